@@ -64,7 +64,7 @@ test-all: ## Everything: test, what valgrind counts, the images, the cluster, th
 	    $(MAKE) test test-bench test-images test-cluster test-node test-admin test-engines test-clients
 
 # What goes through a stub as well, and what of it cannot.
-ROW := passage:: smuggling:: http2:: surface:: waiting:: stream stub_row::
+ROW := passthrough:: smuggling:: http2:: surface:: waiting:: stream stub_row::
 # They put an engine to sleep, and no such order passes a stub.
 NOT_IN_A_ROW := asking_wakes_a_model_and_looking_does_not models_are_listed_with_their_states who_waited_is_told_for_what
 # Their engine ends, or is killed by its pid; the process that the gateway has is the stub, which lives on.

@@ -1,10 +1,10 @@
-//! A fixed number of turns and nothing else, for counting instructions: `turn_cost ENGINES WHAT TIMES`, where WHAT is
+//! A fixed number of turns and nothing else, for counting instructions: `turn_cost ENGINES_FILE WHAT TIMES`, where WHAT is
 //! the number of a state in `benches/plan/worlds.rs`, or `on`, `deadline` or `turn`. Two runs that differ in TIMES tell
 //! what one costs.
 
 use std::hint::black_box;
 
-use worlds::{NOW, Waiting, used};
+use worlds::{NOW, WaitingLoad, used_event};
 
 #[path = "../benches/plan/worlds.rs"]
 mod worlds;
@@ -15,15 +15,15 @@ fn main() -> anyhow::Result<()> {
         anyhow::bail!("turn_cost ENGINES WHAT TIMES");
     };
     let (engines, times): (usize, u32) = (engines.parse()?, times.parse()?);
-    let waiting = what.parse().ok().and_then(|n: usize| Waiting::ALL.get(n)).copied();
-    let mut fleet = worlds::fleet(engines, waiting.unwrap_or(Waiting::One));
+    let waiting = what.parse().ok().and_then(|n: usize| WaitingLoad::ALL.get(n)).copied();
+    let mut fleet = worlds::fleet(engines, waiting.unwrap_or(WaitingLoad::One));
     let mut commands = 0;
     for time in 0..times {
         match what.as_str() {
-            "on" => fleet.on(&used(1, 2 + time % 2), NOW),
+            "on" => fleet.on(&used_event(1, 2 + time % 2), NOW),
             "deadline" => drop(black_box(fleet.next_deadline())),
             "turn" => {
-                fleet.on(&used(1, 2 + time % 2), NOW);
+                fleet.on(&used_event(1, 2 + time % 2), NOW);
                 let plan = fleet.plan(NOW);
                 fleet.issued(&plan.commands, NOW);
             }

@@ -3,12 +3,10 @@
 #![allow(dead_code, reason = "a fuzz target uses one of them")]
 
 use bytes::Bytes;
-use rouse::{
-    fault::Fault,
-    openai::{
-        self, Form, error, head, multipart,
-        sse::{Facts, Scanner},
-    },
+use rouse::fault::Fault;
+use rouse_net::openai::{
+    self, ApiSchema, error, multipart, routing_fields,
+    sse::{ResponseFacts, ResponseScanner},
 };
 use serde_json::Value;
 
@@ -18,13 +16,13 @@ mod readers;
 /// A JSON request: what is read of it is what a full parser reads, and a splice changes the model and nothing else.
 pub(crate) fn head(data: &[u8]) {
     let full = serde_json::from_slice::<Value>(data.strip_prefix(b"\xef\xbb\xbf").unwrap_or(data)).ok();
-    let head = match head::peek(data) {
+    let head = match routing_fields::peek(data) {
         Ok(head) => head,
-        Err(head::Error::Syntax(_)) => return assert_eq!(full, None, "refused as no JSON"),
+        Err(routing_fields::Error::Syntax(_)) => return assert_eq!(full, None, "refused as no JSON"),
         Err(_) => return,
     };
     let raw: String =
-        serde_json::from_slice(&data[head.range.clone()]).expect("the range holds a JSON string");
+        serde_json::from_slice(&data[head.model_range.clone()]).expect("the range holds a JSON string");
     assert_eq!(raw, head.model);
     assert!(!raw.is_empty());
     // The full parser refuses more: deep nesting, numbers out of range.
@@ -32,42 +30,42 @@ pub(crate) fn head(data: &[u8]) {
         assert_eq!(full["model"], raw);
         assert_eq!(head.stream, full["stream"] == true);
         assert_eq!(head.background, !matches!(full["background"], Value::Null | Value::Bool(false)));
-        assert_eq!(head.previous.is_some(), !full["previous_response_id"].is_null());
-        assert_eq!(head.session.is_some(), !full["prompt_cache_key"].is_null());
+        assert_eq!(head.previous_response_hash.is_some(), !full["previous_response_id"].is_null());
+        assert_eq!(head.session_hash.is_some(), !full["prompt_cache_key"].is_null());
     }
     let body = Bytes::copy_from_slice(data);
-    let spliced = Bytes::from(head::splice(&body, &head.range, "an \"other\"\n").concat());
-    let again = head::peek(&spliced).expect("a spliced body is still one");
+    let spliced = Bytes::from(routing_fields::splice(&body, &head.model_range, "an \"other\"\n").concat());
+    let again = routing_fields::peek(&spliced).expect("a spliced body is still one");
     assert_eq!(again.model, "an \"other\"\n");
     assert_eq!(
-        (again.stream, again.background, again.session, again.previous, again.max_tokens),
-        (head.stream, head.background, head.session, head.previous, head.max_tokens),
+        (again.stream, again.background, again.session_hash, again.previous_response_hash, again.max_tokens),
+        (head.stream, head.background, head.session_hash, head.previous_response_hash, head.max_tokens),
     );
-    assert_eq!(again.beginning.hash(&spliced), head.beginning.hash(&body));
-    let back = head::splice(&spliced, &again.range, &head.model).concat();
-    assert_eq!(head::peek(&back).map(|head| head.model.into_owned()), Ok(raw));
+    assert_eq!(again.prefix.hash(&spliced), head.prefix.hash(&body));
+    let back = routing_fields::splice(&spliced, &again.model_range, &head.model).concat();
+    assert_eq!(routing_fields::peek(&back).map(|head| head.model.into_owned()), Ok(raw));
 }
 
 /// A stream: cuts change nothing, what was seen stays seen, and an error of ours can be written behind all of it.
 pub(crate) fn sse(data: &[u8]) {
-    let whole = scan(Scanner::new(), [data]);
-    assert_eq!(scan(Scanner::new(), data.chunks(1)), whole);
-    assert_eq!(scan(Scanner::of_json(), data.chunks(1)), scan(Scanner::of_json(), [data]));
-    let mut seed = openai::hash(data);
+    let whole = scan(ResponseScanner::new(), [data]);
+    assert_eq!(scan(ResponseScanner::new(), data.chunks(1)), whole);
+    assert_eq!(scan(ResponseScanner::for_json(), data.chunks(1)), scan(ResponseScanner::for_json(), [data]));
+    let mut seed = openai::stable_hash(data);
     for _ in 0..4 {
         let mut rest = data;
         let pieces = std::iter::from_fn(|| {
-            seed = openai::hash(&seed.to_le_bytes());
+            seed = openai::stable_hash(&seed.to_le_bytes());
             let cut = (seed % 24) as usize;
             let (piece, after) = rest.split_at_checked(cut).unwrap_or((rest, b""));
             let more = !rest.is_empty();
             rest = after;
             more.then_some(piece)
         });
-        assert_eq!(scan(Scanner::new(), pieces), whole);
+        assert_eq!(scan(ResponseScanner::new(), pieces), whole);
     }
 
-    let mut scanner = Scanner::new();
+    let mut scanner = ResponseScanner::new();
     let mut before = *scanner.facts();
     for piece in data.chunks(7) {
         scanner.feed(piece);
@@ -77,17 +75,17 @@ pub(crate) fn sse(data: &[u8]) {
         assert!(before.usage.is_none() || after.usage.is_some());
         before = after;
     }
-    for form in [Form::OpenAi, Form::Responses, Form::Anthropic] {
-        let mut scanner = Scanner::new();
+    for form in [ApiSchema::OpenAi, ApiSchema::Responses, ApiSchema::Anthropic] {
+        let mut scanner = ResponseScanner::new();
         scanner.feed(data);
-        if !scanner.at_border() {
+        if !scanner.at_event_boundary() {
             scanner.feed(b"\n\n");
         }
-        assert!(scanner.at_border());
+        assert!(scanner.at_event_boundary());
         let before = *scanner.facts();
         scanner.feed(&error::event_after(&Fault::Internal, form, before.events));
-        assert!(scanner.at_border() && scanner.facts().error);
-        let events = if form == Form::Responses { 2 } else { 1 };
+        assert!(scanner.at_event_boundary() && scanner.facts().error);
+        let events = if form == ApiSchema::Responses { 2 } else { 1 };
         assert_eq!(scanner.facts().events, before.events + events);
     }
 }
@@ -101,23 +99,27 @@ pub(crate) fn multipart(data: &[u8]) {
     let Ok(boundary) = multipart::boundary(&kind) else { return };
     assert!(matches!(boundary.len(), 1..=70));
     let Ok(head) = multipart::peek(body, boundary) else { return };
-    assert_eq!(body[head.range.clone()], *head.model.as_bytes());
+    assert_eq!(body[head.model_range.clone()], *head.model.as_bytes());
     for (reader, models) in readers::all(kind.as_bytes(), body) {
         assert_eq!(models, [head.model.as_bytes()], "{reader}: {:?}", String::from_utf8_lossy(data));
     }
     let other = "an/other.model";
-    let spliced: Bytes = multipart::splice(&Bytes::copy_from_slice(body), &head.range, other).concat().into();
+    let spliced: Bytes =
+        multipart::splice(&Bytes::copy_from_slice(body), &head.model_range, other).concat().into();
     let again = multipart::peek(&spliced, boundary).expect("a spliced body is still one");
     assert_eq!((&*again.model, again.stream), (other, head.stream));
     for (reader, models) in readers::all(kind.as_bytes(), &spliced) {
         assert_eq!(models, [other.as_bytes()], "{reader}, spliced");
     }
-    assert_eq!(multipart::splice(&spliced, &again.range, &head.model).concat(), body);
+    assert_eq!(multipart::splice(&spliced, &again.model_range, &head.model).concat(), body);
 }
 
-fn scan<'a>(mut scanner: Scanner, pieces: impl IntoIterator<Item = &'a [u8]>) -> (Facts, bool) {
+fn scan<'a>(
+    mut scanner: ResponseScanner,
+    pieces: impl IntoIterator<Item = &'a [u8]>,
+) -> (ResponseFacts, bool) {
     for piece in pieces {
         scanner.feed(piece);
     }
-    (*scanner.facts(), scanner.at_border())
+    (*scanner.facts(), scanner.at_event_boundary())
 }

@@ -31,12 +31,12 @@ pub enum Fault {
         "a web page of '{origin}' may not use this gateway: add its origin to api.cors.origins to allow it"
     )]
     OriginForbidden { origin: String },
-    /// `near`: names that the client may use and may have meant.
-    #[error("Model '{model}' not found: {}", meant(.near))]
-    ModelNotFound { model: String, near: Vec<String> },
-    /// `meant`: the path of a route that the client may have meant.
-    #[error("no route {method} {path}{}", instead(.meant.as_deref()))]
-    RouteNotFound { method: String, path: String, meant: Option<String> },
+    /// `suggestions`: names that the client may use and may have meant.
+    #[error("Model '{model}' not found: {}", model_hint(.suggestions))]
+    ModelNotFound { model: String, suggestions: Vec<String> },
+    /// `suggested_path`: the path of a route that the client may have meant.
+    #[error("no route {method} {path}{}", route_hint(.suggested_path.as_deref()))]
+    RouteNotFound { method: String, path: String, suggested_path: Option<String> },
     #[error("{method} is not allowed on {path}")]
     MethodNotAllowed { method: String, path: String },
     #[error("the request was not received in time: {what}")]
@@ -53,51 +53,51 @@ pub enum Fault {
     NotImplemented { what: String },
     /// It does not fit. `never`: not even when everything else is put away.
     #[error("{0}")]
-    InsufficientMemory(Box<Shortage>),
-    #[error("{message}{}", in_queue(.message, .wait))]
-    QueueFull { message: String, wait: Wait },
+    InsufficientMemory(Box<MemoryShortage>),
+    #[error("{message}{}", queue_full_suffix(.message, .wait))]
+    QueueFull { message: String, wait: WaitDetails },
     #[error("this key may use {} {} in {}: {} are used, and this request needs {}", .rate.limit, .rate.unit.as_str(), .rate.window, .rate.used, .rate.requested)]
-    RateLimited { rate: Rate, retry_after: Millis },
+    RateLimited { rate: RateLimitUsage, retry_after: Millis },
     #[error("the bodies in flight are at their limit {limit}")]
-    Busy { limit: Bytes },
+    BodyMemoryFull { limit: Bytes },
     /// One client holds its share of the bodies.
     #[error("this client's bodies in flight are at their limit {limit}, its share of limits.bodyTotal")]
-    BusyClient { limit: Bytes },
+    ClientBodyMemoryFull { limit: Bytes },
     #[error("the client left while {}", .phase.as_str())]
-    ClientLeft { phase: Phase },
+    ClientDisconnected { phase: DisconnectPhase },
     #[error("the engine of '{model}' cannot be reached")]
     EngineUnreachable { model: ModelName },
-    /// `begun`: it had all of the request for long enough to be working on it.
-    #[error("the engine of '{model}' closed the connection before it answered{}", .begun.then_some(
+    /// `may_have_started`: it had all of the request for long enough to be working on it.
+    #[error("the engine of '{model}' closed the connection before it answered{}", .may_have_started.then_some(
         "; it may have begun, so send the request again only if a second run of it does no harm"
     ).unwrap_or_default())]
-    EngineClosed {
+    EngineClosedConnection {
         model: ModelName,
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-        begun: bool,
+        may_have_started: bool,
     },
     /// The engine was hung, died or was stopped under a running exchange.
-    #[error("the engine of '{model}' failed: {}", .cause.words())]
-    EngineFailed { model: ModelName, cause: Cause, wait: Option<Wait> },
-    #[error("{}", not_ready(.model, .cause, .wait))]
-    ModelNotReady { model: ModelName, cause: Cause, wait: Wait },
+    #[error("the engine of '{model}' failed: {}", .cause.describe())]
+    EngineFailed { model: ModelName, cause: FailureCause, wait: Option<WaitDetails> },
+    #[error("{}", not_ready_message(.model, .cause, .wait))]
+    ModelNotReady { model: ModelName, cause: FailureCause, wait: WaitDetails },
     /// It was asked for something that is not worth waking it for.
     #[error(
         "Model '{model}' has no awake engine that is free, and a GET neither wakes one nor waits for one: a POST does"
     )]
-    NotAwake { model: ModelName },
+    ModelNotAwake { model: ModelName },
     /// A stub with a closed gate, or without an engine.
     #[error("{why}")]
-    NotServing { why: String },
+    StubNotServing { why: String },
     #[error("the gateway is shutting down")]
     ShuttingDown,
     #[error("the control plane does not answer")]
-    ControlPlane,
-    #[error("the engine of '{model}' did not answer in time ({which} after {limit}: {})", .which.words())]
-    EngineTimeout { model: ModelName, which: Timer, limit: Millis },
+    ControlPlaneUnavailable,
+    #[error("the engine of '{model}' did not answer in time ({timeout} after {limit}: {})", .timeout.describe())]
+    EngineTimeout { model: ModelName, timeout: ExchangeTimeout, limit: Millis },
     /// The turn of this model ended while the stream ran, and policy says `cut`.
     #[error("the turn of '{model}' is over and its drain deadline has passed")]
-    TurnOver { model: ModelName },
+    TurnEnded { model: ModelName },
     /// A defect of ours.
     #[error("internal error")]
     Internal,
@@ -106,7 +106,7 @@ pub enum Fault {
 /// Where a client was when it left; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Phase {
+pub enum DisconnectPhase {
     Parked,
     Connecting,
     Headers,
@@ -116,7 +116,7 @@ pub enum Phase {
 /// Which deadline of an exchange passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Timer {
+pub enum ExchangeTimeout {
     /// An accept queue that is full drops what would fill it further, so this may be load and no fault.
     Connect,
     FirstByte,
@@ -127,7 +127,7 @@ pub enum Timer {
 /// Why an engine did not become or stay usable. A class, shown to clients; details are in the engine's log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Cause {
+pub enum FailureCause {
     OutOfMemory,
     PortTaken,
     /// There is no such command, or it is no program.
@@ -135,8 +135,7 @@ pub enum Cause {
     /// The gateway could not make a process for it: the machine has none left, or no descriptors or memory for one.
     NotLaunched,
     /// The command is there, and the gateway's user may not run it.
-    #[serde(rename = "permission_denied")]
-    NotPermitted,
+    PermissionDenied,
     /// With this exit code; -1: it is not known how.
     Exited(i32),
     /// Ended by this signal.
@@ -159,26 +158,30 @@ pub enum Cause {
     PublicListener,
     /// The engine refused the call (sleep or wake).
     Refused,
-    /// The engine took the order to sleep, and has said for [`crate::engine::SLEEP_DENIAL`] that it is awake.
-    StaysAwake,
+    /// The engine took the order to sleep, and has said for [`crate::engine::SLEEP_DENIAL_TIMEOUT`] that it is awake.
+    #[serde(rename = "stays_awake")]
+    SleepDenied,
     /// An operator's order.
     Stopped,
     Unreachable,
     /// The connection ended before the answer was whole, or what came was no longer HTTP.
-    BrokeOff,
+    #[serde(rename = "broke_off")]
+    ConnectionBroken,
     AcceleratorLost,
     /// No node takes its Pod.
     Unschedulable,
     /// Its Pod came to accelerators that have no room for it.
-    Misplaced,
+    #[serde(rename = "misplaced")]
+    InsufficientRoom,
     /// What its Pod is made of cannot be run: a template that the API server refuses, an image that is not to be had.
-    Unrunnable,
+    #[serde(rename = "unrunnable")]
+    PodNotRunnable,
 }
 
 /// A limit of a key, and how far it is used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rate {
-    pub unit: RateUnit,
+pub struct RateLimitUsage {
+    pub unit: RateLimitUnit,
     pub limit: u64,
     pub used: u64,
     /// What the refused request would take; of tokens an estimate.
@@ -189,35 +192,35 @@ pub struct Rate {
 /// What a key's limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum RateUnit {
+pub enum RateLimitUnit {
     Requests,
     Tokens,
 }
 
 /// What a refused or parked request waited for. Every 429 and 503 carries it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wait {
+pub struct WaitDetails {
     /// In words, from the plan's report.
     pub waited_for: String,
     /// Every model that the words name, so that they can be told to somebody who must not know it. By the names that
     /// they were made with: the configuration may have others by the time somebody reads them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub named: Vec<ModelName>,
+    pub named_models: Vec<ModelName>,
     pub waited: Millis,
     /// Place in the model's queue, from 1; 0 when it was not queued.
     pub position: u32,
-    pub holders: Vec<Blocking>,
+    pub holders: Vec<BlockingModel>,
     /// The earliest moment at which trying again makes sense.
     pub retry_after: Option<Millis>,
     /// What ended the wait, where time did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub over: Option<Patience>,
+    pub expired_limit: Option<WaitLimit>,
 }
 
 /// How long a request waits for its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Patience {
+pub enum WaitLimit {
     /// Its client said so, and said less than the queue allows.
     Request,
     Queue,
@@ -225,20 +228,20 @@ pub enum Patience {
 
 /// Why a model does not fit, in numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shortage {
+pub struct MemoryShortage {
     pub model: ModelName,
     /// Per accelerator; of a pool, on all that an engine takes of it.
     pub memory: Bytes,
     pub available: Bytes,
-    pub never: bool,
-    pub wait: Wait,
+    pub permanent: bool,
+    pub wait: WaitDetails,
 }
 
-fn instead(meant: Option<&str>) -> String {
+fn route_hint(meant: Option<&str>) -> String {
     meant.map(|path| format!(": use {path}")).unwrap_or_default()
 }
 
-fn meant(near: &[String]) -> String {
+fn model_hint(near: &[String]) -> String {
     match near {
         [] => "GET /v1/models lists the models".to_owned(),
         near => {
@@ -251,34 +254,36 @@ fn meant(near: &[String]) -> String {
 }
 
 /// What is waited for says how the last start failed, where one did.
-fn not_ready(model: &ModelName, cause: &Cause, wait: &Wait) -> String {
-    let Wait { waited_for, waited, over, .. } = wait;
+fn not_ready_message(model: &ModelName, cause: &FailureCause, wait: &WaitDetails) -> String {
+    let WaitDetails { waited_for, waited, expired_limit: over, .. } = wait;
     match cause {
-        Cause::Deadline => {
-            let when = over.map(|over| format!(", when {} was over", over.words())).unwrap_or_default();
+        FailureCause::Deadline => {
+            let when = over.map(|over| format!(", when {} was over", over.describe())).unwrap_or_default();
             format!("Model '{model}' was not ready after {waited}{when}: {waited_for}")
         }
         cause => {
-            let why = if waited_for.is_empty() { cause.words() } else { waited_for.clone() };
-            format!("Model '{model}' failed to become ready: {why}{}", over_after(wait))
+            let why = if waited_for.is_empty() { cause.describe() } else { waited_for.clone() };
+            format!("Model '{model}' failed to become ready: {why}{}", wait_expired_suffix(wait))
         }
     }
 }
 
 /// Behind what was in the way: why the request waits no longer.
-fn over_after(wait: &Wait) -> String {
-    wait.over.map(|over| format!("; {} was over after {}", over.words(), wait.waited)).unwrap_or_default()
+fn wait_expired_suffix(wait: &WaitDetails) -> String {
+    wait.expired_limit
+        .map(|over| format!("; {} was over after {}", over.describe(), wait.waited))
+        .unwrap_or_default()
 }
 
 /// What those in the queue wait for.
-fn in_queue(message: &str, wait: &Wait) -> String {
+fn queue_full_suffix(message: &str, wait: &WaitDetails) -> String {
     let why = Some(&wait.waited_for).filter(|why| !why.is_empty() && *why != message);
-    why.map(|why| format!(": {why}")).unwrap_or_default() + &over_after(wait)
+    why.map(|why| format!(": {why}")).unwrap_or_default() + &wait_expired_suffix(wait)
 }
 
-impl std::fmt::Display for Shortage {
+impl std::fmt::Display for MemoryShortage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { model, memory, available, never, wait } = self;
+        let Self { model, memory, available, permanent: never, wait } = self;
         let why = &wait.waited_for;
         if *never {
             return write!(f, "Model '{model}' fits nowhere, whatever else is put away: {why}");
@@ -287,13 +292,13 @@ impl std::fmt::Display for Shortage {
         if !why.is_empty() {
             write!(f, ": {why}")?;
         }
-        f.write_str(&over_after(wait))
+        f.write_str(&wait_expired_suffix(wait))
     }
 }
 
 /// A model that holds memory another one waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Blocking {
+pub struct BlockingModel {
     pub model: ModelName,
     pub memory: Bytes,
     pub idle_for: Millis,
@@ -301,8 +306,8 @@ pub struct Blocking {
     pub pinned: bool,
 }
 
-impl Patience {
-    const fn words(self) -> &'static str {
+impl WaitLimit {
+    const fn describe(self) -> &'static str {
         match self {
             Self::Request => "the request's x-request-timeout",
             Self::Queue => "queue.maxWait",
@@ -310,7 +315,7 @@ impl Patience {
     }
 }
 
-impl Phase {
+impl DisconnectPhase {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -322,7 +327,7 @@ impl Phase {
     }
 }
 
-impl RateUnit {
+impl RateLimitUnit {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -332,9 +337,9 @@ impl RateUnit {
     }
 }
 
-impl Timer {
+impl ExchangeTimeout {
     /// What did not come in time.
-    const fn words(self) -> &'static str {
+    const fn describe(self) -> &'static str {
         match self {
             Self::Connect => "no connection",
             Self::FirstByte => "no byte of a stream",
@@ -344,15 +349,15 @@ impl Timer {
     }
 }
 
-impl Cause {
+impl FailureCause {
     /// The same start would fail in the same way: only a person can change that.
     #[must_use]
     pub const fn is_permanent(&self) -> bool {
         matches!(
             self,
             Self::CommandNotFound
-                | Self::NotPermitted
-                | Self::Unrunnable
+                | Self::PermissionDenied
+                | Self::PodNotRunnable
                 | Self::WrongModel { .. }
                 | Self::PublicListener
         )
@@ -369,12 +374,12 @@ impl Cause {
 
     /// For people, with the class, under which the operators' page explains it.
     #[must_use]
-    pub fn words(&self) -> String {
+    pub fn describe(&self) -> String {
         let words = match self {
             Self::OutOfMemory => "the accelerator's memory did not suffice",
             Self::PortTaken => "its port was taken",
             Self::CommandNotFound => "there is no such command",
-            Self::NotPermitted => "its command may not be run",
+            Self::PermissionDenied => "its command may not be run",
             Self::NotLaunched => "the machine has no process, descriptor or memory left for it",
             // A process tells its parent, which was an earlier gateway.
             Self::Exited(-1) => "it ended, and how is not known",
@@ -395,20 +400,20 @@ impl Cause {
             }
             Self::PublicListener => "it listens on every interface",
             Self::Refused => "it refused the call",
-            Self::StaysAwake => "it took the order to sleep and says that it is awake",
+            Self::SleepDenied => "it took the order to sleep and says that it is awake",
             Self::Stopped => "it was stopped by order",
             Self::Unreachable => "it cannot be reached",
-            Self::BrokeOff => "its connection broke in the middle of the answer",
+            Self::ConnectionBroken => "its connection broke in the middle of the answer",
             Self::AcceleratorLost => "its accelerator was lost",
             Self::Unschedulable => "no node takes its Pod",
-            Self::Misplaced => "its Pod came to accelerators that have no room",
-            Self::Unrunnable => "its Pod cannot be run",
+            Self::InsufficientRoom => "its Pod came to accelerators that have no room",
+            Self::PodNotRunnable => "its Pod cannot be run",
         };
         format!("{words} ({self})")
     }
 }
 
-impl std::fmt::Display for Timer {
+impl std::fmt::Display for ExchangeTimeout {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Connect => "connect",
@@ -419,14 +424,14 @@ impl std::fmt::Display for Timer {
     }
 }
 
-impl std::fmt::Display for Cause {
+impl std::fmt::Display for FailureCause {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::OutOfMemory => f.write_str("out_of_memory"),
             Self::PortTaken => f.write_str("port_taken"),
             Self::CommandNotFound => f.write_str("command_not_found"),
             Self::NotLaunched => f.write_str("not_launched"),
-            Self::NotPermitted => f.write_str("permission_denied"),
+            Self::PermissionDenied => f.write_str("permission_denied"),
             Self::Exited(code) => write!(f, "exited:{code}"),
             Self::Killed(signal) => write!(f, "killed:{signal}"),
             Self::Timeout | Self::Deadline => f.write_str("timeout"),
@@ -440,19 +445,19 @@ impl std::fmt::Display for Cause {
             }
             Self::PublicListener => f.write_str("public_listener"),
             Self::Refused => f.write_str("refused"),
-            Self::StaysAwake => f.write_str("stays_awake"),
+            Self::SleepDenied => f.write_str("stays_awake"),
             Self::Stopped => f.write_str("stopped"),
             Self::Unreachable => f.write_str("unreachable"),
-            Self::BrokeOff => f.write_str("broke_off"),
+            Self::ConnectionBroken => f.write_str("broke_off"),
             Self::AcceleratorLost => f.write_str("accelerator_lost"),
             Self::Unschedulable => f.write_str("unschedulable"),
-            Self::Misplaced => f.write_str("misplaced"),
-            Self::Unrunnable => f.write_str("unrunnable"),
+            Self::InsufficientRoom => f.write_str("misplaced"),
+            Self::PodNotRunnable => f.write_str("unrunnable"),
         }
     }
 }
 
-impl std::str::FromStr for Cause {
+impl std::str::FromStr for FailureCause {
     type Err = value::Error;
 
     /// Of the words that `Display` writes.
@@ -481,23 +486,28 @@ mod tests {
 
     #[test]
     fn a_cause_is_read_as_it_is_written() {
-        let wrong =
-            |configured: &str| Cause::WrongModel { serves: "it's".into(), configured: configured.into() };
+        let wrong = |configured: &str| FailureCause::WrongModel {
+            serves: "it's".into(),
+            configured: configured.into(),
+        };
         let plain = [
-            Cause::OutOfMemory,
-            Cause::CommandNotFound,
-            Cause::NotPermitted,
-            Cause::NotLaunched,
-            Cause::BrokeOff,
-            Cause::Timeout,
-            Cause::StaysAwake,
-            Cause::Unrunnable,
+            FailureCause::OutOfMemory,
+            FailureCause::CommandNotFound,
+            FailureCause::PermissionDenied,
+            FailureCause::NotLaunched,
+            FailureCause::ConnectionBroken,
+            FailureCause::Timeout,
+            FailureCause::SleepDenied,
+            FailureCause::PodNotRunnable,
         ];
-        for cause in
-            plain.into_iter().chain([Cause::Exited(-3), Cause::Killed(9), wrong(""), wrong("its name")])
-        {
+        for cause in plain.into_iter().chain([
+            FailureCause::Exited(-3),
+            FailureCause::Killed(9),
+            wrong(""),
+            wrong("its name"),
+        ]) {
             assert_eq!(cause.to_string().parse(), Ok(cause));
         }
-        assert!("exited:often".parse::<Cause>().is_err() && "".parse::<Cause>().is_err());
+        assert!("exited:often".parse::<FailureCause>().is_err() && "".parse::<FailureCause>().is_err());
     }
 }

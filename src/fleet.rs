@@ -18,47 +18,22 @@ pub mod event;
 pub mod plan;
 pub mod report;
 
-mod accounts;
-mod admit;
-mod adopt;
-mod advance;
-mod apply;
-mod bookings;
-mod budget;
-mod calm;
-mod check;
-mod elsewhere;
-mod engines;
-mod eviction;
 mod explain;
-mod fit;
-mod line;
-mod mirror;
-mod needs;
 mod observe;
-mod orders;
-mod placement;
-mod portion;
-mod queue;
-mod residue;
-mod role;
-mod seats;
-mod share;
-mod together;
+mod state;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use command::Command;
 use dispatch::Dispatch;
-use event::{Elsewhere, Event, Learned, Order};
-use plan::{Planner, Why};
-use report::{ModelState, Report, View};
-use role::Role;
+use event::{Event, GatewayDemand, LearnedMeasurements, OperatorAction};
+use plan::{Planner, ReportInputs, leadership::LeadershipRole};
+use report::{FleetView, ModelState, Report};
 
 use crate::{
     engine::{
         Engine,
-        past::{LastFailure, Past},
+        last_outcome::{LastFailure, LastOutcome},
     },
     model::{AcceleratorId, EngineId, ModelName, ModelSpec},
     units::{Bytes, Tick},
@@ -70,35 +45,35 @@ use crate::{
 pub struct Fleet {
     planner: Planner,
     dispatch: Dispatch,
-    /// A configuration has come since [`Self::take_changes`].
-    configured: bool,
+    /// A configuration has come since [`Self::take_routing_changes`].
+    reconfigured: bool,
 }
 
 /// What became different for those who send requests: most events and decisions change nothing of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Changes {
+pub struct RoutingChanges {
     /// Models may have come and gone, and anything of what is configured of them may be another.
-    pub configured: bool,
+    pub reconfigured: bool,
     /// Models of which an engine has come or gone, or another state, door, address or life.
     pub models: BTreeSet<ModelName>,
 }
 
 /// What an accelerator, or a pool of them, can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct AcceleratorCapacity {
     pub capacity: Bytes,
     /// Of a pool: how many accelerators are in it, where that counts.
     pub units: Option<u32>,
 }
 
 /// More looks than this at one moment would be decisions that contradict each other.
-const LOOKS: usize = 8;
+const MAX_REPLANS: usize = 8;
 
 /// What to do now. For every model it is known why, and [`Fleet::report`] puts that into words.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     pub commands: Vec<Command>,
-    why: Why,
+    report_inputs: ReportInputs,
 }
 
 impl Fleet {
@@ -110,31 +85,33 @@ impl Fleet {
     /// Takes note of an observation. Decides nothing.
     pub fn on(&mut self, event: &Event, now: Tick) {
         match event {
-            Event::Arrived { waiter } => self.dispatch.arrived(waiter.clone()),
-            Event::Left { waiter } => self.left(*waiter),
+            Event::Arrived { waiter } => self.dispatch.add_waiter(waiter.clone()),
+            Event::Left { waiter } => self.remove_waiter(*waiter),
             Event::Served { model, key, tokens } => {
-                self.dispatch.served(model, key, *tokens, self.planner.leases_of(model));
+                self.dispatch.record_served(model, key, *tokens, self.planner.leases_of(model));
             }
-            Event::Shares { model, band, shares } => self.dispatch.set_shares(model, *band, shares),
-            Event::Configured { .. } | Event::Resumed { .. } => self.configured = true,
+            Event::FairnessRestored { model, band, counters: shares } => {
+                self.dispatch.set_counters(model, *band, shares)
+            }
+            Event::Configured { .. } | Event::StateRestored { .. } => self.reconfigured = true,
             _ => {}
         }
         self.planner.observe(event, now);
-        if let Event::Used { engine, .. } = event {
+        if let Event::GateSampled { engine, .. } = event {
             let leases = self.planner.leases_of(&engine.model);
-            self.dispatch.leased(&engine.model, leases);
+            self.dispatch.limit_in_flight(&engine.model, leases);
             if leases == 0 {
-                self.dispatch.rested(&engine.model);
+                self.dispatch.drop_queue_if_empty(&engine.model);
             }
         }
     }
 
     /// The last of those who waited may be the last of what the queue was for: no lease may ever have been there.
-    fn left(&mut self, waiter: event::WaiterId) {
-        if let Some(model) = self.dispatch.left(waiter)
+    fn remove_waiter(&mut self, waiter: event::WaiterId) {
+        if let Some(model) = self.dispatch.remove_waiter(waiter)
             && self.planner.leases_of(&model) == 0
         {
-            self.dispatch.rested(&model);
+            self.dispatch.drop_queue_if_empty(&model);
         }
     }
 
@@ -145,17 +122,17 @@ impl Fleet {
     /// been given up). So it looks again at what would be true afterwards, until nothing is left to do.
     #[must_use]
     pub fn plan(&self, now: Tick) -> Plan {
-        let mut plan = self.look(now);
+        let mut plan = self.plan_once(now);
         if plan.commands.is_empty() {
             return plan;
         }
         let mut after = self.clone();
         let mut recorded = 0;
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_REPLANS {
             after.issued(plan.commands.get(recorded..).unwrap_or_default(), now);
             recorded = plan.commands.len();
-            let next = after.look(now);
-            plan.why = next.why;
+            let next = after.plan_once(now);
+            plan.report_inputs = next.report_inputs;
             plan.commands.extend(next.commands);
             if plan.commands.len() == recorded {
                 break;
@@ -164,9 +141,9 @@ impl Fleet {
         plan
     }
 
-    fn look(&self, now: Tick) -> Plan {
-        let demand = self.planner.anywhere(self.dispatch.demand());
-        let mut draft = plan::Draft::new(self.planner.clone(), &demand, self.dispatch.clients(), now);
+    fn plan_once(&self, now: Tick) -> Plan {
+        let demand = self.planner.with_remote_demand(self.dispatch.demand());
+        let mut draft = plan::PlanBuilder::new(self.planner.clone(), &demand, self.dispatch.clients(), now);
         draft.decide();
         let mut commands = draft.take_commands();
         let verdicts = draft.verdicts();
@@ -174,75 +151,78 @@ impl Fleet {
         commands.extend(draft.take_commands());
         commands.extend(granted);
         let reasons = draft.into_reasons();
-        Plan { commands, why: Why { reasons, demand, now } }
+        Plan { commands, report_inputs: ReportInputs { reasons, demand, now } }
     }
 
     /// Records commands as given, before they are submitted. Planning again at the same moment yields none.
     pub fn issued(&mut self, commands: &[Command], now: Tick) {
-        self.planner.settle(now);
+        self.planner.advance_time(now);
         for command in commands {
             match command {
-                Command::Grant { waiter, canary, .. } => self.dispatch.granted(*waiter, *canary),
-                Command::Refuse { waiter, .. } => self.left(*waiter),
+                Command::Grant { waiter, canary, .. } => self.dispatch.record_grant(*waiter, *canary),
+                Command::Refuse { waiter, .. } => self.remove_waiter(*waiter),
                 _ => {}
             }
             self.planner.apply(command, now);
         }
-        self.planner.glance();
+        self.planner.refresh_due_index();
     }
 
     /// The next moment at which planning may give something without an event in between.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
-        let planned = self.planner.planned;
+        let planned = self.planner.last_planned;
         self.planner.deadline_after(planned).into_iter().chain(self.dispatch.deadlines_after(planned)).min()
     }
 
     /// Why nothing else is done about each model of which there is more to say than its state, and whether that is for want of
     /// memory: as this plan found it.
     pub fn reasons<'a>(&self, plan: &'a Plan) -> impl Iterator<Item = (&'a ModelName, &'a str, bool)> {
-        plan.why.reasons.iter().map(|(model, reason)| (model, reason.text.as_str(), reason.is_of_memory()))
+        plan.report_inputs
+            .reasons
+            .iter()
+            .map(|(model, reason)| (model, reason.text.as_str(), reason.is_memory_shortage()))
     }
 
     /// The plan's reasons in words, once its commands are recorded and before anything else is. Most turns are decided
     /// without anybody asking.
     #[must_use]
     pub fn report(&self, plan: &Plan) -> Report {
-        self.planner.report(&plan.why)
+        self.planner.report(&plan.report_inputs)
     }
 
     /// What has changed since this was last called.
-    pub fn take_changes(&mut self) -> Changes {
-        let models = std::sync::Arc::unwrap_or_clone(self.planner.engines.take_moved());
-        Changes { configured: std::mem::take(&mut self.configured), models }
+    pub fn take_routing_changes(&mut self) -> RoutingChanges {
+        let models = std::sync::Arc::unwrap_or_clone(self.planner.engines.take_rerouted());
+        RoutingChanges { reconfigured: std::mem::take(&mut self.reconfigured), models }
     }
 
     /// The state, for people.
     #[must_use]
-    pub fn view(&self, report: &Report) -> View {
+    pub fn view(&self, report: &Report) -> FleetView {
         self.planner.view(report)
     }
 
     /// Every broken invariant, in words; empty when all is well.
     #[must_use]
-    pub fn check(&self) -> Vec<String> {
-        self.planner.check()
+    pub fn broken_invariants(&self) -> Vec<String> {
+        self.planner.broken_invariants()
     }
 
     /// Why an operator's order cannot be taken, if it cannot.
-    pub fn forbids(&self, model: &ModelName, order: Order) -> Result<(), String> {
-        self.planner.forbids(model, order)
+    pub fn validate_action(&self, model: &ModelName, order: OperatorAction) -> Result<(), String> {
+        self.planner.validate_action(model, order)
     }
 
     /// What was learned so far, to be kept over restarts.
     #[must_use]
-    pub fn learned(&self) -> BTreeMap<ModelName, Learned> {
+    pub fn learned(&self) -> BTreeMap<ModelName, LearnedMeasurements> {
         self.planner.models.iter().map(|(name, model)| (name.clone(), model.learned)).collect()
     }
 
     /// The same of one model.
     #[must_use]
-    pub fn learned_of(&self, model: &ModelName) -> Option<Learned> {
+    pub fn learned_of(&self, model: &ModelName) -> Option<LearnedMeasurements> {
         self.planner.models.get(model).map(|model| model.learned)
     }
 
@@ -254,9 +234,9 @@ impl Fleet {
 
     /// What an accelerator can hold whose account is kept.
     #[must_use]
-    pub fn room(&self, accelerator: &AcceleratorId) -> Option<Room> {
+    pub fn accelerator_capacity(&self, accelerator: &AcceleratorId) -> Option<AcceleratorCapacity> {
         let account = self.planner.ledger.accelerators.get(accelerator)?;
-        Some(Room { capacity: account.capacity, units: account.units })
+        Some(AcceleratorCapacity { capacity: account.capacity, units: account.units })
     }
 
     /// Every configured model.
@@ -270,7 +250,7 @@ impl Fleet {
     pub fn snapshot(&self) -> Vec<Event> {
         // The waiters come first: each would count as one that has just come, for what is learned of its model.
         let state = Box::new(self.planner.clone());
-        self.dispatch.snapshot().chain([Event::Resumed { state }]).collect()
+        self.dispatch.snapshot().chain([Event::StateRestored { state }]).collect()
     }
 
     pub fn engines(&self) -> impl Iterator<Item = &Engine> {
@@ -278,7 +258,7 @@ impl Fleet {
     }
 
     pub fn engines_of(&self, model: &ModelName) -> impl Iterator<Item = &Engine> {
-        self.planner.engines.of(model)
+        self.planner.engines.of_model(model)
     }
 
     #[must_use]
@@ -299,8 +279,8 @@ impl Fleet {
     }
 
     /// Models whose requests queue here.
-    pub fn queued(&self) -> impl Iterator<Item = &ModelName> {
-        self.dispatch.queued()
+    pub fn queued_models(&self) -> impl Iterator<Item = &ModelName> {
+        self.dispatch.queued_models()
     }
 
     /// The best of the states of its engines.
@@ -317,26 +297,26 @@ impl Fleet {
 
     /// What befell any of its engines last, where that has not served since.
     #[must_use]
-    pub fn past(&self, model: &ModelName) -> Option<&Past> {
-        self.planner.past_of(model)
+    pub fn last_outcome(&self, model: &ModelName) -> Option<&LastOutcome> {
+        self.planner.last_outcome_of(model)
     }
 
     /// Why there is no room for it, or for all that it needs beside it, whatever else is put away, if so.
     #[must_use]
-    pub fn misfit(&self, model: &ModelName) -> Option<String> {
-        self.planner.unplaceable(model)
+    pub fn unplaceable_reason(&self, model: &ModelName) -> Option<String> {
+        self.planner.unplaceable_reason(model)
     }
 
     /// What this key is served by this model counts, since its requests waited there and the model is busy still.
     #[must_use]
-    pub fn is_counted(&self, model: &ModelName, key: &str) -> bool {
-        self.dispatch.is_counted(model, key)
+    pub fn tracks_key(&self, model: &ModelName, key: &str) -> bool {
+        self.dispatch.tracks_key(model, key)
     }
 
-    /// Every key that [`Self::is_counted`], of models for which somebody waits: of what these are served an
+    /// Every key that [`Self::tracks_key`], of models for which somebody waits: of what these are served an
     /// [`Event::Served`] should tell.
-    pub fn counted(&self) -> impl Iterator<Item = (&ModelName, &str)> {
-        self.dispatch.counted()
+    pub fn tracked_keys(&self) -> impl Iterator<Item = (&ModelName, &str)> {
+        self.dispatch.tracked_keys()
     }
 
     /// Configured, and everything that already ran is known, be it from the gateway that leads.
@@ -348,26 +328,26 @@ impl Fleet {
     /// This gateway orders engines about, or will as soon as it knows what runs.
     #[must_use]
     pub fn leads(&self) -> bool {
-        self.planner.role != Role::Follows
+        self.planner.role != LeadershipRole::Follower
     }
 
     /// What this gateway has itself of every model that is asked for or in use, as other gateways are to be told
-    /// ([`Event::Elsewhere`]).
+    /// ([`Event::RemoteDemand`]).
     #[must_use]
-    pub fn demand(&self) -> BTreeMap<ModelName, Elsewhere> {
-        let own = |name: &ModelName| Elsewhere {
+    pub fn demand(&self) -> BTreeMap<ModelName, GatewayDemand> {
+        let own = |name: &ModelName| GatewayDemand {
             waiting: u32::try_from(self.dispatch.waiting(name)).unwrap_or(u32::MAX),
             in_flight: self.planner.leases_of(name),
-            last_request: self.planner.engines_of(name).map(|e| e.last_end).max().unwrap_or_default(),
+            last_request: self.planner.engines_of(name).map(|e| e.last_lease_end).max().unwrap_or_default(),
         };
         let all = self.planner.models.keys().map(|name| (name.clone(), own(name)));
-        all.filter(|(_, own)| *own != Elsewhere::default()).collect()
+        all.filter(|(_, own)| *own != GatewayDemand::default()).collect()
     }
 
     /// This gateway leads, and everything that already ran is known to it.
     #[must_use]
-    pub fn decides(&self) -> bool {
-        self.planner.role == Role::Leads && self.planner.adopted
+    pub fn is_active_leader(&self) -> bool {
+        self.planner.role == LeadershipRole::Leader && self.planner.adopted
     }
 
     /// Shutdown was ordered: gates close for this gateway alone.

@@ -16,7 +16,7 @@ pub struct ModelName(Arc<str>);
 #[serde(transparent)]
 pub struct AcceleratorId(Arc<str>);
 
-macro_rules! text_id {
+macro_rules! impl_string_id {
     ($($name:ident)*) => {$(
         impl $name {
             #[must_use]
@@ -47,7 +47,7 @@ macro_rules! text_id {
     )*};
 }
 
-text_id!(ModelName AcceleratorId);
+impl_string_id!(ModelName AcceleratorId);
 
 /// One engine of a model: `name#replica`, in texts and as a map key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -92,9 +92,9 @@ pub struct ModelSpec {
     pub name: ModelName,
     #[serde(default)]
     pub aliases: Vec<String>,
-    pub accelerators: Accelerators,
-    pub memory: Memory,
-    pub idle: Idle,
+    pub accelerators: AcceleratorRequirement,
+    pub memory: EngineMemory,
+    pub idle: IdlePolicy,
     /// How many engines serve the model at once.
     pub replicas: u32,
     /// Never put away, and kept awake without demand.
@@ -119,11 +119,11 @@ pub struct ModelSpec {
     pub can_sleep: bool,
     /// Changes when the command, environment or kind changes: an engine with another fingerprint is outdated.
     pub fingerprint: u64,
-    /// When its engines may be put away for other models; `None`: as [`Settings::eviction`] says.
+    /// When its engines may be put away for other models; `None`: as [`FleetSettings::eviction`] says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub eviction: Option<Eviction>,
-    #[serde(default, skip_serializing_if = "OwnQueue::is_empty")]
-    pub queue: OwnQueue,
+    pub eviction: Option<EvictionPolicy>,
+    #[serde(default, skip_serializing_if = "QueueOverrides::is_empty")]
+    pub queue: QueueOverrides,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
@@ -131,9 +131,9 @@ const fn is_zero(n: &u32) -> bool {
     *n == 0
 }
 
-/// How requests wait for one model, where that is its own. `None`: as [`Settings::queue`] says.
+/// How requests wait for one model, where that is its own. `None`: as [`FleetSettings::queue`] says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OwnQueue {
+pub struct QueueOverrides {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<QueuePolicy>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -143,7 +143,7 @@ pub struct OwnQueue {
     pub max_waiting: Option<u32>,
 }
 
-impl OwnQueue {
+impl QueueOverrides {
     /// Nothing of it is the model's own.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -154,7 +154,7 @@ impl OwnQueue {
 /// Which accelerators an engine of the model takes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Accelerators {
+pub enum AcceleratorRequirement {
     /// Any so many. With 0 it runs elsewhere: it is placed at once, on none, and takes no memory from anybody.
     Count(u32),
     /// Exactly these.
@@ -162,21 +162,21 @@ pub enum Accelerators {
     /// So many of a pool. Somebody else picks which (in a cluster the kubelet does, once the engine is on its way), so
     /// that to the decisions the pool is one accelerator, with `count` times the memory booked on it and `count` of its
     /// units taken. Where an engine is placed, launched or found, the pool stands for its accelerators.
-    Of { pool: AcceleratorId, count: u32 },
+    InPool { pool: AcceleratorId, count: u32 },
 }
 
-impl Accelerators {
+impl AcceleratorRequirement {
     /// It needs none.
     #[must_use]
     pub const fn is_none(&self) -> bool {
-        matches!(self, Self::Count(0) | Self::Of { count: 0, .. })
+        matches!(self, Self::Count(0) | Self::InPool { count: 0, .. })
     }
 
     /// How many one engine takes.
     #[must_use]
     pub fn count(&self) -> u32 {
         match self {
-            Self::Count(count) | Self::Of { count, .. } => *count,
+            Self::Count(count) | Self::InPool { count, .. } => *count,
             Self::Ids(ids) => u32::try_from(ids.len()).unwrap_or(u32::MAX),
         }
     }
@@ -185,7 +185,7 @@ impl Accelerators {
     #[must_use]
     pub const fn pool(&self) -> Option<&AcceleratorId> {
         match self {
-            Self::Of { pool, .. } => Some(pool),
+            Self::InPool { pool, .. } => Some(pool),
             Self::Count(_) | Self::Ids(_) => None,
         }
     }
@@ -195,8 +195,8 @@ impl Accelerators {
     #[must_use]
     pub fn in_pool(&self, pool: &AcceleratorId) -> Self {
         match self {
-            Self::Count(count) | Self::Of { count, .. } if *count > 0 => {
-                Self::Of { pool: pool.clone(), count: *count }
+            Self::Count(count) | Self::InPool { count, .. } if *count > 0 => {
+                Self::InPool { pool: pool.clone(), count: *count }
             }
             _ => self.clone(),
         }
@@ -206,20 +206,20 @@ impl Accelerators {
     #[must_use]
     pub const fn units(&self) -> Option<u32> {
         match self {
-            Self::Of { count, .. } => Some(*count),
+            Self::InPool { count, .. } => Some(*count),
             Self::Count(_) | Self::Ids(_) => None,
         }
     }
 
     /// What is booked in one place for an engine with so much on each of its accelerators.
     #[must_use]
-    pub fn in_one_place(&self, each: Bytes) -> Bytes {
+    pub fn bytes_per_account(&self, each: Bytes) -> Bytes {
         Bytes(each.0.saturating_mul(u64::from(self.units().unwrap_or(1))))
     }
 
     /// What an engine has on each of its accelerators, that has so much booked in one place; rounded up.
     #[must_use]
-    pub fn on_each(&self, in_one_place: Bytes) -> Bytes {
+    pub fn bytes_per_accelerator(&self, in_one_place: Bytes) -> Bytes {
         Bytes(in_one_place.0.div_ceil(u64::from(self.units().unwrap_or(1).max(1))))
     }
 }
@@ -227,14 +227,14 @@ impl Accelerators {
 impl ModelSpec {
     /// Its engines measure free memory at their start, which must not change meanwhile.
     #[must_use]
-    pub const fn measures(&self) -> bool {
+    pub const fn profiles_memory(&self) -> bool {
         !self.explicit_memory
     }
 }
 
 /// Memory of one engine, per accelerator it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Memory {
+pub struct EngineMemory {
     pub awake: Bytes,
     /// What an asleep engine keeps: its residue.
     pub asleep: Bytes,
@@ -244,47 +244,47 @@ pub struct Memory {
 
 /// When an unused model is put away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Idle {
+pub struct IdlePolicy {
     /// `None`: never by idleness.
     pub sleep_after: Option<Millis>,
     pub stop_after: Option<Millis>,
-    pub level: LevelPolicy,
+    pub level: SleepLevelPolicy,
 }
 
 /// How deep an engine sleeps. Level 1 keeps the weights in host RAM; level 2 drops them and reads them again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum LevelPolicy {
+pub enum SleepLevelPolicy {
     One,
     Two,
     /// Level 1 while the host's budget has room, else level 2.
     Auto,
     /// Level 1 while the host's budget has room, else stopped: what it would read again is not all that it has.
-    OnlyOne,
+    OneOrStop,
     /// Stopped instead.
     Never,
 }
 
-impl LevelPolicy {
+impl SleepLevelPolicy {
     /// The same for an engine that would lose more than it reads again when it wakes from level 2. To say level 2 for such a one is
     /// an error of its own.
     #[must_use]
-    pub const fn keeping_all(self) -> Self {
+    pub const fn without_level_two_fallback(self) -> Self {
         match self {
-            Self::One | Self::Auto => Self::OnlyOne,
-            Self::Two | Self::OnlyOne | Self::Never => self,
+            Self::One | Self::Auto => Self::OneOrStop,
+            Self::Two | Self::OneOrStop | Self::Never => self,
         }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Level {
+pub enum SleepLevel {
     One,
     Two,
 }
 
-impl Level {
+impl SleepLevel {
     /// As engines spell it in `/sleep?level=`.
     #[must_use]
     pub const fn number(self) -> u8 {
@@ -296,7 +296,7 @@ impl Level {
 
     /// `None`: there is no such level.
     #[must_use]
-    pub const fn numbered(number: u8) -> Option<Self> {
+    pub const fn from_number(number: u8) -> Option<Self> {
         match number {
             1 => Some(Self::One),
             2 => Some(Self::Two),
@@ -320,17 +320,17 @@ pub struct Accelerator {
 
 /// Policy that is not a model's own, or is unless the model says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settings {
+pub struct FleetSettings {
     /// Host RAM that level-1 sleepers may hold together.
     pub host_memory: Bytes,
-    pub queue: Queue,
-    pub turns: Turns,
-    pub eviction: Eviction,
-    pub timeouts: Timeouts,
+    pub queue: QueueSettings,
+    pub turns: TurnSettings,
+    pub eviction: EvictionPolicy,
+    pub timeouts: EngineTimeouts,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Queue {
+pub struct QueueSettings {
     pub policy: QueuePolicy,
     /// Requests parked at once, over all models.
     pub max_waiting: u32,
@@ -346,22 +346,22 @@ pub enum QueuePolicy {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Turns {
+pub struct TurnSettings {
     /// Which idle models that others want are left alone for a while after their last use.
     #[serde(default)]
-    pub protect: Protect,
+    pub protection: ProtectionPolicy,
     /// The longest such while.
     pub residency: Millis,
     /// How long it may stay at most while others wait.
     pub max_turn: Millis,
     pub drain_deadline: Millis,
-    pub on_deadline: OnDeadline,
+    pub on_deadline: DrainDeadlinePolicy,
 }
 
 /// Which idle models are left alone although others want their place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Protect {
+pub enum ProtectionPolicy {
     /// One whose clients usually return sooner than it could be brought back, unless all who used it in this turn wait for
     /// others: for as long as bringing it back takes.
     #[default]
@@ -374,7 +374,7 @@ pub enum Protect {
 /// What happens to streams that outlast a drain's deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum OnDeadline {
+pub enum DrainDeadlinePolicy {
     /// Reported and counted; they finish.
     Wait,
     /// Ended with an in-stream error.
@@ -383,8 +383,8 @@ pub enum OnDeadline {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Eviction {
-    /// Any idle model, unless its turn protects it ([`Protect`]).
+pub enum EvictionPolicy {
+    /// Any idle model, unless its turn protects it ([`ProtectionPolicy`]).
     Residency,
     /// Only models idle for longer than their own `sleepAfter`.
     Cooldown,
@@ -393,7 +393,7 @@ pub enum Eviction {
 
 /// Deadlines of an engine's transitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Timeouts {
+pub struct EngineTimeouts {
     /// No progress for so long *and* a failing health probe: hung.
     pub progress: Millis,
     /// For `/sleep`; one second more per GiB to be freed.
@@ -403,32 +403,32 @@ pub struct Timeouts {
     /// From SIGTERM to SIGKILL.
     pub stop_grace: Millis,
     /// How long the memory meter may lag behind a confirmed sleep before what it shows is taken as the residue.
-    pub settle: Millis,
+    pub meter_lag: Millis,
     /// From the request to the first byte of an answer.
-    #[serde(default = "first_byte")]
+    #[serde(default = "default_first_byte")]
     pub first_byte: Millis,
 }
 
 /// Journals from before it was recorded do without.
-const fn first_byte() -> Millis {
+const fn default_first_byte() -> Millis {
     Millis::secs(300)
 }
 
 /// Everything configured, in one piece: what a journal starts with and what a reload replaces.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Configuration {
-    pub settings: Settings,
+pub struct FleetConfig {
+    pub settings: FleetSettings,
     pub accelerators: Vec<Accelerator>,
     pub models: Vec<ModelSpec>,
 }
 
 /// Finds a model by its name or an alias. Immutable; a reload makes another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Registry {
+pub struct ModelNameIndex {
     names: BTreeMap<String, ModelName>,
 }
 
-impl Registry {
+impl ModelNameIndex {
     #[must_use]
     pub fn new<'a>(models: impl IntoIterator<Item = &'a ModelSpec>) -> Self {
         let mut names = BTreeMap::new();
@@ -452,10 +452,10 @@ impl Registry {
     }
 }
 
-impl Settings {
+impl FleetSettings {
     /// When engines of this model may be put away for others.
     #[must_use]
-    pub fn eviction_of(&self, spec: &ModelSpec) -> Eviction {
+    pub fn eviction_of(&self, spec: &ModelSpec) -> EvictionPolicy {
         spec.eviction.unwrap_or(self.eviction)
     }
 
@@ -472,26 +472,30 @@ impl Settings {
     }
 }
 
-impl Default for Settings {
+impl Default for FleetSettings {
     fn default() -> Self {
         Self {
             host_memory: Bytes::gib(16),
-            queue: Queue { policy: QueuePolicy::Wait, max_waiting: 1000, max_wait: Millis::secs(540) },
-            turns: Turns {
-                protect: Protect::Expected,
+            queue: QueueSettings {
+                policy: QueuePolicy::Wait,
+                max_waiting: 1000,
+                max_wait: Millis::secs(540),
+            },
+            turns: TurnSettings {
+                protection: ProtectionPolicy::Expected,
                 residency: Millis::secs(30),
                 max_turn: Millis::secs(120),
                 drain_deadline: Millis::secs(120),
-                on_deadline: OnDeadline::Wait,
+                on_deadline: DrainDeadlinePolicy::Wait,
             },
-            eviction: Eviction::Residency,
-            timeouts: Timeouts {
+            eviction: EvictionPolicy::Residency,
+            timeouts: EngineTimeouts {
                 progress: Millis::secs(10),
                 sleep: Millis::secs(30),
                 wake: Millis::secs(30),
                 stop_grace: Millis::secs(10),
-                settle: Millis::secs(2),
-                first_byte: first_byte(),
+                meter_lag: Millis::secs(2),
+                first_byte: default_first_byte(),
             },
         }
     }
@@ -504,16 +508,22 @@ mod tests {
     #[test]
     fn what_is_in_a_pool_is_in_one_place_and_anything_else_on_each() {
         let pool = AcceleratorId::from("pool-a");
-        let of = |count| Accelerators::Of { pool: pool.clone(), count };
-        let ids = Accelerators::Ids(vec!["gpu-0".into(), "gpu-1".into()]);
-        assert_eq!(Accelerators::Count(3).in_pool(&pool), of(3));
-        assert_eq!(Accelerators::Of { pool: "other".into(), count: 2 }.in_pool(&pool), of(2));
-        assert_eq!(Accelerators::Count(0).in_pool(&pool), Accelerators::Count(0));
+        let of = |count| AcceleratorRequirement::InPool { pool: pool.clone(), count };
+        let ids = AcceleratorRequirement::Ids(vec!["gpu-0".into(), "gpu-1".into()]);
+        assert_eq!(AcceleratorRequirement::Count(3).in_pool(&pool), of(3));
+        assert_eq!(AcceleratorRequirement::InPool { pool: "other".into(), count: 2 }.in_pool(&pool), of(2));
+        assert_eq!(AcceleratorRequirement::Count(0).in_pool(&pool), AcceleratorRequirement::Count(0));
         assert_eq!(ids.in_pool(&pool), ids);
 
-        assert_eq!((of(3).in_one_place(Bytes(5)), of(3).on_each(Bytes(15))), (Bytes(15), Bytes(5)));
-        assert_eq!(of(3).on_each(Bytes(16)), Bytes(6), "never less than there is");
-        assert_eq!((ids.in_one_place(Bytes(5)), ids.on_each(Bytes(5))), (Bytes(5), Bytes(5)));
-        assert_eq!(of(2).in_one_place(Bytes(u64::MAX)), Bytes(u64::MAX));
+        assert_eq!(
+            (of(3).bytes_per_account(Bytes(5)), of(3).bytes_per_accelerator(Bytes(15))),
+            (Bytes(15), Bytes(5))
+        );
+        assert_eq!(of(3).bytes_per_accelerator(Bytes(16)), Bytes(6), "never less than there is");
+        assert_eq!(
+            (ids.bytes_per_account(Bytes(5)), ids.bytes_per_accelerator(Bytes(5))),
+            (Bytes(5), Bytes(5))
+        );
+        assert_eq!(of(2).bytes_per_account(Bytes(u64::MAX)), Bytes(u64::MAX));
     }
 }

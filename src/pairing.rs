@@ -3,12 +3,12 @@
 //! A *requester* is the Pod that a user asks with; the kubelet gives it accelerators, and it holds a stub. The engine runs in a
 //! *provider*, which has no accelerators of its own and uses those of the requester. When the requester goes, the engine falls
 //! asleep and stays; the next requester with the same accelerators that asks for the same wakes it. Seed 1 describes three modes,
-//! which differ in how an engine is made and ended ([`ids::Mode`]); everything else is common to them.
+//! which differ in how an engine is made and ended ([`ids::ProviderMode`]); everything else is common to them.
 //!
 //! Nothing holds an accelerator that the kubelet wants to hand on: no finalizer, no stub. So the guarantee is in the ledger.
 //! Every engine that is known has a *reservation* on each of its accelerators. None is launched or woken unless its own fits
 //! beside all others there, whoever the kubelet says has the accelerator; and a reservation shrinks only when its engine is
-//! confirmed asleep or seen gone: what is left of a Pod whose object vanished is a matter of its own ([`remains`]).
+//! confirmed asleep or seen gone: what is left of a Pod whose object vanished is a matter of its own ([`vanished`]).
 //!
 //! ```text
 //!   watches, meters, outcomes ─▶ Pairing::on(event, now)
@@ -24,36 +24,36 @@
 //! been asked it counts as awake.
 
 pub mod command;
-pub mod cover;
 pub mod event;
+pub mod eviction_set;
 pub mod ids;
 pub mod node;
-pub mod remains;
 pub mod settings;
+pub mod vanished;
 
-mod apply;
+mod assign;
 mod check;
 mod deadlines;
-mod decide;
+mod engine_steps;
+mod fit;
+mod launcher_capacity;
+mod node_plan;
 mod observe;
 mod outcome;
-mod places;
-mod room;
-mod serve;
-mod steps;
+mod plan_context;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
-use apply::Rules;
-use command::Command;
-use decide::Draft;
-use event::{Epoch, Event, Standing, Terms};
-use ids::{Build, Fingerprint, NodeName, RequesterId};
-use node::Node;
-use settings::Settings;
+use command::PairingCommand;
+use event::{Epoch, LauncherBuildPolicy, PairingEvent, TemplateStatus};
+use ids::{EngineFingerprint, LauncherBuild, NodeName, RequesterId};
+use node::PairingNode;
+use node_plan::NodePlanBuilder;
+use plan_context::PlanContext;
+use settings::PairingSettings;
 
 use crate::units::{Generation, Tick};
 
@@ -61,82 +61,82 @@ use crate::units::{Generation, Tick};
 /// the nodes, until one of the two changes them.
 #[derive(Clone, Debug, Default)]
 pub struct Pairing {
-    settings: Settings,
+    settings: PairingSettings,
     epoch: Epoch,
     listed: bool,
     /// Another one leads: nothing is decided, and nothing is taken note of.
-    deposed: bool,
-    standings: BTreeMap<Fingerprint, Standing>,
-    builds: BTreeMap<Build, Terms>,
-    nodes: BTreeMap<NodeName, Arc<Node>>,
+    superseded: bool,
+    template_statuses: BTreeMap<EngineFingerprint, TemplateStatus>,
+    build_policies: BTreeMap<LauncherBuild, LauncherBuildPolicy>,
+    nodes: BTreeMap<NodeName, Arc<PairingNode>>,
     /// Of these something was seen since they were last planned.
-    touched: BTreeSet<NodeName>,
+    dirty: BTreeSet<NodeName>,
     /// The next deadline of each node that has one, by time and by node.
     due: BTreeSet<(Tick, NodeName)>,
-    due_of: BTreeMap<NodeName, Tick>,
+    due_by_node: BTreeMap<NodeName, Tick>,
     serial: u64,
     generation: Generation,
 }
 
 /// What to do now.
 #[derive(Clone, Debug, Default)]
-pub struct Plan {
-    pub commands: Vec<Command>,
+pub struct PairingPlan {
+    pub commands: Vec<PairingCommand>,
     /// Why there is no engine yet that serves a requester, of the nodes that were looked at.
     pub reasons: BTreeMap<(NodeName, RequesterId), String>,
     /// The nodes that were looked at.
-    pub looked: Vec<NodeName>,
+    pub planned_nodes: Vec<NodeName>,
 }
 
 impl Pairing {
     #[must_use]
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: PairingSettings) -> Self {
         Self { settings, ..Self::default() }
     }
 
     /// Takes note of an observation. Decides nothing.
-    pub fn on(&mut self, event: &Event, now: Tick) {
-        if !self.deposed || matches!(event, Event::Led { .. }) {
+    pub fn on(&mut self, event: &PairingEvent, now: Tick) {
+        if !self.superseded || matches!(event, PairingEvent::LeadershipGained { .. }) {
             self.observe(event, now);
         }
     }
 
     /// What should be done at this moment. Changes nothing: call [`Self::issued`] with the plan, then carry it out.
     #[must_use]
-    pub fn plan(&self, now: Tick) -> Plan {
-        if !self.decides() {
-            return Plan::default();
+    pub fn plan(&self, now: Tick) -> PairingPlan {
+        if !self.is_active() {
+            return PairingPlan::default();
         }
         let due = self.due.iter().take_while(|(at, _)| *at <= now).map(|(_, node)| node.clone());
-        self.plan_for(due.chain(self.touched.iter().cloned()).collect(), now)
+        self.plan_for(due.chain(self.dirty.iter().cloned()).collect(), now)
     }
 
     /// As [`Self::plan`], with a look at every node: for tests, which want to see that nothing was overlooked.
     #[must_use]
-    pub fn plan_everywhere(&self, now: Tick) -> Plan {
-        if self.decides() {
+    pub fn plan_everywhere(&self, now: Tick) -> PairingPlan {
+        if self.is_active() {
             self.plan_for(self.nodes.keys().cloned().collect(), now)
         } else {
-            Plan::default()
+            PairingPlan::default()
         }
     }
 
-    const fn decides(&self) -> bool {
-        self.listed && !self.deposed
+    const fn is_active(&self) -> bool {
+        self.listed && !self.superseded
     }
 
-    fn plan_for(&self, names: BTreeSet<NodeName>, now: Tick) -> Plan {
-        let mut plan = Plan::default();
+    fn plan_for(&self, names: BTreeSet<NodeName>, now: Tick) -> PairingPlan {
+        let mut plan = PairingPlan::default();
         let (mut serial, mut generation) = (self.serial, self.generation);
         for name in names {
-            plan.looked.push(name.clone());
+            plan.planned_nodes.push(name.clone());
             let Some(node) = self.nodes.get(&name) else { continue };
-            let mut draft = Draft {
-                node: Node::clone(node),
-                rules: Rules {
+            let mut draft = NodePlanBuilder {
+                node: PairingNode::clone(node),
+                context: PlanContext {
                     settings: &self.settings,
-                    standings: &self.standings,
-                    builds: &self.builds,
+                    template_statuses: &self.template_statuses,
+                    build_policies: &self.build_policies,
                     now,
                 },
                 epoch: self.epoch,
@@ -145,7 +145,7 @@ impl Pairing {
                 commands: Vec::new(),
                 reasons: BTreeMap::new(),
             };
-            draft.node.bury_ended(&self.settings, now);
+            draft.node.release_expired(&self.settings, now);
             draft.decide();
             (serial, generation) = (draft.serial, draft.generation);
             plan.commands.append(&mut draft.commands);
@@ -156,24 +156,29 @@ impl Pairing {
     }
 
     /// Records a plan as given, before it is carried out. Planning again at the same moment yields nothing.
-    pub fn issued(&mut self, plan: &Plan, now: Tick) {
-        for name in &plan.looked {
-            if let Some(node) = self.nodes.get_mut(name).filter(|node| !node.remains.is_empty()) {
-                Arc::make_mut(node).bury_ended(&self.settings, now);
+    pub fn issued(&mut self, plan: &PairingPlan, now: Tick) {
+        for name in &plan.planned_nodes {
+            if let Some(node) = self.nodes.get_mut(name).filter(|node| !node.vanished.is_empty()) {
+                Arc::make_mut(node).release_expired(&self.settings, now);
             }
         }
-        let rules = Rules { settings: &self.settings, standings: &self.standings, builds: &self.builds, now };
+        let rules = PlanContext {
+            settings: &self.settings,
+            template_statuses: &self.template_statuses,
+            build_policies: &self.build_policies,
+            now,
+        };
         for command in &plan.commands {
             self.serial = self.serial.max(command.serial);
-            if let command::Order::Engine { generation, .. } = &command.order {
+            if let command::PairingAction::Engine { generation, .. } = &command.action {
                 self.generation = self.generation.max(*generation);
             }
             if let Some(node) = self.nodes.get_mut(&command.node) {
                 rules.apply(Arc::make_mut(node), command);
             }
         }
-        for name in &plan.looked {
-            self.touched.remove(name);
+        for name in &plan.planned_nodes {
+            self.dirty.remove(name);
             let next = self.nodes.get(name).and_then(|node| deadlines::next(node, &self.settings, now));
             self.set_due(name, next);
             if self.nodes.get(name).is_none_or(|node| node.is_empty()) {
@@ -190,34 +195,34 @@ impl Pairing {
     }
 
     #[must_use]
-    pub fn node(&self, name: &NodeName) -> Option<&Node> {
+    pub fn node(&self, name: &NodeName) -> Option<&PairingNode> {
         self.nodes.get(name).map(|node| &**node)
     }
 
     /// What is to become of engines with this fingerprint.
     #[must_use]
-    pub fn standing(&self, fingerprint: Fingerprint) -> Standing {
-        self.standings.get(&fingerprint).copied().unwrap_or(Standing::Current)
+    pub fn template_status(&self, fingerprint: EngineFingerprint) -> TemplateStatus {
+        self.template_statuses.get(&fingerprint).copied().unwrap_or(TemplateStatus::Current)
     }
 
-    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
+    pub fn nodes(&self) -> impl Iterator<Item = &PairingNode> {
         self.nodes.values().map(|node| &**node)
     }
 
     fn set_due(&mut self, name: &NodeName, next: Option<Tick>) {
-        if let Some(before) = self.due_of.remove(name) {
+        if let Some(before) = self.due_by_node.remove(name) {
             self.due.remove(&(before, name.clone()));
         }
         if let Some(next) = next {
             self.due.insert((next, name.clone()));
-            self.due_of.insert(name.clone(), next);
+            self.due_by_node.insert(name.clone(), next);
         }
     }
 
     /// The node, which will be looked at.
-    fn touch(&mut self, name: &NodeName) -> &mut Node {
-        self.touched.insert(name.clone());
-        let node = self.nodes.entry(name.clone()).or_insert_with(|| Arc::new(Node::new(name.clone())));
+    fn mark_dirty(&mut self, name: &NodeName) -> &mut PairingNode {
+        self.dirty.insert(name.clone());
+        let node = self.nodes.entry(name.clone()).or_insert_with(|| Arc::new(PairingNode::new(name.clone())));
         Arc::make_mut(node)
     }
 }

@@ -13,14 +13,14 @@
 //!
 //! Pure like the decisions it drives: everything random comes from one seed, which therefore reproduces a failure.
 
-mod agenda;
 mod check;
 mod client;
 mod demand;
+mod event_queue;
 mod execute;
 mod gate;
 mod inject;
-mod keys;
+mod key_usage;
 mod machine;
 mod process;
 mod random;
@@ -30,13 +30,13 @@ mod world;
 pub mod cluster;
 pub mod fcfs;
 pub mod journal;
-pub mod narrate;
 pub mod scenario;
 pub mod trace;
+pub mod transcript;
 
-pub use client::Request;
-pub use demand::{Habits, Pattern, Source};
-pub use random::Random;
-pub use scenario::{Deed, Faults, Nature, Scenario};
+pub use client::SimulatedRequest;
+pub use demand::{ArrivalPattern, ClientBehaviour, RequestSource};
+pub use random::SplitMix64;
+pub use scenario::{FaultRates, HardwareProfile, Scenario, ScenarioAction};
 pub use tally::Tally;
-pub use world::{Failure, World};
+pub use world::{InvariantViolation, SimulatedWorld};

@@ -40,13 +40,13 @@ pub enum Error {
     #[error("'{0}' is not a size: write a number and a unit, like 30Gi, 256MiB or 4096")]
     Size(String),
     #[error("'{0}' is not a duration: write a number and a unit, like 250ms, 30s, 9m or 1h30m")]
-    Span(String),
+    Duration(String),
 }
 
 /// The largest first.
-const SIZES: [(&str, u64); 4] = [("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)];
+const BINARY_UNITS: [(&str, u64); 4] = [("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)];
 /// A larger number of a smaller unit is harder to read than a rounded one of the next.
-const MOST: u64 = 10_000;
+const MAX_EXACT_NUMBER: u64 = 10_000;
 
 impl Bytes {
     pub const ZERO: Self = Self(0);
@@ -86,13 +86,13 @@ impl std::iter::Sum for Bytes {
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut units = SIZES.iter().skip_while(|(_, unit)| self.0 < *unit);
+        let mut units = BINARY_UNITS.iter().skip_while(|(_, unit)| self.0 < *unit);
         let Some((suffix, unit)) = units.next() else {
             return write!(f, "{}", self.0);
         };
         let exact = |unit: u64, parts: u128| (u128::from(self.0) * parts).is_multiple_of(u128::from(unit));
         // 1600Mi, as somebody wrote it, is no number of Gi with two digits.
-        let below = units.next().filter(|(_, below)| exact(*below, 1) && self.0 / below < MOST);
+        let below = units.next().filter(|(_, below)| exact(*below, 1) && self.0 / below < MAX_EXACT_NUMBER);
         match below.filter(|_| !exact(*unit, 100)) {
             Some((suffix, below)) => write!(f, "{}{suffix}", self.0 / below),
             None if exact(*unit, 1) => write!(f, "{}{suffix}", self.0 / unit),
@@ -123,13 +123,13 @@ impl FromStr for Bytes {
             "Pi" | "PiB" => 1 << 50,
             _ => return Err(bad()),
         };
-        scaled(number, factor).map(Self).ok_or_else(bad)
+        parse_scaled(number, factor).map(Self).ok_or_else(bad)
     }
 }
 
 /// Digits with at most one point among them, times the factor. Exact, but for a fraction of a byte in the end, which
 /// counts as a whole one: what is needed is never understated.
-fn scaled(number: &str, factor: u64) -> Option<u64> {
+fn parse_scaled(number: &str, factor: u64) -> Option<u64> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if whole.is_empty() && fraction.is_empty() {
         return None;
@@ -197,7 +197,7 @@ impl FromStr for Millis {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let bad = || Error::Span(text.to_owned());
+        let bad = || Error::Duration(text.to_owned());
         let mut rest = text.trim();
         if rest.is_empty() {
             return Err(bad());
@@ -259,7 +259,7 @@ impl fmt::Display for Tick {
 
 /// So many of them, in words: "1 lease", "2 leases".
 #[must_use]
-pub fn count(number: impl fmt::Display, what: &str) -> String {
+pub fn pluralize(number: impl fmt::Display, what: &str) -> String {
     let number = number.to_string();
     let many = if number == "1" { "" } else { "s" };
     format!("{number} {what}{many}")
@@ -278,7 +278,7 @@ impl fmt::Display for Generation {
     }
 }
 
-macro_rules! serde_as_text {
+macro_rules! impl_serde_as_text {
     ($($name:ident)*) => {$(
         impl Serialize for $name {
             fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
@@ -311,7 +311,7 @@ macro_rules! serde_as_text {
     )*};
 }
 
-serde_as_text!(Bytes Millis);
+impl_serde_as_text!(Bytes Millis);
 
 #[cfg(test)]
 mod tests {
@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn one_of_a_thing_is_no_plural() {
-        let counted = [0, 1, 2, 11].map(|number| count(number, "engine"));
+        let counted = [0, 1, 2, 11].map(|number| pluralize(number, "engine"));
         assert_eq!(counted, ["0 engines", "1 engine", "2 engines", "11 engines"]);
     }
 

@@ -7,9 +7,10 @@ use rouse::{
         event::{Event, Waiter, WaiterId},
     },
     model::{
-        Accelerator, Accelerators, Configuration, Idle, LevelPolicy, Memory, ModelSpec, OwnQueue, Settings,
+        Accelerator, AcceleratorRequirement, EngineMemory, FleetConfig, FleetSettings, IdlePolicy, ModelSpec,
+        QueueOverrides, SleepLevelPolicy,
     },
-    sim::{Deed, Random, Request, Scenario, World, journal},
+    sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, SplitMix64, journal},
     units::{Bytes, Millis},
 };
 
@@ -17,9 +18,9 @@ fn model(name: &str, gib: u64, max_concurrency: Option<u32>) -> ModelSpec {
     ModelSpec {
         name: name.into(),
         aliases: Vec::new(),
-        accelerators: Accelerators::Count(1),
-        memory: Memory { awake: Bytes::gib(gib), asleep: Bytes::mib(256), host: Bytes::gib(1) },
-        idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
+        accelerators: AcceleratorRequirement::Count(1),
+        memory: EngineMemory { awake: Bytes::gib(gib), asleep: Bytes::mib(256), host: Bytes::gib(1) },
+        idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
         replicas: 1,
         pinned: false,
         min_replicas: 0,
@@ -31,26 +32,31 @@ fn model(name: &str, gib: u64, max_concurrency: Option<u32>) -> ModelSpec {
         can_sleep: true,
         fingerprint: 1,
         eviction: None,
-        queue: OwnQueue::default(),
+        queue: QueueOverrides::default(),
     }
 }
 
 fn scenario(name: &str, models: Vec<ModelSpec>) -> Scenario {
-    let mut settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
+    let mut settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
     settings.turns.residency = Millis::secs(1);
     settings.turns.max_turn = Millis::secs(10);
     let gpu = Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: true, units: None };
-    Scenario::new(name, Configuration { settings, accelerators: vec![gpu], models })
+    Scenario::new(name, FleetConfig { settings, accelerators: vec![gpu], models })
 }
 
 /// A client that asks the same again and again, at once or after a pause.
-fn client(key: &str, exchange: Millis, tokens: u64, pause: Millis) -> Deed {
+fn repeating_client(key: &str, exchange: Millis, tokens: u64, pause: Millis) -> ScenarioAction {
     let again = vec![pause];
-    Deed::Ask(Request { key: key.into(), tokens, again, ..Request::stream("m", exchange) })
+    ScenarioAction::SendRequest(SimulatedRequest {
+        key: key.into(),
+        tokens,
+        repeat_pauses: again,
+        ..SimulatedRequest::stream("m", exchange)
+    })
 }
 
-fn run(scenario: Scenario, lasts: Millis) -> World {
-    let mut world = World::new(scenario);
+fn run(scenario: Scenario, lasts: Millis) -> SimulatedWorld {
+    let mut world = SimulatedWorld::new(scenario);
     if let Err(failure) = world.run_until(lasts) {
         panic!("{failure}");
     }
@@ -60,17 +66,18 @@ fn run(scenario: Scenario, lasts: Millis) -> World {
 #[test]
 fn a_quiet_key_beside_a_flood_waits_no_longer_than_one_answer_takes() {
     for (places, seed) in [(1, 1), (4, 2), (4, 3), (16, 4)] {
-        let mut random = Random::new(seed);
+        let mut random = SplitMix64::new(seed);
         let longest = Millis(2000);
         let mut scenario = scenario("a flood", vec![model("m", 20, Some(places))]);
         scenario.seed = seed;
         for n in 0..100 {
             let exchange = Millis(random.between(200, longest.0));
-            let flood = client("flood", exchange, exchange.0 * random.between(1, 5), Millis::ZERO);
+            let flood = repeating_client("flood", exchange, exchange.0 * random.between(1, 5), Millis::ZERO);
             scenario = scenario.at(Millis(1000 + n), flood);
         }
-        let scenario = scenario.at(Millis::secs(20), client("quiet", Millis(500), 600, Millis(3000)));
-        let first_byte = scenario.nature.first_byte.1;
+        let scenario =
+            scenario.at(Millis::secs(20), repeating_client("quiet", Millis(500), 600, Millis(3000)));
+        let first_byte = scenario.hardware.first_byte.1;
         let world = run(scenario, Millis::secs(300));
         let waits = world.waits("quiet");
         let worst = waits.iter().copied().fold(Millis::ZERO, Millis::max);
@@ -95,18 +102,22 @@ fn a_key_that_comes_before_anything_is_known_of_answers_waits_no_longer_than_one
     let mut met = 0;
     for places in [1, 2, 4, 8] {
         for comes in (20_100..22_100).step_by(100) {
-            let mut random = Random::new(comes);
+            let mut random = SplitMix64::new(comes);
             let mut scenario = scenario("a first flood", vec![model("m", 20, Some(places))]);
             // So that the engine is up when it begins. By then nothing is remembered.
-            let first = Request { key: "first".into(), ..Request::stream("m", Millis(200)) };
-            scenario = scenario.at(Millis::ZERO, Deed::Ask(first));
+            let first =
+                SimulatedRequest { key: "first".into(), ..SimulatedRequest::stream("m", Millis(200)) };
+            scenario = scenario.at(Millis::ZERO, ScenarioAction::SendRequest(first));
             for n in 0..100 {
                 let exchange = Millis(random.between(200, longest.0));
-                scenario = scenario
-                    .at(Millis(20_000 + n / 10), client("flood", exchange, exchange.0 / 5, Millis::ZERO));
+                scenario = scenario.at(
+                    Millis(20_000 + n / 10),
+                    repeating_client("flood", exchange, exchange.0 / 5, Millis::ZERO),
+                );
             }
-            let scenario = scenario.at(Millis(comes), client("early", Millis(200), 30, Millis(2000)));
-            let first_byte = scenario.nature.first_byte.1;
+            let scenario =
+                scenario.at(Millis(comes), repeating_client("early", Millis(200), 30, Millis(2000)));
+            let first_byte = scenario.hardware.first_byte.1;
             let world = run(scenario, Millis::secs(40));
             let worst = world.waits("early").iter().copied().fold(Millis::ZERO, Millis::max);
             assert!(worst <= longest + first_byte, "{places} places, {comes}: it waited {worst}");
@@ -117,7 +128,7 @@ fn a_key_that_comes_before_anything_is_known_of_answers_waits_no_longer_than_one
 }
 
 /// Jain's index of what these were given: 1 when all are equal, 1/n when one has it all.
-fn jain(shares: &[u64]) -> f64 {
+fn jain_index(shares: &[u64]) -> f64 {
     let sum: f64 = shares.iter().map(|s| *s as f64).sum();
     let squares: f64 = shares.iter().map(|s| (*s as f64).powi(2)).sum();
     sum * sum / (shares.len() as f64 * squares)
@@ -127,7 +138,7 @@ fn jain(shares: &[u64]) -> f64 {
 #[test]
 fn equal_keys_are_served_alike_under_overload() {
     for (places, seed) in [(1, 1), (4, 2), (8, 3), (16, 4)] {
-        let mut random = Random::new(seed);
+        let mut random = SplitMix64::new(seed);
         let mut scenario = scenario("eight keys", vec![model("m", 20, Some(places))]);
         scenario.seed = seed;
         for key in 0..8_u64 {
@@ -136,13 +147,13 @@ fn equal_keys_are_served_alike_under_overload() {
                 let tokens = random.between(size / 2, size * 2);
                 // Some engines' time goes by the answer's length, some hardly does.
                 let exchange = Millis(if seed % 2 == 0 { tokens } else { 200 + tokens / 10 });
-                let ask = client(&format!("key-{key}"), exchange, tokens, Millis::ZERO);
+                let ask = repeating_client(&format!("key-{key}"), exchange, tokens, Millis::ZERO);
                 scenario = scenario.at(Millis(1000 + n * 10 + key), ask);
             }
         }
         let world = run(scenario, Millis::secs(600));
         let shares: Vec<u64> = world.tokens().values().copied().collect();
-        let index = jain(&shares);
+        let index = jain_index(&shares);
         println!("{places} places: Jain's index {index:.4} of {shares:?}");
         assert_eq!(shares.len(), 8);
         assert!(index >= 0.95, "{places} places: {index} of {shares:?}");
@@ -154,11 +165,11 @@ fn a_full_queue_has_room_for_a_key_that_has_less_of_it() {
     let mut scenario = scenario("a full queue", vec![model("m", 20, Some(1))]);
     scenario.configuration.settings.queue.max_waiting = 20;
     for n in 0..100 {
-        scenario = scenario.at(Millis(1000 + n), client("flood", Millis(500), 100, Millis(50)));
+        scenario = scenario.at(Millis(1000 + n), repeating_client("flood", Millis(500), 100, Millis(50)));
     }
-    let scenario = scenario.at(Millis::secs(20), client("quiet", Millis(500), 100, Millis(1000)));
+    let scenario = scenario.at(Millis::secs(20), repeating_client("quiet", Millis(500), 100, Millis(1000)));
     let world = run(scenario, Millis::secs(120));
-    assert!(world.tally().of("refused: queue full") > 1000, "the queue was full");
+    assert!(world.tally().count("refused: queue full") > 1000, "the queue was full");
     assert!(world.waits("quiet").len() > 30, "{} of its requests", world.waits("quiet").len());
 }
 
@@ -168,10 +179,10 @@ fn a_flood_for_one_model_does_not_keep_another_from_its_turn() {
     let models = vec![model("m", 20, Some(4)), model("other", 20, None)];
     let mut scenario = scenario("a flood for one of two", models);
     for n in 0..100 {
-        scenario = scenario.at(Millis(1000 + n), client("flood", Millis(1000), 100, Millis::ZERO));
+        scenario = scenario.at(Millis(1000 + n), repeating_client("flood", Millis(1000), 100, Millis::ZERO));
     }
-    let quiet = Request { key: "quiet".into(), ..Request::stream("other", Millis(500)) };
-    let scenario = scenario.at(Millis::secs(40), Deed::Ask(quiet));
+    let quiet = SimulatedRequest { key: "quiet".into(), ..SimulatedRequest::stream("other", Millis(500)) };
+    let scenario = scenario.at(Millis::secs(40), ScenarioAction::SendRequest(quiet));
     let world = run(scenario, Millis::secs(120));
     let waits = world.waits("quiet");
     println!("waited {waits:?}");
@@ -184,10 +195,10 @@ fn a_journal_that_starts_over_gives_the_same_order() {
     let mut scenario = scenario("journal", vec![model("m", 20, Some(2))]);
     for n in 0..60 {
         let key = format!("key-{}", n % 5 + n % 3);
-        scenario =
-            scenario.at(Millis(1000 + n * 20), client(&key, Millis(300 + n * 7), 40 + n * 9, Millis(10)));
+        scenario = scenario
+            .at(Millis(1000 + n * 20), repeating_client(&key, Millis(300 + n * 7), 40 + n * 9, Millis(10)));
     }
-    let mut world = World::new(scenario).recorded();
+    let mut world = SimulatedWorld::new(scenario).with_journal();
     if let Err(failure) = world.run_until(Millis::secs(60)) {
         panic!("{failure}");
     }
@@ -201,8 +212,8 @@ fn a_journal_that_starts_over_gives_the_same_order() {
             events.iter().for_each(|event| after.on(event, at));
             let again = after.plan(at);
             after.issued(&again.commands, at);
-            assert_eq!(given(&again), given(plan), "at {at}");
-            grants += given(plan).len();
+            assert_eq!(non_reading_commands(&again), non_reading_commands(plan), "at {at}");
+            grants += non_reading_commands(plan).len();
         }
         if turn == half {
             let mut fresh = Fleet::new();
@@ -214,7 +225,7 @@ fn a_journal_that_starts_over_gives_the_same_order() {
     assert!(grants > 20, "{grants} grants");
 }
 
-fn given(plan: &Plan) -> Vec<&Command> {
+fn non_reading_commands(plan: &Plan) -> Vec<&Command> {
     plan.commands.iter().filter(|c| matches!(c, Command::Grant { .. } | Command::Refuse { .. })).collect()
 }
 
@@ -223,17 +234,18 @@ fn given(plan: &Plan) -> Vec<&Command> {
 #[test]
 fn no_key_that_waits_is_passed_over_for_long() {
     for seed in 0..50 {
-        let mut random = Random::new(seed);
+        let mut random = SplitMix64::new(seed);
         let mut scenario = scenario("least served", vec![model("m", 20, Some(random.between(1, 6) as u32))]);
         scenario.seed = seed;
         let keys = random.between(2, 8);
         for n in 0..random.between(20, 80) {
             let (key, tokens) = (random.between(0, keys - 1), random.between(1, 2000));
             let pause = Millis(random.between(0, 4000));
-            let ask = client(&format!("key-{key}"), Millis(random.between(50, 1500)), tokens, pause);
+            let ask =
+                repeating_client(&format!("key-{key}"), Millis(random.between(50, 1500)), tokens, pause);
             scenario = scenario.at(Millis(1000 + n * 15), ask);
         }
-        let mut world = World::new(scenario).recorded();
+        let mut world = SimulatedWorld::new(scenario).with_journal();
         if let Err(failure) = world.run_until(Millis::secs(120)) {
             panic!("{failure}");
         }
@@ -243,7 +255,7 @@ fn no_key_that_waits_is_passed_over_for_long() {
 }
 
 /// The most grants in a row that others had while a key had somebody waiting.
-fn longest_passed_over(lines: &[journal::Line]) -> u64 {
+fn longest_passed_over(lines: &[journal::JournalLine]) -> u64 {
     use std::collections::BTreeMap;
     let mut waiters: BTreeMap<WaiterId, Waiter> = BTreeMap::new();
     let (mut passed, mut longest) = (BTreeMap::<String, u64>::new(), 0);

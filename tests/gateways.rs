@@ -8,23 +8,23 @@ use std::collections::BTreeMap;
 #[path = "gateways/world.rs"]
 mod world;
 
-use world::World;
+use world::MultiGatewayHarness;
 
 const STEPS: u64 = 300;
 
 #[test]
 fn every_request_ends_whoever_leads() {
     if let Ok(seed) = std::env::var("ROUSE_GATEWAY_SEED") {
-        let mut world = World::new(seed.parse().expect("a number"));
-        world.told = Some(Vec::new());
+        let mut world = MultiGatewayHarness::new(seed.parse().expect("a number"));
+        world.transcript = Some(Vec::new());
         let outcome = world.run(STEPS);
-        world.told.iter().flatten().for_each(|line| println!("{line}"));
+        world.transcript.iter().flatten().for_each(|line| println!("{line}"));
         return outcome.unwrap_or_else(|broken| panic!("{broken}"));
     }
     let seeds = std::env::var("ROUSE_GATEWAY_SEEDS").map_or(200, |text| text.parse().expect("a number"));
     let mut tally: BTreeMap<&str, u64> = BTreeMap::new();
     for seed in 0..seeds {
-        let mut world = World::new(seed);
+        let mut world = MultiGatewayHarness::new(seed);
         if let Err(broken) = world.run(STEPS) {
             panic!("seed {seed}: {broken}");
         }

@@ -1,17 +1,17 @@
 //! Models that need others, beside what the simulator checks in every world and the written scenarios show.
 
 use rouse::{
-    fault::{Cause, Fault},
+    fault::{FailureCause, Fault},
     fleet::{
-        command::{Command, Why},
-        event::Order,
+        command::{CloseReason, Command},
+        event::OperatorAction,
         report::ModelState,
     },
     model::{
-        Accelerator, Accelerators, Configuration, EngineId, Idle, LevelPolicy, Memory, ModelSpec, OwnQueue,
-        Settings,
+        Accelerator, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy,
+        ModelSpec, QueueOverrides, SleepLevelPolicy,
     },
-    sim::{Deed, Request, Scenario, World, journal},
+    sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, journal},
     units::{Bytes, Millis},
 };
 
@@ -19,9 +19,9 @@ fn model(name: &str, gib: u64, dependencies: &[&str]) -> ModelSpec {
     ModelSpec {
         name: name.into(),
         aliases: Vec::new(),
-        accelerators: Accelerators::Count(1),
-        memory: Memory { awake: Bytes::gib(gib), asleep: Bytes::mib(256), host: Bytes::gib(1) },
-        idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
+        accelerators: AcceleratorRequirement::Count(1),
+        memory: EngineMemory { awake: Bytes::gib(gib), asleep: Bytes::mib(256), host: Bytes::gib(1) },
+        idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
         replicas: 1,
         pinned: false,
         min_replicas: 0,
@@ -33,34 +33,34 @@ fn model(name: &str, gib: u64, dependencies: &[&str]) -> ModelSpec {
         can_sleep: true,
         fingerprint: 1,
         eviction: None,
-        queue: OwnQueue::default(),
+        queue: QueueOverrides::default(),
     }
 }
 
 /// One accelerator of 24Gi.
-fn world(models: Vec<ModelSpec>) -> Scenario {
-    let mut settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
+fn base_scenario(models: Vec<ModelSpec>) -> Scenario {
+    let mut settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
     settings.turns.residency = Millis::secs(5);
     let gpu = Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: true, units: None };
-    Scenario::new("needs", Configuration { settings, accelerators: vec![gpu], models })
+    Scenario::new("needs", FleetConfig { settings, accelerators: vec![gpu], models })
 }
 
-fn ask(model: &str) -> Deed {
-    Deed::Ask(Request::stream(model, Millis(500)))
+fn send_request(model: &str) -> ScenarioAction {
+    ScenarioAction::SendRequest(SimulatedRequest::stream(model, Millis(500)))
 }
 
 fn engine(model: &str) -> EngineId {
     EngineId::new(model.into(), 0)
 }
 
-fn run(scenario: Scenario, lasts: u64) -> World {
-    let mut world = World::new(scenario).recorded();
+fn run(scenario: Scenario, lasts: u64) -> SimulatedWorld {
+    let mut world = SimulatedWorld::new(scenario).with_journal();
     world.run_until(Millis::secs(lasts)).unwrap_or_else(|failure| panic!("{failure}"));
     world
 }
 
 /// When a command of this kind was first given after so many seconds, in seconds since the start of the world.
-fn first(world: &World, after: f64, wanted: impl Fn(&Command) -> bool) -> Option<f64> {
+fn first_command_at(world: &SimulatedWorld, after: f64, wanted: impl Fn(&Command) -> bool) -> Option<f64> {
     let start = world.journal()[0].at();
     let mut found = None;
     journal::replay(world.journal(), |at, _, plan, _| {
@@ -72,47 +72,52 @@ fn first(world: &World, after: f64, wanted: impl Fn(&Command) -> bool) -> Option
     found
 }
 
-fn sleeps(of: &str) -> impl Fn(&Command) -> bool {
+fn is_sleep_of(of: &str) -> impl Fn(&Command) -> bool {
     move |command| matches!(command, Command::Sleep { engine: id, .. } if *id == engine(of))
 }
 
 #[test]
 fn what_is_in_the_way_goes_and_what_it_needs_after_it() {
-    let scenario = world(vec![model("base", 8, &[]), model("other", 20, &[]), model("top", 8, &["base"])]);
-    let scenario = scenario.at(Millis::secs(1), ask("top")).at(Millis::secs(40), ask("other"));
+    let scenario =
+        base_scenario(vec![model("base", 8, &[]), model("other", 20, &[]), model("top", 8, &["base"])]);
+    let scenario =
+        scenario.at(Millis::secs(1), send_request("top")).at(Millis::secs(40), send_request("other"));
     let world = run(scenario, 60);
-    let (top, base) = (first(&world, 40.0, sleeps("top")), first(&world, 40.0, sleeps("base")));
+    let (top, base) = (
+        first_command_at(&world, 40.0, is_sleep_of("top")),
+        first_command_at(&world, 40.0, is_sleep_of("base")),
+    );
     // It takes 400 ms to fall asleep.
     assert!(top.zip(base).is_some_and(|(top, base)| base >= top + 0.4), "{top:?} {base:?}");
     let closes = |c: &Command| {
-        matches!(c, Command::CloseGate { engine: id, why: Why::Turn, to: Some(to), .. }
+        matches!(c, Command::CloseGate { engine: id, reason: CloseReason::Turn, successor: Some(to), .. }
             if *id == engine("base") && *to == engine("other"))
     };
-    assert!(first(&world, 40.0, closes).is_some(), "nobody would have put it away for itself");
-    assert_eq!(world.tally().of("requests served"), 2);
+    assert!(first_command_at(&world, 40.0, closes).is_some(), "nobody would have put it away for itself");
+    assert_eq!(world.tally().count("requests served"), 2);
 }
 
 #[test]
 fn what_is_idle_stays_where_what_it_needs_would_not_make_enough_room() {
     let mut top = model("top", 8, &["base"]);
     top.pinned = true;
-    let scenario = world(vec![model("base", 8, &[]), model("other", 14, &[]), top]);
-    let mut scenario = scenario.at(Millis::secs(40), ask("other"));
+    let scenario = base_scenario(vec![model("base", 8, &[]), model("other", 14, &[]), top]);
+    let mut scenario = scenario.at(Millis::secs(40), send_request("other"));
     scenario.configuration.settings.queue.max_wait = Millis::secs(10);
     let world = run(scenario, 60);
     let closes = |c: &Command| matches!(c, Command::CloseGate { .. });
-    assert_eq!(first(&world, 0.0, closes), None);
-    assert_eq!(world.tally().of("requests served"), 0);
+    assert_eq!(first_command_at(&world, 0.0, closes), None);
+    assert_eq!(world.tally().count("requests served"), 0);
 }
 
 #[test]
 fn a_failure_of_what_is_needed_refuses_as_its_own_and_leaves_nothing_reserved() {
-    let mut scenario = world(vec![model("base", 8, &[]), model("top", 8, &["base"])]);
-    scenario.faults.start_failed = 1.0;
-    let world = run(scenario.at(Millis::secs(1), ask("top")), 60);
+    let mut scenario = base_scenario(vec![model("base", 8, &[]), model("top", 8, &["base"])]);
+    scenario.fault_rates.start_failed = 1.0;
+    let world = run(scenario.at(Millis::secs(1), send_request("top")), 60);
     let refuses = |c: &Command| match c {
         Command::Refuse { fault: Fault::ModelNotReady { model, cause, wait }, .. } => {
-            assert_eq!((model.as_str(), cause), ("top", &Cause::CommandNotFound));
+            assert_eq!((model.as_str(), cause), ("top", &FailureCause::CommandNotFound));
             assert!(
                 wait.waited_for.starts_with("waits for 'base', which it needs: last start failed"),
                 "{wait:?}"
@@ -121,25 +126,25 @@ fn a_failure_of_what_is_needed_refuses_as_its_own_and_leaves_nothing_reserved() 
         }
         _ => false,
     };
-    assert!(first(&world, 0.0, refuses).is_some());
-    assert!(world.fleet().engine(&engine("top")).is_some_and(|e| e.placing.is_none()));
+    assert!(first_command_at(&world, 0.0, refuses).is_some());
+    assert!(world.fleet().engine(&engine("top")).is_some_and(|e| e.pending_reservation.is_none()));
     let launched = |c: &Command| matches!(c, Command::Launch { engine: id, .. } if *id == engine("top"));
-    assert_eq!(first(&world, 0.0, launched), None);
+    assert_eq!(first_command_at(&world, 0.0, launched), None);
 }
 
 #[test]
 fn an_order_to_stop_what_is_needed_is_carried_out_and_it_comes_back() {
-    let scenario = world(vec![model("base", 8, &[]), model("top", 8, &["base"])]);
+    let scenario = base_scenario(vec![model("base", 8, &[]), model("top", 8, &["base"])]);
     let scenario = scenario
-        .at(Millis::secs(1), ask("top"))
-        .at(Millis::secs(40), Deed::Order("base".into(), Order::Stop))
-        .at(Millis::secs(41), ask("top"));
+        .at(Millis::secs(1), send_request("top"))
+        .at(Millis::secs(40), ScenarioAction::OperatorAction("base".into(), OperatorAction::Stop))
+        .at(Millis::secs(41), send_request("top"));
     let world = run(scenario, 60);
     let stops = |c: &Command| matches!(c, Command::Stop { engine: id, .. } if *id == engine("base"));
     let launches = |c: &Command| matches!(c, Command::Launch { engine: id, .. } if *id == engine("base"));
-    assert!(first(&world, 40.0, stops).is_some_and(|at| at < 41.0));
-    assert!(first(&world, 40.0, launches).is_some());
-    assert_eq!(world.tally().of("requests served"), 2, "what is awake goes on");
+    assert!(first_command_at(&world, 40.0, stops).is_some_and(|at| at < 41.0));
+    assert!(first_command_at(&world, 40.0, launches).is_some());
+    assert_eq!(world.tally().count("requests served"), 2, "what is awake goes on");
 }
 
 #[test]
@@ -147,7 +152,7 @@ fn a_model_that_can_never_have_what_it_needs_says_so_before_anybody_asks() {
     let large = model("large", 90, &[]);
     let models =
         vec![model("base", 14, &[]), model("beside", 12, &["base"]), large, model("top", 8, &["large"])];
-    let world = run(world(models).at(Millis::secs(40), ask("top")), 60);
+    let world = run(base_scenario(models).at(Millis::secs(40), send_request("top")), 60);
     let fleet = world.fleet();
     let report = fleet.report(&fleet.plan(world.now()));
     for (name, why) in [
@@ -159,8 +164,8 @@ fn a_model_that_can_never_have_what_it_needs_says_so_before_anybody_asks() {
         assert_eq!(line.state, ModelState::Unplaceable, "{name}");
     }
     let refuses = |c: &Command| match c {
-        Command::Refuse { fault: Fault::InsufficientMemory(shortage), .. } => shortage.never,
+        Command::Refuse { fault: Fault::InsufficientMemory(shortage), .. } => shortage.permanent,
         _ => false,
     };
-    assert!(first(&world, 40.0, refuses).is_some());
+    assert!(first_command_at(&world, 40.0, refuses).is_some());
 }

@@ -9,29 +9,30 @@ use std::{
 };
 
 use rouse::{
-    sim::cluster::{Broken, Cluster, Plot},
+    sim::cluster::{ClusterInvariantViolation, ClusterScenario, SimulatedCluster},
     units::Millis,
 };
 
-const LASTS: Millis = Millis::secs(150);
+const RUN_DURATION: Millis = Millis::secs(150);
 
-type Tally = BTreeMap<&'static str, u64>;
+type ClusterTally = BTreeMap<&'static str, u64>;
 
 #[test]
 fn no_cluster_breaks_a_promise() {
     if let Ok(seed) = std::env::var("ROUSE_SIM_SEED") {
-        let mut cluster = Cluster::new(Plot::by_chance(seed.parse().expect("a number"))).told();
-        let outcome = cluster.run(LASTS);
-        println!("{}\n{:?}", cluster.story(), cluster.tally());
+        let mut cluster = SimulatedCluster::new(ClusterScenario::from_seed(seed.parse().expect("a number")))
+            .with_transcript();
+        let outcome = cluster.run(RUN_DURATION);
+        println!("{}\n{:?}", cluster.transcript(), cluster.tally());
         return outcome.unwrap_or_else(|broken| panic!("{broken}"));
     }
     let first = setting("ROUSE_SIM_FIRST", 0);
     let seeds = first + setting("ROUSE_SIM_SEEDS", 10_000);
     let next = AtomicU64::new(first);
     let threads = std::thread::available_parallelism().map_or(1, Into::into);
-    let (mut tally, mut failed) = (Tally::new(), Vec::new());
+    let (mut tally, mut failed) = (ClusterTally::new(), Vec::new());
     std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| work(&next, seeds))).collect();
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| run_seeds(&next, seeds))).collect();
         for worker in workers {
             let (counts, failures) = worker.join().expect("a worker panicked");
             counts.into_iter().for_each(|(what, n)| *tally.entry(what).or_default() += n);
@@ -41,9 +42,9 @@ fn no_cluster_breaks_a_promise() {
     println!("{} clusters: {tally:?}", seeds - first);
     failed.iter().for_each(|broken| println!("{broken}"));
     if let Some(broken) = failed.first() {
-        let mut cluster = Cluster::new(Plot::by_chance(broken.seed)).told();
-        drop(cluster.run(LASTS));
-        let story = cluster.story();
+        let mut cluster = SimulatedCluster::new(ClusterScenario::from_seed(broken.seed)).with_transcript();
+        drop(cluster.run(RUN_DURATION));
+        let story = cluster.transcript();
         let lines: Vec<&str> = story.lines().collect();
         let tail = &lines[lines.len().saturating_sub(60)..];
         panic!("{broken}{}\nROUSE_SIM_SEED={} tells it all", tail.join("\n"), broken.seed);
@@ -67,15 +68,15 @@ fn no_cluster_breaks_a_promise() {
     }
 }
 
-fn work(next: &AtomicU64, seeds: u64) -> (Tally, Vec<Broken>) {
-    let (mut tally, mut failed) = (Tally::new(), Vec::new());
+fn run_seeds(next: &AtomicU64, seeds: u64) -> (ClusterTally, Vec<ClusterInvariantViolation>) {
+    let (mut tally, mut failed) = (ClusterTally::new(), Vec::new());
     loop {
         let seed = next.fetch_add(1, Ordering::Relaxed);
         if seed >= seeds || failed.len() > 4 {
             return (tally, failed);
         }
-        let mut cluster = Cluster::new(Plot::by_chance(seed));
-        if let Err(broken) = cluster.run(LASTS) {
+        let mut cluster = SimulatedCluster::new(ClusterScenario::from_seed(seed));
+        if let Err(broken) = cluster.run(RUN_DURATION) {
             failed.push(broken);
         }
         cluster.tally().iter().for_each(|(what, n)| *tally.entry(what).or_default() += n);

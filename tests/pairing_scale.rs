@@ -7,16 +7,17 @@
 use std::time::{Duration, Instant};
 
 use rouse::{
-    model::{Level, LevelPolicy},
+    model::{SleepLevel, SleepLevelPolicy},
     pairing::{
         Pairing,
-        command::{OfRequester, Order, Step},
+        command::{EngineStep, PairingAction, RequesterStep},
         event::{
-            AcceleratorFacts, Answer, Ask, Condition, Epoch, Event, NodeFacts, Record, SeenProvider,
-            SeenRequester, Sizes, Stage,
+            AcceleratorFacts, CommandReply, EngineRecord, Epoch, MemorySizes, ObservedProvider,
+            ObservedRequester, PairingEvent, PairingNodeFacts, ProviderPhase, QueriedCondition,
+            RequestedEngine,
         },
-        ids::{EngineId, Fingerprint, Mode, NodeName, ProviderId},
-        settings::Settings,
+        ids::{EngineFingerprint, NodeName, PairingEngineId, ProviderId, ProviderMode},
+        settings::PairingSettings,
     },
     units::{Bytes, Generation, Tick},
 };
@@ -24,67 +25,73 @@ use rouse_testing::run_queue;
 
 const NOW: Tick = Tick(1_000_000_000);
 /// Within this an event is decided.
-const BOUND: Duration = Duration::from_millis(10);
-const SLEEPERS: u64 = 12;
+const MAX_EVENT_TIME: Duration = Duration::from_millis(10);
+const SLEEPERS_PER_NODE: u64 = 12;
 
-fn name(node: usize) -> NodeName {
+fn node_name(node: usize) -> NodeName {
     format!("node-{node}").into()
 }
 
-fn ask(fingerprint: u64) -> Ask {
-    let sizes = Sizes { awake: Bytes::gib(60), asleep: Bytes::gib(2), host: Bytes::gib(20) };
-    Ask {
-        mode: Mode::Sleep,
-        fingerprint: Fingerprint(fingerprint),
+fn requested_engine(fingerprint: u64) -> RequestedEngine {
+    let sizes = MemorySizes { awake: Bytes::gib(60), asleep: Bytes::gib(2), host: Bytes::gib(20) };
+    RequestedEngine {
+        mode: ProviderMode::Sleep,
+        fingerprint: EngineFingerprint(fingerprint),
         build: None,
         sizes,
-        level: LevelPolicy::One,
+        level: SleepLevelPolicy::One,
         stop_after: None,
     }
 }
 
-fn requester(node: usize, id: String, fingerprint: u64, on: &[u32]) -> Event {
-    let seen = SeenRequester {
-        ask: ask(fingerprint),
+fn requester_event(node: usize, id: String, fingerprint: u64, on: &[u32]) -> PairingEvent {
+    let seen = ObservedRequester {
+        requested: requested_engine(fingerprint),
         created: NOW,
-        stub: Some("stub".into()),
+        stub_container: Some("stub".into()),
         accelerators: on.iter().map(|index| format!("gpu-{index}").into()).collect(),
-        deleting: None,
+        deleting_since: None,
         grace: None,
-        ended: false,
+        terminated: false,
         finalizer: false,
     };
-    Event::SeenRequester { node: name(node), requester: id.into(), seen }
+    PairingEvent::RequesterObserved { node: node_name(node), requester: id.into(), observed: seen }
 }
 
 /// A node whose accelerators are all in use, but for those of the first `idle` nodes, on which twelve engines sleep.
-fn node(pairing: &mut Pairing, node: usize, idle: usize) {
-    let facts = NodeFacts { cordoned: false, host: Bytes::gib(2000) };
-    pairing.on(&Event::Node { node: name(node), facts }, NOW);
+fn add_node(pairing: &mut Pairing, node: usize, idle: usize) {
+    let facts = PairingNodeFacts { cordoned: false, host_sleep_memory: Bytes::gib(2000) };
+    pairing.on(&PairingEvent::Node { node: node_name(node), facts }, NOW);
     for index in 0..8 {
         let (capacity, sleeping) = (Bytes::gib(80), Some(Bytes::gib(8)));
-        let facts = AcceleratorFacts { index, capacity, healthy: true, sleeping, launcher: false };
+        let facts = AcceleratorFacts {
+            index,
+            capacity,
+            healthy: true,
+            sleeping_memory: sleeping,
+            wants_launcher: false,
+        };
         let accelerator = format!("gpu-{index}").into();
-        pairing.on(&Event::Accelerator { node: name(node), accelerator, facts }, NOW);
+        pairing.on(&PairingEvent::Accelerator { node: node_name(node), accelerator, facts }, NOW);
         if node >= idle {
-            pairing.on(&requester(node, format!("{node}-{index}"), 1, &[index]), NOW);
+            pairing.on(&requester_event(node, format!("{node}-{index}"), 1, &[index]), NOW);
         }
     }
-    for fingerprint in (0..SLEEPERS).filter(|_| node < idle) {
-        pairing.on(&sleeper(node, fingerprint), NOW);
+    for fingerprint in (0..SLEEPERS_PER_NODE).filter(|_| node < idle) {
+        pairing.on(&sleeper_event(node, fingerprint), NOW);
     }
 }
 
 /// On six of the eight accelerators, so that each has nine of them.
-fn sleeper(node: usize, fingerprint: u64) -> Event {
+fn sleeper_event(node: usize, fingerprint: u64) -> PairingEvent {
     let on = (0..8).filter(|index| !(index + fingerprint).is_multiple_of(4));
-    let engine = EngineId {
-        mode: Mode::Sleep,
+    let engine = PairingEngineId {
+        mode: ProviderMode::Sleep,
         accelerators: on.map(|index| format!("gpu-{index}").into()).collect(),
-        fingerprint: Fingerprint(100 + fingerprint),
+        fingerprint: EngineFingerprint(100 + fingerprint),
     };
-    let Ask { sizes, level, .. } = ask(0);
-    let record = Record {
+    let RequestedEngine { sizes, level, .. } = requested_engine(0);
+    let record = EngineRecord {
         engine: engine.clone(),
         generation: Generation(1),
         sizes,
@@ -93,58 +100,63 @@ fn sleeper(node: usize, fingerprint: u64) -> Event {
         requester: None,
         last_used: Tick(fingerprint),
     };
-    let seen = SeenProvider {
+    let seen = ObservedProvider {
         uid: format!("{node}-{fingerprint}").into(),
-        stage: Stage::Ready,
+        phase: ProviderPhase::Ready,
         deleting: false,
         restarts: 0,
         build: None,
-        host: None,
+        memory_limit: None,
         records: vec![record],
     };
-    Event::SeenProvider { node: name(node), provider: ProviderId::direct(&engine), seen }
+    PairingEvent::ProviderObserved {
+        node: node_name(node),
+        provider: ProviderId::direct(&engine),
+        observed: seen,
+    }
 }
 
 /// Plans and records, and answers: gates are closed, and those that are asked how they are sleep.
-fn settle(pairing: &mut Pairing) {
+fn answer_commands(pairing: &mut Pairing) {
     let plan = pairing.plan(NOW);
     pairing.issued(&plan, NOW);
     for command in plan.commands {
-        let condition = Condition::Asleep { level: Level::One, residue: None };
-        let answer = match command.order {
-            Order::Engine { step: Step::Query, .. } => Answer::Condition(condition),
-            Order::Requester { step: OfRequester::Gate, .. } => Answer::Done,
+        let condition = QueriedCondition::Asleep { level: SleepLevel::One, residue: None };
+        let answer = match command.action {
+            PairingAction::Engine { step: EngineStep::Query, .. } => CommandReply::Condition(condition),
+            PairingAction::Requester { step: RequesterStep::CloseGate, .. } => CommandReply::Done,
             _ => continue,
         };
-        let (target, result) = (command.order.target(), Ok(answer));
-        pairing.on(&Event::Outcome { node: command.node, target, serial: command.serial, result }, NOW);
+        let (target, result) = (command.action.target(), Ok(answer));
+        pairing
+            .on(&PairingEvent::Outcome { node: command.node, target, serial: command.serial, result }, NOW);
     }
     let plan = pairing.plan(NOW);
     pairing.issued(&plan, NOW);
 }
 
 fn cluster(nodes: usize, idle: usize) -> Pairing {
-    let mut pairing = Pairing::new(Settings::default());
-    pairing.on(&Event::Led { epoch: Epoch(1) }, NOW);
-    (0..nodes).for_each(|number| node(&mut pairing, number, idle));
-    pairing.on(&Event::Listed, NOW);
-    settle(&mut pairing);
+    let mut pairing = Pairing::new(PairingSettings::default());
+    pairing.on(&PairingEvent::LeadershipGained { epoch: Epoch(1) }, NOW);
+    (0..nodes).for_each(|number| add_node(&mut pairing, number, idle));
+    pairing.on(&PairingEvent::Listed, NOW);
+    answer_commands(&mut pairing);
     pairing
 }
 
 /// From the event until what is to be done is recorded; the half of them took no longer.
 #[expect(clippy::disallowed_methods, reason = "what is measured is how long it really takes")]
-fn median(pairing: &mut Pairing, now: Tick, events: Vec<Event>) -> Duration {
+fn median_event_time(pairing: &mut Pairing, now: Tick, events: Vec<PairingEvent>) -> Duration {
     let mut took: Vec<Duration> = Vec::new();
     for event in events {
-        let waited = run_queue::of_this_thread();
+        let waited = run_queue::current_thread_wait();
         let begin = Instant::now();
         pairing.on(&event, now);
         let plan = pairing.plan(now);
         pairing.issued(&plan, now);
         let passed = begin.elapsed();
-        took.push(passed.saturating_sub(run_queue::of_this_thread().saturating_sub(waited)));
-        assert_eq!(plan.looked.len(), 1, "nothing but its node");
+        took.push(passed.saturating_sub(run_queue::current_thread_wait().saturating_sub(waited)));
+        assert_eq!(plan.planned_nodes.len(), 1, "nothing but its node");
         assert!(!plan.commands.is_empty());
     }
     took.sort();
@@ -152,19 +164,19 @@ fn median(pairing: &mut Pairing, now: Tick, events: Vec<Event>) -> Duration {
 }
 
 /// Requesters that are deleted, on nodes here and there.
-fn deletions(nodes: usize) -> Vec<Event> {
+fn deletions(nodes: usize) -> Vec<PairingEvent> {
     let some = (0..200).map(|i| i * nodes / 200);
     some.map(|node| {
-        let mut event = requester(node, format!("{node}-0"), 1, &[0]);
-        if let Event::SeenRequester { seen, .. } = &mut event {
-            seen.deleting = Some(NOW);
+        let mut event = requester_event(node, format!("{node}-0"), 1, &[0]);
+        if let PairingEvent::RequesterObserved { observed: seen, .. } = &mut event {
+            seen.deleting_since = Some(NOW);
         }
         event
     })
     .collect()
 }
 
-fn resident() -> usize {
+fn resident_bytes() -> usize {
     let text = std::fs::read_to_string("/proc/self/statm").expect("Linux says it");
     text.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("a number") * 4096
 }
@@ -177,17 +189,17 @@ fn five_thousand_nodes() {
 }
 
 fn an_event_takes_no_longer_on_more_nodes_and_each_node_as_much_memory_as_the_last() {
-    let few = median(&mut cluster(500, 0), NOW, deletions(500));
+    let few = median_event_time(&mut cluster(500, 0), NOW, deletions(500));
     let mut pairing = cluster(500, 0);
     let mut sizes = Vec::new();
     for nodes in [500..1500, 1500..3250, 3250..5000] {
-        nodes.for_each(|number| node(&mut pairing, number, 0));
-        settle(&mut pairing);
-        sizes.push(resident());
+        nodes.for_each(|number| add_node(&mut pairing, number, 0));
+        answer_commands(&mut pairing);
+        sizes.push(resident_bytes());
     }
-    let many = median(&mut pairing, NOW, deletions(5000));
+    let many = median_event_time(&mut pairing, NOW, deletions(5000));
     println!("{few:?} on 500 nodes, {many:?} on 5,000; {sizes:?} bytes");
-    assert!(many <= BOUND, "{many:?}");
+    assert!(many <= MAX_EVENT_TIME, "{many:?}");
     assert!(many <= few * 5 + Duration::from_micros(50), "{many:?} with ten times the nodes, else {few:?}");
     let (first, second) = (sizes[1] - sizes[0], sizes[2] - sizes[1]);
     assert!(first > 1 << 20, "it was measured");
@@ -198,14 +210,19 @@ fn twelve_sleepers_on_eight_accelerators_are_weighed_in_that_time_as_well() {
     let mut pairing = cluster(5000, 50);
     // 18 GiB are kept of each accelerator, and 8 may be.
     let all = [0, 1, 2, 3, 4, 5, 6, 7];
-    let newcomers = (0..50).map(|node| requester(node, format!("new-{node}"), 7, &all)).collect();
+    let newcomers = (0..50).map(|node| requester_event(node, format!("new-{node}"), 7, &all)).collect();
     // Their sleep is no longer recent; everything that was due meanwhile is done.
     let later = Tick(NOW.0 + 10 * 60 * 1000);
     let plan = pairing.plan(later);
     pairing.issued(&plan, later);
-    let took = median(&mut pairing, later, newcomers);
+    let took = median_event_time(&mut pairing, later, newcomers);
     println!("{took:?}");
-    let ended = pairing.node(&name(0)).expect("it is known").engines.values().filter(|e| e.state.is_over());
+    let ended = pairing
+        .node(&node_name(0))
+        .expect("it is known")
+        .engines
+        .values()
+        .filter(|e| e.state.is_stopping_or_gone());
     assert!(ended.count() > 4, "sleepers go");
-    assert!(took <= BOUND, "{took:?}");
+    assert!(took <= MAX_EVENT_TIME, "{took:?}");
 }

@@ -3,18 +3,18 @@
 use std::collections::BTreeMap;
 
 use rouse::{
-    engine::state::State,
-    fault::Cause,
+    engine::state::LifecycleState,
+    fault::FailureCause,
     fleet::{
-        command::{Command, Why},
-        event::Order,
+        command::{CloseReason, Command},
+        event::OperatorAction,
         report::ModelState,
     },
     model::{
-        Accelerator, Accelerators, Configuration, EngineId, Idle, Level, LevelPolicy, Memory, ModelSpec,
-        OwnQueue, Settings,
+        Accelerator, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy,
+        ModelSpec, QueueOverrides, SleepLevel, SleepLevelPolicy,
     },
-    sim::{Deed, Request, Scenario, World, journal},
+    sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, journal},
     units::{Bytes, Generation, Millis},
 };
 
@@ -22,9 +22,9 @@ fn model(name: &str, replicas: u32) -> ModelSpec {
     ModelSpec {
         name: name.into(),
         aliases: Vec::new(),
-        accelerators: Accelerators::Count(1),
-        memory: Memory { awake: Bytes::gib(20), asleep: Bytes::mib(256), host: Bytes::gib(1) },
-        idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
+        accelerators: AcceleratorRequirement::Count(1),
+        memory: EngineMemory { awake: Bytes::gib(20), asleep: Bytes::mib(256), host: Bytes::gib(1) },
+        idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
         replicas,
         pinned: false,
         min_replicas: 0,
@@ -36,32 +36,32 @@ fn model(name: &str, replicas: u32) -> ModelSpec {
         can_sleep: false,
         fingerprint: 1,
         eviction: None,
-        queue: OwnQueue::default(),
+        queue: QueueOverrides::default(),
     }
 }
 
 /// Accelerators that each hold one engine.
-fn world(gpus: u64, models: Vec<ModelSpec>) -> Scenario {
-    let settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
+fn base_scenario(gpus: u64, models: Vec<ModelSpec>) -> Scenario {
+    let settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
     let gpu = |n| Accelerator {
         id: format!("gpu-{n}").into(),
         capacity: Bytes::gib(24),
         metered: true,
         units: None,
     };
-    Scenario::new("replicas", Configuration { settings, accelerators: (0..gpus).map(gpu).collect(), models })
+    Scenario::new("replicas", FleetConfig { settings, accelerators: (0..gpus).map(gpu).collect(), models })
 }
 
-fn ask(model: &str, lasts: Millis) -> Deed {
-    Deed::Ask(Request::stream(model, lasts))
+fn send_request(model: &str, lasts: Millis) -> ScenarioAction {
+    ScenarioAction::SendRequest(SimulatedRequest::stream(model, lasts))
 }
 
 fn engine(model: &str, replica: u32) -> EngineId {
     EngineId::new(model.into(), replica)
 }
 
-fn run(scenario: Scenario, lasts: u64) -> World {
-    let mut world = World::new(scenario).recorded();
+fn run(scenario: Scenario, lasts: u64) -> SimulatedWorld {
+    let mut world = SimulatedWorld::new(scenario).with_journal();
     if let Err(failure) = world.run_until(Millis::secs(lasts)) {
         panic!("{failure}");
     }
@@ -69,7 +69,7 @@ fn run(scenario: Scenario, lasts: u64) -> World {
 }
 
 /// Every command that was given, with the seconds since the start of the world.
-fn commands(world: &World) -> Vec<(f64, Command)> {
+fn commands(world: &SimulatedWorld) -> Vec<(f64, Command)> {
     let mut all = Vec::new();
     let start = world.journal()[0].at();
     journal::replay(world.journal(), |at, _, plan, _| {
@@ -79,49 +79,49 @@ fn commands(world: &World) -> Vec<(f64, Command)> {
     all
 }
 
-fn swapped(world: &World, of: &EngineId) -> bool {
-    commands(world)
-        .iter()
-        .any(|(_, c)| matches!(c, Command::CloseGate { engine, why: Why::Turn, .. } if engine == of))
+fn was_swapped_out(world: &SimulatedWorld, of: &EngineId) -> bool {
+    commands(world).iter().any(
+        |(_, c)| matches!(c, Command::CloseGate { engine, reason: CloseReason::Turn, .. } if engine == of),
+    )
 }
 
-fn awake(world: &World, model: &str) -> usize {
+fn awake_count(world: &SimulatedWorld, model: &str) -> usize {
     let engines = world.fleet().engines();
-    engines.filter(|e| e.id.model.as_str() == model && e.state == State::Awake).count()
+    engines.filter(|e| e.id.model.as_str() == model && e.state == LifecycleState::Awake).count()
 }
 
 #[test]
 fn a_spare_that_still_starts_makes_room_before_the_engine_in_use() {
-    let mut scenario = world(2, vec![model("qwen", 2), model("llama", 1)]);
+    let mut scenario = base_scenario(2, vec![model("qwen", 2), model("llama", 1)]);
     scenario.configuration.settings.turns.max_turn = Millis::secs(20);
     let scenario = scenario
-        .at(Millis::secs(1), ask("llama", Millis::secs(1)))
-        .at(Millis(1100), ask("qwen", Millis::secs(900)))
-        .at(Millis::secs(40), Deed::Die(engine("llama", 0)))
-        .at(Millis(40_500), ask("llama", Millis::secs(1)));
+        .at(Millis::secs(1), send_request("llama", Millis::secs(1)))
+        .at(Millis(1100), send_request("qwen", Millis::secs(900)))
+        .at(Millis::secs(40), ScenarioAction::KillEngine(engine("llama", 0)))
+        .at(Millis(40_500), send_request("llama", Millis::secs(1)));
     let world = run(scenario, 120);
-    assert!(!swapped(&world, &engine("qwen", 0)), "its stream goes on");
-    assert_eq!(world.tally().of("requests served"), 2);
+    assert!(!was_swapped_out(&world, &engine("qwen", 0)), "its stream goes on");
+    assert_eq!(world.tally().count("requests served"), 2);
     assert!(world.longest_wait() < Millis::secs(12), "{}", world.longest_wait());
 }
 
 #[test]
 fn nobody_waits_for_a_spare_to_be_ready_before_it_is_put_away() {
-    let mut scenario = world(2, vec![model("qwen", 2), model("llama", 1)])
-        .at(Millis::secs(1), ask("qwen", Millis::secs(300)))
-        .at(Millis::secs(5), ask("llama", Millis::secs(1)));
-    scenario.nature.start = (Millis::secs(50), Millis::secs(50));
+    let mut scenario = base_scenario(2, vec![model("qwen", 2), model("llama", 1)])
+        .at(Millis::secs(1), send_request("qwen", Millis::secs(300)))
+        .at(Millis::secs(5), send_request("llama", Millis::secs(1)));
+    scenario.hardware.start_time = (Millis::secs(50), Millis::secs(50));
     let world = run(scenario, 120);
-    assert_eq!(world.tally().of("requests served"), 1);
+    assert_eq!(world.tally().count("requests served"), 1);
     assert!(world.longest_wait() < Millis::secs(52), "{}", world.longest_wait());
     let failed = world.fleet().engines().filter(|e| e.failures > 0).count();
     assert_eq!(failed, 0, "to be put away is no failure");
 }
 
 /// A stream of three seconds every second, to a model that limits nothing.
-fn streams(mut scenario: Scenario, until: u64) -> Scenario {
+fn with_streams(mut scenario: Scenario, until: u64) -> Scenario {
     for second in 1..until {
-        scenario = scenario.at(Millis::secs(second), ask("qwen", Millis::secs(3)));
+        scenario = scenario.at(Millis::secs(second), send_request("qwen", Millis::secs(3)));
     }
     scenario
 }
@@ -129,20 +129,20 @@ fn streams(mut scenario: Scenario, until: u64) -> Scenario {
 #[test]
 fn a_replica_that_died_comes_back_while_its_model_is_in_use() {
     for replica in 0..2 {
-        let scenario = streams(world(2, vec![model("qwen", 2)]), 60)
-            .at(Millis::secs(30), Deed::Die(engine("qwen", replica)));
+        let scenario = with_streams(base_scenario(2, vec![model("qwen", 2)]), 60)
+            .at(Millis::secs(30), ScenarioAction::KillEngine(engine("qwen", replica)));
         let world = run(scenario, 60);
-        assert_eq!(awake(&world, "qwen"), 2, "#{replica} died");
+        assert_eq!(awake_count(&world, "qwen"), 2, "#{replica} died");
     }
 }
 
 /// It is killed whenever it has begun to start.
 #[test]
 fn a_spare_that_never_starts_keeps_nobody_waiting_and_is_tried_less_and_less() {
-    let mut scenario = streams(world(2, vec![model("qwen", 2), model("llama", 1)]), 1200)
-        .at(Millis::secs(400), ask("llama", Millis::secs(1)));
+    let mut scenario = with_streams(base_scenario(2, vec![model("qwen", 2), model("llama", 1)]), 1200)
+        .at(Millis::secs(400), send_request("llama", Millis::secs(1)));
     for second in 1..240 {
-        scenario = scenario.at(Millis(second * 5000 + 10), Deed::Die(engine("qwen", 1)));
+        scenario = scenario.at(Millis(second * 5000 + 10), ScenarioAction::KillEngine(engine("qwen", 1)));
     }
     let world = run(scenario, 1200);
     let launches = commands(&world).into_iter().filter(|(at, c)| {
@@ -150,16 +150,16 @@ fn a_spare_that_never_starts_keeps_nobody_waiting_and_is_tried_less_and_less() {
     });
     let launches = launches.count();
     assert!(launches <= 3, "{launches} in ten minutes");
-    assert!(!swapped(&world, &engine("qwen", 0)));
+    assert!(!was_swapped_out(&world, &engine("qwen", 0)));
     assert!(world.longest_wait() < Millis::secs(12), "{}", world.longest_wait());
 }
 
 #[test]
 fn a_spare_that_does_not_start_in_time_has_failed() {
-    let mut scenario = world(2, vec![model("qwen", 2)])
-        .at(Millis::secs(1), ask("qwen", Millis::secs(300)))
-        .at(Millis(1500), Deed::Hang(engine("qwen", 1)));
-    scenario.nature.start = (Millis::secs(20), Millis::secs(20));
+    let mut scenario = base_scenario(2, vec![model("qwen", 2)])
+        .at(Millis::secs(1), send_request("qwen", Millis::secs(300)))
+        .at(Millis(1500), ScenarioAction::HangEngine(engine("qwen", 1)));
+    scenario.hardware.start_time = (Millis::secs(20), Millis::secs(20));
     let world = run(scenario, 110);
     let spare = world.fleet().engine(&engine("qwen", 1)).expect("it is configured");
     assert!(spare.failures > 0, "{}", spare.state);
@@ -167,7 +167,7 @@ fn a_spare_that_does_not_start_in_time_has_failed() {
 
 #[test]
 fn a_generation_is_used_once() {
-    let mut scenario = world(2, vec![model("qwen", 2), model("llama", 1)]);
+    let mut scenario = base_scenario(2, vec![model("qwen", 2), model("llama", 1)]);
     let both = scenario.configuration.clone();
     let (mut one, mut none) = (both.clone(), both.clone());
     one.models[0].replicas = 1;
@@ -175,11 +175,11 @@ fn a_generation_is_used_once() {
     for (round, other) in [one, none].into_iter().enumerate() {
         let at = 100 * round as u64;
         scenario = scenario
-            .at(Millis::secs(at + 1), ask("qwen", Millis::secs(80)))
-            .at(Millis::secs(at + 20), Deed::Reload(Box::new(other)))
-            .at(Millis::secs(at + 95), Deed::Reload(Box::new(both.clone())));
+            .at(Millis::secs(at + 1), send_request("qwen", Millis::secs(80)))
+            .at(Millis::secs(at + 20), ScenarioAction::ReloadConfig(Box::new(other)))
+            .at(Millis::secs(at + 95), ScenarioAction::ReloadConfig(Box::new(both.clone())));
     }
-    let scenario = scenario.at(Millis::secs(201), ask("qwen", Millis::secs(20)));
+    let scenario = scenario.at(Millis::secs(201), send_request("qwen", Millis::secs(20)));
     let world = run(scenario, 230);
     let mut last: BTreeMap<EngineId, Generation> = BTreeMap::new();
     let mut launches = 0;
@@ -194,24 +194,24 @@ fn a_generation_is_used_once() {
 
 #[test]
 fn a_replica_that_never_failed_starts_while_the_other_is_left_alone() {
-    let mut scenario = world(1, vec![model("qwen", 2), model("llama", 1)])
-        .at(Millis::secs(1), ask("llama", Millis(100)))
-        .at(Millis::secs(60), ask("qwen", Millis(100)));
+    let mut scenario = base_scenario(1, vec![model("qwen", 2), model("llama", 1)])
+        .at(Millis::secs(1), send_request("llama", Millis(100)))
+        .at(Millis::secs(60), send_request("qwen", Millis(100)));
     // Whatever the first one does, it dies.
     for n in 0..200 {
-        scenario = scenario.at(Millis(60_000 + n * 500), Deed::Die(engine("qwen", 0)));
+        scenario = scenario.at(Millis(60_000 + n * 500), ScenarioAction::KillEngine(engine("qwen", 0)));
     }
     let world = run(scenario, 120);
-    assert_eq!(world.tally().of("requests served"), 2);
+    assert_eq!(world.tally().count("requests served"), 2);
 }
 
 #[test]
 fn a_leader_that_stops_answering_gives_the_lead_to_one_that_answers() {
-    let scenario = streams(world(2, vec![model("qwen", 2), model("llama", 1)]), 120)
-        .at(Millis::secs(30), Deed::Hang(engine("qwen", 0)))
-        .at(Millis::secs(37), ask("llama", Millis::secs(1)));
+    let scenario = with_streams(base_scenario(2, vec![model("qwen", 2), model("llama", 1)]), 120)
+        .at(Millis::secs(30), ScenarioAction::HangEngine(engine("qwen", 0)))
+        .at(Millis::secs(37), send_request("llama", Millis::secs(1)));
     let world = run(scenario, 120);
-    assert!(!swapped(&world, &engine("qwen", 1)), "the healthy one goes on");
+    assert!(!was_swapped_out(&world, &engine("qwen", 1)), "the healthy one goes on");
 }
 
 /// It dies while it serves, again and again, so that it is left alone for seconds though others wait for it.
@@ -219,12 +219,12 @@ fn a_leader_that_stops_answering_gives_the_lead_to_one_that_answers() {
 fn a_place_that_is_waited_for_is_not_given_to_a_spare_while_its_model_is_left_alone() {
     let mut narrow = model("llama", 1);
     narrow.max_concurrency = Some(1);
-    let mut scenario = streams(world(2, vec![model("qwen", 2), narrow]), 100);
+    let mut scenario = with_streams(base_scenario(2, vec![model("qwen", 2), narrow]), 100);
     for n in 0..6 {
-        scenario = scenario.at(Millis(500 + n), ask("llama", Millis::secs(1000)));
+        scenario = scenario.at(Millis(500 + n), send_request("llama", Millis::secs(1000)));
     }
     for at in [20, 40, 60] {
-        scenario = scenario.at(Millis::secs(at), Deed::Die(engine("llama", 0)));
+        scenario = scenario.at(Millis::secs(at), ScenarioAction::KillEngine(engine("llama", 0)));
     }
     let world = run(scenario, 100);
     let launched = |id: &EngineId| {
@@ -241,14 +241,14 @@ fn so_many_engines_as_are_to_run_start_at_once_and_stay() {
     let mut least = model("qwen", 3);
     least.min_replicas = 2;
     least.idle.sleep_after = Some(Millis::secs(5));
-    let mut scenario = world(2, vec![model("llama", 1), least]);
+    let mut scenario = base_scenario(2, vec![model("llama", 1), least]);
     scenario.configuration.settings.turns.residency = Millis::secs(5);
     let before = scenario.configuration.clone();
     scenario.configuration.models.truncate(1);
     let scenario = scenario
-        .at(Millis::secs(1), ask("llama", Millis(500)))
-        .at(Millis::secs(20), Deed::Reload(Box::new(before)))
-        .at(Millis::secs(60), ask("llama", Millis(500)));
+        .at(Millis::secs(1), send_request("llama", Millis(500)))
+        .at(Millis::secs(20), ScenarioAction::ReloadConfig(Box::new(before)))
+        .at(Millis::secs(60), send_request("llama", Millis(500)));
     let world = run(scenario, 120);
     let launched = |replica| {
         let first = commands(&world)
@@ -260,19 +260,20 @@ fn so_many_engines_as_are_to_run_start_at_once_and_stay() {
     // Its accelerator was another model's, which is idle and past its residency.
     assert!(launched(1).is_some_and(|at| at < 25.0), "{:?}", launched(1));
     assert_eq!(launched(2), None, "nobody asked for a third");
-    assert!(swapped(&world, &engine("llama", 0)));
-    assert_eq!(awake(&world, "qwen"), 2, "unused for long, and there all the same");
-    assert_eq!(awake(&world, "llama"), 0);
+    assert!(was_swapped_out(&world, &engine("llama", 0)));
+    assert_eq!(awake_count(&world, "qwen"), 2, "unused for long, and there all the same");
+    assert_eq!(awake_count(&world, "llama"), 0);
 }
 
 #[test]
 fn an_engine_that_level_2_would_cost_its_adapters_sleeps_at_level_1_or_is_stopped() {
-    for (room, levels) in [(64, &[Level::One][..]), (0, &[])] {
+    for (room, levels) in [(64, &[SleepLevel::One][..]), (0, &[])] {
         let mut adapted = model("qwen", 1);
         adapted.can_sleep = true;
         adapted.idle.sleep_after = Some(Millis::secs(5));
-        adapted.idle.level = LevelPolicy::OnlyOne;
-        let mut scenario = world(1, vec![adapted]).at(Millis::secs(1), ask("qwen", Millis::secs(1)));
+        adapted.idle.level = SleepLevelPolicy::OneOrStop;
+        let mut scenario =
+            base_scenario(1, vec![adapted]).at(Millis::secs(1), send_request("qwen", Millis::secs(1)));
         scenario.configuration.settings.host_memory = Bytes::gib(room);
         let world = run(scenario, 60);
         let given = commands(&world);
@@ -282,20 +283,21 @@ fn an_engine_that_level_2_would_cost_its_adapters_sleeps_at_level_1_or_is_stoppe
         });
         assert!(slept.eq(levels.iter().copied()), "{given:?}");
         assert_eq!(given.iter().any(|(_, c)| matches!(c, Command::Stop { .. })), room == 0, "{given:?}");
-        let order = Order::Sleep { level: Some(Level::Two) };
-        let refused = world.fleet().forbids(&"qwen".into(), order);
+        let order = OperatorAction::Sleep { level: Some(SleepLevel::Two) };
+        let refused = world.fleet().validate_action(&"qwen".into(), order);
         assert!(refused.as_ref().is_err_and(|why| why.contains("LoRA")), "{refused:?}");
     }
 }
 
 #[test]
 fn a_start_that_failed_is_remembered_for_as_long_as_nobody_asks() {
-    let mut scenario = world(1, vec![model("qwen", 1)]).at(Millis::secs(1), ask("qwen", Millis::secs(1)));
-    scenario.faults.start_failed = 1.0;
-    let mut world = World::new(scenario);
+    let mut scenario =
+        base_scenario(1, vec![model("qwen", 1)]).at(Millis::secs(1), send_request("qwen", Millis::secs(1)));
+    scenario.fault_rates.start_failed = 1.0;
+    let mut world = SimulatedWorld::new(scenario);
     world.run_until(Millis::secs(60)).unwrap_or_else(|failure| panic!("{failure}"));
     let failed = world.fleet().last_failure(&"qwen".into()).expect("it failed");
-    assert_eq!((&failed.cause, failed.count), (&Cause::CommandNotFound, 2));
+    assert_eq!((&failed.cause, failed.count), (&FailureCause::CommandNotFound, 2));
     // An alert waits for five minutes.
     for minute in 1..=20 {
         world.run_until(Millis::secs(60 * minute)).unwrap_or_else(|failure| panic!("{failure}"));
@@ -312,15 +314,15 @@ fn one_that_lost_its_adapters_in_its_sleep_is_started_anew_and_not_woken() {
     let mut deep = model("qwen", 1);
     deep.can_sleep = true;
     deep.idle.sleep_after = Some(Millis::secs(5));
-    deep.idle.level = LevelPolicy::Two;
-    let scenario = world(1, vec![deep]).at(Millis::secs(1), ask("qwen", Millis::secs(1)));
+    deep.idle.level = SleepLevelPolicy::Two;
+    let scenario = base_scenario(1, vec![deep]).at(Millis::secs(1), send_request("qwen", Millis::secs(1)));
     let mut adapted = scenario.configuration.clone();
-    adapted.models[0].idle.level = LevelPolicy::OnlyOne;
+    adapted.models[0].idle.level = SleepLevelPolicy::OneOrStop;
     let scenario = scenario
-        .at(Millis::secs(60), Deed::Reload(Box::new(adapted)))
-        .at(Millis::secs(80), ask("qwen", Millis::secs(1)));
+        .at(Millis::secs(60), ScenarioAction::ReloadConfig(Box::new(adapted)))
+        .at(Millis::secs(80), send_request("qwen", Millis::secs(1)));
     let given = commands(&run(scenario, 160));
-    let slept = given.iter().position(|(_, c)| matches!(c, Command::Sleep { level: Level::Two, .. }));
+    let slept = given.iter().position(|(_, c)| matches!(c, Command::Sleep { level: SleepLevel::Two, .. }));
     let (before, after) = given.split_at(slept.expect("it was asleep at level 2"));
     let launched = |part: &[(f64, Command)]| part.iter().any(|(_, c)| matches!(c, Command::Launch { .. }));
     assert!(launched(before) && launched(after), "{given:?}");
@@ -332,18 +334,19 @@ fn an_order_against_what_is_to_run_is_refused_until_it_is_unpinned() {
     let mut least = model("qwen", 2);
     (least.min_replicas, least.can_sleep) = (1, true);
     least.idle.sleep_after = Some(Millis::secs(5));
-    let scenario = world(1, vec![least]);
-    let scenario = scenario.at(Millis::secs(30), Deed::Order("qwen".into(), Order::Unpin));
-    let mut world = World::new(scenario).recorded();
+    let scenario = base_scenario(1, vec![least]);
+    let scenario =
+        scenario.at(Millis::secs(30), ScenarioAction::OperatorAction("qwen".into(), OperatorAction::Unpin));
+    let mut world = SimulatedWorld::new(scenario).with_journal();
     world.run_until(Millis::secs(20)).unwrap_or_else(|failure| panic!("{failure}"));
     let fleet = world.fleet();
     let report = fleet.report(&fleet.plan(world.now()));
     assert_eq!(report.models["qwen"].reason, "1 of 2 engines awake; kept by minReplicas 1");
-    for order in [Order::Stop, Order::Sleep { level: None }] {
-        let refused = fleet.forbids(&"qwen".into(), order);
+    for order in [OperatorAction::Stop, OperatorAction::Sleep { level: None }] {
+        let refused = fleet.validate_action(&"qwen".into(), order);
         assert!(refused.as_ref().is_err_and(|why| why.contains("minReplicas 1")), "{refused:?}");
     }
     world.run_until(Millis::secs(60)).unwrap_or_else(|failure| panic!("{failure}"));
-    assert_eq!(awake(&world, "qwen"), 0, "unpinned, it is put away like any other");
-    assert_eq!(world.fleet().forbids(&"qwen".into(), Order::Stop), Ok(()));
+    assert_eq!(awake_count(&world, "qwen"), 0, "unpinned, it is put away like any other");
+    assert_eq!(world.fleet().validate_action(&"qwen".into(), OperatorAction::Stop), Ok(()));
 }

@@ -1,18 +1,19 @@
 //! One gateway leads and the others follow: what each of them decides, and what becomes of it when that changes.
 
 use rouse::{
-    engine::{Door, Engine, clients::Clients, state::State},
-    fault::{Cause, Fault},
+    engine::{Admission, Engine, state::LifecycleState, turn_clients::TurnClients},
+    fault::{FailureCause, Fault},
     fleet::{
         Fleet,
-        command::{Command, Why},
+        command::{CloseReason, Command},
         event::{
-            Event, Failure, Found, OperationId, Order, Published, PublishedState, Verdict, Waiter, WaiterId,
+            AdoptedEngine, CanaryVerdict, Event, OperationId, OperatorAction, PublishedEngine,
+            PublishedEngineState, PublishedFailure, Waiter, WaiterId,
         },
     },
     model::{
-        Accelerator, Accelerators, Configuration, EngineId, Idle, Level, LevelPolicy, Memory, ModelSpec,
-        OwnQueue, QueuePolicy, Settings,
+        Accelerator, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy,
+        ModelSpec, QueueOverrides, QueuePolicy, SleepLevel, SleepLevelPolicy,
     },
     sim::journal,
     units::{Bytes, Generation, Millis, Tick},
@@ -26,9 +27,13 @@ fn model(name: &str) -> ModelSpec {
     ModelSpec {
         name: name.into(),
         aliases: Vec::new(),
-        accelerators: Accelerators::Count(1),
-        memory: Memory { awake: Bytes::gib(20), asleep: Bytes::mib(256), host: Bytes::gib(1) },
-        idle: Idle { sleep_after: Some(Millis::secs(60)), stop_after: None, level: LevelPolicy::One },
+        accelerators: AcceleratorRequirement::Count(1),
+        memory: EngineMemory { awake: Bytes::gib(20), asleep: Bytes::mib(256), host: Bytes::gib(1) },
+        idle: IdlePolicy {
+            sleep_after: Some(Millis::secs(60)),
+            stop_after: None,
+            level: SleepLevelPolicy::One,
+        },
         replicas: 1,
         pinned: false,
         min_replicas: 0,
@@ -40,18 +45,18 @@ fn model(name: &str) -> ModelSpec {
         can_sleep: true,
         fingerprint: 1,
         eviction: None,
-        queue: OwnQueue::default(),
+        queue: QueueOverrides::default(),
     }
 }
 
 /// One gateway of several, with one accelerator that holds one model at a time.
-struct World {
+struct LeadershipHarness {
     fleet: Fleet,
     now: Tick,
     waiters: u64,
 }
 
-impl World {
+impl LeadershipHarness {
     /// It leads, and nothing runs.
     fn leader(policy: QueuePolicy) -> Self {
         let mut large = model("large");
@@ -63,18 +68,18 @@ impl World {
         let mut world = Self { fleet: Fleet::new(), now: START, waiters: 0 };
         let accelerators =
             vec![Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: false, units: None }];
-        let mut settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
+        let mut settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
         settings.queue.policy = policy;
-        let configuration = Configuration { settings, accelerators, models };
-        world.tell(&Event::Configured { configuration: Box::new(configuration) });
-        world.tell(&Event::AdoptionDone);
+        let configuration = FleetConfig { settings, accelerators, models };
+        world.send(&Event::Configured { configuration: Box::new(configuration) });
+        world.send(&Event::AdoptionDone);
         assert_eq!(world.turn(), []);
         world
     }
 
     fn follower(policy: QueuePolicy) -> Self {
         let mut world = Self::leader(policy);
-        world.tell(&Event::Led { leads: false });
+        world.send(&Event::LeadershipChanged { leads: false });
         assert_eq!(world.turn(), []);
         world
     }
@@ -82,12 +87,12 @@ impl World {
     /// A follower that serves `a` with this many leases.
     fn serving(leases: u32) -> Self {
         let mut world = Self::follower(QueuePolicy::Wait);
-        assert_eq!(world.publish("a", ONE, PublishedState::Awake), [opens("a", ONE)]);
-        world.used("a", ONE, leases);
+        assert_eq!(world.publish("a", ONE, PublishedEngineState::Awake), [opens("a", ONE)]);
+        world.report_use("a", ONE, leases);
         world
     }
 
-    fn tell(&mut self, event: &Event) {
+    fn send(&mut self, event: &Event) {
         self.fleet.on(event, self.now);
     }
 
@@ -105,60 +110,71 @@ impl World {
         let plan = self.fleet.plan(self.now);
         self.fleet.issued(&plan.commands, self.now);
         assert!(self.fleet.plan(self.now).commands.is_empty(), "once more at the same moment");
-        assert_eq!(self.fleet.check(), [""; 0]);
+        assert_eq!(self.fleet.broken_invariants(), [""; 0]);
         assert!(self.fleet.next_deadline().is_none_or(|at| at > self.now));
         plan.commands
     }
 
-    fn publish(&mut self, model: &str, generation: Generation, state: PublishedState) -> Vec<Command> {
-        let published = Some(Published {
+    fn publish(&mut self, model: &str, generation: Generation, state: PublishedEngineState) -> Vec<Command> {
+        let published = Some(PublishedEngine {
             state,
-            address: (state != PublishedState::Launching).then(address),
+            address: (state != PublishedEngineState::Launching).then(address),
             fingerprint: 1,
             accelerators: vec!["gpu-0".into()],
             since: self.now,
             failure: None,
         });
-        self.tell(&Event::Published { engine: engine(model), generation, published });
+        self.send(&Event::Published { engine: engine(model), generation, published });
         self.turn()
     }
 
     /// So many starts in a row of which nothing came, the last one then, and the next so many seconds later.
     fn publish_failed(&mut self, model: &str, fruitless: u32, since: Tick, pause: u64) -> Vec<Command> {
         let until = since + Millis::secs(pause);
-        let failure = Failure { cause: Cause::Exited(3), failures: fruitless, fruitless, until };
-        let (state, accelerators) = (PublishedState::Backoff, Vec::new());
-        let published =
-            Published { state, address: None, fingerprint: 1, accelerators, since, failure: Some(failure) };
+        let failure = PublishedFailure {
+            cause: FailureCause::Exited(3),
+            failures: fruitless,
+            failures_since_serving: fruitless,
+            until,
+        };
+        let (state, accelerators) = (PublishedEngineState::Backoff, Vec::new());
+        let published = PublishedEngine {
+            state,
+            address: None,
+            fingerprint: 1,
+            accelerators,
+            since,
+            failure: Some(failure),
+        };
         let generation = Generation(u64::from(fruitless));
-        self.tell(&Event::Published { engine: engine(model), generation, published: Some(published) });
+        self.send(&Event::Published { engine: engine(model), generation, published: Some(published) });
         self.turn()
     }
 
-    fn adopt(&mut self, model: &str, generation: Generation, asleep: Option<Level>, ready: bool) {
+    fn adopt(&mut self, model: &str, generation: Generation, asleep: Option<SleepLevel>, ready: bool) {
         let (accelerators, last_end) = (vec!["gpu-0".into()], Tick(0));
-        let found = Found {
+        let found = AdoptedEngine {
             address: address(),
             accelerators,
             asleep,
             ready,
             fingerprint: 1,
-            last_end,
+            last_lease_end: last_end,
             started: START,
         };
-        self.tell(&Event::Adopted { engine: engine(model), generation, found });
+        self.send(&Event::Adopted { engine: engine(model), generation, found });
     }
 
-    fn used(&mut self, model: &str, generation: Generation, leases: u32) {
+    fn report_use(&mut self, model: &str, generation: Generation, leases: u32) {
         let (engine, last_end, last_byte) = (engine(model), self.now, self.now);
-        self.tell(&Event::Used {
+        self.send(&Event::GateSampled {
             engine,
             generation,
             leases,
-            last_end,
+            last_lease_end: last_end,
             last_byte,
-            clients: Clients::default(),
-            pause: None,
+            clients: TurnClients::default(),
+            idle_gap: None,
         });
     }
 
@@ -173,9 +189,9 @@ impl World {
             deadline: self.now + Millis::secs(540),
             stream: true,
             client: 0,
-            only: None,
+            required_engine: None,
         };
-        self.tell(&Event::Arrived { waiter });
+        self.send(&Event::Arrived { waiter });
         self.turn()
     }
 
@@ -201,12 +217,12 @@ fn grants(waiter: u64, model: &str, generation: Generation) -> Command {
 }
 
 /// Closes, of which generation and why; and whether the leases of it are revoked.
-fn closes(commands: &[Command]) -> Vec<(Generation, Why, bool)> {
+fn closes(commands: &[Command]) -> Vec<(Generation, CloseReason, bool)> {
     let revoked = |of: Generation| {
-        commands.iter().any(|c| matches!(c, Command::Revoke { generation, .. } if *generation == of))
+        commands.iter().any(|c| matches!(c, Command::RevokeLeases { generation, .. } if *generation == of))
     };
     let closed = commands.iter().filter_map(|command| match command {
-        Command::CloseGate { generation, why, .. } => Some((*generation, *why, revoked(*generation))),
+        Command::CloseGate { generation, reason: why, .. } => Some((*generation, *why, revoked(*generation))),
         _ => None,
     });
     closed.collect()
@@ -221,18 +237,18 @@ fn refused(commands: &[Command]) -> &Fault {
 
 #[test]
 fn a_follower_orders_nothing_and_grants_what_is_published_awake() {
-    let mut world = World::follower(QueuePolicy::Wait);
+    let mut world = LeadershipHarness::follower(QueuePolicy::Wait);
     assert_eq!(world.arrive("a"), []);
     assert_eq!(world.fleet.next_deadline(), Some(world.now + Millis::secs(540)));
-    for state in [PublishedState::Launching, PublishedState::Loading] {
+    for state in [PublishedEngineState::Launching, PublishedEngineState::Loading] {
         assert_eq!(world.publish("a", ONE, state), []);
     }
     // Whatever is said of its start is for the leader.
-    world.tell(&Event::Ready { engine: engine("a"), generation: ONE });
+    world.send(&Event::Ready { engine: engine("a"), generation: ONE });
     assert_eq!(world.turn(), []);
-    let commands = world.publish("a", ONE, PublishedState::Awake);
+    let commands = world.publish("a", ONE, PublishedEngineState::Awake);
     assert_eq!(commands, [opens("a", ONE), grants(1, "a", ONE)]);
-    world.used("a", ONE, 0);
+    world.report_use("a", ONE, 0);
     world.after(3600);
     assert_eq!(world.turn(), [], "to put it away is for the leader");
     assert!(!world.fleet.leads() && world.fleet.is_ready());
@@ -240,39 +256,42 @@ fn a_follower_orders_nothing_and_grants_what_is_published_awake() {
 
 #[test]
 fn a_gate_is_open_while_its_engine_is_published_awake() {
-    let mut world = World::serving(1);
-    let turn = world.of("a").turn;
-    let commands = world.after(5).publish("a", ONE, PublishedState::Draining);
-    assert_eq!(closes(&commands), [(ONE, Why::Published, false)]);
-    assert!(matches!(world.of("a").state, State::Draining { .. }) && world.of("a").leases == 1);
+    let mut world = LeadershipHarness::serving(1);
+    let turn = world.of("a").turn_start;
+    let commands = world.after(5).publish("a", ONE, PublishedEngineState::Draining);
+    assert_eq!(closes(&commands), [(ONE, CloseReason::PublishedNotAwake, false)]);
+    assert!(matches!(world.of("a").state, LifecycleState::Draining { .. }) && world.of("a").leases == 1);
     assert_eq!(world.arrive("a"), []);
-    let commands = world.publish("a", ONE, PublishedState::Awake);
+    let commands = world.publish("a", ONE, PublishedEngineState::Awake);
     assert_eq!(commands, [opens("a", ONE), grants(1, "a", ONE)]);
-    assert_eq!(world.of("a").turn, turn, "its turn was not over");
-    let commands = world.publish("a", ONE, PublishedState::Asleep(Level::One));
-    assert_eq!(closes(&commands), [(ONE, Why::Published, false)]);
-    assert_eq!(world.publish("a", ONE, PublishedState::Waking), []);
+    assert_eq!(world.of("a").turn_start, turn, "its turn was not over");
+    let commands = world.publish("a", ONE, PublishedEngineState::Asleep(SleepLevel::One));
+    assert_eq!(closes(&commands), [(ONE, CloseReason::PublishedNotAwake, false)]);
+    assert_eq!(world.publish("a", ONE, PublishedEngineState::Waking), []);
 }
 
 #[test]
 fn the_life_that_is_published_replaces_the_one_that_was_known() {
-    let mut world = World::serving(2);
-    let commands = world.publish("a", TWO, PublishedState::Awake);
-    assert_eq!(closes(&commands), [(ONE, Why::Fault, true)], "whoever used the other is told");
+    let mut world = LeadershipHarness::serving(2);
+    let commands = world.publish("a", TWO, PublishedEngineState::Awake);
+    assert_eq!(closes(&commands), [(ONE, CloseReason::Fault, true)], "whoever used the other is told");
     assert!(commands.contains(&opens("a", TWO)) && world.of("a").leases == 0);
-    assert_eq!(world.publish("a", ONE, PublishedState::Asleep(Level::One)), [], "that is over");
-    world.tell(&Event::Published { engine: engine("a"), generation: ONE, published: None });
+    assert_eq!(world.publish("a", ONE, PublishedEngineState::Asleep(SleepLevel::One)), [], "that is over");
+    world.send(&Event::Published { engine: engine("a"), generation: ONE, published: None });
     assert_eq!(world.turn(), []);
-    world.tell(&Event::Published { engine: engine("a"), generation: TWO, published: None });
-    assert_eq!(closes(&world.turn()), [(TWO, Why::Fault, true)]);
-    assert_eq!(world.of("a").state, State::Cold);
+    world.send(&Event::Published { engine: engine("a"), generation: TWO, published: None });
+    assert_eq!(closes(&world.turn()), [(TWO, CloseReason::Fault, true)]);
+    assert_eq!(world.of("a").state, LifecycleState::Cold);
 }
 
 #[test]
 fn who_uses_an_engine_that_is_published_failing_is_told() {
-    let mut world = World::serving(1);
-    assert_eq!(closes(&world.publish("a", ONE, PublishedState::Failing)), [(ONE, Why::Fault, true)]);
-    assert_eq!(world.publish("a", ONE, PublishedState::Backoff), []);
+    let mut world = LeadershipHarness::serving(1);
+    assert_eq!(
+        closes(&world.publish("a", ONE, PublishedEngineState::Failing)),
+        [(ONE, CloseReason::Fault, true)]
+    );
+    assert_eq!(world.publish("a", ONE, PublishedEngineState::Backoff), []);
     assert_eq!(world.arrive("a"), []);
     world.after(300);
     assert_eq!(world.turn(), [], "when it is tried again is for the leader");
@@ -280,39 +299,39 @@ fn who_uses_an_engine_that_is_published_failing_is_told() {
 
 #[test]
 fn a_follower_holds_what_its_stub_lets_nobody_into() {
-    let mut world = World::serving(1);
-    world.tell(&Event::Gated { engine: engine("a"), generation: ONE });
-    assert_eq!(world.turn(), [Command::Hold { engine: engine("a"), generation: ONE }]);
+    let mut world = LeadershipHarness::serving(1);
+    world.send(&Event::StubGateClosed { engine: engine("a"), generation: ONE });
+    assert_eq!(world.turn(), [Command::AwaitStub { engine: engine("a"), generation: ONE }]);
     assert_eq!(world.arrive("a"), []);
-    world.tell(&Event::Ungated { engine: engine("a"), generation: ONE });
+    world.send(&Event::StubGateOpened { engine: engine("a"), generation: ONE });
     assert_eq!(world.turn(), [opens("a", ONE), grants(1, "a", ONE)]);
 }
 
 #[test]
 fn a_follower_refuses_what_the_leader_would_and_waits_when_in_doubt() {
-    let mut world = World::follower(QueuePolicy::Reject);
+    let mut world = LeadershipHarness::follower(QueuePolicy::Reject);
     let Fault::InsufficientMemory(shortage) = refused(&world.arrive("large")).clone() else {
         panic!("it fits nowhere");
     };
-    assert!(shortage.never);
-    world.publish("a", ONE, PublishedState::Awake);
-    world.used("a", ONE, 1);
+    assert!(shortage.permanent);
+    world.publish("a", ONE, PublishedEngineState::Awake);
+    world.report_use("a", ONE, 1);
     let Fault::InsufficientMemory(shortage) = refused(&world.arrive("b")).clone() else {
         panic!("it has no memory");
     };
-    assert!(!shortage.never);
+    assert!(!shortage.permanent);
     let holders: Vec<_> = shortage.wait.holders.iter().map(|held| held.model.as_str()).collect();
     assert_eq!(holders, ["a"]);
-    world.publish("a", ONE, PublishedState::Draining);
+    world.publish("a", ONE, PublishedEngineState::Draining);
     assert_eq!(world.arrive("b"), [], "its memory may be for this one");
-    world.publish("b", ONE, PublishedState::Backoff);
+    world.publish("b", ONE, PublishedEngineState::Backoff);
     assert_eq!(world.turn(), [], "what becomes of it only the leader knows");
 }
 
 #[test]
 fn who_waits_at_a_follower_is_told_of_a_start_that_failed_as_at_the_leader() {
     for ahead in [0, 3600] {
-        let mut world = World::follower(QueuePolicy::Wait);
+        let mut world = LeadershipHarness::follower(QueuePolicy::Wait);
         world.arrive("a");
         let leaders_now = world.now + Millis::secs(ahead);
         assert_eq!(world.publish_failed("a", 1, leaders_now, 0), [], "the leader tries it once more");
@@ -328,23 +347,27 @@ fn who_waits_at_a_follower_is_told_of_a_start_that_failed_as_at_the_leader() {
         world.after(3);
         assert_eq!(world.arrive("a"), []);
         assert!(world.reason("a").contains("exited:3"), "{}", world.reason("a"));
-        world.publish("a", Generation(3), PublishedState::Loading);
+        world.publish("a", Generation(3), PublishedEngineState::Loading);
         assert!(world.fleet.last_failure(&"a".into()).is_some(), "it has not served since");
-        assert_eq!(world.publish("a", Generation(3), PublishedState::Awake).len(), 2, "open, and granted");
+        assert_eq!(
+            world.publish("a", Generation(3), PublishedEngineState::Awake).len(),
+            2,
+            "open, and granted"
+        );
         assert_eq!(world.fleet.last_failure(&"a".into()), None);
     }
 }
 
 #[test]
 fn what_was_said_of_a_failure_long_ago_refuses_nobody_for_long() {
-    let mut world = World::follower(QueuePolicy::Wait);
+    let mut world = LeadershipHarness::follower(QueuePolicy::Wait);
     world.after(3600).publish_failed("a", 5, START, 8);
     assert_eq!(world.after(1).arrive("a"), [], "no gateway leads, and the next that does may have more luck");
 }
 
 #[test]
 fn a_refusal_that_hangs_on_what_is_about_to_be_decided_is_none() {
-    let mut world = World::follower(QueuePolicy::Reject);
+    let mut world = LeadershipHarness::follower(QueuePolicy::Reject);
     // Both would fit alone; the leader may have chosen either.
     assert_eq!(world.arrive("a"), []);
     assert_eq!(world.arrive("b"), []);
@@ -352,72 +375,81 @@ fn a_refusal_that_hangs_on_what_is_about_to_be_decided_is_none() {
 
 #[test]
 fn orders_are_for_the_gateway_that_leads() {
-    let mut world = World::serving(0);
-    let forbidden = world.fleet.forbids(&"a".into(), Order::Stop).expect_err("it follows");
+    let mut world = LeadershipHarness::serving(0);
+    let forbidden = world.fleet.validate_action(&"a".into(), OperatorAction::Stop).expect_err("it follows");
     assert!(forbidden.contains("another gateway leads"), "{forbidden}");
-    world.tell(&Event::Operator { operation: OperationId(1), model: "b".into(), order: Order::Pin });
+    world.send(&Event::OperatorRequest {
+        operation: OperationId(1),
+        model: "b".into(),
+        action: OperatorAction::Pin,
+    });
     let commands = world.turn();
-    assert!(matches!(&commands[..], [Command::Finish { outcome: Err(why), .. }] if *why == forbidden));
-    world.tell(&Event::Led { leads: true });
-    world.tell(&Event::AdoptionDone);
+    assert!(
+        matches!(&commands[..], [Command::FinishOperation { outcome: Err(why), .. }] if *why == forbidden)
+    );
+    world.send(&Event::LeadershipChanged { leads: true });
+    world.send(&Event::AdoptionDone);
     assert!(world.turn().iter().all(|c| !matches!(c, Command::Reserve { .. })), "it was never pinned");
 }
 
 #[test]
 fn a_follower_that_shuts_down_tells_its_own_and_stops_nothing() {
-    let mut world = World::serving(1);
+    let mut world = LeadershipHarness::serving(1);
     world.arrive("b");
-    world.tell(&Event::Shutdown { stop_engines: true });
+    world.send(&Event::Shutdown { stop_engines: true });
     let commands = world.turn();
-    assert_eq!(closes(&commands), [(ONE, Why::Shutdown, true)]);
+    assert_eq!(closes(&commands), [(ONE, CloseReason::Shutdown, true)]);
     assert!(commands.iter().any(|c| matches!(c, Command::Refuse { fault: Fault::ShuttingDown, .. })));
     assert_eq!(commands.len(), 3, "{commands:?}");
     assert!(!world.fleet.is_finished());
-    world.used("a", ONE, 0);
+    world.report_use("a", ONE, 0);
     assert_eq!(world.turn(), []);
-    assert!(world.fleet.is_finished() && world.of("a").state == State::Awake);
+    assert!(world.fleet.is_finished() && world.of("a").state == LifecycleState::Awake);
 }
 
 #[test]
 fn who_comes_to_lead_goes_on_serving_and_decides_once_it_knows_what_runs() {
-    let mut world = World::serving(2);
-    let (turn, last_end) = (world.of("a").turn, world.of("a").last_end);
-    world.after(10).tell(&Event::Led { leads: true });
+    let mut world = LeadershipHarness::serving(2);
+    let (turn, last_end) = (world.of("a").turn_start, world.of("a").last_lease_end);
+    world.after(10).send(&Event::LeadershipChanged { leads: true });
     assert_eq!(world.turn(), []);
     assert_eq!(world.arrive("a"), [grants(1, "a", ONE)], "without a gap");
     assert_eq!(world.arrive("b"), []);
     assert!(world.fleet.is_ready() && world.fleet.leads());
-    world.publish("a", TWO, PublishedState::Stopping);
+    world.publish("a", TWO, PublishedEngineState::Stopping);
     assert_eq!(world.of("a").generation, ONE, "nobody else is listened to");
     world.adopt("a", ONE, None, true);
     assert_eq!(world.turn(), []);
     let a = world.of("a");
-    assert_eq!((a.door, a.leases, a.turn, a.last_end), (Door::Public, 3, turn, last_end));
-    world.tell(&Event::AdoptionDone);
+    assert_eq!(
+        (a.admission, a.leases, a.turn_start, a.last_lease_end),
+        (Admission::Public, 3, turn, last_end)
+    );
+    world.send(&Event::AdoptionDone);
     assert_eq!(world.turn(), []);
     world.after(300);
-    assert_eq!(closes(&world.turn()), [(ONE, Why::Turn, false)], "its turn is over, and it decides");
+    assert_eq!(closes(&world.turn()), [(ONE, CloseReason::Turn, false)], "its turn is over, and it decides");
 }
 
 #[test]
 fn what_is_not_found_running_is_gone() {
-    let mut world = World::serving(1);
-    world.tell(&Event::Led { leads: true });
-    world.tell(&Event::AdoptionDone);
-    assert_eq!(closes(&world.turn()), [(ONE, Why::Fault, true)]);
-    assert_eq!(world.of("a").state, State::Cold);
+    let mut world = LeadershipHarness::serving(1);
+    world.send(&Event::LeadershipChanged { leads: true });
+    world.send(&Event::AdoptionDone);
+    assert_eq!(closes(&world.turn()), [(ONE, CloseReason::Fault, true)]);
+    assert_eq!(world.of("a").state, LifecycleState::Cold);
     let commands = world.arrive("a");
     assert!(matches!(commands[..], [Command::Reserve { generation: TWO, .. }]), "{commands:?}");
 }
 
 #[test]
 fn what_is_found_asleep_is_shut_and_whoever_is_in_it_is_told() {
-    let mut world = World::serving(1);
-    world.tell(&Event::Led { leads: true });
-    world.adopt("a", ONE, Some(Level::One), true);
-    world.tell(&Event::AdoptionDone);
-    world.used("a", ONE, 1);
-    assert_eq!(closes(&world.turn()), [(ONE, Why::Fault, true)]);
+    let mut world = LeadershipHarness::serving(1);
+    world.send(&Event::LeadershipChanged { leads: true });
+    world.adopt("a", ONE, Some(SleepLevel::One), true);
+    world.send(&Event::AdoptionDone);
+    world.report_use("a", ONE, 1);
+    assert_eq!(closes(&world.turn()), [(ONE, CloseReason::Fault, true)]);
     let commands = world.arrive("a");
     assert!(matches!(commands[..], [Command::Reserve { generation: ONE, .. }]), "{commands:?}");
 }
@@ -426,20 +458,20 @@ fn what_is_found_asleep_is_shut_and_whoever_is_in_it_is_told() {
 #[test]
 fn what_was_told_to_sleep_has_all_its_memory_until_it_says_that_it_sleeps() {
     let taken_over = || {
-        let mut world = World::serving(1);
-        world.tell(&Event::Led { leads: true });
-        world.adopt("a", ONE, Some(Level::One), false);
-        world.tell(&Event::AdoptionDone);
-        assert_eq!(closes(&world.turn()), [(ONE, Why::Fault, true)]);
-        assert_eq!(world.of("a").state, State::FallingAsleep { level: Level::One });
+        let mut world = LeadershipHarness::serving(1);
+        world.send(&Event::LeadershipChanged { leads: true });
+        world.adopt("a", ONE, Some(SleepLevel::One), false);
+        world.send(&Event::AdoptionDone);
+        assert_eq!(closes(&world.turn()), [(ONE, CloseReason::Fault, true)]);
+        assert_eq!(world.of("a").state, LifecycleState::FallingAsleep { level: SleepLevel::One });
         for model in ["a", "b"] {
             assert_eq!(world.arrive(model), [], "nothing is known of it yet");
         }
         world
     };
-    let (engine, generation, level) = (engine("a"), ONE, Level::One);
+    let (engine, generation, level) = (engine("a"), ONE, SleepLevel::One);
     let mut world = taken_over();
-    world.tell(&Event::Slept { engine: engine.clone(), generation, level });
+    world.send(&Event::Slept { engine: engine.clone(), generation, level });
     let commands = world.turn();
     assert!(
         matches!(commands[..], [Command::Shrink { .. }, Command::Reserve { generation: ONE, .. }]),
@@ -447,12 +479,12 @@ fn what_was_told_to_sleep_has_all_its_memory_until_it_says_that_it_sleeps() {
     );
 
     let mut world = taken_over();
-    world.tell(&Event::SleepFailed { engine: engine.clone(), generation, cause: Cause::StaysAwake });
+    world.send(&Event::SleepFailed { engine: engine.clone(), generation, cause: FailureCause::SleepDenied });
     assert_eq!(world.turn(), [opens("a", ONE), grants(1, "a", ONE)]);
 
     // Refused, or without an answer until its time is over.
     let mut refused = taken_over();
-    refused.tell(&Event::SleepFailed { engine, generation, cause: Cause::Refused });
+    refused.send(&Event::SleepFailed { engine, generation, cause: FailureCause::Refused });
     let mut silent = taken_over();
     silent.after(30 + 20);
     for mut world in [refused, silent] {
@@ -463,77 +495,83 @@ fn what_was_told_to_sleep_has_all_its_memory_until_it_says_that_it_sleeps() {
 
 #[test]
 fn one_that_does_not_answer_for_a_moment_keeps_its_requests_and_is_watched() {
-    let mut world = World::serving(1);
-    world.tell(&Event::Led { leads: true });
+    let mut world = LeadershipHarness::serving(1);
+    world.send(&Event::LeadershipChanged { leads: true });
     world.adopt("a", ONE, None, false);
-    world.tell(&Event::AdoptionDone);
+    world.send(&Event::AdoptionDone);
     assert_eq!(world.turn(), []);
-    assert_eq!((world.of("a").door, world.of("a").leases), (Door::Public, 1));
+    assert_eq!((world.of("a").admission, world.of("a").leases), (Admission::Public, 1));
     world.after(11);
-    assert_eq!(closes(&world.turn()), [(ONE, Why::Fault, true)], "it hangs");
+    assert_eq!(closes(&world.turn()), [(ONE, CloseReason::Fault, true)], "it hangs");
 }
 
 #[test]
 fn who_no_longer_leads_gives_up_what_it_had_begun() {
-    let mut world = World::leader(QueuePolicy::Wait);
-    world.tell(&Event::Operator { operation: OperationId(1), model: "a".into(), order: Order::Wake });
+    let mut world = LeadershipHarness::leader(QueuePolicy::Wait);
+    world.send(&Event::OperatorRequest {
+        operation: OperationId(1),
+        model: "a".into(),
+        action: OperatorAction::Wake,
+    });
     assert!(matches!(world.turn()[..], [Command::Reserve { .. }]));
-    world.tell(&Event::Led { leads: false });
+    world.send(&Event::LeadershipChanged { leads: false });
     let commands = world.turn();
     assert!(
-        matches!(&commands[..], [Command::Finish { outcome: Err(why), .. }] if why.contains("another gateway"))
+        matches!(&commands[..], [Command::FinishOperation { outcome: Err(why), .. }] if why.contains("another gateway"))
     );
-    world.tell(&Event::Placed { engine: engine("a"), generation: ONE, accelerators: vec!["gpu-0".into()] });
+    world.send(&Event::Placed { engine: engine("a"), generation: ONE, accelerators: vec!["gpu-0".into()] });
     assert_eq!(world.turn(), []);
-    assert!(world.of("a").placing.is_none());
+    assert!(world.of("a").pending_reservation.is_none());
 }
 
 #[test]
 fn a_start_under_way_stays_as_it_is_until_it_is_published() {
-    let mut world = World::leader(QueuePolicy::Wait);
+    let mut world = LeadershipHarness::leader(QueuePolicy::Wait);
     world.arrive("a");
-    world.tell(&Event::Placed { engine: engine("a"), generation: ONE, accelerators: vec!["gpu-0".into()] });
+    world.send(&Event::Placed { engine: engine("a"), generation: ONE, accelerators: vec!["gpu-0".into()] });
     assert!(matches!(world.turn()[..], [Command::Launch { .. }]));
-    world.tell(&Event::Started { engine: engine("a"), generation: ONE, address: address() });
-    world.tell(&Event::Ready { engine: engine("a"), generation: ONE });
+    world.send(&Event::Started { engine: engine("a"), generation: ONE, address: address() });
+    world.send(&Event::Ready { engine: engine("a"), generation: ONE });
     let commands = world.turn();
     assert!(matches!(
         commands[..],
         [Command::OpenGate { public: false, .. }, Command::Grant { canary: true, .. }]
     ));
-    world.tell(&Event::Led { leads: false });
+    world.send(&Event::LeadershipChanged { leads: false });
     assert_eq!(world.turn(), []);
     assert_eq!(world.arrive("a"), [], "no second one is sent to prove it");
-    let verdict = Verdict::Failed(Cause::Unhealthy);
-    world.tell(&Event::Canary { engine: engine("a"), generation: ONE, verdict });
+    let verdict = CanaryVerdict::Failed(FailureCause::Unhealthy);
+    world.send(&Event::Canary { engine: engine("a"), generation: ONE, verdict });
     world.after(3600);
-    assert!(matches!(refused(&world.turn()), Fault::ModelNotReady { cause: Cause::Deadline, .. }));
-    assert_eq!(world.of("a").state, State::Loading);
-    assert_eq!(world.publish("a", ONE, PublishedState::Awake), [opens("a", ONE)]);
+    assert!(matches!(refused(&world.turn()), Fault::ModelNotReady { cause: FailureCause::Deadline, .. }));
+    assert_eq!(world.of("a").state, LifecycleState::Loading);
+    assert_eq!(world.publish("a", ONE, PublishedEngineState::Awake), [opens("a", ONE)]);
 }
 
 #[test]
 fn what_is_ready_when_this_gateway_no_longer_leads_is_for_another_to_prove() {
-    let mut world = World::leader(QueuePolicy::Wait);
+    let mut world = LeadershipHarness::leader(QueuePolicy::Wait);
     world.arrive("a");
-    world.tell(&Event::Placed { engine: engine("a"), generation: ONE, accelerators: vec!["gpu-0".into()] });
+    world.send(&Event::Placed { engine: engine("a"), generation: ONE, accelerators: vec!["gpu-0".into()] });
     world.turn();
-    world.tell(&Event::Started { engine: engine("a"), generation: ONE, address: address() });
-    world.tell(&Event::Ready { engine: engine("a"), generation: ONE });
-    world.tell(&Event::Led { leads: false });
+    world.send(&Event::Started { engine: engine("a"), generation: ONE, address: address() });
+    world.send(&Event::Ready { engine: engine("a"), generation: ONE });
+    world.send(&Event::LeadershipChanged { leads: false });
     assert_eq!(world.turn(), [], "neither by the request that waits");
-    world.tell(&Event::Left { waiter: WaiterId(1) });
+    world.send(&Event::Left { waiter: WaiterId(1) });
     assert_eq!(world.turn(), [], "nor by a probe");
 }
 
 #[test]
 fn a_role_survives_in_a_journal_and_older_journals_do_without() {
-    let mut world = World::serving(1);
+    let mut world = LeadershipHarness::serving(1);
     world.arrive("b");
-    let mut text = journal::write(&journal::Line::header("0", world.now)).expect("a line");
+    let mut text = journal::write(&journal::JournalLine::header("0", world.now)).expect("a line");
     text = text + "\n" + &journal::write_turn(world.now, &world.fleet.snapshot()).expect("a line") + "\n";
-    let draining =
-        Published { state: PublishedState::Draining, ..Published::of(world.of("a")).expect("it runs") };
+    let draining = PublishedEngine {
+        state: PublishedEngineState::Draining,
+        ..PublishedEngine::of(world.of("a")).expect("it runs")
+    };
     let events = [Event::Published { engine: engine("a"), generation: ONE, published: Some(draining) }];
     text = text + &journal::write_turn(world.now, &events).expect("a line") + "\n";
     let mut plans = Vec::new();
@@ -541,9 +579,9 @@ fn a_role_survives_in_a_journal_and_older_journals_do_without() {
         plans.push(plan.commands.clone())
     });
     assert_eq!(plans[0], []);
-    assert_eq!(closes(&plans[1]), [(ONE, Why::Published, false)]);
+    assert_eq!(closes(&plans[1]), [(ONE, CloseReason::PublishedNotAwake, false)]);
 
-    let alone = World::leader(QueuePolicy::Wait);
+    let alone = LeadershipHarness::leader(QueuePolicy::Wait);
     let text = journal::write_turn(START, &alone.fleet.snapshot()).expect("a line");
     assert!(!text.contains("role") && !text.contains("unfound") && !text.contains("forsaken"), "{text}");
 }
@@ -552,42 +590,42 @@ fn a_role_survives_in_a_journal_and_older_journals_do_without() {
 /// from all of those.
 #[test]
 fn lives_under_a_new_leader_are_later_than_any_before() {
-    let mut world = World::follower(QueuePolicy::Wait);
-    world.tell(&Event::Led { leads: true });
+    let mut world = LeadershipHarness::follower(QueuePolicy::Wait);
+    world.send(&Event::LeadershipChanged { leads: true });
     let from = Generation(7 << 16);
-    world.tell(&Event::LivesFrom { generation: from });
-    world.tell(&Event::AdoptionDone);
-    let generation = |world: &World| world.fleet.engine(&engine("a")).unwrap().generation;
+    world.send(&Event::GenerationFloor { generation: from });
+    world.send(&Event::AdoptionDone);
+    let generation = |world: &LeadershipHarness| world.fleet.engine(&engine("a")).unwrap().generation;
     assert_eq!(generation(&world), from);
-    world.tell(&Event::LivesFrom { generation: ONE });
+    world.send(&Event::GenerationFloor { generation: ONE });
     assert_eq!(generation(&world), from, "never back");
 }
 
 /// What runs has a life of a former leader's, of which this one may not have heard.
 #[test]
 fn an_engine_of_which_nobody_told_is_adopted_in_the_life_that_it_has() {
-    let mut world = World::follower(QueuePolicy::Wait);
-    world.tell(&Event::Led { leads: true });
-    world.tell(&Event::LivesFrom { generation: Generation(7 << 16) });
+    let mut world = LeadershipHarness::follower(QueuePolicy::Wait);
+    world.send(&Event::LeadershipChanged { leads: true });
+    world.send(&Event::GenerationFloor { generation: Generation(7 << 16) });
     world.adopt("a", ONE, None, true);
-    world.tell(&Event::AdoptionDone);
+    world.send(&Event::AdoptionDone);
     let e = world.of("a");
-    assert_eq!((e.generation, &e.state), (ONE, &State::Awake));
+    assert_eq!((e.generation, &e.state), (ONE, &LifecycleState::Awake));
 }
 
 /// Nothing that is cold can be begun, and whoever waits for it is told so; what is awake is another matter.
 #[test]
 fn who_waits_while_the_clusters_api_is_silent_is_told_so_by_whoever_decides() {
-    for mut world in [World::leader(QueuePolicy::Wait), World::serving(1)] {
+    for mut world in [LeadershipHarness::leader(QueuePolicy::Wait), LeadershipHarness::serving(1)] {
         world.arrive("b");
-        world.tell(&Event::Cluster { answers: false });
+        world.send(&Event::ApiServerChanged { answers: false });
         let told = world.after(5).reason("b");
         assert!(told.contains("the cluster's API server has not answered since"), "{told}");
         let told = world.reason("large");
         assert!(told.contains("the cluster's API server"), "nobody waits for it: {told}");
         let told = world.reason("a");
         assert_eq!(told.contains("API server"), !world.of("a").serves(), "{told}");
-        world.tell(&Event::Cluster { answers: true });
+        world.send(&Event::ApiServerChanged { answers: true });
         let told = world.reason("b");
         assert!(!told.contains("API server"), "{told}");
     }
@@ -596,23 +634,23 @@ fn who_waits_while_the_clusters_api_is_silent_is_told_so_by_whoever_decides() {
 /// Others may use it, and could not say so yet.
 #[test]
 fn nothing_is_put_away_as_idle_before_every_other_gateway_could_be_heard() {
-    let idle = |commands: &[Command]| closes(commands).iter().any(|(_, why, _)| *why == Why::Idle);
-    let mut world = World::serving(0);
-    world.after(600).tell(&Event::Led { leads: true });
+    let idle = |commands: &[Command]| closes(commands).iter().any(|(_, why, _)| *why == CloseReason::Idle);
+    let mut world = LeadershipHarness::serving(0);
+    world.after(600).send(&Event::LeadershipChanged { leads: true });
     world.adopt("a", ONE, None, true);
-    world.tell(&Event::AdoptionDone);
+    world.send(&Event::AdoptionDone);
     assert!(!idle(&world.turn()) && !idle(&world.after(14).turn()));
     assert!(world.fleet.next_deadline().is_some_and(|at| at <= world.now + Millis::secs(1)));
     assert!(idle(&world.after(1).turn()), "it has been unused for ten minutes");
 
-    let mut world = World::serving(0);
-    world.tell(&Event::Led { leads: true });
+    let mut world = LeadershipHarness::serving(0);
+    world.send(&Event::LeadershipChanged { leads: true });
     world.adopt("a", ONE, None, true);
-    world.tell(&Event::AdoptionDone);
+    world.send(&Event::AdoptionDone);
     world.turn();
-    world.after(30).tell(&Event::Cluster { answers: false });
+    world.after(30).send(&Event::ApiServerChanged { answers: false });
     assert!(!idle(&world.after(600).turn()), "nobody can say anything");
-    world.tell(&Event::Cluster { answers: true });
+    world.send(&Event::ApiServerChanged { answers: true });
     assert!(!idle(&world.turn()) && !idle(&world.after(14).turn()));
     assert!(idle(&world.after(1).turn()));
 }
@@ -628,17 +666,19 @@ fn a_follower_refuses_nobody_for_what_is_needed_and_may_be_coming() {
     let mut small = model("small");
     small.memory.awake = Bytes::gib(8);
     let models = vec![model("a"), needs("never", "a"), small, needs("top", "small")];
-    let mut world = World::of_models(models, QueuePolicy::Reject);
-    world.tell(&Event::Led { leads: false });
+    let mut world = LeadershipHarness::of_models(models, QueuePolicy::Reject);
+    world.send(&Event::LeadershipChanged { leads: false });
     assert_eq!(world.turn(), []);
     assert_eq!(world.arrive("top"), [], "both could be reserved for");
-    for state in [PublishedState::Launching, PublishedState::Loading, PublishedState::Failing] {
+    for state in
+        [PublishedEngineState::Launching, PublishedEngineState::Loading, PublishedEngineState::Failing]
+    {
         assert_eq!(world.publish("small", ONE, state), []);
     }
-    assert_eq!(world.publish("small", ONE, PublishedState::Backoff), []);
+    assert_eq!(world.publish("small", ONE, PublishedEngineState::Backoff), []);
     let Fault::InsufficientMemory(shortage) = refused(&world.arrive("never")).clone() else {
         panic!("it would be served");
     };
-    assert!(shortage.never, "{shortage:?}");
+    assert!(shortage.permanent, "{shortage:?}");
     assert!(shortage.wait.waited_for.contains("a needs 20Gi on one accelerator"), "{shortage:?}");
 }

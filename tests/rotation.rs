@@ -2,15 +2,15 @@
 
 use rouse::{
     fleet::Fleet,
-    sim::{Scenario, World, journal, journal::Line},
+    sim::{Scenario, SimulatedWorld, journal, journal::JournalLine},
 };
 
 /// What a new fleet knows that was told a snapshot as a file would keep it.
-fn resumed(fleet: &Fleet, line: &Line) -> Fleet {
+fn fleet_from_snapshot(fleet: &Fleet, line: &JournalLine) -> Fleet {
     let text = journal::write_turn(line.at(), &fleet.snapshot()).expect("a snapshot is JSON");
-    let header = journal::write(&Line::header("test", line.at())).expect("a header is JSON");
+    let header = journal::write(&JournalLine::header("test", line.at())).expect("a header is JSON");
     let lines = journal::read(&format!("{header}\n{text}\n")).expect("a snapshot can be read");
-    let Some(Line::Turn { at, events }) = lines.last() else { panic!("{lines:?}") };
+    let Some(JournalLine::Turn { at, events }) = lines.last() else { panic!("{lines:?}") };
     let mut fresh = Fleet::new();
     events.iter().for_each(|event| fresh.on(event, *at));
     fresh
@@ -20,20 +20,20 @@ fn resumed(fleet: &Fleet, line: &Line) -> Fleet {
 fn a_journal_that_starts_over_anywhere_replays_to_the_same_commands() {
     let (mut turns, mut given) = (0_u64, 0);
     for seed in 0..60 {
-        let mut world = World::new(Scenario::by_chance(seed)).recorded();
+        let mut world = SimulatedWorld::new(Scenario::from_seed(seed)).with_journal();
         if let Err(failure) = world.run(150) {
             panic!("{failure}");
         }
         let (mut fleet, mut again) = (Fleet::new(), Fleet::new());
         for line in world.journal() {
-            let Line::Turn { at, events } = line else {
+            let JournalLine::Turn { at, events } = line else {
                 (fleet, again) = (Fleet::new(), Fleet::new());
                 continue;
             };
             events.iter().for_each(|event| fleet.on(event, *at));
             turns += 1;
             if turns.is_multiple_of(7) {
-                again = resumed(&fleet, line);
+                again = fleet_from_snapshot(&fleet, line);
             } else {
                 events.iter().for_each(|event| again.on(event, *at));
             }

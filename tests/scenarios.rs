@@ -6,9 +6,9 @@
 
 use std::path::PathBuf;
 
-use rouse::sim::{World, journal, narrate::narrate, scenario::scripts};
+use rouse::sim::{SimulatedWorld, journal, scenario::scripts, transcript::render_transcript};
 
-fn folder() -> PathBuf {
+fn scenario_dir() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("gateway/tests/scenarios")
 }
 
@@ -17,13 +17,13 @@ fn every_scenario_tells_its_story() {
     let mut differ = Vec::new();
     for (scenario, lasts) in scripts::all() {
         let name = scenario.name.clone();
-        let mut world = World::new(scenario).recorded();
+        let mut world = SimulatedWorld::new(scenario).with_journal();
         if let Err(failure) = world.run_until(lasts) {
-            panic!("{failure}\n{}", narrate(world.journal()));
+            panic!("{failure}\n{}", render_transcript(world.journal()));
         }
         let lines = world.journal().iter().map(|line| journal::write(line).expect("a line is JSON") + "\n");
         let recorded: String = lines.collect();
-        let path = folder().join(format!("{name}.journal"));
+        let path = scenario_dir().join(format!("{name}.journal"));
         if std::env::var_os("ROUSE_RECORD").is_some() {
             std::fs::write(&path, &recorded).expect("the journal is written");
         }
@@ -33,8 +33,8 @@ fn every_scenario_tells_its_story() {
             continue;
         }
         let lines = journal::read(&on_file).expect("the journal on file can be read");
-        insta::with_settings!({ prepend_module_to_snapshot => false, omit_expression => true, snapshot_path => folder() }, {
-            insta::assert_snapshot!(name, narrate(&lines));
+        insta::with_settings!({ prepend_module_to_snapshot => false, omit_expression => true, snapshot_path => scenario_dir() }, {
+            insta::assert_snapshot!(name, render_transcript(&lines));
         });
     }
     assert!(differ.is_empty(), "these now go differently: {differ:?}; ROUSE_RECORD=1 records them anew");

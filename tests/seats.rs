@@ -1,26 +1,26 @@
 //! Several engines of one model, and who that waits is given which.
 
 use rouse::{
-    engine::clients::Clients,
-    fault::Cause,
+    engine::turn_clients::TurnClients,
+    fault::FailureCause,
     fleet::{
         Fleet,
         command::Command,
-        event::{Event, Found, Waiter, WaiterId},
+        event::{AdoptedEngine, Event, Waiter, WaiterId},
     },
     model::{
-        Accelerator, Accelerators, Configuration, EngineId, Idle, LevelPolicy, Memory, ModelSpec, OwnQueue,
-        Settings,
+        Accelerator, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy,
+        ModelSpec, QueueOverrides, SleepLevelPolicy,
     },
     sim::journal,
     units::{Bytes, Generation, Millis, Tick},
 };
 
 const START: Tick = Tick(1_000_000);
-const LIFE: Generation = Generation(1);
+const GENERATION: Generation = Generation(1);
 
 /// A fleet that found so many engines of one model awake, and the moment.
-struct World {
+struct AssignmentHarness {
     fleet: Fleet,
     now: Tick,
     waiters: u64,
@@ -30,13 +30,13 @@ fn engine(replica: u32) -> EngineId {
     EngineId::new("m".into(), replica)
 }
 
-fn configuration(replicas: u32, max_concurrency: u32) -> Configuration {
+fn configuration(replicas: u32, max_concurrency: u32) -> FleetConfig {
     let model = ModelSpec {
         name: "m".into(),
         aliases: Vec::new(),
-        accelerators: Accelerators::Count(1),
-        memory: Memory { awake: Bytes::gib(1), asleep: Bytes::mib(256), host: Bytes::gib(1) },
-        idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
+        accelerators: AcceleratorRequirement::Count(1),
+        memory: EngineMemory { awake: Bytes::gib(1), asleep: Bytes::mib(256), host: Bytes::gib(1) },
+        idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
         replicas,
         pinned: false,
         min_replicas: 0,
@@ -48,42 +48,42 @@ fn configuration(replicas: u32, max_concurrency: u32) -> Configuration {
         can_sleep: true,
         fingerprint: 1,
         eviction: None,
-        queue: OwnQueue::default(),
+        queue: QueueOverrides::default(),
     };
     let gpu = Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: false, units: None };
-    let settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
-    Configuration { settings, accelerators: vec![gpu], models: vec![model] }
+    let settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
+    FleetConfig { settings, accelerators: vec![gpu], models: vec![model] }
 }
 
-impl World {
+impl AssignmentHarness {
     fn new(replicas: u32, max_concurrency: u32) -> Self {
         let mut world = Self { fleet: Fleet::new(), now: START, waiters: 0 };
         let configuration = Box::new(configuration(replicas, max_concurrency));
-        world.tell(&Event::Configured { configuration });
+        world.send(&Event::Configured { configuration });
         for replica in 0..replicas {
-            let found = Found {
+            let found = AdoptedEngine {
                 address: ([127, 0, 0, 1], 1).into(),
                 accelerators: vec!["gpu-0".into()],
                 asleep: None,
                 ready: true,
                 fingerprint: 1,
-                last_end: Tick(0),
+                last_lease_end: Tick(0),
                 started: START,
             };
-            world.tell(&Event::Adopted { engine: engine(replica), generation: LIFE, found });
+            world.send(&Event::Adopted { engine: engine(replica), generation: GENERATION, found });
         }
-        world.tell(&Event::AdoptionDone);
+        world.send(&Event::AdoptionDone);
         assert_eq!(world.grants(), []);
         assert!(world.fleet.engines().all(rouse::engine::Engine::serves));
         world
     }
 
-    fn tell(&mut self, event: &Event) {
+    fn send(&mut self, event: &Event) {
         self.fleet.on(event, self.now);
     }
 
-    fn left_out(&mut self, replica: u32, until: Option<Tick>) {
-        self.tell(&Event::LeftOut { engine: engine(replica), generation: LIFE, until });
+    fn set_ejected(&mut self, replica: u32, until: Option<Tick>) {
+        self.send(&Event::EjectionChanged { engine: engine(replica), generation: GENERATION, until });
     }
 
     fn arrive(&mut self, number: u32, only: Option<(EngineId, Generation)>) {
@@ -98,9 +98,9 @@ impl World {
                 arrived: self.now,
                 deadline: self.now + Millis::secs(3600),
                 stream: true,
-                only: only.clone(),
+                required_engine: only.clone(),
             };
-            self.tell(&Event::Arrived { waiter });
+            self.send(&Event::Arrived { waiter });
         }
     }
 
@@ -108,14 +108,14 @@ impl World {
     fn end(&mut self, replica: u32) {
         let (last_end, last_byte) = (self.now, self.now);
         let engine = engine(replica);
-        self.tell(&Event::Used {
+        self.send(&Event::GateSampled {
             engine,
-            generation: LIFE,
+            generation: GENERATION,
             leases: 0,
-            last_end,
+            last_lease_end: last_end,
             last_byte,
-            clients: Clients::default(),
-            pause: None,
+            clients: TurnClients::default(),
+            idle_gap: None,
         });
     }
 
@@ -124,7 +124,7 @@ impl World {
         let plan = self.fleet.plan(self.now);
         self.fleet.issued(&plan.commands, self.now);
         assert!(self.fleet.plan(self.now).commands.is_empty(), "once more at the same moment");
-        assert_eq!(self.fleet.check(), [""; 0]);
+        assert_eq!(self.fleet.broken_invariants(), [""; 0]);
         let granted = plan.commands.iter().filter_map(|command| match command {
             Command::Grant { waiter, engine, .. } => Some((waiter.0, engine.replica)),
             _ => None,
@@ -133,7 +133,7 @@ impl World {
     }
 
     /// How many that wait are given each of the engines now.
-    fn shares(&mut self) -> Vec<usize> {
+    fn grant_counts(&mut self) -> Vec<usize> {
         let replicas = self.fleet.engines().count();
         let grants = self.grants();
         (0..replicas).map(|n| grants.iter().filter(|(_, replica)| *replica as usize == n).count()).collect()
@@ -142,67 +142,70 @@ impl World {
 
 #[test]
 fn an_engine_that_is_left_out_gets_nobody_until_its_pause_is_over_and_then_one() {
-    let mut world = World::new(2, 3);
+    let mut world = AssignmentHarness::new(2, 3);
     let until = world.now + Millis::secs(10);
-    world.left_out(0, Some(until));
+    world.set_ejected(0, Some(until));
     world.arrive(20, None);
-    assert_eq!(world.shares(), [0, 3]);
+    assert_eq!(world.grant_counts(), [0, 3]);
     world.end(0);
-    assert_eq!(world.shares(), [0, 0]);
+    assert_eq!(world.grant_counts(), [0, 0]);
     assert_eq!(world.fleet.next_deadline(), Some(until), "somebody waits for that moment");
 
     world.now = until;
-    assert_eq!(world.shares(), [1, 0]);
+    assert_eq!(world.grant_counts(), [1, 0]);
     // Its lease has ended, and nobody has said how it went.
     world.end(0);
-    assert_eq!(world.shares(), [0, 0]);
-    world.left_out(0, Some(until + Millis::secs(20)));
-    assert_eq!(world.shares(), [0, 0], "it failed");
-    world.left_out(0, None);
-    assert_eq!(world.shares(), [3, 0], "it is back");
+    assert_eq!(world.grant_counts(), [0, 0]);
+    world.set_ejected(0, Some(until + Millis::secs(20)));
+    assert_eq!(world.grant_counts(), [0, 0], "it failed");
+    world.set_ejected(0, None);
+    assert_eq!(world.grant_counts(), [3, 0], "it is back");
 }
 
 #[test]
 fn at_most_half_are_left_out_and_only_for_the_life_that_failed() {
     for (replicas, shares) in [(1, vec![2]), (2, vec![0, 2]), (3, vec![0, 2, 2]), (4, vec![0, 0, 2, 2])] {
-        let mut world = World::new(replicas, 2);
+        let mut world = AssignmentHarness::new(replicas, 2);
         for replica in 0..replicas {
-            world.left_out(replica, Some(world.now + Millis::secs(10)));
+            world.set_ejected(replica, Some(world.now + Millis::secs(10)));
         }
         world.arrive(20, None);
-        assert_eq!(world.shares(), shares);
+        assert_eq!(world.grant_counts(), shares);
     }
-    let mut world = World::new(2, 2);
+    let mut world = AssignmentHarness::new(2, 2);
     let until = Some(world.now + Millis::secs(10));
-    world.tell(&Event::LeftOut { engine: engine(0), generation: Generation(9), until });
+    world.send(&Event::EjectionChanged { engine: engine(0), generation: Generation(9), until });
     world.arrive(20, None);
-    assert_eq!(world.shares(), [2, 2]);
+    assert_eq!(world.grant_counts(), [2, 2]);
 }
 
 #[test]
 fn a_journal_that_starts_over_knows_who_is_left_out_and_who_waits_for_whom() {
-    let mut world = World::new(2, 1);
-    world.left_out(1, Some(world.now + Millis::secs(10)));
-    world.arrive(1, Some((engine(0), LIFE)));
-    world.arrive(3, Some((engine(0), LIFE)));
+    let mut world = AssignmentHarness::new(2, 1);
+    world.set_ejected(1, Some(world.now + Millis::secs(10)));
+    world.arrive(1, Some((engine(0), GENERATION)));
+    world.arrive(3, Some((engine(0), GENERATION)));
     world.arrive(2, None);
-    let header = journal::write(&journal::Line::header("1", world.now)).unwrap();
+    let header = journal::write(&journal::JournalLine::header("1", world.now)).unwrap();
     let turn = journal::write_turn(world.now, &world.fleet.snapshot()).unwrap();
     let mut again = Fleet::new();
     for line in journal::read(&format!("{header}\n{turn}\n")).unwrap() {
-        let journal::Line::Turn { at, events } = line else { continue };
+        let journal::JournalLine::Turn { at, events } = line else { continue };
         events.iter().for_each(|event| again.on(event, at));
     }
     let grants = |fleet: &Fleet| fleet.plan(world.now).commands;
     assert!(grants(&world.fleet).iter().any(|command| matches!(command, Command::Grant { .. })));
     assert_eq!(grants(&again).last(), grants(&world.fleet).last());
-    assert_eq!(again.engine(&engine(1)).unwrap().left_out, world.fleet.engine(&engine(1)).unwrap().left_out);
+    assert_eq!(
+        again.engine(&engine(1)).unwrap().ejected_until,
+        world.fleet.engine(&engine(1)).unwrap().ejected_until
+    );
 }
 
 #[test]
 fn who_can_be_answered_by_one_engine_waits_for_it_and_keeps_nobody_else_from_the_others() {
-    let mut world = World::new(2, 1);
-    world.arrive(3, Some((engine(1), LIFE)));
+    let mut world = AssignmentHarness::new(2, 1);
+    world.arrive(3, Some((engine(1), GENERATION)));
     world.arrive(2, None);
     assert_eq!(world.grants(), [(4, 0), (1, 1)]);
     world.end(0);
@@ -212,7 +215,7 @@ fn who_can_be_answered_by_one_engine_waits_for_it_and_keeps_nobody_else_from_the
     world.end(1);
     assert_eq!(world.grants(), [(2, 1)]);
     // Its life ends: nobody can answer the last one, and any engine may say so.
-    let cause = Cause::Exited(1);
-    world.tell(&Event::Gone { engine: engine(1), generation: LIFE, cause });
+    let cause = FailureCause::Exited(1);
+    world.send(&Event::Gone { engine: engine(1), generation: GENERATION, cause });
     assert_eq!(world.grants(), [(3, 0)]);
 }

@@ -8,26 +8,28 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use rouse::sim::{Failure, Scenario, Tally, World, journal, narrate::narrate};
+use rouse::sim::{
+    InvariantViolation, Scenario, SimulatedWorld, Tally, journal, transcript::render_transcript,
+};
 use rouse_testing::sample::{first_seed, size};
 
 /// In the soak, and by the day in the gate.
-const SEEDS: u64 = 10_000;
-const SAMPLED: u64 = 2_000;
+const SOAK_SEEDS: u64 = 10_000;
+const GATE_SEEDS: u64 = 2_000;
 
 #[test]
 fn no_world_breaks_an_invariant() {
-    let steps = setting("ROUSE_SIM_STEPS", 500);
+    let steps = env_or("ROUSE_SIM_STEPS", 500);
     if let Ok(seed) = std::env::var("ROUSE_SIM_SEED") {
-        return alone(seed.parse().expect("a number"), steps);
+        return run_one_seed(seed.parse().expect("a number"), steps);
     }
-    let first = setting("ROUSE_SIM_FIRST", first_seed(SEEDS, SAMPLED));
-    let seeds = first + setting("ROUSE_SIM_SEEDS", size(SEEDS, SAMPLED));
+    let first = env_or("ROUSE_SIM_FIRST", first_seed(SOAK_SEEDS, GATE_SEEDS));
+    let seeds = first + env_or("ROUSE_SIM_SEEDS", size(SOAK_SEEDS, GATE_SEEDS));
     let next = AtomicU64::new(first);
     let threads = std::thread::available_parallelism().map_or(1, Into::into);
     let (mut tally, mut failed) = (Tally::default(), Vec::new());
     std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| work(&next, seeds, steps))).collect();
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| run_seeds(&next, seeds, steps))).collect();
         for worker in workers {
             let (counts, failures) = worker.join().expect("a worker panicked");
             tally.merge(&counts);
@@ -39,12 +41,12 @@ fn no_world_breaks_an_invariant() {
         for (_, failure) in &failed {
             println!("{failure}");
         }
-        panic!("{}", show(*seed, steps, failure));
+        panic!("{}", failure_report(*seed, steps, failure));
     }
     assert_not_vacuous(&tally);
 }
 
-fn work(next: &AtomicU64, seeds: u64, steps: u64) -> (Tally, Vec<(u64, Failure)>) {
+fn run_seeds(next: &AtomicU64, seeds: u64, steps: u64) -> (Tally, Vec<(u64, InvariantViolation)>) {
     let (mut tally, mut failed) = (Tally::default(), Vec::new());
     loop {
         let seed = next.fetch_add(1, Ordering::Relaxed);
@@ -52,7 +54,7 @@ fn work(next: &AtomicU64, seeds: u64, steps: u64) -> (Tally, Vec<(u64, Failure)>
         if seed >= seeds || failed.len() > 4 {
             return (tally, failed);
         }
-        let mut world = World::new(Scenario::by_chance(seed));
+        let mut world = SimulatedWorld::new(Scenario::from_seed(seed));
         if let Err(failure) = world.run(steps) {
             failed.push((seed, failure));
         }
@@ -60,28 +62,28 @@ fn work(next: &AtomicU64, seeds: u64, steps: u64) -> (Tally, Vec<(u64, Failure)>
     }
 }
 
-fn alone(seed: u64, steps: u64) {
-    let mut world = World::new(Scenario::by_chance(seed));
+fn run_one_seed(seed: u64, steps: u64) {
+    let mut world = SimulatedWorld::new(Scenario::from_seed(seed));
     let outcome = world.run(steps);
     println!("{}", world.tally());
     if let Err(failure) = outcome {
-        panic!("{}", show(seed, steps, &failure));
+        panic!("{}", failure_report(seed, steps, &failure));
     }
 }
 
-fn setting(name: &str, default: u64) -> u64 {
+fn env_or(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
 }
 
 /// Runs the seed again with its journal.
-fn show(seed: u64, steps: u64, failure: &Failure) -> String {
-    let mut world = World::new(Scenario::by_chance(seed)).recorded();
+fn failure_report(seed: u64, steps: u64, failure: &InvariantViolation) -> String {
+    let mut world = SimulatedWorld::new(Scenario::from_seed(seed)).with_journal();
     let again = world.run(steps).err().is_some_and(|again| again.step == failure.step);
     let lines: Vec<_> =
         world.journal().iter().map(|line| journal::write(line).expect("a journal line is JSON")).collect();
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("seed-{seed}.journal"));
     std::fs::write(&path, lines.join("\n") + "\n").expect("the journal is written");
-    let story = narrate(world.journal());
+    let story = render_transcript(world.journal());
     std::fs::write(path.with_extension("txt"), &story).expect("the story is written");
     let tail: Vec<&str> = story.lines().collect();
     let tail = &tail[tail.len().saturating_sub(40)..];
@@ -124,6 +126,6 @@ fn assert_not_vacuous(tally: &Tally) {
         "pools resized",
         "starts of what needs others",
     ] {
-        assert!(tally.of(what) > 0, "nothing was tried: {what}");
+        assert!(tally.count(what) > 0, "nothing was tried: {what}");
     }
 }

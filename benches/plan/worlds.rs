@@ -4,26 +4,26 @@
 //! started, the others are cold. There is no room left on any of them, so that whoever waits has to be thought about.
 
 use rouse::{
-    engine::clients::Clients,
+    engine::turn_clients::TurnClients,
     fleet::{
         Fleet,
-        command::{Command, Then, Why},
-        event::{Event, Found, Waiter, WaiterId},
+        command::{AfterDrain, CloseReason, Command},
+        event::{AdoptedEngine, Event, Waiter, WaiterId},
     },
     model::{
-        Accelerator, AcceleratorId, Accelerators, Configuration, EngineId, Idle, Level, LevelPolicy, Memory,
-        ModelName, ModelSpec, OwnQueue, Settings,
+        Accelerator, AcceleratorId, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig,
+        FleetSettings, IdlePolicy, ModelName, ModelSpec, QueueOverrides, SleepLevel, SleepLevelPolicy,
     },
     units::{Bytes, Generation, Millis, Tick},
 };
 
 /// When it all happens.
 pub(crate) const NOW: Tick = Tick(1_000_000_000);
-const PLACES: u32 = 3;
+const MAX_CONCURRENCY: u32 = 3;
 
 /// Who waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Waiting {
+pub(crate) enum WaitingLoad {
     Nobody,
     /// For a cold model, which has no room.
     One,
@@ -33,63 +33,67 @@ pub(crate) enum Waiting {
     Evicting,
 }
 
-impl Waiting {
+impl WaitingLoad {
     pub(crate) const ALL: [Self; 4] = [Self::Nobody, Self::One, Self::Thousand, Self::Evicting];
 }
 
 /// A fleet of so many engines, one for each model, for which everything was decided that could be.
-pub(crate) fn fleet(engines: usize, waiting: Waiting) -> Fleet {
+pub(crate) fn fleet(engines: usize, waiting: WaitingLoad) -> Fleet {
     let mut fleet = Fleet::new();
     let accelerators = (engines / 8).max(1);
     let models = (0..engines).map(model).collect();
     let gpu = |n| Accelerator { id: gpu(n), capacity: Bytes::gib(82), metered: true, units: None };
-    let mut settings = Settings { host_memory: Bytes::gib(1 << 20), ..Settings::default() };
+    let mut settings = FleetSettings { host_memory: Bytes::gib(1 << 20), ..FleetSettings::default() };
     settings.queue.max_waiting = 100_000;
-    let configuration =
-        Configuration { settings, accelerators: (0..accelerators).map(gpu).collect(), models };
+    let configuration = FleetConfig { settings, accelerators: (0..accelerators).map(gpu).collect(), models };
     fleet.on(&Event::Configured { configuration: Box::new(configuration) }, NOW);
     for n in 0..engines {
         adopt(&mut fleet, n, n % accelerators, n / accelerators);
     }
     fleet.on(&Event::AdoptionDone, NOW);
-    settle(&mut fleet);
+    plan_until_quiescent(&mut fleet);
     for n in 0..engines.min(3 * accelerators) {
-        let idle = waiting == Waiting::Evicting && n == 0;
-        fleet.on(&used(n, if idle { 0 } else { PLACES }), NOW);
+        let idle = waiting == WaitingLoad::Evicting && n == 0;
+        fleet.on(&used_event(n, if idle { 0 } else { MAX_CONCURRENCY }), NOW);
     }
     for n in (2 * accelerators..3 * accelerators).step_by(4) {
         let (engine, generation) = (id(n), Generation(1));
-        let close =
-            Command::CloseGate { engine, generation, why: Why::Turn, then: Then::Sleep(None), to: None };
+        let close = Command::CloseGate {
+            engine,
+            generation,
+            reason: CloseReason::Turn,
+            after_drain: AfterDrain::Sleep(None),
+            successor: None,
+        };
         fleet.issued(&[close], NOW);
     }
-    settle(&mut fleet);
+    plan_until_quiescent(&mut fleet);
     match waiting {
-        Waiting::Nobody => {}
-        Waiting::One | Waiting::Evicting => arrive(&mut fleet, 1, 5 * accelerators),
-        Waiting::Thousand => (0..1000).for_each(|id| arrive(&mut fleet, id, id as usize % engines)),
+        WaitingLoad::Nobody => {}
+        WaitingLoad::One | WaitingLoad::Evicting => arrive(&mut fleet, 1, 5 * accelerators),
+        WaitingLoad::Thousand => (0..1000).for_each(|id| arrive(&mut fleet, id, id as usize % engines)),
     }
-    if waiting != Waiting::Evicting {
-        settle(&mut fleet);
+    if waiting != WaitingLoad::Evicting {
+        plan_until_quiescent(&mut fleet);
     }
     fleet
 }
 
 /// What the gate of an engine says of its leases.
-pub(crate) fn used(engine: usize, leases: u32) -> Event {
-    Event::Used {
+pub(crate) fn used_event(engine: usize, leases: u32) -> Event {
+    Event::GateSampled {
         engine: id(engine),
         generation: Generation(1),
         leases,
-        last_end: started(engine),
+        last_lease_end: started(engine),
         last_byte: NOW,
-        clients: Clients::default(),
-        pause: None,
+        clients: TurnClients::default(),
+        idle_gap: None,
     }
 }
 
 /// Nothing more is ordered at this moment.
-fn settle(fleet: &mut Fleet) {
+fn plan_until_quiescent(fleet: &mut Fleet) {
     for _ in 0..4 {
         let plan = fleet.plan(NOW);
         fleet.issued(&plan.commands, NOW);
@@ -100,21 +104,21 @@ fn settle(fleet: &mut Fleet) {
 fn adopt(fleet: &mut Fleet, n: usize, on: usize, rank: usize) {
     let (asleep, ready) = match rank {
         0..=2 => (None, true),
-        3 | 4 => (Some(Level::One), true),
+        3 | 4 => (Some(SleepLevel::One), true),
         7 => (None, false),
         _ => return,
     };
-    let found = Found {
+    let found = AdoptedEngine {
         address: ([127, 0, 0, 1], 9).into(),
         accelerators: vec![gpu(on)],
         asleep,
         ready,
         fingerprint: 1,
-        last_end: started(n),
+        last_lease_end: started(n),
         started: started(n),
     };
     fleet.on(&Event::Adopted { engine: id(n), generation: Generation(1), found }, NOW);
-    let reading = Event::Memory { accelerator: gpu(on), used: Bytes::gib(82), by_engine: None };
+    let reading = Event::MeterRead { accelerator: gpu(on), used: Bytes::gib(82), by_engine: None };
     fleet.on(&reading, NOW);
 }
 
@@ -133,7 +137,7 @@ fn arrive(fleet: &mut Fleet, waiter: u64, model: usize) {
         deadline: NOW + Millis::secs(500),
         stream: true,
         client: waiter % 7,
-        only: None,
+        required_engine: None,
     };
     fleet.on(&Event::Arrived { waiter }, NOW);
 }
@@ -142,25 +146,25 @@ fn model(n: usize) -> ModelSpec {
     ModelSpec {
         name: name(n),
         aliases: Vec::new(),
-        accelerators: Accelerators::Count(1),
-        memory: Memory { awake: Bytes::gib(20), asleep: Bytes::gib(1), host: Bytes::gib(1) },
-        idle: Idle {
+        accelerators: AcceleratorRequirement::Count(1),
+        memory: EngineMemory { awake: Bytes::gib(20), asleep: Bytes::gib(1), host: Bytes::gib(1) },
+        idle: IdlePolicy {
             sleep_after: Some(Millis::secs(600)),
             stop_after: Some(Millis::secs(3600)),
-            level: LevelPolicy::Auto,
+            level: SleepLevelPolicy::Auto,
         },
         replicas: 1,
         pinned: false,
         min_replicas: 0,
         dependencies: Vec::new(),
         priority: 0,
-        max_concurrency: Some(PLACES),
+        max_concurrency: Some(MAX_CONCURRENCY),
         start_timeout: Millis::secs(600),
         explicit_memory: true,
         can_sleep: true,
         fingerprint: 1,
         eviction: None,
-        queue: OwnQueue::default(),
+        queue: QueueOverrides::default(),
     }
 }
 

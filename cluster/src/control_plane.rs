@@ -8,70 +8,71 @@ use nix::sys::signal::Signal;
 use tokio::sync::Mutex;
 
 use crate::{
-    binaries, calls,
-    ground::Ground,
-    server::{self, Server},
-    user::Users,
+    audit_log, binaries,
+    resources::ClusterResources,
+    server::{self, ServerProcess},
+    user::ClusterUsers,
 };
 
-const ETCD: u16 = 12379;
-const ETCD_PEERS: u16 = 12380;
-const API: u16 = 16443;
-const CONTROLLERS: u16 = 20257;
-pub(crate) const SCHEDULER: u16 = 20259;
+const ETCD_PORT: u16 = 12379;
+const ETCD_PEER_PORT: u16 = 12380;
+const API_SERVER_PORT: u16 = 16443;
+const CONTROLLER_MANAGER_PORT: u16 = 20257;
+pub(crate) const SCHEDULER_PORT: u16 = 20259;
 /// Somebody who listens there on all addresses would be in the way.
-pub(crate) const PORTS: [u16; 5] = [ETCD, ETCD_PEERS, API, CONTROLLERS, SCHEDULER];
+pub(crate) const PORTS: [u16; 5] =
+    [ETCD_PORT, ETCD_PEER_PORT, API_SERVER_PORT, CONTROLLER_MANAGER_PORT, SCHEDULER_PORT];
 
 /// The servers of a cluster.
 pub(crate) struct ControlPlane {
     address: SocketAddr,
-    users: Users,
-    etcd: Mutex<Server>,
-    api_server: Mutex<Server>,
-    controller_manager: Mutex<Server>,
+    users: ClusterUsers,
+    etcd: Mutex<ServerProcess>,
+    api_server: Mutex<ServerProcess>,
+    controller_manager: Mutex<ServerProcess>,
 }
 
 /// One of the servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum ServerRole {
     Etcd,
     ApiServer,
     ControllerManager,
 }
 
 impl ControlPlane {
-    pub(crate) async fn start(ground: &Ground, users: &Users) -> Result<Self> {
+    pub(crate) async fn start(ground: &ClusterResources, users: &ClusterUsers) -> Result<Self> {
         let programs = binaries::find("ring1")?;
-        let made = |name: &'static str, args| -> Result<Mutex<Server>> {
+        let made = |name: &'static str, args| -> Result<Mutex<ServerProcess>> {
             let program =
                 programs.get(name).with_context(|| format!("cluster/build does not list {name}"))?;
-            Ok(Mutex::new(Server::new(ground, name, program.clone(), args)))
+            Ok(Mutex::new(ServerProcess::new(ground, name, program.clone(), args)))
         };
         let plane = Self {
             address: api_server_of(ground),
             users: users.clone(),
-            etcd: made("etcd", etcd(ground))?,
-            api_server: made("kube-apiserver", api_server(ground, users)?)?,
-            controller_manager: made("kube-controller-manager", controller_manager(ground, users)?)?,
+            etcd: made("etcd", etcd_args(ground))?,
+            api_server: made("kube-apiserver", api_server_args(ground, users)?)?,
+            controller_manager: made("kube-controller-manager", controller_manager_args(ground, users)?)?,
         };
-        for role in [Role::Etcd, Role::ApiServer, Role::ControllerManager] {
-            plane.start_one(role).await?;
+        for role in [ServerRole::Etcd, ServerRole::ApiServer, ServerRole::ControllerManager] {
+            plane.start_server(role).await?;
         }
         Ok(plane)
     }
 
     /// The pid of this server, while it runs.
-    pub(crate) async fn pid(&self, role: Role) -> Option<i32> {
+    pub(crate) async fn pid(&self, role: ServerRole) -> Option<i32> {
         self.server(role).lock().await.pid()
     }
 
     /// Asks it to end, and returns when it has.
-    pub(crate) async fn stop(&self, role: Role) {
+    pub(crate) async fn stop(&self, role: ServerRole) {
         self.server(role).lock().await.stop().await;
     }
 
     /// Kills it, and returns when it is gone.
-    pub(crate) async fn kill(&self, role: Role) {
+    pub(crate) async fn kill(&self, role: ServerRole) {
         self.server(role).lock().await.kill().await;
     }
 
@@ -79,78 +80,80 @@ impl ControlPlane {
     ///
     /// # Errors
     /// With the end of its log when it does not get ready.
-    pub(crate) async fn start_one(&self, role: Role) -> Result<()> {
+    pub(crate) async fn start_server(&self, role: ServerRole) -> Result<()> {
         let mut server = self.server(role).lock().await;
         server.start()?;
         match role {
-            Role::Etcd => server.ready(|| server::listens((self.address.ip(), ETCD).into())).await,
+            ServerRole::Etcd => {
+                server.wait_until_ready(|| server::is_listening((self.address.ip(), ETCD_PORT).into())).await
+            }
             // What waits for it waits for what it makes.
-            Role::ControllerManager => Ok(()),
-            Role::ApiServer => {
+            ServerRole::ControllerManager => Ok(()),
+            ServerRole::ApiServer => {
                 let client = self.users.client(self.users.admin(), self.address).await?;
-                server.ready(|| says_ready(&client)).await
+                server.wait_until_ready(|| is_api_ready(&client)).await
             }
         }
     }
 
-    pub(crate) async fn signal(&self, role: Role, signal: Signal) {
+    pub(crate) async fn signal(&self, role: ServerRole, signal: Signal) {
         self.server(role).lock().await.signal(signal);
     }
 
-    pub(crate) async fn end(&self) {
-        for role in [Role::ControllerManager, Role::ApiServer, Role::Etcd] {
+    pub(crate) async fn kill_all(&self) {
+        for role in [ServerRole::ControllerManager, ServerRole::ApiServer, ServerRole::Etcd] {
             self.kill(role).await;
         }
     }
 
-    fn server(&self, role: Role) -> &Mutex<Server> {
+    fn server(&self, role: ServerRole) -> &Mutex<ServerProcess> {
         match role {
-            Role::Etcd => &self.etcd,
-            Role::ApiServer => &self.api_server,
-            Role::ControllerManager => &self.controller_manager,
+            ServerRole::Etcd => &self.etcd,
+            ServerRole::ApiServer => &self.api_server,
+            ServerRole::ControllerManager => &self.controller_manager,
         }
     }
 }
 
 /// Where the API server of this ground's cluster listens. It stays the same when that is restarted.
-pub(crate) fn api_server_of(ground: &Ground) -> SocketAddr {
-    (ground.address(), API).into()
+pub(crate) fn api_server_of(ground: &ClusterResources) -> SocketAddr {
+    (ground.server_address(), API_SERVER_PORT).into()
 }
 
-async fn says_ready(client: &kube::Client) -> bool {
+async fn is_api_ready(client: &kube::Client) -> bool {
     match http::Request::get("/readyz").body(Vec::new()) {
         Ok(request) => client.request_text(request).await.is_ok_and(|text| text == "ok"),
         Err(_) => false,
     }
 }
 
-fn etcd(ground: &Ground) -> Vec<String> {
-    let at = |port: u16| format!("http://{}:{port}", ground.address());
+fn etcd_args(ground: &ClusterResources) -> Vec<String> {
+    let at = |port: u16| format!("http://{}:{port}", ground.server_address());
     flags(&[
         ("name", "test".to_owned()),
         ("data-dir", ground.state().join("etcd").display().to_string()),
-        ("listen-client-urls", at(ETCD)),
-        ("advertise-client-urls", at(ETCD)),
-        ("listen-peer-urls", at(ETCD_PEERS)),
-        ("initial-advertise-peer-urls", at(ETCD_PEERS)),
-        ("initial-cluster", format!("test={}", at(ETCD_PEERS))),
+        ("listen-client-urls", at(ETCD_PORT)),
+        ("advertise-client-urls", at(ETCD_PORT)),
+        ("listen-peer-urls", at(ETCD_PEER_PORT)),
+        ("initial-advertise-peer-urls", at(ETCD_PEER_PORT)),
+        ("initial-cluster", format!("test={}", at(ETCD_PEER_PORT))),
         // A power failure ends the test as well.
         ("unsafe-no-fsync", "true".to_owned()),
         ("log-level", "warn".to_owned()),
     ])
 }
 
-fn api_server(ground: &Ground, users: &Users) -> Result<Vec<String>> {
+fn api_server_args(ground: &ClusterResources, users: &ClusterUsers) -> Result<Vec<String>> {
     let scratch = ground.state().join("kube-apiserver");
     fs::create_dir_all(&scratch)?;
     let file = |name: &str| users.file(name).display().to_string();
-    let address = ground.address().to_string();
-    let audit = calls::flags(ground)?;
+    let address = ground.server_address().to_string();
+    let audit = audit_log::api_server_flags(ground)?;
     let own = [
-        ("etcd-servers", format!("http://{address}:{ETCD}")),
+        ("etcd-servers", format!("http://{address}:{ETCD_PORT}")),
         ("bind-address", address.clone()),
         ("advertise-address", address),
-        ("secure-port", API.to_string()),
+        ("secure-port", API_SERVER_PORT.to_string()),
         // The Service `kubernetes` cannot have a loopback address behind it.
         ("endpoint-reconciler-type", "none".to_owned()),
         ("cert-dir", scratch.display().to_string()),
@@ -175,17 +178,20 @@ fn api_server(ground: &Ground, users: &Users) -> Result<Vec<String>> {
     Ok(flags(&own.into_iter().chain(audit).collect::<Vec<_>>()))
 }
 
-fn controller_manager(ground: &Ground, users: &Users) -> Result<Vec<String>> {
+fn controller_manager_args(ground: &ClusterResources, users: &ClusterUsers) -> Result<Vec<String>> {
     let scratch = ground.state().join("kube-controller-manager");
     fs::create_dir_all(&scratch)?;
-    let admin = users.kubeconfig(users.admin(), (ground.address(), API).into())?.display().to_string();
+    let admin = users
+        .kubeconfig(users.admin(), (ground.server_address(), API_SERVER_PORT).into())?
+        .display()
+        .to_string();
     let file = |name: &str| users.file(name).display().to_string();
     Ok(flags(&[
         ("kubeconfig", admin.clone()),
         ("authentication-kubeconfig", admin.clone()),
         ("authorization-kubeconfig", admin),
-        ("bind-address", ground.address().to_string()),
-        ("secure-port", CONTROLLERS.to_string()),
+        ("bind-address", ground.server_address().to_string()),
+        ("secure-port", CONTROLLER_MANAGER_PORT.to_string()),
         ("cert-dir", scratch.display().to_string()),
         ("root-ca-file", file("ca.pem")),
         ("service-account-private-key-file", file("accounts.key")),

@@ -40,64 +40,66 @@ use tokio::{
     sync::oneshot,
 };
 
-use crate::{control_plane::ControlPlane, counter::SharedCounter, ground::Ground, user::Users};
+use crate::{
+    control_plane::ControlPlane, counter::SharedCounter, resources::ClusterResources, user::ClusterUsers,
+};
 
+mod audit_log;
 mod binaries;
-mod calls;
 mod control_plane;
 mod counter;
-mod ground;
 mod link;
 mod namespace;
 pub mod node;
 pub mod podrunner;
+mod resources;
 mod server;
 mod user;
 pub mod wait;
 
 pub use crate::{
-    calls::Call,
-    control_plane::Role,
-    link::{Link, Mode, Traffic},
+    audit_log::AuditedCall,
+    control_plane::ServerRole,
+    link::{Link, LinkMode, LinkTraffic},
     namespace::Namespace,
-    node::Node,
+    node::KubeletNode,
     podrunner::PodRunner,
-    user::User,
+    user::ClusterUser,
 };
 
-/// The environment variable that names a cluster of another process, which then [`Cluster::shared`] is.
-pub const SHARED: &str = "TEST_CLUSTER_SHARED";
+/// The environment variable that names a cluster of another process, which then [`TestCluster::shared`] is.
+pub const SHARED_CLUSTER_ENV: &str = "TEST_CLUSTER_SHARED";
 
 /// What makes or joins a cluster, in its own runtime.
-type SetUp = Box<dyn FnOnce(Handle) -> Pin<Box<dyn Future<Output = Result<Arc<Inner>>>>> + Send>;
+type SetUpFn = Box<dyn FnOnce(Handle) -> Pin<Box<dyn Future<Output = Result<Arc<ClusterInner>>>>> + Send>;
 
 /// A cluster that runs. Dropped, it ends all that it started, and waits for that.
-pub struct Cluster {
-    inner: Arc<Inner>,
+pub struct TestCluster {
+    inner: Arc<ClusterInner>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-pub(crate) struct Inner {
+pub(crate) struct ClusterInner {
     pub(crate) handle: Handle,
-    pub(crate) ground: Ground,
+    pub(crate) resources: ClusterResources,
     pub(crate) api_server: SocketAddr,
     /// The servers, where they belong to this process.
-    plane: Option<ControlPlane>,
-    pub(crate) users: Users,
+    control_plane: Option<ControlPlane>,
+    pub(crate) users: ClusterUsers,
     counter: SharedCounter,
 }
 
-impl Cluster {
-    /// The cluster that all tests share: the one that [`SHARED`] names, else one that the first test of this process starts,
+impl TestCluster {
+    /// The cluster that all tests share: the one that [`SHARED_CLUSTER_ENV`] names, else one that the first test of this process starts,
     /// and that ends with the process.
     ///
     /// # Panics
     /// When there is none.
     pub fn shared() -> &'static Self {
-        static CLUSTER: OnceLock<Cluster> = OnceLock::new();
-        let shared = || match env::var(SHARED) {
-            Ok(key) => Self::begin(move |handle| Box::pin(async move { join(handle, &key) })),
+        static CLUSTER: OnceLock<TestCluster> = OnceLock::new();
+        let shared = || match env::var(SHARED_CLUSTER_ENV) {
+            Ok(key) => Self::spawn(move |handle| Box::pin(async move { join(handle, &key) })),
             Err(_) => Self::start(),
         };
         CLUSTER.get_or_init(|| shared().unwrap_or_else(|error| panic!("no test cluster: {error:#}")))
@@ -108,17 +110,18 @@ impl Cluster {
     /// # Errors
     /// When the binaries are not built (`make cluster`), or a server ends or does not get ready; the error has its last words.
     pub fn start() -> Result<Self> {
-        Self::begin(|handle| Box::pin(set_up(handle)))
+        Self::spawn(|handle| Box::pin(set_up(handle)))
     }
 
-    fn begin(
-        set_up: impl FnOnce(Handle) -> Pin<Box<dyn Future<Output = Result<Arc<Inner>>>>> + Send + 'static,
+    fn spawn(
+        set_up: impl FnOnce(Handle) -> Pin<Box<dyn Future<Output = Result<Arc<ClusterInner>>>>> + Send + 'static,
     ) -> Result<Self> {
-        let set_up: SetUp = Box::new(set_up);
+        let set_up: SetUpFn = Box::new(set_up);
         let (told, outcome) = mpsc::channel();
         let (stop, stopped) = oneshot::channel();
-        let thread =
-            thread::Builder::new().name("cluster".to_owned()).spawn(move || live(set_up, &told, stopped))?;
+        let thread = thread::Builder::new()
+            .name("cluster".to_owned())
+            .spawn(move || run_cluster_thread(set_up, &told, stopped))?;
         let inner = outcome.recv().context("the cluster's thread ended")??;
         Ok(Self { inner, stop: Some(stop), thread: Some(thread) })
     }
@@ -128,9 +131,9 @@ impl Cluster {
         self.inner.api_server
     }
 
-    /// What [`SHARED`] must be for other processes to use this cluster.
+    /// What [`SHARED_CLUSTER_ENV`] must be for other processes to use this cluster.
     pub fn key(&self) -> String {
-        self.inner.ground.key()
+        self.inner.resources.key()
     }
 
     /// Whether this is done already in this cluster. If not, whoever asks does it, and others wait here until `work` is done.
@@ -138,11 +141,11 @@ impl Cluster {
     /// # Errors
     /// When the cluster's folder cannot be written.
     pub async fn once(&self, what: &str, work: impl Future<Output = ()>) -> Result<()> {
-        let path = self.inner.ground.base_state().join(format!("once-{what}"));
+        let path = self.inner.resources.base_state().join(format!("once-{what}"));
         let lock = File::options().write(true).create(true).truncate(false).open(&path)?;
         let waiting = lock.try_clone()?;
         self.inner
-            .at_home(async move { tokio::task::spawn_blocking(move || waiting.lock()).await })
+            .on_cluster_runtime(async move { tokio::task::spawn_blocking(move || waiting.lock()).await })
             .await??;
         if lock.metadata()?.len() == 0 {
             work.await;
@@ -152,69 +155,69 @@ impl Cluster {
     }
 
     /// The pid of this server, while it runs.
-    pub async fn pid(&self, role: Role) -> Option<i32> {
-        self.inner.plane().pid(role).await
+    pub async fn pid(&self, role: ServerRole) -> Option<i32> {
+        self.inner.control_plane().pid(role).await
     }
 
     /// Asks this server to end, and returns when it has.
-    pub async fn stop_server(&self, role: Role) {
+    pub async fn stop_server(&self, role: ServerRole) {
         let inner = Arc::clone(&self.inner);
-        self.inner.at_home(async move { inner.plane().stop(role).await }).await;
+        self.inner.on_cluster_runtime(async move { inner.control_plane().stop(role).await }).await;
     }
 
     /// Kills this server, and returns when it is gone.
-    pub async fn kill_server(&self, role: Role) {
+    pub async fn kill_server(&self, role: ServerRole) {
         let inner = Arc::clone(&self.inner);
-        self.inner.at_home(async move { inner.plane().kill(role).await }).await;
+        self.inner.on_cluster_runtime(async move { inner.control_plane().kill(role).await }).await;
     }
 
     /// Starts this server where it does not run; returns when it is ready. What it knew it knows again.
     ///
     /// # Errors
     /// With the end of its log when it does not get ready.
-    pub async fn start_server(&self, role: Role) -> Result<()> {
+    pub async fn start_server(&self, role: ServerRole) -> Result<()> {
         let inner = Arc::clone(&self.inner);
-        self.inner.at_home(async move { inner.plane().start_one(role).await }).await
+        self.inner.on_cluster_runtime(async move { inner.control_plane().start_server(role).await }).await
     }
 
     /// Stops every thread of this server, as a machine does that hangs: connections stay, and nobody answers.
-    pub async fn freeze_server(&self, role: Role) {
-        self.inner.plane().signal(role, Signal::SIGSTOP).await;
+    pub async fn freeze_server(&self, role: ServerRole) {
+        self.inner.control_plane().signal(role, Signal::SIGSTOP).await;
     }
 
     /// Lets it go on.
-    pub async fn thaw_server(&self, role: Role) {
-        self.inner.plane().signal(role, Signal::SIGCONT).await;
+    pub async fn thaw_server(&self, role: ServerRole) {
+        self.inner.control_plane().signal(role, Signal::SIGCONT).await;
     }
 
     /// Where its logs are. They go when it ends, unless a test of this process panics.
     pub fn logs(&self) -> PathBuf {
-        self.inner.ground.logs()
+        self.inner.resources.logs()
     }
 
     /// What in its environment says that a process belongs to this cluster: it ends with it, however the test's process ends.
     pub fn mark(&self) -> (&'static str, String) {
-        (ground::MARK, self.inner.ground.mark())
+        (resources::CLUSTER_MARK_ENV, self.inner.resources.mark())
     }
 
     /// Every call of this service account that the API server has answered.
     ///
     /// # Errors
     /// When the API server's log of them cannot be read.
-    pub fn calls(&self, account: &User) -> Result<Vec<Call>> {
-        calls::of(&self.inner.ground, account)
+    pub fn calls(&self, account: &ClusterUser) -> Result<Vec<AuditedCall>> {
+        audit_log::calls_of(&self.inner.resources, account)
     }
 
     /// A user with a certificate that names this group, and with no rights but what RBAC gives it.
     ///
     /// # Errors
     /// When no certificate can be made.
-    pub fn user(&self, name: &str, group: Option<&str>) -> Result<User> {
-        self.inner.users.certified(name, group)
+    pub fn user(&self, name: &str, group: Option<&str>) -> Result<ClusterUser> {
+        self.inner.users.issue_user(name, group)
     }
 
     /// Who may do anything.
-    pub fn admin(&self) -> &User {
+    pub fn admin(&self) -> &ClusterUser {
         self.inner.users.admin()
     }
 
@@ -222,7 +225,7 @@ impl Cluster {
     ///
     /// # Errors
     /// Those of the API server.
-    pub async fn service_account(&self, namespace: &str, name: &str) -> Result<User> {
+    pub async fn service_account(&self, namespace: &str, name: &str) -> Result<ClusterUser> {
         user::service_account(self.client().await?, namespace, name).await
     }
 
@@ -238,7 +241,7 @@ impl Cluster {
     ///
     /// # Errors
     /// When the kubeconfig cannot be used.
-    pub async fn client_as(&self, user: &User) -> Result<kube::Client> {
+    pub async fn client_as(&self, user: &ClusterUser) -> Result<kube::Client> {
         self.inner.users.client(user, self.inner.api_server).await
     }
 
@@ -246,7 +249,7 @@ impl Cluster {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn kubeconfig(&self, user: &User) -> Result<PathBuf> {
+    pub fn kubeconfig(&self, user: &ClusterUser) -> Result<PathBuf> {
         self.inner.users.kubeconfig(user, self.inner.api_server)
     }
 
@@ -263,14 +266,14 @@ impl Cluster {
     /// # Errors
     /// When no port can be had.
     pub async fn link(&self) -> Result<Link> {
-        Link::open(Arc::clone(&self.inner), self.inner.ground.address()).await
+        Link::open(Arc::clone(&self.inner), self.inner.resources.server_address()).await
     }
 }
 
-impl Drop for Cluster {
+impl Drop for TestCluster {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.inner.ground.keep();
+            self.inner.resources.keep_logs();
         }
         drop(self.stop.take());
         // A thread that panicked has said so.
@@ -278,15 +281,20 @@ impl Drop for Cluster {
     }
 }
 
-impl Inner {
-    fn new(handle: Handle, ground: Ground, plane: Option<ControlPlane>, users: Users) -> Result<Self> {
+impl ClusterInner {
+    fn new(
+        handle: Handle,
+        ground: ClusterResources,
+        plane: Option<ControlPlane>,
+        users: ClusterUsers,
+    ) -> Result<Self> {
         let counter = SharedCounter::open(&ground.base_state().join("counter"))?;
         let api_server = control_plane::api_server_of(&ground);
-        Ok(Self { handle, ground, api_server, plane, users, counter })
+        Ok(Self { handle, resources: ground, api_server, control_plane: plane, users, counter })
     }
 
     /// Runs this where the cluster lives: what it starts there outlives the caller's runtime.
-    pub(crate) async fn at_home<T: Send + 'static>(
+    pub(crate) async fn on_cluster_runtime<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
     ) -> T {
@@ -303,20 +311,24 @@ impl Inner {
     ///
     /// # Panics
     /// When they belong to another process: a test that stops or freezes one would do so to all others.
-    fn plane(&self) -> &ControlPlane {
-        self.plane
+    fn control_plane(&self) -> &ControlPlane {
+        self.control_plane
             .as_ref()
             .expect("the servers of a shared cluster are not to be touched: take Cluster::start()")
     }
 
     /// Another number each time.
-    pub(crate) fn next(&self) -> Result<u32> {
+    pub(crate) fn next_number(&self) -> Result<u32> {
         self.counter.next()
     }
 }
 
 /// The thread of a cluster: its runtime runs as long as the cluster.
-fn live(set_up: SetUp, told: &mpsc::Sender<Result<Arc<Inner>>>, stopped: oneshot::Receiver<()>) {
+fn run_cluster_thread(
+    set_up: SetUpFn,
+    told: &mpsc::Sender<Result<Arc<ClusterInner>>>,
+    stopped: oneshot::Receiver<()>,
+) {
     let runtime = runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("cluster-io")
@@ -334,26 +346,27 @@ fn live(set_up: SetUp, told: &mpsc::Sender<Result<Arc<Inner>>>, stopped: oneshot
                 told.send(Ok(Arc::clone(&inner))).ok();
                 // An error here is the sender's end, which is the signal.
                 stopped.await.ok();
-                if let Some(plane) = &inner.plane {
-                    plane.end().await;
+                if let Some(plane) = &inner.control_plane {
+                    plane.kill_all().await;
                 }
-                inner.ground.end();
+                inner.resources.end();
             }
         }
     });
 }
 
-async fn set_up(handle: Handle) -> Result<Arc<Inner>> {
-    let ground = Ground::claim()?;
+async fn set_up(handle: Handle) -> Result<Arc<ClusterInner>> {
+    let ground = ClusterResources::claim()?;
     // A node knows the API server by the address of its wire's other end.
-    let users = Users::new(ground.state().join("users"), &[ground.address(), ground.uplink()])?;
-    let plane = ControlPlane::start(&ground, &users).await.inspect_err(|_| ground.keep())?;
-    Ok(Arc::new(Inner::new(handle, ground, Some(plane), users)?))
+    let users =
+        ClusterUsers::new(ground.state().join("users"), &[ground.server_address(), ground.uplink_address()])?;
+    let plane = ControlPlane::start(&ground, &users).await.inspect_err(|_| ground.keep_logs())?;
+    Ok(Arc::new(ClusterInner::new(handle, ground, Some(plane), users)?))
 }
 
 /// The cluster of another process.
-fn join(handle: Handle, key: &str) -> Result<Arc<Inner>> {
-    let ground = Ground::join(key)?;
-    let users = Users::join(ground.state().join("users"), &ground.base_state().join("users"))?;
-    Ok(Arc::new(Inner::new(handle, ground, None, users)?))
+fn join(handle: Handle, key: &str) -> Result<Arc<ClusterInner>> {
+    let ground = ClusterResources::join(key)?;
+    let users = ClusterUsers::join(ground.state().join("users"), &ground.base_state().join("users"))?;
+    Ok(Arc::new(ClusterInner::new(handle, ground, None, users)?))
 }

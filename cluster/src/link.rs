@@ -19,11 +19,11 @@ use tokio::{
     time,
 };
 
-use crate::{Inner, User, wait::PATIENCE};
+use crate::{ClusterInner, ClusterUser, wait::WAIT_TIMEOUT};
 
 /// What a link does with its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum LinkMode {
     Pass,
     /// Each piece of up to 16 KiB, in both directions, waits this long.
     Slow(Duration),
@@ -35,34 +35,34 @@ pub enum Mode {
 
 /// What has become of a link's bytes. They are counted in pieces: what was read of a connection at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
+pub struct LinkTraffic {
     /// Connections so far.
     pub accepted: usize,
     /// Pieces that wait because the link is held, now.
     pub held: usize,
     /// Pieces that were handed to the API server.
-    pub asked: usize,
+    pub to_server: usize,
     /// Pieces that were handed to the client.
-    pub answered: usize,
+    pub to_client: usize,
 }
 
 /// A link to the API server. Dropped, it is cut.
 pub struct Link {
-    inner: Arc<Inner>,
+    inner: Arc<ClusterInner>,
     address: SocketAddr,
-    mode: watch::Sender<Mode>,
-    traffic: Arc<watch::Sender<Traffic>>,
+    mode: watch::Sender<LinkMode>,
+    traffic: Arc<watch::Sender<LinkTraffic>>,
     task: JoinHandle<()>,
 }
 
 impl Link {
     /// One that listens at this address of this machine.
-    pub(crate) async fn open(inner: Arc<Inner>, here: Ipv4Addr) -> Result<Self> {
+    pub(crate) async fn open(inner: Arc<ClusterInner>, here: Ipv4Addr) -> Result<Self> {
         let there = inner.api_server;
-        let (mode, seen) = watch::channel(Mode::Pass);
-        let traffic = Arc::new(watch::Sender::new(Traffic::default()));
+        let (mode, seen) = watch::channel(LinkMode::Pass);
+        let traffic = Arc::new(watch::Sender::new(LinkTraffic::default()));
         let count = Arc::clone(&traffic);
-        let opened = inner.at_home(async move {
+        let opened = inner.on_cluster_runtime(async move {
             let listener = TcpListener::bind((here, 0)).await?;
             let address = listener.local_addr()?;
             io::Result::Ok((address, tokio::spawn(accept(listener, there, seen, count))))
@@ -77,24 +77,24 @@ impl Link {
     }
 
     /// From now on, for connections that exist as well.
-    pub fn set(&self, mode: Mode) {
+    pub fn set(&self, mode: LinkMode) {
         self.mode.send_replace(mode);
     }
 
     /// What has become of its bytes until now.
-    pub fn traffic(&self) -> Traffic {
+    pub fn traffic(&self) -> LinkTraffic {
         *self.traffic.borrow()
     }
 
     /// Waits until `fits` says so of what has become of its bytes.
     ///
     /// # Errors
-    /// After [`PATIENCE`](crate::wait::PATIENCE), with what it was then.
-    pub async fn until(&self, what: &str, fits: impl FnMut(&Traffic) -> bool) -> Result<Traffic> {
+    /// After [`WAIT_TIMEOUT`], with what it was then.
+    pub async fn until(&self, what: &str, fits: impl FnMut(&LinkTraffic) -> bool) -> Result<LinkTraffic> {
         let mut seen = self.traffic.subscribe();
-        match time::timeout(PATIENCE, seen.wait_for(fits)).await {
+        match time::timeout(WAIT_TIMEOUT, seen.wait_for(fits)).await {
             Ok(traffic) => Ok(*traffic?),
-            Err(_) => bail!("waited {} s for {what} of a link: {:?}", PATIENCE.as_secs(), self.traffic()),
+            Err(_) => bail!("waited {} s for {what} of a link: {:?}", WAIT_TIMEOUT.as_secs(), self.traffic()),
         }
     }
 
@@ -102,7 +102,7 @@ impl Link {
     ///
     /// # Errors
     /// When the kubeconfig cannot be used.
-    pub async fn client(&self, user: &User) -> Result<kube::Client> {
+    pub async fn client(&self, user: &ClusterUser) -> Result<kube::Client> {
         self.inner.users.client(user, self.address).await
     }
 
@@ -110,14 +110,14 @@ impl Link {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn kubeconfig(&self, user: &User) -> Result<std::path::PathBuf> {
+    pub fn kubeconfig(&self, user: &ClusterUser) -> Result<std::path::PathBuf> {
         self.inner.users.kubeconfig(user, self.address)
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.set(Mode::Cut);
+        self.set(LinkMode::Cut);
         self.task.abort();
     }
 }
@@ -125,34 +125,34 @@ impl Drop for Link {
 async fn accept(
     listener: TcpListener,
     there: SocketAddr,
-    mode: watch::Receiver<Mode>,
-    traffic: Arc<watch::Sender<Traffic>>,
+    mode: watch::Receiver<LinkMode>,
+    traffic: Arc<watch::Sender<LinkTraffic>>,
 ) {
     // The only errors are a client that is gone already, and a lack of descriptors, in which the test fails anyway.
     while let Ok((client, _)) = listener.accept().await {
         traffic.send_modify(|traffic| traffic.accepted += 1);
-        tokio::spawn(carry(client, there, mode.clone(), Arc::clone(&traffic)));
+        tokio::spawn(forward_connection(client, there, mode.clone(), Arc::clone(&traffic)));
     }
 }
 
 /// One connection, until either side ends it or the link is cut.
-async fn carry(
+async fn forward_connection(
     mut client: TcpStream,
     there: SocketAddr,
-    mode: watch::Receiver<Mode>,
-    traffic: Arc<watch::Sender<Traffic>>,
+    mode: watch::Receiver<LinkMode>,
+    traffic: Arc<watch::Sender<LinkTraffic>>,
 ) {
     let mut waits = mode.clone();
     let connected = async {
-        passes(&mut waits).await;
+        wait_to_pass(&mut waits).await;
         TcpStream::connect(there).await
     };
     let Some(Ok(mut server)) = unless_cut(mode.clone(), connected).await else { return reset(&client) };
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = server.split();
     let pumped = async {
-        let asked = |traffic: &mut Traffic| traffic.asked += 1;
-        let answered = |traffic: &mut Traffic| traffic.answered += 1;
+        let asked = |traffic: &mut LinkTraffic| traffic.to_server += 1;
+        let answered = |traffic: &mut LinkTraffic| traffic.to_client += 1;
         tokio::join!(
             pump(from_client, to_server, mode.clone(), &traffic, asked),
             pump(from_server, to_client, mode.clone(), &traffic, answered),
@@ -164,10 +164,10 @@ async fn carry(
     }
 }
 
-async fn unless_cut<T>(mut mode: watch::Receiver<Mode>, work: impl Future<Output = T>) -> Option<T> {
+async fn unless_cut<T>(mut mode: watch::Receiver<LinkMode>, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         // An error is the end of the link.
-        _ = mode.wait_for(|mode| *mode == Mode::Cut) => None,
+        _ = mode.wait_for(|mode| *mode == LinkMode::Cut) => None,
         done = work => Some(done),
     }
 }
@@ -182,14 +182,14 @@ fn reset(stream: &TcpStream) {
 async fn pump(
     mut from: ReadHalf<'_>,
     mut to: WriteHalf<'_>,
-    mut mode: watch::Receiver<Mode>,
-    traffic: &watch::Sender<Traffic>,
-    count: impl Fn(&mut Traffic),
+    mut mode: watch::Receiver<LinkMode>,
+    traffic: &watch::Sender<LinkTraffic>,
+    count: impl Fn(&mut LinkTraffic),
 ) {
     let mut room = vec![0; 16 * 1024];
     while let Ok(n @ 1..) = from.read(&mut room).await {
-        let held = Held::by(&mode, traffic);
-        passes(&mut mode).await;
+        let held = HeldPiece::if_held(&mode, traffic);
+        wait_to_pass(&mut mode).await;
         drop(held);
         if to.write_all(room.get(..n).unwrap_or_default()).await.is_err() {
             return;
@@ -201,27 +201,27 @@ async fn pump(
 }
 
 /// A piece that waits, until it is dropped: also when its connection is cut meanwhile.
-struct Held<'a>(&'a watch::Sender<Traffic>);
+struct HeldPiece<'a>(&'a watch::Sender<LinkTraffic>);
 
-impl<'a> Held<'a> {
-    fn by(mode: &watch::Receiver<Mode>, traffic: &'a watch::Sender<Traffic>) -> Option<Self> {
-        (*mode.borrow() == Mode::Hold).then(|| {
+impl<'a> HeldPiece<'a> {
+    fn if_held(mode: &watch::Receiver<LinkMode>, traffic: &'a watch::Sender<LinkTraffic>) -> Option<Self> {
+        (*mode.borrow() == LinkMode::Hold).then(|| {
             traffic.send_modify(|traffic| traffic.held += 1);
             Self(traffic)
         })
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for HeldPiece<'_> {
     fn drop(&mut self) {
         self.0.send_modify(|traffic| traffic.held -= 1);
     }
 }
 
 /// Waits while nothing may pass.
-async fn passes(mode: &mut watch::Receiver<Mode>) {
-    let seen = mode.wait_for(|mode| *mode != Mode::Hold).await.map(|mode| *mode);
-    if let Ok(Mode::Slow(pause)) = seen {
+async fn wait_to_pass(mode: &mut watch::Receiver<LinkMode>) {
+    let seen = mode.wait_for(|mode| *mode != LinkMode::Hold).await.map(|mode| *mode);
+    if let Ok(LinkMode::Slow(pause)) = seen {
         time::sleep(pause).await;
     }
 }

@@ -17,19 +17,19 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
-use crate::{Inner, wait};
+use crate::{ClusterInner, wait};
 
 /// A namespace that is deleted, with all that is in it, when this is dropped. It reads as its name.
 pub struct Namespace {
     name: String,
     client: Client,
-    inner: Arc<Inner>,
+    inner: Arc<ClusterInner>,
 }
 
 impl Namespace {
-    pub(crate) async fn create(inner: Arc<Inner>, name: &str) -> Result<Self> {
+    pub(crate) async fn create(inner: Arc<ClusterInner>, name: &str) -> Result<Self> {
         let client = inner.users.client(inner.users.admin(), inner.api_server).await?;
-        let name = format!("{name}-{}", inner.next()?);
+        let name = format!("{name}-{}", inner.next_number()?);
         let object = Object {
             metadata: ObjectMeta { name: Some(name.clone()), ..ObjectMeta::default() },
             ..Object::default()
@@ -58,7 +58,7 @@ impl Namespace {
         self.client.clone()
     }
 
-    pub(crate) fn inner(&self) -> &Arc<Inner> {
+    pub(crate) fn inner(&self) -> &Arc<ClusterInner> {
         &self.inner
     }
 }

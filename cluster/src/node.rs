@@ -7,12 +7,12 @@
 //!   test ───────────────────────── route ──────────▶ 198.19.N.* Pods
 //! ```
 //!
-//! Tests reach Pods at their addresses, and a Pod reaches what listens on this machine at [`Node::host`]. Images are the
+//! Tests reach Pods at their addresses, and a Pod reaches what listens on this machine at [`KubeletNode::host_address`]. Images are the
 //! archives that `images/build` makes of our programs; nothing is ever pulled. Accelerators are a number in the node's status:
 //! the scheduler counts them, and which ones a Pod has its own spec must say.
 //!
 //! A cluster has either one node or Pod runners: the node's scheduler would bind Pods to their nodes as well. It takes root,
-//! cgroups and the packages that `needs` names. Nothing is left of it when it is dropped or the test's process ends.
+//! cgroups and the packages that `requirements` names. Nothing is left of it when it is dropped or the test's process ends.
 
 use std::{
     fs,
@@ -29,52 +29,52 @@ use kube::{
 };
 use serde_json::json;
 
-use crate::{Cluster, Inner, Link, server::Server, wait};
+use crate::{ClusterInner, Link, TestCluster, server::ServerProcess, wait};
 
 mod cgroup;
 mod kubelet;
 mod machine;
-mod needs;
+mod requirements;
 mod runtime;
 mod scheduler;
 
-use self::{cgroup::Cgroup, machine::Machine};
+use self::{cgroup::PodsCgroup, machine::NodeMachine};
 
 /// What Pods call the image of this program of ours.
 #[must_use]
 pub fn image(program: &str) -> String {
-    runtime::name_of(program)
+    runtime::image_name(program)
 }
 
 /// What a Pod asks for.
-const ACCELERATOR: &str = "nvidia.com/gpu";
+const ACCELERATOR_RESOURCE: &str = "nvidia.com/gpu";
 
 /// How a node is made.
-pub struct Builder<'a> {
-    cluster: &'a Cluster,
+pub struct NodeBuilder<'a> {
+    cluster: &'a TestCluster,
     archives: PathBuf,
     images: Vec<String>,
     accelerators: u32,
 }
 
 /// A node that is ready. Dropped, it ends with all its Pods, at once.
-pub struct Node {
-    inner: Arc<Inner>,
+pub struct KubeletNode {
+    inner: Arc<ClusterInner>,
     name: String,
     link: Link,
     log: PathBuf,
-    parts: Option<Parts>,
+    processes: Option<NodeProcesses>,
 }
 
 /// What runs, in the order in which it ends.
-struct Parts {
-    scheduler: Server,
-    kubelet: Server,
-    containerd: Server,
-    machine: Machine,
+struct NodeProcesses {
+    scheduler: ServerProcess,
+    kubelet: ServerProcess,
+    containerd: ServerProcess,
+    machine: NodeMachine,
 }
 
-impl Builder<'_> {
+impl NodeBuilder<'_> {
     /// Pods can use this program's image, which is `PROGRAM.tar` of the archives, by [`image`]'s name.
     #[must_use]
     pub fn image(mut self, program: &str) -> Self {
@@ -93,48 +93,52 @@ impl Builder<'_> {
     ///
     /// # Errors
     /// Says what this machine lacks; or which server did not start, with the end of its log.
-    pub async fn start(self) -> Result<Node> {
-        needs::check()?;
+    pub async fn start(self) -> Result<KubeletNode> {
+        requirements::check()?;
         let inner = Arc::clone(&self.cluster.inner);
         let Self { archives, images, accelerators, .. } = self;
         let home = Arc::clone(&inner);
         // What is started belongs to the runtime that waits for it.
-        inner.at_home(async move { Node::start(home, &archives, images, accelerators).await }).await
+        inner
+            .on_cluster_runtime(
+                async move { KubeletNode::start(home, &archives, images, accelerators).await },
+            )
+            .await
     }
 }
 
-impl Node {
+impl KubeletNode {
     /// A node for this cluster, with archives of images from this folder. `rouse-pause.tar` must be among them.
-    pub fn of<'a>(cluster: &'a Cluster, archives: &Path) -> Builder<'a> {
-        Builder { cluster, archives: archives.to_owned(), images: Vec::new(), accelerators: 0 }
+    pub fn builder<'a>(cluster: &'a TestCluster, archives: &Path) -> NodeBuilder<'a> {
+        NodeBuilder { cluster, archives: archives.to_owned(), images: Vec::new(), accelerators: 0 }
     }
 
     async fn start(
-        inner: Arc<Inner>,
+        inner: Arc<ClusterInner>,
         archives: &Path,
         images: Vec<String>,
         accelerators: u32,
     ) -> Result<Self> {
-        let ground = &inner.ground;
-        let (name, folder) = (ground.wire(), ground.state().join("node"));
+        let ground = &inner.resources;
+        let (name, folder) = (ground.veth_name(), ground.state().join("node"));
         let log = ground.logs().join("node");
-        let machine = Machine::start(ground, &folder, &log, &name).await?;
+        let machine = NodeMachine::start(ground, &folder, &log, &name).await?;
         let started = async {
-            let link = Link::open(Arc::clone(&inner), ground.uplink()).await?;
+            let link = Link::open(Arc::clone(&inner), ground.uplink_address()).await?;
             let containerd = runtime::start(ground, &machine, &folder).await?;
-            for image in images.iter().map(String::as_str).chain([runtime::PAUSE]) {
+            for image in images.iter().map(String::as_str).chain([runtime::PAUSE_PROGRAM]) {
                 runtime::import(&machine, archives, image).await?;
             }
             let kubelet = kubelet::start(&inner, &machine, &folder, &name, link.address()).await?;
-            announce(&inner, &name, accelerators).await?;
+            set_accelerators(&inner, &name, accelerators).await?;
             // The last, so that it binds no Pod to a node that does not come to be.
             let scheduler = scheduler::start(&inner)?;
             anyhow::Ok((link, scheduler, kubelet, containerd))
         };
         match started.await {
             Ok((link, scheduler, kubelet, containerd)) => {
-                let parts = Some(Parts { scheduler, kubelet, containerd, machine });
-                Ok(Self { inner, name, link, log, parts })
+                let parts = Some(NodeProcesses { scheduler, kubelet, containerd, machine });
+                Ok(Self { inner, name, link, log, processes: parts })
             }
             Err(error) => {
                 machine.end().await;
@@ -149,8 +153,8 @@ impl Node {
     }
 
     /// This machine, as its Pods know it.
-    pub fn host(&self) -> Ipv4Addr {
-        self.inner.ground.uplink()
+    pub fn host_address(&self) -> Ipv4Addr {
+        self.inner.resources.uplink_address()
     }
 
     /// Its kubelet's way to the API server.
@@ -168,7 +172,7 @@ impl Node {
     /// # Errors
     /// When the cgroups cannot be read.
     pub fn processes(&self, pod: &Pod) -> Result<Vec<i32>> {
-        Cgroup::of(&self.inner.ground).processes(&pod.uid().context("a Pod without a uid")?)
+        PodsCgroup::of_cluster(&self.inner.resources).processes(&pod.uid().context("a Pod without a uid")?)
     }
 
     /// What the container runtime has written of this container's `restart`th life: a line each of time, stream, `F` (or `P`
@@ -186,22 +190,24 @@ impl Node {
 
 /// Says that the node has so many, as a device plugin would; no plugin is there to say which of them a Pod has. Returns when the
 /// kubelet has seen it, and so the scheduler can count with it.
-async fn announce(inner: &Inner, name: &str, accelerators: u32) -> Result<()> {
+async fn set_accelerators(inner: &ClusterInner, name: &str, accelerators: u32) -> Result<()> {
     let nodes: Api<Object> = Api::all(inner.users.client(inner.users.admin(), inner.api_server).await?);
-    let status = json!({ "status": { "capacity": { ACCELERATOR: accelerators.to_string() } } });
+    let status = json!({ "status": { "capacity": { ACCELERATOR_RESOURCE: accelerators.to_string() } } });
     let patch = Patch::Merge(status);
     nodes.patch_status(name, &PatchParams::default(), &patch).await.context("the node's accelerators")?;
     let counted = |node: &Object| {
         let status = node.status.iter().flat_map(|status| &status.allocatable);
-        status.filter_map(|all| all.get(ACCELERATOR)).any(|count| count.0 == accelerators.to_string())
+        status
+            .filter_map(|all| all.get(ACCELERATOR_RESOURCE))
+            .any(|count| count.0 == accelerators.to_string())
     };
     wait::until(&nodes, name, "its accelerators", |node| node.as_ref().is_some_and(counted)).await?;
     Ok(())
 }
 
-impl Drop for Node {
+impl Drop for KubeletNode {
     fn drop(&mut self) {
-        let Some(mut parts) = self.parts.take() else { return };
+        let Some(mut parts) = self.processes.take() else { return };
         let (told, ended) = mpsc::channel::<()>();
         self.inner.handle.spawn(async move {
             let _told = told;

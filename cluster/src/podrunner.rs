@@ -23,51 +23,51 @@ use nix::{
     sys::signal::{self, Signal},
     unistd::Pid,
 };
-use rouse::process::table;
+use rouse_net::process::table;
 use tokio::{sync::mpsc, task::JoinHandle};
 
-use crate::{Cluster, Namespace, ground::PART};
+use crate::{Namespace, TestCluster, resources::PART_MARK_ENV};
 
 mod container;
-mod keeper;
+mod context;
 mod launch;
 mod node;
 mod pod;
 mod probe;
+mod run_loop;
 mod schedule;
-mod shared;
 mod status;
 mod volume;
 
 pub use self::{
-    container::Pauses,
-    launch::Image,
+    container::RestartBackoff,
+    launch::PodImage,
     node::{NodeSpec, RunningNode},
 };
 use self::{
-    node::Link,
-    shared::{Shared, lock},
+    context::{RunnerContext, lock},
+    node::NodeLink,
 };
 
 /// Nodes are made before the test begins, and few later.
-const ORDERS: usize = 8;
+const COMMAND_QUEUE_LENGTH: usize = 8;
 
 /// How a runner is made.
-pub struct Builder<'a> {
+pub struct PodRunnerBuilder<'a> {
     namespaces: Vec<&'a Namespace>,
     nodes: Vec<NodeSpec>,
-    images: BTreeMap<String, Image>,
-    pauses: Pauses,
+    images: BTreeMap<String, PodImage>,
+    restart_backoff: RestartBackoff,
 }
 
 /// A runner. Dropped, it ends the processes of all its Pods at once, whatever becomes of their objects.
 pub struct PodRunner {
-    shared: Arc<Shared>,
-    orders: mpsc::Sender<keeper::Order>,
+    context: Arc<RunnerContext>,
+    command_tx: mpsc::Sender<run_loop::RunnerCommand>,
     task: JoinHandle<()>,
 }
 
-impl<'a> Builder<'a> {
+impl<'a> PodRunnerBuilder<'a> {
     #[must_use]
     pub fn node(mut self, node: NodeSpec) -> Self {
         self.nodes.push(node);
@@ -83,15 +83,15 @@ impl<'a> Builder<'a> {
 
     /// What this name of an image stands for.
     #[must_use]
-    pub fn image(mut self, name: &str, image: Image) -> Self {
+    pub fn image(mut self, name: &str, image: PodImage) -> Self {
         self.images.insert(name.to_owned(), image);
         self
     }
 
     /// Other pauses before restarts than a kubelet's.
     #[must_use]
-    pub fn pauses(mut self, pauses: Pauses) -> Self {
-        self.pauses = pauses;
+    pub fn restart_backoff(mut self, pauses: RestartBackoff) -> Self {
+        self.restart_backoff = pauses;
         self
     }
 
@@ -102,17 +102,17 @@ impl<'a> Builder<'a> {
     pub async fn start(self) -> Result<PodRunner> {
         let first = self.namespaces.first().context("a runner needs a namespace")?;
         let inner = Arc::clone(first.inner());
-        let name = format!("{}-{}", first.name(), inner.next()?);
+        let name = format!("{}-{}", first.name(), inner.next_number()?);
         let namespaces = self.namespaces.iter().map(|namespace| namespace.name().to_owned()).collect();
-        let (nodes, images, pauses) = (self.nodes, self.images, self.pauses);
+        let (nodes, images, pauses) = (self.nodes, self.images, self.restart_backoff);
         let home = Arc::clone(&inner);
         let started = async move {
-            let shared = Arc::new(Shared::new(inner, name, namespaces, images, pauses).await?);
-            let (orders, received) = mpsc::channel(ORDERS);
-            let task = tokio::spawn(keeper::keep(Arc::clone(&shared), received));
-            anyhow::Ok(PodRunner { shared, orders, task })
+            let shared = Arc::new(RunnerContext::new(inner, name, namespaces, images, pauses).await?);
+            let (orders, received) = mpsc::channel(COMMAND_QUEUE_LENGTH);
+            let task = tokio::spawn(run_loop::run(Arc::clone(&shared), received));
+            anyhow::Ok(PodRunner { context: shared, command_tx: orders, task })
         };
-        let runner = home.at_home(started).await?;
+        let runner = home.on_cluster_runtime(started).await?;
         for node in nodes {
             runner.add_node(node).await?;
         }
@@ -122,12 +122,12 @@ impl<'a> Builder<'a> {
 
 impl PodRunner {
     /// For the Pods of this namespace.
-    pub fn of(namespace: &Namespace) -> Builder<'_> {
-        Builder {
+    pub fn builder(namespace: &Namespace) -> PodRunnerBuilder<'_> {
+        PodRunnerBuilder {
             namespaces: vec![namespace],
             nodes: Vec::new(),
             images: BTreeMap::new(),
-            pauses: Pauses::default(),
+            restart_backoff: RestartBackoff::default(),
         }
     }
 
@@ -136,19 +136,19 @@ impl PodRunner {
     /// # Errors
     /// Those of the API server.
     pub async fn add_node(&self, spec: NodeSpec) -> Result<Arc<RunningNode>> {
-        let shared = Arc::clone(&self.shared);
+        let shared = Arc::clone(&self.context);
         let name = format!("{}-{}", shared.name, spec.name);
         let node = Arc::new(RunningNode::new(name, shared.next_address(), &spec));
         let made = Arc::clone(&node);
         let home = Arc::clone(&shared.inner);
-        home.at_home(async move {
+        home.on_cluster_runtime(async move {
             made.register(&shared.client, &shared.name, &spec).await?;
             lock(&shared.nodes).insert(spec.name.clone(), made);
             anyhow::Ok(())
         })
         .await?;
-        self.orders
-            .send(keeper::Order::Live(Arc::clone(&node)))
+        self.command_tx
+            .send(run_loop::RunnerCommand::RenewLease(Arc::clone(&node)))
             .await
             .ok()
             .context("the runner has ended")?;
@@ -160,35 +160,35 @@ impl PodRunner {
     /// # Panics
     /// When there is none.
     pub fn node(&self, name: &str) -> Arc<RunningNode> {
-        lock(&self.shared.nodes).get(name).cloned().unwrap_or_else(|| panic!("there is no node {name}"))
+        lock(&self.context.nodes).get(name).cloned().unwrap_or_else(|| panic!("there is no node {name}"))
     }
 
     /// Cuts the node off from the API server: it hears and says nothing, its lease runs out, and its processes go on.
     pub fn partition(&self, node: &str) {
-        self.node(node).set_link(Link::Cut);
+        self.node(node).set_link(NodeLink::Cut);
     }
 
     /// Has what the node says of Pods come late: all of it at once when it is healed. It hears of Pods, and its lease is renewed.
-    pub fn slow(&self, node: &str) {
-        self.node(node).set_link(Link::Slow);
+    pub fn delay_reports(&self, node: &str) {
+        self.node(node).set_link(NodeLink::ReportsDelayed);
     }
 
     /// Ends either.
     pub fn heal(&self, node: &str) {
-        self.node(node).set_link(Link::Whole);
+        self.node(node).set_link(NodeLink::Connected);
     }
 
     /// What this image's name stands for from the next start of a container on.
-    pub fn set_image(&self, name: &str, image: Image) {
-        lock(&self.shared.images).insert(name.to_owned(), image);
+    pub fn set_image(&self, name: &str, image: PodImage) {
+        lock(&self.context.images).insert(name.to_owned(), image);
     }
 
     /// Living processes of the Pod with their containers' names.
     pub fn processes(&self, pod: &Pod) -> Vec<(String, i32)> {
-        let prefix = self.shared.part(&pod.uid().unwrap_or_default(), "", 0);
+        let prefix = self.context.part_mark(&pod.uid().unwrap_or_default(), "", 0);
         let prefix = prefix.trim_end_matches("/0").to_owned();
         let container = |pid| {
-            let mark = table::mark_of(pid, PART)?;
+            let mark = table::env_value(pid, PART_MARK_ENV)?;
             let (name, _) = mark.strip_prefix(&prefix)?.split_once('/')?;
             Some((name.to_owned(), pid))
         };
@@ -208,13 +208,13 @@ impl PodRunner {
     /// # Errors
     /// Those of the API server.
     pub async fn force_delete(&self, pod: &Pod) -> Result<()> {
-        let (client, pod) = (self.shared.client.clone(), pod.clone());
+        let (client, pod) = (self.context.client.clone(), pod.clone());
         let deleted = async move {
             let pods: Api<Pod> = Api::namespaced(client, &pod.namespace().unwrap_or_default());
             let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
             pods.delete(&pod.name_any(), &at_once).await
         };
-        self.shared.inner.at_home(deleted).await?;
+        self.context.inner.on_cluster_runtime(deleted).await?;
         Ok(())
     }
 
@@ -223,7 +223,7 @@ impl PodRunner {
     /// # Errors
     /// When there was no such run.
     pub fn log(&self, pod: &Pod, container: &str, run: u32) -> Result<String> {
-        let folder = self.shared.logs_of(&pod.namespace().unwrap_or_default(), &pod.name_any());
+        let folder = self.context.log_folder(&pod.namespace().unwrap_or_default(), &pod.name_any());
         let path = folder.join(format!("{container}.{run}.log"));
         fs::read_to_string(&path).with_context(|| path.display().to_string())
     }
@@ -233,19 +233,19 @@ impl Drop for PodRunner {
     fn drop(&mut self) {
         // With the keeper go the workers, and with each the only ones who could signal its processes, which ends those.
         self.task.abort();
-        let shared = Arc::clone(&self.shared);
+        let shared = Arc::clone(&self.context);
         // Nobody waits for it: a node without a kubelet only gives the controllers something to do.
-        self.shared.inner.handle.spawn(async move {
+        self.context.inner.handle.spawn(async move {
             let nodes: Api<Node> = Api::all(shared.client.clone());
-            let ours = ListParams::default().labels(&format!("{}={}", node::LABEL, shared.name));
+            let ours = ListParams::default().labels(&format!("{}={}", node::RUNNER_LABEL, shared.name));
             nodes.delete_collection(&DeleteParams::default(), &ours).await.ok()
         });
     }
 }
 
-impl Cluster {
+impl TestCluster {
     /// A Pod runner for this namespace.
-    pub fn podrunner<'a>(&self, namespace: &'a Namespace) -> Builder<'a> {
-        PodRunner::of(namespace)
+    pub fn podrunner<'a>(&self, namespace: &'a Namespace) -> PodRunnerBuilder<'a> {
+        PodRunner::builder(namespace)
     }
 }

@@ -11,38 +11,51 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::Signal;
-use rouse::process::Process;
+use rouse_net::process::ProcessGroup;
 use tokio::{net::TcpStream, process::Command, time};
 
-use crate::ground::{Ground, MARK, PART};
+use crate::resources::{CLUSTER_MARK_ENV, ClusterResources, PART_MARK_ENV};
 
 /// How long a server may take to end by itself. What kube-apiserver was asked is answered at once; then it would wait a minute
 /// for those who watch custom resources, and hears nobody meanwhile.
-const GRACE: Duration = Duration::from_secs(5);
+const STOP_GRACE: Duration = Duration::from_secs(5);
 /// How long one may take to start. It is a second or two; a machine that compiles meanwhile needs many more.
-pub(crate) const START: Duration = Duration::from_secs(180);
+pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(180);
 /// Nothing tells when a server listens, so it is asked this often.
-const PAUSE: Duration = Duration::from_millis(25);
+const READY_POLL_INTERVAL: Duration = Duration::from_millis(25);
 /// By how much a heap may grow before its garbage is collected (Go's own default is 100): a small cluster has memory to spare, and
 /// the tests no processor time.
 const HEAP_PERCENT: &str = "400";
 /// As much of a log as says why a server did not start.
-const LAST_WORDS: usize = 3000;
+const MAX_LOG_TAIL_BYTES: usize = 3000;
 
-pub(crate) struct Server {
+pub(crate) struct ServerProcess {
     name: &'static str,
     program: PathBuf,
     args: Vec<String>,
     log: PathBuf,
     mark: String,
-    part: String,
-    process: Option<Process>,
+    part_mark: String,
+    process: Option<ProcessGroup>,
 }
 
-impl Server {
-    pub(crate) fn new(ground: &Ground, name: &'static str, program: PathBuf, args: Vec<String>) -> Self {
+impl ServerProcess {
+    pub(crate) fn new(
+        ground: &ClusterResources,
+        name: &'static str,
+        program: PathBuf,
+        args: Vec<String>,
+    ) -> Self {
         let log = ground.logs().join(format!("{name}.log"));
-        Self { name, program, args, log, mark: ground.mark(), part: ground.part(name), process: None }
+        Self {
+            name,
+            program,
+            args,
+            log,
+            mark: ground.mark(),
+            part_mark: ground.part_mark(name),
+            process: None,
+        }
     }
 
     /// Starts it, if it does not run. Its log goes on where it was.
@@ -53,8 +66,8 @@ impl Server {
         let log = File::options().create(true).append(true).open(&self.log)?;
         let child = Command::new(&self.program)
             .args(&self.args)
-            .env(MARK, &self.mark)
-            .env(PART, &self.part)
+            .env(CLUSTER_MARK_ENV, &self.mark)
+            .env(PART_MARK_ENV, &self.part_mark)
             .env("GOGC", HEAP_PERCENT)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
@@ -62,7 +75,7 @@ impl Server {
             .process_group(0)
             .spawn()
             .with_context(|| self.program.display().to_string())?;
-        self.process = Some(Process::ours(child, format!("{PART}={}", self.part))?);
+        self.process = Some(ProcessGroup::from_child(child, format!("{PART_MARK_ENV}={}", self.part_mark))?);
         Ok(())
     }
 
@@ -71,7 +84,7 @@ impl Server {
         if let Some(process) = &self.process {
             process.signal(Signal::SIGTERM);
             // Whether it came in time makes no difference to what is done next.
-            let _in_time = time::timeout(GRACE, process.exited()).await.is_ok();
+            let _in_time = time::timeout(STOP_GRACE, process.leader_exited()).await.is_ok();
         }
         self.kill().await;
     }
@@ -79,7 +92,7 @@ impl Server {
     /// Kills it, and returns when it is gone.
     pub(crate) async fn kill(&mut self) {
         if let Some(process) = self.process.take() {
-            process.end().await;
+            process.kill_and_reap().await;
         }
     }
 
@@ -90,38 +103,41 @@ impl Server {
     }
 
     pub(crate) fn pid(&self) -> Option<i32> {
-        self.process.as_ref().map(Process::pid)
+        self.process.as_ref().map(ProcessGroup::pid)
     }
 
     /// Asks until `ready` says yes.
     ///
     /// # Errors
     /// With the end of its log when it ended or took too long.
-    pub(crate) async fn ready<F: Future<Output = bool>>(&mut self, ready: impl Fn() -> F) -> Result<()> {
+    pub(crate) async fn wait_until_ready<F: Future<Output = bool>>(
+        &mut self,
+        ready: impl Fn() -> F,
+    ) -> Result<()> {
         let Some(process) = &self.process else { bail!("{} does not run", self.name) };
         let asked = async {
             while !ready().await {
-                time::sleep(PAUSE).await;
+                time::sleep(READY_POLL_INTERVAL).await;
             }
         };
         let outcome = tokio::select! {
-            () = process.exited() => "ended",
-            outcome = time::timeout(START, asked) => match outcome {
+            () = process.leader_exited() => "ended",
+            outcome = time::timeout(START_TIMEOUT, asked) => match outcome {
                 Ok(()) => return Ok(()),
                 Err(_) => "is not ready",
             },
         };
-        bail!("{} {outcome}. Its last words:\n{}", self.name, self.last_words()?)
+        bail!("{} {outcome}. Its last words:\n{}", self.name, self.log_tail()?)
     }
 
-    fn last_words(&self) -> io::Result<String> {
+    fn log_tail(&self) -> io::Result<String> {
         let log = fs::read(&self.log)?;
-        let end = log.get(log.len().saturating_sub(LAST_WORDS)..).unwrap_or_default();
+        let end = log.get(log.len().saturating_sub(MAX_LOG_TAIL_BYTES)..).unwrap_or_default();
         Ok(String::from_utf8_lossy(end).into_owned())
     }
 }
 
 /// Whether somebody listens there.
-pub(crate) async fn listens(address: SocketAddr) -> bool {
+pub(crate) async fn is_listening(address: SocketAddr) -> bool {
     TcpStream::connect(address).await.is_ok()
 }

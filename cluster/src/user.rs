@@ -24,42 +24,42 @@ use rcgen::{
 use serde_json::{Value, json};
 
 /// The group that RBAC never refuses.
-const MASTERS: &str = "system:masters";
+const MASTERS_GROUP: &str = "system:masters";
 /// Seconds that a service account's token holds: longer than any test.
-const DAY: i64 = 86_400;
+const TOKEN_SECONDS: i64 = 86_400;
 
 /// A name and what proves it.
 #[derive(Clone, Debug)]
-pub struct User {
+pub struct ClusterUser {
     name: String,
-    proof: Value,
+    credentials: Value,
 }
 
-impl User {
+impl ClusterUser {
     /// As the API server knows it.
     pub fn name(&self) -> &str {
         &self.name
     }
 
     fn with_token(name: String, token: &str) -> Self {
-        Self { name, proof: json!({ "token": token }) }
+        Self { name, credentials: json!({ "token": token }) }
     }
 
     /// The token is read again when it changes.
     pub(crate) fn with_token_file(name: String, token: &Path) -> Self {
-        Self { name, proof: json!({ "tokenFile": token }) }
+        Self { name, credentials: json!({ "tokenFile": token }) }
     }
 }
 
 /// The cluster's authority and what it issued, in one folder.
 #[derive(Clone)]
-pub(crate) struct Users {
+pub(crate) struct ClusterUsers {
     folder: PathBuf,
     authority: Arc<CertifiedIssuer<'static, KeyPair>>,
-    admin: User,
+    admin: ClusterUser,
 }
 
-impl Users {
+impl ClusterUsers {
     /// Makes the authority, the API server's certificate for these addresses, the service accounts' key and the admin.
     pub(crate) fn new(folder: PathBuf, addresses: &[Ipv4Addr]) -> Result<Self> {
         fs::create_dir_all(&folder)?;
@@ -72,10 +72,10 @@ impl Users {
         fs::write(folder.join("accounts.key"), accounts.serialize_pem())?;
         fs::write(folder.join("accounts.pub"), accounts.public_key_pem())?;
 
-        let admin = User { name: "admin".to_owned(), proof: Value::Null };
+        let admin = ClusterUser { name: "admin".to_owned(), credentials: Value::Null };
         let mut users = Self { folder, authority: Arc::new(authority), admin };
-        users.server("server", addresses, &["localhost", "kubernetes.default.svc"])?;
-        users.admin = users.certified("admin", Some(MASTERS))?;
+        users.issue_server_certificate("server", addresses, &["localhost", "kubernetes.default.svc"])?;
+        users.admin = users.issue_user("admin", Some(MASTERS_GROUP))?;
         Ok(users)
     }
 
@@ -84,30 +84,35 @@ impl Users {
         fs::create_dir_all(&folder)?;
         fs::copy(base.join("ca.pem"), folder.join("ca.pem")).context("the cluster's authority")?;
         let authority = authority(KeyPair::from_pem(&fs::read_to_string(base.join("ca.key"))?)?)?;
-        let admin = User { name: "admin".to_owned(), proof: Value::Null };
+        let admin = ClusterUser { name: "admin".to_owned(), credentials: Value::Null };
         let mut users = Self { folder, authority: Arc::new(authority), admin };
-        users.admin = users.certified("admin", Some(MASTERS))?;
+        users.admin = users.issue_user("admin", Some(MASTERS_GROUP))?;
         Ok(users)
     }
 
-    pub(crate) fn admin(&self) -> &User {
+    pub(crate) fn admin(&self) -> &ClusterUser {
         &self.admin
     }
 
     /// A user that shows a certificate.
-    pub(crate) fn certified(&self, name: &str, group: Option<&str>) -> Result<User> {
+    pub(crate) fn issue_user(&self, name: &str, group: Option<&str>) -> Result<ClusterUser> {
         let file = format!("user-{}", file_name(name));
-        self.issue(&file, named(name, group), ExtendedKeyUsagePurpose::ClientAuth)?;
+        self.issue(&file, certificate_params(name, group), ExtendedKeyUsagePurpose::ClientAuth)?;
         let proof = json!({
             "client-certificate": self.file(&format!("{file}.pem")),
             "client-key": self.file(&format!("{file}.key")),
         });
-        Ok(User { name: name.to_owned(), proof })
+        Ok(ClusterUser { name: name.to_owned(), credentials: proof })
     }
 
     /// The certificate `FILE.pem` and the key `FILE.key` of a server that has these addresses and names.
-    pub(crate) fn server(&self, file: &str, addresses: &[Ipv4Addr], names: &[&str]) -> Result<()> {
-        let mut params = named(file, None);
+    pub(crate) fn issue_server_certificate(
+        &self,
+        file: &str,
+        addresses: &[Ipv4Addr],
+        names: &[&str],
+    ) -> Result<()> {
+        let mut params = certificate_params(file, None);
         params.subject_alt_names =
             addresses.iter().map(|address| SanType::IpAddress(IpAddr::V4(*address))).collect();
         for name in names {
@@ -122,7 +127,7 @@ impl Users {
     }
 
     /// A kubeconfig of this user for this way to the API server.
-    pub(crate) fn kubeconfig(&self, user: &User, server: SocketAddr) -> Result<PathBuf> {
+    pub(crate) fn kubeconfig(&self, user: &ClusterUser, server: SocketAddr) -> Result<PathBuf> {
         let path = self.file(&format!("{}-{}.kubeconfig", file_name(&user.name), server.port()));
         self.write_kubeconfig(user, server, "default", &path)?;
         Ok(path)
@@ -131,24 +136,24 @@ impl Users {
     /// The same at another place, with another namespace.
     pub(crate) fn write_kubeconfig(
         &self,
-        user: &User,
+        user: &ClusterUser,
         server: SocketAddr,
         namespace: &str,
         path: &Path,
     ) -> Result<()> {
         // JSON is YAML as well.
-        let text = self.document(user, server, namespace).to_string();
+        let text = self.kubeconfig_json(user, server, namespace).to_string();
         fs::write(path, text).with_context(|| path.display().to_string())
     }
 
     /// A client for the runtime that calls.
-    pub(crate) async fn client(&self, user: &User, server: SocketAddr) -> Result<Client> {
-        let kubeconfig = Kubeconfig::from_yaml(&self.document(user, server, "default").to_string())?;
+    pub(crate) async fn client(&self, user: &ClusterUser, server: SocketAddr) -> Result<Client> {
+        let kubeconfig = Kubeconfig::from_yaml(&self.kubeconfig_json(user, server, "default").to_string())?;
         let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
         Ok(Client::try_from(config)?)
     }
 
-    fn document(&self, user: &User, server: SocketAddr, namespace: &str) -> Value {
+    fn kubeconfig_json(&self, user: &ClusterUser, server: SocketAddr, namespace: &str) -> Value {
         let cluster =
             json!({ "server": format!("https://{server}"), "certificate-authority": self.file("ca.pem") });
         let context = json!({ "cluster": "test", "user": user.name, "namespace": namespace });
@@ -156,7 +161,7 @@ impl Users {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{ "name": "test", "cluster": cluster }],
-            "users": [{ "name": user.name, "user": user.proof }],
+            "users": [{ "name": user.name, "user": user.credentials }],
             "contexts": [{ "name": "test", "context": context }],
             "current-context": "test",
         })
@@ -176,14 +181,14 @@ impl Users {
 /// The authority with this key. Whatever it issues is trusted by whoever has any of its certificates: those differ in their
 /// serial number only.
 fn authority(key: KeyPair) -> Result<CertifiedIssuer<'static, KeyPair>> {
-    let mut params = named("rouse test cluster", None);
+    let mut params = certificate_params("rouse test cluster", None);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
     Ok(CertifiedIssuer::self_signed(params, key)?)
 }
 
 /// The API server reads a user's name and group out of the certificate's subject.
-fn named(name: &str, group: Option<&str>) -> CertificateParams {
+fn certificate_params(name: &str, group: Option<&str>) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, name);
     if let Some(group) = group {
@@ -197,7 +202,7 @@ fn file_name(user: &str) -> String {
 }
 
 /// A service account with a token of its own; made where it is missing.
-pub(crate) async fn service_account(client: Client, namespace: &str, name: &str) -> Result<User> {
+pub(crate) async fn service_account(client: Client, namespace: &str, name: &str) -> Result<ClusterUser> {
     let accounts: Api<ServiceAccount> = Api::namespaced(client, namespace);
     let account = ServiceAccount {
         metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
@@ -208,12 +213,12 @@ pub(crate) async fn service_account(client: Client, namespace: &str, name: &str)
         outcome => drop(outcome.with_context(|| format!("service account {namespace}/{name}"))?),
     }
     let request = TokenRequest {
-        spec: TokenRequestSpec { expiration_seconds: Some(DAY), ..TokenRequestSpec::default() },
+        spec: TokenRequestSpec { expiration_seconds: Some(TOKEN_SECONDS), ..TokenRequestSpec::default() },
         ..TokenRequest::default()
     };
     let made = accounts.create_token_request(name, &PostParams::default(), &request).await?;
     let token = made.status.context("a token request without an answer")?.token;
-    Ok(User::with_token(account_name(namespace, name), &token))
+    Ok(ClusterUser::with_token(account_name(namespace, name), &token))
 }
 
 /// As which user the API server knows a service account.

@@ -12,12 +12,12 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::time;
 
 /// Nothing that a test waits for takes longer, even on a machine that does much else.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Waits until `fits` says so of this object, or of its absence; gives what it was then.
 ///
 /// # Errors
-/// After [`PATIENCE`], with what was waited for and what the object was last.
+/// After [`WAIT_TIMEOUT`], with what was waited for and what the object was last.
 pub async fn until<K>(
     api: &Api<K>,
     name: &str,
@@ -41,11 +41,11 @@ where
         }
         bail!("the watch of {name} ended")
     };
-    match time::timeout(PATIENCE, found).await {
+    match time::timeout(WAIT_TIMEOUT, found).await {
         Ok(found) => found,
         Err(_) => {
             let last = serde_json::to_string_pretty(&last).context("what it was")?;
-            bail!("waited {} s for {what} of {name}; it was last {last}", PATIENCE.as_secs())
+            bail!("waited {} s for {what} of {name}; it was last {last}", WAIT_TIMEOUT.as_secs())
         }
     }
 }

@@ -10,10 +10,10 @@ use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use rouse::{
     fleet::event::Event,
-    lease::Clock,
     model::EngineId,
     units::{Bytes, Millis, Tick},
 };
+use rouse_net::lease::TickClock;
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::JoinHandle,
@@ -21,53 +21,53 @@ use tokio::{
 };
 
 use crate::{
-    config::{self, Config, Source},
+    config::{self, Config, ConfigSource},
     demo,
-    driver::{Handle, Journal, JournalFile},
-    http::{self, admin::Parts},
-    metrics::{Lost, Metrics},
+    driver::{DriverHandle, Journal, JournalFile},
+    http::{self, admin::AdminSources},
+    metrics::{Metrics, TelemetryDropCounters},
     platform::Platform,
-    serve::{Admin, Api, Stage},
-    telemetry::{Telemetry, Wall},
+    serve::{AdminServer, ApiServer, ShutdownStage},
+    telemetry::{Telemetry, WallClock},
 };
 
 mod cluster;
-mod home;
+mod platform_runtime;
 mod reload;
 mod signals;
 
-use home::{Claim, Home, Next};
-use reload::Reload;
-use signals::{Asked, Signals};
+use platform_runtime::{PlatformChange, PlatformClaim, PlatformRuntime};
+use reload::ConfigReloader;
+use signals::{ControlSignal, ControlSignals};
 
 /// Outcomes and observations that may wait for the driver. A turn takes well under a millisecond and takes 256 of
 /// them; more than four turns' worth means that something floods, and then the platform waits.
-const EVENTS: usize = 1024;
+const EVENT_QUEUE_CAPACITY: usize = 1024;
 /// How often idle clocks and learned values are given to the platform to keep: a restart must restore the clocks to
 /// within five seconds, and the platform writes within one.
-const KEEP_EVERY: Duration = Duration::from_secs(2);
+const PERSIST_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Threads for the control side's blocking calls: files, the driver, new processes. A bound, so that a disk that stands
 /// still cannot take threads without end.
-const BESIDE: usize = 64;
+const MAX_BLOCKING_THREADS: usize = 64;
 
 /// What the command line asks for.
-pub struct Start {
+pub struct AppOptions {
     pub config: Config,
     /// Loaded again at a reload.
-    pub source: Source,
+    pub source: ConfigSource,
     pub journal: Option<PathBuf>,
     /// Counts what telemetry drops, the log included, which is older than anything here.
-    pub lost: Lost,
+    pub drop_counters: TelemetryDropCounters,
 }
 
 /// Serves until told to stop. Called before any thread was started.
-pub fn run(start: Start) -> anyhow::Result<ExitCode> {
+pub fn run(start: AppOptions) -> anyhow::Result<ExitCode> {
     // The control side: the driver, the platform, operators. Requests have runtimes of their own, one for each core.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .thread_name("control")
-        .max_blocking_threads(BESIDE)
+        .max_blocking_threads(MAX_BLOCKING_THREADS)
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
@@ -76,58 +76,60 @@ pub fn run(start: Start) -> anyhow::Result<ExitCode> {
     code
 }
 
-async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Result<ExitCode> {
+async fn serve(
+    AppOptions { mut config, source, journal, drop_counters: lost }: AppOptions,
+) -> anyhow::Result<ExitCode> {
     if config.accelerators_auto {
         let found = discover(config.headroom)?;
-        config.book_shares(&found, config.headroom);
+        config.reserve_memory_utilization(&found, config.headroom);
         config.core.accelerators = found;
     }
-    let mut signals = Signals::new(source.file.as_deref()).context("cannot listen to signals")?;
-    let certificates = config.tls.iter().flat_map(config::Tls::files).cloned().collect();
+    let mut signals = ControlSignals::new(source.file.as_deref()).context("cannot listen to signals")?;
+    let certificates = config.tls.iter().flat_map(config::TlsConfig::files).cloned().collect();
     signals.watch(certificates).context("cannot watch the certificates")?;
-    let clock = anchored();
+    let clock = wall_anchored_clock();
     let shown = config.clone();
     let config = Arc::new(ArcSwap::from_pointee(config));
-    let metrics = Arc::new(Metrics::with(&lost));
-    metrics.certificate_expires(config.load().tls.as_ref().and_then(config::Tls::expires));
+    let metrics = Arc::new(Metrics::with_drop_counters(&lost));
+    metrics.set_certificate_expiry(config.load().tls.as_ref().and_then(config::TlsConfig::expires));
     let open_journal = || {
         let opened = journal.as_deref().map(|path| JournalFile::open(path, &lost)).transpose();
         opened.context("cannot open the journal")
     };
     let current = config.load_full();
-    let operators = Admin::listen(current.admin.address)?;
-    let listen = || Api::listen(current.api, current.threads);
+    let operators = AdminServer::listen(current.admin.address)?;
+    let listen = || ApiServer::listen(current.api, current.threads);
     // The ports of a Pod are its own, and whoever connects to one is refused until it is known what there is to serve.
     let bound = current.kubernetes.is_none().then(listen).transpose()?;
-    let claim = Claim::take(&current)?;
+    let claim = PlatformClaim::take(&current)?;
     if source.file.is_none() {
         demo::prepare(&current)?;
     }
-    let (events, received) = mpsc::channel(EVENTS);
-    let mut home = Home::start(claim, &current, events, clock, &metrics).await?;
+    let (events, received) = mpsc::channel(EVENT_QUEUE_CAPACITY);
+    let mut home = PlatformRuntime::start(claim, &current, events, clock, &metrics).await?;
     let platform = home.platform();
     let (handle, driver) =
-        Handle::new(Arc::clone(&platform), received, Journal::default(), Arc::clone(&metrics), clock);
-    let admin = Admin::over(operators, parts(&handle, &config, &metrics, &home))?;
+        DriverHandle::new(Arc::clone(&platform), received, Journal::default(), Arc::clone(&metrics), clock);
+    let admin = AdminServer::from_listener(operators, admin_sources(&handle, &config, &metrics, &home))?;
     let operators = admin.address();
-    let (stage, watched) = watch::channel(Stage::Serving);
-    let (mut driver, driver_goes) = held(|journal| driver.run(journal));
-    let (mut admin, admin_goes) = held({
+    let (stage, watched) = watch::channel(ShutdownStage::Serving);
+    let (mut driver, driver_goes) = spawn_deferred(|journal| driver.run(journal));
+    let (mut admin, admin_goes) = spawn_deferred({
         let watched = watched.clone();
         |()| admin.run(watched)
     });
     let mut goes = Some((driver_goes, admin_goes));
     if current.kubernetes.is_some() {
         // Until it has the lease.
-        handle.tell(Event::Led { leads: false });
+        handle.send_event(Event::LeadershipChanged { leads: false });
         // A cluster takes its time, and operators may ask for what is waited.
         if let Some((driver_goes, admin_goes)) = goes.take() {
-            go(driver_goes, open_journal()?);
-            go(admin_goes, ());
+            start_deferred(driver_goes, open_journal()?);
+            start_deferred(admin_goes, ());
         }
         tokio::select! {
-            () = home.first() => {}
-            () = signals.terminate() => {
+            () = home.wait_until_synced() => {}
+            () = signals.terminated() => {
                 home.close().await;
                 return Ok(ExitCode::SUCCESS);
             }
@@ -142,78 +144,81 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
         None => current,
     };
     platform.reconfigure(Arc::clone(&current));
-    handle.tell(Event::Configured { configuration: Box::new(current.core.clone()) });
+    handle.send_event(Event::Configured { configuration: Box::new(current.core.clone()) });
 
     let telemetry = Telemetry::start(&current, &lost)?;
     let meter = Arc::clone(&metrics) as _;
     let control = Arc::new(handle.clone());
-    let shared = http::Shared::told(control, Arc::clone(&config), meter, Arc::clone(&telemetry));
-    let bound = bound.map_or_else(|| Api::listen(current.api, current.threads), Ok)?;
-    let api = Api::over(current.api, bound, shared)?;
-    home.speak(&handle, api.address());
-    announce(&shown, source.file.is_none(), &api, operators);
+    let shared =
+        http::ServerContext::with_telemetry(control, Arc::clone(&config), meter, Arc::clone(&telemetry));
+    let bound = bound.map_or_else(|| ApiServer::listen(current.api, current.threads), Ok)?;
+    let api = ApiServer::from_listeners(current.api, bound, shared)?;
+    home.start_reporting(&handle, api.address());
+    print_addresses(&shown, source.file.is_none(), &api, operators);
 
     let admin_goes = match goes {
         Some((driver_goes, admin_goes)) => {
-            go(driver_goes, open_journal()?);
+            start_deferred(driver_goes, open_journal()?);
             Some(admin_goes)
         }
         None => None,
     };
-    let keeper = tokio::spawn(keep(handle.clone(), Arc::clone(&platform)));
+    let keeper = tokio::spawn(persist_periodically(handle.clone(), Arc::clone(&platform)));
     // A request that came before the first turn would be told that there is no such model.
     handle.refresh().await;
     let mut serving = api.start(watched)?;
     // Operators are told that it is ready by the listener that comes up next.
-    serving.up().await;
-    let mut api = tokio::spawn(serving.ended());
+    serving.wait_until_ready().await;
+    let mut api = tokio::spawn(serving.join());
     if let Some(admin_goes) = admin_goes {
-        go(admin_goes, ());
+        start_deferred(admin_goes, ());
     }
-    let mut reload = Reload {
+    let mut reload = ConfigReloader {
         source,
         base,
         config: Arc::clone(&config),
         handle: handle.clone(),
         metrics,
         platform,
-        looks: 0,
-        refused: false,
+        certificate_checks: 0,
+        last_reload_refused: false,
     };
     loop {
         tokio::select! {
             asked = signals.next() => {
                 match asked {
-                    Asked::Terminate => break,
-                    Asked::Reopen => {
+                    ControlSignal::Terminate => break,
+                    ControlSignal::ReopenLogs => {
                         telemetry.reopen();
                         continue;
                     }
-                    Asked::Reload | Asked::Look => {}
+                    ControlSignal::Reload | ControlSignal::CheckCertificates => {}
                 }
                 // Before they are read: what changed until they are watched goes unseen.
                 if let Err(error) = signals.watch(reload.certificates()) {
                     tracing::warn!(%error, "certificates are not watched; SIGHUP reloads them");
                 }
-                if matches!(asked, Asked::Reload) {
-                    reload.again(&mut home);
+                if matches!(asked, ControlSignal::Reload) {
+                    reload.reload(&mut home);
                 } else {
-                    reload.look(&mut home);
+                    reload.check_certificates(&mut home);
                 }
             }
-            next = home.next() => match next {
-                Next::Objects => reload.objects(&mut home),
-                Next::Ended => anyhow::bail!("a task without which this gateway must not go on ended"),
+            next = home.next_event() => match next {
+                PlatformChange::ObjectsChanged => reload.apply_objects(&mut home),
+                PlatformChange::TaskEnded => anyhow::bail!("a task without which this gateway must not go on ended"),
             },
             ended = &mut driver => {
                 // Without it nothing wakes any more. Engines live on, and are adopted by the next start.
                 return Err(ended.err().map_or_else(|| anyhow::anyhow!("the driver ended"), Into::into));
             }
-            ended = &mut api => return Err(ended_early(ended)),
-            ended = &mut admin => return Err(ended_early(ended)),
+            ended = &mut api => return Err(listener_error(ended)),
+            ended = &mut admin => return Err(listener_error(ended)),
         }
     }
-    End { stage, config: config.load_full(), handle, driver, api, admin }.come(&mut signals, &mut home).await;
+    ShutdownSequence { stage, config: config.load_full(), handle, driver, api, admin }
+        .run(&mut signals, &mut home)
+        .await;
     keeper.abort();
     // The keeper lets go of the platform when its task is dropped.
     drop(keeper.await);
@@ -224,7 +229,9 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
 }
 
 /// Work that begins when it is told to, with what the other end of this sends.
-fn held<I, F>(work: impl FnOnce(I) -> F + Send + 'static) -> (JoinHandle<F::Output>, oneshot::Sender<I>)
+fn spawn_deferred<I, F>(
+    work: impl FnOnce(I) -> F + Send + 'static,
+) -> (JoinHandle<F::Output>, oneshot::Sender<I>)
 where
     I: Send + 'static,
     F: Future<Output: Send + 'static> + Send + 'static,
@@ -240,7 +247,7 @@ where
     (task, goes)
 }
 
-fn go<I>(work: oneshot::Sender<I>, with: I) {
+fn start_deferred<I>(work: oneshot::Sender<I>, with: I) {
     // An error is the other end's, which is gone where the runtime ends.
     drop(work.send(with));
 }
@@ -250,35 +257,40 @@ fn discover(headroom: Bytes) -> anyhow::Result<Vec<rouse::model::Accelerator>> {
 }
 
 /// For decisions, wall time is read once; from here on a monotonic clock counts on.
-fn anchored() -> Clock {
+fn wall_anchored_clock() -> TickClock {
     let now = Instant::now();
-    Clock::new(now, Tick::default() + Millis::from(Wall::now().since_epoch(now)))
+    TickClock::new(now, Tick::default() + Millis::from(WallClock::now().since_epoch(now)))
 }
 
-fn parts(handle: &Handle, config: &Arc<ArcSwap<Config>>, metrics: &Arc<Metrics>, home: &Home) -> Parts {
+fn admin_sources(
+    handle: &DriverHandle,
+    config: &Arc<ArcSwap<Config>>,
+    metrics: &Arc<Metrics>,
+    home: &PlatformRuntime,
+) -> AdminSources {
     let (metrics, measured) = (Arc::clone(metrics), handle.clone());
     let platform = Arc::downgrade(&home.platform());
-    Parts {
-        control: Arc::new(handle.clone()),
+    AdminSources {
+        driver: Arc::new(handle.clone()),
         config: Arc::clone(config),
         metrics: Arc::new(move || {
             let (handle, metrics) = (measured.clone(), Arc::clone(&metrics));
             Box::pin(async move {
-                handle.measure().await;
+                handle.update_gauges().await;
                 metrics.encode()
             })
         }),
         logs: Arc::new(move |model, replica| {
             let engine = EngineId::new(model.clone(), replica);
-            platform.upgrade().and_then(|platform| platform.log(&engine))
+            platform.upgrade().and_then(|platform| platform.log_path(&engine))
         }),
-        waits: home.waits(),
-        lacks: home.lacks(),
+        not_ready_reason: home.not_ready_reason(),
+        degraded_reason: home.degraded_reason(),
     }
 }
 
 /// What a person needs to try it, on standard output, so that it is seen whatever the log level is.
-fn announce(config: &Config, demonstration: bool, api: &Api, admin: SocketAddr) {
+fn print_addresses(config: &Config, demonstration: bool, api: &ApiServer, admin: SocketAddr) {
     let api = api.address();
     let scheme = if config.tls.is_some() { "https" } else { "http" };
     println!("inference API  {scheme}://{api}/v1");
@@ -292,8 +304,8 @@ fn announce(config: &Config, demonstration: bool, api: &Api, admin: SocketAddr) 
 }
 
 /// Gives idle clocks and learned values to the platform, for the next start.
-async fn keep(handle: Handle, platform: Arc<dyn Platform>) {
-    let mut every = tokio::time::interval(KEEP_EVERY);
+async fn persist_periodically(handle: DriverHandle, platform: Arc<dyn Platform>) {
+    let mut every = tokio::time::interval(PERSIST_INTERVAL);
     loop {
         every.tick().await;
         for endpoint in handle.routes().models.values().flat_map(|route| &route.endpoints) {
@@ -306,7 +318,7 @@ async fn keep(handle: Handle, platform: Arc<dyn Platform>) {
     }
 }
 
-fn ended_early(ended: Result<Result<(), crate::serve::Error>, tokio::task::JoinError>) -> anyhow::Error {
+fn listener_error(ended: Result<Result<(), crate::serve::Error>, tokio::task::JoinError>) -> anyhow::Error {
     match ended {
         Ok(Ok(())) => anyhow::anyhow!("a listener ended"),
         Ok(Err(error)) => error.into(),
@@ -314,21 +326,21 @@ fn ended_early(ended: Result<Result<(), crate::serve::Error>, tokio::task::JoinE
     }
 }
 
-type Listener = JoinHandle<Result<(), crate::serve::Error>>;
+type ListenerTask = JoinHandle<Result<(), crate::serve::Error>>;
 
 /// The end: nothing new, then what runs is given its time, then engines are stopped or left.
-struct End {
-    stage: watch::Sender<Stage>,
+struct ShutdownSequence {
+    stage: watch::Sender<ShutdownStage>,
     config: Arc<Config>,
-    handle: Handle,
+    handle: DriverHandle,
     driver: JoinHandle<()>,
-    api: Listener,
-    admin: Listener,
+    api: ListenerTask,
+    admin: ListenerTask,
 }
 
-impl End {
-    async fn come(mut self, signals: &mut Signals, home: &mut Home) {
-        self.stage.send_replace(Stage::Draining);
+impl ShutdownSequence {
+    async fn run(mut self, signals: &mut ControlSignals, home: &mut PlatformRuntime) {
+        self.stage.send_replace(ShutdownStage::Draining);
         // First what others wait for, should this be killed before its time.
         home.step_down();
         let grace = home.grace(&self.config.shutdown).await;
@@ -337,19 +349,19 @@ impl End {
         tokio::select! {
             _ = &mut self.api => api_ended = true,
             () = tokio::time::sleep(grace.duration()) => {}
-            () = signals.terminate() => {}
+            () = signals.terminated() => {}
         }
-        home.withdraw().await;
+        home.withdraw_demand().await;
         // Whoever still holds or awaits an engine is told so, in its stream or as a 503.
         // In a cluster they are everybody's.
         let stop_engines = self.config.shutdown.stop_engines && self.config.kubernetes.is_none();
-        self.handle.tell(Event::Shutdown { stop_engines });
+        self.handle.send_event(Event::Shutdown { stop_engines });
         let stop = self.config.core.settings.timeouts.stop_grace.duration() + Duration::from_secs(10);
         if tokio::time::timeout(stop, &mut self.driver).await.is_err() {
             tracing::error!("engines did not end in time; they are adopted or ended at the next start");
             self.driver.abort();
         }
-        self.stage.send_replace(Stage::Ending);
+        self.stage.send_replace(ShutdownStage::Terminating);
         if !api_ended {
             drop(tokio::time::timeout(Duration::from_secs(5), self.api).await);
         }
@@ -358,7 +370,7 @@ impl End {
 }
 
 /// What a reload could not change, for people who wonder.
-pub(crate) fn restart_needed(diff: &config::Diff) -> Option<String> {
+pub(crate) fn restart_needed(diff: &config::ConfigDiff) -> Option<String> {
     (!diff.needs_restart.is_empty())
         .then(|| format!("{} take effect at the next start", diff.needs_restart.join(", ")))
 }

@@ -10,17 +10,17 @@ use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use anyhow::Context as _;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
-use rouse::causes;
+use rouse::error_chain;
 
 use crate::config;
 
 /// The file or the command line is wrong (`EX_USAGE`).
-pub const USAGE: u8 = 64;
+pub const EXIT_USAGE: u8 = 64;
 /// There is no gateway to ask (`EX_UNAVAILABLE`).
-pub const UNAVAILABLE: u8 = 69;
+pub const EXIT_UNAVAILABLE: u8 = 69;
 
 /// Shown below the help, and so by a start without a configuration.
-const NEXT: &str = "\
+const NEXT_STEPS_HELP: &str = "\
 What to do next:
   rouse-gateway demo                 Try it: pretended models on pretended accelerators, no GPU needed
   rouse-gateway check rouse.yaml     Check a configuration before it is used
@@ -28,16 +28,16 @@ What to do next:
 
 /// An OpenAI-compatible gateway that wakes models.
 #[derive(Debug, Parser)]
-#[command(name = "rouse-gateway", version, args_conflicts_with_subcommands = true, after_help = NEXT)]
+#[command(name = "rouse-gateway", version, args_conflicts_with_subcommands = true, after_help = NEXT_STEPS_HELP)]
 pub struct Cli {
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<CliCommand>,
     #[command(flatten)]
-    serve: Serve,
+    serve: ServeArgs,
 }
 
 #[derive(Args, Debug)]
-struct Serve {
+struct ServeArgs {
     /// The configuration, which says which models to serve.
     #[arg(long, value_name = "FILE", env = "ROUSE_CONFIG")]
     config: Option<PathBuf>,
@@ -45,11 +45,11 @@ struct Serve {
     #[arg(long, value_enum, requires = "config")]
     platform: Option<config::PlatformKind>,
     #[command(flatten)]
-    options: Options,
+    options: RuntimeArgs,
 }
 
 #[derive(Args, Debug)]
-struct Options {
+struct RuntimeArgs {
     /// Where the inference API listens, instead of `listen.api`.
     #[arg(long, value_name = "ADDR", value_parser = config::parse_address)]
     api: Option<SocketAddr>,
@@ -71,9 +71,9 @@ enum LogFormat {
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum CliCommand {
     /// Start the demonstration: three pretended models on two pretended accelerators that cannot all be awake at once.
-    Demo(Options),
+    Demo(RuntimeArgs),
     /// Check a configuration: everything that is wrong with it, and what will not work as meant.
     Check {
         #[arg(required_unless_present = "config")]
@@ -93,7 +93,7 @@ enum Command {
     /// Show models, engines and accelerators. Times are UTC.
     Ps {
         #[command(flatten)]
-        gateway: Gateway,
+        gateway: AdminArgs,
         /// The answer as it came.
         #[arg(long)]
         json: bool,
@@ -105,7 +105,7 @@ enum Command {
     Explain {
         model: String,
         #[command(flatten)]
-        gateway: Gateway,
+        gateway: AdminArgs,
         /// The answer as it came.
         #[arg(long)]
         json: bool,
@@ -113,7 +113,7 @@ enum Command {
     /// Show what is observed, as it happens.
     Events {
         #[command(flatten)]
-        gateway: Gateway,
+        gateway: AdminArgs,
         /// The journal's lines as they come.
         #[arg(long)]
         json: bool,
@@ -125,7 +125,7 @@ enum Command {
         #[arg(long, value_name = "N", default_value_t = 0)]
         replica: u32,
         #[command(flatten)]
-        gateway: Gateway,
+        gateway: AdminArgs,
         /// Go on as it grows.
         #[arg(long, short)]
         follow: bool,
@@ -143,15 +143,15 @@ enum Command {
     Replay { file: PathBuf },
     /// The engine of the embedded demonstration.
     #[command(hide = true)]
-    DemoEngine(Box<engine_sim::Args>),
+    DemoEngine(Box<engine_sim::EngineSimArgs>),
 }
 
 /// Which gateway to ask.
 #[derive(Args, Debug)]
-struct Gateway {
+struct AdminArgs {
     /// The admin API's address.
     #[arg(long, value_name = "URL", env = "ROUSE_ADMIN", default_value_t)]
-    admin: client::Endpoint,
+    admin: client::AdminEndpoint,
     /// The token that it asks for.
     #[arg(long, value_name = "TOKEN", env = "ROUSE_ADMIN_TOKEN", hide_env_values = true)]
     token: Option<String>,
@@ -163,19 +163,19 @@ pub fn run(cli: Cli) -> ExitCode {
     let result = match cli.command {
         None => match cli.serve.config {
             Some(file) => serve::serve(Some(file), cli.serve.platform, cli.serve.options),
-            None => Ok(unconfigured()),
+            None => Ok(report_missing_config()),
         },
-        Some(Command::Demo(options)) => serve::serve(None, None, options),
-        Some(Command::Check { file, config }) => Ok(serve::check(&file.or(config).unwrap_or_default())),
-        Some(Command::Replay { file }) => replay(&file),
-        Some(Command::Key { name, stdin }) => key::run(&name, stdin),
-        Some(Command::Crds { dir, fma }) => crds::run(dir.as_deref(), fma),
-        Some(other) => ask(other),
+        Some(CliCommand::Demo(options)) => serve::serve(None, None, options),
+        Some(CliCommand::Check { file, config }) => Ok(serve::check(&file.or(config).unwrap_or_default())),
+        Some(CliCommand::Replay { file }) => replay(&file),
+        Some(CliCommand::Key { name, stdin }) => key::run(&name, stdin),
+        Some(CliCommand::Crds { dir, fma }) => crds::run(dir.as_deref(), fma),
+        Some(other) => run_admin_command(other),
     };
     result.unwrap_or_else(|error| {
-        if let Some(errors) = error.downcast_ref::<config::Errors>() {
+        if let Some(errors) = error.downcast_ref::<config::ConfigErrors>() {
             eprintln!("{errors}");
-            return USAGE.into();
+            return EXIT_USAGE.into();
         }
         // `events | head` is no failure.
         if error.downcast_ref::<std::io::Error>().map(std::io::Error::kind)
@@ -183,19 +183,19 @@ pub fn run(cli: Cli) -> ExitCode {
         {
             return ExitCode::SUCCESS;
         }
-        eprintln!("rouse-gateway: {}", causes::joined(error.as_ref()));
+        eprintln!("rouse-gateway: {}", error_chain::one_line(error.as_ref()));
         match error.downcast_ref::<client::Error>() {
-            Some(client::Error::NotRunning { .. }) => UNAVAILABLE.into(),
+            Some(client::Error::NotRunning { .. }) => EXIT_UNAVAILABLE.into(),
             _ => ExitCode::FAILURE,
         }
     })
 }
 
 /// A service whose configuration was forgotten must fail, and not serve something else.
-fn unconfigured() -> ExitCode {
+fn report_missing_config() -> ExitCode {
     eprintln!("rouse-gateway: there is no configuration: --config FILE says which models to serve\n");
     eprint!("{}", Cli::command().render_help());
-    USAGE.into()
+    EXIT_USAGE.into()
 }
 
 fn replay(file: &std::path::Path) -> anyhow::Result<ExitCode> {
@@ -203,33 +203,33 @@ fn replay(file: &std::path::Path) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn ask(command: Command) -> anyhow::Result<ExitCode> {
+fn run_admin_command(command: CliCommand) -> anyhow::Result<ExitCode> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
     let done = |()| ExitCode::SUCCESS;
     runtime.block_on(async {
         match command {
-            Command::Ps { gateway, watch: true, .. } => show::watch(&gateway.client()).await.map(done),
-            Command::Ps { gateway, json, .. } => show::ps(&gateway.client(), json).await.map(done),
-            Command::Explain { model, gateway, json } => {
+            CliCommand::Ps { gateway, watch: true, .. } => show::watch(&gateway.client()).await.map(done),
+            CliCommand::Ps { gateway, json, .. } => show::ps(&gateway.client(), json).await.map(done),
+            CliCommand::Explain { model, gateway, json } => {
                 show::explain(&gateway.client(), &model, json).await.map(done)
             }
-            Command::Events { gateway, json } => show::events(&gateway.client(), json).await.map(done),
-            Command::Logs { model, replica, gateway, follow } => {
+            CliCommand::Events { gateway, json } => show::events(&gateway.client(), json).await.map(done),
+            CliCommand::Logs { model, replica, gateway, follow } => {
                 show::logs(&gateway.client(), &model, replica, follow).await.map(done)
             }
-            Command::DemoEngine(args) => Box::pin(engine_sim::run(*args)).await,
-            Command::Demo(_)
-            | Command::Check { .. }
-            | Command::Replay { .. }
-            | Command::Key { .. }
-            | Command::Crds { .. } => Ok(ExitCode::SUCCESS),
+            CliCommand::DemoEngine(args) => Box::pin(engine_sim::run(*args)).await,
+            CliCommand::Demo(_)
+            | CliCommand::Check { .. }
+            | CliCommand::Replay { .. }
+            | CliCommand::Key { .. }
+            | CliCommand::Crds { .. } => Ok(ExitCode::SUCCESS),
         }
     })
 }
 
-impl Gateway {
-    fn client(&self) -> client::Client {
-        client::Client::new(self.admin.clone(), self.token.clone())
+impl AdminArgs {
+    fn client(&self) -> client::AdminClient {
+        client::AdminClient::new(self.admin.clone(), self.token.clone())
     }
 }

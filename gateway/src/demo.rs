@@ -7,22 +7,43 @@ use std::{net::SocketAddr, path::Path};
 
 use rouse::model::AcceleratorId;
 
-use crate::config::{self, Config, Errors};
+use crate::config::{self, Config, ConfigErrors};
 
 /// The pretended accelerators and their memory in bytes.
 pub const ACCELERATORS: [(&str, u64); 2] = [("sim-0", 24 << 30), ("sim-1", 24 << 30)];
 
 /// The file in the state directory that stands for them.
-const METER: &str = "accelerators.json";
+const METER_FILE: &str = "accelerators.json";
 
 /// `tiny-llama` fills one accelerator, `tiny-qwen` half of one, `tiny-mistral` both: it can be awake only alone.
-const MODELS: [Demo; 3] = [
-    Demo { name: "tiny-llama", accelerators: 1, awake: "20Gi", asleep: "1Gi", start: "3s", wake: "400ms" },
-    Demo { name: "tiny-qwen", accelerators: 1, awake: "12Gi", asleep: "1Gi", start: "2s", wake: "250ms" },
-    Demo { name: "tiny-mistral", accelerators: 2, awake: "16Gi", asleep: "1Gi", start: "4s", wake: "600ms" },
+const MODELS: [DemoModel; 3] = [
+    DemoModel {
+        name: "tiny-llama",
+        accelerators: 1,
+        awake: "20Gi",
+        asleep: "1Gi",
+        start: "3s",
+        wake: "400ms",
+    },
+    DemoModel {
+        name: "tiny-qwen",
+        accelerators: 1,
+        awake: "12Gi",
+        asleep: "1Gi",
+        start: "2s",
+        wake: "250ms",
+    },
+    DemoModel {
+        name: "tiny-mistral",
+        accelerators: 2,
+        awake: "16Gi",
+        asleep: "1Gi",
+        start: "4s",
+        wake: "600ms",
+    },
 ];
 
-struct Demo {
+struct DemoModel {
     name: &'static str,
     accelerators: u32,
     awake: &'static str,
@@ -33,7 +54,7 @@ struct Demo {
 
 /// The demonstration's configuration. State is kept under `state_dir`; engines are `own_exe demo-engine …`. The file of
 /// the pretended accelerators is named in it and must be made by [`prepare`].
-pub fn config(state_dir: &Path, own_exe: &Path) -> Result<Config, Errors> {
+pub fn config(state_dir: &Path, own_exe: &Path) -> Result<Config, ConfigErrors> {
     config::parse(&yaml(state_dir, own_exe), "the demonstration")
 }
 
@@ -43,8 +64,8 @@ pub fn prepare(config: &Config) -> Result<(), engine_sim::accelerator::Error> {
     let Some(path) = config.meters.get(&AcceleratorId::from(ACCELERATORS[0].0)) else {
         return Ok(());
     };
-    if engine_sim::accelerator::Book::open(path).is_err() {
-        engine_sim::accelerator::Book::create(path, &ACCELERATORS)?;
+    if engine_sim::accelerator::AcceleratorFile::open(path).is_err() {
+        engine_sim::accelerator::AcceleratorFile::create(path, &ACCELERATORS)?;
     }
     Ok(())
 }
@@ -52,7 +73,7 @@ pub fn prepare(config: &Config) -> Result<(), engine_sim::accelerator::Error> {
 /// The same as a file that a person could write: it also serves as an example.
 #[must_use]
 pub fn yaml(state_dir: &Path, own_exe: &Path) -> String {
-    let meter = quoted(&state_dir.join(METER).display().to_string());
+    let meter = quoted(&state_dir.join(METER_FILE).display().to_string());
     let mut text = format!(
         "headroom: 1Gi\nhost: {{sleepMemory: 64Gi}}\nstate: {}\naccelerators:\n",
         quoted(&state_dir.display().to_string())
@@ -91,7 +112,7 @@ pub fn welcome(api: SocketAddr, admin: SocketAddr, program: &str) -> String {
     )
 }
 
-impl Demo {
+impl DemoModel {
     fn yaml(&self, exe: &str, meter: &str) -> String {
         let Self { name, accelerators, awake, asleep, start, wake } = self;
         format!(
@@ -119,7 +140,7 @@ fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rouse::{model::Accelerators, units::Bytes};
+    use rouse::{model::AcceleratorRequirement, units::Bytes};
 
     use super::*;
 
@@ -127,16 +148,16 @@ mod tests {
     fn each_demonstration_model_fits_and_all_of_them_do_not() {
         let config =
             config(Path::new("/tmp/a \"quoted\" ${PORT} place"), Path::new("/bin/rouse-gateway")).unwrap();
-        assert_eq!(config::misfits(&config), []);
-        assert_eq!(config::check(&config), config::Findings::default());
+        assert_eq!(config::unplaceable_models(&config), []);
+        assert_eq!(config::check(&config), config::CheckFindings::default());
         let total: Bytes = config.core.accelerators.iter().map(|device| device.capacity).sum();
         let wanted: Bytes = config
             .core
             .models
             .iter()
             .map(|spec| match &spec.accelerators {
-                Accelerators::Count(count) => Bytes(spec.memory.awake.0 * u64::from(*count)),
-                Accelerators::Ids(_) | Accelerators::Of { .. } => unreachable!(),
+                AcceleratorRequirement::Count(count) => Bytes(spec.memory.awake.0 * u64::from(*count)),
+                AcceleratorRequirement::Ids(_) | AcceleratorRequirement::InPool { .. } => unreachable!(),
             })
             .sum();
         assert!(wanted > total, "{wanted} must not fit into {total}");
@@ -170,7 +191,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let config = config(dir.path(), Path::new("/bin/rouse-gateway")).unwrap();
         prepare(&config).unwrap();
-        let file = dir.path().join(METER);
+        let file = dir.path().join(METER_FILE);
         let before = std::fs::metadata(&file).unwrap().modified().unwrap();
         prepare(&config).unwrap();
         assert_eq!(std::fs::metadata(&file).unwrap().modified().unwrap(), before);

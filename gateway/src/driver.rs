@@ -8,12 +8,12 @@
 use std::sync::Arc;
 
 use rouse::{
-    engine::Door,
+    engine::Admission,
     fault::Fault,
     fleet::{
         Fleet, Plan,
-        command::{Command, Why},
-        event::{Event, Verdict, Waiter, WaiterId},
+        command::{CloseReason, Command},
+        event::{CanaryVerdict, Event, Waiter, WaiterId},
     },
     units::{Generation, Tick},
 };
@@ -24,39 +24,41 @@ use crate::platform::Platform;
 mod gates;
 mod handle;
 mod journal;
-mod publish;
-mod queue;
-mod record;
-mod served;
+mod parked_replies;
+mod route_updates;
+mod served_tokens;
+mod transition_log;
 
-pub use handle::{Canary, ColdStart, Granted, Handle, Operation, Parking, Waited};
+pub use handle::{
+    CanaryGuard, ColdStart, DriverHandle, GrantedLease, OperationStatus, ParkRequest, WaitBreakdown,
+};
 pub use journal::{Journal, JournalFile, replay};
-pub use served::{Known, Served};
+pub use served_tokens::{ServedTokens, ServedTokensCache};
 
-use gates::Gates;
-use handle::{Ask, Shared};
-use queue::Queue;
-use record::Recorder;
+use gates::EngineGates;
+use handle::{DriverRequest, DriverState};
+use parked_replies::ParkedReplies;
+use transition_log::TransitionRecorder;
 
 /// Events in a turn at most: a flood of them must not keep the plan from running.
-const BATCH: usize = 256;
+const MAX_EVENTS_PER_TURN: usize = 256;
 
 pub struct Driver {
     fleet: Fleet,
     platform: Arc<dyn Platform>,
-    shared: Arc<Shared>,
-    asks: mpsc::UnboundedReceiver<Ask>,
+    shared: Arc<DriverState>,
+    requests: mpsc::UnboundedReceiver<DriverRequest>,
     events: mpsc::Receiver<Event>,
-    gates: Gates,
-    queue: Queue,
+    gates: EngineGates,
+    queue: ParkedReplies,
     journal: Journal,
-    recorder: Recorder,
+    recorder: TransitionRecorder,
     /// The last one, for those who ask why; what it ordered is done.
     plan: Plan,
     /// Who waits for the next turn's view.
-    looking: Vec<oneshot::Sender<()>>,
+    refresh_waiters: Vec<oneshot::Sender<()>>,
     /// An order is judged by what the fleet is: this one came behind events that it has not heard yet.
-    held: Option<Ask>,
+    deferred_order: Option<DriverRequest>,
 }
 
 impl Driver {
@@ -71,7 +73,7 @@ impl Driver {
             self.turn(&mut batch);
         }
         // What is seen from now on.
-        self.shared.show(&self.fleet, &self.plan);
+        self.shared.publish_view(&self.fleet, &self.plan);
         self.queue.close();
         self.journal.close().await;
     }
@@ -80,29 +82,29 @@ impl Driver {
     fn turn(&mut self, batch: &mut Vec<Event>) {
         let now = self.shared.clock.now();
         self.gates.sample(batch, self.fleet.leads());
-        self.shared.served.sample(&self.fleet, batch);
+        self.shared.served_tokens.sample(&self.fleet, batch);
         for event in &*batch {
             self.fleet.on(event, now);
         }
         self.plan = self.fleet.plan(now);
         self.journal.write(now, batch, &self.fleet);
         self.fleet.issued(&self.plan.commands, now);
-        debug_assert!(self.fleet.check().is_empty(), "{:?}", self.fleet.check());
+        debug_assert!(self.fleet.broken_invariants().is_empty(), "{:?}", self.fleet.broken_invariants());
         self.recorder.turn(&self.fleet, batch, &self.plan.commands, now);
         batch.clear();
         self.execute(now, batch);
         debug_assert!(
             self.gates.are_current(&self.fleet) && self.shared.is_current(&self.fleet, &self.gates)
         );
-        if !self.looking.is_empty() {
-            self.shared.show(&self.fleet, &self.plan);
-            self.looking.drain(..).for_each(|reply| reply.send(()).unwrap_or_default());
+        if !self.refresh_waiters.is_empty() {
+            self.shared.publish_view(&self.fleet, &self.plan);
+            self.refresh_waiters.drain(..).for_each(|reply| reply.send(()).unwrap_or_default());
         }
     }
 
     /// Waits for anything to happen, then takes all that has.
     async fn receive(&mut self, batch: &mut Vec<Event>) {
-        let due = self.fleet.next_deadline().map(|at| self.shared.clock.instant(at));
+        let due = self.fleet.next_deadline().map(|at| self.shared.clock.instant_at(at));
         let sleep = async {
             match due {
                 Some(at) => tokio::time::sleep_until(at).await,
@@ -112,14 +114,14 @@ impl Driver {
         tokio::pin!(sleep);
         let mut happened = !batch.is_empty();
         // What it came behind was heard in the last turn. What that turn made of it is newer than the order.
-        if let Some(order) = self.held.take() {
-            happened |= self.take(order, batch);
+        if let Some(order) = self.deferred_order.take() {
+            happened |= self.handle_request(order, batch);
         }
         while !happened {
             happened = true;
             tokio::select! {
                 biased;
-                Some(ask) = self.asks.recv() => happened = self.take(ask, batch),
+                Some(ask) = self.requests.recv() => happened = self.handle_request(ask, batch),
                 Some(event) = self.events.recv() => batch.push(event),
                 () = self.gates.changed() => {}
                 () = &mut sleep => {}
@@ -127,12 +129,12 @@ impl Driver {
         }
         // Also a turn that has something to do already lets others run.
         tokio::task::consume_budget().await;
-        while batch.len() < BATCH && self.held.is_none() {
-            if let Ok(ask) = self.asks.try_recv() {
-                if matches!(ask, Ask::Order { .. }) && !batch.is_empty() {
-                    self.held = Some(ask);
+        while batch.len() < MAX_EVENTS_PER_TURN && self.deferred_order.is_none() {
+            if let Ok(ask) = self.requests.try_recv() {
+                if matches!(ask, DriverRequest::SubmitOrder { .. }) && !batch.is_empty() {
+                    self.deferred_order = Some(ask);
                 } else {
-                    self.take(ask, batch);
+                    self.handle_request(ask, batch);
                 }
             } else if let Ok(event) = self.events.try_recv() {
                 batch.push(event);
@@ -143,30 +145,30 @@ impl Driver {
     }
 
     /// Whether a turn is wanted for it.
-    fn take(&mut self, ask: Ask, batch: &mut Vec<Event>) -> bool {
+    fn handle_request(&mut self, ask: DriverRequest, batch: &mut Vec<Event>) -> bool {
         match ask {
-            Ask::Park { waiter, reply } => {
+            DriverRequest::Park { waiter, reply } => {
                 self.queue.add(waiter.clone(), reply);
                 batch.push(Event::Arrived { waiter });
             }
-            Ask::Leave(waiter) => {
+            DriverRequest::CancelPark(waiter) => {
                 if self.queue.remove(waiter).is_some() {
                     batch.push(Event::Left { waiter });
                 }
             }
-            Ask::Order { model, order, reply } => {
-                let answer = self.fleet.forbids(&model, order).map(|()| {
+            DriverRequest::SubmitOrder { model, order, reply } => {
+                let answer = self.fleet.validate_action(&model, order).map(|()| {
                     let operation = self.shared.begin(model.clone(), order);
-                    batch.push(Event::Operator { operation, model, order });
+                    batch.push(Event::OperatorRequest { operation, model, action: order });
                     operation
                 });
                 // Whoever asked may have gone; the order stands.
                 drop(reply.send(answer));
             }
-            Ask::Event(event) => batch.push(event),
-            Ask::Look(reply) => self.looking.push(reply),
+            DriverRequest::Event(event) => batch.push(event),
+            DriverRequest::Refresh(reply) => self.refresh_waiters.push(reply),
             // Nothing was told to the fleet since the last plan: its reasons hold.
-            Ask::Read(read) => {
+            DriverRequest::Inspect(read) => {
                 read(&self.fleet, &self.plan, &self.gates);
                 return false;
             }
@@ -177,10 +179,10 @@ impl Driver {
     fn execute(&mut self, now: Tick, again: &mut Vec<Event>) {
         let commands = std::mem::take(&mut self.plan.commands);
         // What ends with this gateway alone ends here alone: others pass the same gates, and one gateway leads them.
-        let has_gates = self.platform.has_gates() && self.fleet.leads();
+        let has_gates = self.platform.has_stub_gates() && self.fleet.leads();
         let elsewhere = |command: &Command| match command {
-            Command::CloseGate { why, .. } => has_gates && *why != Why::Shutdown,
-            Command::Revoke { fault, .. } => has_gates && *fault != Fault::ShuttingDown,
+            Command::CloseGate { reason: why, .. } => has_gates && *why != CloseReason::Shutdown,
+            Command::RevokeLeases { fault, .. } => has_gates && *fault != Fault::ShuttingDown,
             _ => has_gates,
         };
         for command in &commands {
@@ -188,22 +190,27 @@ impl Driver {
                 Command::CloseGate { engine, generation, .. } => {
                     again.extend(self.gates.close(engine, *generation, elsewhere(command)))
                 }
-                Command::Revoke { engine, generation, fault } => {
+                Command::RevokeLeases { engine, generation, fault } => {
                     self.gates.revoke(engine, *generation, fault)
                 }
-                Command::Hold { engine, generation } => self.gates.hold(engine, *generation),
+                Command::AwaitStub { engine, generation } => {
+                    self.gates.close_without_drain(engine, *generation)
+                }
                 _ => {}
             }
         }
-        let changes = self.fleet.take_changes();
-        self.gates.follow(&self.fleet, &changes, self.platform.as_ref());
+        let changes = self.fleet.take_routing_changes();
+        self.gates.sync(&self.fleet, &changes, self.platform.as_ref());
         self.shared.publish(&self.fleet, &changes, &self.gates);
-        self.platform.follow(&self.fleet, &self.plan, &changes);
+        self.platform.turn_completed(&self.fleet, &self.plan, &changes);
         for command in commands {
             match command {
                 Command::OpenGate { ref engine, .. } => {
                     // A plan may open a gate and close it again; closes went first, so the last word is the fleet's.
-                    if self.fleet.engine(engine).is_some_and(|e| !matches!(e.door, Door::Closed | Door::Held))
+                    if self
+                        .fleet
+                        .engine(engine)
+                        .is_some_and(|e| !matches!(e.admission, Admission::Closed | Admission::AwaitingStub))
                     {
                         self.gates.open(engine);
                         if elsewhere(&command) {
@@ -217,16 +224,20 @@ impl Driver {
                         if canary {
                             let generation =
                                 self.fleet.engine(&engine).map_or(Generation(0), |e| e.generation);
-                            again.push(Event::Canary { engine, generation, verdict: Verdict::Inconclusive });
+                            again.push(Event::Canary {
+                                engine,
+                                generation,
+                                verdict: CanaryVerdict::Inconclusive,
+                            });
                         }
                     }
                 }
                 Command::Refuse { waiter, fault } => {
-                    self.platform.refused(&self.fleet, &fault);
+                    self.platform.request_refused(&self.fleet, &fault);
                     self.queue.refuse(waiter, fault);
                 }
-                Command::Finish { operation, outcome } => self.shared.finish(operation, outcome),
-                Command::CloseGate { .. } | Command::Revoke { .. } if !elsewhere(&command) => {}
+                Command::FinishOperation { operation, outcome } => self.shared.finish(operation, outcome),
+                Command::CloseGate { .. } | Command::RevokeLeases { .. } if !elsewhere(&command) => {}
                 command => self.platform.submit(command),
             }
         }
@@ -246,9 +257,9 @@ impl Driver {
         let state = self.fleet.engine(engine)?;
         match self.gates.take_queued(engine) {
             Some(place) => {
-                let waited = Waited::of(&waiter, state, canary, now);
-                let canary = canary.then(|| Canary::new(&self.shared, engine.clone(), state.generation));
-                drop(reply.send(Ok(place.granted(engine.clone(), state.generation, canary, waited))));
+                let waited = WaitBreakdown::of(&waiter, state, canary, now);
+                let canary = canary.then(|| CanaryGuard::new(&self.shared, engine.clone(), state.generation));
+                drop(reply.send(Ok(place.into_granted(engine.clone(), state.generation, canary, waited))));
                 None
             }
             None => {

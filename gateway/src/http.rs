@@ -15,215 +15,232 @@ use arc_swap::{ArcSwap, Guard};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, request};
 use hyper::body::Incoming;
-use rouse::{
-    client::Dates,
-    fault::Fault,
-    openai::{self, Form},
+use rouse::{fault::Fault, units::Tick};
+use rouse_net::{
+    downstream::DateCache,
+    openai::{self, ApiSchema},
     relay::{
-        Pool,
-        headers::{REQUEST_ID, RequestIds},
+        ConnectionPool,
+        headers::{REQUEST_ID, RequestIdGenerator},
     },
-    units::Tick,
 };
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
     config::Config,
-    driver::Known,
-    keys::{self, Key, Keys},
-    routes::{Authors, Lots},
+    driver::ServedTokensCache,
+    keys::{self, ApiKey, ApiKeyStore},
+    routing::{ResponseOwners, Rng},
     serve::{
-        Stage,
-        socket::{InExchange, Socket},
+        ShutdownStage,
+        socket::{ClientSocket, ConnectionExchangeGuard},
     },
-    telemetry::{Ids, Seen, Telemetry},
+    telemetry::{RequestOrigin, Telemetry, TraceIdGenerator},
 };
 
 mod access;
 pub mod admin;
 mod affinity;
-mod answer;
-mod call;
-mod control;
+mod body;
+pub(crate) mod client_text;
 mod cors;
-mod exchange;
-mod fields;
+mod driver_api;
+mod engine_request;
 mod framing;
 mod head;
 mod infer;
-mod intake;
+mod known_headers;
 mod models;
-mod near;
 mod origin;
-mod passage;
-pub(crate) mod reply;
+mod passthrough;
+mod request_context;
+pub(crate) mod response_body;
+mod response_head;
 pub(crate) mod route;
+mod routed_request;
+mod suggestions;
 #[cfg(test)]
 pub(crate) mod testing;
-pub(crate) mod text;
-mod track;
 
-pub(crate) use answer::bare;
-use answer::{close, note_wait};
-use call::Call;
-pub use control::{Asked, Control};
-use fields::{Field, Fields};
-use infer::Asking;
-pub(crate) use intake::InFlight;
-use reply::Reply;
-use route::Route;
-use track::Track;
-pub use track::{Finished, Meter, Unmetered};
+pub(crate) use body::BodyByteCounter;
+pub use driver_api::{DriverApi, DriverFuture};
+use infer::PendingRequest;
+use known_headers::{KnownHeader, KnownHeaders};
+use request_context::RequestContext;
+pub use request_context::{FinishedRequest, NoopMetricsSink, RequestMetricsSink};
+use response_body::ClientResponseBody;
+pub(crate) use response_head::error_response_bytes;
+use response_head::{add_wait_headers, set_connection_close};
+use route::ApiRoute;
+use routed_request::RoutedRequest;
 
 /// What all cores share.
-pub struct Shared {
-    pub(crate) control: Arc<dyn Control>,
+pub struct ServerContext {
+    pub(crate) driver: Arc<dyn DriverApi>,
     pub(crate) config: Arc<ArcSwap<Config>>,
-    pub(crate) meter: Arc<dyn Meter>,
+    pub(crate) metrics_sink: Arc<dyn RequestMetricsSink>,
     telemetry: Arc<Telemetry>,
-    bodies: Arc<InFlight>,
-    authors: Authors,
-    keys: Keys,
+    body_bytes: Arc<BodyByteCounter>,
+    response_owners: ResponseOwners,
+    keys: ApiKeyStore,
     started: Tick,
 }
 
 /// What one core has for itself.
-pub(crate) struct Core {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) pool: Pool,
-    pub(crate) stage: watch::Receiver<Stage>,
-    pub(crate) dates: Rc<Dates>,
+pub(crate) struct WorkerContext {
+    pub(crate) server: Arc<ServerContext>,
+    pub(crate) pool: ConnectionPool,
+    pub(crate) stage: watch::Receiver<ShutdownStage>,
+    pub(crate) dates: Rc<DateCache>,
     /// What the stage was when this core began to look at it.
-    began_serving: bool,
-    ids: RequestIds,
-    lots: Lots,
+    serving_at_start: bool,
+    ids: RequestIdGenerator,
+    rng: Rng,
     /// Where the decisions hear what keys are served.
-    served: Known,
-    trace_ids: Ids,
+    served_tokens: ServedTokensCache,
+    trace_ids: TraceIdGenerator,
 }
 
-impl Shared {
+impl ServerContext {
     /// `config` is read anew for every request, so a reload holds from the next one on.
     #[must_use]
-    pub fn new(control: Arc<dyn Control>, config: Arc<ArcSwap<Config>>, meter: Arc<dyn Meter>) -> Arc<Self> {
-        Self::told(control, config, meter, Arc::default())
+    pub fn new(
+        control: Arc<dyn DriverApi>,
+        config: Arc<ArcSwap<Config>>,
+        meter: Arc<dyn RequestMetricsSink>,
+    ) -> Arc<Self> {
+        Self::with_telemetry(control, config, meter, Arc::default())
     }
 
     /// With somebody to tell of single requests.
     #[must_use]
-    pub fn told(
-        control: Arc<dyn Control>,
+    pub fn with_telemetry(
+        control: Arc<dyn DriverApi>,
         config: Arc<ArcSwap<Config>>,
-        meter: Arc<dyn Meter>,
+        meter: Arc<dyn RequestMetricsSink>,
         telemetry: Arc<Telemetry>,
     ) -> Arc<Self> {
         let started = control.clock().now();
-        let (bodies, keys, authors) = (Arc::default(), Keys::new(), Authors::default());
+        let (bodies, keys, authors) = (Arc::default(), ApiKeyStore::new(), ResponseOwners::default());
         // With many keys this takes as long as many requests: the first one is not to wait for it.
-        drop(keys.table(&config.load().keys, |name| meter.key(name)));
-        Arc::new(Self { control, config, meter, telemetry, bodies, authors, keys, started })
+        drop(keys.table(&config.load().keys, |name| meter.key_metrics(name)));
+        Arc::new(Self {
+            driver: control,
+            config,
+            metrics_sink: meter,
+            telemetry,
+            body_bytes: bodies,
+            response_owners: authors,
+            keys,
+            started,
+        })
     }
 }
 
-impl Core {
-    pub(crate) fn new(shared: Arc<Shared>, stage: watch::Receiver<Stage>) -> Rc<Self> {
-        let began_serving = *stage.borrow() == Stage::Serving;
+impl WorkerContext {
+    pub(crate) fn new(shared: Arc<ServerContext>, stage: watch::Receiver<ShutdownStage>) -> Rc<Self> {
+        let began_serving = *stage.borrow() == ShutdownStage::Serving;
         Rc::new(Self {
-            shared,
-            pool: Pool::default(),
+            server: shared,
+            pool: ConnectionPool::default(),
             stage,
             dates: Rc::default(),
-            began_serving,
-            ids: RequestIds::new(),
-            lots: Lots::new(),
-            served: Known::default(),
-            trace_ids: Ids::default(),
+            serving_at_start: began_serving,
+            ids: RequestIdGenerator::new(),
+            rng: Rng::new(),
+            served_tokens: ServedTokensCache::default(),
+            trace_ids: TraceIdGenerator::default(),
         })
     }
 
     fn now(&self) -> Tick {
-        self.shared.control.clock().now()
+        self.server.driver.clock().now()
     }
 
-    fn draining(&self) -> bool {
+    fn is_draining(&self) -> bool {
         // Which locks, and so writes where all cores read. Until the stage changes there is nothing new to see.
-        let unchanged = self.began_serving && matches!(self.stage.has_changed(), Ok(false));
-        !unchanged && *self.stage.borrow() > Stage::Serving
+        let unchanged = self.serving_at_start && matches!(self.stage.has_changed(), Ok(false));
+        !unchanged && *self.stage.borrow() > ShutdownStage::Serving
     }
 }
 
 /// Serves one request. All that its head decides is decided at once; what is left for later, and kept by the connection
 /// until then, is small where there is nothing to wait for.
 pub(crate) fn serve(
-    core: &Rc<Core>,
-    socket: &Rc<Socket>,
+    core: &Rc<WorkerContext>,
+    socket: &Rc<ClientSocket>,
     request: Request<Incoming>,
-) -> impl Future<Output = Response<Reply>> + use<> {
-    let begun = begin(core, socket, request);
+) -> impl Future<Output = Response<ClientResponseBody>> + use<> {
+    let begun = handle_head(core, socket, request);
     async move {
         match begun {
-            Begun::Answered(response) => response,
-            Begun::Asking(answer) => answer.await,
+            HeadOutcome::Responded(response) => response,
+            HeadOutcome::Pending(answer) => answer.await,
         }
     }
 }
 
 /// A request whose head was looked at.
-enum Begun {
-    Answered(Response<Reply>),
-    Asking(Pin<Box<dyn Future<Output = Response<Reply>>>>),
+enum HeadOutcome {
+    Responded(Response<ClientResponseBody>),
+    Pending(Pin<Box<dyn Future<Output = Response<ClientResponseBody>>>>),
 }
 
-fn begin(core: &Rc<Core>, socket: &Rc<Socket>, request: Request<Incoming>) -> Begun {
+fn handle_head(
+    core: &Rc<WorkerContext>,
+    socket: &Rc<ClientSocket>,
+    request: Request<Incoming>,
+) -> HeadOutcome {
     let arrived = Instant::now();
-    let exchange = socket.begin(arrived);
+    let exchange = socket.begin_exchange(arrived);
     let (parts, body) = request.into_parts();
-    let fields = Fields::of(&parts.headers);
-    let shared = &core.shared;
+    let fields = KnownHeaders::scan(&parts.headers);
+    let shared = &core.server;
     let config = shared.config.load();
-    let id = core.ids.keep_or_make(fields.first(Field::RequestId));
+    let id = core.ids.keep_or_make(fields.first(KnownHeader::RequestId));
     let path = parts.uri.path();
     let framed = framing::check(&parts, &fields);
     let ambiguous = framed.is_err();
-    let upgrades = fields.all(Field::Upgrade).any(route::is_websocket);
-    let found =
-        framed.map_err(|fault| (fault, None)).and_then(|()| route::find(&parts.method, path, upgrades));
-    let label = found.as_ref().map_or("other", Route::label);
-    let track = Track::new(&shared.meter, shared.control.clock(), arrived, id, label);
-    let probe = matches!(found, Ok(Route::Healthz | Route::Readyz));
-    let seen = Seen { peer: socket.peer(), secure: socket.is_secure(), probe };
-    track.keep_notes(shared.telemetry.begin(&core.trace_ids, &parts, seen));
-    let request = Served {
-        core: Rc::clone(core),
+    let upgrades = fields.all(KnownHeader::Upgrade).any(route::is_websocket);
+    let found = framed
+        .map_err(|fault| (fault, None))
+        .and_then(|()| route::match_route(&parts.method, path, upgrades));
+    let label = found.as_ref().map_or("other", ApiRoute::label);
+    let track = RequestContext::new(&shared.metrics_sink, shared.driver.clock(), arrived, id, label);
+    let probe = matches!(found, Ok(ApiRoute::Healthz | ApiRoute::Readyz));
+    let seen = RequestOrigin { peer: socket.peer(), is_tls: socket.is_secure(), is_health_check: probe };
+    track.set_recorder(shared.telemetry.start_recording(&core.trace_ids, &parts, seen));
+    let request = RequestHandler {
+        worker: Rc::clone(core),
         socket: Rc::clone(socket),
-        track,
-        form: route::form(path),
-        origin: cors::Origin::of(&config, &parts),
-        ambiguous,
+        context: track,
+        form: route::api_schema(path),
+        cors: cors::CorsDecision::for_request(&config, &parts),
+        ambiguous_framing: ambiguous,
         is_head: parts.method == Method::HEAD,
     };
     let unread = !hyper::body::Body::is_end_stream(&body);
-    let preflight = if ambiguous { None } else { request.origin.preflight(&parts) };
+    let preflight = if ambiguous { None } else { request.cors.preflight(&parts) };
     if let Some(headers) = preflight {
         let mut response = request.preflight(headers, exchange);
         request.close_unread(&mut response, unread);
-        return Begun::Answered(request.finish(response));
+        return HeadOutcome::Responded(request.finish(response));
     }
     let admitted = found.and_then(|route| {
         let key = request.authenticate(&route, &parts, &fields, &config).map_err(|fault| (fault, None))?;
         Ok((route, key))
     });
     let call = match admitted {
-        Ok((Route::Inference(inference), key)) => {
-            Call::on_route(inference, &parts).map(|call| (call, key)).map_err(|fault| (fault, None))
-        }
-        Ok((Route::Passage(_), key)) => {
-            request.through(&parts, key.as_deref(), &config).map(|call| (call, key))
+        Ok((ApiRoute::Inference(inference), key)) => RoutedRequest::for_inference(inference, &parts)
+            .map(|call| (call, key))
+            .map_err(|fault| (fault, None)),
+        Ok((ApiRoute::Passthrough(_), key)) => {
+            request.route_passthrough(&parts, key.as_deref(), &config).map(|call| (call, key))
         }
         Ok((route, key)) => {
-            let mut response = request.look_up(&route, key.as_deref(), exchange);
+            let mut response = request.serve_builtin_route(&route, key.as_deref(), exchange);
             request.close_unread(&mut response, unread);
-            return Begun::Answered(request.finish(response));
+            return HeadOutcome::Responded(request.finish(response));
         }
         Err(misrouted) => Err(misrouted),
     };
@@ -231,117 +248,154 @@ fn begin(core: &Rc<Core>, socket: &Rc<Socket>, request: Request<Incoming>) -> Be
         Ok(called) => called,
         Err((fault, allow)) => {
             let response = request.refuse_route(&fault, allow, unread, exchange);
-            return Begun::Answered(request.finish(response));
+            return HeadOutcome::Responded(request.finish(response));
         }
     };
-    let wishes = head::check(&fields)
-        .and_then(|()| head::timeout(&fields))
-        .and_then(|timeout| Ok((timeout, head::heartbeat(&fields)?)));
+    let wishes = head::check_content_encoding(&fields)
+        .and_then(|()| head::request_timeout(&fields))
+        .and_then(|timeout| Ok((timeout, head::wants_heartbeat(&fields)?)));
     match wishes {
         Ok((timeout, heartbeat)) => {
             let config = Guard::into_inner(config);
-            let names_hops = fields.first(Field::Connection).is_some();
+            let names_hops = fields.first(KnownHeader::Connection).is_some();
             let beats = heartbeat.unwrap_or_else(|| key.as_ref().is_none_or(|key| key.heartbeat));
             let headers = parts.headers;
-            let asking = Asking { call, timeout, beats, names_hops, headers, body, key, config };
-            Begun::Asking(Box::pin(request.infer(asking, exchange)))
+            let asking = PendingRequest {
+                routed: call,
+                timeout,
+                sends_heartbeats: beats,
+                has_connection_header: names_hops,
+                headers,
+                body,
+                key,
+                config,
+            };
+            HeadOutcome::Pending(Box::pin(request.infer(asking, exchange)))
         }
         Err(fault) => {
             let response = request.refuse_unread(&fault, exchange);
-            Begun::Answered(request.finish(response))
+            HeadOutcome::Responded(request.finish(response))
         }
     }
 }
 
 /// What hyper does by itself on HTTP/1.1 only: an answer to HEAD has the length of its body, and not the body.
-fn headless(response: Response<Reply>) -> Response<Reply> {
+fn strip_head_response_body(response: Response<ClientResponseBody>) -> Response<ClientResponseBody> {
     let (mut parts, body) = response.into_parts();
     if let Some(length) = hyper::body::Body::size_hint(&body).exact().filter(|length| *length > 0) {
         parts.headers.entry(header::CONTENT_LENGTH).or_insert_with(|| HeaderValue::from(length));
     }
-    Response::from_parts(parts, body.without_text())
+    Response::from_parts(parts, body.without_body())
 }
 
 /// Why a request has no route; with a 405, what would be allowed.
-type Misrouted = (Fault, Option<&'static str>);
+type RouteRejection = (Fault, Option<&'static str>);
 
 /// One request being served.
-struct Served {
-    core: Rc<Core>,
-    socket: Rc<Socket>,
-    track: Rc<Track>,
-    form: Form,
-    origin: cors::Origin,
+struct RequestHandler {
+    worker: Rc<WorkerContext>,
+    socket: Rc<ClientSocket>,
+    context: Rc<RequestContext>,
+    form: ApiSchema,
+    cors: cors::CorsDecision,
     /// Where its connection's next request begins is a matter of opinion.
-    ambiguous: bool,
+    ambiguous_framing: bool,
     is_head: bool,
 }
 
-impl Served {
+impl RequestHandler {
     /// What every answer says, whoever gave it.
-    fn finish(self, response: Response<Reply>) -> Response<Reply> {
-        let now = self.core.now();
+    fn finish(self, response: Response<ClientResponseBody>) -> Response<ClientResponseBody> {
+        let now = self.worker.now();
         self.finish_at(response, now)
     }
 
     /// The same, by a clock that was read just before.
-    fn finish_at(self, mut response: Response<Reply>, now: Tick) -> Response<Reply> {
-        let Self { core, socket, track, form, origin, ambiguous, is_head } = self;
-        track.head(response.status().as_u16(), now);
+    fn finish_at(
+        self,
+        mut response: Response<ClientResponseBody>,
+        now: Tick,
+    ) -> Response<ClientResponseBody> {
+        let Self {
+            worker: core,
+            socket,
+            context: track,
+            form,
+            cors: origin,
+            ambiguous_framing: ambiguous,
+            is_head,
+        } = self;
+        track.head_sent(response.status().as_u16(), now);
         response.headers_mut().insert(REQUEST_ID, track.id.clone());
-        if form == Form::Anthropic {
+        if form == ApiSchema::Anthropic {
             // Under this name its SDKs look for it.
             response.headers_mut().entry("request-id").or_insert_with(|| track.id.clone());
         }
-        origin.note(response.headers_mut());
+        origin.apply(response.headers_mut());
         if ambiguous {
-            socket.offends();
+            socket.record_offence();
         }
-        if (ambiguous || core.draining()) && !socket.is_multiplexed() {
-            close(&mut response);
+        if (ambiguous || core.is_draining()) && !socket.is_multiplexed() {
+            set_connection_close(&mut response);
         }
-        if is_head && socket.is_multiplexed() { headless(response) } else { response }
+        if is_head && socket.is_multiplexed() { strip_head_response_body(response) } else { response }
     }
 
     /// The routes that need no body.
-    fn look_up(&self, route: &Route, key: Option<&Key>, exchange: InExchange) -> Response<Reply> {
-        let routes = self.core.shared.control.routes();
-        let created = self.core.shared.started.0 / 1000;
+    fn serve_builtin_route(
+        &self,
+        route: &ApiRoute,
+        key: Option<&ApiKey>,
+        exchange: ConnectionExchangeGuard,
+    ) -> Response<ClientResponseBody> {
+        let routes = self.worker.server.driver.routes();
+        let created = self.worker.server.started.0 / 1000;
         let json = |body| (StatusCode::OK, "application/json", body);
         let (status, kind, body) = match route {
-            Route::Models => json(models::list(&routes, key, created)),
-            Route::Model(escaped) => match route::named(&routes.registry, escaped) {
+            ApiRoute::Models => json(models::list(&routes, key, created)),
+            ApiRoute::Model(escaped) => match route::find_model(&routes.registry, escaped) {
                 Some((name, model)) if key.is_none_or(|key| key.may_use(model)) => {
-                    json(models::one(&routes, &name, model, created))
+                    json(models::single(&routes, &name, model, created))
                 }
                 _ => {
-                    let name = route::unescape(escaped).unwrap_or_else(|| escaped.clone());
-                    return self.refuse(&near::not_found(&routes.registry, key, &name), exchange);
+                    let name = route::percent_decode(escaped).unwrap_or_else(|| escaped.clone());
+                    return self
+                        .refuse(&suggestions::model_not_found(&routes.registry, key, &name), exchange);
                 }
             },
-            Route::Readyz if !routes.ready || self.core.draining() => {
+            ApiRoute::Readyz if !routes.ready || self.worker.is_draining() => {
                 (StatusCode::SERVICE_UNAVAILABLE, "text/plain", Bytes::from_static(b"not ready\n"))
             }
             _ => (StatusCode::OK, "text/plain", Bytes::from_static(b"ok\n")),
         };
-        let mut response = Response::new(Reply::text(body, Rc::clone(&self.track), exchange));
+        let mut response = Response::new(ClientResponseBody::text(body, Rc::clone(&self.context), exchange));
         *response.status_mut() = status;
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
         response
     }
 
-    fn preflight(&self, headers: HeaderMap, exchange: InExchange) -> Response<Reply> {
-        let mut response = Response::new(Reply::text(Bytes::new(), Rc::clone(&self.track), exchange));
+    fn preflight(
+        &self,
+        headers: HeaderMap,
+        exchange: ConnectionExchangeGuard,
+    ) -> Response<ClientResponseBody> {
+        let mut response =
+            Response::new(ClientResponseBody::text(Bytes::new(), Rc::clone(&self.context), exchange));
         *response.status_mut() = StatusCode::NO_CONTENT;
         *response.headers_mut() = headers;
         response
     }
 
     /// A request on a path of an engine's own.
-    fn through(&self, parts: &request::Parts, key: Option<&Key>, config: &Config) -> Result<Call, Misrouted> {
-        let routes = self.core.shared.control.routes();
-        let found = passage::find(&parts.method, &parts.uri, &routes.registry, config, key)?;
-        Call::through(found, parts).map_err(|fault| (fault, None))
+    fn route_passthrough(
+        &self,
+        parts: &request::Parts,
+        key: Option<&ApiKey>,
+        config: &Config,
+    ) -> Result<RoutedRequest, RouteRejection> {
+        let routes = self.worker.server.driver.routes();
+        let found = passthrough::find(&parts.method, &parts.uri, &routes.registry, config, key)?;
+        RoutedRequest::for_passthrough(found, parts).map_err(|fault| (fault, None))
     }
 
     /// There is no such route, or not with this method; `allow`: with which.
@@ -350,8 +404,8 @@ impl Served {
         fault: &Fault,
         allow: Option<&'static str>,
         unread: bool,
-        exchange: InExchange,
-    ) -> Response<Reply> {
+        exchange: ConnectionExchangeGuard,
+    ) -> Response<ClientResponseBody> {
         let mut response = self.refuse(fault, exchange);
         if let Some(allow) = allow {
             response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allow));
@@ -360,34 +414,42 @@ impl Served {
         response
     }
 
-    fn refuse(&self, fault: &Fault, exchange: InExchange) -> Response<Reply> {
-        self.track.fault(fault);
+    fn refuse(&self, fault: &Fault, exchange: ConnectionExchangeGuard) -> Response<ClientResponseBody> {
+        self.context.record_fault(fault);
         let mut response = openai::error::response(fault, self.form);
         // By our own word: an engine that refuses the gateway's key says nothing of the client.
         if matches!(fault, Fault::MissingApiKey | Fault::InvalidApiKey { .. }) {
-            keys::challenge(response.headers_mut());
+            keys::add_challenge(response.headers_mut());
         }
         let (mut parts, _) = response.into_parts();
-        if let Some(waited) = self.track.was_parked() {
+        if let Some(waited) = self.context.wait() {
             let mut head = Response::from_parts(parts, ());
-            note_wait(&mut head, waited, &self.track);
+            add_wait_headers(&mut head, waited, &self.context);
             (parts, ()) = head.into_parts();
         }
-        let reply = Reply::text(openai::error::body(fault, self.form), Rc::clone(&self.track), exchange);
+        let reply = ClientResponseBody::text(
+            openai::error::body(fault, self.form),
+            Rc::clone(&self.context),
+            exchange,
+        );
         Response::from_parts(parts, reply)
     }
 
     /// Refuses while the client may still be sending its body.
-    fn refuse_unread(&self, fault: &Fault, exchange: InExchange) -> Response<Reply> {
+    fn refuse_unread(
+        &self,
+        fault: &Fault,
+        exchange: ConnectionExchangeGuard,
+    ) -> Response<ClientResponseBody> {
         let mut response = self.refuse(fault, exchange);
         self.close_unread(&mut response, true);
         response
     }
 
-    fn close_unread(&self, response: &mut Response<Reply>, unread: bool) {
+    fn close_unread(&self, response: &mut Response<ClientResponseBody>, unread: bool) {
         if unread && !self.socket.is_multiplexed() {
-            self.socket.leave_unread();
-            close(response);
+            self.socket.set_body_unread();
+            set_connection_close(response);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use rouse_gateway::cli::{Cli, USAGE, run};
+use rouse_gateway::cli::{Cli, EXIT_USAGE, run};
 
 fn main() -> ExitCode {
     // Crates that speak TLS by themselves take the process's provider; it is there before anything could ask.
@@ -11,7 +11,7 @@ fn main() -> ExitCode {
     match Cli::try_parse() {
         Ok(cli) => run(cli),
         Err(error) => {
-            let code = if error.use_stderr() { USAGE } else { 0 };
+            let code = if error.use_stderr() { EXIT_USAGE } else { 0 };
             // Nobody is left to tell when this cannot be written.
             error.print().unwrap_or_default();
             code.into()

@@ -6,16 +6,16 @@
 //! can make series by naming models. Everything the hot path touches is resolved when the routes are built and costs
 //! one atomic operation.
 
-mod duals;
-mod families;
+mod dual_pods;
+mod fleet_gauges;
 mod keys;
 mod labels;
-mod lost;
-mod meter;
+mod meter_reads;
 mod model;
-mod readings;
+mod model_families;
+mod request_metrics;
+mod telemetry_drops;
 mod traffic;
-mod view;
 
 #[cfg(test)]
 mod tests;
@@ -25,7 +25,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-pub(crate) use self::labels::{phase, start};
+pub(crate) use self::labels::{cold_start_label, phase_label};
 use arc_swap::{ArcSwap, ArcSwapOption};
 
 use prometheus::{
@@ -33,56 +33,57 @@ use prometheus::{
     core::Collector, process_collector::ProcessCollector,
 };
 use rouse::{
-    fault::Phase,
-    fleet::report::{EngineView, View},
+    fault::DisconnectPhase,
+    fleet::report::{EngineView, FleetView},
     model::ModelName,
     units::Millis,
 };
 
 pub use self::{
-    duals::{Calls, Duals, Pair, Path, Phase as LauncherPhase},
+    dual_pods::{ActuationPath, CallLatencyObserver, DualPodMetrics, EngineBindingLabels, LauncherPhase},
     keys::{KeyMetrics, KeyOutcome},
-    labels::{Cause, Outcome, Route, Status, Transition},
-    lost::Lost,
+    labels::{OutcomeLabel, RouteLabel, StatusClass, TransitionCause, TransitionKind},
+    meter_reads::{MeterReadMetrics, MeterSource},
     model::ModelMetrics,
-    readings::{Readings, Source},
+    telemetry_drops::TelemetryDropCounters,
 };
 
 /// Seconds that a request may take or wait: from a token of a small model to a cold start of a large one.
-const SECONDS: [f64; 16] =
+const DURATION_BUCKETS: [f64; 16] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0];
 
 /// Seconds that the gateway itself adds to a request.
-const ADDED: [f64; 10] = [0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.05, 0.25];
+const ADDED_LATENCY_BUCKETS: [f64; 10] =
+    [0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.05, 0.25];
 
 /// What the label `model` says of everything that is not configured.
-const OTHER: &str = "other";
+const OTHER_MODEL: &str = "other";
 
 /// What the labels `node_pool` and `namespace` say on one machine.
-const LOCAL: &str = "local";
+const LOCAL_LABEL: &str = "local";
 
 /// All of the gateway's metrics.
 pub struct Metrics {
     registry: Registry,
     models: ArcSwap<BTreeMap<ModelName, Arc<ModelMetrics>>>,
     /// Held while the models are exchanged: each is registered once.
-    configuring: Mutex<()>,
+    configure_lock: Mutex<()>,
     /// Whatever belongs to no configured model.
     other: Arc<ModelMetrics>,
-    view: view::Gauges,
+    fleet_gauges: fleet_gauges::FleetGauges,
     added_latency: Histogram,
     refusals: IntCounterVec,
     disconnects: [IntCounter; 4],
     connections: IntGauge,
-    moved: IntCounter,
+    connections_moved: IntCounter,
     swaps: IntCounter,
     reloads: IntCounterVec,
     /// Without labels, and without a series where there is no certificate: 0 would be one that ended long ago.
-    certificate: IntGaugeVec,
-    keys: Arc<keys::Families>,
-    writes: IntCounterVec,
-    readings: Readings,
-    duals: Duals,
+    certificate_expiry: IntGaugeVec,
+    keys: Arc<keys::KeyFamilies>,
+    kubernetes_writes: IntCounterVec,
+    meter_reads: MeterReadMetrics,
+    dual_pods: DualPodMetrics,
     /// In a cluster, the namespace of each model.
     namespaces: ArcSwapOption<BTreeMap<ModelName, String>>,
 }
@@ -96,38 +97,38 @@ impl Default for Metrics {
 impl Metrics {
     #[must_use]
     pub fn new() -> Self {
-        Self::with(&Lost::new())
+        Self::with_drop_counters(&TelemetryDropCounters::new())
     }
 
     /// Where writes to the Kubernetes API are counted, by kind and outcome.
     #[must_use]
-    pub fn writes(&self) -> IntCounterVec {
-        self.writes.clone()
+    pub fn kubernetes_writes(&self) -> IntCounterVec {
+        self.kubernetes_writes.clone()
     }
 
     /// Where it is counted how reading the memory of a cluster's accelerators goes.
     #[must_use]
-    pub fn readings(&self) -> Readings {
-        self.readings.clone()
+    pub fn meter_reads(&self) -> MeterReadMetrics {
+        self.meter_reads.clone()
     }
 
     /// Where dual pods are counted and measured.
     #[must_use]
-    pub fn duals(&self) -> Duals {
-        self.duals.clone()
+    pub fn dual_pods(&self) -> DualPodMetrics {
+        self.dual_pods.clone()
     }
 
     /// These are the namespaces of a cluster's models, from the next configuration on; and accelerators are pools.
-    pub fn in_cluster(&self, namespaces: BTreeMap<ModelName, String>) {
+    pub fn set_namespaces(&self, namespaces: BTreeMap<ModelName, String>) {
         self.namespaces.store(Some(Arc::new(namespaces)));
     }
 
     /// With counters that others hold already.
     #[must_use]
-    pub fn with(lost: &Lost) -> Self {
+    pub fn with_drop_counters(lost: &TelemetryDropCounters) -> Self {
         let registry = Registry::new();
         lost.register(&registry);
-        valid(registry.register(Box::new(ProcessCollector::for_self())));
+        expect_valid(registry.register(Box::new(ProcessCollector::for_self())));
         let build = build_info(&registry);
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let disconnects = counters(
@@ -137,18 +138,18 @@ impl Metrics {
             "phase",
         );
         Self {
-            other: Arc::new(ModelMetrics::new(&registry, OTHER, LOCAL)),
+            other: Arc::new(ModelMetrics::new(&registry, OTHER_MODEL, LOCAL_LABEL)),
             models: ArcSwap::default(),
-            configuring: Mutex::default(),
-            view: view::Gauges::new(&registry),
+            configure_lock: Mutex::default(),
+            fleet_gauges: fleet_gauges::FleetGauges::new(&registry),
             added_latency: register(
                 &registry,
-                valid(Histogram::with_opts(
+                expect_valid(Histogram::with_opts(
                     HistogramOpts::new(
                         "rouse_added_latency_seconds",
                         "What the gateway itself added to a request that found its model awake",
                     )
-                    .buckets(ADDED.to_vec()),
+                    .buckets(ADDED_LATENCY_BUCKETS.to_vec()),
                 )),
             ),
             refusals: counters(
@@ -157,21 +158,22 @@ impl Metrics {
                 "Requests that were refused, by the code of the error",
                 "reason",
             ),
-            disconnects: labels::PHASES.map(|phase| disconnects.with_label_values(&[labels::phase(phase)])),
+            disconnects: labels::PHASES
+                .map(|phase| disconnects.with_label_values(&[labels::phase_label(phase)])),
             connections: register(
                 &registry,
-                valid(IntGauge::new("rouse_connections", "Open connections of clients to the API")),
+                expect_valid(IntGauge::new("rouse_connections", "Open connections of clients to the API")),
             ),
-            moved: register(
+            connections_moved: register(
                 &registry,
-                valid(IntCounter::new(
+                expect_valid(IntCounter::new(
                     "rouse_connections_moved_total",
                     "Connections that another thread serves than the one that accepted them",
                 )),
             ),
-            writes: register(
+            kubernetes_writes: register(
                 &registry,
-                valid(IntCounterVec::new(
+                expect_valid(IntCounterVec::new(
                     Opts::new(
                         "rouse_kubernetes_writes_total",
                         "Writes to the Kubernetes API, by the object's kind and how they ended",
@@ -181,7 +183,7 @@ impl Metrics {
             ),
             swaps: register(
                 &registry,
-                valid(IntCounter::new(
+                expect_valid(IntCounter::new(
                     "rouse_swaps_total",
                     "Models that were put away so that another one could be awake",
                 )),
@@ -192,9 +194,9 @@ impl Metrics {
                 "Reloads of the configuration, by outcome",
                 "outcome",
             ),
-            certificate: register(
+            certificate_expiry: register(
                 &registry,
-                valid(IntGaugeVec::new(
+                expect_valid(IntGaugeVec::new(
                     Opts::new(
                         "rouse_tls_certificate_expiry_seconds",
                         "When the certificate that is shown to clients ends, in seconds of Unix time",
@@ -202,9 +204,9 @@ impl Metrics {
                     &[],
                 )),
             ),
-            keys: keys::Families::new(&registry),
-            readings: Readings::new(&registry),
-            duals: Duals::new(&registry),
+            keys: keys::KeyFamilies::new(&registry),
+            meter_reads: MeterReadMetrics::new(&registry),
+            dual_pods: DualPodMetrics::new(&registry),
             namespaces: ArcSwapOption::empty(),
             registry,
         }
@@ -212,11 +214,11 @@ impl Metrics {
 
     /// Makes exactly these models known: labels of others vanish, those that stay keep counting.
     pub fn configure<'a>(&self, names: impl IntoIterator<Item = &'a ModelName>) {
-        let _alone = self.configuring.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.configure_lock.lock().unwrap_or_else(PoisonError::into_inner);
         let mut before = self.models.load().as_ref().clone();
         let namespaces = self.namespaces.load_full().unwrap_or_default();
         let after = names.into_iter().map(|name| {
-            let namespace = namespaces.get(name).map_or(LOCAL, String::as_str);
+            let namespace = namespaces.get(name).map_or(LOCAL_LABEL, String::as_str);
             let kept = match before.remove(name) {
                 Some(moved) if moved.namespace() != namespace => {
                     self.unregister(&moved);
@@ -231,7 +233,7 @@ impl Metrics {
     }
 
     fn register(&self, name: &ModelName, namespace: &str) -> Arc<ModelMetrics> {
-        if name.as_str() == OTHER {
+        if name.as_str() == OTHER_MODEL {
             // Its series are there already, and a second set under one name is refused.
             return Arc::clone(&self.other);
         }
@@ -252,7 +254,7 @@ impl Metrics {
 
     /// The handles of a configured model.
     #[must_use]
-    pub fn known(&self, name: &ModelName) -> Option<Arc<ModelMetrics>> {
+    pub fn configured_model(&self, name: &ModelName) -> Option<Arc<ModelMetrics>> {
         self.models.load().get(name).cloned()
     }
 
@@ -264,47 +266,47 @@ impl Metrics {
 
     /// The counters of a configured key. Its series vanish when nobody holds them any more.
     #[must_use]
-    pub fn key(&self, name: &str) -> Arc<KeyMetrics> {
-        self.keys.of(name)
+    pub fn key_metrics(&self, name: &str) -> Arc<KeyMetrics> {
+        self.keys.for_key(name)
     }
 
     /// Sets every gauge that follows from the state of the fleet. Engines of a view are in the order of their names.
-    pub fn observe_view(&self, view: &View) {
-        self.view.observe(view, self.namespaces.load().is_some());
+    pub fn observe_fleet(&self, view: &FleetView) {
+        self.fleet_gauges.observe(view, self.namespaces.load().is_some());
         let by_model = view.engines.chunk_by(|a, b| a.engine.model == b.engine.model);
         let by_model: BTreeMap<&ModelName, &[EngineView]> =
             by_model.filter_map(|engines| Some((&engines.first()?.engine.model, engines))).collect();
         for model in &view.models {
-            if let Some(metrics) = self.known(&model.name) {
+            if let Some(metrics) = self.configured_model(&model.name) {
                 metrics.observe(model, by_model.get(&model.name).copied().unwrap_or_default());
             }
         }
     }
 
     /// A request was answered by the gateway instead of by an engine, with this code of `openai::error`'s.
-    pub fn refused(&self, code: &'static str) {
+    pub fn request_refused(&self, code: &'static str) {
         self.refusals.with_label_values(&[code]).inc();
     }
 
-    pub fn client_left(&self, phase: Phase) {
+    pub fn client_left(&self, phase: DisconnectPhase) {
         if let Some(counter) = self.disconnects.get(labels::phase_index(phase)) {
             counter.inc();
         }
     }
 
     /// What the gateway itself added to a request, in microseconds.
-    pub fn added_latency(&self, micros: u64) {
+    pub fn observe_added_latency(&self, micros: u64) {
         self.added_latency.observe(micros as f64 / 1e6);
     }
 
     /// So many more (or, negative, less) client connections are open.
-    pub fn connections(&self, change: i64) {
+    pub fn add_connections(&self, change: i64) {
         self.connections.add(change);
     }
 
     /// A connection is not served by the thread that accepted it.
-    pub fn moved(&self) {
-        self.moved.inc();
+    pub fn connection_moved(&self) {
+        self.connections_moved.inc();
     }
 
     /// A model was put away so that another one could be awake.
@@ -312,15 +314,15 @@ impl Metrics {
         self.swaps.inc();
     }
 
-    pub fn reloaded(&self, outcome: Outcome) {
+    pub fn reloaded(&self, outcome: OutcomeLabel) {
         self.reloads.with_label_values(&[outcome.as_str()]).inc();
     }
 
     /// The certificate that is shown from now on ends then, in seconds of Unix time.
-    pub fn certificate_expires(&self, at: Option<u64>) {
+    pub fn set_certificate_expiry(&self, at: Option<u64>) {
         match at.and_then(|at| i64::try_from(at).ok()) {
-            Some(at) => self.certificate.with_label_values::<&str>(&[]).set(at),
-            None => self.certificate.reset(),
+            Some(at) => self.certificate_expiry.with_label_values::<&str>(&[]).set(at),
+            None => self.certificate_expiry.reset(),
         }
     }
 
@@ -333,20 +335,20 @@ impl Metrics {
 
 fn build_info(registry: &Registry) -> IntGaugeVec {
     let opts = Opts::new("rouse_build_info", "Always 1; the labels say which build this is");
-    register(registry, valid(IntGaugeVec::new(opts, &["version"])))
+    register(registry, expect_valid(IntGaugeVec::new(opts, &["version"])))
 }
 
 fn counters(registry: &Registry, name: &str, help: &str, label: &str) -> IntCounterVec {
-    register(registry, valid(IntCounterVec::new(Opts::new(name, help), &[label])))
+    register(registry, expect_valid(IntCounterVec::new(Opts::new(name, help), &[label])))
 }
 
 fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> C {
-    valid(registry.register(Box::new(collector.clone())));
+    expect_valid(registry.register(Box::new(collector.clone())));
     collector
 }
 
 /// Names and labels are constants of this module: an error is a defect that the first test finds.
-fn valid<T>(result: prometheus::Result<T>) -> T {
+fn expect_valid<T>(result: prometheus::Result<T>) -> T {
     result.expect("the names and labels of metrics are valid and different")
 }
 

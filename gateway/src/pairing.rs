@@ -10,21 +10,21 @@
 //! Only the gateway that leads decides. A new leader lists the Pods before it decides anything, since its watch may show what
 //! was before the last writes of the one it follows; the truth is on the Pods, and its memory begins empty.
 
-mod ask;
-mod census;
-mod configs;
-mod directory;
-mod editions;
+mod actuation_timer;
+mod command_context;
+mod event_handlers;
+mod execute;
 mod facts;
-mod hands;
-mod heard;
-mod job;
-mod launchers;
-mod notes;
+mod fma_configs;
+mod index;
+mod launcher_watches;
+mod memory_baseline;
+mod pairing_metrics;
+mod pod_events;
 mod population;
-mod proof;
-mod tidings;
-mod waits;
+mod requester_spec;
+mod requester_status;
+mod template_revisions;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,196 +35,214 @@ use std::{
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use kube::Client;
 use rouse::{
-    lease::Clock,
     pairing::{
         Pairing,
-        event::{Epoch, Event},
-        ids::{EngineId, Mode, NodeName, RequesterId},
-        settings::Settings as Core,
+        event::{Epoch, PairingEvent},
+        ids::{NodeName, PairingEngineId, ProviderMode, RequesterId},
+        settings::PairingSettings as Core,
     },
     units::Tick,
 };
+use rouse_net::lease::TickClock;
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
     time,
 };
 
-pub use self::facts::READY;
+pub use self::facts::NODE_READY_CONDITION;
 use self::{
-    census::{Census, Sight},
-    configs::Configs,
-    directory::Directory,
-    facts::Facts,
-    hands::{Done, Hands},
-    launchers::{Ears, Ports},
-    notes::Notes,
-    proof::Proofs,
-    tidings::Tidings,
-    waits::Waits,
+    actuation_timer::ActuationTimer,
+    execute::{ExecutionResult, Executor},
+    facts::ClusterFacts,
+    fma_configs::FmaConfigs,
+    index::PodIndex,
+    launcher_watches::{EnginePorts, LauncherWatches},
+    memory_baseline::MemoryBaselines,
+    pairing_metrics::{MetricsInputs, PairingMetrics},
+    pod_events::PodEvents,
+    requester_status::RequesterStatusWriter,
 };
 use crate::{
     controllers::{
         crd::fma::{InferenceServerConfig, LauncherConfig, LauncherPopulationPolicy},
-        dual::provider::Make,
-        election::Claim,
-        index::Settled,
-        recorder::{Herald, Notice},
+        dual_pods::provider::ProviderSettings,
+        election::Leadership,
+        index::Resolved,
+        recorder::{EventRequest, EventSender},
         stub_key::StubKey,
-        watch::{self as watched, Awaited, Change, Watched},
-        writer::Writer,
+        watch::{self as watched, Delta, InitialLists, WatchTarget},
+        writer::ObjectWriter,
     },
-    metrics::Duals,
-    platform::kubernetes::dcgm::{Dcgm, Samples},
+    metrics::DualPodMetrics,
+    platform::kubernetes::dcgm::{DcgmClient, DcgmSamples},
 };
 
 /// The ConfigMap in the gateways' namespace that numbers the accelerators of nodes.
 pub const GPU_MAP: &str = "gpu-map";
 /// A policy whose status was not written is told again after this: the right to do so may be missing.
-const LATER: Duration = Duration::from_secs(10);
+const POLICY_STATUS_RETRY_DELAY: Duration = Duration::from_secs(10);
 /// A new leader's list of Pods that failed is asked for again after this.
-const AGAIN: Duration = Duration::from_secs(1);
+const LIST_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// What is the same for all requesters.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct PairingControllerSettings {
     pub core: Core,
     /// How requesters are served that do not say it themselves.
-    pub mode: Mode,
-    pub make: Make,
+    pub mode: ProviderMode,
+    pub make: ProviderSettings,
     /// Of which the tokens of models' requesters and of launchers are made.
     pub key: StubKey,
 }
 
 /// What the controller is made of.
-pub struct Parts {
+pub struct PairingControllerParts {
     pub client: Client,
-    pub writer: Writer,
-    pub claim: watch::Receiver<Option<Claim>>,
-    pub clock: Clock,
-    pub settings: Settings,
-    pub seen: Seen,
-    pub settled: watch::Receiver<Option<Arc<Settled>>>,
-    pub metrics: Duals,
-    pub herald: Herald,
+    pub writer: ObjectWriter,
+    pub claim: watch::Receiver<Option<Leadership>>,
+    pub clock: TickClock,
+    pub settings: PairingControllerSettings,
+    pub watches: PairingWatches,
+    pub resolved: watch::Receiver<Option<Arc<Resolved>>>,
+    pub metrics: DualPodMetrics,
+    pub events: EventSender,
     /// Where it is read what is in use of accelerators, and which have faults, if that is configured.
-    pub meter: Option<Arc<Dcgm>>,
+    pub meter: Option<Arc<DcgmClient>>,
 }
 
 /// What it sees of the cluster.
-pub struct Seen {
+pub struct PairingWatches {
     /// Of whatever kind.
-    pub pods: mpsc::Receiver<Change<Pod>>,
+    pub pods: mpsc::Receiver<Delta<Pod>>,
     /// Where they are, to be listed.
-    pub listed: Vec<Watched<Pod>>,
+    pub pod_lists: Vec<WatchTarget<Pod>>,
     /// Which lists are left out.
-    pub awaited: Awaited,
-    pub nodes: mpsc::Receiver<Change<Node>>,
+    pub awaited: InitialLists,
+    pub nodes: mpsc::Receiver<Delta<Node>>,
     /// Of the ConfigMap [`GPU_MAP`].
-    pub map: mpsc::Receiver<Change<ConfigMap>>,
+    pub gpu_map: mpsc::Receiver<Delta<ConfigMap>>,
     /// What launchers and their engines are made from; nothing comes where the API server has no such kinds.
-    pub engines: mpsc::Receiver<Change<InferenceServerConfig>>,
-    pub launchers: mpsc::Receiver<Change<LauncherConfig>>,
+    pub server_configs: mpsc::Receiver<Delta<InferenceServerConfig>>,
+    pub launcher_configs: mpsc::Receiver<Delta<LauncherConfig>>,
     /// Which accelerators have launchers before anybody asks.
-    pub policies: mpsc::Receiver<Change<LauncherPopulationPolicy>>,
+    pub policies: mpsc::Receiver<Delta<LauncherPopulationPolicy>>,
 }
 
 /// Runs until it is dropped.
-pub struct Controller {
+pub struct PairingController {
     core: Pairing,
-    directory: Directory,
-    facts: Facts,
-    notes: Notes,
-    waits: Waits,
-    tidings: Tidings,
-    census: Census,
-    ears: Ears,
-    ports: Ports,
-    meter: Option<Arc<Dcgm>>,
-    hands: Arc<Hands>,
-    listed: Arc<Vec<Watched<Pod>>>,
-    awaited: Awaited,
+    index: PodIndex,
+    facts: ClusterFacts,
+    requester_status: RequesterStatusWriter,
+    actuation_timer: ActuationTimer,
+    pod_events: PodEvents,
+    pairing_metrics: PairingMetrics,
+    launcher_watches: LauncherWatches,
+    ports: EnginePorts,
+    meter: Option<Arc<DcgmClient>>,
+    executor: Arc<Executor>,
+    pod_lists: Arc<Vec<WatchTarget<Pod>>>,
+    awaited: InitialLists,
     /// As this leader, once it has listed everything.
     epoch: Option<u64>,
     /// What was listed, until all nodes have been seen as well.
-    came: Option<(u64, Vec<Change<Pod>>)>,
+    pending_list: Option<(u64, Vec<Delta<Pod>>)>,
     /// In which namespace Pods were ordered.
-    ordered: BTreeMap<(NodeName, EngineId), String>,
-    proofs: Proofs,
+    provider_namespaces: BTreeMap<(NodeName, PairingEngineId), String>,
+    baselines: MemoryBaselines,
     /// Orders that are being carried out; what came of them.
-    tasks: JoinSet<Finished>,
+    tasks: JoinSet<FinishedTask>,
 }
 
 /// What came to an end.
-enum Finished {
+enum FinishedTask {
     /// With what is told of it where it was carried out.
-    Order(Box<(Done, Vec<Notice>)>),
+    Command(Box<(ExecutionResult, Vec<EventRequest>)>),
     /// All Pods, for who leads with this epoch.
-    Listed(u64, Vec<Change<Pod>>),
+    Listed(u64, Vec<Delta<Pod>>),
     /// An engine that a launcher did not list was asked for.
-    Asked(Option<Event>),
+    EngineVerified(Option<PairingEvent>),
     /// A requester may be told something again.
-    Noted(RequesterId),
+    StatusWritten(RequesterId),
     /// What is in use of accelerators was asked for, if there was an answer.
-    Read(Option<Arc<Samples>>),
+    MeterRead(Option<Arc<DcgmSamples>>),
     /// A requester has waited for some time.
-    Waited(RequesterId),
+    WaitElapsed(RequesterId),
     /// What a policy was to be told was written, or is to be tried again.
-    Judged { again: bool },
+    PolicyStatusWritten { retry: bool },
 }
 
-impl Controller {
+impl PairingController {
     /// For as long as somebody says who leads.
-    pub async fn run(parts: Parts) {
-        let Parts { client, writer, mut claim, clock, settings, seen, mut settled, metrics, herald, meter } =
-            parts;
-        let Seen { mut pods, listed, awaited, mut nodes, mut map, mut engines, mut launchers, mut policies } =
-            seen;
+    pub async fn run(parts: PairingControllerParts) {
+        let PairingControllerParts {
+            client,
+            writer,
+            mut claim,
+            clock,
+            settings,
+            watches: seen,
+            resolved: mut settled,
+            metrics,
+            events: herald,
+            meter,
+        } = parts;
+        let PairingWatches {
+            mut pods,
+            pod_lists: listed,
+            awaited,
+            mut nodes,
+            gpu_map: mut map,
+            server_configs: mut engines,
+            launcher_configs: mut launchers,
+            mut policies,
+        } = seen;
         let mut own = Self {
             core: Pairing::new(settings.core),
-            directory: Directory::new(settings.mode),
-            facts: Facts::new(Configs::new(lists(&listed))),
-            notes: Notes::default(),
-            waits: Waits::new(metrics.clone()),
-            tidings: Tidings::new(herald),
-            census: Census::new(metrics.clone()),
-            ears: Ears::new(),
-            ports: Ports::default(),
+            index: PodIndex::new(settings.mode),
+            facts: ClusterFacts::new(FmaConfigs::new(namespace_count(&listed))),
+            requester_status: RequesterStatusWriter::default(),
+            actuation_timer: ActuationTimer::new(metrics.clone()),
+            pod_events: PodEvents::new(herald),
+            pairing_metrics: PairingMetrics::new(metrics.clone()),
+            launcher_watches: LauncherWatches::new(),
+            ports: EnginePorts::default(),
             meter,
-            hands: Arc::new(Hands { client, writer, clock, settings, metrics }),
-            listed: Arc::new(listed),
+            executor: Arc::new(Executor { client, writer, clock, settings, metrics }),
+            pod_lists: Arc::new(listed),
             awaited,
             epoch: None,
-            came: None,
-            ordered: BTreeMap::new(),
-            proofs: Proofs::default(),
+            pending_list: None,
+            provider_namespaces: BTreeMap::new(),
+            baselines: MemoryBaselines::default(),
             tasks: JoinSet::new(),
         };
         let mut leads = None;
         loop {
-            let due = own.core.next_deadline().into_iter().chain(own.census.due()).min();
+            let due = own.core.next_deadline().into_iter().chain(own.pairing_metrics.due()).min();
             tokio::select! {
                 changed = claim.changed() => {
                     if changed.is_err() {
                         return;
                     }
-                    let now = claim.borrow_and_update().filter(Claim::holds).map(|claim| claim.epoch);
+                    let now = claim.borrow_and_update().filter(Leadership::is_valid).map(|claim| claim.epoch);
                     if now != leads {
                         leads = now;
-                        own.lead(now);
+                        own.change_leadership(now);
                     }
                 }
-                Some(change) = pods.recv() => own.pods(change),
-                Some(change) = nodes.recv() => own.facts.nodes(change),
-                Some(change) = map.recv() => own.facts.map(change),
-                Some(change) = engines.recv() => own.facts.configs.engines(change),
-                Some(change) = launchers.recv() => own.facts.configs.launchers(change),
-                Some(change) = policies.recv() => own.facts.configs.policies(change),
-                Some(heard) = own.ears.heard.recv() => own.heard(&heard),
+                Some(change) = pods.recv() => own.handle_pods(change),
+                Some(change) = nodes.recv() => own.facts.apply_nodes(change),
+                Some(change) = map.recv() => own.facts.apply_gpu_map(change),
+                Some(change) = engines.recv() => own.facts.configs.apply_server_configs(change),
+                Some(change) = launchers.recv() => own.facts.configs.apply_launcher_configs(change),
+                Some(change) = policies.recv() => own.facts.configs.apply_policies(change),
+                Some(heard) = own.launcher_watches.rx.recv() => own.handle_launcher_event(&heard),
                 Ok(()) = settled.changed() => {
-                    own.facts.settled(settled.borrow_and_update().clone().unwrap_or_default());
+                    own.facts.set_resolved_pools(settled.borrow_and_update().clone().unwrap_or_default());
                 }
-                Some(finished) = own.tasks.join_next() => own.finished(finished),
+                Some(finished) = own.tasks.join_next() => own.handle_finished(finished),
                 () = until(due, clock) => {}
             }
             own.decide();
@@ -232,99 +250,111 @@ impl Controller {
     }
 
     /// Begins to lead, or ends. What the former leader ordered is found out about, and what this one ordered before is over.
-    fn lead(&mut self, epoch: Option<u64>) {
-        (self.epoch, self.came) = (None, None);
-        self.ordered.clear();
-        self.proofs.forget();
+    fn change_leadership(&mut self, epoch: Option<u64>) {
+        (self.epoch, self.pending_list) = (None, None);
+        self.provider_namespaces.clear();
+        self.baselines.clear();
         self.tasks = JoinSet::new();
-        self.notes = Notes::default();
-        self.waits.forget();
-        self.tidings.forget();
-        self.census.close();
-        self.ears.close();
-        self.ports = Ports::default();
-        self.core = Pairing::new(self.hands.settings.core);
-        self.directory.catch_up(&self.facts);
+        self.requester_status = RequesterStatusWriter::default();
+        self.actuation_timer.forget();
+        self.pod_events.forget();
+        self.pairing_metrics.clear();
+        self.launcher_watches.clear();
+        self.ports = EnginePorts::default();
+        self.core = Pairing::new(self.executor.settings.core);
+        self.index.apply_deferred(&self.facts);
         if let Some(epoch) = epoch {
-            self.directory.await_lists();
-            let (listed, awaited) = (Arc::clone(&self.listed), self.awaited.clone());
-            self.tasks.spawn(async move { Finished::Listed(epoch, list(&listed, &awaited).await) });
+            self.index.defer_changes();
+            let (listed, awaited) = (Arc::clone(&self.pod_lists), self.awaited.clone());
+            self.tasks.spawn(async move { FinishedTask::Listed(epoch, list(&listed, &awaited).await) });
         }
     }
 
-    fn listed(&mut self, epoch: u64, all: Vec<Change<Pod>>) {
-        self.directory.list(all, &self.facts);
+    fn start_leading(&mut self, epoch: u64, all: Vec<Delta<Pod>>) {
+        self.index.apply_lists(all, &self.facts);
         self.epoch = Some(epoch);
-        self.tell(vec![Event::Led { epoch: Epoch(epoch) }]);
-        self.facts.forget_told();
-        self.tell_facts();
-        self.tell(vec![Event::Listed]);
-        self.waits.listed();
-        let sight = Sight { directory: &self.directory, facts: &self.facts, now: self.hands.clock.now() };
-        self.census.begin(sight);
-        self.measure(Duration::ZERO);
+        self.apply_events(vec![PairingEvent::LeadershipGained { epoch: Epoch(epoch) }]);
+        self.facts.reset_last_sent();
+        self.apply_facts();
+        self.apply_events(vec![PairingEvent::Listed]);
+        self.actuation_timer.listed();
+        let sight = MetricsInputs { index: &self.index, facts: &self.facts, now: self.executor.clock.now() };
+        self.pairing_metrics.begin(sight);
+        self.schedule_meter_read(Duration::ZERO);
     }
 
     fn decide(&mut self) {
         if self.facts.are_complete()
-            && let Some((epoch, all)) = self.came.take()
+            && let Some((epoch, all)) = self.pending_list.take()
         {
-            self.listed(epoch, all);
+            self.start_leading(epoch, all);
         }
         let Some(epoch) = self.epoch else { return };
-        self.tell_facts();
-        let Hands { settings, metrics, .. } = &*self.hands;
-        self.ears.listen(&self.directory, Epoch(epoch), &settings.key, metrics);
-        let now = self.hands.clock.now();
-        self.census.look_at_due(Sight { directory: &self.directory, facts: &self.facts, now });
+        self.apply_facts();
+        let Executor { settings, metrics, .. } = &*self.executor;
+        self.launcher_watches.sync(&self.index, Epoch(epoch), &settings.key, metrics);
+        let now = self.executor.clock.now();
+        self.pairing_metrics.recount_due(MetricsInputs { index: &self.index, facts: &self.facts, now });
         let mut plan = self.core.plan(now);
         self.core.issued(&plan, now);
-        if !plan.looked.is_empty() {
+        if !plan.planned_nodes.is_empty() {
             let core = &self.core;
-            let lives = |(node, engine): &proof::Place| {
+            let lives = |(node, engine): &memory_baseline::EngineLocation| {
                 core.node(node).is_some_and(|node| node.engines.contains_key(engine))
             };
-            self.ordered.retain(|place, _| lives(place));
-            self.proofs.retain(lives);
+            self.provider_namespaces.retain(|place, _| lives(place));
+            self.baselines.retain(lives);
             self.facts.forget_unused(&self.core);
         }
         for command in plan.commands {
-            let job = self.job(command);
+            let job = self.command_context(command);
             if let Some(own) = &job.requester {
-                self.waits.ordered(&own.id, &job.command.order);
+                self.actuation_timer.command_issued(&own.id, &job.command.action);
             }
-            let hands = Arc::clone(&self.hands);
+            let hands = Arc::clone(&self.executor);
             self.tasks.spawn(async move {
-                let notices = tidings::once_done(&job);
-                let done = Box::pin(hands.carry_out(job)).await;
-                let notices = if done.is_well() { notices } else { Vec::new() };
-                Finished::Order(Box::new((done, notices)))
+                let notices = pod_events::completion_events(&job);
+                let done = Box::pin(hands.execute(job)).await;
+                let notices = if done.is_success() { notices } else { Vec::new() };
+                FinishedTask::Command(Box::new((done, notices)))
             });
         }
         for ((node, requester), why) in &mut plan.reasons {
-            for more in
-                [self.notes.error_of(requester), self.trouble_of(node, requester)].into_iter().flatten()
+            for more in [self.requester_status.error_of(requester), self.provider_failure(node, requester)]
+                .into_iter()
+                .flatten()
             {
                 *why = format!("{why}; {more}");
             }
         }
-        self.tidings.wait(&plan.looked, &plan.reasons, &mut self.tasks);
+        self.pod_events.update_waiting(&plan.planned_nodes, &plan.reasons, &mut self.tasks);
         for ((node, requester), why) in plan.reasons {
             tracing::debug!(%requester, why, "a requester waits");
             let known = self.core.node(&node).filter(|known| known.engine_of(&requester).is_none());
             let waiting = known.and_then(|known| known.requesters.get(&requester));
-            if let (Some(waiting), Some(own)) = (waiting, self.directory.requester(&requester)) {
-                self.notes.waits(own, &waiting.accelerators, &self.hands, &mut self.tasks);
+            if let (Some(waiting), Some(own)) = (waiting, self.index.requester(&requester)) {
+                self.requester_status.write_accelerators(
+                    own,
+                    &waiting.accelerators,
+                    &self.executor,
+                    &mut self.tasks,
+                );
                 if waiting.accelerators.is_empty() {
-                    self.notes.unheard(own, waiting.retry.failures);
+                    self.requester_status.report_unresponsive_stub(own, waiting.retry.failures);
                 }
             }
         }
-        self.notes.write(&self.directory, &self.facts, &self.hands, &self.tidings, &mut self.tasks);
+        self.requester_status.write(
+            &self.index,
+            &self.facts,
+            &self.executor,
+            &self.pod_events,
+            &mut self.tasks,
+        );
     }
 
     /// What the kubelet says of the provider that failed this requester last: its own, or the launcher where it is.
-    fn trouble_of(&self, node: &NodeName, requester: &RequesterId) -> Option<&str> {
+    fn provider_failure(&self, node: &NodeName, requester: &RequesterId) -> Option<&str> {
         let known = self.core.node(node)?;
         let own = known.requesters.get(requester)?;
         let crashed =
@@ -332,23 +362,23 @@ impl Controller {
         if own.failures == 0 && !crashed {
             return None;
         }
-        self.directory.trouble(node, &own.accelerators)
+        self.index.container_failure(node, &own.accelerators)
     }
 }
 
 /// Every Pod there is that may be seen. An API server that does not answer is asked again.
-async fn list(all: &[Watched<Pod>], awaited: &Awaited) -> Vec<Change<Pod>> {
+async fn list(all: &[WatchTarget<Pod>], awaited: &InitialLists) -> Vec<Delta<Pod>> {
     let mut found = Vec::new();
     for watched in all {
         loop {
             match watched::list(watched).await {
                 Ok(change) => break found.push(change),
-                Err(_) if watched.namespace.as_ref().is_some_and(|within| awaited.is_left_out(within)) => {
+                Err(_) if watched.namespace.as_ref().is_some_and(|within| awaited.is_skipped(within)) => {
                     break;
                 }
                 Err(error) => {
                     tracing::warn!(%error, "Pods were not listed; they are asked for again");
-                    time::sleep(AGAIN).await;
+                    time::sleep(LIST_RETRY_DELAY).await;
                 }
             }
         }
@@ -357,11 +387,11 @@ async fn list(all: &[Watched<Pod>], awaited: &Awaited) -> Vec<Change<Pod>> {
 }
 
 /// How many there are of each kind: one for each namespace.
-fn lists(all: &[Watched<Pod>]) -> usize {
+fn namespace_count(all: &[WatchTarget<Pod>]) -> usize {
     all.iter().map(|watched| &watched.namespace).collect::<BTreeSet<_>>().len()
 }
 
-async fn until(due: Option<Tick>, clock: Clock) {
+async fn until(due: Option<Tick>, clock: TickClock) {
     match due {
         Some(due) => time::sleep(due.since(clock.now()).duration()).await,
         None => std::future::pending().await,

@@ -8,7 +8,7 @@
 
 use std::{io, net::SocketAddr};
 
-mod addresses;
+mod address_limiter;
 mod admin;
 #[cfg(not(feature = "pipe"))]
 mod api;
@@ -21,21 +21,21 @@ pub(crate) mod socket;
 mod stream;
 pub mod tls;
 
-pub use admin::Admin;
-pub use api::{Api, Serving};
+pub use admin::AdminServer;
+pub use api::{ApiServer, ServingThreads};
 #[cfg(test)]
-pub(crate) use connection::Here;
-pub(crate) use listener::taken;
+pub(crate) use connection::LocalExecutor;
+pub(crate) use listener::bind_errors;
 
 /// How far the gateway is in its end. Only ever moves forward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
+pub enum ShutdownStage {
     #[default]
     Serving,
     /// What already queued is accepted, nothing more; exchanges finish.
     Draining,
     /// Leases have been revoked: exchanges get a moment to say so, then their sockets are closed.
-    Ending,
+    Terminating,
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -2,7 +2,7 @@
 //!
 //! A request notes moments as it goes, in a value of its own that exists only when somebody wants to hear of it: with
 //! neither traces nor an access log, a request pays for one look at two options. When it is over the notes become a
-//! `Record`, plain data that goes through a bounded queue to a thread or task of its own. There it becomes spans or
+//! `RequestRecord`, plain data that goes through a bounded queue to a thread or task of its own. There it becomes spans or
 //! a line. So no request waits for a collector or a disk, and none formats anything; when a queue is full, what does
 //! not fit is dropped and counted.
 //!
@@ -16,34 +16,34 @@ use std::sync::Arc;
 use http::request;
 use tokio::time::Instant;
 
-mod access;
-mod context;
-mod line;
-mod lines;
-mod log;
-mod notes;
+mod access_line;
+mod access_log;
+mod gateway_log;
+mod line_writer;
 mod otlp;
-mod wall;
+mod request_recorder;
+mod trace_context;
+mod wall_clock;
 
-pub(crate) use context::{Ids, TRACEPARENT, TRACESTATE};
-pub(crate) use lines::{Failure, Lines, Sink};
-pub use log::Log;
-pub(crate) use notes::{Ended, Notes, Record, Seen};
-pub(crate) use wall::Wall;
+pub use gateway_log::GatewayLog;
+pub(crate) use line_writer::{LineSender, LineSink, SinkFailure};
+pub(crate) use request_recorder::{RequestOrigin, RequestOutcome, RequestRecord, RequestRecorder};
+pub(crate) use trace_context::{TRACEPARENT, TRACESTATE, TraceIdGenerator};
+pub(crate) use wall_clock::WallClock;
 
 use crate::{
     config::{self, Config},
-    metrics::Lost,
+    metrics::TelemetryDropCounters,
 };
-use access::Access;
-use context::Context;
-use otlp::Traces;
+use access_log::AccessLogWriter;
+use otlp::TraceExporter;
+use trace_context::TraceContext;
 
 /// Where records go.
 #[derive(Default)]
 pub struct Telemetry {
-    traces: Option<Traces>,
-    access: Option<Access>,
+    traces: Option<TraceExporter>,
+    access: Option<AccessLogWriter>,
     /// Of requests without a decision of their own, the share that is traced.
     sample: f64,
 }
@@ -64,38 +64,44 @@ impl Telemetry {
     ///
     /// # Errors
     /// The access log's file cannot be opened, or the collector's address or certificates cannot be used.
-    pub fn start(config: &Config, lost: &Lost) -> Result<Arc<Self>, Error> {
-        let config::Telemetry { sample, .. } = config.telemetry;
-        let traces = Traces::start(&config.telemetry, lost)?;
-        let access = Access::start(&config.access_log, lost)?;
+    pub fn start(config: &Config, lost: &TelemetryDropCounters) -> Result<Arc<Self>, Error> {
+        let config::TelemetryConfig { sample, .. } = config.telemetry;
+        let traces = TraceExporter::start(&config.telemetry, lost)?;
+        let access = AccessLogWriter::start(&config.access_log, lost)?;
         Ok(Arc::new(Self { traces, access, sample }))
     }
 
     /// Begins to take notes of a request, if anybody wants them.
-    pub(crate) fn begin(self: &Arc<Self>, ids: &Ids, head: &request::Parts, seen: Seen) -> Option<Notes> {
+    pub(crate) fn start_recording(
+        self: &Arc<Self>,
+        ids: &TraceIdGenerator,
+        head: &request::Parts,
+        seen: RequestOrigin,
+    ) -> Option<RequestRecorder> {
         if self.traces.is_none() && self.access.is_none() {
             return None;
         }
-        let parent = Context::of(&head.headers);
+        let parent = TraceContext::from_headers(&head.headers);
         let own = self.traces.as_ref().map(|_| {
-            let mut own = parent.map_or_else(|| Context::root(ids, self.sample), |parent| parent.child(ids));
-            if seen.probe && parent.is_none() {
+            let mut own =
+                parent.map_or_else(|| TraceContext::root(ids, self.sample), |parent| parent.child(ids));
+            if seen.is_health_check && parent.is_none() {
                 own = own.unsampled();
             }
             own
         });
-        Some(Notes::new(Arc::clone(self), Instant::now(), seen, head, parent, own))
+        Some(RequestRecorder::new(Arc::clone(self), Instant::now(), seen, head, parent, own))
     }
 
-    fn finish(&self, record: Record) {
+    fn finish(&self, record: RequestRecord) {
         let record = Arc::new(record);
         if let Some(access) = &self.access {
-            access.tell(Arc::clone(&record));
+            access.enqueue(Arc::clone(&record));
         }
         if let Some(traces) = &self.traces
             && record.is_traced()
         {
-            traces.tell(record);
+            traces.enqueue(record);
         }
     }
 

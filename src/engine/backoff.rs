@@ -8,21 +8,21 @@
 use crate::{model::EngineId, units::Millis};
 
 /// The shortest pause that there is, but for none.
-pub const FIRST: Millis = Millis::secs(1);
-const CAP: u64 = 60_000;
+pub const MIN_DELAY: Millis = Millis::secs(1);
+const MAX_DELAY_MS: u64 = 60_000;
 
 /// The pause after the `failures`-th failure in a row (from 1).
 #[must_use]
-pub fn pause(engine: &EngineId, failures: u32) -> Millis {
+pub fn delay(engine: &EngineId, failures: u32) -> Millis {
     if failures <= 1 {
         return Millis::ZERO;
     }
-    let base = FIRST.0.saturating_mul(1 << (failures - 2).min(10)).min(CAP);
-    Millis(base + hash(engine, failures) % (base / 4))
+    let base = MIN_DELAY.0.saturating_mul(1 << (failures - 2).min(10)).min(MAX_DELAY_MS);
+    Millis(base + jitter_hash(engine, failures) % (base / 4))
 }
 
 /// FNV-1a: stable over builds and machines, unlike the standard library's hasher, so that journals replay.
-fn hash(engine: &EngineId, failures: u32) -> u64 {
+fn jitter_hash(engine: &EngineId, failures: u32) -> u64 {
     let bytes =
         engine.model.as_str().bytes().chain(engine.replica.to_le_bytes()).chain(failures.to_le_bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
@@ -35,10 +35,10 @@ mod tests {
     #[test]
     fn the_pause_grows_to_its_cap_and_never_overflows() {
         let engine = EngineId::new("m".into(), 0);
-        assert_eq!(pause(&engine, 1), Millis::ZERO);
-        let pauses: Vec<_> = (2..40).map(|n| pause(&engine, n).0).collect();
-        assert!(pauses[0] >= FIRST.0 && pauses[0] < FIRST.0 * 5 / 4);
-        assert!(pauses.iter().all(|&p| p < CAP * 5 / 4));
-        assert!(pauses[10..].iter().all(|&p| p >= CAP));
+        assert_eq!(delay(&engine, 1), Millis::ZERO);
+        let pauses: Vec<_> = (2..40).map(|n| delay(&engine, n).0).collect();
+        assert!(pauses[0] >= MIN_DELAY.0 && pauses[0] < MIN_DELAY.0 * 5 / 4);
+        assert!(pauses.iter().all(|&p| p < MAX_DELAY_MS * 5 / 4));
+        assert!(pauses[10..].iter().all(|&p| p >= MAX_DELAY_MS));
     }
 }

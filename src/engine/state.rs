@@ -5,15 +5,15 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    fault::Cause,
-    fleet::command::{Then, Why},
-    model::Level,
+    fault::FailureCause,
+    fleet::command::{AfterDrain, CloseReason},
+    model::SleepLevel,
     units::Tick,
 };
 
 /// Where an engine is in its life. What it holds and who uses it stands beside it, in [`super::Engine`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum State {
+pub enum LifecycleState {
     /// Nothing runs, nothing is held.
     Cold,
     /// The process or Pod is asked for.
@@ -24,38 +24,38 @@ pub enum State {
     Awake,
     /// The gate is closed; leases run out. `revoked`: they were told to end.
     Draining {
-        why: Why,
-        then: Then,
+        reason: CloseReason,
+        after_drain: AfterDrain,
         revoked: bool,
         drained: bool,
     },
     FallingAsleep {
-        level: Level,
+        level: SleepLevel,
     },
     Asleep {
-        level: Level,
+        level: SleepLevel,
     },
     /// Told to wake, or awake and its first exchange is still out.
     Waking {
-        level: Level,
+        level: SleepLevel,
     },
     /// Judged unusable: leases are revoked, and it is stopped once they are gone.
     Failing {
-        cause: Cause,
+        cause: FailureCause,
         drained: bool,
     },
     /// Told to end; its memory is its own until the process is seen gone.
     Stopping {
-        cause: Cause,
+        cause: FailureCause,
     },
     /// Gone by a failure, and not tried again before `until`.
     Backoff {
         until: Tick,
-        cause: Cause,
+        cause: FailureCause,
     },
 }
 
-impl State {
+impl LifecycleState {
     /// There may be a process.
     #[must_use]
     pub const fn has_process(&self) -> bool {
@@ -76,7 +76,7 @@ impl State {
 
     /// Its memory will shrink without any further decision.
     #[must_use]
-    pub const fn is_leaving(&self) -> bool {
+    pub const fn is_winding_down(&self) -> bool {
         matches!(
             self,
             Self::Draining { .. } | Self::FallingAsleep { .. } | Self::Failing { .. } | Self::Stopping { .. }
@@ -85,7 +85,7 @@ impl State {
 
     /// Whether `next` may follow. `Failing` and the end of the process may follow wherever there is one.
     #[must_use]
-    pub const fn may_become(&self, next: &Self) -> bool {
+    pub const fn can_transition_to(&self, next: &Self) -> bool {
         match (self, next) {
             (from, Self::Failing { .. } | Self::Stopping { .. } | Self::Backoff { .. })
                 if from.has_process() =>
@@ -108,7 +108,7 @@ impl State {
     }
 }
 
-impl fmt::Display for State {
+impl fmt::Display for LifecycleState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cold => f.write_str("Cold"),

@@ -1,43 +1,43 @@
-//! What the decisions order. A command returns nothing; its outcome is an [`super::event::Event`].
+//! What the decisions order. A command returns nothing; its outcome is an [`crate::fleet::event::Event`].
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::event::{OperationId, WaiterId};
 use crate::{
     fault::Fault,
-    model::{AcceleratorId, EngineId, Level},
+    fleet::event::{OperationId, WaiterId},
+    model::{AcceleratorId, EngineId, SleepLevel},
     units::{Bytes, Generation, Millis},
 };
 
 /// Why an engine's gate closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Why {
+pub enum CloseReason {
     /// Nobody used it; a new request cancels this one.
     Idle,
     /// Another model's turn.
     Turn,
     /// An operator's order.
-    Order,
+    Operator,
     /// The configuration no longer has it, or has it otherwise.
     Outdated,
     /// It is hung, failed or gone.
     Fault,
     /// It was told to sleep and says that it is awake; a new request cancels this one too.
-    StaysAwake,
+    SleepDenied,
     Shutdown,
     /// The gateway that leads says that it is not awake.
-    Published,
+    PublishedNotAwake,
 }
 
 /// What follows once the gate is drained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Then {
+pub enum AfterDrain {
     /// At this level; `None`: as its policy says.
-    Sleep(Option<Level>),
+    Sleep(Option<SleepLevel>),
     Stop,
 }
 
@@ -76,13 +76,13 @@ pub enum Command {
     Sleep {
         engine: EngineId,
         generation: Generation,
-        level: Level,
+        level: SleepLevel,
     },
     /// Outcome: `Ready` or `WakeFailed`.
     Wake {
         engine: EngineId,
         generation: Generation,
-        level: Level,
+        level: SleepLevel,
     },
     /// End the process or Pod: politely, and after `grace` not. Outcome: `Gone`.
     Stop {
@@ -90,16 +90,16 @@ pub enum Command {
         generation: Generation,
         grace: Millis,
         /// The engine that is to have the memory of this one, which slept or was not there yet.
-        to: Option<EngineId>,
+        successor: Option<EngineId>,
     },
     /// The stub in front of the engine lets nobody in: neither does the driver until it does, and the platform watches for
-    /// that. Leases that are out stay out. Outcome: `Ungated`.
-    Hold {
+    /// that. Leases that are out stay out. Outcome: `StubGateOpened`.
+    AwaitStub {
         engine: EngineId,
         generation: Generation,
     },
-    /// Read the meter once, after this pause. Outcome: `Memory`.
-    Meter {
+    /// Read the meter once, after this pause. Outcome: `MeterRead`.
+    ReadMeter {
         accelerator: AcceleratorId,
         after: Millis,
     },
@@ -115,13 +115,13 @@ pub enum Command {
     CloseGate {
         engine: EngineId,
         generation: Generation,
-        why: Why,
-        then: Then,
+        reason: CloseReason,
+        after_drain: AfterDrain,
         /// The engine that is to have the memory, when a turn ends for it.
-        to: Option<EngineId>,
+        successor: Option<EngineId>,
     },
     /// End every exchange on this engine with this fault. Outcome: `Drained`.
-    Revoke {
+    RevokeLeases {
         engine: EngineId,
         generation: Generation,
         fault: Fault,
@@ -138,7 +138,7 @@ pub enum Command {
         fault: Fault,
     },
     /// The operator's order is done, or why it is not.
-    Finish {
+    FinishOperation {
         operation: OperationId,
         outcome: Result<(), String>,
     },
@@ -149,15 +149,15 @@ impl fmt::Display for Command {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Reserve { engine, accelerators, bytes, host, .. } => {
-                write!(f, "reserve {bytes} on {} for {engine}", names(accelerators))?;
-                and_host(f, *host)
+                write!(f, "reserve {bytes} on {} for {engine}", accelerator_list(accelerators))?;
+                write_host_bytes(f, *host)
             }
             Self::Shrink { engine, bytes, host, .. } => {
                 write!(f, "shrink the reservation of {engine} to {bytes}")?;
-                and_host(f, *host)
+                write_host_bytes(f, *host)
             }
             Self::Launch { engine, accelerators, bytes, .. } => {
-                write!(f, "launch {engine} on {} with {bytes}", names(accelerators))
+                write!(f, "launch {engine} on {} with {bytes}", accelerator_list(accelerators))
             }
             Self::Probe { engine, .. } => write!(f, "probe {engine}"),
             Self::Sleep { engine, level, .. } => {
@@ -165,23 +165,23 @@ impl fmt::Display for Command {
             }
             Self::Wake { engine, level, .. } => write!(f, "wake {engine} from level {}", level.number()),
             Self::Stop { engine, grace, .. } => write!(f, "stop {engine}, by force after {grace}"),
-            Self::Hold { engine, .. } => write!(f, "let nobody in to {engine} until its stub does"),
-            Self::Meter { accelerator, after } if after.0 == 0 => {
+            Self::AwaitStub { engine, .. } => write!(f, "let nobody in to {engine} until its stub does"),
+            Self::ReadMeter { accelerator, after } if after.0 == 0 => {
                 write!(f, "read the meter of {accelerator}")
             }
-            Self::Meter { accelerator, after } => write!(f, "read the meter of {accelerator} in {after}"),
+            Self::ReadMeter { accelerator, after } => write!(f, "read the meter of {accelerator} in {after}"),
             Self::OpenGate { engine, public, .. } => {
                 let to = if *public { "to all" } else { "to waiters" };
                 write!(f, "open the gate of {engine} {to}")
             }
             Self::CloseGate { engine, .. } => write!(f, "close the gate of {engine}"),
-            Self::Revoke { engine, fault, .. } => write!(f, "revoke the leases of {engine}: {fault}"),
+            Self::RevokeLeases { engine, fault, .. } => write!(f, "revoke the leases of {engine}: {fault}"),
             Self::Grant { waiter, engine, canary, .. } => {
                 let first = if *canary { " as its first" } else { "" };
                 write!(f, "grant waiter {} a lease on {engine}{first}", waiter.0)
             }
             Self::Refuse { waiter, fault } => write!(f, "refuse waiter {}: {fault}", waiter.0),
-            Self::Finish { operation, outcome } => match outcome {
+            Self::FinishOperation { operation, outcome } => match outcome {
                 Ok(()) => write!(f, "order {} is done", operation.0),
                 Err(why) => write!(f, "order {} failed: {why}", operation.0),
             },
@@ -189,12 +189,12 @@ impl fmt::Display for Command {
     }
 }
 
-fn names(accelerators: &[AcceleratorId]) -> String {
+fn accelerator_list(accelerators: &[AcceleratorId]) -> String {
     let names: Vec<_> = accelerators.iter().map(AcceleratorId::as_str).collect();
     names.join(" and ")
 }
 
-fn and_host(f: &mut fmt::Formatter<'_>, host: Bytes) -> fmt::Result {
+fn write_host_bytes(f: &mut fmt::Formatter<'_>, host: Bytes) -> fmt::Result {
     if host == Bytes::ZERO {
         return Ok(());
     }

@@ -3,22 +3,28 @@
 //! Runs in every gateway over its own waiters. It knows of engines only what the plan tells: which are awake, which
 //! want a canary, and for every model a verdict on those who wait in vain.
 
+pub(in crate::fleet) mod assignment;
+pub(in crate::fleet) mod fairness;
+pub(in crate::fleet) mod queue;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
-use super::{
-    command::Command,
-    event::{Event, Waiter, WaiterId},
-    plan::{Demand, Draft, Verdicts},
-    queue::Queue,
-    seats::{Seated, Seats},
-    share::Shares,
-};
 use crate::{
-    engine::Door,
-    fault::{Fault, Wait},
+    engine::Admission,
+    fault::{Fault, WaitDetails},
+    fleet::{
+        command::Command,
+        dispatch::{
+            assignment::{AssignedWaiter, WaiterAssigner},
+            fairness::FairnessCounters,
+            queue::ModelQueue,
+        },
+        event::{Event, Waiter, WaiterId},
+        plan::{PlanBuilder, QueueDemand, WaiterVerdicts},
+    },
     model::ModelName,
     units::Tick,
 };
@@ -27,60 +33,60 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub struct Dispatch {
     waiters: Arc<BTreeMap<WaiterId, Arc<Waiter>>>,
-    queues: BTreeMap<ModelName, Arc<Queue>>,
+    queues: BTreeMap<ModelName, Arc<ModelQueue>>,
     /// Of how many waiters each client is known to be.
     clients: Arc<BTreeMap<u64, u32>>,
 }
 
 impl Dispatch {
-    pub(super) fn arrived(&mut self, waiter: Waiter) {
+    pub(in crate::fleet) fn add_waiter(&mut self, waiter: Waiter) {
         let waiter = Arc::new(waiter);
         *Arc::make_mut(&mut self.clients).entry(waiter.client).or_default() += 1;
-        self.queue(&waiter.model).arrived(Arc::clone(&waiter));
+        self.queue_mut(&waiter.model).add_waiter(Arc::clone(&waiter));
         Arc::make_mut(&mut self.waiters).insert(waiter.id, waiter);
     }
 
     /// The model whose queue it has left.
-    pub(super) fn left(&mut self, id: WaiterId) -> Option<ModelName> {
-        let waiter = self.take(id)?;
-        self.queue(&waiter.model).left(&waiter);
+    pub(in crate::fleet) fn remove_waiter(&mut self, id: WaiterId) -> Option<ModelName> {
+        let waiter = self.take_waiter(id)?;
+        self.queue_mut(&waiter.model).remove_waiter(&waiter);
         Some(waiter.model.clone())
     }
 
-    pub(super) fn granted(&mut self, id: WaiterId, canary: bool) {
-        if let Some(waiter) = self.take(id) {
-            self.queue(&waiter.model).granted(&waiter, canary);
+    pub(in crate::fleet) fn record_grant(&mut self, id: WaiterId, canary: bool) {
+        if let Some(waiter) = self.take_waiter(id) {
+            self.queue_mut(&waiter.model).record_grant(&waiter, canary);
         }
     }
 
     /// `leases`: on all engines of the model.
-    pub(super) fn served(&mut self, model: &ModelName, key: &str, tokens: u64, leases: u32) {
+    pub(in crate::fleet) fn record_served(&mut self, model: &ModelName, key: &str, tokens: u64, leases: u32) {
         if self.queues.contains_key(model) {
-            self.queue(model).served(key, tokens, leases);
+            self.queue_mut(model).record_served(key, tokens, leases);
         }
     }
 
     /// So many leases are held on all engines of the model. Told whether or not its requests have keys: what is kept of
     /// grants must not grow where nothing is ever said to be served.
-    pub(super) fn leased(&mut self, model: &ModelName, leases: u32) {
+    pub(in crate::fleet) fn limit_in_flight(&mut self, model: &ModelName, leases: u32) {
         // Looked at first: a change copies what others still read.
-        if self.queues.get(model).is_some_and(|queue| queue.exceeds(leases)) {
-            self.queue(model).limit(leases);
+        if self.queues.get(model).is_some_and(|queue| queue.exceeds_in_flight(leases)) {
+            self.queue_mut(model).limit_in_flight(leases);
         }
     }
 
     /// No lease is left on any of its engines. When nobody waits either, nothing is owed.
-    pub(super) fn rested(&mut self, model: &ModelName) {
+    pub(in crate::fleet) fn drop_queue_if_empty(&mut self, model: &ModelName) {
         if self.waiting(model) == 0 {
             self.queues.remove(model);
         }
     }
 
-    pub(super) fn set_shares(&mut self, model: &ModelName, band: i32, shares: &Shares) {
-        self.queue(model).set_shares(band, shares);
+    pub(in crate::fleet) fn set_counters(&mut self, model: &ModelName, band: i32, shares: &FairnessCounters) {
+        self.queue_mut(model).set_counters(band, shares);
     }
 
-    fn take(&mut self, id: WaiterId) -> Option<Arc<Waiter>> {
+    fn take_waiter(&mut self, id: WaiterId) -> Option<Arc<Waiter>> {
         // To be told of one that is not there must not cost a copy of all.
         let waiter =
             self.waiters.contains_key(&id).then(|| Arc::make_mut(&mut self.waiters).remove(&id))??;
@@ -95,29 +101,29 @@ impl Dispatch {
     }
 
     /// Everybody who waits, with how often.
-    pub(super) fn clients(&self) -> &BTreeMap<u64, u32> {
+    pub(in crate::fleet) fn clients(&self) -> &BTreeMap<u64, u32> {
         &self.clients
     }
 
-    fn queue(&mut self, model: &ModelName) -> &mut Queue {
+    fn queue_mut(&mut self, model: &ModelName) -> &mut ModelQueue {
         Arc::make_mut(self.queues.entry(model.clone()).or_default())
     }
 
     /// The waiters come first: each would enter its key as one that comes now.
-    pub(super) fn snapshot(&self) -> impl Iterator<Item = Event> + '_ {
+    pub(in crate::fleet) fn snapshot(&self) -> impl Iterator<Item = Event> + '_ {
         let waiters = self.waiters.values().map(|w| Event::Arrived { waiter: Waiter::clone(w) });
         let shares = self.queues.iter().flat_map(|(model, queue)| {
-            queue.all_shares().map(|(band, shares)| Event::Shares {
+            queue.counters().map(|(band, shares)| Event::FairnessRestored {
                 model: model.clone(),
                 band,
-                shares: shares.clone(),
+                counters: shares.clone(),
             })
         });
         waiters.chain(shares)
     }
 
     /// Models that somebody waits for.
-    pub(super) fn queued(&self) -> impl Iterator<Item = &ModelName> {
+    pub(in crate::fleet) fn queued_models(&self) -> impl Iterator<Item = &ModelName> {
         self.queues.iter().filter(|(_, queue)| !queue.is_empty()).map(|(model, _)| model)
     }
 
@@ -126,39 +132,44 @@ impl Dispatch {
         self.queues.get(model).map_or(0, |queue| queue.len())
     }
 
-    pub(super) fn is_counted(&self, model: &ModelName, key: &str) -> bool {
+    pub(in crate::fleet) fn tracks_key(&self, model: &ModelName, key: &str) -> bool {
         let queue = self.queues.get(model);
-        queue.is_some_and(|queue| queue.shares().any(|(_, shares)| shares.has(key)))
+        queue.is_some_and(|queue| queue.keyed_counters().any(|(_, shares)| shares.contains(key)))
     }
 
-    pub(super) fn counted(&self) -> impl Iterator<Item = (&ModelName, &str)> {
+    pub(in crate::fleet) fn tracked_keys(&self) -> impl Iterator<Item = (&ModelName, &str)> {
         let queued = self.queues.iter().filter(|(_, queue)| !queue.is_empty());
         queued.flat_map(|(model, queue)| {
-            queue.shares().flat_map(move |(_, shares)| shares.keys().map(move |key| (model, key)))
+            queue.keyed_counters().flat_map(move |(_, shares)| shares.keys().map(move |key| (model, key)))
         })
     }
 
     /// What the plan needs to know of the queues; in a cluster this is what a gateway publishes.
     #[must_use]
-    pub fn demand(&self) -> BTreeMap<ModelName, Demand> {
+    pub fn demand(&self) -> BTreeMap<ModelName, QueueDemand> {
         let queued = self.queues.iter().filter(|(_, queue)| !queue.is_empty());
         queued.map(|(model, queue)| (model.clone(), queue.demand())).collect()
     }
 
     /// For each model, the first deadline after this moment.
-    pub(super) fn deadlines_after(&self, moment: Tick) -> impl Iterator<Item = Tick> + '_ {
+    pub(in crate::fleet) fn deadlines_after(&self, moment: Tick) -> impl Iterator<Item = Tick> + '_ {
         self.queues.values().filter_map(move |queue| queue.deadline_after(moment))
     }
 
     /// Grants and refusals; canaries and probes go through the draft, since they change engines.
-    pub(super) fn decide(&self, draft: &mut Draft<'_>, verdicts: &Verdicts, now: Tick) -> Vec<Command> {
+    pub(in crate::fleet) fn decide(
+        &self,
+        draft: &mut PlanBuilder<'_>,
+        verdicts: &WaiterVerdicts,
+        now: Tick,
+    ) -> Vec<Command> {
         let mut out = Vec::new();
         for (model, queue) in self.queues.iter().filter(|(_, queue)| !queue.is_empty()) {
-            let seats = Seats::of(draft, model);
-            if seats.are_taken() {
+            let seats = WaiterAssigner::for_model(draft, model);
+            if seats.is_full() {
                 continue;
             }
-            for seated in seats.fill(queue.in_turn()) {
+            for seated in seats.assign(queue.in_fair_order()) {
                 grant(&seated, draft, &mut out);
             }
         }
@@ -167,15 +178,15 @@ impl Dispatch {
             _ => None,
         });
         let granted: BTreeSet<WaiterId> = granted.collect();
-        let crowds = self.crowds(granted.clone(), draft);
+        let crowds = self.overflow(granted.clone(), draft);
         for (model, queue) in &self.queues {
-            let crowded = !crowds.is_empty() && queue.ids().any(|id| crowds.holds(id));
-            if verdicts.refuses(model) || queue.is_late(now) || crowded {
-                let left = queue.in_turn().filter(|waiter| !granted.contains(&waiter.id));
+            let crowded = !crowds.is_empty() && queue.waiter_ids().any(|id| crowds.contains(id));
+            if verdicts.refuses(model) || queue.has_expired_waiter(now) || crowded {
+                let left = queue.in_fair_order().filter(|waiter| !granted.contains(&waiter.id));
                 refuse(model, left, &crowds, verdicts, now, &mut out);
             }
         }
-        for engine in draft.unproven() {
+        for engine in draft.engines_awaiting_probe() {
             draft.probe(&engine);
         }
         out
@@ -183,46 +194,49 @@ impl Dispatch {
 
     /// Those who leave: first those a model has no room for, of whoever waits for it alone, then those whom there is no
     /// room for among all the rest.
-    fn crowds(&self, mut gone: BTreeSet<WaiterId>, draft: &Draft<'_>) -> Crowds {
+    fn overflow(&self, mut gone: BTreeSet<WaiterId>, draft: &PlanBuilder<'_>) -> QueueOverflow {
         let mut own = BTreeSet::new();
         for (model, queue) in self.queues.iter().filter(|(_, queue)| !queue.is_empty()) {
             // Looked at first: those who stay are hardly ever so many.
             if let Some(most) = draft.max_waiting_for(model).filter(|most| queue.len() > *most) {
-                let staying: Vec<&Waiter> = queue.in_turn().filter(|w| !gone.contains(&w.id)).collect();
-                own.extend(crowd(&staying, most));
+                let staying: Vec<&Waiter> = queue.in_fair_order().filter(|w| !gone.contains(&w.id)).collect();
+                own.extend(overflowing_waiters(&staying, most));
             }
         }
         gone.extend(&own);
         let most = draft.max_waiting();
         if self.waiters.len() - gone.len() <= most {
-            return Crowds { own, all: BTreeSet::new() };
+            return QueueOverflow { beyond_model_limit: own, beyond_total_limit: BTreeSet::new() };
         }
         let staying = self.waiters.values().map(|w| &**w).filter(|w| !gone.contains(&w.id));
-        Crowds { own, all: crowd(&staying.collect::<Vec<_>>(), most) }
+        QueueOverflow {
+            beyond_model_limit: own,
+            beyond_total_limit: overflowing_waiters(&staying.collect::<Vec<_>>(), most),
+        }
     }
 }
 
 /// Those whom there is no room for.
-struct Crowds {
+struct QueueOverflow {
     /// By what their own model says.
-    own: BTreeSet<WaiterId>,
+    beyond_model_limit: BTreeSet<WaiterId>,
     /// By what holds for all models together.
-    all: BTreeSet<WaiterId>,
+    beyond_total_limit: BTreeSet<WaiterId>,
 }
 
-impl Crowds {
+impl QueueOverflow {
     fn is_empty(&self) -> bool {
-        self.own.is_empty() && self.all.is_empty()
+        self.beyond_model_limit.is_empty() && self.beyond_total_limit.is_empty()
     }
 
-    fn holds(&self, id: WaiterId) -> bool {
-        self.own.contains(&id) || self.all.contains(&id)
+    fn contains(&self, id: WaiterId) -> bool {
+        self.beyond_model_limit.contains(&id) || self.beyond_total_limit.contains(&id)
     }
 }
 
 /// Those of them who are too many, beyond so many: of the key that has most of them the newest, and so on. Else one key
 /// that fills the queue would keep everybody else out of it.
-fn crowd(waiters: &[&Waiter], most: usize) -> BTreeSet<WaiterId> {
+fn overflowing_waiters(waiters: &[&Waiter], most: usize) -> BTreeSet<WaiterId> {
     let crowd = waiters.len().saturating_sub(most);
     if crowd == 0 {
         return BTreeSet::new();
@@ -238,10 +252,10 @@ fn crowd(waiters: &[&Waiter], most: usize) -> BTreeSet<WaiterId> {
 }
 
 /// An engine that must prove itself is opened for the one who does it with.
-fn grant(seated: &Seated<'_>, draft: &mut Draft<'_>, out: &mut Vec<Command>) {
-    let Seated { waiter, engine, canary } = seated;
+fn grant(seated: &AssignedWaiter<'_>, draft: &mut PlanBuilder<'_>, out: &mut Vec<Command>) {
+    let AssignedWaiter { waiter, engine, canary } = seated;
     let (generation, canary) = (draft.generation(engine), *canary);
-    if canary && matches!(draft.door(engine), Door::Closed | Door::Held) {
+    if canary && matches!(draft.admission(engine), Admission::Closed | Admission::AwaitingStub) {
         draft.emit(Command::OpenGate { engine: engine.clone(), generation, public: false });
     }
     let grant = Command::Grant { waiter: waiter.id, engine: engine.clone(), generation, canary };
@@ -253,27 +267,27 @@ fn grant(seated: &Seated<'_>, draft: &mut Draft<'_>, out: &mut Vec<Command>) {
 fn refuse<'w>(
     model: &ModelName,
     queue: impl Iterator<Item = &'w Waiter>,
-    crowds: &Crowds,
-    verdicts: &Verdicts,
+    crowds: &QueueOverflow,
+    verdicts: &WaiterVerdicts,
     now: Tick,
     out: &mut Vec<Command>,
 ) {
     let all = verdicts.refuses(model);
     for (index, waiter) in queue.enumerate() {
-        let (late, crowded) = (waiter.deadline <= now, crowds.holds(waiter.id));
+        let (late, crowded) = (waiter.deadline <= now, crowds.contains(waiter.id));
         if !(all || late || crowded) {
             continue;
         }
-        let wait = Wait {
+        let wait = WaitDetails {
             waited: now.since(waiter.arrived),
             position: u32::try_from(index + 1).unwrap_or(u32::MAX),
-            over: late.then(|| verdicts.patience(waiter)),
-            ..verdicts.wait(model)
+            expired_limit: late.then(|| verdicts.wait_limit(waiter)),
+            ..verdicts.wait_details(model)
         };
         let fault = match verdicts.refusal(model, &wait) {
             Some(fault) => fault,
-            None if late => verdicts.late(model, wait),
-            None if crowds.own.contains(&waiter.id) => {
+            None if late => verdicts.deadline_fault(model, wait),
+            None if crowds.beyond_model_limit.contains(&waiter.id) => {
                 let message = format!("too many requests wait for '{model}' (its own queue.maxWaiting)");
                 Fault::QueueFull { message, wait }
             }
@@ -300,14 +314,17 @@ mod tests {
             deadline: Tick(1000),
             stream: true,
             client: 0,
-            only: None,
+            required_engine: None,
         }
     }
 
     #[test]
     fn who_waits_longest_is_not_the_crowd_however_late_its_number() {
         let waiters = [waiter(1, 10), waiter(2, 20), waiter(3, 5)];
-        assert_eq!(crowd(&waiters.iter().collect::<Vec<_>>(), 2), BTreeSet::from([WaiterId(2)]));
+        assert_eq!(
+            overflowing_waiters(&waiters.iter().collect::<Vec<_>>(), 2),
+            BTreeSet::from([WaiterId(2)])
+        );
     }
 
     #[test]

@@ -1,15 +1,15 @@
 //! What the decisions are told. Every observation and every outcome of a command is one of these, on one channel and
-//! in the journal, so that a journal is the whole input of a [`super::Fleet`].
+//! in the journal, so that a journal is the whole input of a [`crate::fleet::Fleet`].
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-pub use super::{plan::Planner, share::Shares};
+pub use crate::fleet::{dispatch::fairness::FairnessCounters, plan::Planner};
 use crate::{
-    engine::{Engine, clients::Clients, past::Symptoms, state::State},
-    fault::Cause,
-    model::{AcceleratorId, Configuration, EngineId, Level, ModelName},
+    engine::{Engine, last_outcome::EngineDiagnostics, state::LifecycleState, turn_clients::TurnClients},
+    fault::FailureCause,
+    model::{AcceleratorId, EngineId, FleetConfig, ModelName, SleepLevel},
     units::{Bytes, Generation, Millis, Tick},
 };
 
@@ -43,7 +43,7 @@ pub struct Waiter {
     pub stream: bool,
     /// Nobody but this life of an engine has what it goes on from; it means nothing once that life no longer serves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub only: Option<(EngineId, Generation)>,
+    pub required_engine: Option<(EngineId, Generation)>,
 }
 
 /// An observation or an outcome. Those with a `generation` are ignored when the engine has moved on.
@@ -52,12 +52,12 @@ pub struct Waiter {
 pub enum Event {
     /// Loaded or reloaded; models and accelerators that are absent are on their way out.
     Configured {
-        configuration: Box<Configuration>,
+        configuration: Box<FleetConfig>,
     },
     /// What an earlier life learned of a model.
-    Recalled {
+    MeasurementsRestored {
         model: ModelName,
-        learned: Learned,
+        learned: LearnedMeasurements,
     },
     /// Everything that already ran has been reported: scheduling may begin.
     AdoptionDone,
@@ -72,31 +72,31 @@ pub enum Event {
     },
     /// Sampled from the gate: leases held, when the last one ended, when the last response byte passed, who has held one
     /// since the gate was last closed, and how long nobody had before its latest use.
-    Used {
+    GateSampled {
         engine: EngineId,
         generation: Generation,
         leases: u32,
-        last_end: Tick,
+        last_lease_end: Tick,
         last_byte: Tick,
-        #[serde(default, skip_serializing_if = "Clients::is_empty")]
-        clients: Clients,
+        #[serde(default, skip_serializing_if = "TurnClients::is_empty")]
+        clients: TurnClients,
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        pause: Option<Millis>,
+        idle_gap: Option<Millis>,
     },
     /// The data path's opinion of an engine changed. `until`: requests to it fail, so no waiter is to be sent there before
     /// this moment, and then one; `None`: it is like any other.
-    LeftOut {
+    EjectionChanged {
         engine: EngineId,
         generation: Generation,
         until: Option<Tick>,
     },
     /// The stub in front of the engine lets nobody in, as it answered a request or a probe; no engine has seen that one.
-    Gated {
+    StubGateClosed {
         engine: EngineId,
         generation: Generation,
     },
     /// It lets requests in again.
-    Ungated {
+    StubGateOpened {
         engine: EngineId,
         generation: Generation,
     },
@@ -107,37 +107,37 @@ pub enum Event {
         tokens: u64,
     },
     /// What keys were served before a journal began, and are charged for: only in a snapshot.
-    Shares {
+    FairnessRestored {
         model: ModelName,
         band: i32,
-        shares: Shares,
+        counters: FairnessCounters,
     },
     /// Everything that was known of models, engines and memory before a journal began: only in a snapshot.
-    Resumed {
+    StateRestored {
         state: Box<Planner>,
     },
     /// Another gateway of the cluster says what it has of every model: this replaces what it said before. `None`: that
     /// gateway is gone. What this gateway has itself is never told so.
-    Elsewhere {
+    RemoteDemand {
         gateway: String,
-        demand: Option<BTreeMap<ModelName, Elsewhere>>,
+        demand: Option<BTreeMap<ModelName, GatewayDemand>>,
     },
     /// Whether this gateway leads, in a cluster; one that is never told does. Who comes to lead is then told what is
     /// found running, as `Adopted`, and that this is all, as `AdoptionDone`.
-    Led {
+    LeadershipChanged {
         leads: bool,
     },
     /// Whether the cluster's API answers this gateway; one that is never told takes it to.
-    Cluster {
+    ApiServerChanged {
         answers: bool,
     },
     /// Whether there are other gateways, as far as can be seen; one that is never told takes it that there are.
-    Gateways {
-        others: bool,
+    PeersChanged {
+        exist: bool,
     },
     /// Lives of engines that begin from here on are later ones than this. A new leader has not heard of all that there were
     /// before it, and others have.
-    LivesFrom {
+    GenerationFloor {
         generation: Generation,
     },
     /// What the gateway that leads says of an engine; `None`: it has no process. States in between may be left out. To be
@@ -145,7 +145,7 @@ pub enum Event {
     Published {
         engine: EngineId,
         generation: Generation,
-        published: Option<Published>,
+        published: Option<PublishedEngine>,
     },
     /// The gate is closed and no lease is left.
     Drained {
@@ -156,7 +156,7 @@ pub enum Event {
     Canary {
         engine: EngineId,
         generation: Generation,
-        verdict: Verdict,
+        verdict: CanaryVerdict,
     },
 
     // Outcomes of commands
@@ -191,37 +191,37 @@ pub enum Event {
     Slept {
         engine: EngineId,
         generation: Generation,
-        level: Level,
+        level: SleepLevel,
     },
     SleepFailed {
         engine: EngineId,
         generation: Generation,
-        cause: Cause,
+        cause: FailureCause,
     },
     WakeFailed {
         engine: EngineId,
         generation: Generation,
-        cause: Cause,
+        cause: FailureCause,
     },
     /// A start that cannot succeed, though the process may still be there.
     StartFailed {
         engine: EngineId,
         generation: Generation,
-        cause: Cause,
+        cause: FailureCause,
     },
     /// The process or Pod is seen gone, by order or by itself.
     Gone {
         engine: EngineId,
         generation: Generation,
-        cause: Cause,
+        cause: FailureCause,
     },
 
     // Observations
     /// What an engine itself shows of why it does not serve: told before `Gone` and `StartFailed` where it is known by then.
-    Shows {
+    Diagnostics {
         engine: EngineId,
         generation: Generation,
-        symptoms: Symptoms,
+        diagnostics: EngineDiagnostics,
     },
     /// A health probe of an awake engine. `progressed`: its own token counters moved since the last one.
     Health {
@@ -231,14 +231,14 @@ pub enum Event {
         progressed: bool,
     },
     /// A meter reading: bytes in use on the accelerator, and by which engine where that can be told.
-    Memory {
+    MeterRead {
         accelerator: AcceleratorId,
         used: Bytes,
         by_engine: Option<BTreeMap<EngineId, Bytes>>,
     },
     /// What was in use on one accelerator of this engine, where nobody else is: the most of them. Of an engine of a pool,
     /// whose accelerators the decisions do not know.
-    Observed {
+    UsageObserved {
         engine: EngineId,
         generation: Generation,
         used: Bytes,
@@ -246,21 +246,21 @@ pub enum Event {
     AcceleratorLost {
         accelerator: AcceleratorId,
     },
-    AcceleratorBack {
+    AcceleratorRecovered {
         accelerator: AcceleratorId,
     },
     /// An engine that already ran when this gateway started.
     Adopted {
         engine: EngineId,
         generation: Generation,
-        found: Found,
+        found: AdoptedEngine,
     },
 
     // People
-    Operator {
+    OperatorRequest {
         operation: OperationId,
         model: ModelName,
-        order: Order,
+        action: OperatorAction,
     },
     /// No more waking; every waiter is refused, engines are stopped when `engines` says so.
     Shutdown {
@@ -270,24 +270,24 @@ pub enum Event {
 
 /// What a gateway found of an engine when it started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Found {
+pub struct AdoptedEngine {
     pub address: SocketAddr,
     pub accelerators: Vec<AcceleratorId>,
     /// Told to sleep at this level; `None`: awake, or still starting when `ready` is false.
-    pub asleep: Option<Level>,
+    pub asleep: Option<SleepLevel>,
     /// It serves, or sleeps, for certain. One that was told to sleep, and of which nobody knows whether it does, is being asked.
     pub ready: bool,
     /// Which template it was started from.
     pub fingerprint: u64,
     /// When its last lease ended, as recorded by the gateway before.
-    pub last_end: Tick,
+    pub last_lease_end: Tick,
     pub started: Tick,
 }
 
 /// What one gateway has of one model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Elsewhere {
+pub struct GatewayDemand {
     /// Requests that wait there.
     pub waiting: u32,
     /// Requests at an engine.
@@ -299,8 +299,8 @@ pub struct Elsewhere {
 /// An engine, as the gateway that leads publishes it to the others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Published {
-    pub state: PublishedState,
+pub struct PublishedEngine {
+    pub state: PublishedEngineState,
     /// Where it answers, once that is known.
     pub address: Option<SocketAddr>,
     /// Which template it was started from.
@@ -310,18 +310,18 @@ pub struct Published {
     pub since: Tick,
     /// Of one that is left alone after a failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub failure: Option<Failure>,
+    pub failure: Option<PublishedFailure>,
 }
 
 /// Why an engine is left alone: what those who wait for it are told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Failure {
-    pub cause: Cause,
+pub struct PublishedFailure {
+    pub cause: FailureCause,
     /// Failures in a row.
     pub failures: u32,
     /// Those of them since it last proved that it serves.
-    pub fruitless: u32,
+    pub failures_since_serving: u32,
     /// When it is tried again, in wall time.
     pub until: Tick,
 }
@@ -329,35 +329,35 @@ pub struct Failure {
 /// What others need to know of an engine's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum PublishedState {
+pub enum PublishedEngineState {
     Launching,
     Loading,
     Awake,
     Draining,
     FallingAsleep,
-    Asleep(Level),
+    Asleep(SleepLevel),
     Waking,
     Failing,
     Stopping,
     Backoff,
 }
 
-impl Published {
+impl PublishedEngine {
     /// What the leader publishes of an engine; `None` of one without a process that never failed.
     #[must_use]
     pub fn of(engine: &Engine) -> Option<Self> {
         let state = match &engine.state {
-            State::Cold => return None,
-            State::Launching => PublishedState::Launching,
-            State::Loading => PublishedState::Loading,
-            State::Awake => PublishedState::Awake,
-            State::Draining { .. } => PublishedState::Draining,
-            State::FallingAsleep { .. } => PublishedState::FallingAsleep,
-            State::Asleep { level } => PublishedState::Asleep(*level),
-            State::Waking { .. } => PublishedState::Waking,
-            State::Failing { .. } => PublishedState::Failing,
-            State::Stopping { .. } => PublishedState::Stopping,
-            State::Backoff { .. } => PublishedState::Backoff,
+            LifecycleState::Cold => return None,
+            LifecycleState::Launching => PublishedEngineState::Launching,
+            LifecycleState::Loading => PublishedEngineState::Loading,
+            LifecycleState::Awake => PublishedEngineState::Awake,
+            LifecycleState::Draining { .. } => PublishedEngineState::Draining,
+            LifecycleState::FallingAsleep { .. } => PublishedEngineState::FallingAsleep,
+            LifecycleState::Asleep { level } => PublishedEngineState::Asleep(*level),
+            LifecycleState::Waking { .. } => PublishedEngineState::Waking,
+            LifecycleState::Failing { .. } => PublishedEngineState::Failing,
+            LifecycleState::Stopping { .. } => PublishedEngineState::Stopping,
+            LifecycleState::Backoff { .. } => PublishedEngineState::Backoff,
         };
         Some(Self {
             state,
@@ -365,36 +365,36 @@ impl Published {
             fingerprint: engine.fingerprint,
             accelerators: engine.accelerators.clone(),
             since: engine.since,
-            failure: Failure::of(engine),
+            failure: PublishedFailure::of(engine),
         })
     }
 }
 
-impl Failure {
+impl PublishedFailure {
     /// `None` of an engine that is not left alone.
     #[must_use]
     pub fn of(engine: &Engine) -> Option<Self> {
-        let State::Backoff { until, cause } = &engine.state else { return None };
-        let (failures, fruitless) = (engine.failures, engine.fruitless);
-        Some(Self { cause: cause.clone(), failures, fruitless, until: *until })
+        let LifecycleState::Backoff { until, cause } = &engine.state else { return None };
+        let (failures, fruitless) = (engine.failures, engine.failures_since_serving);
+        Some(Self { cause: cause.clone(), failures, failures_since_serving: fruitless, until: *until })
     }
 }
 
 /// A canary's outcome. Any status below 500 passes; a client that leaves proves nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Verdict {
+pub enum CanaryVerdict {
     Passed,
-    Failed(Cause),
+    Failed(FailureCause),
     Inconclusive,
 }
 
 /// What an operator may order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Order {
+pub enum OperatorAction {
     Wake,
-    Sleep { level: Option<Level> },
+    Sleep { level: Option<SleepLevel> },
     Stop,
     Pin,
     Unpin,
@@ -402,7 +402,7 @@ pub enum Order {
 
 /// Learned from earlier lives, given back at the start so that estimates need not be learned again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Learned {
+pub struct LearnedMeasurements {
     pub peak: Option<Bytes>,
     pub residue: Option<Bytes>,
     pub start: Option<Millis>,
@@ -424,38 +424,41 @@ impl fmt::Display for Event {
                 let (models, gpus) = (configuration.models.len(), configuration.accelerators.len());
                 write!(f, "configured: {models} model{}, {gpus} accelerator{}", plural(models), plural(gpus))
             }
-            Self::Recalled { model, .. } => write!(f, "what an earlier life learned of {model}"),
+            Self::MeasurementsRestored { model, .. } => write!(f, "what an earlier life learned of {model}"),
             Self::AdoptionDone => f.write_str("everything that ran is known"),
             Self::Arrived { waiter } => {
                 let kind = if waiter.stream { "stream" } else { "request" };
                 write!(f, "waiter {} arrives: a {kind} for {}", waiter.id.0, waiter.model)
             }
             Self::Left { waiter } => write!(f, "waiter {} leaves", waiter.0),
-            Self::Used { engine, leases, .. } => {
+            Self::GateSampled { engine, leases, .. } => {
                 write!(f, "{engine} has {leases} lease{}", if *leases == 1 { "" } else { "s" })
             }
-            Self::LeftOut { engine, until: Some(_), .. } => {
+            Self::EjectionChanged { engine, until: Some(_), .. } => {
                 write!(f, "{engine} is left out: requests to it fail")
             }
-            Self::LeftOut { engine, .. } => write!(f, "{engine} is not left out"),
-            Self::Gated { engine, .. } => write!(f, "{engine} is behind a closed gate, says its stub"),
-            Self::Ungated { engine, .. } => write!(f, "the stub of {engine} has opened its gate"),
+            Self::EjectionChanged { engine, .. } => write!(f, "{engine} is not left out"),
+            Self::StubGateClosed { engine, .. } => {
+                write!(f, "{engine} is behind a closed gate, says its stub")
+            }
+            Self::StubGateOpened { engine, .. } => write!(f, "the stub of {engine} has opened its gate"),
             Self::Served { model, key, tokens } => write!(f, "{model} served {tokens} tokens to {key}"),
-            Self::Shares { model, .. } => write!(f, "what keys were served by {model} before"),
-            Self::Resumed { state } => write!(f, "what was known before: {}", state.summary()),
-            Self::Elsewhere { gateway, demand: Some(demand) } => {
-                let sum = |of: fn(&Elsewhere) -> u32| demand.values().map(|d| u64::from(of(d))).sum::<u64>();
+            Self::FairnessRestored { model, .. } => write!(f, "what keys were served by {model} before"),
+            Self::StateRestored { state } => write!(f, "what was known before: {}", state.summary()),
+            Self::RemoteDemand { gateway, demand: Some(demand) } => {
+                let sum =
+                    |of: fn(&GatewayDemand) -> u32| demand.values().map(|d| u64::from(of(d))).sum::<u64>();
                 let (waiting, in_flight) = (sum(|d| d.waiting), sum(|d| d.in_flight));
                 write!(f, "{gateway} has {waiting} waiting and {in_flight} in flight")
             }
-            Self::Elsewhere { gateway, demand: None } => write!(f, "{gateway} is gone"),
-            Self::Led { leads: true } => f.write_str("this gateway leads"),
-            Self::Led { .. } => f.write_str("another gateway leads"),
-            Self::Cluster { answers: true } => f.write_str("the cluster's API server answers"),
-            Self::Cluster { .. } => f.write_str("the cluster's API server does not answer"),
-            Self::Gateways { others: true } => f.write_str("there are other gateways"),
-            Self::Gateways { .. } => f.write_str("there is no other gateway"),
-            Self::LivesFrom { generation } => write!(f, "lives are counted from {generation} on"),
+            Self::RemoteDemand { gateway, demand: None } => write!(f, "{gateway} is gone"),
+            Self::LeadershipChanged { leads: true } => f.write_str("this gateway leads"),
+            Self::LeadershipChanged { .. } => f.write_str("another gateway leads"),
+            Self::ApiServerChanged { answers: true } => f.write_str("the cluster's API server answers"),
+            Self::ApiServerChanged { .. } => f.write_str("the cluster's API server does not answer"),
+            Self::PeersChanged { exist: true } => f.write_str("there are other gateways"),
+            Self::PeersChanged { .. } => f.write_str("there is no other gateway"),
+            Self::GenerationFloor { generation } => write!(f, "lives are counted from {generation} on"),
             Self::Published { engine, published: Some(published), .. } => {
                 write!(f, "{engine} is published as {:?}", published.state)
             }
@@ -475,16 +478,18 @@ impl fmt::Display for Event {
             Self::WakeFailed { engine, cause, .. } => write!(f, "{engine} does not wake: {cause}"),
             Self::StartFailed { engine, cause, .. } => write!(f, "{engine} does not start: {cause}"),
             Self::Gone { engine, cause, .. } => write!(f, "{engine} is gone: {cause}"),
-            Self::Shows { engine, symptoms, .. } => write!(f, "{engine} does not serve{}", symptoms.words()),
+            Self::Diagnostics { engine, diagnostics: symptoms, .. } => {
+                write!(f, "{engine} does not serve{}", symptoms.describe())
+            }
             Self::Health { engine, ok, progressed, .. } => {
                 let health = if *ok { "healthy" } else { "not healthy" };
                 let progress = if *progressed { ", makes progress" } else { "" };
                 write!(f, "{engine} is {health}{progress}")
             }
-            Self::Memory { accelerator, used, .. } => write!(f, "{accelerator} has {used} in use"),
-            Self::Observed { engine, used, .. } => write!(f, "{engine} uses {used} of an accelerator"),
+            Self::MeterRead { accelerator, used, .. } => write!(f, "{accelerator} has {used} in use"),
+            Self::UsageObserved { engine, used, .. } => write!(f, "{engine} uses {used} of an accelerator"),
             Self::AcceleratorLost { accelerator } => write!(f, "{accelerator} is lost"),
-            Self::AcceleratorBack { accelerator } => write!(f, "{accelerator} is back"),
+            Self::AcceleratorRecovered { accelerator } => write!(f, "{accelerator} is back"),
             Self::Adopted { engine, found, .. } => {
                 let state = match found.asleep {
                     Some(level) => format!("asleep at level {}", level.number()),
@@ -493,14 +498,16 @@ impl fmt::Display for Event {
                 };
                 write!(f, "{engine} is found running, {state}")
             }
-            Self::Operator { operation, model, order } => write!(f, "order {}: {order} {model}", operation.0),
+            Self::OperatorRequest { operation, model, action: order } => {
+                write!(f, "order {}: {order} {model}", operation.0)
+            }
             Self::Shutdown { stop_engines: true } => f.write_str("shut down, and the engines with it"),
             Self::Shutdown { .. } => f.write_str("shut down; the engines stay"),
         }
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for CanaryVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Passed => f.write_str("passed"),
@@ -510,7 +517,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-impl fmt::Display for Order {
+impl fmt::Display for OperatorAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Wake => f.write_str("wake"),

@@ -4,40 +4,40 @@ use std::{collections::BTreeMap, fmt};
 
 use serde::{Deserialize, Serialize};
 
-use super::event::Learned;
 use crate::{
-    engine::past::Past,
-    fault::Wait,
+    engine::last_outcome::LastOutcome,
+    fault::WaitDetails,
+    fleet::event::LearnedMeasurements,
     model::{AcceleratorId, EngineId, ModelName},
-    units::{Bytes, Generation, Tick, count},
+    units::{Bytes, Generation, Tick, pluralize},
 };
 
 /// One line for every model, in the order of names. `Display` is what people read and what golden tests compare.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
-    pub models: BTreeMap<ModelName, Line>,
+    pub models: BTreeMap<ModelName, ModelReport>,
     /// Accelerators on which nothing new is granted, and why.
     pub accelerators: BTreeMap<AcceleratorId, String>,
 }
 
 /// Why a model is as it is, and what it waits for.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Line {
+pub struct ModelReport {
     pub state: ModelState,
     /// At all gateways.
     pub waiting: u32,
     /// So many of them at others than this one.
-    #[serde(skip_serializing_if = "is_none")]
-    pub elsewhere: u32,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub remote_waiting: u32,
     pub leases: u32,
     /// What befell the model last, where it has not served since.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub last: Option<Past>,
+    pub last_outcome: Option<LastOutcome>,
     /// In words, an engine's own among them, which are for the admin: "waiting for gpu-0: held by llama, 1 lease, its
     /// turn ends at 08:15:00.000".
     pub reason: String,
     /// The same as data, for those refused or parked.
-    pub wait: Wait,
+    pub wait: WaitDetails,
 }
 
 /// A model's state as clients and operators see it.
@@ -58,7 +58,7 @@ pub enum ModelState {
 /// The whole state, as `GET /admin/v1/fleet` shows it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct View {
+pub struct FleetView {
     pub accelerators: Vec<AcceleratorView>,
     pub host: HostView,
     pub models: Vec<ModelView>,
@@ -99,9 +99,9 @@ pub struct ModelView {
     pub reason: String,
     /// What befell the model last, where it has not served since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last: Option<Past>,
+    pub last_outcome: Option<LastOutcome>,
     pub declared: Bytes,
-    pub learned: Learned,
+    pub learned: LearnedMeasurements,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -119,7 +119,7 @@ pub struct EngineView {
     pub host: Bytes,
 }
 
-const fn is_none(number: &u32) -> bool {
+const fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
@@ -140,12 +140,12 @@ impl ModelState {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (model, line) in &self.models {
-            let Line { waiting, elsewhere, leases, reason, .. } = line;
+            let ModelReport { waiting, remote_waiting: elsewhere, leases, reason, .. } = line;
             write!(f, "{model}: {}, {waiting} waiting, ", line.state.as_str())?;
             if *elsewhere > 0 {
                 write!(f, "{elsewhere} of them at other gateways, ")?;
             }
-            writeln!(f, "{}: {reason}", count(leases, "lease"))?;
+            writeln!(f, "{}: {reason}", pluralize(leases, "lease"))?;
         }
         for (accelerator, why) in &self.accelerators {
             writeln!(f, "{accelerator}: {why}")?;

@@ -2,7 +2,7 @@
 
 use super::{
     Pairing,
-    node::{Node, State},
+    node::{PairingEngineState, PairingNode},
 };
 use crate::units::Bytes;
 
@@ -14,14 +14,16 @@ impl Pairing {
     }
 }
 
-pub(super) fn check_node(node: &Node) -> Vec<String> {
+pub(super) fn check_node(node: &PairingNode) -> Vec<String> {
     let mut broken = Vec::new();
     for engine in node.engines.values() {
-        let expected = if engine.is_big() { engine.sizes.awake } else { Bytes::ZERO };
-        if engine.held < expected {
-            broken.push(format!("{} is {} with only {} reserved", engine.id, engine.state, engine.held));
+        let expected = if engine.may_hold_full_memory() { engine.sizes.awake } else { Bytes::ZERO };
+        if engine.reserved < expected {
+            broken.push(format!("{} is {} with only {} reserved", engine.id, engine.state, engine.reserved));
         }
-        if matches!(engine.state, State::Waking | State::Creating) && engine.binding.is_none() {
+        if matches!(engine.state, PairingEngineState::Waking | PairingEngineState::Creating)
+            && engine.binding.is_none()
+        {
             broken.push(format!("{} is {} for nobody", engine.id, engine.state));
         }
         if !node.providers.contains_key(&engine.provider) {

@@ -7,9 +7,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::ids::{Build, EngineId, Fingerprint, Mode, NodeName, ProviderId, RequesterId, Uid};
+use super::ids::{
+    EngineFingerprint, LauncherBuild, NodeName, PairingEngineId, ProviderId, ProviderMode, RequesterId, Uid,
+};
 use crate::{
-    model::{AcceleratorId, Level, LevelPolicy},
+    model::{AcceleratorId, SleepLevel, SleepLevelPolicy},
     units::{Bytes, Generation, Millis, Tick},
 };
 
@@ -20,22 +22,22 @@ pub struct Epoch(pub u64);
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", tag = "event")]
-pub enum Event {
+pub enum PairingEvent {
     /// This controller leads, from now on and with this epoch. What was known is forgotten: what is there will be seen.
-    Led {
+    LeadershipGained {
         epoch: Epoch,
     },
     /// Everything that is there has been seen once. Nothing is decided before.
     Listed,
     /// Somebody has heard of a younger leader than the one with this epoch, and refused a write of it for that. If that is this
     /// controller, it decides nothing more: what it knows is another's to act on, and a refusal says nothing of the engine that
-    /// the write was for. Only [`Self::Led`] ends that.
-    Deposed {
+    /// the write was for. Only [`Self::LeadershipGained`] ends that.
+    Superseded {
         epoch: Epoch,
     },
     Node {
         node: NodeName,
-        facts: NodeFacts,
+        facts: PairingNodeFacts,
     },
     /// The Node object is gone. Its engines are not believed gone before their Pods are.
     NodeGone {
@@ -47,7 +49,7 @@ pub enum Event {
         facts: AcceleratorFacts,
     },
     /// A reading of the meter: what was in use then, by whomever.
-    Observed {
+    MeterRead {
         node: NodeName,
         accelerator: AcceleratorId,
         used: Bytes,
@@ -55,27 +57,27 @@ pub enum Event {
     },
     /// What is to become of engines with this fingerprint.
     Template {
-        fingerprint: Fingerprint,
-        standing: Standing,
+        fingerprint: EngineFingerprint,
+        status: TemplateStatus,
     },
     /// What holds for launchers of this build. It is told before anybody asks for one.
-    Build {
-        build: Build,
-        terms: Terms,
+    LauncherBuild {
+        build: LauncherBuild,
+        policy: LauncherBuildPolicy,
     },
-    SeenRequester {
+    RequesterObserved {
         node: NodeName,
         requester: RequesterId,
-        seen: SeenRequester,
+        observed: ObservedRequester,
     },
     RequesterGone {
         node: NodeName,
         requester: RequesterId,
     },
-    SeenProvider {
+    ProviderObserved {
         node: NodeName,
         provider: ProviderId,
-        seen: SeenProvider,
+        observed: ObservedProvider,
     },
     /// The Pod is gone, and its containers were seen ended before, or are by now: nothing of it holds anything.
     ProviderGone {
@@ -91,37 +93,37 @@ pub enum Event {
         uid: Uid,
     },
     /// The node's kubelet reports, or has stopped to. One of which nothing is told reports.
-    Heard {
+    KubeletReporting {
         node: NodeName,
         reports: bool,
     },
     /// An engine answers. Of one that has a Pod to itself, the Pod's readiness says it as well.
-    Answers {
+    EngineReady {
         node: NodeName,
-        engine: EngineId,
+        engine: PairingEngineId,
         generation: Generation,
     },
     /// An engine's process is seen gone, or the engine is hung and must be replaced (`gone` is false).
-    Died {
+    EngineDied {
         node: NodeName,
-        engine: EngineId,
+        engine: PairingEngineId,
         generation: Generation,
         gone: bool,
     },
     /// What became of a command.
     Outcome {
         node: NodeName,
-        target: Target,
+        target: CommandTarget,
         serial: u64,
-        result: Result<Answer, Cause>,
+        result: Result<CommandReply, CommandFailure>,
     },
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NodeFacts {
+pub struct PairingNodeFacts {
     pub cordoned: bool,
     /// Host RAM that level-1 sleepers may hold together.
-    pub host: Bytes,
+    pub host_sleep_memory: Bytes,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -132,15 +134,15 @@ pub struct AcceleratorFacts {
     /// False after a fault (Xid, ECC), or when it is no longer there.
     pub healthy: bool,
     /// What sleepers may hold of it while anything is awake there; `None`: as much as is left.
-    pub sleeping: Option<Bytes>,
+    pub sleeping_memory: Option<Bytes>,
     /// A launcher is to be there, whether somebody asks for it now or not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub launcher: bool,
+    pub wants_launcher: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Standing {
+pub enum TemplateStatus {
     Current,
     /// Its sleepers are deleted before others.
     Outdated,
@@ -150,16 +152,16 @@ pub enum Standing {
 
 /// Of launchers of one build.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Terms {
+pub struct LauncherBuildPolicy {
     /// None is made of it any more: a launcher of it is ended as soon as nobody is bound to an engine in it.
     pub obsolete: bool,
     /// How many engines one may hold, asleep and awake; `None`: as many as there is memory for.
-    pub most: Option<u32>,
+    pub max_engines: Option<u32>,
 }
 
 /// Memory of an engine, per accelerator; host RAM for all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sizes {
+pub struct MemorySizes {
     pub awake: Bytes,
     /// What it keeps asleep, as declared or learned.
     pub asleep: Bytes,
@@ -169,76 +171,76 @@ pub struct Sizes {
 
 /// What a requester asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ask {
-    pub mode: Mode,
-    pub fingerprint: Fingerprint,
-    /// In mode `launcher`: of what build the engine's launcher is to be; `None`: of any.
-    pub build: Option<Build>,
-    pub sizes: Sizes,
-    pub level: LevelPolicy,
+pub struct RequestedEngine {
+    pub mode: ProviderMode,
+    pub fingerprint: EngineFingerprint,
+    /// In mode `wants_launcher`: of what build the engine's launcher is to be; `None`: of any.
+    pub build: Option<LauncherBuild>,
+    pub sizes: MemorySizes,
+    pub level: SleepLevelPolicy,
     /// Asleep for so long, its engine is ended; `None`: never for that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_after: Option<Millis>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SeenRequester {
-    pub ask: Ask,
+pub struct ObservedRequester {
+    pub requested: RequestedEngine,
     /// Who came first is served first.
     pub created: Tick,
     /// The stub's container, while it runs; another one is gated and knows nothing.
-    pub stub: Option<Uid>,
+    pub stub_container: Option<Uid>,
     /// From its annotation, if a controller asked before.
     pub accelerators: Vec<AcceleratorId>,
     /// Being deleted since.
-    pub deleting: Option<Tick>,
+    pub deleting_since: Option<Tick>,
     /// How long after its deletion the kubelet kills what still runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace: Option<Millis>,
     /// Its containers have ended for good: the kubelet hands its accelerators on.
-    pub ended: bool,
+    pub terminated: bool,
     /// Our finalizer is on it.
     pub finalizer: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SeenProvider {
+pub struct ObservedProvider {
     pub uid: Uid,
-    pub stage: Stage,
+    pub phase: ProviderPhase,
     pub deleting: bool,
     /// How often its container was started anew. Engines of a launcher end with it; that of a direct provider must not be
     /// started anew at all (it would take its memory unasked), so its Pod is made without restarts.
     pub restarts: u32,
     /// Of a launcher, if its Pod says it.
-    pub build: Option<Build>,
+    pub build: Option<LauncherBuild>,
     /// The memory limit of the container that its engines run in. Weights in host RAM count against it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub host: Option<Bytes>,
+    pub memory_limit: Option<Bytes>,
     /// What its annotations say of its engines.
-    pub records: Vec<Record>,
+    pub records: Vec<EngineRecord>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Stage {
+pub enum ProviderPhase {
     /// Its container does not run yet.
     Pending,
     Running,
     Ready,
     /// Its container crashed and is not ready again.
-    Trouble,
+    Crashed,
     /// Its containers have ended for good, and what they held is free.
-    Ended,
+    Terminated,
 }
 
 /// What a provider's annotations keep of an engine: written before it is launched, changed when it is bound and unbound,
 /// removed when it is gone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
-    pub engine: EngineId,
+pub struct EngineRecord {
+    pub engine: PairingEngineId,
     pub generation: Generation,
-    pub sizes: Sizes,
-    pub level: LevelPolicy,
+    pub sizes: MemorySizes,
+    pub level: SleepLevelPolicy,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_after: Option<Millis>,
     pub requester: Option<RequesterId>,
@@ -248,15 +250,15 @@ pub struct Record {
 /// Whom a command was about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Target {
-    Engine(EngineId, Generation),
+pub enum CommandTarget {
+    Engine(PairingEngineId, Generation),
     Requester(RequesterId),
     Provider(ProviderId),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Answer {
+pub enum CommandReply {
     Done,
     /// Of a stub that was asked for its accelerators.
     Accelerators(Vec<AcceleratorId>),
@@ -265,21 +267,21 @@ pub enum Answer {
         residue: Option<Bytes>,
     },
     /// Of an engine that was asked how it is.
-    Condition(Condition),
+    Condition(QueriedCondition),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Condition {
+pub enum QueriedCondition {
     /// Its process runs and does not answer yet.
     Starting,
     Awake,
     Asleep {
-        level: Level,
+        level: SleepLevel,
         residue: Option<Bytes>,
     },
     /// It sleeps, and nobody knows how deeply: host RAM is kept for it, and what wakes it must do for either level.
-    AsleepSomehow {
+    AsleepAtUnknownLevel {
         residue: Option<Bytes>,
     },
     /// It is doing what a leader before told it.
@@ -291,11 +293,11 @@ pub enum Condition {
 /// Why a command had no effect, or none that is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Cause {
+pub enum CommandFailure {
     /// Nobody answers there, or not in time.
     Unreachable,
     /// It was answered, with an error.
     Refused,
-    /// Another one was there first. Of a younger epoch [`Event::Deposed`] is told instead.
+    /// Another one was there first. Of a younger epoch [`PairingEvent::Superseded`] is told instead.
     Conflict,
 }

@@ -52,7 +52,7 @@ text_id!(NodeName RequesterId Uid);
 /// How engines are made and put away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Mode {
+pub enum ProviderMode {
     /// One provider per requester, made and deleted with it.
     Plain,
     /// One engine per provider; it sleeps when its requester goes.
@@ -64,84 +64,84 @@ pub enum Mode {
 /// Over the normalised patched Pod: engines with the same one can stand in for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Fingerprint(pub u64);
+pub struct EngineFingerprint(pub u64);
 
 /// What a launcher is made from: a LauncherConfig, in one version of its Pod template. Launchers of another build are not what was
 /// asked for, whatever engines they could start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Build(pub u64);
+pub struct LauncherBuild(pub u64);
 
 /// Accelerators of one node that are used together, sorted. Cheap to clone.
-pub type Set = Arc<[AcceleratorId]>;
+pub type AcceleratorSet = Arc<[AcceleratorId]>;
 
 /// An engine of a node. There is never a second one with the same mode, fingerprint and accelerators: the names of what runs
 /// it are made of these, so that the API server and the launcher refuse the second when two controllers think they lead.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct EngineId {
-    pub mode: Mode,
-    pub accelerators: Set,
-    pub fingerprint: Fingerprint,
+pub struct PairingEngineId {
+    pub mode: ProviderMode,
+    pub accelerators: AcceleratorSet,
+    pub fingerprint: EngineFingerprint,
 }
 
 /// A provider Pod of a node: with accelerators and fingerprint as its name has them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ProviderId {
-    pub mode: Mode,
+    pub mode: ProviderMode,
     /// Of a launcher: its one.
-    pub accelerators: Set,
-    /// In mode `sleep` alone: there may be several sleepers on the same accelerators.
-    pub fingerprint: Option<Fingerprint>,
+    pub accelerators: AcceleratorSet,
+    /// In mode `sleep_timeout` alone: there may be several sleepers on the same accelerators.
+    pub fingerprint: Option<EngineFingerprint>,
 }
 
 impl ProviderId {
     #[must_use]
     pub fn launcher(accelerator: AcceleratorId) -> Self {
-        Self { mode: Mode::Launcher, accelerators: Arc::new([accelerator]), fingerprint: None }
+        Self { mode: ProviderMode::Launcher, accelerators: Arc::new([accelerator]), fingerprint: None }
     }
 
     /// The Pod whose life is that of this engine. For engines in launchers the node says which launcher it is.
     #[must_use]
-    pub fn direct(engine: &EngineId) -> Self {
-        let fingerprint = (engine.mode == Mode::Sleep).then_some(engine.fingerprint);
+    pub fn direct(engine: &PairingEngineId) -> Self {
+        let fingerprint = (engine.mode == ProviderMode::Sleep).then_some(engine.fingerprint);
         Self { mode: engine.mode, accelerators: engine.accelerators.clone(), fingerprint }
     }
 
     #[must_use]
     pub fn is_launcher(&self) -> bool {
-        self.mode == Mode::Launcher
+        self.mode == ProviderMode::Launcher
     }
 }
 
 /// `a+b`, for texts.
 #[must_use]
-pub fn names(accelerators: &[AcceleratorId]) -> String {
+pub fn accelerator_list(accelerators: &[AcceleratorId]) -> String {
     accelerators.iter().map(AcceleratorId::as_str).collect::<Vec<_>>().join("+")
 }
 
-impl fmt::Display for Fingerprint {
+impl fmt::Display for EngineFingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}", self.0)
     }
 }
 
-impl fmt::Display for Build {
+impl fmt::Display for LauncherBuild {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}", self.0)
     }
 }
 
-impl fmt::Display for EngineId {
+impl fmt::Display for PairingEngineId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}@{}", self.fingerprint, names(&self.accelerators))
+        write!(f, "{}@{}", self.fingerprint, accelerator_list(&self.accelerators))
     }
 }
 
 impl fmt::Display for ProviderId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let on = names(&self.accelerators);
+        let on = accelerator_list(&self.accelerators);
         match (self.mode, self.fingerprint) {
-            (Mode::Launcher, _) => write!(f, "launcher@{on}"),
+            (ProviderMode::Launcher, _) => write!(f, "launcher@{on}"),
             (_, Some(fingerprint)) => write!(f, "pod-{fingerprint}@{on}"),
             (_, None) => write!(f, "pod@{on}"),
         }

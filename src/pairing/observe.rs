@@ -2,11 +2,17 @@
 
 use super::{
     Pairing,
-    apply::leave,
-    command::{Farewell, Why},
-    event::{Epoch, Event, Record, SeenProvider, SeenRequester, Stage, Standing, Terms},
-    ids::{EngineId, NodeName, ProviderId, RequesterId, Uid},
-    node::{Accelerator, Engine, Kind, Node, Provider, Requester, Retry, State},
+    command::{EngineStopReason, RequesterDeleteReason},
+    event::{
+        EngineRecord, Epoch, LauncherBuildPolicy, ObservedProvider, ObservedRequester, PairingEvent,
+        ProviderPhase, TemplateStatus,
+    },
+    ids::{NodeName, PairingEngineId, ProviderId, RequesterId, Uid},
+    node::{
+        PairingAccelerator, PairingEngine, PairingEngineState, PairingNode, PairingProvider,
+        PairingRequester, PendingCommandKind, RetryState,
+    },
+    plan_context::stop_engines_in,
 };
 use crate::{
     model::AcceleratorId,
@@ -14,241 +20,254 @@ use crate::{
 };
 
 impl Pairing {
-    pub(super) fn observe(&mut self, event: &Event, now: Tick) {
+    pub(super) fn observe(&mut self, event: &PairingEvent, now: Tick) {
         match event {
-            Event::Led { epoch } => *self = Self { epoch: *epoch, ..Self::new(self.settings) },
-            Event::Listed => {
+            PairingEvent::LeadershipGained { epoch } => {
+                *self = Self { epoch: *epoch, ..Self::new(self.settings) }
+            }
+            PairingEvent::Listed => {
                 self.listed = true;
                 let names: Vec<_> = self.nodes.keys().cloned().collect();
-                names.iter().for_each(|name| self.touch(name).doom_orphans());
+                names.iter().for_each(|name| self.mark_dirty(name).mark_orphans_for_deletion());
             }
-            Event::Deposed { epoch } => self.depose(*epoch),
-            Event::Template { fingerprint, standing } => {
+            PairingEvent::Superseded { epoch } => self.supersede(*epoch),
+            PairingEvent::Template { fingerprint, status: standing } => {
                 // What nobody says is the same: nothing is kept of engines that are no more.
-                if *standing == Standing::Current {
-                    self.standings.remove(fingerprint);
+                if *standing == TemplateStatus::Current {
+                    self.template_statuses.remove(fingerprint);
                 } else {
-                    self.standings.insert(*fingerprint, *standing);
+                    self.template_statuses.insert(*fingerprint, *standing);
                 }
-                let has = |node: &&Node| node.engines.keys().any(|id| id.fingerprint == *fingerprint);
+                let has = |node: &&PairingNode| node.engines.keys().any(|id| id.fingerprint == *fingerprint);
                 let names: Vec<_> =
                     self.nodes.values().map(|n| &**n).filter(has).map(|n| n.name.clone()).collect();
-                self.touched.extend(names);
+                self.dirty.extend(names);
             }
-            Event::Build { build, terms } => {
-                if *terms == Terms::default() {
-                    self.builds.remove(build);
+            PairingEvent::LauncherBuild { build, policy: terms } => {
+                if *terms == LauncherBuildPolicy::default() {
+                    self.build_policies.remove(build);
                 } else {
-                    self.builds.insert(*build, *terms);
+                    self.build_policies.insert(*build, *terms);
                 }
-                let has = |node: &&Node| {
+                let has = |node: &&PairingNode| {
                     node.providers.values().any(|known| known.build == Some(*build))
-                        || node.accelerators.values().any(|known| known.crashed == Some(*build))
+                        || node.accelerators.values().any(|known| known.crashed_build == Some(*build))
                 };
                 let names: Vec<_> =
                     self.nodes.values().map(|n| &**n).filter(has).map(|n| n.name.clone()).collect();
-                self.touched.extend(names);
+                self.dirty.extend(names);
             }
-            Event::Node { node, facts } => {
-                let known = self.touch(node);
+            PairingEvent::Node { node, facts } => {
+                let known = self.mark_dirty(node);
                 known.exists = true;
                 known.facts = facts.clone();
             }
-            Event::NodeGone { node } => self.touch(node).exists = false,
-            Event::Accelerator { node, accelerator, facts } => {
-                let known = self.touch(node).accelerators.entry(accelerator.clone());
-                known.and_modify(|known| known.facts = facts.clone()).or_insert_with(|| Accelerator {
+            PairingEvent::NodeGone { node } => self.mark_dirty(node).exists = false,
+            PairingEvent::Accelerator { node, accelerator, facts } => {
+                let known = self.mark_dirty(node).accelerators.entry(accelerator.clone());
+                known.and_modify(|known| known.facts = facts.clone()).or_insert_with(|| PairingAccelerator {
                     facts: facts.clone(),
                     last_sleep: None,
-                    last_gone: None,
-                    observed: None,
+                    last_engine_gone: None,
+                    last_reading: None,
                     crashes: 0,
-                    crashed: None,
-                    unready: false,
+                    crashed_build: None,
+                    never_ready: false,
                     not_before: Tick(0),
-                    doubted: false,
+                    needs_reading: false,
                 });
             }
-            Event::Observed { node, accelerator, used, at } => self.observed(node, accelerator, *used, *at),
-            Event::SeenRequester { node, requester, seen } => self.touch(node).see_requester(requester, seen),
-            Event::RequesterGone { node, requester } => {
-                self.touch(node).requesters.remove(requester);
+            PairingEvent::MeterRead { node, accelerator, used, at } => {
+                self.record_reading(node, accelerator, *used, *at)
             }
-            Event::SeenProvider { node, provider, seen } => {
-                self.touch(node).see_provider(provider, seen, now)
+            PairingEvent::RequesterObserved { node, requester, observed: seen } => {
+                self.mark_dirty(node).observe_requester(requester, seen)
             }
-            Event::ProviderGone { node, provider, uid } => {
-                let known = self.touch(node);
+            PairingEvent::RequesterGone { node, requester } => {
+                self.mark_dirty(node).requesters.remove(requester);
+            }
+            PairingEvent::ProviderObserved { node, provider, observed: seen } => {
+                self.mark_dirty(node).observe_provider(provider, seen, now)
+            }
+            PairingEvent::ProviderGone { node, provider, uid } => {
+                let known = self.mark_dirty(node);
                 // Not one of the same name from before, nor one that has not been seen.
                 if known.providers.get(provider).is_some_and(|p| p.uid.as_ref() == Some(uid)) {
                     known.provider_gone(provider, now);
                 }
-                known.elder_gone(provider, uid, now);
-                known.ended_after_all(uid, now);
+                known.name_holder_gone(provider, uid, now);
+                known.vanished_pod_ended(uid, now);
             }
-            Event::ProviderVanished { node, provider, uid } => {
-                let known = self.touch(node);
+            PairingEvent::ProviderVanished { node, provider, uid } => {
+                let known = self.mark_dirty(node);
                 if known.providers.get(provider).is_some_and(|p| p.uid.as_ref() == Some(uid)) {
                     known.provider_vanished(provider, now);
                 }
-                known.elder_gone(provider, uid, now);
+                known.name_holder_gone(provider, uid, now);
             }
-            Event::Heard { node, reports } => {
-                let known = self.touch(node);
-                if *reports && known.silent {
-                    known.heard = now;
+            PairingEvent::KubeletReporting { node, reports } => {
+                let known = self.mark_dirty(node);
+                if *reports && known.kubelet_silent {
+                    known.reporting_since = now;
                 }
-                known.silent = !reports;
+                known.kubelet_silent = !reports;
             }
-            Event::Answers { node, engine, generation } => {
-                if let Some(engine) = self.life(node, engine, *generation) {
-                    engine.answered(now);
-                }
-            }
-            Event::Died { node, engine, generation, gone } => {
-                if self.life(node, engine, *generation).is_some() {
-                    self.touch(node).died(engine, *gone, now);
+            PairingEvent::EngineReady { node, engine, generation } => {
+                if let Some(engine) = self.engine_of_generation(node, engine, *generation) {
+                    engine.observe_ready(now);
                 }
             }
-            Event::Outcome { node, target, serial, result } => {
-                self.touch(node).outcome(target, *serial, result, now);
+            PairingEvent::EngineDied { node, engine, generation, gone } => {
+                if self.engine_of_generation(node, engine, *generation).is_some() {
+                    self.mark_dirty(node).engine_died(engine, *gone, now);
+                }
+            }
+            PairingEvent::Outcome { node, target, serial, result } => {
+                self.mark_dirty(node).outcome(target, *serial, result, now);
             }
         }
     }
 
     /// Nothing is due any more, and what was under way has no outcome here.
-    fn depose(&mut self, epoch: Epoch) {
+    fn supersede(&mut self, epoch: Epoch) {
         if epoch == self.epoch {
-            self.deposed = true;
+            self.superseded = true;
             self.due.clear();
-            self.due_of.clear();
-            self.touched.clear();
+            self.due_by_node.clear();
+            self.dirty.clear();
         }
     }
 
     /// The engine, if it is this life of it that is meant.
-    fn life(&mut self, node: &NodeName, engine: &EngineId, generation: Generation) -> Option<&mut Engine> {
-        let known = self.touch(node).engines.get_mut(engine);
+    fn engine_of_generation(
+        &mut self,
+        node: &NodeName,
+        engine: &PairingEngineId,
+        generation: Generation,
+    ) -> Option<&mut PairingEngine> {
+        let known = self.mark_dirty(node).engines.get_mut(engine);
         known.filter(|engine| engine.generation == generation)
     }
 
-    fn observed(&mut self, node: &NodeName, accelerator: &AcceleratorId, used: Bytes, at: Tick) {
+    fn record_reading(&mut self, node: &NodeName, accelerator: &AcceleratorId, used: Bytes, at: Tick) {
         let settings = self.settings;
-        let settle = settings.settle;
-        let known = self.touch(node);
-        known.remains_measured(accelerator, used, at, &settings);
-        let ending = known.engines_on(accelerator).any(|e| matches!(e.state, State::Ending { .. }));
+        let settle = settings.meter_lag;
+        let known = self.mark_dirty(node);
+        known.cap_vanished_at_reading(accelerator, used, at, &settings);
+        let ending =
+            known.engines_on(accelerator).any(|e| matches!(e.state, PairingEngineState::Stopping { .. }));
         let Some(known) = known.accelerators.get_mut(accelerator) else { return };
         // Readings may come out of order.
-        if known.observed.is_none_or(|(_, before)| before <= at) {
-            known.observed = Some((used, at));
+        if known.last_reading.is_none_or(|(_, before)| before <= at) {
+            known.last_reading = Some((used, at));
         }
-        let settled = known.last_sleep.max(known.last_gone).map_or(Tick(0), |moment| moment + settle);
+        let settled = known.last_sleep.max(known.last_engine_gone).map_or(Tick(0), |moment| moment + settle);
         if at >= settled && !ending {
-            known.doubted = false;
+            known.needs_reading = false;
         }
     }
 }
 
-impl Engine {
+impl PairingEngine {
     /// Its process is there, whatever became of the order to start it.
-    fn runs(&mut self) {
+    fn enter_starting(&mut self) {
         let since = self.since;
-        self.enter(State::Starting, since);
-        self.call = None;
+        self.enter(PairingEngineState::Starting, since);
+        self.pending = None;
     }
 
     /// Only a start is over with that: of one that sleeps or wakes it says nothing.
-    fn answered(&mut self, now: Tick) {
-        let launched = self.call.as_ref().is_some_and(|call| call.kind == Kind::Launch);
-        if self.state == State::Creating && (launched || self.may_start_until > now) {
-            self.runs();
+    fn observe_ready(&mut self, now: Tick) {
+        let launched = self.pending.as_ref().is_some_and(|call| call.kind == PendingCommandKind::Launch);
+        if self.state == PairingEngineState::Creating && (launched || self.may_start_until > now) {
+            self.enter_starting();
         }
-        if self.state == State::Starting {
-            self.answers = true;
+        if self.state == PairingEngineState::Starting {
+            self.ready = true;
         }
     }
 }
 
-impl Node {
-    fn see_requester(&mut self, id: &RequesterId, seen: &SeenRequester) {
-        let known = self.requesters.entry(id.clone()).or_insert_with(|| Requester {
-            seen: seen.clone(),
+impl PairingNode {
+    fn observe_requester(&mut self, id: &RequesterId, seen: &ObservedRequester) {
+        let known = self.requesters.entry(id.clone()).or_insert_with(|| PairingRequester {
+            observed: seen.clone(),
             accelerators: Vec::new(),
-            doomed: None,
-            deleted: None,
-            gated: None,
+            delete_reason: None,
+            delete_issued: None,
+            gated_stub: None,
             released: false,
             failures: 0,
-            failed: None,
+            last_failure: None,
             not_before: Tick(0),
-            call: None,
-            retry: Retry::default(),
+            pending: None,
+            retry: RetryState::default(),
         });
-        let deleting = known.seen.deleting.or(seen.deleting);
-        known.seen = SeenRequester { deleting, ..seen.clone() };
+        let deleting = known.observed.deleting_since.or(seen.deleting_since);
+        known.observed = ObservedRequester { deleting_since: deleting, ..seen.clone() };
         if known.accelerators.is_empty() {
             known.accelerators.clone_from(&seen.accelerators);
             known.accelerators.sort();
         }
-        self.rest_as_asked(id);
+        self.update_sleep_policy(id);
     }
 
     /// An engine is put away as its requester says now, which need not be what it said when it was given the engine. A requester
     /// that asks for another engine by now says nothing of this one.
-    fn rest_as_asked(&mut self, id: &RequesterId) {
+    fn update_sleep_policy(&mut self, id: &RequesterId) {
         let Some(requester) = self.requesters.get(id) else { return };
-        let (engine, ask) = (self.wanted_by(requester), &requester.seen.ask);
+        let (engine, ask) = (self.requested_engine_id(requester), &requester.observed.requested);
         let (level, stop_after) = (ask.level, ask.stop_after);
         if let Some(own) = self.engines.get_mut(&engine).filter(|own| own.requester() == Some(id)) {
             (own.level, own.stop_after) = (level, stop_after);
         }
     }
 
-    fn see_provider(&mut self, id: &ProviderId, seen: &SeenProvider, now: Tick) {
-        if self.is_anothers(id, seen) {
+    fn observe_provider(&mut self, id: &ProviderId, seen: &ObservedProvider, now: Tick) {
+        if self.is_foreign_pod(id, seen) {
             let Some(known) = self.providers.get_mut(id) else { return };
-            if !known.taken {
-                known.elder = Some(seen.clone());
+            if !known.name_taken {
+                known.name_holder = Some(seen.clone());
                 return;
             }
-            self.give_way(id);
+            self.drop_planned_engines(id);
         }
-        let other = |known: &Provider| known.uid.as_ref().is_some_and(|uid| *uid != seen.uid);
+        let other = |known: &PairingProvider| known.uid.as_ref().is_some_and(|uid| *uid != seen.uid);
         if self.providers.get(id).is_some_and(other) {
             self.provider_vanished(id, now);
         }
-        let known = self.providers.entry(id.clone()).or_insert_with(|| Provider::ordered(now));
+        let known =
+            self.providers.entry(id.clone()).or_insert_with(|| PairingProvider::pending_creation(now));
         if known.uid.is_none() {
             known.restarts = seen.restarts;
         }
         let (anew, deleted) = (seen.restarts > known.restarts, seen.deleting && !known.deleting);
-        if known.stage != seen.stage {
+        if known.phase != seen.phase {
             known.since = now;
         }
         known.uid = Some(Uid::clone(&seen.uid));
-        known.stage = seen.stage;
+        known.phase = seen.phase;
         known.restarts = seen.restarts;
         known.build = seen.build;
-        known.host = seen.host;
+        known.memory_limit = seen.memory_limit;
         known.deleting |= seen.deleting;
         if anew {
-            self.container_anew(id, now);
+            self.container_restarted(id, now);
         }
         for record in &seen.records {
             self.adopt(id, record, now);
         }
         if deleted {
-            self.deleted_by_others(id, now);
+            self.provider_deleted_externally(id, now);
         }
-        self.follow_stage(id, seen.stage, now);
+        self.follow_phase(id, seen.phase, now);
     }
 
     /// Not the Pod that was ordered: one of its name from before, or one that another leader made. Whether it is there still is
     /// known when the order is answered.
-    fn is_anothers(&self, id: &ProviderId, seen: &SeenProvider) -> bool {
+    fn is_foreign_pod(&self, id: &ProviderId, seen: &ObservedProvider) -> bool {
         let unseen = self.providers.get(id).is_some_and(|known| known.uid.is_none());
-        let own = |e: &Engine| {
+        let own = |e: &PairingEngine| {
             seen.records.iter().any(|record| record.engine == e.id && record.generation == e.generation)
         };
         let fresh = unseen && !id.is_launcher() && !seen.records.is_empty();
@@ -257,88 +276,89 @@ impl Node {
 
     /// The name of the Pod that was ordered is taken: what has it is taken over, and the life that was to be never was. Its
     /// requester is served by what is there, if that fits, and else by another order once that is gone.
-    pub(super) fn name_taken(&mut self, id: &ProviderId, now: Tick) {
+    pub(super) fn adopt_name_holder(&mut self, id: &ProviderId, now: Tick) {
         let Some(known) = self.providers.get_mut(id).filter(|known| known.uid.is_none()) else { return };
-        known.taken = true;
-        if let Some(elder) = known.elder.take() {
-            self.see_provider(id, &elder, now);
+        known.name_taken = true;
+        if let Some(elder) = known.name_holder.take() {
+            self.observe_provider(id, &elder, now);
         }
     }
 
-    fn give_way(&mut self, id: &ProviderId) {
+    fn drop_planned_engines(&mut self, id: &ProviderId) {
         self.engines.retain(|_, engine| engine.provider != *id);
     }
 
     /// A Pod is gone that was not the one that was ordered: its name may be free.
-    fn elder_gone(&mut self, id: &ProviderId, uid: &Uid, now: Tick) {
+    fn name_holder_gone(&mut self, id: &ProviderId, uid: &Uid, now: Tick) {
         let Some(known) = self.providers.get_mut(id).filter(|known| known.uid.is_none()) else { return };
-        if known.elder.as_ref().is_some_and(|elder| elder.uid == *uid) {
-            known.elder = None;
+        if known.name_holder.as_ref().is_some_and(|elder| elder.uid == *uid) {
+            known.name_holder = None;
         }
-        if known.taken {
+        if known.name_taken {
             let waits = self.engines.values_mut().filter(|engine| engine.provider == *id);
             waits.for_each(|engine| engine.retry.at = now);
         }
     }
 
     /// An engine of which nothing is known here: from before a restart, or from a leader before. It may be anything.
-    fn adopt(&mut self, provider: &ProviderId, record: &Record, now: Tick) {
+    fn adopt(&mut self, provider: &ProviderId, record: &EngineRecord, now: Tick) {
         if !self.engines.contains_key(&record.engine) {
-            let engine = Engine::of(record, provider.clone(), State::Unknown, now);
+            let engine =
+                PairingEngine::from_record(record, provider.clone(), PairingEngineState::Unknown, now);
             self.engines.insert(record.engine.clone(), engine);
-            record.requester.iter().for_each(|requester| self.rest_as_asked(requester));
+            record.requester.iter().for_each(|requester| self.update_sleep_policy(requester));
         }
     }
 
     /// Requesters that a leader before put our finalizer on had an engine whose container ran. Where there is none any more, their
     /// gates may be open to what is gone, and they cannot be given another engine behind these.
-    fn doom_orphans(&mut self) {
+    fn mark_orphans_for_deletion(&mut self) {
         let orphans: Vec<_> = self
             .requesters
             .iter()
-            .filter(|(id, requester)| requester.seen.finalizer && self.engine_of(id).is_none())
+            .filter(|(id, requester)| requester.observed.finalizer && self.engine_of(id).is_none())
             .map(|(id, _)| id.clone())
             .collect();
         for id in orphans {
             if let Some(requester) = self.requesters.get_mut(&id) {
-                requester.doomed.get_or_insert(Farewell::EngineGone);
+                requester.delete_reason.get_or_insert(RequesterDeleteReason::EngineGone);
             }
         }
     }
 
-    fn deleted_by_others(&mut self, id: &ProviderId, now: Tick) {
+    fn provider_deleted_externally(&mut self, id: &ProviderId, now: Tick) {
         let alive: Vec<_> =
-            self.engines_in(id).filter(|e| !e.state.is_over()).map(|e| e.id.clone()).collect();
+            self.engines_in(id).filter(|e| !e.state.is_stopping_or_gone()).map(|e| e.id.clone()).collect();
         for engine in alive {
-            self.doom(&engine, Farewell::ProviderDeleted);
+            self.mark_requester_for_deletion(&engine, RequesterDeleteReason::ProviderDeleted);
         }
-        leave(self, id, now);
+        stop_engines_in(self, id, now);
     }
 
     /// What ran in the container is gone with it. Something may have been launched in the new one since, so that they are asked.
-    fn container_anew(&mut self, id: &ProviderId, now: Tick) {
+    fn container_restarted(&mut self, id: &ProviderId, now: Tick) {
         let alive: Vec<_> =
-            self.engines_in(id).filter(|e| !e.state.is_over()).map(|e| e.id.clone()).collect();
+            self.engines_in(id).filter(|e| !e.state.is_stopping_or_gone()).map(|e| e.id.clone()).collect();
         for id in alive {
-            self.lost(&id, now);
+            self.engine_lost(&id, now);
             let Some(engine) = self.engines.get_mut(&id) else { continue };
             if engine.provider.is_launcher() {
-                engine.held = engine.sizes.awake;
-                engine.enter(State::Unknown, now);
-                engine.call = None;
+                engine.reserved = engine.sizes.awake;
+                engine.enter(PairingEngineState::Unknown, now);
+                engine.pending = None;
             } else {
                 // Nobody asked for the memory that it takes now.
-                engine.held = engine.sizes.awake;
-                engine.failed = Some(Why::Lost);
+                engine.reserved = engine.sizes.awake;
+                engine.failure = Some(EngineStopReason::Lost);
             }
         }
     }
 
-    fn follow_stage(&mut self, id: &ProviderId, stage: Stage, now: Tick) {
+    fn follow_phase(&mut self, id: &ProviderId, stage: ProviderPhase, now: Tick) {
         let engines: Vec<_> = self.engines_in(id).map(|e| e.id.clone()).collect();
         for engine_id in engines {
-            if stage == Stage::Ended {
-                self.lost(&engine_id, now);
+            if stage == ProviderPhase::Terminated {
+                self.engine_lost(&engine_id, now);
                 self.process_gone(&engine_id, now);
                 continue;
             }
@@ -346,16 +366,18 @@ impl Node {
                 continue;
             };
             match (engine.state, stage) {
-                (State::Unknown, Stage::Pending) => engine.enter(State::Creating, now),
-                (State::Creating, Stage::Running | Stage::Ready) => {
+                (PairingEngineState::Unknown, ProviderPhase::Pending) => {
+                    engine.enter(PairingEngineState::Creating, now)
+                }
+                (PairingEngineState::Creating, ProviderPhase::Running | ProviderPhase::Ready) => {
                     // With the Pod its binding is written.
                     if let Some(binding) = &mut engine.binding {
                         binding.written = true;
                     }
-                    engine.runs();
-                    engine.answers = stage == Stage::Ready;
+                    engine.enter_starting();
+                    engine.ready = stage == ProviderPhase::Ready;
                 }
-                (State::Starting, Stage::Ready) => engine.answered(now),
+                (PairingEngineState::Starting, ProviderPhase::Ready) => engine.observe_ready(now),
                 _ => {}
             }
         }
@@ -365,64 +387,68 @@ impl Node {
     pub(super) fn provider_gone(&mut self, id: &ProviderId, now: Tick) {
         let engines: Vec<_> = self.engines_in(id).map(|e| e.id.clone()).collect();
         for engine in engines {
-            self.lost(&engine, now);
+            self.engine_lost(&engine, now);
             self.process_gone(&engine, now);
             self.engines.remove(&engine);
         }
         self.providers.remove(id);
     }
 
-    fn died(&mut self, id: &EngineId, gone: bool, now: Tick) {
-        self.lost(id, now);
+    fn engine_died(&mut self, id: &PairingEngineId, gone: bool, now: Tick) {
+        self.engine_lost(id, now);
         let Some(engine) = self.engines.get_mut(id) else { return };
         if gone && !engine.relaunched && now >= engine.may_start_until {
             return self.process_gone(id, now);
         }
-        engine.failed = Some(Why::Lost);
-        if matches!(engine.state, State::Ending { .. }) {
+        engine.failure = Some(EngineStopReason::Lost);
+        if matches!(engine.state, PairingEngineState::Stopping { .. }) {
             // Another order to start it may have been obeyed since, or be yet: it is ended again then.
-            engine.ended = false;
+            engine.stop_accepted = false;
             engine.retry.at = engine.may_start_until;
         }
     }
 
     /// Its memory is free.
-    pub(super) fn process_gone(&mut self, id: &EngineId, now: Tick) {
-        let Some(engine) = self.engines.get_mut(id).filter(|engine| engine.state != State::Gone) else {
+    pub(super) fn process_gone(&mut self, id: &PairingEngineId, now: Tick) {
+        let Some(engine) = self.engines.get_mut(id).filter(|engine| engine.state != PairingEngineState::Gone)
+        else {
             return;
         };
-        engine.enter(State::Gone, now);
-        (engine.held, engine.held_host) = (Bytes::ZERO, Bytes::ZERO);
-        engine.call = None;
+        engine.enter(PairingEngineState::Gone, now);
+        (engine.reserved, engine.reserved_host) = (Bytes::ZERO, Bytes::ZERO);
+        engine.pending = None;
         for accelerator in id.accelerators.iter() {
             if let Some(known) = self.accelerators.get_mut(accelerator) {
-                known.last_gone = Some(now);
+                known.last_engine_gone = Some(now);
             }
         }
     }
 
     /// The engine is lost to its requester: one that served asks for another requester, one that was starting for another start.
-    pub(super) fn lost(&mut self, id: &EngineId, now: Tick) {
+    pub(super) fn engine_lost(&mut self, id: &PairingEngineId, now: Tick) {
         let Some(engine) = self.engines.get(id) else { return };
         match engine.state {
             // A requester that was served before a restart is ready still, and its gate open: it cannot be given another engine.
-            State::Unknown | State::Awake | State::Draining { .. } | State::FallingAsleep { .. } => {
-                self.doom(id, Farewell::EngineGone);
+            PairingEngineState::Unknown
+            | PairingEngineState::Awake
+            | PairingEngineState::Draining { .. }
+            | PairingEngineState::FallingAsleep { .. } => {
+                self.mark_requester_for_deletion(id, RequesterDeleteReason::EngineGone);
             }
-            State::Creating | State::Starting | State::Waking => {
+            PairingEngineState::Creating | PairingEngineState::Starting | PairingEngineState::Waking => {
                 let requester = engine.requester().cloned().and_then(|r| self.requesters.get_mut(&r));
                 if let Some(requester) = requester {
-                    requester.start_failed(Why::Lost, now);
+                    requester.start_failed(EngineStopReason::Lost, now);
                 }
             }
             _ => {}
         }
     }
 
-    fn doom(&mut self, id: &EngineId, why: Farewell) {
+    fn mark_requester_for_deletion(&mut self, id: &PairingEngineId, why: RequesterDeleteReason) {
         let requester = self.engines.get(id).and_then(|e| e.requester().cloned());
         if let Some(requester) = requester.and_then(|r| self.requesters.get_mut(&r)) {
-            requester.doomed.get_or_insert(why);
+            requester.delete_reason.get_or_insert(why);
         }
     }
 }

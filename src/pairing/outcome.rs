@@ -2,148 +2,162 @@
 //! what was ordered before it was given up when the next was ordered.
 
 use super::{
-    command::Why,
-    event::{Answer, Cause, Condition, Stage, Target},
-    ids::{EngineId, ProviderId, RequesterId},
-    node::{Call, Kind, Node, Retry, State},
+    command::EngineStopReason,
+    event::{CommandFailure, CommandReply, CommandTarget, ProviderPhase, QueriedCondition},
+    ids::{PairingEngineId, ProviderId, RequesterId},
+    node::{PairingEngineState, PairingNode, PendingCommand, PendingCommandKind, RetryState},
 };
 use crate::{
-    model::Level,
+    model::SleepLevel,
     units::{Bytes, Generation, Tick},
 };
 
-type Result<'a> = &'a std::result::Result<Answer, Cause>;
+type OutcomeResult<'a> = &'a std::result::Result<CommandReply, CommandFailure>;
 
-impl Node {
-    pub(super) fn outcome(&mut self, target: &Target, serial: u64, result: Result<'_>, now: Tick) {
+impl PairingNode {
+    pub(super) fn outcome(
+        &mut self,
+        target: &CommandTarget,
+        serial: u64,
+        result: OutcomeResult<'_>,
+        now: Tick,
+    ) {
         match target {
-            Target::Engine(engine, generation) => {
+            CommandTarget::Engine(engine, generation) => {
                 self.engine_outcome(engine, *generation, serial, result, now)
             }
-            Target::Requester(requester) => self.requester_outcome(requester, serial, result, now),
-            Target::Provider(provider) => self.provider_outcome(provider, serial, result, now),
+            CommandTarget::Requester(requester) => self.requester_outcome(requester, serial, result, now),
+            CommandTarget::Provider(provider) => self.provider_outcome(provider, serial, result, now),
         }
     }
 
-    fn requester_outcome(&mut self, id: &RequesterId, serial: u64, result: Result<'_>, now: Tick) {
+    fn requester_outcome(&mut self, id: &RequesterId, serial: u64, result: OutcomeResult<'_>, now: Tick) {
         let Some(requester) = self.requesters.get_mut(id) else { return };
-        let Some(call) = take(&mut requester.call, serial) else { return };
+        let Some(call) = take(&mut requester.pending, serial) else { return };
         match (call.kind, result) {
-            (Kind::Accelerators, Ok(Answer::Accelerators(found))) if !found.is_empty() => {
+            (PendingCommandKind::QueryAccelerators, Ok(CommandReply::Accelerators(found)))
+                if !found.is_empty() =>
+            {
                 requester.accelerators.clone_from(found);
                 requester.accelerators.sort();
-                requester.gated = call.stub;
+                requester.gated_stub = call.stub_container;
                 requester.retry = Default::default();
             }
-            (Kind::Gate, Ok(_)) => {
-                requester.gated = call.stub;
+            (PendingCommandKind::CloseGate, Ok(_)) => {
+                requester.gated_stub = call.stub_container;
                 requester.retry = Default::default();
             }
-            (Kind::Finalize(wanted), Ok(_)) => {
-                requester.seen.finalizer = wanted;
+            (PendingCommandKind::SetFinalizer(wanted), Ok(_)) => {
+                requester.observed.finalizer = wanted;
                 requester.retry = Default::default();
             }
-            (Kind::Release, Ok(_)) => requester.released = true,
+            (PendingCommandKind::Release, Ok(_)) => requester.released = true,
             // It is being deleted, whenever that is seen.
-            (Kind::Delete, Ok(_)) => {
-                requester.seen.deleting.get_or_insert(now);
+            (PendingCommandKind::Delete, Ok(_)) => {
+                requester.observed.deleting_since.get_or_insert(now);
                 requester.retry = Default::default();
             }
-            _ => requester.retry.failed(now),
+            _ => requester.retry.record_failure(now),
         }
     }
 
-    fn provider_outcome(&mut self, id: &ProviderId, serial: u64, result: Result<'_>, now: Tick) {
+    fn provider_outcome(&mut self, id: &ProviderId, serial: u64, result: OutcomeResult<'_>, now: Tick) {
         let Some(provider) = self.providers.get_mut(id) else { return };
-        let Some(call) = take(&mut provider.call, serial) else { return };
+        let Some(call) = take(&mut provider.pending, serial) else { return };
         if result.is_err() {
-            return provider.retry.failed(now);
+            return provider.retry.record_failure(now);
         }
-        provider.retry = Retry { failures: 0, at: now };
-        provider.made |= call.kind == Kind::Create;
-        if call.kind == Kind::Delete && *result == Ok(Answer::Condition(Condition::Absent)) {
-            self.never_came(id, now);
+        provider.retry = RetryState { failures: 0, at: now };
+        provider.created |= call.kind == PendingCommandKind::Create;
+        if call.kind == PendingCommandKind::Delete
+            && *result == Ok(CommandReply::Condition(QueriedCondition::Absent))
+        {
+            self.ordered_pod_absent(id, now);
         }
     }
 
     fn engine_outcome(
         &mut self,
-        id: &EngineId,
+        id: &PairingEngineId,
         generation: Generation,
         serial: u64,
-        result: Result<'_>,
+        result: OutcomeResult<'_>,
         now: Tick,
     ) {
         let Some(engine) = self.engines.get_mut(id).filter(|e| e.generation == generation) else { return };
-        let Some(call) = take(&mut engine.call, serial) else { return };
-        let known = *result != Err(Cause::Unreachable);
-        if known && matches!(call.kind, Kind::Create | Kind::Launch) {
+        let Some(call) = take(&mut engine.pending, serial) else { return };
+        let known = *result != Err(CommandFailure::Unreachable);
+        if known && matches!(call.kind, PendingCommandKind::Create | PendingCommandKind::Launch) {
             engine.may_start_until = Tick(0);
         }
         match (call.kind, result) {
-            (Kind::Create, Ok(_)) => {
+            (PendingCommandKind::Create, Ok(_)) => {
                 let provider = self.providers.get_mut(&engine.provider);
-                provider.into_iter().for_each(|provider| provider.made = true);
+                provider.into_iter().for_each(|provider| provider.created = true);
             }
-            (Kind::Create, Err(Cause::Conflict)) => {
-                engine.retry.failed(now);
+            (PendingCommandKind::Create, Err(CommandFailure::Conflict)) => {
+                engine.retry.record_failure(now);
                 let provider = engine.provider.clone();
-                self.name_taken(&provider, now);
+                self.adopt_name_holder(&provider, now);
             }
-            (Kind::Create | Kind::Launch, Err(_)) => engine.failed = Some(Why::StartFailed),
-            (Kind::Bind, Ok(_)) => {
+            (PendingCommandKind::Create | PendingCommandKind::Launch, Err(_)) => {
+                engine.failure = Some(EngineStopReason::StartFailed)
+            }
+            (PendingCommandKind::Bind, Ok(_)) => {
                 if let Some(binding) = &mut engine.binding {
                     binding.written = true;
                 }
                 engine.retry = Default::default();
             }
-            (Kind::Launch, Ok(_)) => engine.enter(State::Starting, now),
-            (Kind::Prove, Ok(_)) => self.proved(id, now),
-            (Kind::Prove, Err(_)) => engine.failed = Some(Why::CanaryFailed),
-            (Kind::Open, Ok(_)) => {
-                engine.opened = call.stub;
+            (PendingCommandKind::Launch, Ok(_)) => engine.enter(PairingEngineState::Starting, now),
+            (PendingCommandKind::SendCanary, Ok(_)) => self.canary_passed(id, now),
+            (PendingCommandKind::SendCanary, Err(_)) => engine.failure = Some(EngineStopReason::CanaryFailed),
+            (PendingCommandKind::OpenGate, Ok(_)) => {
+                engine.opened_stub = call.stub_container;
                 engine.retry = Default::default();
             }
-            (Kind::Gate, Ok(_)) => {
-                if let State::Draining { drained, .. } = &mut engine.state {
+            (PendingCommandKind::CloseGate, Ok(_)) => {
+                if let PairingEngineState::Draining { drained, .. } = &mut engine.state {
                     *drained = true;
                 }
             }
-            (Kind::Sleep, Ok(answer)) => {
-                let measured = if let Answer::Asleep { residue } = answer { *residue } else { None };
+            (PendingCommandKind::Sleep, Ok(answer)) => {
+                let measured = if let CommandReply::Asleep { residue } = answer { *residue } else { None };
                 self.fell_asleep(id, measured, now);
             }
-            (Kind::Sleep, Err(_)) => engine.failed = Some(Why::SleepFailed),
-            (Kind::Wake, Ok(_)) => {
-                engine.answers = true;
-                engine.held_host = Bytes::ZERO;
+            (PendingCommandKind::Sleep, Err(_)) => engine.failure = Some(EngineStopReason::SleepFailed),
+            (PendingCommandKind::Wake, Ok(_)) => {
+                engine.ready = true;
+                engine.reserved_host = Bytes::ZERO;
             }
-            (Kind::Wake, Err(_)) => engine.failed = Some(Why::WakeFailed),
-            (Kind::Unbind, Ok(_)) => {
+            (PendingCommandKind::Wake, Err(_)) => engine.failure = Some(EngineStopReason::WakeFailed),
+            (PendingCommandKind::Unbind, Ok(_)) => {
                 engine.binding = None;
                 engine.retry = Default::default();
-                if matches!(engine.state, State::Asleep { .. }) {
-                    engine.held = engine.residue();
+                if matches!(engine.state, PairingEngineState::Asleep { .. }) {
+                    engine.reserved = engine.residue();
                 }
             }
-            (Kind::Forget, Ok(_)) => {
+            (PendingCommandKind::Forget, Ok(_)) => {
                 self.engines.remove(id);
             }
-            (Kind::End, Ok(answer)) => self.ended(id, answer, now),
-            (Kind::Query, Ok(Answer::Condition(condition))) => self.found(id, *condition, now),
-            _ => engine.retry.failed(now),
+            (PendingCommandKind::Stop, Ok(answer)) => self.stop_succeeded(id, answer, now),
+            (PendingCommandKind::Query, Ok(CommandReply::Condition(condition))) => {
+                self.record_condition(id, *condition, now)
+            }
+            _ => engine.retry.record_failure(now),
         }
     }
 
-    fn proved(&mut self, id: &EngineId, now: Tick) {
+    fn canary_passed(&mut self, id: &PairingEngineId, now: Tick) {
         let Some(engine) = self.engines.get_mut(id) else { return };
-        if !matches!(engine.state, State::Starting | State::Waking) {
+        if !matches!(engine.state, PairingEngineState::Starting | PairingEngineState::Waking) {
             return;
         }
-        engine.enter(State::Awake, now);
+        engine.enter(PairingEngineState::Awake, now);
         engine.last_used = now;
         if let Some(provider) = self.providers.get_mut(&engine.provider) {
-            provider.proved.get_or_insert(now);
+            provider.proven_since.get_or_insert(now);
         }
         let requester = engine.requester().cloned().and_then(|r| self.requesters.get_mut(&r));
         if let Some(requester) = requester {
@@ -153,16 +167,16 @@ impl Node {
 
     /// Its reservation shrinks to what it keeps: as declared, or more if that was measured. Somebody else's may be in that, where
     /// it could not wait for them; to be safe it counts all the same.
-    fn fell_asleep(&mut self, id: &EngineId, measured: Option<Bytes>, now: Tick) {
+    fn fell_asleep(&mut self, id: &PairingEngineId, measured: Option<Bytes>, now: Tick) {
         let Some(engine) = self.engines.get_mut(id) else { return };
-        let State::FallingAsleep { level } = engine.state else { return };
-        engine.enter(State::Asleep { level }, now);
+        let PairingEngineState::FallingAsleep { level } = engine.state else { return };
+        engine.enter(PairingEngineState::Asleep { level }, now);
         engine.sizes.asleep = engine.sizes.asleep.max(measured.unwrap_or_default());
-        engine.held = engine.residue();
-        self.slept(id, now);
+        engine.reserved = engine.residue();
+        self.record_sleep_time(id, now);
     }
 
-    fn slept(&mut self, id: &EngineId, now: Tick) {
+    fn record_sleep_time(&mut self, id: &PairingEngineId, now: Tick) {
         for accelerator in id.accelerators.iter() {
             if let Some(known) = self.accelerators.get_mut(accelerator) {
                 known.last_sleep = Some(now);
@@ -170,29 +184,34 @@ impl Node {
         }
     }
 
-    fn ended(&mut self, id: &EngineId, answer: &Answer, now: Tick) {
+    fn stop_succeeded(&mut self, id: &PairingEngineId, answer: &CommandReply, now: Tick) {
         let Some(engine) = self.engines.get_mut(id) else { return };
-        let absent = *answer == Answer::Condition(Condition::Absent);
+        let absent = *answer == CommandReply::Condition(QueriedCondition::Absent);
         if now < engine.may_start_until && (absent || engine.provider.is_launcher()) {
             // What is not there now may come yet.
             engine.retry.at = engine.may_start_until;
             return;
         }
-        engine.ended = true;
-        engine.retry = Retry { failures: 0, at: now };
+        engine.stop_accepted = true;
+        engine.retry = RetryState { failures: 0, at: now };
         if engine.provider.is_launcher() {
             self.process_gone(id, now);
         } else if absent {
             // One that has been seen will be seen gone as well.
             let provider = engine.provider.clone();
-            self.never_came(&provider, now);
+            self.ordered_pod_absent(&provider, now);
         }
     }
 
     /// The Pod that was ordered is not there. One that was seen is not forgotten before it is seen gone: what is seen late of it
     /// would be taken for the next one of its name.
-    fn never_came(&mut self, id: &ProviderId, now: Tick) {
-        match self.providers.get(id).filter(|provider| provider.uid.is_none()).map(|provider| provider.made) {
+    fn ordered_pod_absent(&mut self, id: &ProviderId, now: Tick) {
+        match self
+            .providers
+            .get(id)
+            .filter(|provider| provider.uid.is_none())
+            .map(|provider| provider.created)
+        {
             // It was there, and went before it was seen.
             Some(true) => self.provider_vanished(id, now),
             Some(false) => self.provider_gone(id, now),
@@ -201,41 +220,46 @@ impl Node {
     }
 
     /// What an engine from before says of itself.
-    fn found(&mut self, id: &EngineId, condition: Condition, now: Tick) {
-        let Some(engine) = self.engines.get_mut(id).filter(|e| e.state == State::Unknown) else { return };
+    fn record_condition(&mut self, id: &PairingEngineId, condition: QueriedCondition, now: Tick) {
+        let Some(engine) = self.engines.get_mut(id).filter(|e| e.state == PairingEngineState::Unknown) else {
+            return;
+        };
         match condition {
-            Condition::Busy => engine.retry.failed(now),
-            Condition::Starting => {
+            QueriedCondition::Busy => engine.retry.record_failure(now),
+            QueriedCondition::Starting => {
                 let provider = self.providers.get(&engine.provider);
-                engine.enter(State::Starting, now);
+                engine.enter(PairingEngineState::Starting, now);
                 // That it answers may have been seen before it was asked, and it may have been too busy to say so.
-                let ready = provider.is_some_and(|provider| provider.stage == Stage::Ready);
-                engine.answers = ready && !engine.provider.is_launcher();
+                let ready = provider.is_some_and(|provider| provider.phase == ProviderPhase::Ready);
+                engine.ready = ready && !engine.provider.is_launcher();
             }
-            Condition::Awake => {
-                engine.enter(State::Awake, now);
-                engine.held_host = Bytes::ZERO;
+            QueriedCondition::Awake => {
+                engine.enter(PairingEngineState::Awake, now);
+                engine.reserved_host = Bytes::ZERO;
             }
-            Condition::Asleep { residue, .. } | Condition::AsleepSomehow { residue } => {
-                let known = if let Condition::Asleep { level, .. } = condition { Some(level) } else { None };
-                engine.enter(State::Asleep { level: known.unwrap_or(Level::Two) }, now);
+            QueriedCondition::Asleep { residue, .. } | QueriedCondition::AsleepAtUnknownLevel { residue } => {
+                let known =
+                    if let QueriedCondition::Asleep { level, .. } = condition { Some(level) } else { None };
+                engine.enter(PairingEngineState::Asleep { level: known.unwrap_or(SleepLevel::Two) }, now);
                 engine.sizes.asleep = engine.sizes.asleep.max(residue.unwrap_or_default());
-                if known == Some(Level::Two) {
-                    engine.held_host = Bytes::ZERO;
+                if known == Some(SleepLevel::Two) {
+                    engine.reserved_host = Bytes::ZERO;
                 }
                 // A bound one is about to be woken, or nearly was.
                 if engine.binding.is_none() {
-                    engine.held = engine.residue();
+                    engine.reserved = engine.residue();
                 }
-                self.slept(id, now);
+                self.record_sleep_time(id, now);
             }
             // What is not there now may come yet.
-            Condition::Absent if now < engine.may_start_until => engine.retry.at = engine.may_start_until,
-            Condition::Absent => {
-                self.lost(id, now);
+            QueriedCondition::Absent if now < engine.may_start_until => {
+                engine.retry.at = engine.may_start_until
+            }
+            QueriedCondition::Absent => {
+                self.engine_lost(id, now);
                 let Some(engine) = self.engines.get_mut(id) else { return };
                 // Of a launcher nothing is left but the record, else a Pod.
-                engine.ended = engine.provider.is_launcher();
+                engine.stop_accepted = engine.provider.is_launcher();
                 self.process_gone(id, now);
             }
         }
@@ -243,6 +267,6 @@ impl Node {
 }
 
 /// The call, if it is this one that is awaited.
-fn take(call: &mut Option<Call>, serial: u64) -> Option<Call> {
+fn take(call: &mut Option<PendingCommand>, serial: u64) -> Option<PendingCommand> {
     if call.as_ref()?.serial == serial { call.take() } else { None }
 }

@@ -2,93 +2,93 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::event::Sizes;
+use super::event::MemorySizes;
 use crate::units::{Bytes, Millis};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settings {
+pub struct PairingSettings {
     /// No sleeper is deleted, and no reading of the meter believed, before the last sleep on the accelerator is so long ago:
     /// the meter lags.
-    pub settle: Millis,
+    pub meter_lag: Millis,
     /// From the gate's closing until what is still under way is cut.
-    pub drain: Millis,
-    /// For `/sleep`, at least: see [`Self::sleep_within`].
-    pub sleep: Millis,
-    /// For `/wake_up`, at least: see [`Self::wake_within`]. Then for the canary.
-    pub wake: Millis,
+    pub drain_timeout: Millis,
+    /// For `/sleep_timeout`, at least: see [`Self::sleep_timeout_for`].
+    pub sleep_timeout: Millis,
+    /// For `/wake_up`, at least: see [`Self::wake_timeout_for`]. Then for the canary.
+    pub wake_timeout: Millis,
     /// For the slowest machine: what an engine moves in a second when it falls asleep or wakes, after so long in which it moves
     /// nothing.
-    pub rate: Bytes,
-    pub base: Millis,
+    pub min_transfer_rate: Bytes,
+    pub transfer_startup: Millis,
     /// From the order until the engine, or a launcher, answers.
-    pub start: Millis,
+    pub start_timeout: Millis,
     /// From the order to end an engine until it is given more room for doubt: a launcher that does not get rid of it goes itself.
-    pub end: Millis,
+    pub stop_timeout: Millis,
     /// After a launcher that failed none is made on its accelerator for so long; twice as long after each further one, up to 32
-    /// times. An engine that has lived in it for `lived` lets that begin anew.
-    pub relaunch: Millis,
-    pub lived: Millis,
+    /// times. An engine that has lived in it for `launcher_proven_after` lets that begin anew.
+    pub launcher_backoff: Millis,
+    pub launcher_proven_after: Millis,
     /// A launcher that nobody needs is ended after this.
-    pub idle: Millis,
+    pub launcher_idle_timeout: Millis,
     /// For any other call.
-    pub call: Millis,
+    pub call_timeout: Millis,
     /// What a requester is held beyond drain and sleep at most.
-    pub spare: Millis,
+    pub hold_margin: Millis,
     /// What a Pod whose object vanished held stays reserved for so long, unless it is seen ended before: a kubelet that reports has
     /// ended it by then. More than a provider's grace and the time after which a silent kubelet is noticed.
-    pub remains: Millis,
+    pub vanished_retention: Millis,
 }
 
-impl Settings {
+impl PairingSettings {
     /// How long an engine of this size may take to fall asleep: what was configured, or longer if it has more to move.
     #[must_use]
-    pub fn sleep_within(&self, sizes: &Sizes) -> Millis {
-        self.sleep.max(self.moves(sizes))
+    pub fn sleep_timeout_for(&self, sizes: &MemorySizes) -> Millis {
+        self.sleep_timeout.max(self.transfer_time(sizes))
     }
 
     /// How long it may take to wake.
     #[must_use]
-    pub fn wake_within(&self, sizes: &Sizes) -> Millis {
-        self.wake.max(self.moves(sizes))
+    pub fn wake_timeout_for(&self, sizes: &MemorySizes) -> Millis {
+        self.wake_timeout.max(self.transfer_time(sizes))
     }
 
     /// Its weights come from host RAM or a disk, and go there; how much of what it holds these are is not known, so all of it
     /// counts. Its accelerators do it side by side.
-    fn moves(&self, sizes: &Sizes) -> Millis {
+    fn transfer_time(&self, sizes: &MemorySizes) -> Millis {
         let bytes = sizes.awake.max(sizes.host);
-        self.base + Millis(bytes.0.saturating_mul(1000) / self.rate.0.max(1))
+        self.transfer_startup + Millis(bytes.0.saturating_mul(1000) / self.min_transfer_rate.0.max(1))
     }
 
     /// The pause after so many launchers in a row that failed.
     #[must_use]
-    pub fn relaunch_after(&self, crashes: u32) -> Millis {
-        Millis(self.relaunch.0 << crashes.saturating_sub(1).min(5))
+    pub fn launcher_backoff_for(&self, crashes: u32) -> Millis {
+        Millis(self.launcher_backoff.0 << crashes.saturating_sub(1).min(5))
     }
 
     /// How long a requester that is being deleted, and whose engine has this size, is held at most.
     #[must_use]
-    pub fn hold(&self, sizes: &Sizes) -> Millis {
-        self.drain + self.sleep_within(sizes) + self.spare
+    pub fn max_hold(&self, sizes: &MemorySizes) -> Millis {
+        self.drain_timeout + self.sleep_timeout_for(sizes) + self.hold_margin
     }
 }
 
-impl Default for Settings {
+impl Default for PairingSettings {
     fn default() -> Self {
         Self {
-            settle: Millis::secs(60),
-            drain: Millis::secs(30),
-            sleep: Millis::secs(30),
-            wake: Millis::secs(60),
-            rate: Bytes::gib(1),
-            base: Millis::secs(10),
-            start: Millis::secs(600),
-            end: Millis::secs(60),
-            relaunch: Millis::secs(10),
-            lived: Millis::secs(600),
-            idle: Millis::secs(300),
-            call: Millis::secs(10),
-            spare: Millis::secs(10),
-            remains: Millis::secs(120),
+            meter_lag: Millis::secs(60),
+            drain_timeout: Millis::secs(30),
+            sleep_timeout: Millis::secs(30),
+            wake_timeout: Millis::secs(60),
+            min_transfer_rate: Bytes::gib(1),
+            transfer_startup: Millis::secs(10),
+            start_timeout: Millis::secs(600),
+            stop_timeout: Millis::secs(60),
+            launcher_backoff: Millis::secs(10),
+            launcher_proven_after: Millis::secs(600),
+            launcher_idle_timeout: Millis::secs(300),
+            call_timeout: Millis::secs(10),
+            hold_margin: Millis::secs(10),
+            vanished_retention: Millis::secs(120),
         }
     }
 }

@@ -1,35 +1,35 @@
 //! What must hold, judged by what is physically true. Each message says what was broken, by whom.
 
-mod needs;
+mod dependencies;
 mod reservations;
 
 use super::{
-    client::{ClientId, End, State},
-    gate::Gate,
-    process::Phase,
-    scenario::Deed,
-    world::{Failure, World},
+    client::{ExchangeEnd, SimulatedClientId, SimulatedClientState},
+    gate::SimulatedGate,
+    process::SimulatedProcessPhase,
+    scenario::ScenarioAction,
+    world::{InvariantViolation, SimulatedWorld},
 };
 use crate::{
-    fault::Cause,
+    fault::FailureCause,
     fleet::{
         Plan,
-        command::Why,
-        event::{Event, Verdict},
+        command::CloseReason,
+        event::{CanaryVerdict, Event},
     },
-    model::{AcceleratorId, Accelerators, EngineId, Eviction, Level, ModelSpec},
+    model::{AcceleratorId, AcceleratorRequirement, EngineId, EvictionPolicy, ModelSpec, SleepLevel},
     units::{Bytes, Generation, Millis},
 };
 
-impl World {
+impl SimulatedWorld {
     /// What the fleet has just been told, which is what it may act upon.
-    pub(super) fn delivered(&mut self, event: &Event) {
+    pub(super) fn record_delivery(&mut self, event: &Event) {
         match event {
             Event::Placed { engine, generation, .. } => {
-                if let Some(booking) = self.machine.bookings.get_mut(engine)
+                if let Some(booking) = self.machine.reservations.get_mut(engine)
                     && booking.generation == *generation
                 {
-                    booking.placed = true;
+                    booking.confirmed = true;
                 }
             }
             Event::Drained { engine, generation } => {
@@ -37,7 +37,7 @@ impl World {
                     && gate.generation == *generation
                     && !gate.open
                 {
-                    gate.drained = true;
+                    gate.drained_delivered = true;
                 }
             }
             Event::Profiled { engine, generation } | Event::Ready { engine, generation } => {
@@ -46,10 +46,10 @@ impl World {
                 }
             }
             Event::Gone { engine, generation, .. } => {
-                self.machine.going.remove(&(engine.clone(), *generation));
+                self.machine.unreported_exits.remove(&(engine.clone(), *generation));
                 // A booking ends with the process it was for, unless its successor has booked already.
-                if self.machine.bookings.get(engine).is_some_and(|b| b.generation == *generation) {
-                    self.machine.bookings.remove(engine);
+                if self.machine.reservations.get(engine).is_some_and(|b| b.generation == *generation) {
+                    self.machine.reservations.remove(engine);
                 }
             }
             _ => {}
@@ -66,31 +66,36 @@ impl World {
     ) -> bool {
         if let Some(process) = self.machine.processes.get(engine) {
             let running = process.generation;
-            self.violation(format!("{engine} {generation} is launched while {running} still runs"));
+            self.record_violation(format!("{engine} {generation} is launched while {running} still runs"));
             return false;
         }
-        self.check_booked(engine, generation, accelerators, bytes, "launched");
-        let measures = self.measures(engine);
+        self.check_reserved(engine, generation, accelerators, bytes, "launched");
+        let measures = self.profiles_memory(engine);
         for id in accelerators {
-            let Some(other) = self.machine.on(id).find(|p| {
+            let Some(other) = self.machine.processes_on(id).find(|p| {
                 p.profiling
-                    || (measures && matches!(p.phase, Phase::Waking(_) | Phase::Loading) && !p.has_taken())
+                    || (measures
+                        && matches!(
+                            p.phase,
+                            SimulatedProcessPhase::Waking(_) | SimulatedProcessPhase::Loading
+                        )
+                        && !p.has_full_memory())
             }) else {
                 continue;
             };
             let message =
                 format!("{engine} is launched on {id} beside {}, which is {:?}", other.engine, other.phase);
-            self.violation(message);
+            self.record_violation(message);
         }
         true
     }
 
-    fn measures(&self, engine: &EngineId) -> bool {
+    fn profiles_memory(&self, engine: &EngineId) -> bool {
         let models = &self.scenario.configuration.models;
-        models.iter().any(|spec| spec.name == engine.model && spec.measures())
+        models.iter().any(|spec| spec.name == engine.model && spec.profiles_memory())
     }
 
-    fn check_booked(
+    fn check_reserved(
         &mut self,
         engine: &EngineId,
         generation: Generation,
@@ -98,34 +103,34 @@ impl World {
         bytes: Bytes,
         what: &str,
     ) {
-        let covered = self.machine.bookings.get(engine).is_some_and(|booking| {
-            booking.placed
+        let covered = self.machine.reservations.get(engine).is_some_and(|booking| {
+            booking.confirmed
                 && booking.generation == generation
                 && booking.bytes >= bytes
                 && accelerators.iter().all(|id| booking.accelerators.contains(id))
         });
         if !covered {
-            let booking = self.machine.bookings.get(engine).cloned();
-            self.violation(format!(
+            let booking = self.machine.reservations.get(engine).cloned();
+            self.record_violation(format!(
                 "{engine} {generation} is {what} with {bytes} on {accelerators:?}, but its booking is {booking:?}"
             ));
         }
     }
 
     /// Sleep and stop need a drained gate, unless it never was open.
-    pub(super) fn check_put_away(&mut self, engine: &EngineId, generation: Generation, what: &str) -> bool {
+    pub(super) fn check_drained(&mut self, engine: &EngineId, generation: Generation, what: &str) -> bool {
         let Some(gate) = self.gates.get(engine).filter(|g| g.generation == generation) else {
-            self.violation(format!("{what} for {engine} {generation}, which has no gate"));
+            self.record_violation(format!("{what} for {engine} {generation}, which has no gate"));
             return false;
         };
-        if gate.open || !gate.leases.is_empty() || (gate.served && !gate.drained) {
+        if gate.open || !gate.leases.is_empty() || (gate.was_opened && !gate.drained_delivered) {
             let message = format!(
                 "{what} for {engine} {generation} before it was drained: gate open {}, {} leases, drained {}",
                 gate.open,
                 gate.leases.len(),
-                gate.drained
+                gate.drained_delivered
             );
-            self.violation(message);
+            self.record_violation(message);
         }
         true
     }
@@ -135,118 +140,131 @@ impl World {
     }
 
     /// It is configured, or ordered, to be awake whoever asks for it.
-    fn is_kept(&self, engine: &EngineId) -> bool {
+    fn is_kept_awake(&self, engine: &EngineId) -> bool {
         let pin = self.pins.get(&engine.model).copied();
         let pinned = pin.unwrap_or_else(|| self.spec_of(engine).is_some_and(|spec| spec.pinned));
-        pinned || self.is_counted_on(engine)
+        pinned || self.is_min_replica(engine)
     }
 
     /// It is one of those that its model is never to have fewer of.
-    fn is_counted_on(&self, engine: &EngineId) -> bool {
+    fn is_min_replica(&self, engine: &EngineId) -> bool {
         let least = self.spec_of(engine).map_or(0, |spec| spec.min_replicas);
         engine.replica < least && self.pins.get(&engine.model) != Some(&false)
     }
 
     /// What is to be awake in any case goes for nobody and for no idleness.
-    pub(super) fn check_kept(&mut self, engine: &EngineId, why: Why) {
+    pub(super) fn check_kept_awake(&mut self, engine: &EngineId, why: CloseReason) {
         let open = self.gates.get(engine).is_some_and(|gate| gate.open);
-        if open && matches!(why, Why::Turn | Why::Idle) && self.is_kept(engine) {
-            self.violation(format!("{engine} is put away ({why:?}), and is to be awake in any case"));
+        if open && matches!(why, CloseReason::Turn | CloseReason::Idle) && self.is_kept_awake(engine) {
+            self.record_violation(format!("{engine} is put away ({why:?}), and is to be awake in any case"));
         }
     }
 
     /// For a model that is served already nobody else's gate closes, and none in use while a spare of its model is only
     /// starting where the other could go as well.
-    pub(super) fn check_spare(&mut self, engine: &EngineId, to: &EngineId) {
-        let serves = |(id, gate): (&EngineId, &Gate)| id.model == to.model && gate.open && gate.public;
-        if self.gates.iter().any(serves) && !self.is_counted_on(to) {
-            self.violation(format!("{engine} is put away for {to}, beside which its model is served"));
+    pub(super) fn check_eviction_needed(&mut self, engine: &EngineId, to: &EngineId) {
+        let serves =
+            |(id, gate): (&EngineId, &SimulatedGate)| id.model == to.model && gate.open && gate.public;
+        if self.gates.iter().any(serves) && !self.is_min_replica(to) {
+            self.record_violation(format!("{engine} is put away for {to}, beside which its model is served"));
         }
         let busy = self.gates.get(engine).is_some_and(|gate| gate.open && !gate.leases.is_empty());
-        if let Some(spare) = self.spare_that_would_do(engine, to).filter(|_| busy) {
-            self.violation(format!(
+        if let Some(spare) = self.sufficient_spare(engine, to).filter(|_| busy) {
+            self.record_violation(format!(
                 "{engine} is put away for {to}, though {spare} is of no use to anybody yet"
             ));
         }
     }
 
-    fn spare_that_would_do(&self, engine: &EngineId, to: &EngineId) -> Option<EngineId> {
+    fn sufficient_spare(&self, engine: &EngineId, to: &EngineId) -> Option<EngineId> {
         let configuration = &self.scenario.configuration;
         let spec = configuration.models.iter().find(|spec| spec.name == to.model)?;
         let own = configuration.models.iter().find(|spec| spec.name == engine.model)?;
         let eviction = configuration.settings.eviction_of(own);
-        if eviction != Eviction::Residency || self.machine.processes.contains_key(to) {
+        if eviction != EvictionPolicy::Residency || self.machine.processes.contains_key(to) {
             return None;
         }
         let free_for_it = |id: &AcceleratorId| {
             let listed = match &spec.accelerators {
-                Accelerators::Ids(ids) => *ids == std::slice::from_ref(id),
-                Accelerators::Count(n) => *n == 1,
-                Accelerators::Of { pool, .. } => pool == id,
+                AcceleratorRequirement::Ids(ids) => *ids == std::slice::from_ref(id),
+                AcceleratorRequirement::Count(n) => *n == 1,
+                AcceleratorRequirement::InPool { pool, .. } => pool == id,
             };
-            let well = self.machine.devices.get(id).is_some_and(|d| !d.lost && d.foreign == Bytes::ZERO);
-            listed && well && self.machine.on(id).filter(|p| p.profiling).count() <= 1
+            let well =
+                self.machine.accelerators.get(id).is_some_and(|d| !d.lost && d.foreign_bytes == Bytes::ZERO);
+            listed && well && self.machine.processes_on(id).filter(|p| p.profiling).count() <= 1
         };
-        let mut siblings =
-            self.machine.processes.values().filter(|p| {
-                p.engine.model == engine.model && p.engine != *engine && p.phase == Phase::Loading
-            });
+        let mut siblings = self.machine.processes.values().filter(|p| {
+            p.engine.model == engine.model && p.engine != *engine && p.phase == SimulatedProcessPhase::Loading
+        });
         let spare = siblings.find(|p| {
-            let untouched = self.gates.get(&p.engine).is_some_and(|gate| !gate.served);
-            let holds = self.machine.bookings.get(&p.engine).map_or((Bytes::ZERO, 0), |b| (b.bytes, b.units));
-            let bytes = spec.accelerators.in_one_place(spec.memory.awake);
+            let untouched = self.gates.get(&p.engine).is_some_and(|gate| !gate.was_opened);
+            let holds =
+                self.machine.reservations.get(&p.engine).map_or((Bytes::ZERO, 0), |b| (b.bytes, b.units));
+            let bytes = spec.accelerators.bytes_per_account(spec.memory.awake);
             let enough = holds.0 >= bytes && holds.1 >= self.units_of(to);
             untouched && enough && p.accelerators.iter().any(free_for_it)
         });
         spare.map(|p| p.engine.clone())
     }
 
-    pub(super) fn check_sleep(&mut self, engine: &EngineId, generation: Generation, level: Level) -> bool {
-        let (host, room) = (self.machine.host_held(), self.scenario.configuration.settings.host_memory);
+    pub(super) fn check_sleep(
+        &mut self,
+        engine: &EngineId,
+        generation: Generation,
+        level: SleepLevel,
+    ) -> bool {
+        let (host, room) =
+            (self.machine.host_memory_held(), self.scenario.configuration.settings.host_memory);
         let Some(process) = self.machine.process(engine, generation) else {
-            return self.gone_or_unknown(engine, generation, "sleep");
+            return self.check_exit_unreported(engine, generation, "sleep");
         };
-        let (phase, can, needs) = (process.phase, process.spec.can_sleep, process.host());
+        let (phase, can, needs) = (process.phase, process.spec.can_sleep, process.host_bytes());
         if !can {
-            self.violation(format!("{engine} is told to sleep, which it cannot"));
+            self.record_violation(format!("{engine} is told to sleep, which it cannot"));
         }
-        if phase != Phase::Awake {
-            self.violation(format!("{engine} is told to sleep while it is {phase:?}"));
+        if phase != SimulatedProcessPhase::Awake {
+            self.record_violation(format!("{engine} is told to sleep while it is {phase:?}"));
             return false;
         }
-        if level == Level::One && host + needs > room {
-            self.violation(format!(
+        if level == SleepLevel::One && host + needs > room {
+            self.record_violation(format!(
                 "{engine} sleeps at level 1 with {needs} in host memory, where others hold {host} of {room}"
             ));
         }
         true
     }
 
-    pub(super) fn check_wake(&mut self, engine: &EngineId, generation: Generation, level: Level) -> bool {
+    pub(super) fn check_wake(
+        &mut self,
+        engine: &EngineId,
+        generation: Generation,
+        level: SleepLevel,
+    ) -> bool {
         let Some(process) = self.machine.process(engine, generation) else {
-            return self.gone_or_unknown(engine, generation, "wake");
+            return self.check_exit_unreported(engine, generation, "wake");
         };
         let (phase, needs, accelerators) =
             (process.phase, process.spec.memory.awake, process.accelerators.clone());
-        if phase != Phase::Asleep(level) {
-            self.violation(format!("{engine} is woken from {level:?} while it is {phase:?}"));
+        if phase != SimulatedProcessPhase::Asleep(level) {
+            self.record_violation(format!("{engine} is woken from {level:?} while it is {phase:?}"));
             return false;
         }
-        self.check_booked(engine, generation, &accelerators, needs, "woken");
+        self.check_reserved(engine, generation, &accelerators, needs, "woken");
         for id in &accelerators {
-            let profiling = self.machine.on(id).find(|p| p.profiling);
+            let profiling = self.machine.processes_on(id).find(|p| p.profiling);
             if let Some(other) = profiling {
                 let message = format!("{engine} is woken on {id} while {} measures its memory", other.engine);
-                self.violation(message);
+                self.record_violation(message);
             }
         }
         true
     }
 
     /// A command to a process that is gone is an error only when the fleet knew.
-    fn gone_or_unknown(&mut self, engine: &EngineId, generation: Generation, what: &str) -> bool {
-        if !self.machine.going.contains(&(engine.clone(), generation)) {
-            self.violation(format!("{what} for {engine} {generation}, which is known to be gone"));
+    fn check_exit_unreported(&mut self, engine: &EngineId, generation: Generation, what: &str) -> bool {
+        if !self.machine.unreported_exits.contains(&(engine.clone(), generation)) {
+            self.record_violation(format!("{what} for {engine} {generation}, which is known to be gone"));
         }
         false
     }
@@ -254,56 +272,56 @@ impl World {
     /// Only an awake engine may get requests. One that died an instant ago, or hangs, is nobody's fault yet.
     pub(super) fn check_traffic(&mut self, engine: &EngineId, generation: Generation) {
         match self.machine.process(engine, generation).map(|p| p.phase) {
-            Some(Phase::Awake) => {}
+            Some(SimulatedProcessPhase::Awake) => {}
             Some(phase) => {
-                self.violation(format!("{engine} {generation} gets traffic while it is {phase:?}"))
+                self.record_violation(format!("{engine} {generation} gets traffic while it is {phase:?}"))
             }
             None => {
-                self.gone_or_unknown(engine, generation, "traffic");
+                self.check_exit_unreported(engine, generation, "traffic");
             }
         }
     }
 
     pub(super) fn check_grant(
         &mut self,
-        client: ClientId,
+        client: SimulatedClientId,
         engine: &EngineId,
         generation: Generation,
     ) -> bool {
         let model = self.clients.get(&client).map(|c| c.request.model.clone());
         if model.is_some_and(|model| model != engine.model) {
-            self.violation(format!("a waiter for another model is granted a lease on {engine}"));
+            self.record_violation(format!("a waiter for another model is granted a lease on {engine}"));
         }
         let Some(gate) = self.gates.get(engine).filter(|g| g.generation == generation) else {
-            self.violation(format!("a lease is granted on {engine} {generation}, which has no gate"));
+            self.record_violation(format!("a lease is granted on {engine} {generation}, which has no gate"));
             return false;
         };
-        let (open, full) = (gate.open, gate.full());
+        let (open, full) = (gate.open, gate.is_full());
         if !open {
-            self.violation(format!("a lease is granted on the closed gate of {engine}"));
+            self.record_violation(format!("a lease is granted on the closed gate of {engine}"));
         }
         if full {
-            self.violation(format!("a lease is granted on {engine}, which is full"));
+            self.record_violation(format!("a lease is granted on {engine}, which is full"));
         }
         open && !full
     }
 
     /// A deadline passed and the client still waits.
-    pub(super) fn overdue(&mut self, id: ClientId, serial: u32) {
+    pub(super) fn check_wait_deadline(&mut self, id: SimulatedClientId, serial: u32) {
         if let Some(client) = self.clients.get(&id).filter(|c| c.serial == serial)
-            && let State::Parked(waiter) = client.state
+            && let SimulatedClientState::Parked(waiter) = client.state
         {
             let message = format!(
                 "waiter {} for {} waits past its deadline {}",
                 waiter.0, client.request.model, client.deadline
             );
-            self.violation(message);
+            self.record_violation(message);
         }
     }
 
-    pub(super) fn silent(&mut self, id: ClientId, serial: u32) {
+    pub(super) fn silence_timeout(&mut self, id: SimulatedClientId, serial: u32) {
         if self.clients.get(&id).is_some_and(|c| c.serial == serial) {
-            self.end_exchange(id, End::Broken);
+            self.end_exchange(id, ExchangeEnd::EngineFailed);
         }
     }
 
@@ -316,7 +334,7 @@ impl World {
             }
         }
         if report.models.len() < self.scenario.configuration.models.len() && self.deadline.is_some() {
-            self.violation("the report leaves models out".to_owned());
+            self.record_violation("the report leaves models out".to_owned());
         }
     }
 
@@ -336,82 +354,82 @@ impl World {
                 ));
             }
             if accelerator.reserved > accelerator.capacity && !reported {
-                self.violation(format!(
+                self.record_violation(format!(
                     "the reservations on {} are {}, more than {}",
                     accelerator.id, accelerator.reserved, accelerator.capacity
                 ));
             }
         }
-        if view.host.reserved > view.host.capacity && !self.excess {
-            self.violation(format!(
+        if view.host.reserved > view.host.capacity && !self.overcommitted {
+            self.record_violation(format!(
                 "the reservations of host memory are {}, more than {}",
                 view.host.reserved, view.host.capacity
             ));
         }
     }
 
-    pub(super) fn probed(&mut self, engine: EngineId, generation: Generation) {
+    pub(super) fn complete_probe(&mut self, engine: EngineId, generation: Generation) {
         let verdict = match self.machine.process(&engine, generation) {
-            Some(process) if process.gated => {
-                self.tell(Event::Gated { engine: engine.clone(), generation });
-                Verdict::Inconclusive
+            Some(process) if process.stub_gate_closed => {
+                self.send_event(Event::StubGateClosed { engine: engine.clone(), generation });
+                CanaryVerdict::Inconclusive
             }
-            None => Verdict::Failed(Cause::Unreachable),
-            Some(process) if process.hung => Verdict::Failed(Cause::Timeout),
-            Some(process) if process.corrupt => Verdict::Failed(Cause::Unhealthy),
-            Some(_) => Verdict::Passed,
+            None => CanaryVerdict::Failed(FailureCause::Unreachable),
+            Some(process) if process.hung => CanaryVerdict::Failed(FailureCause::Timeout),
+            Some(process) if process.corrupt => CanaryVerdict::Failed(FailureCause::Unhealthy),
+            Some(_) => CanaryVerdict::Passed,
         };
-        self.tell(Event::Canary { engine, generation, verdict });
+        self.send_event(Event::Canary { engine, generation, verdict });
     }
 
     /// Demand and faults end; time goes on until everything should have come to rest, and has.
-    pub(super) fn rest(&mut self) -> Result<(), Failure> {
-        self.calm();
-        let end = self.now + self.rest_time();
+    pub(super) fn run_until_quiescent(&mut self) -> Result<(), InvariantViolation> {
+        self.stop_demand_and_faults();
+        let end = self.now + self.quiescence_timeout();
         let mut steps = 0;
         while self.step_until(end)? {
             steps += 1;
             if steps > 50_000 {
-                self.violation("the world does not come to rest".to_owned());
+                self.record_violation("the world does not come to rest".to_owned());
                 break;
             }
         }
-        self.check_rest();
+        self.check_quiescent();
         // One more turn reports what was found.
-        self.notified = true;
+        self.wakeup_pending = true;
         self.step().map(|_| ())
     }
 
     /// The gateway is told to shut down: every waiter is refused, every lease ends, and the engines stop or stay.
-    pub(super) fn end_by_shutdown(&mut self) -> Result<(), Failure> {
-        self.calm();
+    pub(super) fn run_shutdown(&mut self) -> Result<(), InvariantViolation> {
+        self.stop_demand_and_faults();
         let stop_engines = self.random.chance(0.5);
         self.tally.add("shutdowns");
-        self.deed(Deed::Shutdown { stop_engines });
+        self.apply_action(ScenarioAction::Shutdown { stop_engines });
         let end = self.now + Millis::secs(120);
         while self.step_until(end)? {}
         self.now = end;
         if !self.fleet.is_finished() {
-            self.violation("the shutdown does not end".to_owned());
+            self.record_violation("the shutdown does not end".to_owned());
         }
         if let Some(left) = self.machine.processes.keys().next().filter(|_| stop_engines) {
             let message = format!("{left} still runs after a shutdown that stops engines");
-            self.violation(message);
+            self.record_violation(message);
         }
-        for (engine, booking) in &self.machine.bookings {
+        for (engine, booking) in &self.machine.reservations {
             if !self.machine.processes.contains_key(engine) {
                 let bytes = booking.bytes;
                 self.violations.push(format!("{engine} holds {bytes} without a process after the shutdown"));
             }
         }
         if !self.clients.is_empty() {
-            self.violation(format!("{} clients are left after the shutdown", self.clients.len()));
+            self.record_violation(format!("{} clients are left after the shutdown", self.clients.len()));
         }
-        self.notified = true;
+        self.wakeup_pending = true;
         self.step().map(|_| ())
     }
 
-    fn rest_time(&self) -> Millis {
+    fn quiescence_timeout(&self) -> Millis {
         let configuration = &self.scenario.configuration;
         let idle = configuration.models.iter().map(|spec| {
             let sleep = spec.idle.sleep_after.unwrap_or_default();
@@ -424,18 +442,19 @@ impl World {
             + Millis::secs(300)
     }
 
-    fn check_rest(&mut self) {
+    fn check_quiescent(&mut self) {
         if let Some((waiter, _)) = self.waiters.iter().next() {
             let message = format!("waiter {} is still parked at the end", waiter.0);
-            self.violation(message);
+            self.record_violation(message);
         }
         for (engine, gate) in &self.gates {
             if !gate.leases.is_empty() {
                 self.violations.push(format!("{engine} has {} leases at the end", gate.leases.len()));
             }
-            let awake = self.machine.processes.get(engine).is_some_and(|p| p.phase == Phase::Awake);
-            let gated = self.machine.processes.get(engine).is_some_and(|p| p.gated);
-            if gate.held && awake && !gated {
+            let awake =
+                self.machine.processes.get(engine).is_some_and(|p| p.phase == SimulatedProcessPhase::Awake);
+            let gated = self.machine.processes.get(engine).is_some_and(|p| p.stub_gate_closed);
+            if gate.awaiting_stub && awake && !gated {
                 self.violations
                     .push(format!("{engine} is held at the end, and its stub would let everybody in"));
             }
@@ -443,7 +462,7 @@ impl World {
                 self.violations.push(format!("the gate of {engine} is open at the end, but it is not awake"));
             }
         }
-        for (engine, booking) in &self.machine.bookings {
+        for (engine, booking) in &self.machine.reservations {
             if !self.machine.processes.contains_key(engine) {
                 self.violations
                     .push(format!("{engine} holds a reservation of {} without a process", booking.bytes));
@@ -467,9 +486,9 @@ impl World {
                     .push(format!("{} runs at the end, but its model is not configured", process.engine));
                 continue;
             };
-            let kept = self.is_kept(&process.engine) || self.stays_for_others(&process.engine);
+            let kept = self.is_kept_awake(&process.engine) || self.is_needed_by_dependents(&process.engine);
             let sleeps = spec.idle.sleep_after.or(spec.idle.stop_after);
-            if !kept && sleeps.is_some() && !matches!(process.phase, Phase::Asleep(_)) {
+            if !kept && sleeps.is_some() && !matches!(process.phase, SimulatedProcessPhase::Asleep(_)) {
                 self.violations.push(format!(
                     "{} is {:?} at the end, though nobody used it",
                     process.engine, process.phase

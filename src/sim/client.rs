@@ -8,7 +8,7 @@ use crate::{
 
 /// One request, as the demand made it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct SimulatedRequest {
     pub model: ModelName,
     pub band: i32,
     pub key: String,
@@ -22,33 +22,33 @@ pub struct Request {
     /// `x-request-timeout`: ends the wait earlier than the queue would.
     pub timeout: Option<Millis>,
     /// It leaves when it has been parked for so long.
-    pub patience: Option<Millis>,
+    pub max_park_time: Option<Millis>,
     /// It leaves so long after it got its lease.
     pub leaves_after: Option<Millis>,
     /// Once it was answered or refused, the same client asks the same again after the first of these pauses, then after the
     /// next, round and round. None: it asks once.
-    pub again: Vec<Millis>,
+    pub repeat_pauses: Vec<Millis>,
     /// It stops reading: no byte passes, though the engine is well, until the stall rule ends the exchange.
     pub stalls: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct ClientId(pub(super) u64);
+pub(super) struct SimulatedClientId(pub(super) u64);
 
 #[derive(Clone, Debug)]
-pub(super) struct Client {
-    pub(super) request: Request,
+pub(super) struct SimulatedClient {
+    pub(super) request: SimulatedRequest,
     pub(super) arrived: Tick,
     pub(super) deadline: Tick,
-    pub(super) state: State,
+    pub(super) state: SimulatedClientState,
     /// Grows with each change of `state`: what was planned for an earlier one no longer happens.
     pub(super) serial: u32,
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum State {
+pub(super) enum SimulatedClientState {
     Parked(WaiterId),
-    Holding {
+    HoldsLease {
         engine: EngineId,
         generation: Generation,
         /// It is the engine's first, and its verdict is still owed.
@@ -56,7 +56,7 @@ pub(super) enum State {
     },
 }
 
-impl Request {
+impl SimulatedRequest {
     /// A plain stream of so long.
     #[must_use]
     pub fn stream(model: &str, exchange: Millis) -> Self {
@@ -69,9 +69,9 @@ impl Request {
             exchange,
             tokens: 0,
             timeout: None,
-            patience: None,
+            max_park_time: None,
             leaves_after: None,
-            again: Vec::new(),
+            repeat_pauses: Vec::new(),
             stalls: false,
         }
     }
@@ -79,26 +79,26 @@ impl Request {
 
 /// How an exchange or a wait ended, in the words of the tally.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum ExchangeEnd {
     Served,
-    Left,
+    ClientLeft,
     Stalled,
     /// The engine died, hung or refused.
-    Broken,
+    EngineFailed,
     Revoked,
     /// By the stub in front of the engine, which lets nobody in.
-    TurnedAway,
+    StubRejected,
 }
 
-impl End {
+impl ExchangeEnd {
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Served => "requests served",
-            Self::Left => "clients left mid-stream",
+            Self::ClientLeft => "clients left mid-stream",
             Self::Stalled => "exchanges ended by the stall rule",
-            Self::Broken => "exchanges broken by their engine",
+            Self::EngineFailed => "exchanges broken by their engine",
             Self::Revoked => "exchanges revoked",
-            Self::TurnedAway => "requests turned away by a stub at their end",
+            Self::StubRejected => "requests turned away by a stub at their end",
         }
     }
 }

@@ -5,141 +5,141 @@
 //! were told and lose the answer; a watch that is late or breaks off; a meter that lags; nodes that are cordoned, cut off or lost;
 //! and a controller that is replaced by another while its last calls are still under way.
 //!
-//! After each step a second bookkeeper looks (`books`), who knows what every process really holds.
+//! After each step a second bookkeeper looks (`audit`), who knows what every process really holds.
 
-mod books;
+mod actions;
+mod audit;
 mod builds;
-mod chance;
 mod evictions;
 mod execute;
+mod faults;
 mod kubelet;
 mod pods;
-mod scripts;
-mod trouble;
+mod scenario;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-pub use chance::{Owner, Plot, Troubles};
-use pods::{Ghost, Machine, Provider, ProviderKey, Requester};
-pub use scripts::{Deed, Script};
-pub use trouble::Trouble;
+pub use actions::{ClusterAction, TimedClusterAction};
+pub use faults::ClusterFault;
+use pods::{ProviderKey, SimulatedNode, SimulatedProvider, SimulatedRequester, VanishedProcess};
+pub use scenario::{ClusterFaultRates, ClusterScenario, SimulatedOwner};
 
-use super::{agenda::Agenda, random::Random};
+use super::{event_queue::EventQueue, random::SplitMix64};
 use crate::{
     pairing::{
-        Pairing, Plan,
-        command::Command,
-        event::{Epoch, Event, Standing},
-        ids::{EngineId, Fingerprint, NodeName, ProviderId, RequesterId, Uid},
+        Pairing, PairingPlan,
+        command::PairingCommand,
+        event::{Epoch, PairingEvent, TemplateStatus},
+        ids::{EngineFingerprint, NodeName, PairingEngineId, ProviderId, RequesterId, Uid},
     },
     units::{Generation, Millis, Tick},
 };
 
 /// The cluster, its controller, and what is noted about both.
 #[derive(Clone, Debug)]
-pub struct Cluster {
-    plot: Plot,
+pub struct SimulatedCluster {
+    scenario: ClusterScenario,
     now: Tick,
-    random: Random,
-    machines: BTreeMap<NodeName, Machine>,
-    requesters: BTreeMap<RequesterId, Requester>,
-    providers: BTreeMap<ProviderKey, Provider>,
-    ghosts: Vec<Ghost>,
+    random: SplitMix64,
+    nodes: BTreeMap<NodeName, SimulatedNode>,
+    requesters: BTreeMap<RequesterId, SimulatedRequester>,
+    providers: BTreeMap<ProviderKey, SimulatedProvider>,
+    vanished_processes: Vec<VanishedProcess>,
     /// Pods whose objects went before their containers had ended.
-    vanished: BTreeSet<Uid>,
-    agenda: Agenda<Happening>,
-    made: u64,
+    vanished_pods: BTreeSet<Uid>,
+    event_queue: EventQueue<ClusterEvent>,
+    last_number: u64,
 
     // The controller
     pairing: Pairing,
     epoch: Epoch,
     /// The one before, which was only paused and thinks that it still leads; and its epoch.
-    paused: Option<(Epoch, Pairing)>,
+    paused_leader: Option<(Epoch, Pairing)>,
     /// It has been told of everything that is there.
     listed: bool,
     reasons: BTreeMap<(NodeName, RequesterId), String>,
-    watch: watch::Watch,
+    watch: watch::SimulatedWatch,
     /// What has been said of templates, which every leader is told.
-    standings: BTreeMap<Fingerprint, Standing>,
+    template_statuses: BTreeMap<EngineFingerprint, TemplateStatus>,
     /// How often each LauncherConfig has been edited.
-    editions: Vec<u64>,
+    launcher_config_revisions: Vec<u64>,
 
-    calm: bool,
-    books: books::Books,
+    quiescing: bool,
+    audit: audit::ClusterAudit,
     violations: Vec<String>,
     tally: BTreeMap<&'static str, u64>,
-    story: Option<Vec<String>>,
+    transcript: Option<Vec<String>>,
 }
 
 #[derive(Clone, Debug)]
-enum Happening {
+enum ClusterEvent {
     /// The watch delivers, to the controller of this epoch.
-    Deliver(Epoch, Event),
+    DeliverWatchEvent(Epoch, PairingEvent),
     /// A command reaches whom it is for.
-    Arrive(Command),
+    CommandArrives(PairingCommand),
     /// What a command started is over.
-    Finish(Command),
+    CommandFinishes(PairingCommand),
     StubStarts(RequesterId),
     StubEnds(RequesterId),
     PodRuns(ProviderKey, Uid),
     PodIsReady(ProviderKey, Uid),
     PodEnds(ProviderKey, Uid),
-    GhostEnds(u64),
+    VanishedProcessEnds(u64),
     /// The control plane notices that a node's kubelet is silent, if it still is.
-    Silent(NodeName),
-    Loaded(ProviderKey, EngineId, Generation),
+    CheckKubeletSilence(NodeName),
+    ProcessLoaded(ProviderKey, PairingEngineId, Generation),
     /// The owner with this number looks whether its requester is there.
-    Own(usize),
+    EnsureRequester(usize),
     /// The owner with this number wants a requester, or no longer.
-    Toggle(usize),
-    Meter,
+    ToggleOwner(usize),
+    ReadMeters,
     Relist,
-    Lead,
+    LeaderStarts,
     /// The leader before goes on where it was paused.
-    Continue,
-    Heal(NodeName),
-    Sweep(NodeName),
-    Trouble,
-    Deed(Deed),
+    PausedLeaderResumes,
+    HealNode(NodeName),
+    DeleteLostPods(NodeName),
+    RandomFault,
+    Action(TimedClusterAction),
 }
 
 /// A broken promise.
 #[derive(Clone, Debug)]
-pub struct Broken {
+pub struct ClusterInvariantViolation {
     pub seed: u64,
     pub at: Tick,
     pub messages: Vec<String>,
 }
 
-impl Cluster {
+impl SimulatedCluster {
     #[must_use]
-    pub fn new(plot: Plot) -> Self {
+    pub fn new(plot: ClusterScenario) -> Self {
         let start = Tick(1_000_000_000);
         let mut cluster = Self {
             now: start,
-            random: Random::new(plot.seed ^ 0xd0a1_90d5),
-            machines: plot.machines(),
+            random: SplitMix64::new(plot.seed ^ 0xd0a1_90d5),
+            nodes: plot.build_nodes(),
             requesters: BTreeMap::new(),
             providers: BTreeMap::new(),
-            ghosts: Vec::new(),
-            vanished: BTreeSet::new(),
-            agenda: Agenda::default(),
-            made: 0,
+            vanished_processes: Vec::new(),
+            vanished_pods: BTreeSet::new(),
+            event_queue: EventQueue::default(),
+            last_number: 0,
             pairing: Pairing::new(plot.settings),
             epoch: Epoch(1),
-            paused: None,
+            paused_leader: None,
             listed: false,
             reasons: BTreeMap::new(),
-            watch: watch::Watch::default(),
-            standings: BTreeMap::new(),
-            editions: vec![0; plot.launchers_hold.len()],
-            calm: false,
-            books: books::Books::default(),
+            watch: watch::SimulatedWatch::default(),
+            template_statuses: BTreeMap::new(),
+            launcher_config_revisions: vec![0; plot.launcher_max_engines.len()],
+            quiescing: false,
+            audit: audit::ClusterAudit::default(),
             violations: Vec::new(),
             tally: BTreeMap::new(),
-            story: None,
-            plot,
+            transcript: None,
+            scenario: plot,
         };
         cluster.begin();
         cluster
@@ -147,14 +147,14 @@ impl Cluster {
 
     /// Keeps a story of what is told and ordered: call it before the first step.
     #[must_use]
-    pub fn told(mut self) -> Self {
-        self.story = Some(Vec::new());
+    pub fn with_transcript(mut self) -> Self {
+        self.transcript = Some(Vec::new());
         self
     }
 
     #[must_use]
-    pub fn story(&self) -> String {
-        self.story.as_deref().unwrap_or_default().join("\n")
+    pub fn transcript(&self) -> String {
+        self.transcript.as_deref().unwrap_or_default().join("\n")
     }
 
     #[must_use]
@@ -176,43 +176,47 @@ impl Cluster {
     ///
     /// # Errors
     /// The first broken promise.
-    pub fn run(&mut self, lasts: Millis) -> Result<(), Broken> {
+    pub fn run(&mut self, lasts: Millis) -> Result<(), ClusterInvariantViolation> {
         self.run_until(self.now + lasts)?;
-        self.calm_down();
-        self.run_until(self.now + self.plot.rest())?;
-        self.check_rest();
-        self.verdict()
+        self.stop_faults();
+        self.run_until(self.now + self.scenario.quiescence_timeout())?;
+        self.check_quiescent();
+        self.take_violations()
     }
 
     /// # Errors
     /// The first broken promise.
-    pub fn run_until(&mut self, end: Tick) -> Result<(), Broken> {
+    pub fn run_until(&mut self, end: Tick) -> Result<(), ClusterInvariantViolation> {
         while let Some(next) = self.next_moment().filter(|next| *next <= end) {
             self.now = next.max(self.now);
             let mut told = false;
-            while let Some(happening) = self.agenda.pop_due(self.now) {
-                told |= self.happen(happening);
+            while let Some(happening) = self.event_queue.pop_due(self.now) {
+                told |= self.handle_event(happening);
             }
             if told || self.pairing.next_deadline().is_some_and(|at| at <= self.now) {
                 self.turn();
             }
-            self.check();
-            self.verdict()?;
+            self.check_invariants();
+            self.take_violations()?;
         }
         self.now = end;
         Ok(())
     }
 
-    fn verdict(&mut self) -> Result<(), Broken> {
+    fn take_violations(&mut self) -> Result<(), ClusterInvariantViolation> {
         if self.violations.is_empty() {
             return Ok(());
         }
-        Err(Broken { seed: self.plot.seed, at: self.now, messages: std::mem::take(&mut self.violations) })
+        Err(ClusterInvariantViolation {
+            seed: self.scenario.seed,
+            at: self.now,
+            messages: std::mem::take(&mut self.violations),
+        })
     }
 
     fn next_moment(&self) -> Option<Tick> {
         let deadline = self.pairing.next_deadline().filter(|_| self.listed);
-        self.agenda.next_at().into_iter().chain(deadline).min()
+        self.event_queue.next_at().into_iter().chain(deadline).min()
     }
 
     /// One turn of the controller.
@@ -220,100 +224,102 @@ impl Cluster {
         let plan = self.pairing.plan(self.now);
         self.pairing.issued(&plan, self.now);
         self.check_turn(&plan);
-        let Plan { commands, reasons, looked } = plan;
+        let PairingPlan { commands, reasons, planned_nodes: looked } = plan;
         self.reasons.retain(|(node, _), _| !looked.contains(node));
         self.reasons.extend(reasons);
         for command in commands {
-            self.narrate(|| format!("  {}: {}", command.node, command.order));
+            self.record_line(|| format!("  {}: {}", command.node, command.action));
             self.send(command);
         }
     }
 
-    fn happen(&mut self, happening: Happening) -> bool {
+    fn handle_event(&mut self, happening: ClusterEvent) -> bool {
         match happening {
-            Happening::Deliver(epoch, event) => return self.deliver(epoch, &event),
-            Happening::Arrive(command) => self.arrive(command),
-            Happening::Finish(command) => self.finish(command),
-            Happening::StubStarts(requester) => self.stub_starts(&requester),
-            Happening::StubEnds(requester) => self.stub_ends(&requester),
-            Happening::PodRuns(key, uid) => self.pod_runs(&key, &uid),
-            Happening::PodIsReady(key, uid) => self.pod_is_ready(&key, &uid),
-            Happening::PodEnds(key, uid) => self.pod_ends(&key, &uid),
-            Happening::GhostEnds(number) => self.ghost_ends(number),
-            Happening::Silent(node) => self.show_silence(&node),
-            Happening::Loaded(key, engine, generation) => self.loaded(&key, &engine, generation),
-            Happening::Own(owner) => self.own(owner),
-            Happening::Toggle(owner) => self.toggle(owner),
-            Happening::Meter => self.read_meters(),
-            Happening::Relist => self.relist(),
-            Happening::Lead => self.lead(),
-            Happening::Continue => self.continue_paused(),
-            Happening::Heal(node) => self.heal(&node),
-            Happening::Sweep(node) => self.sweep(&node),
-            Happening::Trouble => self.trouble_by_chance(),
-            Happening::Deed(deed) => self.deed(deed),
+            ClusterEvent::DeliverWatchEvent(epoch, event) => return self.deliver(epoch, &event),
+            ClusterEvent::CommandArrives(command) => self.command_arrives(command),
+            ClusterEvent::CommandFinishes(command) => self.command_finishes(command),
+            ClusterEvent::StubStarts(requester) => self.stub_starts(&requester),
+            ClusterEvent::StubEnds(requester) => self.stub_ends(&requester),
+            ClusterEvent::PodRuns(key, uid) => self.pod_runs(&key, &uid),
+            ClusterEvent::PodIsReady(key, uid) => self.pod_is_ready(&key, &uid),
+            ClusterEvent::PodEnds(key, uid) => self.pod_ends(&key, &uid),
+            ClusterEvent::VanishedProcessEnds(number) => self.vanished_process_ends(number),
+            ClusterEvent::CheckKubeletSilence(node) => self.emit_kubelet_silence(&node),
+            ClusterEvent::ProcessLoaded(key, engine, generation) => {
+                self.process_loaded(&key, &engine, generation)
+            }
+            ClusterEvent::EnsureRequester(owner) => self.ensure_requester(owner),
+            ClusterEvent::ToggleOwner(owner) => self.toggle_owner(owner),
+            ClusterEvent::ReadMeters => self.read_meters(),
+            ClusterEvent::Relist => self.relist(),
+            ClusterEvent::LeaderStarts => self.leader_starts(),
+            ClusterEvent::PausedLeaderResumes => self.resume_paused_leader(),
+            ClusterEvent::HealNode(node) => self.heal_node(&node),
+            ClusterEvent::DeleteLostPods(node) => self.delete_lost_pods(&node),
+            ClusterEvent::RandomFault => self.random_fault(),
+            ClusterEvent::Action(deed) => self.apply_action(deed),
         }
         false
     }
 
-    fn add(&mut self, after: Millis, happening: Happening) {
-        self.agenda.add(self.now + after, happening);
+    fn schedule(&mut self, after: Millis, happening: ClusterEvent) {
+        self.event_queue.schedule(self.now + after, happening);
     }
 
-    fn uid(&mut self, what: &str) -> String {
-        self.made += 1;
-        format!("{what}-{}", self.made)
+    fn next_uid(&mut self, what: &str) -> String {
+        self.last_number += 1;
+        format!("{what}-{}", self.last_number)
     }
 
-    fn draw(&mut self, (low, high): (u64, u64)) -> Millis {
+    fn random_duration(&mut self, (low, high): (u64, u64)) -> Millis {
         Millis(self.random.between(low, high))
     }
 
     fn chance(&mut self, of: f64) -> bool {
-        !self.calm && self.random.chance(of)
+        !self.quiescing && self.random.chance(of)
     }
 
     fn count(&mut self, what: &'static str) {
         *self.tally.entry(what).or_default() += 1;
     }
 
-    fn narrate(&mut self, line: impl FnOnce() -> String) {
+    fn record_line(&mut self, line: impl FnOnce() -> String) {
         let at = self.now;
-        if let Some(story) = &mut self.story {
+        if let Some(story) = &mut self.transcript {
             story.push(format!("{at} {}", line()));
         }
     }
 
-    fn violation(&mut self, message: String) {
+    fn record_violation(&mut self, message: String) {
         self.violations.push(message);
     }
 
     fn is_cut_off(&self, node: &NodeName) -> bool {
-        self.machines.get(node).is_none_or(|machine| machine.cut_off)
+        self.nodes.get(node).is_none_or(|machine| machine.cut_off)
     }
 
-    fn key(node: &NodeName, provider: &ProviderId) -> ProviderKey {
+    fn provider_key(node: &NodeName, provider: &ProviderId) -> ProviderKey {
         (node.clone(), provider.clone())
     }
 
     /// Everything that runs, with where it runs.
-    fn processes(&self) -> impl Iterator<Item = (&NodeName, &EngineId, &pods::Process)> {
+    fn processes(&self) -> impl Iterator<Item = (&NodeName, &PairingEngineId, &pods::PodProcess)> {
         self.providers.iter().flat_map(|((node, _), provider)| {
             provider.processes.iter().map(move |(engine, process)| (node, engine, process))
         })
     }
 
     /// What vanished Pods left running, as far as whoever leads can know of it.
-    fn known_ghosts(&self) -> impl Iterator<Item = &Ghost> {
-        self.ghosts.iter().filter(|ghost| ghost.seen_by == Some(self.epoch))
+    fn known_vanished_processes(&self) -> impl Iterator<Item = &VanishedProcess> {
+        self.vanished_processes.iter().filter(|ghost| ghost.observed_by == Some(self.epoch))
     }
 
-    fn set_of_nodes(&self) -> BTreeSet<NodeName> {
-        self.machines.keys().cloned().collect()
+    fn node_names(&self) -> BTreeSet<NodeName> {
+        self.nodes.keys().cloned().collect()
     }
 }
 
-impl std::fmt::Display for Broken {
+impl std::fmt::Display for ClusterInvariantViolation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         writeln!(f, "seed {} breaks a promise at {}:", self.seed, self.at)?;
         for message in &self.messages {

@@ -4,12 +4,12 @@
 //! takes the place of the one used longest ago, once that one's streams have ended. That is what a proxy with a lock
 //! and a least-recently-used list does, and under mixed demand nearly every request pays for a swap.
 
-use super::trace::Arrival;
+use super::trace::TraceArrival;
 use crate::units::Millis;
 
 /// What it came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct FcfsOutcome {
     /// Models put to sleep to make room for another.
     pub swaps: u64,
     /// The longest time between a request's arrival and its start.
@@ -18,8 +18,8 @@ pub struct Outcome {
 
 /// Serves the trace with room for `places` awake models; a swap takes `swap` (sleep and wake together).
 #[must_use]
-pub fn serve(trace: &[Arrival], places: usize, swap: Millis) -> Outcome {
-    let mut outcome = Outcome::default();
+pub fn serve(trace: &[TraceArrival], places: usize, swap: Millis) -> FcfsOutcome {
+    let mut outcome = FcfsOutcome::default();
     // Awake models, the one used longest ago first, with the end of their last stream.
     let mut awake: Vec<(u32, Millis)> = Vec::new();
     let mut now = Millis::ZERO;
@@ -48,8 +48,9 @@ mod tests {
     #[test]
     fn two_models_by_turns_in_one_place_swap_every_time() {
         let stream = Millis(100);
-        let trace: Vec<Arrival> =
-            (0..10).map(|n| Arrival { at: Millis(n), client: 0, model: (n % 2) as u32, stream }).collect();
+        let trace: Vec<TraceArrival> = (0..10)
+            .map(|n| TraceArrival { at: Millis(n), client: 0, model: (n % 2) as u32, stream })
+            .collect();
         assert_eq!(serve(&trace, 1, Millis(50)).swaps, 9);
         assert_eq!(serve(&trace, 2, Millis(50)).swaps, 0);
         // Nine streams and ten swaps go before the last, which came at 9.

@@ -3,90 +3,90 @@
 use std::collections::BTreeSet;
 
 use super::{
-    client::{Client, ClientId, End, Request, State},
-    process::Phase,
-    world::{Happening, World},
+    client::{ExchangeEnd, SimulatedClient, SimulatedClientId, SimulatedClientState, SimulatedRequest},
+    process::SimulatedProcessPhase,
+    world::{SimulatedWorld, WorldEvent},
 };
 use crate::{
-    engine::clients::{Clients, TOLD_APART},
-    fault::Cause,
-    fleet::event::{Event, Verdict, Waiter, WaiterId},
+    engine::turn_clients::{MAX_DISTINCT_CLIENTS, TurnClients},
+    fault::FailureCause,
+    fleet::event::{CanaryVerdict, Event, Waiter, WaiterId},
     model::{EngineId, ModelName},
     units::{Generation, Millis, Tick},
 };
 
 /// The gate of one engine's life.
 #[derive(Clone, Debug)]
-pub(super) struct Gate {
+pub(super) struct SimulatedGate {
     pub(super) generation: Generation,
     pub(super) open: bool,
     pub(super) public: bool,
     /// Closed for as long as the engine's stub lets nobody in, and the platform asks the stub about that.
-    pub(super) held: bool,
-    pub(super) watched: bool,
+    pub(super) awaiting_stub: bool,
+    pub(super) stub_gate_watched: bool,
     /// It was open at some time.
-    pub(super) served: bool,
+    pub(super) was_opened: bool,
     /// `Drained` has been sent, and delivered, since it was closed last.
-    pub(super) told: bool,
-    pub(super) drained: bool,
-    pub(super) leases: BTreeSet<ClientId>,
+    pub(super) drained_sent: bool,
+    pub(super) drained_delivered: bool,
+    pub(super) leases: BTreeSet<SimulatedClientId>,
     pub(super) limit: Option<u32>,
-    pub(super) last_end: Tick,
+    pub(super) last_lease_end: Tick,
     pub(super) last_byte: Tick,
     /// Who has held a lease since it was last closed.
-    pub(super) clients: Clients,
-    pub(super) pause: Option<Millis>,
+    pub(super) clients: TurnClients,
+    pub(super) idle_gap: Option<Millis>,
     /// The driver has seen it in use, and wants to know when it no longer is.
     pub(super) seen_busy: bool,
     /// What the fleet knows.
-    pub(super) sampled: (u32, Tick, Tick),
+    pub(super) last_sample: (u32, Tick, Tick),
 }
 
 /// How long a client waits for a byte from an engine that says nothing.
-const SILENCE: Millis = Millis::secs(60);
+const SILENCE_TIMEOUT: Millis = Millis::secs(60);
 /// How long a canary may take to its first byte.
-const CANARY: Millis = Millis::secs(10);
+const CANARY_TIMEOUT: Millis = Millis::secs(10);
 /// How long a stub takes to say that it lets nobody in, and how often it is asked.
-const TURNED_AWAY: Millis = Millis(1);
-const ASKED: (Millis, Millis) = (Millis(10), Millis(500));
+const STUB_REJECT_DELAY: Millis = Millis(1);
+const STUB_POLL_INTERVAL: (Millis, Millis) = (Millis(10), Millis(500));
 
-impl Gate {
+impl SimulatedGate {
     pub(super) const fn new(generation: Generation, limit: Option<u32>) -> Self {
         Self {
             generation,
             open: false,
             public: false,
-            held: false,
-            watched: false,
-            served: false,
-            told: false,
-            drained: false,
+            awaiting_stub: false,
+            stub_gate_watched: false,
+            was_opened: false,
+            drained_sent: false,
+            drained_delivered: false,
             leases: BTreeSet::new(),
             limit,
-            last_end: Tick(0),
+            last_lease_end: Tick(0),
             last_byte: Tick(0),
-            clients: Clients([0; TOLD_APART]),
-            pause: None,
+            clients: TurnClients([0; MAX_DISTINCT_CLIENTS]),
+            idle_gap: None,
             seen_busy: false,
-            sampled: (0, Tick(0), Tick(0)),
+            last_sample: (0, Tick(0), Tick(0)),
         }
     }
 
     /// The fleet counts a lease when it grants it, so what it knows is no longer what was sampled last.
-    pub(super) const fn forget_sample(&mut self) {
-        self.sampled.0 = u32::MAX;
+    pub(super) const fn invalidate_sample(&mut self) {
+        self.last_sample.0 = u32::MAX;
     }
 
-    pub(super) fn full(&self) -> bool {
+    pub(super) fn is_full(&self) -> bool {
         self.limit.is_some_and(|limit| self.leases.len() >= limit as usize)
     }
 }
 
-impl World {
+impl SimulatedWorld {
     /// A request comes in: the hot path, or the queue.
-    pub(super) fn ask(&mut self, request: Request) {
+    pub(super) fn request_arrives(&mut self, request: SimulatedRequest) {
         self.tally.add("requests");
-        if !self.spec_known(&request.model) {
+        if !self.is_configured(&request.model) {
             self.tally.add("requests for unknown models");
             return;
         }
@@ -97,29 +97,29 @@ impl World {
         if let Some(timeout) = request.timeout {
             wait = Millis(wait.0.min(timeout.0));
         }
-        let client = Client {
+        let client = SimulatedClient {
             request,
             arrived: self.now,
             deadline: self.now + wait,
-            state: State::Parked(WaiterId(0)),
+            state: SimulatedClientState::Parked(WaiterId(0)),
             serial: 0,
         };
         self.next_client += 1;
-        let id = ClientId(self.next_client);
+        let id = SimulatedClientId(self.next_client);
         match self.route(&client.request.model) {
             Some((engine, generation)) => {
                 self.clients.insert(id, client);
                 self.tally.add("requests on the hot path");
-                self.hold(id, engine, generation, false);
+                self.begin_exchange(id, engine, generation, false);
             }
             None => self.park(id, client),
         }
     }
 
-    pub(super) fn ask_again(&mut self, mut request: Request) {
-        if let Some(pause) = request.again.first().copied().filter(|_| !self.calm) {
-            request.again.rotate_left(1);
-            self.agenda.add(self.now + pause, Happening::Ask(request));
+    pub(super) fn repeat_request(&mut self, mut request: SimulatedRequest) {
+        if let Some(pause) = request.repeat_pauses.first().copied().filter(|_| !self.quiescing) {
+            request.repeat_pauses.rotate_left(1);
+            self.event_queue.schedule(self.now + pause, WorldEvent::RequestArrives(request));
         }
     }
 
@@ -130,18 +130,18 @@ impl World {
         }
         self.gates
             .iter()
-            .filter(|(engine, gate)| engine.model == *model && gate.open && gate.public && !gate.full())
+            .filter(|(engine, gate)| engine.model == *model && gate.open && gate.public && !gate.is_full())
             .min_by_key(|(_, gate)| gate.leases.len())
             .map(|(engine, gate)| (engine.clone(), gate.generation))
     }
 
-    pub(super) fn park(&mut self, id: ClientId, mut client: Client) {
+    pub(super) fn park(&mut self, id: SimulatedClientId, mut client: SimulatedClient) {
         self.next_waiter += 1;
         let waiter = WaiterId(self.next_waiter);
-        client.state = State::Parked(waiter);
+        client.state = SimulatedClientState::Parked(waiter);
         client.serial += 1;
         let request = &client.request;
-        self.tell(Event::Arrived {
+        self.send_event(Event::Arrived {
             waiter: Waiter {
                 id: waiter,
                 model: request.model.clone(),
@@ -151,25 +151,26 @@ impl World {
                 arrived: client.arrived,
                 deadline: client.deadline,
                 stream: request.stream,
-                only: None,
+                required_engine: None,
             },
         });
         let parked = self.parked.entry(request.model.clone()).or_default();
         if *parked == 0 {
-            self.waiting.insert(request.model.clone(), self.now);
+            self.waiting_since.insert(request.model.clone(), self.now);
         }
         *parked += 1;
         self.waiters.insert(waiter, id);
         let serial = client.serial;
-        if let Some(patience) = request.patience {
-            self.agenda.add(self.now + patience, Happening::Leave { client: id, serial });
+        if let Some(patience) = request.max_park_time {
+            self.event_queue.schedule(self.now + patience, WorldEvent::ClientLeaves { client: id, serial });
         }
-        self.agenda.add(client.deadline + Millis(1), Happening::Overdue { client: id, serial });
+        self.event_queue
+            .schedule(client.deadline + Millis(1), WorldEvent::CheckWaitDeadline { client: id, serial });
         self.clients.insert(id, client);
     }
 
     /// Takes the client out of the queue, however its wait ended.
-    pub(super) fn unpark(&mut self, waiter: WaiterId) -> Option<ClientId> {
+    pub(super) fn unpark(&mut self, waiter: WaiterId) -> Option<SimulatedClientId> {
         let id = self.waiters.remove(&waiter)?;
         if let Some(client) = self.clients.get(&id)
             && let Some(n) = self.parked.get_mut(&client.request.model)
@@ -180,9 +181,15 @@ impl World {
     }
 
     /// The client gets a lease on an engine, and its exchange begins.
-    pub(super) fn hold(&mut self, id: ClientId, engine: EngineId, generation: Generation, canary: bool) {
+    pub(super) fn begin_exchange(
+        &mut self,
+        id: SimulatedClientId,
+        engine: EngineId,
+        generation: Generation,
+        canary: bool,
+    ) {
         self.check_traffic(&engine, generation);
-        let first = self.draw(self.scenario.nature.first_byte);
+        let first = self.random_duration(self.scenario.hardware.first_byte);
         let Some(gate) = self.gates.get_mut(&engine) else {
             return;
         };
@@ -190,175 +197,187 @@ impl World {
             return;
         };
         gate.leases.insert(id);
-        gate.clients.note(client.request.client);
-        if gate.leases.len() == 1 && gate.last_end > Tick(0) {
-            gate.pause = Some(self.now.since(gate.last_end));
+        gate.clients.record(client.request.client);
+        if gate.leases.len() == 1 && gate.last_lease_end > Tick(0) {
+            gate.idle_gap = Some(self.now.since(gate.last_lease_end));
         }
-        gate.forget_sample();
+        gate.invalidate_sample();
         client.serial += 1;
-        client.state = State::Holding { engine: engine.clone(), generation, canary };
+        client.state = SimulatedClientState::HoldsLease { engine: engine.clone(), generation, canary };
         let (serial, request) = (client.serial, &client.request);
-        let ends = if request.stalls { SILENCE } else { first + request.exchange };
+        let ends = if request.stalls { SILENCE_TIMEOUT } else { first + request.exchange };
         let leaves = request.leaves_after;
-        if self.machine.process(&engine, generation).is_some_and(|process| process.gated) {
-            return self.agenda.add(self.now + TURNED_AWAY, Happening::TurnedAway { client: id, serial });
+        if self.machine.process(&engine, generation).is_some_and(|process| process.stub_gate_closed) {
+            return self
+                .event_queue
+                .schedule(self.now + STUB_REJECT_DELAY, WorldEvent::StubRejects { client: id, serial });
         }
         if canary {
-            self.agenda.add(self.now + first, Happening::FirstByte { client: id, serial });
+            self.event_queue.schedule(self.now + first, WorldEvent::CanaryFirstByte { client: id, serial });
         }
-        self.agenda.add(self.now + ends, Happening::End { client: id, serial });
+        self.event_queue.schedule(self.now + ends, WorldEvent::ExchangeEnds { client: id, serial });
         if let Some(after) = leaves {
-            self.agenda.add(self.now + after, Happening::Leave { client: id, serial });
+            self.event_queue.schedule(self.now + after, WorldEvent::ClientLeaves { client: id, serial });
         }
     }
 
     /// The canary's first byte is due: its verdict.
-    pub(super) fn first_byte(&mut self, id: ClientId, serial: u32) {
+    pub(super) fn canary_first_byte(&mut self, id: SimulatedClientId, serial: u32) {
         let Some(client) = self.clients.get_mut(&id).filter(|c| c.serial == serial) else {
             return;
         };
-        let State::Holding { engine, generation, canary: canary @ true } = &mut client.state else {
+        let SimulatedClientState::HoldsLease { engine, generation, canary: canary @ true } =
+            &mut client.state
+        else {
             return;
         };
         let (engine, generation) = (engine.clone(), *generation);
         match self.machine.process(&engine, generation) {
-            Some(process) if process.corrupt => self.end_exchange(id, End::Broken),
+            Some(process) if process.corrupt => self.end_exchange(id, ExchangeEnd::EngineFailed),
             Some(process) if process.hung => {
-                let late = Happening::Silent { client: id, serial };
-                self.agenda.add(self.now + CANARY, late);
+                let late = WorldEvent::SilenceTimeout { client: id, serial };
+                self.event_queue.schedule(self.now + CANARY_TIMEOUT, late);
             }
             _ => {
                 *canary = false;
-                self.tell(Event::Canary { engine, generation, verdict: Verdict::Passed });
+                self.send_event(Event::Canary { engine, generation, verdict: CanaryVerdict::Passed });
             }
         }
     }
 
     /// The last byte is due, unless the engine hangs: then the silence ends it.
-    pub(super) fn exchange_due(&mut self, id: ClientId, serial: u32) {
+    pub(super) fn exchange_ends(&mut self, id: SimulatedClientId, serial: u32) {
         let Some(client) = self.clients.get(&id).filter(|c| c.serial == serial) else {
             return;
         };
-        let State::Holding { engine, generation, .. } = &client.state else {
+        let SimulatedClientState::HoldsLease { engine, generation, .. } = &client.state else {
             return;
         };
         let stalls = client.request.stalls;
         let (engine, generation) = (engine.clone(), *generation);
         let process = self.machine.process(&engine, generation);
         if process.as_ref().is_some_and(|p| p.hung) {
-            self.agenda.add(self.now + SILENCE, Happening::Silent { client: id, serial });
+            self.event_queue
+                .schedule(self.now + SILENCE_TIMEOUT, WorldEvent::SilenceTimeout { client: id, serial });
         } else if process.is_some_and(|p| p.corrupt) {
-            self.end_exchange(id, End::Broken);
+            self.end_exchange(id, ExchangeEnd::EngineFailed);
         } else {
-            self.end_exchange(id, if stalls { End::Stalled } else { End::Served });
+            self.end_exchange(id, if stalls { ExchangeEnd::Stalled } else { ExchangeEnd::Served });
         }
     }
 
     /// The lease ends; a canary that had not answered yet is judged, and waits again when it was not its fault.
-    pub(super) fn end_exchange(&mut self, id: ClientId, end: End) {
+    pub(super) fn end_exchange(&mut self, id: SimulatedClientId, end: ExchangeEnd) {
         let Some(mut client) = self.clients.remove(&id) else {
             return;
         };
-        let State::Holding { engine, generation, canary } = client.state.clone() else {
+        let SimulatedClientState::HoldsLease { engine, generation, canary } = client.state.clone() else {
             self.clients.insert(id, client);
             return;
         };
-        self.release(id, &engine, generation);
-        let turned_away = end == End::TurnedAway;
-        let again =
-            turned_away || canary && client.request.stream && matches!(end, End::Broken | End::Revoked);
+        self.release_lease(id, &engine, generation);
+        let turned_away = end == ExchangeEnd::StubRejected;
+        let again = turned_away
+            || canary
+                && client.request.stream
+                && matches!(end, ExchangeEnd::EngineFailed | ExchangeEnd::Revoked);
         if turned_away {
-            self.tell(Event::Gated { engine: engine.clone(), generation });
+            self.send_event(Event::StubGateClosed { engine: engine.clone(), generation });
         }
         if canary {
             let verdict = match end {
-                End::Broken => Verdict::Failed(Cause::Unhealthy),
-                End::Served | End::Stalled => Verdict::Passed,
-                End::Left | End::Revoked | End::TurnedAway => Verdict::Inconclusive,
+                ExchangeEnd::EngineFailed => CanaryVerdict::Failed(FailureCause::Unhealthy),
+                ExchangeEnd::Served | ExchangeEnd::Stalled => CanaryVerdict::Passed,
+                ExchangeEnd::ClientLeft | ExchangeEnd::Revoked | ExchangeEnd::StubRejected => {
+                    CanaryVerdict::Inconclusive
+                }
             };
-            self.tell(Event::Canary { engine, generation, verdict });
+            self.send_event(Event::Canary { engine, generation, verdict });
         }
-        if again && self.now < client.deadline && self.spec_known(&client.request.model) {
+        if again && self.now < client.deadline && self.is_configured(&client.request.model) {
             self.tally.add(if turned_away { "requests turned away by a stub" } else { "canaries replayed" });
-            client.request.patience = None;
+            client.request.max_park_time = None;
             self.park(id, client);
         } else {
             self.tally.add(end.name());
-            if end == End::Served && client.request.tokens > 0 {
-                self.serve(&client.request.model, &client.request.key, client.request.tokens);
+            if end == ExchangeEnd::Served && client.request.tokens > 0 {
+                self.record_served(&client.request.model, &client.request.key, client.request.tokens);
             }
-            self.ask_again(client.request);
+            self.repeat_request(client.request);
         }
     }
 
-    fn release(&mut self, id: ClientId, engine: &EngineId, generation: Generation) {
+    fn release_lease(&mut self, id: SimulatedClientId, engine: &EngineId, generation: Generation) {
         let now = self.now;
-        let flowing = self.flowing(engine, generation);
+        let flowing = self.bytes_flow(engine, generation);
         let queued = self.parked.get(&engine.model).is_some_and(|n| *n > 0);
         let Some(gate) = self.gates.get_mut(engine).filter(|g| g.generation == generation) else {
             return;
         };
         gate.leases.remove(&id);
-        gate.last_end = now;
+        gate.last_lease_end = now;
         if flowing {
             gate.last_byte = now;
         }
-        if !gate.open && !gate.held && gate.leases.is_empty() {
-            self.emptied(engine);
+        if !gate.open && !gate.awaiting_stub && gate.leases.is_empty() {
+            self.send_drained(engine);
         } else if queued || (gate.leases.is_empty() && std::mem::take(&mut gate.seen_busy)) {
-            self.notified = true;
+            self.wakeup_pending = true;
         }
     }
 
     /// A closed gate has no lease left: said once per closing.
-    pub(super) fn emptied(&mut self, engine: &EngineId) {
+    pub(super) fn send_drained(&mut self, engine: &EngineId) {
         if let Some(gate) = self.gates.get_mut(engine)
-            && !gate.told
+            && !gate.drained_sent
         {
-            gate.told = true;
+            gate.drained_sent = true;
             let generation = gate.generation;
-            self.tell(Event::Drained { engine: engine.clone(), generation });
+            self.send_event(Event::Drained { engine: engine.clone(), generation });
         }
     }
 
-    pub(super) fn turned_away(&mut self, id: ClientId, serial: u32) {
+    pub(super) fn stub_rejects(&mut self, id: SimulatedClientId, serial: u32) {
         if self.clients.get(&id).is_some_and(|client| client.serial == serial) {
-            self.end_exchange(id, End::TurnedAway);
+            self.end_exchange(id, ExchangeEnd::StubRejected);
         }
     }
 
     /// The stub in front of an engine is asked whether it lets requests in.
-    pub(super) fn ask_stub(&mut self, engine: EngineId, generation: Generation) {
-        let awake = self.machine.process(&engine, generation).filter(|process| process.phase == Phase::Awake);
-        let gated = awake.map(|process| process.gated);
-        let again = self.now + self.draw(ASKED);
+    pub(super) fn poll_stub_gate(&mut self, engine: EngineId, generation: Generation) {
+        let awake = self
+            .machine
+            .process(&engine, generation)
+            .filter(|process| process.phase == SimulatedProcessPhase::Awake);
+        let gated = awake.map(|process| process.stub_gate_closed);
+        let again = self.now + self.random_duration(STUB_POLL_INTERVAL);
         let Some(gate) = self.gates.get_mut(&engine).filter(|gate| gate.generation == generation) else {
             return;
         };
-        gate.watched = gated == Some(true);
+        gate.stub_gate_watched = gated == Some(true);
         match gated {
-            Some(true) => self.agenda.add(again, Happening::AskStub { engine, generation }),
-            Some(false) => self.tell(Event::Ungated { engine, generation }),
+            Some(true) => self.event_queue.schedule(again, WorldEvent::PollStubGate { engine, generation }),
+            Some(false) => self.send_event(Event::StubGateOpened { engine, generation }),
             None => {}
         }
     }
 
-    pub(super) fn leave(&mut self, id: ClientId, serial: u32) {
+    pub(super) fn client_leaves(&mut self, id: SimulatedClientId, serial: u32) {
         let Some(client) = self.clients.get(&id).filter(|c| c.serial == serial) else {
             return;
         };
         match client.state {
-            State::Parked(waiter) => {
+            SimulatedClientState::Parked(waiter) => {
                 self.unpark(waiter);
                 self.clients.remove(&id);
                 self.tally.add("clients left while parked");
-                self.tell(Event::Left { waiter });
+                self.send_event(Event::Left { waiter });
             }
-            State::Holding { .. } => self.end_exchange(id, End::Left),
+            SimulatedClientState::HoldsLease { .. } => self.end_exchange(id, ExchangeEnd::ClientLeft),
         }
     }
 
-    pub(super) fn holders(&self, engine: &EngineId, generation: Generation) -> Vec<ClientId> {
+    pub(super) fn lease_holders(&self, engine: &EngineId, generation: Generation) -> Vec<SimulatedClientId> {
         self.gates
             .get(engine)
             .filter(|gate| gate.generation == generation)
@@ -366,7 +385,7 @@ impl World {
             .unwrap_or_default()
     }
 
-    pub(super) fn leases(&self, engine: &EngineId, generation: Generation) -> u32 {
+    pub(super) fn lease_count(&self, engine: &EngineId, generation: Generation) -> u32 {
         self.gates
             .get(engine)
             .filter(|gate| gate.generation == generation)
@@ -374,12 +393,10 @@ impl World {
     }
 
     /// Bytes pass: the engine is well and some client reads.
-    fn flowing(&self, engine: &EngineId, generation: Generation) -> bool {
-        let well = self
-            .machine
-            .processes
-            .get(engine)
-            .is_some_and(|p| p.generation == generation && !p.hung && p.phase == Phase::Awake);
+    fn bytes_flow(&self, engine: &EngineId, generation: Generation) -> bool {
+        let well = self.machine.processes.get(engine).is_some_and(|p| {
+            p.generation == generation && !p.hung && p.phase == SimulatedProcessPhase::Awake
+        });
         well && self.gates.get(engine).is_some_and(|gate| {
             let mut clients = gate.leases.iter().filter_map(|id| self.clients.get(id));
             clients.any(|client| !client.request.stalls)
@@ -387,12 +404,12 @@ impl World {
     }
 
     /// What the driver reads from every gate before it plans.
-    pub(super) fn sample(&mut self) -> Vec<Event> {
+    pub(super) fn sample_gates(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         let busy: Vec<_> = self
             .gates
             .iter()
-            .filter(|(engine, gate)| !gate.leases.is_empty() && self.flowing(engine, gate.generation))
+            .filter(|(engine, gate)| !gate.leases.is_empty() && self.bytes_flow(engine, gate.generation))
             .map(|(engine, _)| engine.clone())
             .collect();
         for engine in busy {
@@ -401,18 +418,18 @@ impl World {
             }
         }
         for (engine, gate) in &mut self.gates {
-            let seen = (gate.leases.len() as u32, gate.last_end, gate.last_byte);
+            let seen = (gate.leases.len() as u32, gate.last_lease_end, gate.last_byte);
             gate.seen_busy |= seen.0 > 0;
-            if seen != gate.sampled {
-                gate.sampled = seen;
-                events.push(Event::Used {
+            if seen != gate.last_sample {
+                gate.last_sample = seen;
+                events.push(Event::GateSampled {
                     engine: engine.clone(),
                     generation: gate.generation,
                     leases: seen.0,
-                    last_end: seen.1,
+                    last_lease_end: seen.1,
                     last_byte: seen.2,
                     clients: gate.clients,
-                    pause: gate.pause,
+                    idle_gap: gate.idle_gap,
                 });
             }
         }

@@ -3,170 +3,173 @@
 use std::collections::BTreeMap;
 
 use super::{
-    client::{End, State},
-    gate::Gate,
-    journal::Line,
-    process::Phase,
-    scenario::{Deed, chance},
-    world::{Happening, World},
+    client::{ExchangeEnd, SimulatedClientState},
+    gate::SimulatedGate,
+    journal::JournalLine,
+    process::SimulatedProcessPhase,
+    scenario::{ScenarioAction, random_scenario},
+    world::{SimulatedWorld, WorldEvent},
 };
 use crate::{
-    fault::Cause,
-    fleet::event::{Event, Found, Learned, OperationId, Order},
-    model::{AcceleratorId, Configuration, EngineId, Level, ModelName},
+    fault::FailureCause,
+    fleet::event::{AdoptedEngine, Event, LearnedMeasurements, OperationId, OperatorAction},
+    model::{AcceleratorId, EngineId, FleetConfig, ModelName, SleepLevel},
     units::{Bytes, Millis, Tick},
 };
 
 /// Faults that strike at random moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Injection {
-    Die,
-    Hang,
-    Lose,
-    Foreign,
-    Reload,
-    Order,
-    Restart,
-    Gate,
+pub(super) enum FaultInjection {
+    KillEngine,
+    HangEngine,
+    LoseAccelerator,
+    UseForeignMemory,
+    ReloadConfig,
+    OperatorAction,
+    RestartGateway,
+    CloseStubGate,
 }
 
-impl World {
+impl SimulatedWorld {
     /// The gateway starts on a machine where nothing runs.
     pub(super) fn begin(&mut self) {
         let configuration = self.scenario.configuration.clone();
         self.machine.configure(&configuration.accelerators);
-        self.tell(Event::Configured { configuration: Box::new(configuration) });
-        self.tell(Event::AdoptionDone);
-        self.read_all();
+        self.send_event(Event::Configured { configuration: Box::new(configuration) });
+        self.send_event(Event::AdoptionDone);
+        self.read_all_meters();
         for number in 0..self.scenario.sources.len() {
             let at = self.now + self.scenario.sources[number].offset;
-            self.agenda.add(at, Happening::Demand(number));
+            self.event_queue.schedule(at, WorldEvent::SourceDue(number));
         }
-        for (after, deed) in std::mem::take(&mut self.scenario.deeds) {
-            self.agenda.add(self.now + after, Happening::Deed(deed));
+        for (after, deed) in std::mem::take(&mut self.scenario.actions) {
+            self.event_queue.schedule(self.now + after, WorldEvent::Action(deed));
         }
         for injection in [
-            Injection::Die,
-            Injection::Hang,
-            Injection::Lose,
-            Injection::Foreign,
-            Injection::Reload,
-            Injection::Order,
-            Injection::Restart,
-            Injection::Gate,
+            FaultInjection::KillEngine,
+            FaultInjection::HangEngine,
+            FaultInjection::LoseAccelerator,
+            FaultInjection::UseForeignMemory,
+            FaultInjection::ReloadConfig,
+            FaultInjection::OperatorAction,
+            FaultInjection::RestartGateway,
+            FaultInjection::CloseStubGate,
         ] {
-            self.plan_injection(injection);
+            self.schedule_injection(injection);
         }
     }
 
-    fn plan_injection(&mut self, injection: Injection) {
-        let faults = &self.scenario.faults;
+    fn schedule_injection(&mut self, injection: FaultInjection) {
+        let faults = &self.scenario.fault_rates;
         let mean = match injection {
-            Injection::Die => faults.dies,
-            Injection::Hang => faults.hangs,
-            Injection::Lose => faults.accelerator_lost,
-            Injection::Foreign => faults.foreign_memory,
-            Injection::Reload => faults.reload,
-            Injection::Order => faults.order,
-            Injection::Restart => faults.restart,
-            Injection::Gate => faults.gated,
+            FaultInjection::KillEngine => faults.engine_dies,
+            FaultInjection::HangEngine => faults.engine_hangs,
+            FaultInjection::LoseAccelerator => faults.accelerator_lost,
+            FaultInjection::UseForeignMemory => faults.foreign_memory,
+            FaultInjection::ReloadConfig => faults.reload,
+            FaultInjection::OperatorAction => faults.operator_action,
+            FaultInjection::RestartGateway => faults.gateway_restart,
+            FaultInjection::CloseStubGate => faults.stub_gate_closes,
         };
         if let Some(mean) = mean {
             let after = Millis(self.random.exponential(mean.0) + 1);
-            self.agenda.add(self.now + after, Happening::Inject(injection));
+            self.event_queue.schedule(self.now + after, WorldEvent::InjectFault(injection));
         }
     }
 
-    pub(super) fn inject(&mut self, injection: Injection) {
-        if self.calm {
+    pub(super) fn inject(&mut self, injection: FaultInjection) {
+        if self.quiescing {
             return;
         }
-        self.plan_injection(injection);
+        self.schedule_injection(injection);
         match injection {
-            Injection::Die => {
-                if let Some(engine) = self.some_engine() {
-                    self.deed(Deed::Die(engine));
+            FaultInjection::KillEngine => {
+                if let Some(engine) = self.random_engine() {
+                    self.apply_action(ScenarioAction::KillEngine(engine));
                 }
             }
-            Injection::Hang => {
-                if let Some(engine) = self.some_engine() {
-                    self.deed(Deed::Hang(engine));
+            FaultInjection::HangEngine => {
+                if let Some(engine) = self.random_engine() {
+                    self.apply_action(ScenarioAction::HangEngine(engine));
                 }
             }
-            Injection::Lose => {
-                if let Some(id) = self.some_accelerator() {
+            FaultInjection::LoseAccelerator => {
+                if let Some(id) = self.random_accelerator() {
                     let back = Millis(self.random.between(1000, 60_000));
-                    self.agenda.add(self.now + back, Happening::Deed(Deed::Return(id.clone())));
-                    self.deed(Deed::Lose(id));
+                    self.event_queue.schedule(
+                        self.now + back,
+                        WorldEvent::Action(ScenarioAction::RestoreAccelerator(id.clone())),
+                    );
+                    self.apply_action(ScenarioAction::LoseAccelerator(id));
                 }
             }
-            Injection::Foreign => {
-                if let Some(id) = self.some_accelerator() {
-                    let free = self.machine.devices.get(&id).map_or(Bytes::ZERO, |d| d.capacity);
+            FaultInjection::UseForeignMemory => {
+                if let Some(id) = self.random_accelerator() {
+                    let free = self.machine.accelerators.get(&id).map_or(Bytes::ZERO, |d| d.capacity);
                     let free = free.saturating_sub(self.machine.used(&id));
                     let takes = Bytes(self.random.between(0, free.0));
                     let back = Millis(self.random.between(1000, 20_000));
-                    let end = Deed::Foreign(id.clone(), Bytes::ZERO);
-                    self.agenda.add(self.now + back, Happening::Deed(end));
-                    self.deed(Deed::Foreign(id, takes));
+                    let end = ScenarioAction::SetForeignMemory(id.clone(), Bytes::ZERO);
+                    self.event_queue.schedule(self.now + back, WorldEvent::Action(end));
+                    self.apply_action(ScenarioAction::SetForeignMemory(id, takes));
                 }
             }
-            Injection::Reload => self.reload_by_chance(),
-            Injection::Order => self.order_by_chance(),
-            Injection::Restart => self.deed(Deed::Restart),
-            Injection::Gate => {
-                if let Some(engine) = self.some_engine() {
+            FaultInjection::ReloadConfig => self.random_reload(),
+            FaultInjection::OperatorAction => self.random_operator_action(),
+            FaultInjection::RestartGateway => self.apply_action(ScenarioAction::RestartGateway),
+            FaultInjection::CloseStubGate => {
+                if let Some(engine) = self.random_engine() {
                     // Now and then for ever.
                     if self.random.chance(0.9) {
                         let opens = Millis(self.random.between(1, 20_000));
-                        let deed = Deed::Gate(engine.clone(), false);
-                        self.agenda.add(self.now + opens, Happening::Deed(deed));
+                        let deed = ScenarioAction::SetStubGateClosed(engine.clone(), false);
+                        self.event_queue.schedule(self.now + opens, WorldEvent::Action(deed));
                     }
-                    self.deed(Deed::Gate(engine, true));
+                    self.apply_action(ScenarioAction::SetStubGateClosed(engine, true));
                 }
             }
         }
     }
 
-    fn some_engine(&mut self) -> Option<EngineId> {
+    fn random_engine(&mut self) -> Option<EngineId> {
         let engines: Vec<_> = self.machine.processes.keys().cloned().collect();
         self.random.pick(&engines).cloned()
     }
 
-    fn some_accelerator(&mut self) -> Option<AcceleratorId> {
-        let ids: Vec<_> = self.machine.devices.keys().cloned().collect();
+    fn random_accelerator(&mut self) -> Option<AcceleratorId> {
+        let ids: Vec<_> = self.machine.accelerators.keys().cloned().collect();
         self.random.pick(&ids).cloned()
     }
 
-    pub(super) fn deed(&mut self, deed: Deed) {
+    pub(super) fn apply_action(&mut self, deed: ScenarioAction) {
         match deed {
-            Deed::Ask(request) => self.ask(request),
-            Deed::Order(model, order) => self.order(model, order),
-            Deed::RefuseWake(engine) => {
+            ScenarioAction::SendRequest(request) => self.request_arrives(request),
+            ScenarioAction::OperatorAction(model, order) => self.submit_operator_action(model, order),
+            ScenarioAction::RefuseNextWake(engine) => {
                 if let Some(process) = self.machine.processes.get_mut(&engine) {
                     process.refuse_wake = true;
                 }
             }
-            Deed::LateMemory(engine, late) => {
+            ScenarioAction::DelayNextRelease(engine, late) => {
                 if let Some(process) = self.machine.processes.get_mut(&engine) {
-                    process.late = Some(late);
+                    process.release_delay = Some(late);
                 }
             }
-            Deed::Die(engine) => {
+            ScenarioAction::KillEngine(engine) => {
                 self.tally.add("fault: engine died");
-                self.die(&engine, Cause::Killed(9));
+                self.process_dies(&engine, FailureCause::Killed(9));
             }
-            Deed::Hang(engine) => {
+            ScenarioAction::HangEngine(engine) => {
                 if let Some(process) = self.machine.processes.get_mut(&engine)
-                    && process.phase != Phase::Exiting
+                    && process.phase != SimulatedProcessPhase::Exiting
                 {
                     self.tally.add("fault: engine hung");
                     process.hung = true;
                 }
             }
-            Deed::Gate(engine, closed) => {
+            ScenarioAction::SetStubGateClosed(engine, closed) => {
                 if let Some(process) = self.machine.processes.get_mut(&engine) {
-                    process.gated = closed;
+                    process.stub_gate_closed = closed;
                     self.tally.add(if closed {
                         "fault: a stub's gate closed"
                     } else {
@@ -174,89 +177,91 @@ impl World {
                     });
                 }
             }
-            Deed::Lose(id) => self.lose(id),
-            Deed::Return(id) => {
-                if let Some(device) = self.machine.devices.get_mut(&id)
+            ScenarioAction::LoseAccelerator(id) => self.lose_accelerator(id),
+            ScenarioAction::RestoreAccelerator(id) => {
+                if let Some(device) = self.machine.accelerators.get_mut(&id)
                     && std::mem::take(&mut device.lost)
                 {
-                    device.back = device.metered;
-                    if device.back {
+                    device.recovered_unnoticed = device.metered;
+                    if device.recovered_unnoticed {
                         return;
                     }
-                    self.tell(Event::AcceleratorBack { accelerator: id });
+                    self.send_event(Event::AcceleratorRecovered { accelerator: id });
                 }
             }
-            Deed::Foreign(id, bytes) => {
+            ScenarioAction::SetForeignMemory(id, bytes) => {
                 let free = self.machine.used(&id);
-                if let Some(device) = self.machine.devices.get_mut(&id) {
-                    let ours = free.saturating_sub(device.foreign);
-                    device.foreign = Bytes(bytes.0.min(device.capacity.saturating_sub(ours).0));
-                    if device.foreign > Bytes::ZERO {
+                if let Some(device) = self.machine.accelerators.get_mut(&id) {
+                    let ours = free.saturating_sub(device.foreign_bytes);
+                    device.foreign_bytes = Bytes(bytes.0.min(device.capacity.saturating_sub(ours).0));
+                    if device.foreign_bytes > Bytes::ZERO {
                         self.tally.add("fault: foreign memory");
                     }
                 }
             }
-            Deed::Reload(configuration) => self.reload(*configuration),
-            Deed::Restart => self.restart(),
-            Deed::Shutdown { stop_engines } => {
+            ScenarioAction::ReloadConfig(configuration) => self.reload(*configuration),
+            ScenarioAction::RestartGateway => self.restart_gateway(),
+            ScenarioAction::Shutdown { stop_engines } => {
                 self.shutdown = true;
-                self.tell(Event::Shutdown { stop_engines });
+                self.send_event(Event::Shutdown { stop_engines });
             }
         }
     }
 
-    fn lose(&mut self, id: AcceleratorId) {
-        let Some(device) = self.machine.devices.get_mut(&id).filter(|d| !d.lost) else {
+    fn lose_accelerator(&mut self, id: AcceleratorId) {
+        let Some(device) = self.machine.accelerators.get_mut(&id).filter(|d| !d.lost) else {
             return;
         };
         device.lost = true;
         self.tally.add("fault: accelerator lost");
-        let engines: Vec<_> = self.machine.on(&id).map(|p| p.engine.clone()).collect();
-        self.tell(Event::AcceleratorLost { accelerator: id });
+        let engines: Vec<_> = self.machine.processes_on(&id).map(|p| p.engine.clone()).collect();
+        self.send_event(Event::AcceleratorLost { accelerator: id });
         for engine in engines {
             if self.random.chance(0.5) {
-                self.die(&engine, Cause::AcceleratorLost);
+                self.process_dies(&engine, FailureCause::AcceleratorLost);
             } else if let Some(process) = self.machine.processes.get_mut(&engine) {
                 process.hung = true;
             }
         }
     }
 
-    fn order(&mut self, model: ModelName, order: Order) {
-        if self.fleet.forbids(&model, order).is_err() {
+    fn submit_operator_action(&mut self, model: ModelName, order: OperatorAction) {
+        if self.fleet.validate_action(&model, order).is_err() {
             self.tally.add("operator orders forbidden");
             return;
         }
         self.tally.add("operator orders");
         match order {
-            Order::Pin | Order::Unpin => {
-                self.pins.insert(model.clone(), order == Order::Pin);
+            OperatorAction::Pin | OperatorAction::Unpin => {
+                self.pins.insert(model.clone(), order == OperatorAction::Pin);
             }
             _ => {}
         }
         self.next_operation += 1;
         let operation = OperationId(self.next_operation);
         self.operations.insert(operation, false);
-        self.tell(Event::Operator { operation, model, order });
+        self.send_event(Event::OperatorRequest { operation, model, action: order });
     }
 
-    fn order_by_chance(&mut self) {
+    fn random_operator_action(&mut self) {
         let models = self.scenario.configuration.models.clone();
         let Some(spec) = self.random.pick(&models) else {
             return;
         };
         let order = match self.random.between(0, 5) {
-            0 => Order::Wake,
-            1 => Order::Sleep { level: None },
-            2 => Order::Sleep { level: Some(if self.random.chance(0.5) { Level::One } else { Level::Two }) },
-            3 => Order::Stop,
-            4 => Order::Pin,
-            _ => Order::Unpin,
+            0 => OperatorAction::Wake,
+            1 => OperatorAction::Sleep { level: None },
+            2 => OperatorAction::Sleep {
+                level: Some(if self.random.chance(0.5) { SleepLevel::One } else { SleepLevel::Two }),
+            },
+            3 => OperatorAction::Stop,
+            4 => OperatorAction::Pin,
+            _ => OperatorAction::Unpin,
         };
-        self.order(spec.name.clone(), order);
+        self.submit_operator_action(spec.name.clone(), order);
     }
 
-    fn reload_by_chance(&mut self) {
+    fn random_reload(&mut self) {
         let mut next = self.scenario.configuration.clone();
         let last = next.models.len().saturating_sub(1) as u64;
         let which = self.random.between(0, last) as usize;
@@ -268,7 +273,7 @@ impl World {
             }
             1 => {
                 let name = format!("late-{}", self.next_model);
-                let spec = chance::model(&name, size, &next.accelerators, &mut self.random);
+                let spec = random_scenario::model(&name, size, &next.accelerators, &mut self.random);
                 next.models.push(spec);
             }
             2 => {
@@ -278,7 +283,7 @@ impl World {
             }
             3 => {
                 if let Some(spec) = next.models.get_mut(which) {
-                    spec.fingerprint = self.random.draw() >> 1;
+                    spec.fingerprint = self.random.next_u64() >> 1;
                 }
             }
             _ => {
@@ -300,25 +305,25 @@ impl World {
         self.reload(next);
     }
 
-    fn reload(&mut self, configuration: Configuration) {
+    fn reload(&mut self, configuration: FleetConfig) {
         self.tally.add("reloads");
         self.machine.configure(&configuration.accelerators);
         self.scenario.configuration = configuration.clone();
-        self.tell(Event::Configured { configuration: Box::new(configuration) });
+        self.send_event(Event::Configured { configuration: Box::new(configuration) });
     }
 
     /// The gateway is killed: its clients lose their connections, the engines live on; then it starts again.
-    fn restart(&mut self) {
+    fn restart_gateway(&mut self) {
         self.tally.add("gateway restarts");
-        self.settle_processes();
+        self.finish_interrupted_calls();
         let ids: Vec<_> = self.clients.keys().copied().collect();
         for id in ids {
             match self.clients.get(&id).map(|client| client.state.clone()) {
-                Some(State::Parked(waiter)) => {
+                Some(SimulatedClientState::Parked(waiter)) => {
                     self.unpark(waiter);
                     self.clients.remove(&id);
                 }
-                _ => self.end_exchange(id, End::Left),
+                _ => self.end_exchange(id, ExchangeEnd::ClientLeft),
             }
         }
         self.waiters.clear();
@@ -329,45 +334,46 @@ impl World {
         // What was on its way to the dead gateway never arrives; processes and clients go on.
         // Of processes that are gone nothing is to come either: their engine's next life may have the same number.
         let lives = &self.machine.processes;
-        self.agenda.retain(|happening| match happening {
-            Happening::Tell(_)
-            | Happening::Probed { .. }
-            | Happening::AskStub { .. }
-            | Happening::Read(_)
-            | Happening::ReadAll => false,
-            Happening::Process { engine, generation, .. } | Happening::Health { engine, generation, .. } => {
+        self.event_queue.retain(|happening| match happening {
+            WorldEvent::FleetEvent(_)
+            | WorldEvent::ProbeCompletes { .. }
+            | WorldEvent::PollStubGate { .. }
+            | WorldEvent::ReadMeter(_)
+            | WorldEvent::ReadAllMeters => false,
+            WorldEvent::ProcessStep { engine, generation, .. }
+            | WorldEvent::HealthProbe { engine, generation, .. } => {
                 lives.get(engine).is_some_and(|process| process.generation == *generation)
             }
             _ => true,
         });
-        self.machine.going.clear();
-        self.machine.bookings.clear();
+        self.machine.unreported_exits.clear();
+        self.machine.reservations.clear();
         let learned = std::mem::take(&mut self.fleet).learned();
         self.deadline = None;
-        self.notified = false;
+        self.wakeup_pending = false;
         if let Some(journal) = &mut self.journal {
-            journal.push(Line::header(env!("CARGO_PKG_VERSION"), self.now));
+            journal.push(JournalLine::header(env!("CARGO_PKG_VERSION"), self.now));
         }
         self.adopt(&learned);
     }
 
     /// Half-done calls end with the gateway that made them; what they began is finished by the time it is back.
-    fn settle_processes(&mut self) {
+    fn finish_interrupted_calls(&mut self) {
         let mut awake = Vec::new();
         let mut broken = Vec::new();
         for (engine, process) in &mut self.machine.processes {
             match process.phase {
-                Phase::FallingAsleep(level) if !process.hung => {
-                    process.enter(Phase::Asleep(level));
-                    process.held = process.residue;
+                SimulatedProcessPhase::FallingAsleep(level) if !process.hung => {
+                    process.enter_phase(SimulatedProcessPhase::Asleep(level));
+                    process.memory_held = process.residue;
                 }
-                Phase::Waking(level) if !process.hung => {
-                    process.enter(Phase::Asleep(level));
-                    process.held = process.residue;
+                SimulatedProcessPhase::Waking(level) if !process.hung => {
+                    process.enter_phase(SimulatedProcessPhase::Asleep(level));
+                    process.memory_held = process.residue;
                 }
-                Phase::Asleep(_) if !process.hung => process.held = process.residue,
-                Phase::Awake if !process.hung => awake.push(engine.clone()),
-                Phase::Loading | Phase::Awake => {}
+                SimulatedProcessPhase::Asleep(_) if !process.hung => process.memory_held = process.residue,
+                SimulatedProcessPhase::Awake if !process.hung => awake.push(engine.clone()),
+                SimulatedProcessPhase::Loading | SimulatedProcessPhase::Awake => {}
                 _ => broken.push(engine.clone()),
             }
         }
@@ -375,106 +381,110 @@ impl World {
             self.machine.processes.remove(&engine);
         }
         for engine in awake {
-            self.watch(&engine);
+            self.schedule_health_probe(&engine);
         }
     }
 
-    fn adopt(&mut self, learned: &BTreeMap<ModelName, Learned>) {
+    fn adopt(&mut self, learned: &BTreeMap<ModelName, LearnedMeasurements>) {
         let configuration = self.scenario.configuration.clone();
-        self.tell(Event::Configured { configuration: Box::new(configuration) });
+        self.send_event(Event::Configured { configuration: Box::new(configuration) });
         for (model, learned) in learned {
-            self.tell(Event::Recalled { model: model.clone(), learned: *learned });
+            self.send_event(Event::MeasurementsRestored { model: model.clone(), learned: *learned });
         }
         let mut found = Vec::new();
         // Those of engines that are gone went with the gateway.
         let gates = std::mem::take(&mut self.gates);
         for (engine, process) in &mut self.machine.processes {
-            let booking = super::machine::Booking {
+            let booking = super::machine::SimulatedReservation {
                 generation: process.generation,
                 accelerators: process.accelerators.clone(),
                 bytes: match process.phase {
                     // What is kept beyond that was not seen before the gateway died.
-                    Phase::Asleep(_) => {
+                    SimulatedProcessPhase::Asleep(_) => {
                         let known = learned.get(&engine.model).and_then(|l| l.residue).unwrap_or_default();
-                        let known = process.spec.accelerators.in_one_place(known);
+                        let known = process.spec.accelerators.bytes_per_account(known);
                         process.spec.memory.asleep.max(known).min(process.spec.memory.awake)
                     }
                     _ => process.spec.memory.awake,
                 },
                 units: process.spec.accelerators.units().unwrap_or(1),
-                placed: true,
+                confirmed: true,
             };
-            process.adopted_with = matches!(process.phase, Phase::Asleep(_)).then_some(booking.bytes);
-            self.machine.bookings.insert(engine.clone(), booking);
-            let mut gate = Gate::new(process.generation, process.spec.max_concurrency);
+            process.adopted_bytes =
+                matches!(process.phase, SimulatedProcessPhase::Asleep(_)).then_some(booking.bytes);
+            self.machine.reservations.insert(engine.clone(), booking);
+            let mut gate = SimulatedGate::new(process.generation, process.spec.max_concurrency);
             let old = gates.get(engine);
-            gate.last_end = old.map_or(Tick(0), |gate| gate.last_end);
-            let last_end = gate.last_end;
+            gate.last_lease_end = old.map_or(Tick(0), |gate| gate.last_lease_end);
+            let last_end = gate.last_lease_end;
             self.gates.insert(engine.clone(), gate);
             found.push(Event::Adopted {
                 engine: engine.clone(),
                 generation: process.generation,
-                found: Found {
+                found: AdoptedEngine {
                     address: std::net::SocketAddr::from(([127, 0, 0, 1], 40_000)),
                     accelerators: process.accelerators.clone(),
                     asleep: match process.phase {
-                        Phase::Asleep(level) => Some(level),
+                        SimulatedProcessPhase::Asleep(level) => Some(level),
                         _ => None,
                     },
                     ready: match process.phase {
-                        Phase::Asleep(_) => true,
-                        phase => phase == Phase::Awake && !process.hung,
+                        SimulatedProcessPhase::Asleep(_) => true,
+                        phase => phase == SimulatedProcessPhase::Awake && !process.hung,
                     },
                     fingerprint: process.spec.fingerprint,
-                    last_end,
+                    last_lease_end: last_end,
                     started: process.started,
                 },
             });
         }
         for event in found {
             self.tally.add("engines adopted");
-            self.tell(event);
+            self.send_event(event);
         }
-        for (id, device) in self.machine.devices.clone() {
+        for (id, device) in self.machine.accelerators.clone() {
             if device.lost {
-                self.tell(Event::AcceleratorLost { accelerator: id });
+                self.send_event(Event::AcceleratorLost { accelerator: id });
             }
         }
-        self.tell(Event::AdoptionDone);
-        self.read_all();
+        self.send_event(Event::AdoptionDone);
+        self.read_all_meters();
     }
 
     /// A meter is read.
-    pub(super) fn read(&mut self, id: &AcceleratorId) {
-        let Some(device) = self.machine.devices.get_mut(id) else {
+    pub(super) fn read_meter(&mut self, id: &AcceleratorId) {
+        let Some(device) = self.machine.accelerators.get_mut(id) else {
             return;
         };
         if device.lost || !device.metered {
             return;
         }
-        if std::mem::take(&mut device.back) {
-            self.tell(Event::AcceleratorBack { accelerator: id.clone() });
+        if std::mem::take(&mut device.recovered_unnoticed) {
+            self.send_event(Event::AcceleratorRecovered { accelerator: id.clone() });
         }
-        let by_engine = self.scenario.nature.per_process.then(|| self.machine.reading(id));
-        self.tell(Event::Memory { accelerator: id.clone(), used: self.machine.used(id), by_engine });
+        let by_engine = self.scenario.hardware.meter_per_process.then(|| self.machine.reading_by_engine(id));
+        self.send_event(Event::MeterRead { accelerator: id.clone(), used: self.machine.used(id), by_engine });
     }
 
-    pub(super) fn read_all(&mut self) {
-        let ids: Vec<_> = self.machine.devices.keys().cloned().collect();
+    pub(super) fn read_all_meters(&mut self) {
+        let ids: Vec<_> = self.machine.accelerators.keys().cloned().collect();
         for id in &ids {
-            self.read(id);
+            self.read_meter(id);
         }
-        if let Some(period) = self.scenario.nature.meter_period {
-            self.agenda.add(self.now + period, Happening::ReadAll);
+        if let Some(period) = self.scenario.hardware.meter_period {
+            self.event_queue.schedule(self.now + period, WorldEvent::ReadAllMeters);
         }
     }
 
     /// No more demand, no more faults; what is broken stays broken until the fleet deals with it.
-    pub(super) fn calm(&mut self) {
-        self.calm = true;
-        self.scenario.faults = super::Faults::default();
-        self.agenda.retain(|happening| {
-            !matches!(happening, Happening::Ask(_) | Happening::Demand(_) | Happening::Inject(_))
+    pub(super) fn stop_demand_and_faults(&mut self) {
+        self.quiescing = true;
+        self.scenario.fault_rates = super::FaultRates::default();
+        self.event_queue.retain(|happening| {
+            !matches!(
+                happening,
+                WorldEvent::RequestArrives(_) | WorldEvent::SourceDue(_) | WorldEvent::InjectFault(_)
+            )
         });
     }
 }

@@ -13,12 +13,12 @@ use crate::{
 };
 
 /// The format's number; another one is not read.
-pub const FORMAT: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 
 /// One line of a journal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Line {
+pub enum JournalLine {
     /// A gateway started, or began anew: what follows belongs to a new fleet.
     Header {
         journal: u32,
@@ -36,27 +36,27 @@ pub enum Line {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("line {line} of the journal cannot be read")]
-    Line {
+    UnreadableLine {
         line: usize,
         #[source]
         source: serde_json::Error,
     },
-    #[error("the journal has format {0}, this version reads {FORMAT}")]
-    Format(u32),
+    #[error("the journal has format {0}, this version reads {FORMAT_VERSION}")]
+    UnsupportedFormat(u32),
     #[error("the journal does not start with its header")]
     NoHeader,
 }
 
-impl Line {
+impl JournalLine {
     #[must_use]
     pub fn header(version: &str, at: Tick) -> Self {
-        Self::header_after(version, at, 0)
+        Self::header_after_gap(version, at, 0)
     }
 
     /// The header behind a gap, when so many turns were dropped since the gateway started.
     #[must_use]
-    pub fn header_after(version: &str, at: Tick, dropped: u64) -> Self {
-        Self::Header { journal: FORMAT, version: version.to_owned(), at, dropped }
+    pub fn header_after_gap(version: &str, at: Tick, dropped: u64) -> Self {
+        Self::Header { journal: FORMAT_VERSION, version: version.to_owned(), at, dropped }
     }
 
     #[must_use]
@@ -75,7 +75,7 @@ const fn is_zero(dropped: &u64) -> bool {
 ///
 /// # Errors
 /// When an event cannot be expressed as JSON, which would be a defect.
-pub fn write(line: &Line) -> Result<String, serde_json::Error> {
+pub fn write(line: &JournalLine) -> Result<String, serde_json::Error> {
     serde_json::to_string(line)
 }
 
@@ -85,11 +85,11 @@ pub fn write(line: &Line) -> Result<String, serde_json::Error> {
 /// As [`write()`].
 pub fn write_turn(at: Tick, events: &[Event]) -> Result<String, serde_json::Error> {
     #[derive(Serialize)]
-    struct Turn<'a> {
+    struct TurnLine<'a> {
         at: Tick,
         events: &'a [Event],
     }
-    serde_json::to_string(&Turn { at, events })
+    serde_json::to_string(&TurnLine { at, events })
 }
 
 /// Every line of a journal. One that was cut short is left out: the last one (the writer was killed), and those before a
@@ -97,7 +97,7 @@ pub fn write_turn(at: Tick, events: &[Event]) -> Result<String, serde_json::Erro
 ///
 /// # Errors
 /// When a line is no journal line, or of another format.
-pub fn read(text: &str) -> Result<Vec<Line>, Error> {
+pub fn read(text: &str) -> Result<Vec<JournalLine>, Error> {
     let mut lines = Vec::new();
     let mut cut = None;
     for (index, raw) in text.lines().enumerate() {
@@ -105,16 +105,18 @@ pub fn read(text: &str) -> Result<Vec<Line>, Error> {
             continue;
         }
         match serde_json::from_str(raw) {
-            Ok(Line::Header { journal, .. }) if journal != FORMAT => return Err(Error::Format(journal)),
+            Ok(JournalLine::Header { journal, .. }) if journal != FORMAT_VERSION => {
+                return Err(Error::UnsupportedFormat(journal));
+            }
             Ok(line) => {
-                let gap = matches!(line, Line::Header { dropped: 1.., .. });
+                let gap = matches!(line, JournalLine::Header { dropped: 1.., .. });
                 if let Some(error) = cut.take().filter(|_| !gap) {
                     return Err(error);
                 }
                 lines.push(line);
             }
             Err(source) => {
-                cut.get_or_insert(Error::Line { line: index + 1, source });
+                cut.get_or_insert(Error::UnreadableLine { line: index + 1, source });
             }
         }
     }
@@ -122,18 +124,18 @@ pub fn read(text: &str) -> Result<Vec<Line>, Error> {
         return Err(error);
     }
     match lines.first() {
-        Some(Line::Header { .. }) => Ok(lines),
+        Some(JournalLine::Header { .. }) => Ok(lines),
         _ => Err(Error::NoHeader),
     }
 }
 
 /// Feeds a journal to new fleets and shows every plan.
-pub fn replay(lines: &[Line], mut each: impl FnMut(Tick, &[Event], &Plan, &Fleet)) {
+pub fn replay(lines: &[JournalLine], mut each: impl FnMut(Tick, &[Event], &Plan, &Fleet)) {
     let mut fleet = Fleet::new();
     for line in lines {
         match line {
-            Line::Header { .. } => fleet = Fleet::new(),
-            Line::Turn { at, events } => {
+            JournalLine::Header { .. } => fleet = Fleet::new(),
+            JournalLine::Turn { at, events } => {
                 for event in events {
                     fleet.on(event, *at);
                 }
@@ -153,20 +155,20 @@ mod tests {
     #[test]
     fn a_journal_is_read_as_it_was_written_and_a_cut_last_line_is_left_out() {
         let events = vec![Event::AdoptionDone, Event::Left { waiter: WaiterId(3) }];
-        let turn = Line::Turn { at: Tick(12), events: events.clone() };
+        let turn = JournalLine::Turn { at: Tick(12), events: events.clone() };
         assert_eq!(write(&turn).unwrap(), write_turn(Tick(12), &events).unwrap());
-        let lines = vec![Line::header("0.1.0", Tick(7)), turn];
+        let lines = vec![JournalLine::header("0.1.0", Tick(7)), turn];
         let text: String = lines.iter().map(|line| write(line).unwrap() + "\n").collect();
         assert_eq!(read(&text).unwrap(), lines);
         let (cut, _) = text.split_at(text.len() - 5);
         assert_eq!(read(cut).unwrap(), lines[..1]);
-        assert!(matches!(read("{}\n"), Err(Error::Line { line: 1, .. })));
+        assert!(matches!(read("{}\n"), Err(Error::UnreadableLine { line: 1, .. })));
         assert!(matches!(read(""), Err(Error::NoHeader)));
-        let gap = write(&Line::header_after("0.1.0", Tick(20), 3)).unwrap();
+        let gap = write(&JournalLine::header_after_gap("0.1.0", Tick(20), 3)).unwrap();
         let read_on = read(&format!("{cut}\n{gap}\n")).unwrap();
-        assert_eq!(read_on[1..], [Line::header_after("0.1.0", Tick(20), 3)]);
-        let restarted = write(&Line::header("0.1.0", Tick(20))).unwrap();
-        assert!(matches!(read(&format!("{cut}\n{restarted}\n")), Err(Error::Line { line: 2, .. })));
-        assert!(matches!(read(&text.replacen(":1,", ":2,", 1)), Err(Error::Format(2))));
+        assert_eq!(read_on[1..], [JournalLine::header_after_gap("0.1.0", Tick(20), 3)]);
+        let restarted = write(&JournalLine::header("0.1.0", Tick(20))).unwrap();
+        assert!(matches!(read(&format!("{cut}\n{restarted}\n")), Err(Error::UnreadableLine { line: 2, .. })));
+        assert!(matches!(read(&text.replacen(":2,", ":1,", 1)), Err(Error::UnsupportedFormat(1))));
     }
 }

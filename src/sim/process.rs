@@ -1,27 +1,27 @@
 //! One simulated engine process: its phases, its memory over time, its end.
 
 use super::{
-    client::End,
+    client::ExchangeEnd,
     machine::OutOfMemory,
-    world::{Happening, World},
+    world::{SimulatedWorld, WorldEvent},
 };
 use crate::{
-    fault::Cause,
+    fault::FailureCause,
     fleet::event::Event,
-    model::{AcceleratorId, EngineId, Level, ModelSpec},
+    model::{AcceleratorId, EngineId, ModelSpec, SleepLevel},
     units::{Bytes, Generation, Millis, Tick},
 };
 
 #[derive(Clone, Debug)]
-pub(super) struct Process {
+pub(super) struct SimulatedProcess {
     pub(super) engine: EngineId,
     pub(super) generation: Generation,
     pub(super) accelerators: Vec<AcceleratorId>,
-    pub(super) phase: Phase,
+    pub(super) phase: SimulatedProcessPhase,
     /// Grows with every phase: what was planned for an earlier one no longer happens.
     pub(super) serial: u32,
     /// On each of its accelerators.
-    pub(super) held: Bytes,
+    pub(super) memory_held: Bytes,
     /// As configured when it was launched, with the memory that it takes in one place.
     pub(super) spec: ModelSpec,
     /// What an asleep engine really keeps.
@@ -33,87 +33,93 @@ pub(super) struct Process {
     pub(super) corrupt: bool,
     pub(super) ignores_term: bool,
     /// The stub in front of it lets nobody in.
-    pub(super) gated: bool,
+    pub(super) stub_gate_closed: bool,
     /// The next wake is refused, or the next sleep late, by a scenario's order.
     pub(super) refuse_wake: bool,
-    pub(super) late: Option<Millis>,
+    pub(super) release_delay: Option<Millis>,
     /// It took the last order to sleep and stayed awake.
-    pub(super) denied: bool,
+    pub(super) sleep_denied: bool,
     /// Bytes that a gateway booked which found the process asleep at its start. The process may keep more, which that gateway has not
     /// seen.
-    pub(super) adopted_with: Option<Bytes>,
+    pub(super) adopted_bytes: Option<Bytes>,
     /// It measures free memory at its start, and the fleet has not been told that this is over.
     pub(super) profiling: bool,
     /// The devices' counts when it began to measure.
-    pub(super) measured_from: u64,
+    pub(super) allocations_at_profiling_start: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum SimulatedProcessPhase {
     Loading,
     Awake,
-    FallingAsleep(Level),
-    Asleep(Level),
-    Waking(Level),
+    FallingAsleep(SleepLevel),
+    Asleep(SleepLevel),
+    Waking(SleepLevel),
     Exiting,
 }
 
 /// What happens to a process by itself, once it has been set going.
 #[derive(Clone, Debug)]
-pub(super) enum Step {
+pub(super) enum ProcessStep {
     Spawned,
-    Weights,
-    Cache,
+    WeightsLoaded,
+    CacheAllocated,
     Ready,
-    Fails(Cause),
-    Exits(Cause),
+    StartFails(FailureCause),
+    Exits(FailureCause),
     /// The kernel ends it, whatever it does.
     Killed,
     Slept,
-    SleepFails(Cause),
-    Freed,
-    WokenWeights,
+    SleepFails(FailureCause),
+    MemoryFreed,
+    WakeWeightsLoaded,
     Woken,
     WakeRefused,
 }
 
-impl Process {
+impl SimulatedProcess {
     /// Weights are what is loaded first; the rest is the cache.
-    const fn weights(&self) -> Bytes {
+    const fn weight_bytes(&self) -> Bytes {
         Bytes(self.spec.memory.awake.0 / 10 * 6)
     }
 
     /// Host memory it keeps its weights in while it sleeps at level 1.
-    pub(super) fn host(&self) -> Bytes {
+    pub(super) fn host_bytes(&self) -> Bytes {
         Bytes(self.spec.memory.host.0 * self.accelerators.len() as u64)
     }
 
     /// It holds all that it will.
-    pub(super) fn has_taken(&self) -> bool {
-        self.held >= self.spec.memory.awake
+    pub(super) fn has_full_memory(&self) -> bool {
+        self.memory_held >= self.spec.memory.awake
     }
 
-    pub(super) const fn enter(&mut self, phase: Phase) {
+    pub(super) const fn enter_phase(&mut self, phase: SimulatedProcessPhase) {
         self.phase = phase;
         self.serial += 1;
     }
 }
 
-impl World {
-    pub(super) fn plan_step(&mut self, engine: &EngineId, after: Millis, step: Step) {
+impl SimulatedWorld {
+    pub(super) fn schedule_step(&mut self, engine: &EngineId, after: Millis, step: ProcessStep) {
         let Some(process) = self.machine.processes.get(engine) else {
             return;
         };
-        let happening = Happening::Process {
+        let happening = WorldEvent::ProcessStep {
             engine: engine.clone(),
             generation: process.generation,
             serial: process.serial,
             step,
         };
-        self.agenda.add(self.now + after, happening);
+        self.event_queue.schedule(self.now + after, happening);
     }
 
-    pub(super) fn process_step(&mut self, engine: EngineId, generation: Generation, serial: u32, step: Step) {
+    pub(super) fn run_process_step(
+        &mut self,
+        engine: EngineId,
+        generation: Generation,
+        serial: u32,
+        step: ProcessStep,
+    ) {
         let Some(process) = self.machine.process(&engine, generation) else {
             return;
         };
@@ -121,124 +127,130 @@ impl World {
             return;
         }
         // A hung process goes on only by being killed.
-        if process.hung && !matches!(step, Step::Killed | Step::Freed | Step::Spawned) {
+        if process.hung
+            && !matches!(step, ProcessStep::Killed | ProcessStep::MemoryFreed | ProcessStep::Spawned)
+        {
             return;
         }
         match step {
-            Step::Spawned => self.spawned(engine, generation),
-            Step::Weights => {
-                let (weights, measured_from) = (process.weights(), self.machine.taken(&engine));
+            ProcessStep::Spawned => self.process_spawned(engine, generation),
+            ProcessStep::WeightsLoaded => {
+                let (weights, measured_from) =
+                    (process.weight_bytes(), self.machine.allocation_count(&engine));
                 if self.allocate(&engine, weights)
                     && let Some(p) = self.machine.process(&engine, generation)
                 {
-                    p.measured_from = measured_from + p.accelerators.len() as u64;
+                    p.allocations_at_profiling_start = measured_from + p.accelerators.len() as u64;
                 }
             }
-            Step::Cache => self.cached(engine, generation),
-            Step::Ready => {
-                process.enter(Phase::Awake);
-                self.watch(&engine);
-                self.tell(Event::Ready { engine, generation });
+            ProcessStep::CacheAllocated => self.cache_allocated(engine, generation),
+            ProcessStep::Ready => {
+                process.enter_phase(SimulatedProcessPhase::Awake);
+                self.schedule_health_probe(&engine);
+                self.send_event(Event::Ready { engine, generation });
             }
-            Step::Fails(cause) => {
+            ProcessStep::StartFails(cause) => {
                 process.hung = true;
                 process.profiling = false;
-                self.tell(Event::StartFailed { engine, generation, cause });
+                self.send_event(Event::StartFailed { engine, generation, cause });
             }
-            Step::Exits(cause) => self.die(&engine, cause),
-            Step::Killed => self.die(&engine, Cause::Stopped),
-            Step::Slept => self.slept(engine, generation),
-            Step::SleepFails(cause) => {
-                process.enter(Phase::Awake);
-                process.denied = cause == Cause::StaysAwake;
-                self.watch(&engine);
-                self.tell(Event::SleepFailed { engine, generation, cause });
+            ProcessStep::Exits(cause) => self.process_dies(&engine, cause),
+            ProcessStep::Killed => self.process_dies(&engine, FailureCause::Stopped),
+            ProcessStep::Slept => self.process_slept(engine, generation),
+            ProcessStep::SleepFails(cause) => {
+                process.enter_phase(SimulatedProcessPhase::Awake);
+                process.sleep_denied = cause == FailureCause::SleepDenied;
+                self.schedule_health_probe(&engine);
+                self.send_event(Event::SleepFailed { engine, generation, cause });
             }
-            Step::Freed => process.held = process.residue,
-            Step::WokenWeights => {
-                let weights = process.weights();
+            ProcessStep::MemoryFreed => process.memory_held = process.residue,
+            ProcessStep::WakeWeightsLoaded => {
+                let weights = process.weight_bytes();
                 let _ = self.allocate(&engine, weights);
             }
-            Step::Woken => {
+            ProcessStep::Woken => {
                 let awake = process.spec.memory.awake;
                 if self.allocate(&engine, awake)
                     && let Some(p) = self.machine.process(&engine, generation)
                 {
-                    p.enter(Phase::Awake);
-                    self.watch(&engine);
-                    self.tell(Event::Ready { engine, generation });
+                    p.enter_phase(SimulatedProcessPhase::Awake);
+                    self.schedule_health_probe(&engine);
+                    self.send_event(Event::Ready { engine, generation });
                 }
             }
-            Step::WakeRefused => {
-                if let Phase::Waking(level) = process.phase {
-                    process.enter(Phase::Asleep(level));
+            ProcessStep::WakeRefused => {
+                if let SimulatedProcessPhase::Waking(level) = process.phase {
+                    process.enter_phase(SimulatedProcessPhase::Asleep(level));
                 }
-                self.tell(Event::WakeFailed { engine, generation, cause: Cause::Refused });
+                self.send_event(Event::WakeFailed { engine, generation, cause: FailureCause::Refused });
             }
         }
     }
 
-    fn spawned(&mut self, engine: EngineId, generation: Generation) {
-        let explicit = self.machine.process(&engine, generation).is_some_and(|p| !p.spec.measures());
+    fn process_spawned(&mut self, engine: EngineId, generation: Generation) {
+        let explicit = self.machine.process(&engine, generation).is_some_and(|p| !p.spec.profiles_memory());
         let address = std::net::SocketAddr::from(([127, 0, 0, 1], 40_000));
-        self.tell(Event::Started { engine: engine.clone(), generation, address });
+        self.send_event(Event::Started { engine: engine.clone(), generation, address });
         if explicit {
-            self.tell(Event::Profiled { engine, generation });
+            self.send_event(Event::Profiled { engine, generation });
         }
     }
 
     /// The cache is taken from what was measured free, which is wrong when somebody else took memory meanwhile.
-    fn cached(&mut self, engine: EngineId, generation: Generation) {
-        let taken = self.machine.taken(&engine);
+    fn cache_allocated(&mut self, engine: EngineId, generation: Generation) {
+        let taken = self.machine.allocation_count(&engine);
         let Some(process) = self.machine.process(&engine, generation) else {
             return;
         };
-        let (awake, explicit, from) =
-            (process.spec.memory.awake, !process.spec.measures(), process.measured_from);
+        let (awake, explicit, from) = (
+            process.spec.memory.awake,
+            !process.spec.profiles_memory(),
+            process.allocations_at_profiling_start,
+        );
         if !explicit && taken != from {
-            self.violation(format!("{engine} measured free memory while another engine took some"));
+            self.record_violation(format!("{engine} measured free memory while another engine took some"));
         }
         if self.allocate(&engine, awake) && !explicit {
-            self.tell(Event::Profiled { engine, generation });
+            self.send_event(Event::Profiled { engine, generation });
         }
     }
 
     /// False when the process died of it.
     fn allocate(&mut self, engine: &EngineId, bytes: Bytes) -> bool {
-        match self.machine.hold(engine, bytes) {
+        match self.machine.set_memory(engine, bytes) {
             Ok(()) => true,
             Err(OutOfMemory { accelerator, excused }) => {
-                if excused || self.excess {
+                if excused || self.overcommitted {
                     self.tally.add("excused out-of-memory");
                 } else {
                     let holders: Vec<_> = self
                         .machine
-                        .on(&accelerator)
-                        .map(|p| format!("{} {:?} {}", p.engine, p.phase, p.held))
+                        .processes_on(&accelerator)
+                        .map(|p| format!("{} {:?} {}", p.engine, p.phase, p.memory_held))
                         .collect();
-                    self.violation(format!(
+                    self.record_violation(format!(
                         "out of memory: {engine} wants {bytes} on {accelerator}, which has {}",
                         holders.join(", ")
                     ));
                 }
-                self.die(engine, Cause::OutOfMemory);
+                self.process_dies(engine, FailureCause::OutOfMemory);
                 false
             }
         }
     }
 
-    fn slept(&mut self, engine: EngineId, generation: Generation) {
-        let late = self.random.chance(self.scenario.faults.late_memory);
-        let freeing = self.draw(self.scenario.nature.freeing);
+    fn process_slept(&mut self, engine: EngineId, generation: Generation) {
+        let late = self.random.chance(self.scenario.fault_rates.late_memory);
+        let freeing = self.random_duration(self.scenario.hardware.release_time);
         let Some(process) = self.machine.process(&engine, generation) else {
             return;
         };
-        let Phase::FallingAsleep(level) = process.phase else {
+        let SimulatedProcessPhase::FallingAsleep(level) = process.phase else {
             return;
         };
-        process.enter(Phase::Asleep(level));
-        let (ordered, accelerators) = (process.late.take(), process.accelerators.clone());
-        let freeing = if !self.machine.metered(&accelerators) {
+        process.enter_phase(SimulatedProcessPhase::Asleep(level));
+        let (ordered, accelerators) = (process.release_delay.take(), process.accelerators.clone());
+        let freeing = if !self.machine.are_metered(&accelerators) {
             // Nobody could see it late: there a confirmed sleep counts.
             None
         } else if let Some(late) = ordered {
@@ -251,54 +263,54 @@ impl World {
             Some(freeing)
         };
         if let Some(after) = freeing {
-            self.plan_step(&engine, after, Step::Freed);
+            self.schedule_step(&engine, after, ProcessStep::MemoryFreed);
         } else if let Some(process) = self.machine.process(&engine, generation) {
-            process.held = process.residue;
+            process.memory_held = process.residue;
         }
-        self.tell(Event::Slept { engine, generation, level });
+        self.send_event(Event::Slept { engine, generation, level });
     }
 
     /// The process is gone, with its memory and everybody's exchange on it.
-    pub(super) fn die(&mut self, engine: &EngineId, cause: Cause) {
+    pub(super) fn process_dies(&mut self, engine: &EngineId, cause: FailureCause) {
         let Some(process) = self.machine.processes.remove(engine) else {
             return;
         };
         let generation = process.generation;
-        self.machine.going.insert((engine.clone(), generation));
+        self.machine.unreported_exits.insert((engine.clone(), generation));
         let gone = Event::Gone { engine: engine.clone(), generation, cause };
         // Seen at once, or a little after the first broken connection.
         let after = Millis(self.random.between(0, 3));
-        self.agenda.add(self.now + after, Happening::Tell(gone));
-        for client in self.holders(engine, generation) {
-            self.end_exchange(client, End::Broken);
+        self.event_queue.schedule(self.now + after, WorldEvent::FleetEvent(gone));
+        for client in self.lease_holders(engine, generation) {
+            self.end_exchange(client, ExchangeEnd::EngineFailed);
         }
     }
 
     /// Begins the probes of an engine that is awake.
-    pub(super) fn watch(&mut self, engine: &EngineId) {
+    pub(super) fn schedule_health_probe(&mut self, engine: &EngineId) {
         if let Some(process) = self.machine.processes.get(engine) {
-            let happening = Happening::Health {
+            let happening = WorldEvent::HealthProbe {
                 engine: engine.clone(),
                 generation: process.generation,
                 serial: process.serial,
             };
-            self.agenda.add(self.now + self.scenario.nature.health, happening);
+            self.event_queue.schedule(self.now + self.scenario.hardware.health_interval, happening);
         }
     }
 
-    pub(super) fn health(&mut self, engine: EngineId, generation: Generation, serial: u32) {
-        let leases = self.leases(&engine, generation);
+    pub(super) fn health_probe(&mut self, engine: EngineId, generation: Generation, serial: u32) {
+        let leases = self.lease_count(&engine, generation);
         let Some(process) = self.machine.process(&engine, generation) else {
             return;
         };
-        if process.serial != serial || process.phase != Phase::Awake {
+        if process.serial != serial || process.phase != SimulatedProcessPhase::Awake {
             return;
         }
-        let (ok, gated) = (!process.hung, process.gated);
-        self.watch(&engine);
+        let (ok, gated) = (!process.hung, process.stub_gate_closed);
+        self.schedule_health_probe(&engine);
         if gated {
-            return self.tell(Event::Gated { engine, generation });
+            return self.send_event(Event::StubGateClosed { engine, generation });
         }
-        self.tell(Event::Health { engine, generation, ok, progressed: ok && leases > 0 });
+        self.send_event(Event::Health { engine, generation, ok, progressed: ok && leases > 0 });
     }
 }

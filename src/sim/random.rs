@@ -2,16 +2,16 @@
 
 /// A generator that its seed determines wholly.
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct SplitMix64(u64);
 
-impl Random {
+impl SplitMix64 {
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
     /// The next number, any of 2^64.
-    pub const fn draw(&mut self) -> u64 {
+    pub const fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -24,12 +24,12 @@ impl Random {
         if high <= low {
             return low;
         }
-        low + self.draw() % (high - low + 1)
+        low + self.next_u64() % (high - low + 1)
     }
 
     /// In `0..1`.
     pub fn fraction(&mut self) -> f64 {
-        (self.draw() >> 11) as f64 / (1_u64 << 53) as f64
+        (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
     /// True with probability `p`. Draws nothing when it cannot be true, so a fault that is off changes no seed.

@@ -1,12 +1,12 @@
 //! What a world is made of: configuration, demand, faults, and deeds at fixed times.
 
-pub(super) mod chance;
+pub(super) mod random_scenario;
 pub mod scripts;
 
-use super::{client::Request, demand::Source};
+use super::{client::SimulatedRequest, demand::RequestSource};
 use crate::{
-    fleet::event::Order,
-    model::{AcceleratorId, Configuration, EngineId, ModelName},
+    fleet::event::OperatorAction,
+    model::{AcceleratorId, EngineId, FleetConfig, ModelName},
     units::{Bytes, Millis, Tick},
 };
 
@@ -16,37 +16,37 @@ pub struct Scenario {
     pub name: String,
     pub seed: u64,
     pub start: Tick,
-    pub configuration: Configuration,
-    pub nature: Nature,
-    pub faults: Faults,
-    pub sources: Vec<Source>,
-    pub deeds: Vec<(Millis, Deed)>,
+    pub configuration: FleetConfig,
+    pub hardware: HardwareProfile,
+    pub fault_rates: FaultRates,
+    pub sources: Vec<RequestSource>,
+    pub actions: Vec<(Millis, ScenarioAction)>,
 }
 
 /// How the simulated hardware behaves when nothing is wrong.
 #[derive(Clone, Copy, Debug)]
-pub struct Nature {
+pub struct HardwareProfile {
     /// From the launch until health answers.
-    pub start: (Millis, Millis),
-    pub wake: (Millis, Millis),
-    pub sleep: (Millis, Millis),
-    pub stop: (Millis, Millis),
+    pub start_time: (Millis, Millis),
+    pub wake_time: (Millis, Millis),
+    pub sleep_time: (Millis, Millis),
+    pub stop_time: (Millis, Millis),
     pub first_byte: (Millis, Millis),
     /// How long a `Placed` takes; zero on one machine.
-    pub placing: (Millis, Millis),
+    pub placement_time: (Millis, Millis),
     /// From the confirmed sleep until the memory is free, when it is not late.
-    pub freeing: (Millis, Millis),
+    pub release_time: (Millis, Millis),
     /// Awake engines are probed this often.
-    pub health: Millis,
+    pub health_interval: Millis,
     /// The meter tells which engine holds what.
-    pub per_process: bool,
+    pub meter_per_process: bool,
     /// Meters are also read unasked, this often.
     pub meter_period: Option<Millis>,
 }
 
 /// How often what goes wrong: probabilities per occasion, or mean times between.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Faults {
+pub struct FaultRates {
     pub exit_at_start: f64,
     pub out_of_memory_at_start: f64,
     pub start_failed: f64,
@@ -60,60 +60,60 @@ pub struct Faults {
     pub sleep_denied: f64,
     pub late_memory: f64,
     /// The residue turns out larger than declared.
-    pub fat_residue: f64,
+    pub oversized_residue: f64,
     pub ignores_term: f64,
-    pub conflict: f64,
+    pub reservation_conflict: f64,
     /// The client leaves in the instant in which it is granted its lease.
     pub leaves_at_grant: f64,
     /// Mean times between, over the whole world.
-    pub dies: Option<Millis>,
-    pub hangs: Option<Millis>,
+    pub engine_dies: Option<Millis>,
+    pub engine_hangs: Option<Millis>,
     pub accelerator_lost: Option<Millis>,
     pub foreign_memory: Option<Millis>,
     pub reload: Option<Millis>,
-    pub order: Option<Millis>,
-    pub restart: Option<Millis>,
+    pub operator_action: Option<Millis>,
+    pub gateway_restart: Option<Millis>,
     /// A stub closes its gate.
-    pub gated: Option<Millis>,
+    pub stub_gate_closes: Option<Millis>,
 }
 
 /// Something that happens to the world at a fixed time.
 #[derive(Clone, Debug)]
-pub enum Deed {
-    Ask(Request),
-    Order(ModelName, Order),
+pub enum ScenarioAction {
+    SendRequest(SimulatedRequest),
+    OperatorAction(ModelName, OperatorAction),
     /// The engine's next wake is refused.
-    RefuseWake(EngineId),
+    RefuseNextWake(EngineId),
     /// The engine's next sleep gives its memory back this late.
-    LateMemory(EngineId, Millis),
-    Die(EngineId),
-    Hang(EngineId),
+    DelayNextRelease(EngineId, Millis),
+    KillEngine(EngineId),
+    HangEngine(EngineId),
     /// The stub in front of the engine lets nobody in from now on (`true`), or everybody.
-    Gate(EngineId, bool),
-    Lose(AcceleratorId),
-    Return(AcceleratorId),
+    SetStubGateClosed(EngineId, bool),
+    LoseAccelerator(AcceleratorId),
+    RestoreAccelerator(AcceleratorId),
     /// Somebody else uses so much of the accelerator; zero ends it.
-    Foreign(AcceleratorId, Bytes),
-    Reload(Box<Configuration>),
+    SetForeignMemory(AcceleratorId, Bytes),
+    ReloadConfig(Box<FleetConfig>),
     /// The gateway is killed and starts again.
-    Restart,
+    RestartGateway,
     Shutdown {
         stop_engines: bool,
     },
 }
 
-impl Default for Nature {
+impl Default for HardwareProfile {
     fn default() -> Self {
         Self {
-            start: (Millis::secs(8), Millis::secs(8)),
-            wake: (Millis(800), Millis(800)),
-            sleep: (Millis(400), Millis(400)),
-            stop: (Millis(300), Millis(300)),
+            start_time: (Millis::secs(8), Millis::secs(8)),
+            wake_time: (Millis(800), Millis(800)),
+            sleep_time: (Millis(400), Millis(400)),
+            stop_time: (Millis(300), Millis(300)),
             first_byte: (Millis(40), Millis(40)),
-            placing: (Millis::ZERO, Millis::ZERO),
-            freeing: (Millis(5), Millis(5)),
-            health: Millis::secs(5),
-            per_process: true,
+            placement_time: (Millis::ZERO, Millis::ZERO),
+            release_time: (Millis(5), Millis(5)),
+            health_interval: Millis::secs(5),
+            meter_per_process: true,
             meter_period: None,
         }
     }
@@ -122,23 +122,23 @@ impl Default for Nature {
 impl Scenario {
     /// A quiet world: no demand, no faults.
     #[must_use]
-    pub fn new(name: &str, configuration: Configuration) -> Self {
+    pub fn new(name: &str, configuration: FleetConfig) -> Self {
         Self {
             name: name.to_owned(),
             seed: 0,
             start: Tick(1_000_000_000),
             configuration,
-            nature: Nature::default(),
-            faults: Faults::default(),
+            hardware: HardwareProfile::default(),
+            fault_rates: FaultRates::default(),
             sources: Vec::new(),
-            deeds: Vec::new(),
+            actions: Vec::new(),
         }
     }
 
     /// Adds a deed at a time after the start.
     #[must_use]
-    pub fn at(mut self, after: Millis, deed: Deed) -> Self {
-        self.deeds.push((after, deed));
+    pub fn at(mut self, after: Millis, deed: ScenarioAction) -> Self {
+        self.actions.push((after, deed));
         self
     }
 }

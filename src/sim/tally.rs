@@ -12,7 +12,7 @@ impl Tally {
     }
 
     #[must_use]
-    pub fn of(&self, what: &str) -> u64 {
+    pub fn count(&self, what: &str) -> u64 {
         self.0.get(what).copied().unwrap_or(0)
     }
 

@@ -4,12 +4,12 @@
 //! `gateway/tests/data/trace-200.csv` is `open_loop(1, 200, 6, 60)`, kept on file so that the end-to-end test, the
 //! simulator and first-come-first-served all answer the very same requests.
 
-use super::random::Random;
+use super::random::SplitMix64;
 use crate::units::Millis;
 
 /// One request of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Arrival {
+pub struct TraceArrival {
     pub at: Millis,
     pub client: u32,
     /// Which model, from 0.
@@ -25,35 +25,35 @@ pub struct Error {
 }
 
 /// A client asks this often, on average.
-const GAP: u64 = 4_000;
+const MEAN_GAP_MS: u64 = 4_000;
 /// Popularity moves on by one model this often.
-const SHIFT: u64 = 15_000;
+const POPULARITY_SHIFT_MS: u64 = 15_000;
 /// Out of a hundred requests, from the most popular model down; the rest goes to the last.
-const POPULARITY: [u64; 5] = [32, 22, 16, 12, 10];
-const HEAD: &str = "at_ms,client,model,stream_ms";
+const POPULARITY_PERCENT: [u64; 5] = [32, 22, 16, 12, 10];
+const CSV_HEADER: &str = "at_ms,client,model,stream_ms";
 
 /// `clients` that ask for `seconds`, each independently, for `models` of shifting popularity.
 #[must_use]
-pub fn open_loop(seed: u64, clients: u32, models: u32, seconds: u64) -> Vec<Arrival> {
-    let mut random = Random::new(seed);
+pub fn open_loop(seed: u64, clients: u32, models: u32, seconds: u64) -> Vec<TraceArrival> {
+    let mut random = SplitMix64::new(seed);
     let mut arrivals = Vec::new();
     for client in 0..clients {
-        let mut at = random.exponential(GAP);
+        let mut at = random.exponential(MEAN_GAP_MS);
         while at < seconds * 1000 {
-            let popular = (at / SHIFT) as u32;
-            let model = (rank(&mut random, models) + popular) % models.max(1);
+            let popular = (at / POPULARITY_SHIFT_MS) as u32;
+            let model = (random_rank(&mut random, models) + popular) % models.max(1);
             let stream = Millis(random.between(50, 1000));
-            arrivals.push(Arrival { at: Millis(at), client, model, stream });
-            at += random.exponential(GAP).max(1);
+            arrivals.push(TraceArrival { at: Millis(at), client, model, stream });
+            at += random.exponential(MEAN_GAP_MS).max(1);
         }
     }
     arrivals.sort_by_key(|arrival| (arrival.at, arrival.client));
     arrivals
 }
 
-fn rank(random: &mut Random, models: u32) -> u32 {
+fn random_rank(random: &mut SplitMix64, models: u32) -> u32 {
     let mut left = random.between(0, 99);
-    for (rank, share) in POPULARITY.iter().enumerate() {
+    for (rank, share) in POPULARITY_PERCENT.iter().enumerate() {
         match left.checked_sub(*share) {
             Some(rest) => left = rest,
             None => return (rank as u32).min(models.saturating_sub(1)),
@@ -64,24 +64,24 @@ fn rank(random: &mut Random, models: u32) -> u32 {
 
 /// As comma-separated values with a head line.
 #[must_use]
-pub fn write(arrivals: &[Arrival]) -> String {
-    let line = |a: &Arrival| format!("{},{},{},{}\n", a.at.0, a.client, a.model, a.stream.0);
-    std::iter::once(format!("{HEAD}\n")).chain(arrivals.iter().map(line)).collect()
+pub fn write(arrivals: &[TraceArrival]) -> String {
+    let line = |a: &TraceArrival| format!("{},{},{},{}\n", a.at.0, a.client, a.model, a.stream.0);
+    std::iter::once(format!("{CSV_HEADER}\n")).chain(arrivals.iter().map(line)).collect()
 }
 
 /// What [`write()`] wrote.
 ///
 /// # Errors
 /// The first line that is no arrival.
-pub fn read(text: &str) -> Result<Vec<Arrival>, Error> {
-    let rows = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && *line != HEAD);
-    rows.map(|(index, line)| row(line).ok_or(Error { line: index + 1 })).collect()
+pub fn read(text: &str) -> Result<Vec<TraceArrival>, Error> {
+    let rows = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && *line != CSV_HEADER);
+    rows.map(|(index, line)| parse_row(line).ok_or(Error { line: index + 1 })).collect()
 }
 
-fn row(line: &str) -> Option<Arrival> {
+fn parse_row(line: &str) -> Option<TraceArrival> {
     let numbers: Option<Vec<u64>> = line.split(',').map(|field| field.trim().parse().ok()).collect();
     let [at, client, model, stream] = numbers?.try_into().ok()?;
-    Some(Arrival {
+    Some(TraceArrival {
         at: Millis(at),
         client: client.try_into().ok()?,
         model: model.try_into().ok()?,
@@ -105,7 +105,9 @@ mod tests {
     fn popularity_shifts_and_every_model_is_asked_for() {
         let trace = open_loop(1, 200, 6, 60);
         let favourite = |from: u64| {
-            let of = |model| trace.iter().filter(|a| a.at.0 / SHIFT == from && a.model == model).count();
+            let of = |model| {
+                trace.iter().filter(|a| a.at.0 / POPULARITY_SHIFT_MS == from && a.model == model).count()
+            };
             (0..6).max_by_key(|model| of(*model)).unwrap()
         };
         assert_eq!((favourite(0), favourite(1), favourite(2)), (0, 1, 2));

@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 
 use super::{
-    agenda::Agenda,
-    client::{Client, ClientId, Request},
-    gate::Gate,
-    inject::Injection,
-    journal::Line,
-    keys::Keys,
-    machine::Machine,
-    process::Step,
-    random::Random,
-    scenario::{Deed, Scenario},
+    client::{SimulatedClient, SimulatedClientId, SimulatedRequest},
+    event_queue::EventQueue,
+    gate::SimulatedGate,
+    inject::FaultInjection,
+    journal::JournalLine,
+    key_usage::KeyUsage,
+    machine::SimulatedMachine,
+    process::ProcessStep,
+    random::SplitMix64,
+    scenario::{Scenario, ScenarioAction},
     tally::Tally,
 };
 use crate::{
@@ -25,32 +25,32 @@ use crate::{
 };
 
 /// More turns than this at one moment is a driver that spins.
-const SPIN: u32 = 500;
+const MAX_TURNS_PER_MOMENT: u32 = 500;
 
-const QUIET: Millis = Millis::secs(3600);
+const MAX_QUIET_TIME: Millis = Millis::secs(3600);
 
 /// A simulated world with a real fleet in it.
 #[derive(Clone, Debug)]
-pub struct World {
+pub struct SimulatedWorld {
     pub(super) scenario: Scenario,
     pub(super) now: Tick,
-    pub(super) random: Random,
+    pub(super) random: SplitMix64,
     pub(super) tally: Tally,
 
     // The gateway
     pub(super) fleet: Fleet,
     pub(super) inbox: Vec<Event>,
     /// A release mattered to the driver.
-    pub(super) notified: bool,
+    pub(super) wakeup_pending: bool,
     pub(super) deadline: Option<Tick>,
-    pub(super) gates: BTreeMap<EngineId, Gate>,
-    pub(super) waiters: BTreeMap<WaiterId, ClientId>,
+    pub(super) gates: BTreeMap<EngineId, SimulatedGate>,
+    pub(super) waiters: BTreeMap<WaiterId, SimulatedClientId>,
     /// How many are parked, by model.
     pub(super) parked: BTreeMap<ModelName, u32>,
     /// Since when a model's waiters have waited without any of them being granted a lease.
-    pub(super) waiting: BTreeMap<ModelName, Tick>,
+    pub(super) waiting_since: BTreeMap<ModelName, Tick>,
     pub(super) longest_wait: Millis,
-    pub(super) keys: Keys,
+    pub(super) key_usage: KeyUsage,
     pub(super) operations: BTreeMap<OperationId, bool>,
     pub(super) next_waiter: u64,
     pub(super) next_operation: u64,
@@ -60,23 +60,23 @@ pub struct World {
     pub(super) next_model: u64,
 
     // The rest of the world
-    pub(super) machine: Machine,
-    pub(super) clients: BTreeMap<ClientId, Client>,
+    pub(super) machine: SimulatedMachine,
+    pub(super) clients: BTreeMap<SimulatedClientId, SimulatedClient>,
     pub(super) next_client: u64,
     /// What was adopted needs more than there is: out-of-memory is no defect until that is over.
-    pub(super) excess: bool,
-    pub(super) agenda: Agenda<Happening>,
-    pub(super) calm: bool,
+    pub(super) overcommitted: bool,
+    pub(super) event_queue: EventQueue<WorldEvent>,
+    pub(super) quiescing: bool,
 
-    pub(super) journal: Option<Vec<Line>>,
+    pub(super) journal: Option<Vec<JournalLine>>,
     pub(super) violations: Vec<String>,
     steps: u64,
-    same_moment: u32,
+    turns_at_moment: u32,
 }
 
 /// A broken promise, with what is needed to see it again.
 #[derive(Clone, Debug)]
-pub struct Failure {
+pub struct InvariantViolation {
     pub scenario: String,
     pub step: u64,
     pub at: Tick,
@@ -85,96 +85,96 @@ pub struct Failure {
 
 /// Something that will happen without the fleet.
 #[derive(Clone, Debug)]
-pub(super) enum Happening {
-    Tell(Event),
+pub(super) enum WorldEvent {
+    FleetEvent(Event),
     /// The source with this number makes its next requests.
-    Demand(usize),
-    Ask(Request),
-    Leave {
-        client: ClientId,
+    SourceDue(usize),
+    RequestArrives(SimulatedRequest),
+    ClientLeaves {
+        client: SimulatedClientId,
         serial: u32,
     },
-    Overdue {
-        client: ClientId,
+    CheckWaitDeadline {
+        client: SimulatedClientId,
         serial: u32,
     },
-    FirstByte {
-        client: ClientId,
+    CanaryFirstByte {
+        client: SimulatedClientId,
         serial: u32,
     },
-    End {
-        client: ClientId,
+    ExchangeEnds {
+        client: SimulatedClientId,
         serial: u32,
     },
     /// The client or the gateway gives up on an engine that says nothing.
-    Silent {
-        client: ClientId,
+    SilenceTimeout {
+        client: SimulatedClientId,
         serial: u32,
     },
-    Process {
+    ProcessStep {
         engine: EngineId,
         generation: Generation,
         serial: u32,
-        step: Step,
+        step: ProcessStep,
     },
-    Health {
+    HealthProbe {
         engine: EngineId,
         generation: Generation,
         serial: u32,
     },
-    Probed {
+    ProbeCompletes {
         engine: EngineId,
         generation: Generation,
     },
     /// The stub turns the client's request away.
-    TurnedAway {
-        client: ClientId,
+    StubRejects {
+        client: SimulatedClientId,
         serial: u32,
     },
     /// The platform asks an engine's stub whether it lets requests in.
-    AskStub {
+    PollStubGate {
         engine: EngineId,
         generation: Generation,
     },
-    Read(AcceleratorId),
-    ReadAll,
-    Inject(Injection),
-    Deed(Deed),
+    ReadMeter(AcceleratorId),
+    ReadAllMeters,
+    InjectFault(FaultInjection),
+    Action(ScenarioAction),
 }
 
-impl World {
+impl SimulatedWorld {
     #[must_use]
     pub fn new(scenario: Scenario) -> Self {
         let mut world = Self {
             now: scenario.start,
-            random: Random::new(scenario.seed ^ 0x5eed_0f2a_11ce),
+            random: SplitMix64::new(scenario.seed ^ 0x5eed_0f2a_11ce),
             tally: Tally::default(),
             fleet: Fleet::new(),
             inbox: Vec::new(),
-            notified: false,
+            wakeup_pending: false,
             deadline: None,
             gates: BTreeMap::new(),
             waiters: BTreeMap::new(),
             parked: BTreeMap::new(),
-            waiting: BTreeMap::new(),
+            waiting_since: BTreeMap::new(),
             longest_wait: Millis::ZERO,
-            keys: Keys::default(),
+            key_usage: KeyUsage::default(),
             operations: BTreeMap::new(),
             next_waiter: 0,
             next_operation: 0,
             shutdown: false,
             pins: BTreeMap::new(),
             next_model: 0,
-            machine: Machine::default(),
+            machine: SimulatedMachine::default(),
             clients: BTreeMap::new(),
             next_client: 0,
-            excess: false,
-            agenda: Agenda::default(),
-            calm: false,
+            overcommitted: false,
+            event_queue: EventQueue::default(),
+            quiescing: false,
             journal: None,
             violations: Vec::new(),
             steps: 0,
-            same_moment: 0,
+            turns_at_moment: 0,
             scenario,
         };
         world.begin();
@@ -183,8 +183,8 @@ impl World {
 
     /// Keeps the journal from here on: call it before the first step.
     #[must_use]
-    pub fn recorded(mut self) -> Self {
-        self.journal = Some(vec![Line::header(env!("CARGO_PKG_VERSION"), self.now)]);
+    pub fn with_journal(mut self) -> Self {
+        self.journal = Some(vec![JournalLine::header(env!("CARGO_PKG_VERSION"), self.now)]);
         self
     }
 
@@ -201,7 +201,8 @@ impl World {
     /// The longest time in which a model had waiters and none of them got a lease.
     #[must_use]
     pub fn longest_wait(&self) -> Millis {
-        let still = self.waiting.iter().filter(|(model, _)| self.parked.get(*model).is_some_and(|n| *n > 0));
+        let still =
+            self.waiting_since.iter().filter(|(model, _)| self.parked.get(*model).is_some_and(|n| *n > 0));
         still.map(|(_, since)| self.now.since(*since)).fold(self.longest_wait, Millis::max)
     }
 
@@ -212,7 +213,7 @@ impl World {
 
     /// What was recorded; empty when nothing was.
     #[must_use]
-    pub fn journal(&self) -> &[Line] {
+    pub fn journal(&self) -> &[JournalLine] {
         self.journal.as_deref().unwrap_or_default()
     }
 
@@ -221,21 +222,21 @@ impl World {
     ///
     /// # Errors
     /// The first broken invariant.
-    pub fn run(&mut self, steps: u64) -> Result<(), Failure> {
+    pub fn run(&mut self, steps: u64) -> Result<(), InvariantViolation> {
         for _ in 0..steps {
             // A world in which nothing concerns the driver for so long has nothing more to tell.
-            if !self.step_until(self.now + QUIET)? {
+            if !self.step_until(self.now + MAX_QUIET_TIME)? {
                 break;
             }
         }
-        if self.scenario.seed % 8 == 7 { self.end_by_shutdown() } else { self.rest() }
+        if self.scenario.seed % 8 == 7 { self.run_shutdown() } else { self.run_until_quiescent() }
     }
 
     /// Runs until this long after the start.
     ///
     /// # Errors
     /// The first broken invariant.
-    pub fn run_until(&mut self, after: Millis) -> Result<(), Failure> {
+    pub fn run_until(&mut self, after: Millis) -> Result<(), InvariantViolation> {
         let end = self.scenario.start + after;
         while self.step_until(end)? {}
         self.now = end;
@@ -246,25 +247,25 @@ impl World {
     ///
     /// # Errors
     /// The first broken invariant.
-    pub fn step(&mut self) -> Result<bool, Failure> {
+    pub fn step(&mut self) -> Result<bool, InvariantViolation> {
         self.step_until(Tick(u64::MAX))
     }
 
     /// As [`Self::step`], but time does not pass `end`: then it is false, too.
-    pub(super) fn step_until(&mut self, end: Tick) -> Result<bool, Failure> {
+    pub(super) fn step_until(&mut self, end: Tick) -> Result<bool, InvariantViolation> {
         loop {
             let Some(next) = self.next_moment().filter(|next| *next <= end) else {
                 return Ok(false);
             };
             if next > self.now {
                 self.now = next;
-                self.same_moment = 0;
+                self.turns_at_moment = 0;
             }
-            while let Some(happening) = self.agenda.pop_due(self.now) {
-                self.happen(happening);
+            while let Some(happening) = self.event_queue.pop_due(self.now) {
+                self.handle_event(happening);
             }
             let timer = self.deadline.is_some_and(|at| at <= self.now);
-            if timer || self.notified || !self.inbox.is_empty() || !self.violations.is_empty() {
+            if timer || self.wakeup_pending || !self.inbox.is_empty() || !self.violations.is_empty() {
                 break;
             }
         }
@@ -272,7 +273,7 @@ impl World {
         if self.violations.is_empty() {
             return Ok(true);
         }
-        Err(Failure {
+        Err(InvariantViolation {
             scenario: self.scenario.name.clone(),
             step: self.steps,
             at: self.now,
@@ -281,30 +282,30 @@ impl World {
     }
 
     fn next_moment(&self) -> Option<Tick> {
-        if !self.inbox.is_empty() || self.notified {
+        if !self.inbox.is_empty() || self.wakeup_pending {
             return Some(self.now);
         }
-        let timers = self.agenda.next_at().into_iter().chain(self.deadline);
+        let timers = self.event_queue.next_at().into_iter().chain(self.deadline);
         timers.min().map(|at| at.max(self.now))
     }
 
     /// One turn of the driver.
     fn turn(&mut self) {
         self.steps += 1;
-        self.same_moment += 1;
-        if self.same_moment > SPIN {
-            self.violation(format!("the driver took {SPIN} turns at one moment"));
+        self.turns_at_moment += 1;
+        if self.turns_at_moment > MAX_TURNS_PER_MOMENT {
+            self.record_violation(format!("the driver took {MAX_TURNS_PER_MOMENT} turns at one moment"));
         }
-        self.notified = false;
+        self.wakeup_pending = false;
         let mut events = std::mem::take(&mut self.inbox);
-        events.extend(self.sample());
-        self.sample_keys(&mut events);
+        events.extend(self.sample_gates());
+        self.add_served_events(&mut events);
         for event in &events {
             self.fleet.on(event, self.now);
-            self.delivered(event);
+            self.record_delivery(event);
         }
         if let Some(journal) = &mut self.journal {
-            journal.push(Line::Turn { at: self.now, events });
+            journal.push(JournalLine::Turn { at: self.now, events });
         }
         let plan = self.fleet.plan(self.now);
         self.fleet.issued(&plan.commands, self.now);
@@ -318,13 +319,13 @@ impl World {
     fn check_turn(&mut self, plan: &Plan) {
         let again = self.fleet.plan(self.now).commands;
         if !again.is_empty() {
-            self.violation(format!("planning again at the same moment gives {again:?}"));
+            self.record_violation(format!("planning again at the same moment gives {again:?}"));
         }
-        for broken in self.fleet.check() {
-            self.violation(format!("Fleet::check: {broken}"));
+        for broken in self.fleet.broken_invariants() {
+            self.record_violation(format!("Fleet::check: {broken}"));
         }
         if let Some(at) = self.fleet.next_deadline().filter(|at| *at <= self.now) {
-            self.violation(format!("next_deadline is {at}, which is not after {}", self.now));
+            self.record_violation(format!("next_deadline is {at}, which is not after {}", self.now));
         }
         self.check_report(plan);
         if self.steps.is_multiple_of(16) {
@@ -332,60 +333,62 @@ impl World {
         }
     }
 
-    fn happen(&mut self, happening: Happening) {
+    fn handle_event(&mut self, happening: WorldEvent) {
         match happening {
-            Happening::Tell(event) => self.tell(event),
-            Happening::Demand(source) => self.demand(source),
-            Happening::Ask(request) => self.ask(request),
-            Happening::Leave { client, serial } => self.leave(client, serial),
-            Happening::Overdue { client, serial } => self.overdue(client, serial),
-            Happening::FirstByte { client, serial } => self.first_byte(client, serial),
-            Happening::End { client, serial } => self.exchange_due(client, serial),
-            Happening::Silent { client, serial } => self.silent(client, serial),
-            Happening::Process { engine, generation, serial, step } => {
-                self.process_step(engine, generation, serial, step)
+            WorldEvent::FleetEvent(event) => self.send_event(event),
+            WorldEvent::SourceDue(source) => self.generate_requests(source),
+            WorldEvent::RequestArrives(request) => self.request_arrives(request),
+            WorldEvent::ClientLeaves { client, serial } => self.client_leaves(client, serial),
+            WorldEvent::CheckWaitDeadline { client, serial } => self.check_wait_deadline(client, serial),
+            WorldEvent::CanaryFirstByte { client, serial } => self.canary_first_byte(client, serial),
+            WorldEvent::ExchangeEnds { client, serial } => self.exchange_ends(client, serial),
+            WorldEvent::SilenceTimeout { client, serial } => self.silence_timeout(client, serial),
+            WorldEvent::ProcessStep { engine, generation, serial, step } => {
+                self.run_process_step(engine, generation, serial, step)
             }
-            Happening::Health { engine, generation, serial } => self.health(engine, generation, serial),
-            Happening::Probed { engine, generation } => self.probed(engine, generation),
-            Happening::TurnedAway { client, serial } => self.turned_away(client, serial),
-            Happening::AskStub { engine, generation } => self.ask_stub(engine, generation),
-            Happening::Read(accelerator) => self.read(&accelerator),
-            Happening::ReadAll => self.read_all(),
-            Happening::Inject(injection) => self.inject(injection),
-            Happening::Deed(deed) => self.deed(deed),
+            WorldEvent::HealthProbe { engine, generation, serial } => {
+                self.health_probe(engine, generation, serial)
+            }
+            WorldEvent::ProbeCompletes { engine, generation } => self.complete_probe(engine, generation),
+            WorldEvent::StubRejects { client, serial } => self.stub_rejects(client, serial),
+            WorldEvent::PollStubGate { engine, generation } => self.poll_stub_gate(engine, generation),
+            WorldEvent::ReadMeter(accelerator) => self.read_meter(&accelerator),
+            WorldEvent::ReadAllMeters => self.read_all_meters(),
+            WorldEvent::InjectFault(injection) => self.inject(injection),
+            WorldEvent::Action(deed) => self.apply_action(deed),
         }
     }
 
-    fn demand(&mut self, number: usize) {
-        if self.calm {
+    fn generate_requests(&mut self, number: usize) {
+        if self.quiescing {
             return;
         }
         let Some(source) = self.scenario.sources.get(number).cloned() else {
             return;
         };
-        let (arrivals, next) = source.pattern.next(self.now, &mut self.random);
+        let (arrivals, next) = source.pattern.next_arrivals(self.now, &mut self.random);
         for at in arrivals {
-            let request = source.habits.request(&source.model, &mut self.random);
-            self.agenda.add(at, Happening::Ask(request));
+            let request = source.behaviour.random_request(&source.model, &mut self.random);
+            self.event_queue.schedule(at, WorldEvent::RequestArrives(request));
         }
-        self.agenda.add(next, Happening::Demand(number));
+        self.event_queue.schedule(next, WorldEvent::SourceDue(number));
     }
 
     /// An event reaches the driver's channel.
-    pub(super) fn tell(&mut self, event: Event) {
+    pub(super) fn send_event(&mut self, event: Event) {
         self.inbox.push(event);
     }
 
     /// A span by chance.
-    pub(super) fn draw(&mut self, (low, high): (Millis, Millis)) -> Millis {
+    pub(super) fn random_duration(&mut self, (low, high): (Millis, Millis)) -> Millis {
         Millis(self.random.between(low.0, high.0))
     }
 
-    pub(super) fn violation(&mut self, message: String) {
+    pub(super) fn record_violation(&mut self, message: String) {
         self.violations.push(message);
     }
 
-    pub(super) fn spec_known(&self, model: &ModelName) -> bool {
+    pub(super) fn is_configured(&self, model: &ModelName) -> bool {
         let models = &self.scenario.configuration.models;
         models.iter().any(|spec| spec.name == *model)
     }
@@ -396,7 +399,7 @@ impl World {
     }
 }
 
-impl std::fmt::Display for Failure {
+impl std::fmt::Display for InvariantViolation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         writeln!(f, "{} fails at step {}, {}:", self.scenario, self.step, self.at)?;
         for message in &self.messages {

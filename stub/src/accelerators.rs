@@ -10,7 +10,7 @@ use rouse::model::AcceleratorId;
 
 /// One accelerator, as the driver or a file lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Listed {
+pub(crate) struct AcceleratorEntry {
     pub(crate) id: AcceleratorId,
     /// Its number in the driver's order, from 0; none of a part of one (MIG), which has no number of its own.
     pub(crate) index: Option<u32>,
@@ -33,48 +33,48 @@ pub(crate) enum Error {
 ///
 /// # Errors
 /// There is no such file, or something else in it.
-pub(crate) fn in_file(file: &Path) -> Result<Vec<Listed>, Error> {
+pub(crate) fn read_accelerators_file(file: &Path) -> Result<Vec<AcceleratorEntry>, Error> {
     let named = || file.to_owned();
     let text = fs::read_to_string(file).map_err(|source| Error::Read { file: named(), source })?;
     match text.trim_start().chars().next() {
         Some('{') => {
             let object = serde_json::from_str(&text);
-            object.map(numbered).map_err(|source| Error::Object { file: named(), source })
+            object.map(from_index_map).map_err(|source| Error::Object { file: named(), source })
         }
         Some('[') => {
             let names: Vec<String> =
                 serde_json::from_str(&text).map_err(|source| Error::Array { file: named(), source })?;
-            Ok(counted(names.iter().map(String::as_str)))
+            Ok(from_names(names.iter().map(String::as_str)))
         }
-        _ => Ok(counted(text.lines().filter(|line| !line.trim_start().starts_with('#')))),
+        _ => Ok(from_names(text.lines().filter(|line| !line.trim_start().starts_with('#')))),
     }
 }
 
 /// As CUDA tells a part of an accelerator from a whole one.
-fn is_part(name: &str) -> bool {
+fn is_mig_partition(name: &str) -> bool {
     name.starts_with("MIG-")
 }
 
-fn numbered(object: BTreeMap<String, u32>) -> Vec<Listed> {
-    let listed = |(name, index): (String, u32)| Listed {
-        index: (!is_part(&name)).then_some(index),
+fn from_index_map(object: BTreeMap<String, u32>) -> Vec<AcceleratorEntry> {
+    let listed = |(name, index): (String, u32)| AcceleratorEntry {
+        index: (!is_mig_partition(&name)).then_some(index),
         id: name.as_str().into(),
     };
-    let mut all: Vec<Listed> = object.into_iter().map(listed).collect();
+    let mut all: Vec<AcceleratorEntry> = object.into_iter().map(listed).collect();
     all.sort_by_key(|listed| listed.index.unwrap_or(u32::MAX));
     all
 }
 
-fn counted<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Listed> {
-    let mut all = Vec::<Listed>::new();
+fn from_names<'a>(names: impl Iterator<Item = &'a str>) -> Vec<AcceleratorEntry> {
+    let mut all = Vec::<AcceleratorEntry>::new();
     let mut next = 0;
     for name in names.map(str::trim).filter(|name| !name.is_empty()) {
         if all.iter().any(|listed| listed.id.as_str() == name) {
             continue;
         }
-        let index = (!is_part(name)).then_some(next);
+        let index = (!is_mig_partition(name)).then_some(next);
         next += u32::from(index.is_some());
-        all.push(Listed { id: name.into(), index });
+        all.push(AcceleratorEntry { id: name.into(), index });
     }
     all
 }
@@ -86,7 +86,7 @@ mod tests {
     fn read(text: &str) -> Result<Vec<(String, Option<u32>)>, String> {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), text).unwrap();
-        let all = in_file(file.path()).map_err(|error| error.to_string())?;
+        let all = read_accelerators_file(file.path()).map_err(|error| error.to_string())?;
         Ok(all.into_iter().map(|listed| (listed.id.as_str().to_owned(), listed.index)).collect())
     }
 
@@ -126,7 +126,7 @@ mod tests {
             let error = read(text).unwrap_err();
             assert!(error.contains(what), "{text}: {error}");
         }
-        let error = in_file(Path::new("/nowhere/at/all")).unwrap_err().to_string();
+        let error = read_accelerators_file(Path::new("/nowhere/at/all")).unwrap_err().to_string();
         assert!(error.starts_with("/nowhere/at/all cannot be read: "), "{error}");
     }
 }

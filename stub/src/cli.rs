@@ -11,17 +11,17 @@ const UNAVAILABLE: u8 = 69;
 
 #[derive(Debug, Parser)]
 #[command(name = "rouse-stub", version, about = "Rouse's small second binary, for Pods and nodes")]
-pub struct Args {
+pub struct StubArgs {
     #[command(subcommand)]
-    role: Role,
+    role: StubCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Role {
+enum StubCommand {
     /// Relay, gate and readiness of a requester Pod
-    Proxy(Box<proxy::Args>),
+    Proxy(Box<proxy::ProxyArgs>),
     /// Starts and stops engines inside a provider Pod
-    Launcher(Box<launcher::Args>),
+    Launcher(Box<launcher::LauncherArgs>),
     /// Device plugin and node agent
     Node,
 }
@@ -29,16 +29,16 @@ enum Role {
 /// Runs the role that the command line names, to its end.
 #[must_use]
 pub fn run() -> ExitCode {
-    run_as(std::env::args_os())
+    run_from(std::env::args_os())
 }
 
 /// As [`run`], with these words for the command line; the first is the program.
 #[must_use]
-pub fn run_as(given: impl Iterator<Item = OsString>) -> ExitCode {
-    match Args::parse_from(words(given)).role {
-        Role::Proxy(args) => proxy::run(*args),
-        Role::Launcher(args) => launcher::run(*args),
-        Role::Node => {
+pub fn run_from(given: impl Iterator<Item = OsString>) -> ExitCode {
+    match StubArgs::parse_from(with_role_subcommand(given)).role {
+        StubCommand::Proxy(args) => proxy::run(*args),
+        StubCommand::Launcher(args) => launcher::run(*args),
+        StubCommand::Node => {
             eprintln!("rouse-stub node: not built yet in version {}", env!("CARGO_PKG_VERSION"));
             ExitCode::from(UNAVAILABLE)
         }
@@ -46,15 +46,15 @@ pub fn run_as(given: impl Iterator<Item = OsString>) -> ExitCode {
 }
 
 /// The command line with its role in it, also where the role is the program's name.
-fn words(mut given: impl Iterator<Item = OsString>) -> Vec<OsString> {
+fn with_role_subcommand(mut given: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let program = given.next().unwrap_or_default();
     let as_proxy = Path::new(&program).file_name().is_some_and(|name| name == "proxy");
     let role = as_proxy.then(|| OsString::from("proxy"));
-    std::iter::once(program).chain(role).chain(given.map(unnumbered)).collect()
+    std::iter::once(program).chain(role).chain(given.map(strip_relay_number)).collect()
 }
 
 /// `--relay-port-3` is `--relay-port`: there may be any number of them, and the number says no more.
-fn unnumbered(word: OsString) -> OsString {
+fn strip_relay_number(word: OsString) -> OsString {
     let plain = || {
         let rest = word.to_str()?.strip_prefix("--relay-port-")?;
         let (number, value) =
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn a_program_called_proxy_is_one() {
         let words = |given: &[&str]| {
-            let words = words(given.iter().map(OsString::from));
+            let words = with_role_subcommand(given.iter().map(OsString::from));
             words.into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>()
         };
         assert_eq!(words(&["/proxy", "--admin-port=8001"]), ["/proxy", "proxy", "--admin-port=8001"]);

@@ -7,34 +7,38 @@
 
 use std::time::SystemTime;
 
-use rouse::wire::Epoch;
+use rouse_net::stub_api::Epoch;
 
 /// `leaseTransitions` of a Lease is a signed number of 32 bits.
-const LARGEST: Epoch = 0x7FFF_FFFF;
+const MAX_EPOCH: Epoch = 0x7FFF_FFFF;
 /// Seconds of one epoch's growth.
-const STEP: u64 = 10;
+const SECONDS_PER_EPOCH: u64 = 10;
 /// What clocks may differ by, or leaders change without a word to this stub: as many as a day has steps.
-const AHEAD: u64 = 24 * 3600 / STEP;
+const MAX_EPOCHS_AHEAD: u64 = 24 * 3600 / SECONDS_PER_EPOCH;
 
 /// No leader has this epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "epoch {told} is further ahead than any leader's can be, the highest that is believed is {most}: look at the clocks, and at \
+    "epoch {epoch} is further ahead than any leader's can be, the highest that is believed is {highest_plausible}: look at the clocks, and at \
      leaseTransitions of the Lease rouse-controller; what was believed so far is forgotten when this container is started anew"
 )]
-pub(crate) struct TooFar {
-    told: Epoch,
-    most: Epoch,
+pub(crate) struct EpochTooFarAhead {
+    epoch: Epoch,
+    highest_plausible: Epoch,
 }
 
 /// Whether `told` can be a leader's after `newest`, which is 0 before any was heard.
-pub(crate) fn believe(told: Epoch, newest: Epoch) -> Result<(), TooFar> {
-    believe_at(told, newest, seconds())
+pub(crate) fn check_plausible(told: Epoch, newest: Epoch) -> Result<(), EpochTooFarAhead> {
+    check_plausible_at(told, newest, unix_seconds())
 }
 
-fn believe_at(told: Epoch, newest: Epoch, seconds: u64) -> Result<(), TooFar> {
-    let most = if newest == 0 { LARGEST } else { (newest.max(seconds / STEP) + AHEAD).min(LARGEST) };
-    if told > most { Err(TooFar { told, most }) } else { Ok(()) }
+fn check_plausible_at(told: Epoch, newest: Epoch, seconds: u64) -> Result<(), EpochTooFarAhead> {
+    let most = if newest == 0 {
+        MAX_EPOCH
+    } else {
+        (newest.max(seconds / SECONDS_PER_EPOCH) + MAX_EPOCHS_AHEAD).min(MAX_EPOCH)
+    };
+    if told > most { Err(EpochTooFarAhead { epoch: told, highest_plausible: most }) } else { Ok(()) }
 }
 
 /// Since 1970.
@@ -42,7 +46,7 @@ fn believe_at(told: Epoch, newest: Epoch, seconds: u64) -> Result<(), TooFar> {
     clippy::disallowed_methods,
     reason = "leaders count by the world's time, which no other clock tells"
 )]
-fn seconds() -> u64 {
+fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
@@ -53,27 +57,27 @@ mod tests {
     #[test]
     fn an_epoch_may_be_ahead_by_a_day_of_the_last_one_and_of_the_time() {
         let now = 1_800_000_000;
-        let time = now / STEP;
+        let time = now / SECONDS_PER_EPOCH;
         for (told, newest, believed) in [
             // The first of all.
             (7, 0, true),
-            (LARGEST, 0, true),
-            (LARGEST + 1, 0, false),
+            (MAX_EPOCH, 0, true),
+            (MAX_EPOCH + 1, 0, false),
             (Epoch::MAX, 0, false),
             // A small Lease's next, also after a long silence, in which the time went on.
             (8, 7, true),
             (time, 7, true),
-            (time + AHEAD, 7, true),
-            (time + AHEAD + 1, 7, false),
+            (time + MAX_EPOCHS_AHEAD, 7, true),
+            (time + MAX_EPOCHS_AHEAD + 1, 7, false),
             (Epoch::MAX, 7, false),
             // Of a cluster whose clock was ahead.
             (2_000_000_008, 2_000_000_007, true),
-            (2_000_000_007 + AHEAD + 1, 2_000_000_007, false),
-            (LARGEST, LARGEST - 1, true),
+            (2_000_000_007 + MAX_EPOCHS_AHEAD + 1, 2_000_000_007, false),
+            (MAX_EPOCH, MAX_EPOCH - 1, true),
             // An older one is somebody else's to refuse.
             (6, 7, true),
         ] {
-            assert_eq!(believe_at(told, newest, now).is_ok(), believed, "{told} after {newest}");
+            assert_eq!(check_plausible_at(told, newest, now).is_ok(), believed, "{told} after {newest}");
         }
     }
 }

@@ -11,14 +11,14 @@
 // As in the crate `rouse`: releases abort at a panic, and with it end all streams.
 #![warn(clippy::indexing_slicing)]
 
+mod accelerator_driver;
 mod accelerators;
+mod browser_guard;
 pub mod cli;
-mod driver;
+#[cfg(test)]
+mod docs_check;
 mod epoch;
 pub mod launcher;
-#[cfg(test)]
-mod page;
-mod pages;
 pub mod proxy;
 mod serve;
 mod token;

@@ -9,20 +9,20 @@
 //! It holds no opinion: whoever leads says, with an epoch, when the gate is open, where the engine is, and when it sleeps.
 
 mod accelerators;
+mod actuation;
 mod admin;
 mod args;
 mod debug;
-mod engine;
 mod gate;
-mod hold;
 mod listen;
 mod memory;
 mod metrics;
-mod ports;
 mod probes;
 mod readiness;
 mod relay;
+mod routers;
 mod set_log;
+mod shutdown;
 mod state;
 mod target;
 
@@ -30,11 +30,11 @@ use std::{process::ExitCode, sync::Arc};
 
 use tokio::{sync::watch, task::JoinSet};
 
-pub use args::Args;
-use hold::Signals;
+pub use args::ProxyArgs;
+use shutdown::StubShutdownSignals;
 use state::Proxy;
 
-use crate::{serve, token::Token};
+use crate::{serve, token::BearerToken};
 
 /// Why the proxy ended, and its exit codes.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +49,7 @@ enum Error {
 }
 
 impl Error {
-    fn code(&self) -> u8 {
+    fn exit_code(&self) -> u8 {
         match self {
             Self::Listen(error) => match error.name {
                 "spi" | "admin" => 10,
@@ -64,7 +64,7 @@ impl Error {
 
 /// Serves until SIGTERM and the end of the hold.
 #[must_use]
-pub fn run(args: Args) -> ExitCode {
+pub fn run(args: ProxyArgs) -> ExitCode {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(false)
@@ -74,36 +74,36 @@ pub fn run(args: Args) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
-            ExitCode::from(error.code())
+            ExitCode::from(error.exit_code())
         }
     }
 }
 
-fn serve(args: &Args) -> Result<(), Error> {
-    if let Err(error) = rouse::limits::raise() {
+fn serve(args: &ProxyArgs) -> Result<(), Error> {
+    if let Err(error) = rouse_net::fd_limit::raise() {
         tracing::warn!(%error, "the limit of open files stays as it is");
     }
     let token = match args.token_file.clone() {
         Some(file) => {
             let name = file.display().to_string();
-            Some(Token::in_file(file).map_err(|source| Error::Token { file: name, source })?)
+            Some(BearerToken::from_file(file).map_err(|source| Error::Token { file: name, source })?)
         }
-        None => args.token_sha256.map(Token::Hashed),
+        None => args.token_sha256.map(BearerToken::Hashed),
     };
-    let (threads, starts) = relay::Threads::new(args.threads(), args.max_connections);
+    let (threads, starts) = relay::RelayThreads::new(args.threads(), args.max_connections);
     let proxy = Proxy::new(args, token, threads);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let served = runtime.block_on(async {
-        let mut signals = Signals::new()?;
+        let mut signals = StubShutdownSignals::new()?;
         let (ends, _) = watch::channel(false);
         let mut servers = listen_all(args, &proxy, &ends)?;
         let relaying = relay::start(&proxy, starts)?;
         let keeper = Arc::clone(&proxy);
-        tokio::spawn(async move { keeper.keeper.run().await });
+        tokio::spawn(async move { keeper.gate.run().await });
         if let Some(file) = args.server_ip_file.clone() {
-            tokio::spawn(target::follow(Arc::clone(&proxy), file, args.server_port));
+            tokio::spawn(target::follow_file(Arc::clone(&proxy), file, args.server_port));
         }
-        hold::until_over(&proxy, args, &mut signals, relaying).await;
+        shutdown::run_shutdown(&proxy, args, &mut signals, relaying).await;
         // The answer to the order that ended it is still to be written.
         ends.send_replace(true);
         let last = async { while servers.join_next().await.is_some() {} };
@@ -116,16 +116,20 @@ fn serve(args: &Args) -> Result<(), Error> {
 }
 
 /// Opens every port that is to be open from the start.
-fn listen_all(args: &Args, proxy: &Arc<Proxy>, ends: &watch::Sender<bool>) -> Result<JoinSet<()>, Error> {
+fn listen_all(
+    args: &ProxyArgs,
+    proxy: &Arc<Proxy>,
+    ends: &watch::Sender<bool>,
+) -> Result<JoinSet<()>, Error> {
     let spi = listen::bind("spi", args.host, args.spi_port)?;
     let probes = listen::bind("probes", args.host, args.probes_port)?;
-    let admin = admin::router(proxy, proxy.spi());
-    let mut served = vec![(spi, admin.clone()), (probes, proxy.probes())];
-    if let Some(earlier) = args.earlier() {
+    let admin = admin::router(proxy, proxy.spi_router());
+    let mut served = vec![(spi, admin.clone()), (probes, proxy.probes_router())];
+    if let Some(earlier) = args.legacy_ports() {
         served.push((listen::bind("admin", args.host, earlier.admin)?, admin));
-        served.push((listen::bind("metrics", args.host, earlier.metrics)?, proxy.scrapes()));
+        served.push((listen::bind("metrics", args.host, earlier.metrics)?, proxy.metrics_router()));
         let loopback = std::net::Ipv4Addr::LOCALHOST.into();
-        served.push((listen::bind("debug", Some(loopback), earlier.debug)?, proxy.insides()));
+        served.push((listen::bind("debug", Some(loopback), earlier.debug)?, proxy.debug_router()));
         for port in earlier.relay {
             proxy.relays.serve(listen::bind("relay", args.host, port)?)?;
         }

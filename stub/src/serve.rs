@@ -1,7 +1,7 @@
 //! Listeners for everything that is rare: orders, questions, watches.
 //!
 //! Not by axum's own server: that drops a call whose caller hangs up while it is carried out, and an order holds all the
-//! same. What only makes sense for somebody who listens ends by [`Gone`].
+//! same. What only makes sense for somebody who listens ends by [`PeerDisconnect`].
 
 use std::{
     io::{self, IoSlice},
@@ -27,32 +27,33 @@ use tokio::{
 };
 
 /// How long a call's head may take, and a connection may be idle.
-const HEAD: Duration = Duration::from_secs(60);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// Of each listener. A leader and a kubelet have a few connections, and a launcher one more for each who watches it.
-const LIMITS: Limits = Limits { connections: 256, pause: Duration::from_secs(30) };
+const DEFAULT_LIMITS: HttpServerLimits =
+    HttpServerLimits { max_connections: 256, body_idle_timeout: Duration::from_secs(30) };
 /// After an accept that failed for want of descriptors: the listener stays readable, so trying again at once would spin.
-const BACK_OFF: Duration = Duration::from_millis(500);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug)]
-struct Limits {
+struct HttpServerLimits {
     /// At a time. Further ones wait in the kernel's queue until one of these ends.
-    connections: usize,
+    max_connections: usize,
     /// How long a call's body may pause.
-    pause: Duration,
+    body_idle_timeout: Duration,
 }
 
 /// A body that comes, or ends with an error: whoever holds it back would hold its connection.
-struct Prompt {
+struct IdleTimeoutBody {
     body: Body,
-    pause: Duration,
-    late: Pin<Box<Sleep>>,
+    idle_timeout: Duration,
+    idle_timer: Pin<Box<Sleep>>,
 }
 
 /// Whether the other side of a connection has closed it, or at least its own half: an extension of each request.
 #[derive(Clone, Debug)]
-pub(crate) struct Gone(watch::Receiver<bool>);
+pub(crate) struct PeerDisconnect(watch::Receiver<bool>);
 
-impl Gone {
+impl PeerDisconnect {
     /// Completes when it has.
     pub(crate) async fn wait(mut self) {
         // A connection that is over has no other side.
@@ -61,12 +62,12 @@ impl Gone {
 }
 
 /// A connection that notices its end, which hyper keeps to itself.
-struct Noticed {
+struct EofDetectingStream {
     stream: TcpStream,
-    gone: watch::Sender<bool>,
+    eof_tx: watch::Sender<bool>,
 }
 
-impl AsyncRead for Noticed {
+impl AsyncRead for EofDetectingStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -75,13 +76,13 @@ impl AsyncRead for Noticed {
         let before = buf.filled().len();
         let read = ready!(Pin::new(&mut self.stream).poll_read(cx, buf));
         if buf.filled().len() == before {
-            self.gone.send_replace(true);
+            self.eof_tx.send_replace(true);
         }
         Poll::Ready(read)
     }
 }
 
-impl AsyncWrite for Noticed {
+impl AsyncWrite for EofDetectingStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
@@ -107,13 +108,13 @@ impl AsyncWrite for Noticed {
     }
 }
 
-impl Prompt {
+impl IdleTimeoutBody {
     fn new(body: Body, pause: Duration) -> Self {
-        Self { body, pause, late: Box::pin(sleep(pause)) }
+        Self { body, idle_timeout: pause, idle_timer: Box::pin(sleep(pause)) }
     }
 }
 
-impl HttpBody for Prompt {
+impl HttpBody for IdleTimeoutBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -122,12 +123,12 @@ impl HttpBody for Prompt {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
-            ready!(self.late.as_mut().poll(cx));
-            let why = format!("no byte of it came for {} s", self.pause.as_secs());
+            ready!(self.idle_timer.as_mut().poll(cx));
+            let why = format!("no byte of it came for {} s", self.idle_timeout.as_secs());
             return Poll::Ready(Some(Err(why.into())));
         };
-        let next = Instant::now() + self.pause;
-        self.late.as_mut().reset(next);
+        let next = Instant::now() + self.idle_timeout;
+        self.idle_timer.as_mut().reset(next);
         Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
     }
 
@@ -142,19 +143,19 @@ impl HttpBody for Prompt {
 
 /// Serves until `ends` says so, and what is under way then.
 pub(crate) async fn serve(listener: TcpListener, router: Router, ends: watch::Receiver<bool>) {
-    serve_within(listener, router, ends, LIMITS).await;
+    serve_with_limits(listener, router, ends, DEFAULT_LIMITS).await;
 }
 
-async fn serve_within(
+async fn serve_with_limits(
     listener: TcpListener,
     router: Router,
     mut ends: watch::Receiver<bool>,
-    limits: Limits,
+    limits: HttpServerLimits,
 ) {
     let router = router.layer(middleware::map_request(move |request: Request| async move {
-        request.map(|body| Body::new(Prompt::new(body, limits.pause)))
+        request.map(|body| Body::new(IdleTimeoutBody::new(body, limits.body_idle_timeout)))
     }));
-    let places = Arc::new(Semaphore::new(limits.connections));
+    let places = Arc::new(Semaphore::new(limits.max_connections));
     let open = GracefulShutdown::new();
     loop {
         let accepted = tokio::select! {
@@ -166,7 +167,7 @@ async fn serve_within(
             Ok((stream, _)) => stream,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a controller's connection");
-                sleep(BACK_OFF).await;
+                sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
             }
         };
@@ -177,11 +178,11 @@ async fn serve_within(
         };
         drop(stream.set_nodelay(true));
         let (noticed, gone) = watch::channel(false);
-        let router = router.clone().layer(Extension(Gone(gone)));
-        let stream = Noticed { stream, gone: noticed };
+        let router = router.clone().layer(Extension(PeerDisconnect(gone)));
+        let stream = EofDetectingStream { stream, eof_tx: noticed };
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(HEAD)
+            .header_read_timeout(HEAD_TIMEOUT)
             .half_close(true)
             .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
         let connection = open.watch(connection);
@@ -207,34 +208,36 @@ mod tests {
     use super::*;
 
     /// Longer than anything takes here, also on a busy machine: it only bounds a failure.
-    const LONG: Duration = Duration::from_secs(20);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
     /// Whoever sends such a head is to send a body of one byte.
     const HEAD: &[u8] = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n";
 
     async fn status(stream: &mut TcpStream) -> String {
         let mut line = [0; 12];
-        timeout(LONG, stream.read_exact(&mut line)).await.expect("it is answered").unwrap();
+        timeout(TEST_TIMEOUT, stream.read_exact(&mut line)).await.expect("it is answered").unwrap();
         String::from_utf8_lossy(&line).into_owned()
     }
 
-    async fn served(limits: Limits) -> (std::net::SocketAddr, watch::Sender<bool>) {
+    async fn start_server(limits: HttpServerLimits) -> (std::net::SocketAddr, watch::Sender<bool>) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (over, ends) = watch::channel(false);
         let router = Router::new().route("/", post(async |body: Bytes| body));
-        tokio::spawn(serve_within(listener, router, ends, limits));
+        tokio::spawn(serve_with_limits(listener, router, ends, limits));
         (address, over)
     }
 
     #[tokio::test]
     async fn a_body_that_never_comes_is_not_waited_for_without_end() {
-        let (address, _over) = served(Limits { pause: Duration::from_millis(50), ..LIMITS }).await;
+        let (address, _over) =
+            start_server(HttpServerLimits { body_idle_timeout: Duration::from_millis(50), ..DEFAULT_LIMITS })
+                .await;
         let mut late = TcpStream::connect(address).await.unwrap();
         late.write_all(HEAD).await.unwrap();
         assert_eq!(status(&mut late).await, "HTTP/1.1 400");
         // And nothing more is expected there.
-        timeout(LONG, late.read_to_end(&mut Vec::new())).await.expect("it is closed").unwrap();
+        timeout(TEST_TIMEOUT, late.read_to_end(&mut Vec::new())).await.expect("it is closed").unwrap();
         let mut prompt = TcpStream::connect(address).await.unwrap();
         prompt.write_all(&[HEAD, b"x"].concat()).await.unwrap();
         assert_eq!(status(&mut prompt).await, "HTTP/1.1 200");
@@ -242,7 +245,7 @@ mod tests {
 
     #[tokio::test]
     async fn so_many_connections_are_served_and_the_next_when_one_has_ended() {
-        let (address, over) = served(Limits { connections: 1, ..LIMITS }).await;
+        let (address, over) = start_server(HttpServerLimits { max_connections: 1, ..DEFAULT_LIMITS }).await;
         let mut first = TcpStream::connect(address).await.unwrap();
         first.write_all(&[HEAD, b"x"].concat()).await.unwrap();
         assert_eq!(status(&mut first).await, "HTTP/1.1 200");
@@ -256,6 +259,6 @@ mod tests {
         let mut third = TcpStream::connect(address).await.unwrap();
         third.write_all(HEAD).await.unwrap();
         over.send_replace(true);
-        timeout(LONG, third.read_to_end(&mut Vec::new())).await.expect("it is closed").ok();
+        timeout(TEST_TIMEOUT, third.read_to_end(&mut Vec::new())).await.expect("it is closed").ok();
     }
 }

@@ -20,54 +20,54 @@ use aws_lc_rs::digest;
 use http::{HeaderMap, HeaderValue, header};
 
 /// Longer than any token, in bytes.
-const MOST: u64 = 64 << 10;
+const MAX_TOKEN_FILE_BYTES: u64 = 64 << 10;
 
 #[derive(Debug)]
-pub(crate) enum Token {
+pub(crate) enum BearerToken {
     /// What the file says, as it says it now.
     File {
         file: PathBuf,
-        held: Mutex<Held>,
+        last_read: Mutex<LastReadToken>,
     },
-    Hashed(Hash),
+    Hashed(TokenHash),
 }
 
 /// A SHA-256.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Hash([u8; 32]);
+pub(crate) struct TokenHash([u8; 32]);
 
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct LastReadToken {
     token: String,
     /// The file could not be read the last time, which was told.
     failing: bool,
 }
 
-impl Token {
+impl BearerToken {
     /// # Errors
     /// The file cannot be read, or holds no token.
-    pub(crate) fn in_file(file: PathBuf) -> io::Result<Self> {
-        let held = Mutex::new(Held { token: read(&file)?, failing: false });
-        Ok(Self::File { file, held })
+    pub(crate) fn from_file(file: PathBuf) -> io::Result<Self> {
+        let held = Mutex::new(LastReadToken { token: read(&file)?, failing: false });
+        Ok(Self::File { file, last_read: held })
     }
 
     /// The request shows it.
-    pub(crate) fn is_shown(&self, headers: &HeaderMap) -> bool {
-        let shown = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).and_then(bearer);
+    pub(crate) fn is_presented(&self, headers: &HeaderMap) -> bool {
+        let shown = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).and_then(bearer_token);
         let Some(shown) = shown else { return false };
         match self {
-            Self::File { file, held } => {
+            Self::File { file, last_read: held } => {
                 let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
-                held.read_again(file);
-                same(shown, held.token.as_bytes())
+                held.refresh(file);
+                constant_time_eq(shown, held.token.as_bytes())
             }
-            Self::Hashed(hash) => Hash::of(shown) == *hash,
+            Self::Hashed(hash) => TokenHash::of(shown) == *hash,
         }
     }
 }
 
-impl Held {
-    fn read_again(&mut self, file: &Path) {
+impl LastReadToken {
+    fn refresh(&mut self, file: &Path) {
         match read(file) {
             Ok(token) => *self = Self { token, failing: false },
             Err(error) => {
@@ -79,7 +79,7 @@ impl Held {
     }
 }
 
-impl Hash {
+impl TokenHash {
     fn of(token: &[u8]) -> Self {
         let mut hash = [0; 32];
         hash.copy_from_slice(digest::digest(&digest::SHA256, token).as_ref());
@@ -87,7 +87,7 @@ impl Hash {
     }
 }
 
-impl FromStr for Hash {
+impl FromStr for TokenHash {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -106,22 +106,22 @@ impl FromStr for Hash {
 
 fn read(file: &Path) -> io::Result<String> {
     let mut text = String::new();
-    File::open(file)?.take(MOST + 1).read_to_string(&mut text)?;
+    File::open(file)?.take(MAX_TOKEN_FILE_BYTES + 1).read_to_string(&mut text)?;
     let refused = |why| Err(io::Error::new(io::ErrorKind::InvalidData, why));
     match text.trim() {
-        _ if text.len() as u64 > MOST => refused("too long for a token"),
+        _ if text.len() as u64 > MAX_TOKEN_FILE_BYTES => refused("too long for a token"),
         "" => refused("no token in it"),
         token => Ok(token.to_owned()),
     }
 }
 
-fn bearer(value: &[u8]) -> Option<&[u8]> {
+fn bearer_token(value: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = value.split_at_checked(7)?;
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
 }
 
 /// Takes as long for a good beginning as for a bad one. Its length may be learned, and is no secret.
-fn same(one: &[u8], other: &[u8]) -> bool {
+fn constant_time_eq(one: &[u8], other: &[u8]) -> bool {
     let differ = one.iter().zip(other).fold(0, |differ, (a, b)| std::hint::black_box(differ | (a ^ b)));
     one.len() == other.len() && differ == 0
 }
@@ -130,41 +130,41 @@ fn same(one: &[u8], other: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    fn shows(token: &Token, value: &'static str) -> bool {
-        token.is_shown(&HeaderMap::from_iter([(header::AUTHORIZATION, HeaderValue::from_static(value))]))
+    fn presents(token: &BearerToken, value: &'static str) -> bool {
+        token.is_presented(&HeaderMap::from_iter([(header::AUTHORIZATION, HeaderValue::from_static(value))]))
     }
 
     #[test]
     fn only_the_whole_token_is_the_token() {
         for other in ["", "t", "toke", "tokem", "token ", "Token", "tokentoken"] {
-            assert!(!same(b"token", other.as_bytes()), "{other}");
+            assert!(!constant_time_eq(b"token", other.as_bytes()), "{other}");
         }
-        assert!(same(b"token", b"token"));
+        assert!(constant_time_eq(b"token", b"token"));
     }
 
     #[test]
     fn by_its_hash_a_token_is_known_and_the_hash_is_none() {
         const HASH: &str = "3c469e9d6c5875d37a43f353d4f88e61fcf812c66eee3457465a40b0da4153e0";
-        let token = Token::Hashed(HASH.parse().unwrap());
-        assert!(shows(&token, "Bearer token"));
+        let token = BearerToken::Hashed(HASH.parse().unwrap());
+        assert!(presents(&token, "Bearer token"));
         for other in ["Bearer Token", "Bearer ", "Bearer token2", "Basic token", &format!("Bearer {HASH}")] {
             let value = HeaderValue::from_str(other).unwrap();
-            assert!(!token.is_shown(&HeaderMap::from_iter([(header::AUTHORIZATION, value)])), "{other}");
+            assert!(!token.is_presented(&HeaderMap::from_iter([(header::AUTHORIZATION, value)])), "{other}");
         }
-        assert!(!token.is_shown(&HeaderMap::new()));
+        assert!(!token.is_presented(&HeaderMap::new()));
         for junk in
             ["", "3c", &"c".repeat(63), &format!("{HASH}00"), &HASH.replace('c', "g"), &"+1".repeat(32)]
         {
-            assert!(junk.parse::<Hash>().is_err(), "{junk}");
+            assert!(junk.parse::<TokenHash>().is_err(), "{junk}");
         }
     }
 
     #[test]
     fn a_token_is_what_follows_bearer() {
-        assert_eq!(bearer(b"Bearer  abc "), Some(&b"abc"[..]));
-        assert_eq!(bearer(b"bearer abc"), Some(&b"abc"[..]));
-        assert_eq!(bearer(b"Basic abc"), None);
-        assert_eq!(bearer(b"Bearer"), None);
+        assert_eq!(bearer_token(b"Bearer  abc "), Some(&b"abc"[..]));
+        assert_eq!(bearer_token(b"bearer abc"), Some(&b"abc"[..]));
+        assert_eq!(bearer_token(b"Basic abc"), None);
+        assert_eq!(bearer_token(b"Bearer"), None);
     }
 
     #[test]
@@ -177,30 +177,30 @@ mod tests {
             File::options().write(true).open(&file).unwrap().set_modified(written).unwrap();
         };
         write(" first\n");
-        let token = Token::in_file(file.clone()).unwrap();
-        assert!(shows(&token, "Bearer first") && !token.is_shown(&HeaderMap::new()));
+        let token = BearerToken::from_file(file.clone()).unwrap();
+        assert!(presents(&token, "Bearer first") && !token.is_presented(&HeaderMap::new()));
         write("other\n");
-        assert!(shows(&token, "Bearer other") && !shows(&token, "Bearer first"));
+        assert!(presents(&token, "Bearer other") && !presents(&token, "Bearer first"));
     }
 
     #[test]
     fn while_the_file_holds_none_the_last_token_does() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("token");
-        assert!(Token::in_file(file.clone()).is_err(), "it is not there");
+        assert!(BearerToken::from_file(file.clone()).is_err(), "it is not there");
         for none in ["", " \n", &"x".repeat(70_000)] {
             std::fs::write(&file, none).unwrap();
-            assert!(Token::in_file(file.clone()).is_err(), "{}", none.len());
+            assert!(BearerToken::from_file(file.clone()).is_err(), "{}", none.len());
         }
         std::fs::write(&file, "first").unwrap();
-        let token = Token::in_file(file.clone()).unwrap();
+        let token = BearerToken::from_file(file.clone()).unwrap();
         for none in ["", &"x".repeat(70_000)] {
             std::fs::write(&file, none).unwrap();
-            assert!(shows(&token, "Bearer first") && !shows(&token, "Bearer "));
+            assert!(presents(&token, "Bearer first") && !presents(&token, "Bearer "));
         }
         std::fs::remove_file(&file).unwrap();
-        assert!(shows(&token, "Bearer first"));
+        assert!(presents(&token, "Bearer first"));
         std::fs::write(&file, "second").unwrap();
-        assert!(shows(&token, "Bearer second") && !shows(&token, "Bearer first"));
+        assert!(presents(&token, "Bearer second") && !presents(&token, "Bearer first"));
     }
 }

@@ -6,13 +6,13 @@ use socket2::{Domain, Socket, Type};
 
 /// A bound loopback port on which no process listens, so connections are refused. The kernel gives it to no other process while
 /// this value lives.
-pub struct Reserved(Socket);
+pub struct ReservedPort(Socket);
 
-impl Reserved {
+impl ReservedPort {
     /// # Panics
     /// No port is free.
     #[must_use]
-    pub fn port() -> Self {
+    pub fn bind() -> Self {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         // A program under test that sets the same option may bind this port as well.
         socket.set_reuse_address(true).expect("an option of every socket");

@@ -4,21 +4,21 @@ use std::{fs, path::Path, time::Duration};
 
 /// Of the calling thread, in its life. Zero where the kernel does not count it: then a bound is one on all that passes.
 #[must_use]
-pub fn of_this_thread() -> Duration {
-    of(Path::new("/proc/thread-self"))
+pub fn current_thread_wait() -> Duration {
+    task_wait(Path::new("/proc/thread-self"))
 }
 
 /// Of all threads of this process that live. A thread that waits may hold what another needs, such as the lock of the address
 /// space. Threads that wait at the same time count each.
 #[must_use]
-pub fn of_this_process() -> Duration {
+pub fn current_process_wait() -> Duration {
     let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    tasks.map(|task| of(&task.path())).sum()
+    tasks.map(|task| task_wait(&task.path())).sum()
 }
 
 /// Of the thread with this folder in `/proc`. A thread that has ended counts for nothing.
 #[must_use]
-pub fn of(task: &Path) -> Duration {
+pub fn task_wait(task: &Path) -> Duration {
     let counted = fs::read_to_string(task.join("schedstat")).unwrap_or_default();
     let nanos = counted.split_whitespace().nth(1).and_then(|word| word.parse().ok());
     Duration::from_nanos(nanos.unwrap_or_default())

@@ -1,57 +1,57 @@
 //! What a gateway's driver does, and what reaches it from others, and when.
 
 use rouse::{
-    engine::{Door, clients::Clients},
-    fault::{Cause, Fault},
+    engine::{Admission, turn_clients::TurnClients},
+    fault::{FailureCause, Fault},
     fleet::{
         command::Command,
-        event::{Event, Published, Verdict, WaiterId},
+        event::{CanaryVerdict, Event, PublishedEngine, WaiterId},
     },
     model::EngineId,
     units::{Generation, Millis, Tick},
 };
 
-use super::{GATEWAYS, Gate, Lease, Phase, Process, World};
+use super::{FakeGate, FakeLease, FakeProcess, FakeProcessPhase, GATEWAYS, MultiGatewayHarness};
 
-impl World {
+impl MultiGatewayHarness {
     /// Some of what was published, and of what others said, comes through; the rest later.
     pub(super) fn deliver(&mut self, gateway: usize) {
-        for engine in std::mem::take(&mut self.gateways[gateway].stale) {
-            if self.settles || self.random.chance(0.3) {
-                self.hear(gateway, &engine);
+        for engine in std::mem::take(&mut self.gateways[gateway].unseen_engines) {
+            if self.settling || self.random.chance(0.3) {
+                self.deliver_published(gateway, &engine);
             } else {
-                self.gateways[gateway].stale.insert(engine);
+                self.gateways[gateway].unseen_engines.insert(engine);
             }
         }
-        for other in std::mem::take(&mut self.gateways[gateway].unheard) {
-            if self.settles || self.random.chance(0.3) {
-                let demand = Some(self.gateways[other].said.clone());
-                self.tell(gateway, Event::Elsewhere { gateway: other.to_string(), demand });
+        for other in std::mem::take(&mut self.gateways[gateway].unseen_gateways) {
+            if self.settling || self.random.chance(0.3) {
+                let demand = Some(self.gateways[other].published_demand.clone());
+                self.send(gateway, Event::RemoteDemand { gateway: other.to_string(), demand });
             } else {
-                self.gateways[gateway].unheard.insert(other);
+                self.gateways[gateway].unseen_gateways.insert(other);
             }
         }
-        let gates = self.gateways[gateway].gates.iter().filter(|(_, gate)| gate.held);
+        let gates = self.gateways[gateway].gates.iter().filter(|(_, gate)| gate.awaiting_stub);
         let opened = gates.filter(|(engine, gate)| {
-            self.processes.get(engine).is_some_and(|p| p.stub && p.generation == gate.generation)
+            self.processes.get(engine).is_some_and(|p| p.stub_gate_open && p.generation == gate.generation)
         });
         let opened: Vec<_> = opened.map(|(engine, gate)| (engine.clone(), gate.generation)).collect();
         for (engine, generation) in opened {
             if let Some(gate) = self.gateways[gateway].gates.get_mut(&engine) {
-                gate.held = false;
+                gate.awaiting_stub = false;
             }
-            self.tell(gateway, Event::Ungated { engine, generation });
+            self.send(gateway, Event::StubGateOpened { engine, generation });
         }
     }
 
-    pub(super) fn hear(&mut self, gateway: usize, engine: &EngineId) {
+    pub(super) fn deliver_published(&mut self, gateway: usize, engine: &EngineId) {
         let known = self.gateways[gateway].fleet.engine(engine).map(|e| e.generation).unwrap_or_default();
         let (generation, published) = match self.published.get(engine) {
             Some((generation, Some(published))) => (*generation, Some(published.clone())),
             Some((generation, None)) => (known.max(*generation), None),
             None => (known, None),
         };
-        self.tell(gateway, Event::Published { engine: engine.clone(), generation, published });
+        self.send(gateway, Event::Published { engine: engine.clone(), generation, published });
     }
 
     /// What the driver does.
@@ -64,19 +64,19 @@ impl World {
         let plan = gateway.fleet.plan(now);
         gateway.fleet.issued(&plan.commands, now);
         let again = gateway.fleet.plan(now).commands;
-        let mut broken = gateway.fleet.check();
+        let mut broken = gateway.fleet.broken_invariants();
         if !again.is_empty() {
             broken.push(format!("planning again gives {again:?}"));
         }
         broken.extend(gateway.fleet.next_deadline().filter(|at| *at <= now).map(|at| format!("due at {at}")));
-        self.broken.extend(broken.into_iter().map(|text| format!("gateway {number}: {text}")));
-        if let Some(told) = &mut self.told {
+        self.violations.extend(broken.into_iter().map(|text| format!("gateway {number}: {text}")));
+        if let Some(told) = &mut self.transcript {
             told.extend(events.iter().map(|event| format!("{now} {number} < {event}")));
             told.extend(plan.commands.iter().map(|command| format!("{now} {number} > {command}")));
         }
         self.check_role(number, &plan.commands);
         self.execute(number, plan.commands);
-        self.spread(number);
+        self.publish(number);
     }
 
     /// Only who leads and knows what runs orders engines about.
@@ -89,15 +89,15 @@ impl World {
                 command,
                 Command::OpenGate { public: true, .. }
                     | Command::CloseGate { .. }
-                    | Command::Revoke { .. }
-                    | Command::Hold { .. }
+                    | Command::RevokeLeases { .. }
+                    | Command::AwaitStub { .. }
                     | Command::Grant { canary: false, .. }
                     | Command::Refuse { .. }
             )
         });
         let orders: Vec<String> =
             orders.map(|command| format!("gateway {number} orders: {command}")).collect();
-        self.broken.extend(orders);
+        self.violations.extend(orders);
     }
 
     pub(super) fn sample(&mut self, number: usize) -> Vec<Event> {
@@ -105,23 +105,23 @@ impl World {
         let leader = number == self.leader;
         for (engine, gate) in &mut self.gateways[number].gates {
             let generation = gate.generation;
-            let at = |lease: &&Lease| lease.engine == *engine && lease.generation == generation;
+            let at = |lease: &&FakeLease| lease.engine == *engine && lease.generation == generation;
             let all = self.leases.iter().filter(at).count();
             let own = self.leases.iter().filter(at).filter(|lease| lease.gateway == number).count();
-            let seen = (own as u32, gate.last_end);
-            if seen != gate.told {
-                gate.told = seen;
+            let seen = (own as u32, gate.last_lease_end);
+            if seen != gate.last_sample {
+                gate.last_sample = seen;
                 let (leases, last_end, last_byte) = (seen.0, seen.1, self.now);
-                let clients = Clients::default();
+                let clients = TurnClients::default();
                 let engine = engine.clone();
-                events.push(Event::Used {
+                events.push(Event::GateSampled {
                     engine,
                     generation,
                     leases,
-                    last_end,
+                    last_lease_end: last_end,
                     last_byte,
                     clients,
-                    pause: None,
+                    idle_gap: None,
                 });
             }
             // The leader hears it of the stub, which knows of all gateways' requests.
@@ -140,20 +140,20 @@ impl World {
             _ => None,
         });
         let fleet = &self.gateways[number].fleet;
-        let shut = |engine: &&EngineId| fleet.engine(engine).is_none_or(|e| e.door == Door::Closed);
-        self.passed_over = opened.filter(shut).cloned().collect();
+        let shut = |engine: &&EngineId| fleet.engine(engine).is_none_or(|e| e.admission == Admission::Closed);
+        self.skipped_openings = opened.filter(shut).cloned().collect();
         for command in &commands {
             match command {
                 Command::CloseGate { engine, generation, .. } => self.close(number, engine, *generation),
-                Command::Revoke { engine, generation, .. } => {
+                Command::RevokeLeases { engine, generation, .. } => {
                     let (engine, generation) = (engine.clone(), *generation);
                     self.end_leases(|l| {
                         l.gateway == number && l.engine == engine && l.generation == generation
                     });
                 }
-                Command::Hold { engine, generation } => {
+                Command::AwaitStub { engine, generation } => {
                     if let Some(gate) = self.gate(number, engine, *generation) {
-                        (gate.open, gate.held) = (false, true);
+                        (gate.open, gate.awaiting_stub) = (false, true);
                     }
                 }
                 _ => {}
@@ -165,12 +165,19 @@ impl World {
             if gate.is_none_or(|gate| gate.generation != engine.generation) {
                 let generation = engine.generation;
                 let (told, last_end) = ((0, Tick(0)), Tick(0));
-                let gate = Gate { generation, open: false, held: false, closing: false, told, last_end };
+                let gate = FakeGate {
+                    generation,
+                    open: false,
+                    awaiting_stub: false,
+                    closing: false,
+                    last_sample: told,
+                    last_lease_end: last_end,
+                };
                 self.gateways[number].gates.insert(engine.id.clone(), gate);
             }
         }
         for command in commands {
-            self.carry_out(number, command);
+            self.execute_command(number, command);
         }
     }
 
@@ -179,66 +186,75 @@ impl World {
         number: usize,
         engine: &EngineId,
         generation: Generation,
-    ) -> Option<&mut Gate> {
+    ) -> Option<&mut FakeGate> {
         self.gateways[number].gates.get_mut(engine).filter(|gate| gate.generation == generation)
     }
 
     pub(super) fn close(&mut self, number: usize, engine: &EngineId, generation: Generation) {
         match self.gate(number, engine, generation) {
-            Some(gate) => (gate.open, gate.held, gate.closing) = (false, false, true),
-            None => self.tell(number, Event::Drained { engine: engine.clone(), generation }),
+            Some(gate) => (gate.open, gate.awaiting_stub, gate.closing) = (false, false, true),
+            None => self.send(number, Event::Drained { engine: engine.clone(), generation }),
         }
         if number != self.leader {
             self.count("gates closed by followers");
         } else if let Some(process) = self.process(engine, generation) {
-            process.stub = false;
+            process.stub_gate_open = false;
         }
     }
 
-    pub(super) fn carry_out(&mut self, number: usize, command: Command) {
+    pub(super) fn execute_command(&mut self, number: usize, command: Command) {
         let soon = self.now + Millis(self.random.between(10, 1000));
         match command {
             Command::OpenGate { engine, generation, .. } => {
-                if self.passed_over.contains(&engine) {
+                if self.skipped_openings.contains(&engine) {
                     return;
                 }
                 if number == self.leader
                     && let Some(process) = self.process(&engine, generation)
                 {
-                    process.stub = true;
+                    process.stub_gate_open = true;
                 }
                 match self.gate(number, &engine, generation) {
-                    Some(gate) => (gate.open, gate.held, gate.closing) = (true, false, false),
+                    Some(gate) => (gate.open, gate.awaiting_stub, gate.closing) = (true, false, false),
                     None => self.violation(format!("gateway {number} opens no gate of {engine}")),
                 }
             }
             Command::Reserve { engine, generation, accelerators, .. } => {
-                self.later.push((soon, number, Event::Placed { engine, generation, accelerators }));
+                self.delayed_events.push((soon, number, Event::Placed { engine, generation, accelerators }));
             }
             Command::Launch { engine, generation, accelerators, .. } => {
                 self.count("launches");
                 if let Some(process) = self.processes.get(&engine) {
-                    self.broken.push(format!("{engine} is launched, and runs: {process:?}"));
+                    self.violations.push(format!("{engine} is launched, and runs: {process:?}"));
                 }
-                let (phase, due, stub, small) = (Phase::Launching, Some(soon), false, false);
-                self.processes
-                    .insert(engine.clone(), Process { generation, phase, due, accelerators, stub, small });
+                let (phase, due, stub, small) = (FakeProcessPhase::Launching, Some(soon), false, false);
+                self.processes.insert(
+                    engine.clone(),
+                    FakeProcess {
+                        generation,
+                        phase,
+                        due,
+                        accelerators,
+                        stub_gate_open: stub,
+                        memory_released: small,
+                    },
+                );
                 self.check_memory(&engine);
             }
             Command::Wake { engine, generation, .. } => {
                 self.count("wakes");
-                self.enter(&engine, generation, Phase::Waking, soon);
+                self.set_phase(&engine, generation, FakeProcessPhase::Waking, soon);
                 self.check_memory(&engine);
             }
             Command::Sleep { engine, generation, level } => {
                 self.count("sleeps");
                 self.check_unused(&engine, generation, "put to sleep");
-                self.enter(&engine, generation, Phase::FallingAsleep(level), soon);
+                self.set_phase(&engine, generation, FakeProcessPhase::FallingAsleep(level), soon);
             }
             Command::Stop { engine, generation, .. } => self.stop(engine, generation, soon),
             Command::Probe { engine, generation } => {
-                let verdict = Verdict::Passed;
-                self.later.push((soon, number, Event::Canary { engine, generation, verdict }));
+                let verdict = CanaryVerdict::Passed;
+                self.delayed_events.push((soon, number, Event::Canary { engine, generation, verdict }));
             }
             Command::Grant { waiter, engine, generation, canary } => {
                 self.grant(number, waiter, engine, generation, canary);
@@ -265,7 +281,7 @@ impl World {
         let Some(waiter) = self.gateways[number].parked.remove(&id) else {
             return self.violation(format!("waiter {} is granted a lease, and is not there", id.0));
         };
-        if self.passed_over.contains(&engine) {
+        if self.skipped_openings.contains(&engine) {
             return self.park(number, waiter.model, waiter.arrived, waiter.stream);
         }
         if self.gate(number, &engine, generation).is_none_or(|gate| !gate.open) {
@@ -275,18 +291,18 @@ impl World {
         let (ends, gateway) = (self.now + Millis(self.random.between(10, 3000)), number);
         if let Some(gate) = self.gate(number, &engine, generation) {
             // What was told of it last may look like no change.
-            gate.told = (u32::MAX, Tick(0));
+            gate.last_sample = (u32::MAX, Tick(0));
         }
-        match self.process(&engine, generation).map(|process| (process.phase, process.stub)) {
-            Some((Phase::Up, true)) => {
-                self.leases.push(Lease { gateway, engine, generation, ends, canary });
+        match self.process(&engine, generation).map(|process| (process.phase, process.stub_gate_open)) {
+            Some((FakeProcessPhase::Up, true)) => {
+                self.leases.push(FakeLease { gateway, engine, generation, ends, canary });
             }
             Some((_, false)) => {
                 self.count("turned away");
-                self.tell(number, Event::Gated { engine: engine.clone(), generation });
+                self.send(number, Event::StubGateClosed { engine: engine.clone(), generation });
                 if canary {
-                    let verdict = Verdict::Inconclusive;
-                    self.tell(number, Event::Canary { engine, generation, verdict });
+                    let verdict = CanaryVerdict::Inconclusive;
+                    self.send(number, Event::Canary { engine, generation, verdict });
                 }
                 self.park(number, waiter.model, waiter.arrived, waiter.stream);
             }
@@ -295,35 +311,35 @@ impl World {
             None => {
                 self.count("broken connections");
                 if canary {
-                    let verdict = Verdict::Failed(Cause::Unreachable);
-                    self.tell(number, Event::Canary { engine, generation, verdict });
+                    let verdict = CanaryVerdict::Failed(FailureCause::Unreachable);
+                    self.send(number, Event::Canary { engine, generation, verdict });
                 }
             }
         }
     }
 
     /// What this gateway has to say is there for others to hear.
-    pub(super) fn spread(&mut self, number: usize) {
+    pub(super) fn publish(&mut self, number: usize) {
         let said = self.gateways[number].fleet.demand();
-        if said != self.gateways[number].said {
-            self.gateways[number].said = said;
+        if said != self.gateways[number].published_demand {
+            self.gateways[number].published_demand = said;
             for other in (0..GATEWAYS).filter(|other| *other != number) {
-                self.gateways[other].unheard.insert(number);
+                self.gateways[other].unseen_gateways.insert(number);
             }
         }
         // Before it has adopted what runs it knows no more than others.
         if number != self.leader || !self.gateways[number].fleet.leads() || self.adopts_at.is_some() {
             return;
         }
-        for engine in self.known(number) {
+        for engine in self.known_engines(number) {
             let now = match self.gateways[number].fleet.engine(&engine) {
-                Some(e) => (e.generation, Published::of(e)),
+                Some(e) => (e.generation, PublishedEngine::of(e)),
                 None => (self.published[&engine].0, None),
             };
             if self.published.get(&engine) != Some(&now) {
                 self.published.insert(engine.clone(), now);
                 for other in (0..GATEWAYS).filter(|other| *other != number) {
-                    self.gateways[other].stale.insert(engine.clone());
+                    self.gateways[other].unseen_engines.insert(engine.clone());
                 }
             }
         }

@@ -1,38 +1,38 @@
 //! What is physically true of engines, whoever leads.
 
 use rouse::{
-    fault::Cause,
-    fleet::event::{Event, Verdict},
+    fault::FailureCause,
+    fleet::event::{CanaryVerdict, Event},
     model::EngineId,
     units::{Bytes, Generation, Millis, Tick},
 };
 
-use super::{Lease, Phase, Process, World, address};
+use super::{FakeLease, FakeProcess, FakeProcessPhase, MultiGatewayHarness, address};
 
-impl World {
-    pub(super) fn die(&mut self) {
+impl MultiGatewayHarness {
+    pub(super) fn kill_random_process(&mut self) {
         let engines: Vec<EngineId> = self.processes.keys().cloned().collect();
         let Some(engine) = self.random.pick(&engines).cloned() else { return };
         self.count("processes died");
-        self.gone(&engine, Cause::Killed(9));
+        self.end_process(&engine, FailureCause::Killed(9));
     }
 
     /// With it the connections of all that use it break.
-    pub(super) fn gone(&mut self, engine: &EngineId, cause: Cause) {
+    pub(super) fn end_process(&mut self, engine: &EngineId, cause: FailureCause) {
         let Some(process) = self.processes.remove(engine) else { return };
         let generation = process.generation;
         self.end_leases(|lease| lease.engine == *engine && lease.generation == generation);
-        self.outcome(Event::Gone { engine: engine.clone(), generation, cause });
+        self.report_outcome(Event::Gone { engine: engine.clone(), generation, cause });
     }
 
     /// Only a leader that knows what runs hears of it; one that does not yet will find out.
-    pub(super) fn outcome(&mut self, event: Event) {
+    pub(super) fn report_outcome(&mut self, event: Event) {
         if self.adopts_at.is_none() {
-            self.tell(self.leader, event);
+            self.send(self.leader, event);
         }
     }
 
-    pub(super) fn end_leases(&mut self, which: impl Fn(&Lease) -> bool) {
+    pub(super) fn end_leases(&mut self, which: impl Fn(&FakeLease) -> bool) {
         let (over, left): (Vec<_>, Vec<_>) = std::mem::take(&mut self.leases).into_iter().partition(which);
         self.leases = left;
         for lease in over {
@@ -40,11 +40,11 @@ impl World {
             if let Some(gate) = gateway.gates.get_mut(&lease.engine)
                 && gate.generation == lease.generation
             {
-                gate.last_end = self.now;
+                gate.last_lease_end = self.now;
             }
             if lease.canary {
                 // Its last byte proves as much as its first.
-                let (engine, generation, verdict) = (lease.engine, lease.generation, Verdict::Passed);
+                let (engine, generation, verdict) = (lease.engine, lease.generation, CanaryVerdict::Passed);
                 gateway.inbox.push(Event::Canary { engine, generation, verdict });
             }
         }
@@ -68,44 +68,50 @@ impl World {
         let generation = process.generation;
         process.due = None;
         let event = match process.phase {
-            Phase::Launching => {
-                (process.phase, process.due) = (Phase::Loading, Some(next));
+            FakeProcessPhase::Launching => {
+                (process.phase, process.due) = (FakeProcessPhase::Loading, Some(next));
                 Event::Started { engine, generation, address: address() }
             }
-            Phase::Loading | Phase::Waking => {
-                process.phase = Phase::Up;
+            FakeProcessPhase::Loading | FakeProcessPhase::Waking => {
+                process.phase = FakeProcessPhase::Up;
                 Event::Ready { engine, generation }
             }
-            Phase::FallingAsleep(level) => {
-                (process.phase, process.small) = (Phase::Asleep(level), true);
+            FakeProcessPhase::FallingAsleep(level) => {
+                (process.phase, process.memory_released) = (FakeProcessPhase::Asleep(level), true);
                 Event::Slept { engine, generation, level }
             }
-            Phase::Stopping => return self.gone(&engine, Cause::Stopped),
-            Phase::Up | Phase::Asleep(_) => return,
+            FakeProcessPhase::Stopping => return self.end_process(&engine, FailureCause::Stopped),
+            FakeProcessPhase::Up | FakeProcessPhase::Asleep(_) => return,
         };
-        self.outcome(event);
+        self.report_outcome(event);
     }
 
-    pub(super) fn process(&mut self, engine: &EngineId, generation: Generation) -> Option<&mut Process> {
+    pub(super) fn process(&mut self, engine: &EngineId, generation: Generation) -> Option<&mut FakeProcess> {
         self.processes.get_mut(engine).filter(|process| process.generation == generation)
     }
 
-    pub(super) fn enter(&mut self, engine: &EngineId, generation: Generation, phase: Phase, due: Tick) {
+    pub(super) fn set_phase(
+        &mut self,
+        engine: &EngineId,
+        generation: Generation,
+        phase: FakeProcessPhase,
+        due: Tick,
+    ) {
         // It may have just died, and the leader has not heard.
         if let Some(process) = self.process(engine, generation) {
-            process.small &= phase != Phase::Waking;
+            process.memory_released &= phase != FakeProcessPhase::Waking;
             (process.phase, process.due) = (phase, Some(due));
         }
     }
 
     pub(super) fn stop(&mut self, engine: EngineId, generation: Generation, soon: Tick) {
         let Some(phase) = self.process(&engine, generation).map(|process| process.phase) else {
-            return self.outcome(Event::Gone { engine, generation, cause: Cause::Stopped });
+            return self.report_outcome(Event::Gone { engine, generation, cause: FailureCause::Stopped });
         };
-        if phase == Phase::Up {
+        if phase == FakeProcessPhase::Up {
             self.check_unused(&engine, generation, "stopped");
         }
-        self.enter(&engine, generation, Phase::Stopping, soon);
+        self.set_phase(&engine, generation, FakeProcessPhase::Stopping, soon);
     }
 
     pub(super) fn check_unused(&mut self, engine: &EngineId, generation: Generation, what: &str) {
@@ -119,10 +125,10 @@ impl World {
         let Some(process) = self.processes.get(engine) else { return };
         for accelerator in process.accelerators.clone() {
             let on = self.processes.iter().filter(|(_, p)| p.accelerators.contains(&accelerator));
-            let takes = |(engine, process): (&EngineId, &Process)| {
+            let takes = |(engine, process): (&EngineId, &FakeProcess)| {
                 let spec = self.configuration.models.iter().find(|m| m.name == engine.model);
                 let memory = spec.expect("it is configured").memory;
-                if process.small { memory.asleep } else { memory.awake }
+                if process.memory_released { memory.asleep } else { memory.awake }
             };
             let used: Bytes = on.map(takes).sum();
             if used > Bytes::gib(24) {

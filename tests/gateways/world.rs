@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use rouse::{
     fleet::{
         Fleet,
-        event::{Elsewhere, Event, Found, Published, Waiter, WaiterId},
+        event::{AdoptedEngine, Event, GatewayDemand, PublishedEngine, Waiter, WaiterId},
     },
     model::{
-        Accelerator, AcceleratorId, Accelerators, Configuration, EngineId, Idle, Level, LevelPolicy, Memory,
-        ModelName, ModelSpec, OwnQueue, Settings,
+        Accelerator, AcceleratorId, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig,
+        FleetSettings, IdlePolicy, ModelName, ModelSpec, QueueOverrides, SleepLevel, SleepLevelPolicy,
     },
-    sim::{Random, journal},
+    sim::{SplitMix64, journal},
     units::{Bytes, Generation, Millis, Tick},
 };
 
@@ -21,79 +21,79 @@ mod engines;
 const GATEWAYS: usize = 3;
 const NEVER: Tick = Tick(1 << 50);
 
-pub(crate) struct World {
+pub(crate) struct MultiGatewayHarness {
     now: Tick,
-    random: Random,
-    configuration: Configuration,
-    gateways: Vec<Gateway>,
+    random: SplitMix64,
+    configuration: FleetConfig,
+    gateways: Vec<FakeGateway>,
     leader: usize,
     /// When the leader has found out what runs; until then it decides nothing.
     adopts_at: Option<Tick>,
-    processes: BTreeMap<EngineId, Process>,
-    leases: Vec<Lease>,
-    published: BTreeMap<EngineId, (Generation, Option<Published>)>,
-    later: Vec<(Tick, usize, Event)>,
+    processes: BTreeMap<EngineId, FakeProcess>,
+    leases: Vec<FakeLease>,
+    published: BTreeMap<EngineId, (Generation, Option<PublishedEngine>)>,
+    delayed_events: Vec<(Tick, usize, Event)>,
     waiters: u64,
     /// Everything is told at once, and nothing happens any more by chance.
-    settles: bool,
+    settling: bool,
     pub(crate) tally: BTreeMap<&'static str, u64>,
-    pub(crate) told: Option<Vec<String>>,
-    broken: Vec<String>,
+    pub(crate) transcript: Option<Vec<String>>,
+    violations: Vec<String>,
     /// What the plan that is carried out opens and closes again: closes go first, and nobody gets in.
-    passed_over: BTreeSet<EngineId>,
+    skipped_openings: BTreeSet<EngineId>,
 }
 
 #[derive(Default)]
-struct Gateway {
+struct FakeGateway {
     fleet: Fleet,
     inbox: Vec<Event>,
-    gates: BTreeMap<EngineId, Gate>,
+    gates: BTreeMap<EngineId, FakeGate>,
     parked: BTreeMap<WaiterId, Waiter>,
     /// Engines of which something was published that it has not heard.
-    stale: BTreeSet<EngineId>,
+    unseen_engines: BTreeSet<EngineId>,
     /// Gateways whose demand it has not heard.
-    unheard: BTreeSet<usize>,
-    said: BTreeMap<ModelName, Elsewhere>,
+    unseen_gateways: BTreeSet<usize>,
+    published_demand: BTreeMap<ModelName, GatewayDemand>,
 }
 
 #[derive(Clone, Debug)]
-struct Gate {
+struct FakeGate {
     generation: Generation,
     open: bool,
-    held: bool,
+    awaiting_stub: bool,
     /// Closed, and its drain not reported yet.
     closing: bool,
-    told: (u32, Tick),
-    last_end: Tick,
+    last_sample: (u32, Tick),
+    last_lease_end: Tick,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum FakeProcessPhase {
     Launching,
     Loading,
     /// It answers.
     Up,
-    FallingAsleep(Level),
-    Asleep(Level),
+    FallingAsleep(SleepLevel),
+    Asleep(SleepLevel),
     Waking,
     Stopping,
 }
 
 #[derive(Clone, Debug)]
-struct Process {
+struct FakeProcess {
     generation: Generation,
-    phase: Phase,
+    phase: FakeProcessPhase,
     /// When the phase ends, if it does.
     due: Option<Tick>,
     accelerators: Vec<AcceleratorId>,
     /// Its stub lets requests in.
-    stub: bool,
+    stub_gate_open: bool,
     /// It sleeps, or slept before it was stopped: most of its memory is free.
-    small: bool,
+    memory_released: bool,
 }
 
 #[derive(Clone, Debug)]
-struct Lease {
+struct FakeLease {
     gateway: usize,
     engine: EngineId,
     generation: Generation,
@@ -101,30 +101,30 @@ struct Lease {
     canary: bool,
 }
 
-fn configuration(random: &mut Random) -> Configuration {
+fn configuration(random: &mut SplitMix64) -> FleetConfig {
     let gpu = |n| Accelerator {
         id: format!("gpu-{n}").into(),
         capacity: Bytes::gib(24),
         metered: false,
         units: None,
     };
-    let mut settings = Settings { host_memory: Bytes::gib(16), ..Settings::default() };
+    let mut settings = FleetSettings { host_memory: Bytes::gib(16), ..FleetSettings::default() };
     settings.queue.max_wait = Millis(NEVER.0);
     settings.turns.residency = Millis(random.between(0, 2000));
     settings.turns.max_turn = Millis(random.between(1000, 6000));
-    let model = |n: u64, random: &mut Random| ModelSpec {
+    let model = |n: u64, random: &mut SplitMix64| ModelSpec {
         name: format!("model-{n}").into(),
         aliases: Vec::new(),
-        accelerators: Accelerators::Count(1),
-        memory: Memory {
+        accelerators: AcceleratorRequirement::Count(1),
+        memory: EngineMemory {
             awake: Bytes::gib(*random.pick(&[8, 11, 20]).expect("one of three")),
             asleep: Bytes::gib(1),
             host: Bytes::gib(4),
         },
-        idle: Idle {
+        idle: IdlePolicy {
             sleep_after: random.chance(0.7).then(|| Millis(random.between(500, 8000))),
             stop_after: random.chance(0.3).then(|| Millis(random.between(5000, 20_000))),
-            level: LevelPolicy::Auto,
+            level: SleepLevelPolicy::Auto,
         },
         replicas: random.between(1, 2) as u32,
         pinned: false,
@@ -137,15 +137,15 @@ fn configuration(random: &mut Random) -> Configuration {
         can_sleep: random.chance(0.8),
         fingerprint: 1,
         eviction: None,
-        queue: OwnQueue::default(),
+        queue: QueueOverrides::default(),
     };
     let models = (0..random.between(2, 4)).map(|n| model(n, random)).collect();
-    Configuration { settings, accelerators: (0..2).map(gpu).collect(), models }
+    FleetConfig { settings, accelerators: (0..2).map(gpu).collect(), models }
 }
 
-impl World {
+impl MultiGatewayHarness {
     pub(crate) fn new(seed: u64) -> Self {
-        let mut random = Random::new(seed.wrapping_mul(0x9e37_79b9));
+        let mut random = SplitMix64::new(seed.wrapping_mul(0x9e37_79b9));
         let configuration = configuration(&mut random);
         let mut world = Self {
             now: Tick(1_000_000),
@@ -157,17 +157,17 @@ impl World {
             processes: BTreeMap::new(),
             leases: Vec::new(),
             published: BTreeMap::new(),
-            later: Vec::new(),
+            delayed_events: Vec::new(),
             waiters: 0,
-            settles: false,
+            settling: false,
             tally: BTreeMap::new(),
-            told: None,
-            broken: Vec::new(),
-            passed_over: BTreeSet::new(),
+            transcript: None,
+            violations: Vec::new(),
+            skipped_openings: BTreeSet::new(),
         };
         for gateway in 0..GATEWAYS {
-            world.gateways.push(Gateway::default());
-            world.begin(gateway);
+            world.gateways.push(FakeGateway::default());
+            world.start_gateway(gateway);
         }
         world.elect(0);
         world
@@ -176,10 +176,10 @@ impl World {
     pub(crate) fn run(&mut self, steps: u64) -> Result<(), String> {
         for _ in 0..steps {
             self.now = self.now + Millis(self.random.between(1, 300));
-            self.chance();
+            self.random_events();
             self.step()?;
         }
-        self.settles = true;
+        self.settling = true;
         for _ in 0..5000 {
             let busy = self.gateways.iter().any(|g| !g.parked.is_empty()) || !self.leases.is_empty();
             if !busy && self.adopts_at.is_none() {
@@ -199,44 +199,44 @@ impl World {
     }
 
     fn violation(&mut self, text: String) {
-        self.broken.push(text);
+        self.violations.push(text);
     }
 
-    fn tell(&mut self, gateway: usize, event: Event) {
+    fn send(&mut self, gateway: usize, event: Event) {
         self.gateways[gateway].inbox.push(event);
     }
 
     /// A new gateway: it follows, and hears of everything.
-    fn begin(&mut self, gateway: usize) {
+    fn start_gateway(&mut self, gateway: usize) {
         let said = (0..GATEWAYS).filter(|other| *other != gateway);
-        let fresh = Gateway {
-            stale: self.published.keys().cloned().collect(),
-            unheard: said.collect(),
-            ..Gateway::default()
+        let fresh = FakeGateway {
+            unseen_engines: self.published.keys().cloned().collect(),
+            unseen_gateways: said.collect(),
+            ..FakeGateway::default()
         };
         self.gateways[gateway] = fresh;
         let configuration = Box::new(self.configuration.clone());
-        self.tell(gateway, Event::Configured { configuration });
-        self.tell(gateway, Event::Led { leads: false });
+        self.send(gateway, Event::Configured { configuration });
+        self.send(gateway, Event::LeadershipChanged { leads: false });
     }
 
     /// Who led is told before the next one is, and the next one has heard everything that was published.
     fn elect(&mut self, gateway: usize) {
         if self.leader != gateway {
             self.count("leaders changed");
-            let (old, known) = (self.leader, self.known(self.leader));
-            self.tell(old, Event::Led { leads: false });
-            self.gateways[old].stale.extend(known);
+            let (old, known) = (self.leader, self.known_engines(self.leader));
+            self.send(old, Event::LeadershipChanged { leads: false });
+            self.gateways[old].unseen_engines.extend(known);
         }
         self.leader = gateway;
-        self.later.clear();
-        let stale = std::mem::take(&mut self.gateways[gateway].stale);
-        stale.into_iter().for_each(|engine| self.hear(gateway, &engine));
-        self.tell(gateway, Event::Led { leads: true });
+        self.delayed_events.clear();
+        let stale = std::mem::take(&mut self.gateways[gateway].unseen_engines);
+        stale.into_iter().for_each(|engine| self.deliver_published(gateway, &engine));
+        self.send(gateway, Event::LeadershipChanged { leads: true });
         self.adopts_at = Some(self.now + Millis(self.random.between(0, 2000)));
     }
 
-    fn known(&self, gateway: usize) -> Vec<EngineId> {
+    fn known_engines(&self, gateway: usize) -> Vec<EngineId> {
         let known = self.gateways[gateway].fleet.engines().map(|e| e.id.clone());
         known.chain(self.published.keys().cloned()).collect()
     }
@@ -244,30 +244,37 @@ impl World {
     /// The leader finds what runs. Whatever moves has come to its end by then.
     fn adopt(&mut self) {
         self.adopts_at = None;
-        self.processes.retain(|_, process| process.phase != Phase::Stopping);
+        self.processes.retain(|_, process| process.phase != FakeProcessPhase::Stopping);
         let started = self.now;
         let mut found = Vec::new();
         for (engine, process) in &mut self.processes {
             process.phase = match process.phase {
-                Phase::FallingAsleep(level) => Phase::Asleep(level),
-                Phase::Waking => Phase::Up,
+                FakeProcessPhase::FallingAsleep(level) => FakeProcessPhase::Asleep(level),
+                FakeProcessPhase::Waking => FakeProcessPhase::Up,
                 phase => phase,
             };
-            process.small = matches!(process.phase, Phase::Asleep(_));
-            if !matches!(process.phase, Phase::Launching | Phase::Loading) {
+            process.memory_released = matches!(process.phase, FakeProcessPhase::Asleep(_));
+            if !matches!(process.phase, FakeProcessPhase::Launching | FakeProcessPhase::Loading) {
                 process.due = None;
             }
             let asleep = match process.phase {
-                Phase::Asleep(level) => Some(level),
+                FakeProcessPhase::Asleep(level) => Some(level),
                 _ => None,
             };
             // What is up is let in to: whatever the one before had begun is nobody's any more.
-            process.stub = process.phase == Phase::Up;
+            process.stub_gate_open = process.phase == FakeProcessPhase::Up;
             let accelerators = process.accelerators.clone();
-            let ready = matches!(process.phase, Phase::Up | Phase::Asleep(_));
+            let ready = matches!(process.phase, FakeProcessPhase::Up | FakeProcessPhase::Asleep(_));
             let last_end = Tick(0);
-            let found_as =
-                Found { address: address(), accelerators, asleep, ready, fingerprint: 1, last_end, started };
+            let found_as = AdoptedEngine {
+                address: address(),
+                accelerators,
+                asleep,
+                ready,
+                fingerprint: 1,
+                last_lease_end: last_end,
+                started,
+            };
             found.push(Event::Adopted {
                 engine: engine.clone(),
                 generation: process.generation,
@@ -286,10 +293,10 @@ impl World {
         let doors = doors.count() as u64;
         *self.tally.entry("engines that kept their gate").or_default() += doors;
         found.push(Event::AdoptionDone);
-        found.into_iter().for_each(|event| self.tell(self.leader, event));
+        found.into_iter().for_each(|event| self.send(self.leader, event));
     }
 
-    fn chance(&mut self) {
+    fn random_events(&mut self) {
         if self.random.chance(0.5) {
             self.arrive();
         }
@@ -306,22 +313,22 @@ impl World {
             self.restart();
         }
         if self.random.chance(0.01) {
-            self.die();
+            self.kill_random_process();
         }
         if self.random.chance(0.02) {
-            self.resume();
+            self.resume_from_snapshot();
         }
     }
 
     /// A fleet goes on from what a journal that starts over says of it.
-    fn resume(&mut self) {
+    fn resume_from_snapshot(&mut self) {
         let gateway = self.random.between(0, GATEWAYS as u64 - 1) as usize;
         let line = journal::write_turn(self.now, &self.gateways[gateway].fleet.snapshot()).expect("a line");
-        let header = journal::write(&journal::Line::header("0", self.now)).expect("a line");
+        let header = journal::write(&journal::JournalLine::header("0", self.now)).expect("a line");
         let lines = journal::read(&format!("{header}\n{line}\n")).expect("a journal");
         let mut fleet = Fleet::new();
         for line in &lines {
-            if let journal::Line::Turn { events, .. } = line {
+            if let journal::JournalLine::Turn { events, .. } = line {
                 events.iter().for_each(|event| fleet.on(event, self.now));
             }
         }
@@ -340,16 +347,25 @@ impl World {
     fn park(&mut self, gateway: usize, model: ModelName, arrived: Tick, stream: bool) {
         self.waiters += 1;
         let (id, key) = (WaiterId(self.waiters), String::new());
-        let waiter =
-            Waiter { id, model, band: 0, key, arrived, deadline: NEVER, stream, client: 0, only: None };
+        let waiter = Waiter {
+            id,
+            model,
+            band: 0,
+            key,
+            arrived,
+            deadline: NEVER,
+            stream,
+            client: 0,
+            required_engine: None,
+        };
         self.gateways[gateway].parked.insert(id, waiter.clone());
-        self.tell(gateway, Event::Arrived { waiter });
+        self.send(gateway, Event::Arrived { waiter });
     }
 
     fn leave(&mut self) {
         let gateway = self.random.between(0, GATEWAYS as u64 - 1) as usize;
         if let Some((waiter, _)) = self.gateways[gateway].parked.pop_first() {
-            self.tell(gateway, Event::Left { waiter });
+            self.send(gateway, Event::Left { waiter });
         }
     }
 
@@ -358,11 +374,11 @@ impl World {
         self.count("gateways restarted");
         let gateway = self.random.between(0, GATEWAYS as u64 - 1) as usize;
         self.leases.retain(|lease| lease.gateway != gateway);
-        self.begin(gateway);
+        self.start_gateway(gateway);
         for other in (0..GATEWAYS).filter(|other| *other != gateway) {
-            self.gateways[other].unheard.remove(&gateway);
+            self.gateways[other].unseen_gateways.remove(&gateway);
             let demand = None;
-            self.tell(other, Event::Elsewhere { gateway: gateway.to_string(), demand });
+            self.send(other, Event::RemoteDemand { gateway: gateway.to_string(), demand });
         }
         if gateway == self.leader {
             let next = self.random.between(0, GATEWAYS as u64 - 1) as usize;
@@ -376,8 +392,8 @@ impl World {
         self.end_leases_due();
         self.move_processes();
         let now = self.now;
-        for (_, to, event) in self.later.extract_if(.., |(at, ..)| *at <= now).collect::<Vec<_>>() {
-            self.tell(to, event);
+        for (_, to, event) in self.delayed_events.extract_if(.., |(at, ..)| *at <= now).collect::<Vec<_>>() {
+            self.send(to, event);
         }
         if self.adopts_at.is_some_and(|at| at <= self.now) {
             self.adopt();
@@ -386,9 +402,9 @@ impl World {
             self.deliver(gateway);
             self.turn(gateway);
         }
-        match self.broken.is_empty() {
+        match self.violations.is_empty() {
             true => Ok(()),
-            false => Err(format!("at {}: {}", self.now, self.broken.join("; "))),
+            false => Err(format!("at {}: {}", self.now, self.violations.join("; "))),
         }
     }
 

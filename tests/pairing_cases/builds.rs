@@ -2,23 +2,23 @@
 
 use rouse::{
     pairing::{
-        command::{OfProvider, Order},
-        event::{Ask, Event, Stage, Terms},
-        ids::{Build, EngineId, Mode, ProviderId},
+        command::{PairingAction, ProviderStep},
+        event::{LauncherBuildPolicy, PairingEvent, ProviderPhase, RequestedEngine},
+        ids::{LauncherBuild, PairingEngineId, ProviderId, ProviderMode},
     },
     units::Bytes,
 };
 
-use crate::driver::*;
+use crate::harness::*;
 
-fn of_build(build: u64, fingerprint: u64) -> Ask {
-    let mut asked = ask(Mode::Launcher, fingerprint);
-    (asked.sizes.awake, asked.build) = (Bytes::gib(20), Some(Build(build)));
+fn of_build(build: u64, fingerprint: u64) -> RequestedEngine {
+    let mut asked = ask(ProviderMode::Launcher, fingerprint);
+    (asked.sizes.awake, asked.build) = (Bytes::gib(20), Some(LauncherBuild(build)));
     asked
 }
 
-fn on_a(fingerprint: u64) -> EngineId {
-    engine(Mode::Launcher, fingerprint, &["a"])
+fn on_a(fingerprint: u64) -> PairingEngineId {
+    engine(ProviderMode::Launcher, fingerprint, &["a"])
 }
 
 fn launcher() -> ProviderId {
@@ -26,15 +26,18 @@ fn launcher() -> ProviderId {
 }
 
 /// The launcher of `a` is ready, and of this build.
-fn ready(case: &mut Case, build: u64) {
-    case.provider(&launcher(), Stage::Ready, |seen| seen.build = Some(Build(build)));
+fn ready(case: &mut PairingCase, build: u64) {
+    case.provider(&launcher(), ProviderPhase::Ready, |seen| seen.build = Some(LauncherBuild(build)));
 }
 
-fn edited(case: &mut Case, build: u64) {
-    case.on(Event::Build { build: Build(build), terms: Terms { obsolete: true, most: None } });
+fn edited(case: &mut PairingCase, build: u64) {
+    case.on(PairingEvent::LauncherBuild {
+        build: LauncherBuild(build),
+        policy: LauncherBuildPolicy { obsolete: true, max_engines: None },
+    });
 }
 
-fn awake(case: &mut Case, requester: &str, asked: Ask) -> EngineId {
+fn awake(case: &mut PairingCase, requester: &str, asked: RequestedEngine) -> PairingEngineId {
     let id = on_a(asked.fingerprint.0);
     case.requester(requester, asked, &["a"], |_| ());
     case.launched(&id);
@@ -42,13 +45,13 @@ fn awake(case: &mut Case, requester: &str, asked: Ask) -> EngineId {
     id
 }
 
-fn makes_launcher_for(id: &str) -> impl Fn(&Order) -> bool + '_ {
-    move |order| matches!(order, Order::Provider { step: OfProvider::Create { asker: Some(asker) }, .. } if asker.as_str() == id)
+fn makes_launcher_for(id: &str) -> impl Fn(&PairingAction) -> bool + '_ {
+    move |order| matches!(order, PairingAction::Provider { step: ProviderStep::Create { requester: Some(asker) }, .. } if asker.as_str() == id)
 }
 
 #[test]
 fn an_edit_ends_a_launcher_that_nobody_is_bound_in_with_its_sleepers() {
-    let mut case = Case::new(1);
+    let mut case = PairingCase::new(1);
     ready(&mut case, 1);
     let id = awake(&mut case, "one", of_build(1, 1));
     case.put_to_sleep("one", &id);
@@ -66,10 +69,10 @@ fn an_edit_ends_a_launcher_that_nobody_is_bound_in_with_its_sleepers() {
 
 #[test]
 fn an_edited_ones_launcher_that_never_became_ready_makes_way_without_pause() {
-    let mut case = Case::new(1);
+    let mut case = PairingCase::new(1);
     case.requester("one", of_build(1, 1), &["a"], |_| ());
     case.done(makes_launcher_for("one"));
-    case.provider(&launcher(), Stage::Pending, |seen| seen.build = Some(Build(1)));
+    case.provider(&launcher(), ProviderPhase::Pending, |seen| seen.build = Some(LauncherBuild(1)));
     edited(&mut case, 1);
     case.requester("one", of_build(2, 1), &["a"], |_| ());
     case.done(deletes_launcher);
@@ -79,7 +82,7 @@ fn an_edited_ones_launcher_that_never_became_ready_makes_way_without_pause() {
 
 #[test]
 fn a_launcher_stays_until_the_last_one_bound_in_it_goes() {
-    let mut case = Case::new(1);
+    let mut case = PairingCase::new(1);
     ready(&mut case, 1);
     let first = awake(&mut case, "one", of_build(1, 1));
     let second = awake(&mut case, "two", of_build(1, 2));
@@ -87,20 +90,20 @@ fn a_launcher_stays_until_the_last_one_bound_in_it_goes() {
     edited(&mut case, 1);
     assert!(!case.has(deletes_launcher));
     case.delete("one");
-    case.done(gates(&first));
+    case.done(closes_gate(&first));
     assert!(!case.has(sleeps(&first)), "nobody will wake it there");
     case.done(ends(&first));
     assert!(!case.has(deletes_launcher));
     case.requester("waits", of_build(2, 3), &["a"], |_| ());
     assert!(case.reason("waits").ends_with("and 2@a is awake there"), "{}", case.reason("waits"));
     case.delete("two");
-    case.done(gates(&second));
+    case.done(closes_gate(&second));
     assert!(case.has(deletes_launcher));
 }
 
 #[test]
 fn a_launcher_of_another_configuration_makes_way_for_who_asks() {
-    let mut case = Case::new(1);
+    let mut case = PairingCase::new(1);
     ready(&mut case, 1);
     let id = awake(&mut case, "one", of_build(1, 1));
     // The same engine, but not of such a launcher.
@@ -120,7 +123,7 @@ fn a_launcher_of_another_configuration_makes_way_for_who_asks() {
 /// Who is served next is whom the launcher is made for: else each would replace that of the other.
 #[test]
 fn a_launcher_is_made_for_who_is_served_next_and_not_for_who_came_first() {
-    let mut case = Case::new(1);
+    let mut case = PairingCase::new(1);
     ready(&mut case, 1);
     case.requester("one", of_build(1, 1), &["a"], |_| ());
     case.requester("two", of_build(2, 2), &["a"], |_| ());
@@ -135,7 +138,7 @@ fn a_launcher_is_made_for_who_is_served_next_and_not_for_who_came_first() {
 
 #[test]
 fn where_nothing_is_known_of_a_launcher_it_stays() {
-    let mut case = Case::new(1);
+    let mut case = PairingCase::new(1);
     case.launcher_ready("a");
     case.requester("one", of_build(1, 1), &["a"], |_| ());
     edited(&mut case, 1);

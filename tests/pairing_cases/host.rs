@@ -2,34 +2,43 @@
 //! The complete reports are snapshots.
 
 use rouse::{
-    model::LevelPolicy::{self, Auto, One, Two},
+    model::SleepLevelPolicy::{self, Auto, One, Two},
     pairing::{
-        event::{Answer, Ask, Event, NodeFacts, Stage},
-        ids::{EngineId, Mode, ProviderId},
+        event::{CommandReply, PairingEvent, PairingNodeFacts, ProviderPhase, RequestedEngine},
+        ids::{PairingEngineId, ProviderId, ProviderMode},
     },
     units::{Bytes, Millis},
 };
 
-use crate::driver::*;
+use crate::harness::*;
 
 /// What sleepers may keep of it; each of those here keeps 20 GiB at level 1.
 const HOST: Bytes = Bytes::gib(50);
 
 /// An engine of this kind in its own Pod, or in its accelerator's launcher.
-fn awake(case: &mut Case, mode: Mode, number: u64, on: &str, level: LevelPolicy) -> EngineId {
-    case.started(&format!("of-{number}"), Ask { level, ..ask(mode, number) }, &[on])
+fn awake(
+    case: &mut PairingCase,
+    mode: ProviderMode,
+    number: u64,
+    on: &str,
+    level: SleepLevelPolicy,
+) -> PairingEngineId {
+    case.started(&format!("of-{number}"), RequestedEngine { level, ..ask(mode, number) }, &[on])
 }
 
 /// Five engines of a node are awake.
-fn all_awake() -> (Case, Vec<(EngineId, LevelPolicy)>) {
-    let mut case = Case::new(5);
-    case.on(Event::Node { node: node(), facts: NodeFacts { cordoned: false, host: HOST } });
+fn all_awake() -> (PairingCase, Vec<(PairingEngineId, SleepLevelPolicy)>) {
+    let mut case = PairingCase::new(5);
+    case.on(PairingEvent::Node {
+        node: node(),
+        facts: PairingNodeFacts { cordoned: false, host_sleep_memory: HOST },
+    });
     let all = [
-        (Mode::Sleep, "a", One),
-        (Mode::Launcher, "b", One),
-        (Mode::Launcher, "c", Auto),
-        (Mode::Launcher, "d", One),
-        (Mode::Sleep, "e", Two),
+        (ProviderMode::Sleep, "a", One),
+        (ProviderMode::Launcher, "b", One),
+        (ProviderMode::Launcher, "c", Auto),
+        (ProviderMode::Launcher, "d", One),
+        (ProviderMode::Sleep, "e", Two),
     ];
     let awake = (1..).zip(all).map(|(number, (mode, on, level))| {
         let id = awake(&mut case, mode, number, on, level);
@@ -40,12 +49,12 @@ fn all_awake() -> (Case, Vec<(EngineId, LevelPolicy)>) {
 }
 
 /// Its requester goes: what becomes of it, in words.
-fn goes(case: &mut Case, id: &EngineId) -> String {
+fn goes(case: &mut PairingCase, id: &PairingEngineId) -> String {
     let name = format!("of-{}", id.fingerprint.0);
     case.delete(&name);
-    case.done(gates(id));
+    case.done(closes_gate(id));
     let level = case.ordered(sleeps(id)).and_then(level_of).expect("there is a level for everybody");
-    case.settle(sleeps(id), Ok(Answer::Asleep { residue: None }));
+    case.complete(sleeps(id), Ok(CommandReply::Asleep { residue: None }));
     case.done(unbinds(id));
     format!("sleeps at level {level}")
 }
@@ -57,7 +66,7 @@ fn over_all_pods_and_launchers_of_a_node() {
     for (id, level) in &all {
         let place = case.known(id).provider.clone();
         let what = goes(&mut case, id);
-        case.after(Millis::secs(61));
+        case.advance(Millis::secs(61));
         lines.push(format!(
             "{id} in {place}, level {level:?}: {what}; {} are kept",
             case.node().reserved_host()
@@ -65,9 +74,9 @@ fn over_all_pods_and_launchers_of_a_node() {
         assert!(case.node().reserved_host() <= HOST);
     }
     for (number, on, level) in [(98, "d", Two), (99, "e", Auto)] {
-        let mut asked = ask(Mode::Launcher, number);
+        let mut asked = ask(ProviderMode::Launcher, number);
         asked.level = level;
-        let id = engine(Mode::Launcher, number, &[on]);
+        let id = engine(ProviderMode::Launcher, number, &[on]);
         case.launcher_ready(on);
         case.requester(&format!("of-{number}"), asked, &[on], |_| ());
         let gone = all.iter().filter(|(id, _)| case.has(ends(id))).map(|(id, _)| id.to_string());
@@ -84,31 +93,34 @@ fn over_all_pods_and_launchers_of_a_node() {
 }
 
 /// Of a provider's Pod, as it is seen from now on.
-fn limited(case: &mut Case, provider: &ProviderId, limit: Bytes) {
-    case.provider(provider, Stage::Ready, |seen| seen.host = Some(limit));
+fn limited(case: &mut PairingCase, provider: &ProviderId, limit: Bytes) {
+    case.provider(provider, ProviderPhase::Ready, |seen| seen.memory_limit = Some(limit));
 }
 
 #[test]
 fn within_the_memory_limit_of_a_pod() {
-    let mut case = Case::new(2);
-    case.on(Event::Node { node: node(), facts: NodeFacts { cordoned: false, host: Bytes::gib(200) } });
+    let mut case = PairingCase::new(2);
+    case.on(PairingEvent::Node {
+        node: node(),
+        facts: PairingNodeFacts { cordoned: false, host_sleep_memory: Bytes::gib(200) },
+    });
     let mut lines = vec![];
     for (number, limit) in [(1, 20), (2, 19)] {
-        let id = awake(&mut case, Mode::Sleep, number, "a", One);
+        let id = awake(&mut case, ProviderMode::Sleep, number, "a", One);
         limited(&mut case, &ProviderId::direct(&id), Bytes::gib(limit));
         let what = goes(&mut case, &id);
-        case.after(Millis::secs(61));
+        case.advance(Millis::secs(61));
         lines.push(format!("{id}, whose weights are 20Gi, in a Pod of {limit}Gi: {what}"));
     }
     let launcher = case.launcher_ready("b");
     limited(&mut case, &launcher, Bytes::gib(50));
     for number in 3..=5 {
-        let id = engine(Mode::Launcher, number, &["b"]);
-        case.requester(&format!("of-{number}"), ask(Mode::Launcher, number), &["b"], |_| ());
+        let id = engine(ProviderMode::Launcher, number, &["b"]);
+        case.requester(&format!("of-{number}"), ask(ProviderMode::Launcher, number), &["b"], |_| ());
         case.launched(&id);
         case.finalized(&format!("of-{number}"));
         let what = goes(&mut case, &id);
-        case.after(Millis::secs(61));
+        case.advance(Millis::secs(61));
         lines.push(format!("{id}, the same, in a launcher of 50Gi: {what}"));
     }
     insta::assert_snapshot!(lines.join("\n"));

@@ -2,18 +2,18 @@
 //! is handed on while its engine is awake.
 
 mod builds;
-mod covering;
-mod deposed;
-mod driver;
+mod eviction_sets;
 mod failures;
+mod harness;
 mod host;
+mod launcher_capacity;
 mod launchers;
 mod measures;
 mod modes;
-mod places;
+mod name_conflicts;
 mod race;
 mod scale;
 mod sleepers;
 mod stories;
-mod taken;
+mod superseded;
 mod vanished;

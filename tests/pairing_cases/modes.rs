@@ -1,27 +1,27 @@
 //! What differs between the three modes: how an engine is made, and how it is put away.
 
 use rouse::{
-    model::LevelPolicy::{self, Auto, Never, One, Two},
+    model::SleepLevelPolicy::{self, Auto, Never, One, Two},
     pairing::{
-        event::{Ask, Condition, Event, Stage},
-        ids::{EngineId, Mode, ProviderId},
-        node::State,
+        event::{PairingEvent, ProviderPhase, QueriedCondition, RequestedEngine},
+        ids::{PairingEngineId, ProviderId, ProviderMode},
+        node::PairingEngineState,
     },
     units::Millis,
 };
 
-use crate::driver::*;
+use crate::harness::*;
 
 #[test]
 fn plain_a_provider_comes_and_goes_with_its_requester() {
-    let mut case = Case::new(1);
-    let id = case.cold_start("one", ask(Mode::Plain, 1), &["a"]);
+    let mut case = PairingCase::new(1);
+    let id = case.cold_start("one", ask(ProviderMode::Plain, 1), &["a"]);
     case.delete("one");
-    case.done(gates(&id));
+    case.done(closes_gate(&id));
     assert!(!case.has(sleeps(&id)));
     case.done(ends(&id));
     case.done(unbinds(&id));
-    case.provider(&ProviderId::direct(&id), Stage::Ended, |seen| seen.deleting = true);
+    case.provider(&ProviderId::direct(&id), ProviderPhase::Terminated, |seen| seen.deleting = true);
     case.provider_gone(&ProviderId::direct(&id));
     case.finalized("one");
     assert!(case.node().engines.is_empty() && case.node().providers.is_empty());
@@ -29,72 +29,72 @@ fn plain_a_provider_comes_and_goes_with_its_requester() {
 
 #[test]
 fn sleep_the_next_requester_with_the_same_accelerators_wakes_it() {
-    let mut case = Case::new(2);
-    let id = case.cold_start("one", ask(Mode::Sleep, 1), &["a", "b"]);
+    let mut case = PairingCase::new(2);
+    let id = case.cold_start("one", ask(ProviderMode::Sleep, 1), &["a", "b"]);
     case.put_to_sleep("one", &id);
     // As its stub says them.
-    case.requester("two", ask(Mode::Sleep, 1), &["b", "a"], |_| ());
+    case.requester("two", ask(ProviderMode::Sleep, 1), &["b", "a"], |_| ());
     case.done(binds(&id));
     case.done(wakes(&id));
-    case.done(proves(&id));
+    case.done(sends_canary(&id));
     case.done(opens(&id));
-    assert_eq!(case.node().engine_of(&"two".into()).map(|e| e.state), Some(State::Awake));
+    assert_eq!(case.node().engine_of(&"two".into()).map(|e| e.state), Some(PairingEngineState::Awake));
     assert_eq!(case.node().providers.len(), 1);
 }
 
 #[test]
 fn sleep_other_accelerators_are_another_engine() {
-    let mut case = Case::new(2);
-    let id = case.cold_start("one", ask(Mode::Sleep, 1), &["a"]);
+    let mut case = PairingCase::new(2);
+    let id = case.cold_start("one", ask(ProviderMode::Sleep, 1), &["a"]);
     case.put_to_sleep("one", &id);
-    case.requester("two", ask(Mode::Sleep, 1), &["b"], |_| ());
-    assert!(!case.has(binds(&id)) && case.has(creates(&engine(Mode::Sleep, 1, &["b"]))));
+    case.requester("two", ask(ProviderMode::Sleep, 1), &["b"], |_| ());
+    assert!(!case.has(binds(&id)) && case.has(creates(&engine(ProviderMode::Sleep, 1, &["b"]))));
 }
 
 #[test]
 fn launcher_the_launcher_of_the_lowest_accelerator_is_asked_and_bound_first() {
-    let mut case = Case::new(3);
-    let id = engine(Mode::Launcher, 1, &["b", "c"]);
-    case.requester("one", ask(Mode::Launcher, 1), &["c", "b"], |_| ());
+    let mut case = PairingCase::new(3);
+    let id = engine(ProviderMode::Launcher, 1, &["b", "c"]);
+    case.requester("one", ask(ProviderMode::Launcher, 1), &["c", "b"], |_| ());
     assert!(case.has(makes_launcher) && !case.has(binds(&id)));
     let launcher = case.launcher_ready("b");
     assert_eq!(case.known(&id).provider, launcher);
     assert!(!case.has(launches(&id)), "nothing is launched that is not written down");
     case.done(binds(&id));
     case.done(launches(&id));
-    assert!(!case.has(proves(&id)));
+    assert!(!case.has(sends_canary(&id)));
     let generation = generation(case.known(&id));
-    case.on(Event::Answers { node: node(), engine: id.clone(), generation });
-    case.done(proves(&id));
+    case.on(PairingEvent::EngineReady { node: node(), engine: id.clone(), generation });
+    case.done(sends_canary(&id));
     case.done(opens(&id));
-    assert_eq!(case.state(&id), Some(State::Awake));
+    assert_eq!(case.state(&id), Some(PairingEngineState::Awake));
 }
 
 #[test]
 fn a_requester_that_is_too_large_is_told_so() {
-    let mut case = Case::new(1);
-    let mut large = ask(Mode::Sleep, 1);
+    let mut case = PairingCase::new(1);
+    let mut large = ask(ProviderMode::Sleep, 1);
     large.sizes.awake = rouse::units::Bytes::gib(81);
     case.requester("one", large, &["a"], |_| ());
     assert!(!case.has(starts_anything));
     assert_eq!(case.reason("one"), "it needs 81Gi of a, which has 80Gi");
 }
 
-const MODES: [Mode; 3] = [Mode::Plain, Mode::Sleep, Mode::Launcher];
+const MODES: [ProviderMode; 3] = [ProviderMode::Plain, ProviderMode::Sleep, ProviderMode::Launcher];
 
 /// Its requester goes: the level at which it is put to sleep; `None`: it is ended instead.
-fn put_away(case: &mut Case, id: &EngineId) -> Option<u8> {
+fn delete_and_sleep(case: &mut PairingCase, id: &PairingEngineId) -> Option<u8> {
     case.delete("one");
-    case.done(gates(id));
+    case.done(closes_gate(id));
     let level = case.ordered(sleeps(id)).and_then(level_of);
     assert_eq!(case.has(ends(id)), level.is_none(), "{:#?}", case.story);
     level
 }
 
 /// What becomes of an engine with this policy, whose weights have room in host RAM.
-fn level(mode: Mode, policy: LevelPolicy) -> Option<u8> {
+fn level(mode: ProviderMode, policy: SleepLevelPolicy) -> Option<u8> {
     match policy {
-        _ if mode == Mode::Plain => None,
+        _ if mode == ProviderMode::Plain => None,
         One | Auto => Some(1),
         Two => Some(2),
         _ => None,
@@ -105,15 +105,15 @@ fn level(mode: Mode, policy: LevelPolicy) -> Option<u8> {
 fn an_engine_is_put_away_in_each_mode_as_its_requester_says_last() {
     for mode in MODES {
         for policy in [One, Two, Auto, Never] {
-            let asked = |level| Ask { level, ..ask(mode, 1) };
-            let mut case = Case::new(1);
+            let asked = |level| RequestedEngine { level, ..ask(mode, 1) };
+            let mut case = PairingCase::new(1);
             let id = case.started("one", asked(policy), &["a"]);
-            assert_eq!(put_away(&mut case, &id), level(mode, policy), "{mode:?} {policy:?}");
+            assert_eq!(delete_and_sleep(&mut case, &id), level(mode, policy), "{mode:?} {policy:?}");
             for before in [One, Two, Auto, Never] {
-                let mut case = Case::new(1);
+                let mut case = PairingCase::new(1);
                 let id = case.started("one", asked(before), &["a"]);
                 case.requester("one", asked(policy), &["a"], |_| ());
-                let now = put_away(&mut case, &id);
+                let now = delete_and_sleep(&mut case, &id);
                 assert_eq!(now, level(mode, policy), "{mode:?}: {before:?}, and {policy:?} while it serves");
             }
         }
@@ -124,50 +124,50 @@ fn an_engine_is_put_away_in_each_mode_as_its_requester_says_last() {
 #[test]
 fn a_leader_that_comes_meanwhile_goes_by_what_the_requester_says_now() {
     for requester_first in [true, false] {
-        let mut case = Case::new(1);
-        let id = case.started("one", Ask { level: One, ..ask(Mode::Sleep, 1) }, &["a"]);
+        let mut case = PairingCase::new(1);
+        let id = case.started("one", RequestedEngine { level: One, ..ask(ProviderMode::Sleep, 1) }, &["a"]);
         let record = case.record(&id);
         case.lead(1, 2);
-        let says = |case: &mut Case| {
-            let now = Ask { level: Two, ..ask(Mode::Sleep, 1) };
+        let says = |case: &mut PairingCase| {
+            let now = RequestedEngine { level: Two, ..ask(ProviderMode::Sleep, 1) };
             case.requester("one", now, &["a"], |seen| seen.finalizer = true);
         };
         if requester_first {
             says(&mut case);
         }
-        case.provider(&ProviderId::direct(&id), Stage::Ready, |seen| seen.records = vec![record]);
+        case.provider(&ProviderId::direct(&id), ProviderPhase::Ready, |seen| seen.records = vec![record]);
         if !requester_first {
             says(&mut case);
         }
-        case.on(Event::Listed);
-        case.settle(queries(&id), condition(Condition::Awake));
+        case.on(PairingEvent::Listed);
+        case.complete(queries(&id), condition(QueriedCondition::Awake));
         case.done(opens(&id));
-        assert_eq!(put_away(&mut case, &id), Some(2));
+        assert_eq!(delete_and_sleep(&mut case, &id), Some(2));
     }
 }
 
 /// One whose annotations mean nothing any more, or mean another engine.
 #[test]
 fn a_requester_that_asks_for_another_engine_by_now_says_nothing_of_the_one_it_has() {
-    let mut case = Case::new(1);
-    let id = case.started("one", Ask { level: One, ..ask(Mode::Sleep, 1) }, &["a"]);
-    case.requester("one", Ask { level: Never, ..ask(Mode::Sleep, 2) }, &["a"], |_| ());
-    assert_eq!(put_away(&mut case, &id), Some(1));
+    let mut case = PairingCase::new(1);
+    let id = case.started("one", RequestedEngine { level: One, ..ask(ProviderMode::Sleep, 1) }, &["a"]);
+    case.requester("one", RequestedEngine { level: Never, ..ask(ProviderMode::Sleep, 2) }, &["a"], |_| ());
+    assert_eq!(delete_and_sleep(&mut case, &id), Some(1));
 }
 
 #[test]
 fn a_sleeper_stays_for_as_long_as_its_requester_said_last() {
     let ten = Some(Millis::secs(600));
-    for mode in [Mode::Sleep, Mode::Launcher] {
+    for mode in [ProviderMode::Sleep, ProviderMode::Launcher] {
         for (before, last) in [(ten, None), (None, ten), (Some(Millis::secs(60_000)), ten)] {
-            let asked = |stop_after| Ask { stop_after, ..ask(mode, 1) };
-            let mut case = Case::new(1);
+            let asked = |stop_after| RequestedEngine { stop_after, ..ask(mode, 1) };
+            let mut case = PairingCase::new(1);
             let id = case.started("one", asked(before), &["a"]);
             case.requester("one", asked(last), &["a"], |_| ());
             case.put_to_sleep("one", &id);
-            case.after(Millis::secs(530));
+            case.advance(Millis::secs(530));
             assert!(!case.has(ends(&id)), "{mode:?}: {before:?}, then {last:?}");
-            case.after(Millis::secs(61));
+            case.advance(Millis::secs(61));
             assert_eq!(case.has(ends(&id)), last.is_some(), "{mode:?}: {before:?}, then {last:?}");
         }
     }

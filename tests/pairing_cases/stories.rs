@@ -3,48 +3,55 @@
 //! `cargo insta review` shows what goes differently when a decision changes on purpose.
 
 use rouse::{
-    pairing::ids::Mode,
-    sim::cluster::{Cluster, Deed, Owner, Plot, Script, Trouble},
+    pairing::ids::ProviderMode,
+    sim::cluster::{
+        ClusterAction, ClusterFault, ClusterScenario, SimulatedCluster, SimulatedOwner, TimedClusterAction,
+    },
     units::Millis,
 };
 
-use crate::driver::ask;
+use crate::harness::ask;
 
-fn owner(fingerprint: u64, mode: Mode) -> Owner {
-    Owner { ask: ask(mode, fingerprint), count: 1, node: None, wants: false }
+fn owner(fingerprint: u64, mode: ProviderMode) -> SimulatedOwner {
+    SimulatedOwner {
+        requested: ask(mode, fingerprint),
+        accelerator_count: 1,
+        node: None,
+        wants_requester: false,
+    }
 }
 
-fn after(seconds: u64, script: Script) -> Deed {
-    Deed { after: Millis::secs(seconds), script }
+fn after(seconds: u64, script: ClusterAction) -> TimedClusterAction {
+    TimedClusterAction { after: Millis::secs(seconds), action: script }
 }
 
-fn story(plot: Plot, lasts: u64) -> String {
-    let mut cluster = Cluster::new(plot).told();
+fn story(plot: ClusterScenario, lasts: u64) -> String {
+    let mut cluster = SimulatedCluster::new(plot).with_transcript();
     cluster.run_until(cluster.now() + Millis::secs(lasts)).unwrap_or_else(|broken| panic!("{broken}"));
-    cluster.story()
+    cluster.transcript()
 }
 
 #[test]
 fn an_accelerator_is_handed_on_while_its_engine_is_awake() {
-    let owners = vec![owner(1, Mode::Sleep), owner(2, Mode::Sleep)];
+    let owners = vec![owner(1, ProviderMode::Sleep), owner(2, ProviderMode::Sleep)];
     let deeds = vec![
-        after(1, Script::Want(0, true)),
-        after(20, Script::Want(1, true)),
-        after(21, Script::Want(0, false)),
-        after(21, Script::Kill(0)),
-        after(60, Script::Want(1, false)),
-        after(65, Script::Want(0, true)),
+        after(1, ClusterAction::SetWanted(0, true)),
+        after(20, ClusterAction::SetWanted(1, true)),
+        after(21, ClusterAction::SetWanted(0, false)),
+        after(21, ClusterAction::KillRequester(0)),
+        after(60, ClusterAction::SetWanted(1, false)),
+        after(65, ClusterAction::SetWanted(0, true)),
     ];
-    insta::assert_snapshot!(story(Plot::quiet(1, owners, deeds), 90));
+    insta::assert_snapshot!(story(ClusterScenario::quiet(1, owners, deeds), 90));
 }
 
 #[test]
 fn a_leader_is_lost_while_a_requester_is_being_deleted() {
-    let owners = vec![owner(1, Mode::Launcher)];
+    let owners = vec![owner(1, ProviderMode::Launcher)];
     let deeds = vec![
-        after(1, Script::Want(0, true)),
-        after(30, Script::Want(0, false)),
-        after(30, Script::Trouble(Trouble::LoseLeader)),
+        after(1, ClusterAction::SetWanted(0, true)),
+        after(30, ClusterAction::SetWanted(0, false)),
+        after(30, ClusterAction::InjectFault(ClusterFault::LoseLeader)),
     ];
-    insta::assert_snapshot!(story(Plot::quiet(1, owners, deeds), 90));
+    insta::assert_snapshot!(story(ClusterScenario::quiet(1, owners, deeds), 90));
 }

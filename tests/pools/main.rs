@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
-mod observed;
-mod own_policy;
-mod taken;
-mod world;
+mod harness;
+mod model_policy;
+mod observed_usage;
+mod unit_accounting;

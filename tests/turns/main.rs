@@ -1,28 +1,31 @@
 //! Turns: nobody waits longer than the turns before it add up to, and swaps are few.
 
 use rouse::{
-    engine::SLEEP_DENIAL,
-    fleet::event::Order,
+    engine::SLEEP_DENIAL_TIMEOUT,
+    fleet::event::OperatorAction,
     model::{
-        Accelerator, Accelerators, Configuration, Idle, LevelPolicy, Memory, ModelSpec, OnDeadline, OwnQueue,
-        Settings,
+        Accelerator, AcceleratorRequirement, DrainDeadlinePolicy, EngineMemory, FleetConfig, FleetSettings,
+        IdlePolicy, ModelSpec, QueueOverrides, SleepLevelPolicy,
     },
-    sim::{Deed, Habits, Nature, Pattern, Random, Request, Scenario, Source, World, fcfs, trace},
+    sim::{
+        ArrivalPattern, ClientBehaviour, HardwareProfile, RequestSource, Scenario, ScenarioAction,
+        SimulatedRequest, SimulatedWorld, SplitMix64, fcfs, trace,
+    },
     units::{Bytes, Millis},
 };
 use rouse_testing::sample::{first_seed, size};
 
 mod bursts;
 mod protection;
-mod told;
+mod reports;
 
 fn model(name: &str, memory: Bytes) -> ModelSpec {
     ModelSpec {
         name: name.into(),
         aliases: Vec::new(),
-        accelerators: Accelerators::Count(1),
-        memory: Memory { awake: memory, asleep: Bytes::mib(256), host: Bytes::gib(1) },
-        idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
+        accelerators: AcceleratorRequirement::Count(1),
+        memory: EngineMemory { awake: memory, asleep: Bytes::mib(256), host: Bytes::gib(1) },
+        idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
         replicas: 1,
         pinned: false,
         min_replicas: 0,
@@ -34,11 +37,11 @@ fn model(name: &str, memory: Bytes) -> ModelSpec {
         can_sleep: true,
         fingerprint: 1,
         eviction: None,
-        queue: OwnQueue::default(),
+        queue: QueueOverrides::default(),
     }
 }
 
-fn configuration(gpus: u64, models: u64, settings: Settings) -> Configuration {
+fn configuration(gpus: u64, models: u64, settings: FleetSettings) -> FleetConfig {
     let gpu = |n| Accelerator {
         id: format!("gpu-{n}").into(),
         capacity: Bytes::gib(24),
@@ -47,7 +50,7 @@ fn configuration(gpus: u64, models: u64, settings: Settings) -> Configuration {
     };
     // On one accelerator each model fills it; on two, each holds two.
     let memory = Bytes::gib(if gpus == 1 { 20 } else { 11 });
-    Configuration {
+    FleetConfig {
         settings,
         accelerators: (0..gpus).map(gpu).collect(),
         models: (0..models).map(|n| model(&format!("model-{n}"), memory)).collect(),
@@ -57,10 +60,10 @@ fn configuration(gpus: u64, models: u64, settings: Settings) -> Configuration {
 /// What a swap takes beside drain, sleep and wake: probes, a reading of the meter, the first byte of the canary.
 const SLACK: Millis = Millis(100);
 /// Some world of each sample comes so near to its bound. A bound that no world comes near would show nothing.
-const TIGHT: f64 = 1.1;
+const MAX_BOUND_RATIO: f64 = 1.1;
 
 /// 99 of 100 of the recorded trace waited 4.129 s at most while a model stayed for its residency (ADR 9), and wait no longer now.
-const MOST_WAIT: Millis = Millis(4_200);
+const MAX_P99_WAIT: Millis = Millis(4_200);
 
 /// In the soak, and by the day in the gate.
 const SEEDS: u64 = 100;
@@ -75,49 +78,49 @@ fn no_model_waits_longer_than_the_turns_before_it() {
     let (mut tightest, mut swaps) = (f64::MAX, 0);
     let both = (first..first + seeds).flat_map(|seed| [(seed, false), (SEEDS + seed, true)]);
     for (seed, limited) in both {
-        let (scenario, bound) = crowded(seed, limited);
-        let mut world = World::new(scenario);
+        let (scenario, bound) = contended_scenario(seed, limited);
+        let mut world = SimulatedWorld::new(scenario);
         if let Err(failure) = world.run_until(Millis::secs(600)) {
             panic!("{failure}");
         }
         let longest = world.longest_wait();
         assert!(longest <= bound, "seed {seed}: a model waited {longest}, the turns before it allow {bound}");
         tightest = tightest.min(bound.0 as f64 / longest.0.max(1) as f64);
-        swaps += world.tally().of("swaps");
+        swaps += world.tally().count("swaps");
     }
     println!(
         "{} worlds from seed {first} on, {swaps} swaps; the tightest bound is {tightest:.3} of its longest wait",
         seeds * 2
     );
     assert!(swaps > seeds, "the models did not get in each other's way: {swaps} swaps");
-    assert!(tightest <= TIGHT, "the tightest bound is {tightest:.3} times what a model waited");
+    assert!(tightest <= MAX_BOUND_RATIO, "the tightest bound is {tightest:.3} times what a model waited");
 }
 
 /// Models that each fill the accelerator, all of them asked for all the time, and the longest anyone may wait.
 /// `limited`: each serves few at a time, so that a model which gives up its turn leaves an old backlog behind.
-fn crowded(seed: u64, limited: bool) -> (Scenario, Millis) {
-    let mut random = Random::new(seed.wrapping_mul(7919));
-    let mut settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
+fn contended_scenario(seed: u64, limited: bool) -> (Scenario, Millis) {
+    let mut random = SplitMix64::new(seed.wrapping_mul(7919));
+    let mut settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
     settings.queue.max_wait = Millis::secs(3600);
     let turns = &mut settings.turns;
     turns.max_turn = Millis(random.between(2000, 20_000));
     turns.residency = Millis(random.between(0, turns.max_turn.0));
     turns.drain_deadline = Millis(random.between(500, 8000));
     let cut = random.chance(0.5);
-    turns.on_deadline = if cut { OnDeadline::Cut } else { OnDeadline::Wait };
+    turns.on_deadline = if cut { DrainDeadlinePolicy::Cut } else { DrainDeadlinePolicy::Wait };
     let turns = *turns;
     let models = random.between(2, 5);
     let longest = Millis(random.between(500, 30_000));
     let mut scenario = Scenario::new(&format!("crowd {seed}"), configuration(1, models, settings));
     scenario.seed = seed;
-    scenario.nature = Nature {
+    scenario.hardware = HardwareProfile {
         // A start takes no longer than a wake, so that one bound holds from the first turn on.
-        start: (Millis(200), Millis(900)),
-        wake: (Millis(200), Millis(900)),
-        sleep: (Millis(100), Millis(700)),
-        ..Nature::default()
+        start_time: (Millis(200), Millis(900)),
+        wake_time: (Millis(200), Millis(900)),
+        sleep_time: (Millis(100), Millis(700)),
+        ..HardwareProfile::default()
     };
-    let nature = scenario.nature;
+    let nature = scenario.hardware;
     if limited {
         for spec in &mut scenario.configuration.models {
             spec.max_concurrency = u32::try_from(random.between(1, 3)).ok();
@@ -126,7 +129,7 @@ fn crowded(seed: u64, limited: bool) -> (Scenario, Millis) {
     scenario.sources = (0..models).map(|n| source(&format!("model-{n}"), longest, &mut random)).collect();
     // A drain ends with its longest stream, or at its deadline where the deadline cuts.
     let drain = if cut { longest.min(turns.drain_deadline) } else { longest };
-    let swap = |drain: Millis| drain + nature.sleep.1 + nature.wake.1 + SLACK;
+    let swap = |drain: Millis| drain + nature.sleep_time.1 + nature.wake_time.1 + SLACK;
     // A model whose gate has just closed waits for its own drain and sleep, a whole turn of each other model, and its own wake. A full
     // model granted its last lease some time before; that lease ends within one exchange, and the drain ends with it.
     let own = swap(if limited { longest } else { drain });
@@ -137,22 +140,22 @@ fn crowded(seed: u64, limited: bool) -> (Scenario, Millis) {
 /// A model of a higher band keeps what it uses; once it rests, the lower one gets a whole turn for the swap.
 #[test]
 fn a_lower_band_is_served_in_the_pauses_of_a_higher_one() {
-    let mut settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
+    let mut settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
     settings.queue.max_wait = Millis::secs(3600);
     settings.turns.max_turn = Millis::secs(10);
     settings.turns.residency = Millis::ZERO;
     let mut scenario = Scenario::new("two bands", configuration(1, 2, settings));
     scenario.configuration.models[0].priority = 1;
-    scenario.nature.wake = (Millis(300), Millis(300));
-    let mut random = Random::new(5);
+    scenario.hardware.wake_time = (Millis(300), Millis(300));
+    let mut random = SplitMix64::new(5);
     scenario.sources = (0..2).map(|n| source(&format!("model-{n}"), Millis::secs(2), &mut random)).collect();
-    scenario.sources[0].pattern = Pattern::Poisson { gap: Millis::secs(3) };
-    scenario.sources[1].pattern = Pattern::Poisson { gap: Millis::secs(1) };
-    let mut world = World::new(scenario);
+    scenario.sources[0].pattern = ArrivalPattern::Poisson { mean_gap: Millis::secs(3) };
+    scenario.sources[1].pattern = ArrivalPattern::Poisson { mean_gap: Millis::secs(1) };
+    let mut world = SimulatedWorld::new(scenario);
     if let Err(failure) = world.run_until(Millis::secs(600)) {
         panic!("{failure}");
     }
-    let (wakes, swaps) = (world.tally().of("wakes"), world.tally().of("swaps"));
+    let (wakes, swaps) = (world.tally().count("wakes"), world.tally().count("swaps"));
     println!("{swaps} swaps, {wakes} wakes, longest wait {}", world.longest_wait());
     // A lower band that is put away again before it has served would have waited all along.
     assert!(world.longest_wait() < Millis::secs(60), "a model waited {}", world.longest_wait());
@@ -160,57 +163,60 @@ fn a_lower_band_is_served_in_the_pauses_of_a_higher_one() {
 }
 
 fn fixed(name: &str, memory: Bytes) -> ModelSpec {
-    ModelSpec { accelerators: Accelerators::Ids(vec!["gpu-0".into()]), ..model(name, memory) }
+    ModelSpec { accelerators: AcceleratorRequirement::Ids(vec!["gpu-0".into()]), ..model(name, memory) }
 }
 
-fn run(scenario: Scenario) -> World {
-    let mut world = World::new(scenario);
+fn run(scenario: Scenario) -> SimulatedWorld {
+    let mut world = SimulatedWorld::new(scenario);
     if let Err(failure) = world.run_until(Millis::secs(200)) {
         panic!("{failure}");
     }
     world
 }
 
-fn ask(model: &str) -> Deed {
-    Deed::Ask(Request::stream(model, Millis(200)))
+fn ask(model: &str) -> ScenarioAction {
+    ScenarioAction::SendRequest(SimulatedRequest::stream(model, Millis(200)))
 }
 
 #[test]
 fn a_sleeper_whose_place_is_taken_for_good_starts_elsewhere() {
-    let mut configuration = configuration(2, 1, Settings::default());
+    let mut configuration = configuration(2, 1, FleetSettings::default());
     configuration.models = vec![model("moves", Bytes::gib(20)), fixed("stays", Bytes::gib(20))];
     let scenario = Scenario::new("taken for good", configuration)
         .at(Millis::secs(1), ask("moves"))
-        .at(Millis::secs(30), Deed::Order("moves".into(), Order::Sleep { level: None }))
-        .at(Millis::secs(60), Deed::Order("stays".into(), Order::Pin))
+        .at(
+            Millis::secs(30),
+            ScenarioAction::OperatorAction("moves".into(), OperatorAction::Sleep { level: None }),
+        )
+        .at(Millis::secs(60), ScenarioAction::OperatorAction("stays".into(), OperatorAction::Pin))
         .at(Millis::secs(120), ask("moves"));
     let world = run(scenario);
-    assert_eq!(world.tally().of("requests served"), 2);
-    assert_eq!(world.tally().of("launches"), 3, "it was started anew");
+    assert_eq!(world.tally().count("requests served"), 2);
+    assert_eq!(world.tally().count("launches"), 3, "it was started anew");
 }
 
 /// Each start of it was good, so none waits for another: only for the engine that is stopped.
 #[test]
 fn an_engine_that_never_sleeps_or_wakes_starts_at_once_each_time() {
     for (sleep_refused, sleep_hangs, wake_refused) in [(1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)] {
-        let mut settings = Settings::default();
+        let mut settings = FleetSettings::default();
         settings.timeouts.sleep = Millis::secs(1);
         let mut configuration = configuration(1, 1, settings);
         configuration.models[0].idle.sleep_after = Some(Millis::secs(2));
         let mut scenario = Scenario::new("sleepless", configuration);
-        scenario.faults.sleep_refused = sleep_refused;
-        scenario.faults.sleep_hangs = sleep_hangs;
-        scenario.faults.wake_refused = wake_refused;
+        scenario.fault_rates.sleep_refused = sleep_refused;
+        scenario.fault_rates.sleep_hangs = sleep_hangs;
+        scenario.fault_rates.wake_refused = wake_refused;
         // Each comes as soon as the engine before it is surely gone.
         let every = if sleep_hangs > 0.0 { 50 } else { 14 };
         for n in 0..8 {
             scenario = scenario.at(Millis::secs(1 + n * every), ask("model-0"));
         }
-        let mut world = World::new(scenario);
+        let mut world = SimulatedWorld::new(scenario);
         if let Err(failure) = world.run_until(Millis::secs(1 + 8 * every)) {
             panic!("{failure}");
         }
-        assert_eq!(world.tally().of("requests served"), 8);
+        assert_eq!(world.tally().count("requests served"), 8);
         assert!(world.longest_wait() < Millis::secs(10), "{}", world.longest_wait());
     }
 }
@@ -219,22 +225,22 @@ fn an_engine_that_never_sleeps_or_wakes_starts_at_once_each_time() {
 #[test]
 fn an_engine_that_is_told_to_sleep_and_stays_awake_serves_who_comes_meanwhile() {
     for order in [false, true] {
-        let mut configuration = configuration(1, 1, Settings::default());
+        let mut configuration = configuration(1, 1, FleetSettings::default());
         configuration.models[0].idle.sleep_after = (!order).then_some(Millis::secs(20));
         let mut scenario = Scenario::new("stays awake", configuration)
             .at(Millis::secs(1), ask("model-0"))
             .at(Millis::secs(23), ask("model-0"));
         if order {
-            let sleep = Order::Sleep { level: None };
-            scenario = scenario.at(Millis(22_500), Deed::Order("model-0".into(), sleep));
+            let sleep = OperatorAction::Sleep { level: None };
+            scenario = scenario.at(Millis(22_500), ScenarioAction::OperatorAction("model-0".into(), sleep));
         }
-        scenario.nature.start = (Millis::secs(1), Millis::secs(1));
-        scenario.faults.sleep_denied = 1.0;
+        scenario.hardware.start_time = (Millis::secs(1), Millis::secs(1));
+        scenario.fault_rates.sleep_denied = 1.0;
         let world = run(scenario);
-        let tally = |what| world.tally().of(what);
+        let tally = |what| world.tally().count(what);
         assert_eq!(tally("requests served"), 2);
         assert_eq!((tally("launches"), tally("called back from a sleep that was denied")), (1, 1));
-        assert!(world.longest_wait() <= SLEEP_DENIAL + SLACK, "{}", world.longest_wait());
+        assert!(world.longest_wait() <= SLEEP_DENIAL_TIMEOUT + SLACK, "{}", world.longest_wait());
         // By idleness it is told again, and then nobody comes.
         let (sleeps, stops) = if order { (1, 0) } else { (2, 1) };
         assert_eq!((tally("sleeps"), tally("stops")), (sleeps, stops));
@@ -245,20 +251,20 @@ fn an_engine_that_is_told_to_sleep_and_stays_awake_serves_who_comes_meanwhile() 
 /// Who has waited for its memory comes first, also before those who would have it back.
 #[test]
 fn an_engine_that_makes_room_and_stays_awake_is_stopped() {
-    let mut scenario = Scenario::new("stays awake in the way", configuration(1, 2, Settings::default()))
+    let mut scenario = Scenario::new("stays awake in the way", configuration(1, 2, FleetSettings::default()))
         .at(Millis::secs(1), ask("model-0"))
         .at(Millis::secs(60), ask("model-1"))
         .at(Millis::secs(61), ask("model-0"));
-    scenario.faults.sleep_denied = 1.0;
+    scenario.fault_rates.sleep_denied = 1.0;
     let world = run(scenario);
-    let tally = |what| world.tally().of(what);
+    let tally = |what| world.tally().count(what);
     assert_eq!((tally("requests served"), tally("launches")), (3, 3));
     assert_eq!(tally("called back from a sleep that was denied"), 0);
 }
 
 #[test]
 fn what_can_never_be_had_is_not_kept_from_others() {
-    let mut configuration = configuration(1, 1, Settings::default());
+    let mut configuration = configuration(1, 1, FleetSettings::default());
     let large = fixed("large", Bytes::gib(20));
     configuration.models = vec![fixed("pinned", Bytes::gib(10)), large, fixed("small", Bytes::gib(4))];
     configuration.models[0].pinned = true;
@@ -266,44 +272,51 @@ fn what_can_never_be_had_is_not_kept_from_others() {
         .at(Millis::secs(60), ask("large"))
         .at(Millis::secs(61), ask("small"));
     let world = run(scenario);
-    assert_eq!(world.tally().of("requests served"), 1);
+    assert_eq!(world.tally().count("requests served"), 1);
 }
 
-fn source(model: &str, longest: Millis, random: &mut Random) -> Source {
-    let habits = Habits { exchange: (Millis(50), longest), ..Habits::default() };
+fn source(model: &str, longest: Millis, random: &mut SplitMix64) -> RequestSource {
+    let habits = ClientBehaviour { exchange: (Millis(50), longest), ..ClientBehaviour::default() };
     let gap = Millis(random.between(200, 8000));
-    Source { model: model.into(), pattern: Pattern::Poisson { gap }, habits, offset: Millis::ZERO }
+    RequestSource {
+        model: model.into(),
+        pattern: ArrivalPattern::Poisson { mean_gap: gap },
+        behaviour: habits,
+        offset: Millis::ZERO,
+    }
 }
 
 /// The end-to-end test's world: six models, two accelerators that hold two each, two hundred clients for a minute.
 #[test]
 fn turns_swap_far_less_than_first_come_first_served() {
-    let arrivals = recorded();
-    let mut settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
+    let arrivals = recorded_trace();
+    let mut settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
     settings.turns.residency = Millis::secs(1);
     settings.turns.max_turn = Millis::secs(3);
     settings.turns.drain_deadline = Millis::secs(2);
-    settings.turns.on_deadline = OnDeadline::Cut;
+    settings.turns.on_deadline = DrainDeadlinePolicy::Cut;
     let mut scenario = Scenario::new("two hundred clients", configuration(2, 6, settings));
     let (wake, sleep) = (Millis(50), Millis(50));
-    scenario.nature = Nature {
-        start: (Millis(300), Millis(300)),
-        wake: (wake, wake),
-        sleep: (sleep, sleep),
+    scenario.hardware = HardwareProfile {
+        start_time: (Millis(300), Millis(300)),
+        wake_time: (wake, wake),
+        sleep_time: (sleep, sleep),
         first_byte: (Millis(5), Millis(5)),
-        ..Nature::default()
+        ..HardwareProfile::default()
     };
     for arrival in &arrivals {
         let client = u64::from(arrival.client) + 1;
-        let request =
-            Request { client, ..Request::stream(&format!("model-{}", arrival.model), arrival.stream) };
-        scenario = scenario.at(arrival.at, Deed::Ask(request));
+        let request = SimulatedRequest {
+            client,
+            ..SimulatedRequest::stream(&format!("model-{}", arrival.model), arrival.stream)
+        };
+        scenario = scenario.at(arrival.at, ScenarioAction::SendRequest(request));
     }
-    let mut world = World::new(scenario);
+    let mut world = SimulatedWorld::new(scenario);
     if let Err(failure) = world.run_until(Millis::secs(120)) {
         panic!("{failure}");
     }
-    let ours = world.tally().of("swaps");
+    let ours = world.tally().count("swaps");
     let theirs = fcfs::serve(&arrivals, 4, wake + sleep);
     let (requests, mut waits) = (arrivals.len(), world.waits("").to_vec());
     // Who was served at once did not wait.
@@ -318,13 +331,13 @@ fn turns_swap_far_less_than_first_come_first_served() {
         theirs.swaps,
         theirs.longest_wait
     );
-    assert_eq!(world.tally().of("requests served"), arrivals.len() as u64);
+    assert_eq!(world.tally().count("requests served"), arrivals.len() as u64);
     assert!(ours * 5 <= theirs.swaps, "{ours} swaps against {}", theirs.swaps);
-    assert!(most <= MOST_WAIT, "one in a hundred waited longer than {MOST_WAIT}: {most}");
+    assert!(most <= MAX_P99_WAIT, "one in a hundred waited longer than {MAX_P99_WAIT}: {most}");
 }
 
 /// The trace on file, which the end-to-end test plays against real processes. It must be what its generator says.
-fn recorded() -> Vec<trace::Arrival> {
+fn recorded_trace() -> Vec<trace::TraceArrival> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/gateway/tests/data/trace-200.csv");
     let arrivals = trace::open_loop(1, 200, 6, 60);
     if std::env::var_os("ROUSE_RECORD").is_some() {

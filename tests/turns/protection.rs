@@ -1,58 +1,58 @@
 //! Whom an idle model is kept for: nobody waits for what does not come, and nobody's past holds up himself.
 
-use rouse::model::Protect;
+use rouse::model::ProtectionPolicy;
 
 use super::*;
 
 /// A wait may exceed what the engines themselves take by a fifth, and by this.
-const BESIDE: Millis = Millis(100);
-pub(super) const EXCHANGE: Millis = Millis(500);
+const WAIT_SLACK: Millis = Millis(100);
+pub(super) const EXCHANGE_TIME: Millis = Millis(500);
 /// From an answer's end until the same person asks again.
-const THINKS: Millis = Millis(200);
+const THINK_TIME: Millis = Millis(200);
 
 /// Two models that each fill the accelerator, with the times of engines that load for long.
-pub(super) fn two(name: &str, protect: Protect) -> Scenario {
-    let mut settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
-    settings.turns.protect = protect;
-    let mut scenario = Scenario::new(name, patient(configuration(1, 2, settings)));
-    scenario.nature = Nature {
-        start: (Millis::secs(60), Millis::secs(60)),
-        wake: (Millis::secs(2), Millis::secs(2)),
-        sleep: (Millis::secs(1), Millis::secs(1)),
-        stop: (Millis::secs(1), Millis::secs(1)),
+pub(super) fn two_models(name: &str, protect: ProtectionPolicy) -> Scenario {
+    let mut settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
+    settings.turns.protection = protect;
+    let mut scenario = Scenario::new(name, with_long_start_timeout(configuration(1, 2, settings)));
+    scenario.hardware = HardwareProfile {
+        start_time: (Millis::secs(60), Millis::secs(60)),
+        wake_time: (Millis::secs(2), Millis::secs(2)),
+        sleep_time: (Millis::secs(1), Millis::secs(1)),
+        stop_time: (Millis::secs(1), Millis::secs(1)),
         first_byte: (Millis(5), Millis(5)),
-        ..Nature::default()
+        ..HardwareProfile::default()
     };
     scenario
 }
 
 /// A start of a minute is no failure.
-fn patient(mut configuration: Configuration) -> Configuration {
+fn with_long_start_timeout(mut configuration: FleetConfig) -> FleetConfig {
     configuration.models.iter_mut().for_each(|spec| spec.start_timeout = Millis::secs(300));
     configuration
 }
 
 /// A request for model `n` by `client`, whose waits are found under the model's number.
-pub(super) fn by(client: u64, n: u64) -> Deed {
-    let stream = Request::stream(&format!("model-{n}"), EXCHANGE);
-    Deed::Ask(Request { client, key: n.to_string(), ..stream })
+pub(super) fn request_by(client: u64, n: u64) -> ScenarioAction {
+    let stream = SimulatedRequest::stream(&format!("model-{n}"), EXCHANGE_TIME);
+    ScenarioAction::SendRequest(SimulatedRequest { client, key: n.to_string(), ..stream })
 }
 
 /// One person who asks the one model, then the other, each time soon after the answer. `swaps`: how long that takes to each
 /// of them. Returns the longest wait for each, without the first, cold starts.
-fn alternates(mut scenario: Scenario, swaps: [Millis; 2]) -> [Millis; 2] {
+fn alternating_waits(mut scenario: Scenario, swaps: [Millis; 2]) -> [Millis; 2] {
     let mut at = Millis::secs(1);
     for round in 0..40_u64 {
         let model = round % 2;
-        scenario = scenario.at(at, by(1, model));
+        scenario = scenario.at(at, request_by(1, model));
         let first = if round < 2 { Millis::secs(62) } else { swaps[model as usize] };
-        at = at + Millis(first.0 * 6 / 5) + BESIDE + EXCHANGE + THINKS;
+        at = at + Millis(first.0 * 6 / 5) + WAIT_SLACK + EXCHANGE_TIME + THINK_TIME;
     }
-    let mut world = World::new(scenario);
+    let mut world = SimulatedWorld::new(scenario);
     if let Err(failure) = world.run_until(at + Millis::secs(600)) {
         panic!("{failure}");
     }
-    assert_eq!(world.tally().of("requests served"), 40);
+    assert_eq!(world.tally().count("requests served"), 40);
     ["0", "1"].map(|key| {
         let waits = world.waits(key);
         assert_eq!(waits.len(), 20, "each of them is put away for the other");
@@ -60,45 +60,45 @@ fn alternates(mut scenario: Scenario, swaps: [Millis; 2]) -> [Millis; 2] {
     })
 }
 
-fn assert_at_the_engines_pace(waits: [Millis; 2], swaps: [Millis; 2]) {
+fn assert_engine_bound(waits: [Millis; 2], swaps: [Millis; 2]) {
     for (wait, swap) in waits.into_iter().zip(swaps) {
         println!("waited at most {wait}, of which the engines took {swap}");
-        assert!(wait <= Millis(swap.0 * 6 / 5) + BESIDE, "waited {wait}, and the engines take {swap}");
+        assert!(wait <= Millis(swap.0 * 6 / 5) + WAIT_SLACK, "waited {wait}, and the engines take {swap}");
     }
 }
 
 #[test]
 fn a_single_user_alternates_at_the_engines_own_pace() {
     let swaps = [Millis::secs(3); 2];
-    let waits = alternates(two("equal costs", Protect::default()), swaps);
-    assert_at_the_engines_pace(waits, swaps);
+    let waits = alternating_waits(two_models("equal costs", ProtectionPolicy::default()), swaps);
+    assert_engine_bound(waits, swaps);
 }
 
 /// To bring the second back takes a minute, and its user asks again long before: but nobody else would come back to it.
 #[test]
 fn a_single_user_is_not_held_up_by_what_he_used_himself() {
-    let mut scenario = two("2 s beside 60 s", Protect::default());
+    let mut scenario = two_models("2 s beside 60 s", ProtectionPolicy::default());
     scenario.configuration.models[1].can_sleep = false;
     let swaps = [Millis::secs(3), Millis::secs(61)];
-    let waits = alternates(scenario, swaps);
-    assert_at_the_engines_pace(waits, swaps);
+    let waits = alternating_waits(scenario, swaps);
+    assert_engine_bound(waits, swaps);
 }
 
 /// One person asks the first model each second for half a minute; then another asks the second. Returns what he waited
 /// beyond what the engines took.
-fn waits_for_a_neighbour(protect: Protect) -> Millis {
-    waits_in(two("two users", protect), Millis::secs(3))
+fn second_user_wait(protect: ProtectionPolicy) -> Millis {
+    second_user_wait_in(two_models("two users", protect), Millis::secs(3))
 }
 
 /// The same where a swap takes so long.
-fn waits_in(mut scenario: Scenario, swap: Millis) -> Millis {
-    scenario = scenario.at(Millis::secs(1), by(2, 1)).at(Millis::secs(70), by(1, 0));
+fn second_user_wait_in(mut scenario: Scenario, swap: Millis) -> Millis {
+    scenario = scenario.at(Millis::secs(1), request_by(2, 1)).at(Millis::secs(70), request_by(1, 0));
     for n in 0..30 {
-        scenario = scenario.at(Millis::secs(150 + n), by(1, 0));
+        scenario = scenario.at(Millis::secs(150 + n), request_by(1, 0));
     }
     // Half a second after the last answer.
-    scenario = scenario.at(Millis::secs(180), by(2, 1));
-    let mut world = World::new(scenario);
+    scenario = scenario.at(Millis::secs(180), request_by(2, 1));
+    let mut world = SimulatedWorld::new(scenario);
     if let Err(failure) = world.run_until(Millis::secs(400)) {
         panic!("{failure}");
     }
@@ -109,25 +109,25 @@ fn waits_in(mut scenario: Scenario, swap: Millis) -> Millis {
 #[test]
 fn a_model_whose_other_user_is_expected_back_stays_as_long_as_bringing_it_back_would_take() {
     let (expected, always, never) = (
-        waits_for_a_neighbour(Protect::Expected),
-        waits_for_a_neighbour(Protect::Always),
-        waits_for_a_neighbour(Protect::Never),
+        second_user_wait(ProtectionPolicy::Expected),
+        second_user_wait(ProtectionPolicy::Always),
+        second_user_wait(ProtectionPolicy::Never),
     );
     println!("expected {expected}, always {always}, never {never}");
     // A wake was never seen: it is taken to last a second, half of which has passed.
     assert!((Millis(400)..Millis(1000)).contains(&expected), "{expected}");
     assert!((Millis::secs(29)..Millis::secs(31)).contains(&always), "the whole residency: {always}");
-    assert!(never < BESIDE, "{never}");
+    assert!(never < WAIT_SLACK, "{never}");
 }
 
 /// To start it again takes a minute: it may be worth that wait to one, and not to the other.
 #[test]
 fn a_model_that_would_have_to_be_started_is_kept_no_longer_than_residency() {
     for residency in [30_u64, 5] {
-        let mut scenario = two("two users of models that cannot sleep", Protect::Expected);
+        let mut scenario = two_models("two users of models that cannot sleep", ProtectionPolicy::Expected);
         scenario.configuration.settings.turns.residency = Millis::secs(residency);
         scenario.configuration.models.iter_mut().for_each(|spec| spec.can_sleep = false);
-        let waited = waits_in(scenario, Millis::secs(61));
+        let waited = second_user_wait_in(scenario, Millis::secs(61));
         println!("kept for {waited} of {residency} s");
         // Half a second of it has passed.
         assert!((Millis::secs(residency - 1)..Millis::secs(residency)).contains(&waited), "{waited}");
@@ -137,33 +137,36 @@ fn a_model_that_would_have_to_be_started_is_kept_no_longer_than_residency() {
 /// Three people, each of whom asks his own model again as soon as he has read the answer.
 #[test]
 fn three_users_of_three_models_take_turns_and_none_starves() {
-    let mut settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
+    let mut settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
     settings.turns.max_turn = Millis::secs(20);
     let turns = settings.turns;
-    let mut scenario = Scenario::new("three users", patient(configuration(1, 3, settings)));
-    let nature = two("times", Protect::default()).nature;
-    scenario.nature = nature;
+    let mut scenario = Scenario::new("three users", with_long_start_timeout(configuration(1, 3, settings)));
+    let nature = two_models("times", ProtectionPolicy::default()).hardware;
+    scenario.hardware = nature;
     for n in 0..3 {
-        let Deed::Ask(request) = by(n + 1, n) else { unreachable!("it asks") };
-        scenario = scenario.at(Millis::secs(1 + n), Deed::Ask(Request { again: vec![THINKS], ..request }));
+        let ScenarioAction::SendRequest(request) = request_by(n + 1, n) else { unreachable!("it asks") };
+        scenario = scenario.at(
+            Millis::secs(1 + n),
+            ScenarioAction::SendRequest(SimulatedRequest { repeat_pauses: vec![THINK_TIME], ..request }),
+        );
     }
-    let mut world = World::new(scenario);
+    let mut world = SimulatedWorld::new(scenario);
     if let Err(failure) = world.run_until(Millis::secs(1800)) {
         panic!("{failure}");
     }
     // Both others are brought up, have a whole turn and are put to sleep; then the model itself is brought up.
-    let turn = turns.max_turn + EXCHANGE + nature.sleep.1 + SLACK;
+    let turn = turns.max_turn + EXCHANGE_TIME + nature.sleep_time.1 + SLACK;
     let bound = |up: Millis| Millis(2 * (up + turn).0) + up + SLACK;
     let longest = world.longest_wait();
-    let swaps = world.tally().of("swaps");
-    println!("{swaps} swaps in half an hour, longest wait {longest}, bound {}", bound(nature.start.1));
+    let swaps = world.tally().count("swaps");
+    println!("{swaps} swaps in half an hour, longest wait {longest}, bound {}", bound(nature.start_time.1));
     assert!(
-        longest <= bound(nature.start.1),
+        longest <= bound(nature.start_time.1),
         "waited {longest}, the turns before allow {}",
-        bound(nature.start.1)
+        bound(nature.start_time.1)
     );
     // A request that comes just as its own model's gate closes waits for that model's sleep, too.
-    let bound = bound(nature.wake.1) + nature.sleep.1;
+    let bound = bound(nature.wake_time.1) + nature.sleep_time.1;
     for key in ["0", "1", "2"] {
         let waits = world.waits(key);
         assert!(waits.len() >= 10, "model {key} had {} turns", waits.len());

@@ -5,15 +5,15 @@
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result};
-use rouse_cluster::{Cluster, SHARED};
+use rouse_cluster::{SHARED_CLUSTER_ENV, TestCluster};
 
 fn main() -> Result<ExitCode> {
     let mut words = std::env::args_os().skip(1);
     let program = words.next().context("usage: with-cluster COMMAND [ARGUMENT …]")?;
-    let cluster = Cluster::start()?;
+    let cluster = TestCluster::start()?;
     let status = Command::new(&program)
         .args(words)
-        .env(SHARED, cluster.key())
+        .env(SHARED_CLUSTER_ENV, cluster.key())
         .status()
         .with_context(|| program.display().to_string())?;
     drop(cluster);

@@ -8,26 +8,26 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use crate::ground::Ground;
+use crate::resources::ClusterResources;
 
-const ROOT: &str = "/sys/fs/cgroup";
+const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
-pub(super) struct Cgroup {
+pub(super) struct PodsCgroup {
     name: String,
 }
 
-impl Cgroup {
+impl PodsCgroup {
     /// That of a cluster. The cluster's watchdog removes it where nobody else does.
-    pub(super) fn of(ground: &Ground) -> Self {
+    pub(super) fn of_cluster(ground: &ClusterResources) -> Self {
         Self { name: ground.name() }
     }
 
     /// What the kubelet's `cgroupRoot` is; it must be there before the kubelet is.
     pub(super) fn make(&self) -> Result<()> {
-        if let Ok(controllers) = fs::read_to_string(Path::new(ROOT).join("cgroup.controllers")) {
+        if let Ok(controllers) = fs::read_to_string(Path::new(CGROUP_ROOT).join("cgroup.controllers")) {
             // A child has only what its parent passes on.
             let all: Vec<_> = controllers.split_whitespace().map(|name| format!("+{name}")).collect();
-            let passed_on = Path::new(ROOT).join("cgroup.subtree_control");
+            let passed_on = Path::new(CGROUP_ROOT).join("cgroup.subtree_control");
             fs::write(&passed_on, all.join(" ")).with_context(|| passed_on.display().to_string())?;
         }
         for hierarchy in hierarchies()? {
@@ -72,11 +72,11 @@ impl Cgroup {
 
 /// Where cgroups can be made: the root of version 2, or that of each controller.
 fn hierarchies() -> Result<Vec<PathBuf>> {
-    if Path::new(ROOT).join("cgroup.controllers").exists() {
-        return Ok(vec![ROOT.into()]);
+    if Path::new(CGROUP_ROOT).join("cgroup.controllers").exists() {
+        return Ok(vec![CGROUP_ROOT.into()]);
     }
     let mut found = Vec::new();
-    for entry in fs::read_dir(ROOT).context(ROOT)? {
+    for entry in fs::read_dir(CGROUP_ROOT).context(CGROUP_ROOT)? {
         let entry = entry?;
         // Links are other names of controllers that share a hierarchy.
         if entry.file_type()?.is_dir() && entry.path().join("cgroup.procs").exists() {

@@ -7,39 +7,44 @@ use k8s_openapi::api::core::v1::Node as Object;
 use kube::Api;
 use serde_json::{Value, json};
 
-use super::{machine::Machine, runtime};
-use crate::{Inner, binaries, control_plane::flags, ground::Ground, server::Server, user::Users};
+use super::{machine::NodeMachine, runtime};
+use crate::{
+    ClusterInner, binaries, control_plane::flags, resources::ClusterResources, server::ServerProcess,
+    user::ClusterUsers,
+};
 
 /// Files of the certificate that it shows to the API server's questions.
-const SERVING: &str = "kubelet";
+const SERVING_CERTIFICATE: &str = "kubelet";
 
 /// Starts it; returns when the node is ready. `api_server` is where the node finds that.
 pub(super) async fn start(
-    inner: &Arc<Inner>,
-    machine: &Machine,
+    inner: &Arc<ClusterInner>,
+    machine: &NodeMachine,
     folder: &Path,
     name: &str,
     api_server: SocketAddr,
-) -> Result<Server> {
-    let (ground, users) = (&inner.ground, &inner.users);
+) -> Result<ServerProcess> {
+    let (ground, users) = (&inner.resources, &inner.users);
     let program = binaries::find("ring2")?.remove("kubelet").context("cluster/build lists no kubelet")?;
-    users.server(SERVING, &[ground.node()], &[name])?;
+    users.issue_server_certificate(SERVING_CERTIFICATE, &[ground.node_address()], &[name])?;
     // The name and the group by which the API server knows what is a node's business.
-    let user = users.certified(&format!("system:node:{name}"), Some("system:nodes"))?;
+    let user = users.issue_user(&format!("system:node:{name}"), Some("system:nodes"))?;
     let config = folder.join("kubelet.json");
     fs::write(&config, configuration(ground, users).to_string())?;
     let args = flags(&[
         ("config", config.display().to_string()),
         ("kubeconfig", users.kubeconfig(&user, api_server)?.display().to_string()),
         ("hostname-override", name.to_owned()),
-        ("node-ip", ground.node().to_string()),
+        ("node-ip", ground.node_address().to_string()),
     ]);
     let command = [program.display().to_string()].into_iter().chain(args);
-    let mut server = Server::new(ground, "kubelet", "nsenter".into(), machine.inside(command));
+    let mut server = ServerProcess::new(ground, "kubelet", "nsenter".into(), machine.enter_command(command));
     server.start()?;
     let nodes: Api<Object> = Api::all(users.client(users.admin(), inner.api_server).await?);
     server
-        .ready(|| async { nodes.get_opt(name).await.ok().flatten().is_some_and(|node| is_ready(&node)) })
+        .wait_until_ready(|| async {
+            nodes.get_opt(name).await.ok().flatten().is_some_and(|node| is_ready(&node))
+        })
         .await?;
     Ok(server)
 }
@@ -50,12 +55,12 @@ fn is_ready(node: &Object) -> bool {
 }
 
 /// Its configuration file; what is not here is as in any cluster.
-fn configuration(ground: &Ground, users: &Users) -> Value {
+fn configuration(ground: &ClusterResources, users: &ClusterUsers) -> Value {
     let file = |name: &str| users.file(name).display().to_string();
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
-        "containerRuntimeEndpoint": format!("unix://{}", runtime::SOCKET),
+        "containerRuntimeEndpoint": format!("unix://{}", runtime::CONTAINERD_SOCKET),
 
         // Kernels that are tested on may have version 1 alone, which newer kubelets refuse where nobody says otherwise.
         "failCgroupV1": false,
@@ -78,9 +83,9 @@ fn configuration(ground: &Ground, users: &Users) -> Value {
         "imageGCHighThresholdPercent": 100,
 
         // What is asked of it is asked by the API server, which shows a certificate; may its user do that, it asks in turn.
-        "address": ground.node().to_string(),
-        "tlsCertFile": file(&format!("{SERVING}.pem")),
-        "tlsPrivateKeyFile": file(&format!("{SERVING}.key")),
+        "address": ground.node_address().to_string(),
+        "tlsCertFile": file(&format!("{SERVING_CERTIFICATE}.pem")),
+        "tlsPrivateKeyFile": file(&format!("{SERVING_CERTIFICATE}.key")),
         "authentication": {
             "anonymous": { "enabled": false },
             "webhook": { "enabled": true },

@@ -6,43 +6,48 @@
 use std::{fs, path::Path, process::Stdio, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use rouse::process::Process;
+use rouse_net::process::ProcessGroup;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines},
     process::{ChildStdin, ChildStdout, Command},
     time,
 };
 
-use super::cgroup::Cgroup;
-use crate::ground::{Ground, MARK, PART};
+use super::cgroup::PodsCgroup;
+use crate::resources::{CLUSTER_MARK_ENV, ClusterResources, PART_MARK_ENV};
 
 /// It mounts and sets up an address, and is then done.
-const SET_UP: Duration = Duration::from_secs(60);
+const SET_UP_TIMEOUT: Duration = Duration::from_secs(60);
 
-pub(super) struct Machine {
-    process: Process,
+pub(super) struct NodeMachine {
+    process: ProcessGroup,
     /// Its end is the machine's.
     stdin: ChildStdin,
     pid: i32,
-    wire: String,
-    cgroup: Cgroup,
+    veth: String,
+    cgroup: PodsCgroup,
 }
 
-impl Machine {
+impl NodeMachine {
     /// Makes one that keeps its things in this folder, and what its Pods say in the other.
-    pub(super) async fn start(ground: &Ground, folder: &Path, log: &Path, name: &str) -> Result<Self> {
+    pub(super) async fn start(
+        ground: &ClusterResources,
+        folder: &Path,
+        log: &Path,
+        name: &str,
+    ) -> Result<Self> {
         for folder in [&folder.join("lib"), &folder.join("settings"), log] {
             fs::create_dir_all(folder)?;
         }
-        let (host, own) = (ground.uplink(), ground.node());
-        let part = ground.part("node");
+        let (host, own) = (ground.uplink_address(), ground.node_address());
+        let part = ground.part_mark("node");
         let mut child = Command::new("unshare")
             .args(["--mount", "--propagation", "private", "--pid", "--fork", "--net", "--uts", "--ipc"])
             .args(["bash", "-c", include_str!("machine.sh"), "node"])
             .args([folder, log])
             .args([name, &own.to_string(), &host.to_string()])
-            .env(MARK, ground.mark())
-            .env(PART, &part)
+            .env(CLUSTER_MARK_ENV, ground.mark())
+            .env(PART_MARK_ENV, &part)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(fs::File::create(ground.logs().join("node.log"))?)
@@ -50,10 +55,11 @@ impl Machine {
             .spawn()
             .context("unshare")?;
         let (stdin, stdout) = child.stdin.take().zip(child.stdout.take()).context("a node without pipes")?;
-        let process = Process::ours(child, format!("{PART}={part}"))?;
-        let mut made = Self { process, stdin, pid: 0, wire: ground.wire(), cgroup: Cgroup::of(ground) };
+        let process = ProcessGroup::from_child(child, format!("{PART_MARK_ENV}={part}"))?;
+        let mut made =
+            Self { process, stdin, pid: 0, veth: ground.veth_name(), cgroup: PodsCgroup::of_cluster(ground) };
         let lines = BufReader::new(stdout).lines();
-        let error = match time::timeout(SET_UP, made.set_up(lines, ground)).await {
+        let error = match time::timeout(SET_UP_TIMEOUT, made.set_up(lines, ground)).await {
             Ok(Ok(())) => return Ok(made),
             Ok(Err(error)) => error,
             Err(_) => anyhow!("it takes too long"),
@@ -63,15 +69,19 @@ impl Machine {
         Err(error.context(format!("no node can be made here: {}", log.trim())))
     }
 
-    async fn set_up(&mut self, mut says: Lines<BufReader<ChildStdout>>, ground: &Ground) -> Result<()> {
+    async fn set_up(
+        &mut self,
+        mut says: Lines<BufReader<ChildStdout>>,
+        ground: &ClusterResources,
+    ) -> Result<()> {
         let mut said = async || says.next_line().await?.context("its first process ended");
         self.pid = said().await?.parse().context("its first process's pid")?;
         let pid = self.pid.to_string();
-        let wire = self.wire.as_str();
+        let wire = self.veth.as_str();
         ip(&["link", "add", wire, "type", "veth", "peer", "name", "eth0", "netns", &pid]).await?;
-        ip(&["address", "add", &format!("{}/24", ground.uplink()), "dev", wire]).await?;
+        ip(&["address", "add", &format!("{}/24", ground.uplink_address()), "dev", wire]).await?;
         ip(&["link", "set", wire, "up"]).await?;
-        let (pods, node) = (format!("{}/24", ground.pods()), ground.node().to_string());
+        let (pods, node) = (format!("{}/24", ground.pod_subnet()), ground.node_address().to_string());
         ip(&["route", "add", &pods, "via", &node, "dev", wire]).await?;
         self.stdin.write_all(b"\n").await?;
         let ready = said().await?;
@@ -82,7 +92,7 @@ impl Machine {
     }
 
     /// A command line that runs this one in it.
-    pub(super) fn inside(&self, command: impl IntoIterator<Item = impl Into<String>>) -> Vec<String> {
+    pub(super) fn enter_command(&self, command: impl IntoIterator<Item = impl Into<String>>) -> Vec<String> {
         let target = format!("--target={}", self.pid);
         let enter = ["--mount", "--pid", "--net", "--uts", "--ipc", "--"].map(str::to_owned);
         [target].into_iter().chain(enter).chain(command.into_iter().map(Into::into)).collect()
@@ -90,10 +100,10 @@ impl Machine {
 
     /// Ends all that is in it, and takes away what it had of this machine.
     pub(super) async fn end(self) {
-        self.process.end().await;
+        self.process.kill_and_reap().await;
         // The other end has gone with the node's network, and the kernel takes this one away in its own time: an error says
         // that it has, or that there never was one.
-        ip(&["link", "delete", &self.wire]).await.ok();
+        ip(&["link", "delete", &self.veth]).await.ok();
         if let Err(error) = self.cgroup.remove() {
             eprintln!("a node's cgroup stays: {error:#}");
         }

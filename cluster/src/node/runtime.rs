@@ -7,38 +7,43 @@ use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, statfs};
 use serde_json::json;
 use tokio::process::Command;
 
-use super::{machine::Machine, needs};
+use super::{machine::NodeMachine, requirements};
 use crate::{
-    ground::{Ground, PART},
-    server::Server,
+    resources::{ClusterResources, PART_MARK_ENV},
+    server::ServerProcess,
 };
 
 /// In the node, whose `/run` is its own.
-pub(super) const SOCKET: &str = "/run/containerd/containerd.sock";
+pub(super) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
 /// What holds a Pod's network.
-pub(super) const PAUSE: &str = "rouse-pause";
+pub(super) const PAUSE_PROGRAM: &str = "rouse-pause";
 
 /// What Pods call the image of this program, as `images/build` does.
-pub(super) fn name_of(program: &str) -> String {
+pub(super) fn image_name(program: &str) -> String {
     format!("localhost/{program}:{}", env!("CARGO_PKG_VERSION"))
 }
 
 /// Starts it; returns when it answers.
-pub(super) async fn start(ground: &Ground, machine: &Machine, folder: &Path) -> Result<Server> {
+pub(super) async fn start(
+    ground: &ClusterResources,
+    machine: &NodeMachine,
+    folder: &Path,
+) -> Result<ServerProcess> {
     let config = folder.join("containerd.toml");
     fs::write(&config, configuration(folder)?)?;
     network(ground, folder)?;
     let config = config.display().to_string();
     // Its shims inherit its environment. They outlive a containerd that is killed, so they are no part of it.
-    let command = ["env", "-u", PART, "containerd", "--config", &config];
-    let mut server = Server::new(ground, "containerd", "nsenter".into(), machine.inside(command));
+    let command = ["env", "-u", PART_MARK_ENV, "containerd", "--config", &config];
+    let mut server =
+        ServerProcess::new(ground, "containerd", "nsenter".into(), machine.enter_command(command));
     server.start()?;
-    server.ready(|| async { ctr(machine, &["version"]).await.is_ok() }).await?;
+    server.wait_until_ready(|| async { ctr(machine, &["version"]).await.is_ok() }).await?;
     Ok(server)
 }
 
 /// Makes the image of this archive known to the kubelet, by the name that the archive gives it.
-pub(super) async fn import(machine: &Machine, archives: &Path, name: &str) -> Result<()> {
+pub(super) async fn import(machine: &NodeMachine, archives: &Path, name: &str) -> Result<()> {
     let archive = archives.join(format!("{name}.tar"));
     if !archive.exists() {
         bail!("{} is not there: `make test-node` builds the images first", archive.display());
@@ -46,10 +51,12 @@ pub(super) async fn import(machine: &Machine, archives: &Path, name: &str) -> Re
     ctr(machine, &["images", "import", &archive.display().to_string()]).await
 }
 
-async fn ctr(machine: &Machine, words: &[&str]) -> Result<()> {
+async fn ctr(machine: &NodeMachine, words: &[&str]) -> Result<()> {
     // The kubelet sees this namespace of containerd's and no other.
-    let command = ["ctr", "--address", SOCKET, "--namespace", "k8s.io"].iter().chain(words).copied();
-    let done = Command::new("nsenter").args(machine.inside(command)).output().await.context("nsenter")?;
+    let command =
+        ["ctr", "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io"].iter().chain(words).copied();
+    let done =
+        Command::new("nsenter").args(machine.enter_command(command)).output().await.context("nsenter")?;
     if !done.status.success() {
         bail!("ctr {}: {}", words.join(" "), String::from_utf8_lossy(&done.stderr).trim());
     }
@@ -61,7 +68,7 @@ fn configuration(folder: &Path) -> Result<String> {
     // An overlay cannot stand on another, which is what `/tmp` is where all this runs in a container. Copies can.
     let on_overlay = statfs(folder)?.filesystem_type() == OVERLAYFS_SUPER_MAGIC;
     let snapshotter = if on_overlay { "native" } else { "overlayfs" };
-    let plugins = needs::plugins().context("CNI's plugins have gone")?;
+    let plugins = requirements::plugin_folder().context("CNI's plugins have gone")?;
     let net = folder.join("net.d");
     Ok(format!(
         r#"version = 2
@@ -74,7 +81,7 @@ disabled_plugins = [
 ]
 
 [grpc]
-address = "{SOCKET}"
+address = "{CONTAINERD_SOCKET}"
 
 [plugins."io.containerd.grpc.v1.cri"]
 # Ours, as all is: containerd's own would be pulled.
@@ -98,14 +105,14 @@ SystemdCgroup = false
 bin_dir = "{plugins}"
 conf_dir = "{net}"
 "#,
-        pause = name_of(PAUSE),
+        pause = image_name(PAUSE_PROGRAM),
         plugins = plugins.display(),
         net = net.display(),
     ))
 }
 
 /// A bridge in the node's network, an address for each Pod; the node forwards between bridge and wire.
-fn network(ground: &Ground, folder: &Path) -> Result<()> {
+fn network(ground: &ClusterResources, folder: &Path) -> Result<()> {
     let net = folder.join("net.d");
     fs::create_dir_all(&net)?;
     let bridge = json!({
@@ -119,7 +126,7 @@ fn network(ground: &Ground, folder: &Path) -> Result<()> {
         "hairpinMode": true,
         "ipam": {
             "type": "host-local",
-            "ranges": [[{ "subnet": format!("{}/24", ground.pods()) }]],
+            "ranges": [[{ "subnet": format!("{}/24", ground.pod_subnet()) }]],
             "routes": [{ "dst": "0.0.0.0/0" }],
         },
     });

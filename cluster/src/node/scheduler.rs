@@ -5,14 +5,14 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 
 use crate::{
-    Inner, binaries,
-    control_plane::{SCHEDULER, flags},
-    server::Server,
+    ClusterInner, binaries,
+    control_plane::{SCHEDULER_PORT, flags},
+    server::ServerProcess,
 };
 
 /// Starts it. Who waits for it waits for what it does.
-pub(super) fn start(inner: &Arc<Inner>) -> Result<Server> {
-    let (ground, users) = (&inner.ground, &inner.users);
+pub(super) fn start(inner: &Arc<ClusterInner>) -> Result<ServerProcess> {
+    let (ground, users) = (&inner.resources, &inner.users);
     let program =
         binaries::find("ring2")?.remove("kube-scheduler").context("cluster/build lists no kube-scheduler")?;
     let admin = users.kubeconfig(users.admin(), inner.api_server)?.display().to_string();
@@ -20,14 +20,14 @@ pub(super) fn start(inner: &Arc<Inner>) -> Result<Server> {
         ("kubeconfig", admin.clone()),
         ("authentication-kubeconfig", admin.clone()),
         ("authorization-kubeconfig", admin),
-        ("bind-address", ground.address().to_string()),
-        ("secure-port", SCHEDULER.to_string()),
+        ("bind-address", ground.server_address().to_string()),
+        ("secure-port", SCHEDULER_PORT.to_string()),
         ("cert-dir", ground.state().join("kube-scheduler").display().to_string()),
         // It is the only one, and one that waits for a lease makes tests wait.
         ("leader-elect", "false".to_owned()),
         ("profiling", "false".to_owned()),
     ]);
-    let mut server = Server::new(ground, "kube-scheduler", program, args);
+    let mut server = ServerProcess::new(ground, "kube-scheduler", program, args);
     server.start()?;
     Ok(server)
 }

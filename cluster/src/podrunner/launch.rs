@@ -17,28 +17,28 @@ use k8s_openapi::api::core::v1::{Container, EnvVarSource, ObjectFieldSelector, P
 use kube::ResourceExt as _;
 use tokio::process::Command;
 
-use super::volume::Prepared;
-use crate::ground::{MARK, PART};
+use super::volume::PreparedPod;
+use crate::resources::{CLUSTER_MARK_ENV, PART_MARK_ENV};
 
 /// A container that cannot be started, with the reason as a kubelet writes it into the status.
 #[derive(Debug)]
-pub(super) struct Refused {
+pub(super) struct ContainerStartError {
     pub(super) reason: &'static str,
     pub(super) message: String,
 }
 
-fn refused(reason: &'static str, message: String) -> Refused {
-    Refused { reason, message }
+fn start_error(reason: &'static str, message: String) -> ContainerStartError {
+    ContainerStartError { reason, message }
 }
 
 /// What an image's name stands for.
 #[derive(Clone, Debug)]
-pub struct Image {
+pub struct PodImage {
     program: PathBuf,
     names: Vec<String>,
 }
 
-impl Image {
+impl PodImage {
     /// This program runs where the container has no command, or names the program by its file name.
     pub fn new(program: impl Into<PathBuf>) -> Self {
         Self { program: program.into(), names: Vec::new() }
@@ -51,18 +51,18 @@ impl Image {
         self
     }
 
-    fn means(&self, word: &str) -> bool {
+    fn matches(&self, word: &str) -> bool {
         self.names.iter().any(|name| name == word)
             || Path::new(word).file_name().is_some_and(|file| Some(file) == self.program.file_name())
     }
 }
 
 /// All that a container's process is made of.
-pub(super) struct Launch<'a> {
+pub(super) struct ContainerLaunch<'a> {
     pub(super) pod: &'a Pod,
     pub(super) container: &'a Container,
-    pub(super) image: Option<&'a Image>,
-    pub(super) prepared: &'a Prepared,
+    pub(super) image: Option<&'a PodImage>,
+    pub(super) prepared: &'a PreparedPod,
     /// Device ids by resource.
     pub(super) devices: &'a BTreeMap<String, Vec<String>>,
     pub(super) pod_ip: Ipv4Addr,
@@ -70,19 +70,19 @@ pub(super) struct Launch<'a> {
     pub(super) api_server: SocketAddr,
     /// Values of the cluster's marks.
     pub(super) mark: String,
-    pub(super) part: String,
+    pub(super) part_mark: String,
 }
 
-impl Launch<'_> {
+impl ContainerLaunch<'_> {
     /// The process of the container itself; what it writes goes to this log.
-    pub(super) fn main(&self, log: &File) -> Result<Command, Refused> {
+    pub(super) fn main_command(&self, log: &File) -> Result<Command, ContainerStartError> {
         let environment = self.environment()?;
         let container = self.container;
         let mut words: Vec<_> = container.command.iter().chain(&container.args).flatten().cloned().collect();
         if container.command.as_ref().is_none_or(Vec::is_empty) {
             let image = self.image.ok_or_else(|| {
                 let image = container.image.as_deref().unwrap_or_default();
-                refused(
+                start_error(
                     "ErrImagePull",
                     format!("podrunner knows no image {image:?}, and there is no command"),
                 )
@@ -93,7 +93,7 @@ impl Launch<'_> {
     }
 
     /// A command that is run beside it: a probe, or before it stops.
-    pub(super) fn beside(&self, words: &[String], log: &File) -> Result<Command, Refused> {
+    pub(super) fn hook_command(&self, words: &[String], log: &File) -> Result<Command, ContainerStartError> {
         self.command(words, &self.environment()?, log)
     }
 
@@ -102,28 +102,28 @@ impl Launch<'_> {
         words: &[String],
         env: &BTreeMap<String, String>,
         log: &File,
-    ) -> Result<Command, Refused> {
-        let words: Vec<_> = words.iter().map(|word| self.real(&expand(word, env))).collect();
+    ) -> Result<Command, ContainerStartError> {
+        let words: Vec<_> = words.iter().map(|word| self.resolve_paths(&expand(word, env))).collect();
         let (program, args) = words
             .split_first()
-            .ok_or_else(|| refused("CreateContainerConfigError", "the command is empty".to_owned()))?;
+            .ok_or_else(|| start_error("CreateContainerConfigError", "the command is empty".to_owned()))?;
         let program = match self.image {
-            Some(image) if image.means(program) => image.program.as_os_str().to_owned(),
+            Some(image) if image.matches(program) => image.program.as_os_str().to_owned(),
             _ => program.into(),
         };
-        let copy = || log.try_clone().map_err(|error| refused("RunContainerError", error.to_string()));
+        let copy = || log.try_clone().map_err(|error| start_error("RunContainerError", error.to_string()));
         let folder = self
             .container
             .working_dir
             .as_deref()
-            .map_or_else(|| self.prepared.folder().to_owned(), |folder| self.real(folder).into());
+            .map_or_else(|| self.prepared.folder().to_owned(), |folder| self.resolve_paths(folder).into());
         let mut command = Command::new(program);
         command
             .args(args)
             .env_clear()
             .envs(env)
-            .env(MARK, &self.mark)
-            .env(PART, &self.part)
+            .env(CLUSTER_MARK_ENV, &self.mark)
+            .env(PART_MARK_ENV, &self.part_mark)
             .current_dir(folder)
             .stdin(Stdio::null())
             .stdout(copy()?)
@@ -132,11 +132,11 @@ impl Launch<'_> {
         Ok(command)
     }
 
-    fn environment(&self) -> Result<BTreeMap<String, String>, Refused> {
-        let mut env = self.given();
+    fn environment(&self) -> Result<BTreeMap<String, String>, ContainerStartError> {
+        let mut env = self.base_environment();
         for source in self.container.env_from.iter().flatten() {
             let prefix = source.prefix.as_deref().unwrap_or_default();
-            let missing = |message| refused("CreateContainerConfigError", message);
+            let missing = |message| start_error("CreateContainerConfigError", message);
             for (key, value) in self.prepared.env_from(source).map_err(missing)? {
                 env.insert(format!("{prefix}{key}"), value);
             }
@@ -148,14 +148,14 @@ impl Launch<'_> {
                 (None, None) => Some(String::new()),
             };
             if let Some(value) = value {
-                env.insert(variable.name.clone(), self.real(&value));
+                env.insert(variable.name.clone(), self.resolve_paths(&value));
             }
         }
         Ok(env)
     }
 
     /// What is there before the Pod's own.
-    fn given(&self) -> BTreeMap<String, String> {
+    fn base_environment(&self) -> BTreeMap<String, String> {
         let mut env = BTreeMap::from([
             ("HOSTNAME".to_owned(), self.pod.name_any()),
             ("POD_IP".to_owned(), self.pod_ip.to_string()),
@@ -176,17 +176,17 @@ impl Launch<'_> {
         env
     }
 
-    fn value_from(&self, source: &EnvVarSource) -> Result<Option<String>, Refused> {
+    fn value_from(&self, source: &EnvVarSource) -> Result<Option<String>, ContainerStartError> {
         if let Some(field) = &source.field_ref {
             return self.field(field).map(Some);
         }
         if source.resource_field_ref.is_some() {
             return Err(unsupported("resourceFieldRef"));
         }
-        self.prepared.env_value(source).map_err(|missing| refused("CreateContainerConfigError", missing))
+        self.prepared.env_value(source).map_err(|missing| start_error("CreateContainerConfigError", missing))
     }
 
-    fn field(&self, field: &ObjectFieldSelector) -> Result<String, Refused> {
+    fn field(&self, field: &ObjectFieldSelector) -> Result<String, ContainerStartError> {
         let spec = self.pod.spec.clone().unwrap_or_default();
         let value = match field.field_path.as_str() {
             "spec.nodeName" => spec.node_name.unwrap_or_default(),
@@ -199,13 +199,13 @@ impl Launch<'_> {
     }
 
     /// The text with real folders in place of mount paths.
-    fn real(&self, text: &str) -> String {
+    fn resolve_paths(&self, text: &str) -> String {
         rewrite(text, &self.prepared.mounts(self.container))
     }
 }
 
-fn unsupported(what: &str) -> Refused {
-    refused("CreateContainerConfigError", format!("podrunner does not support {what}"))
+fn unsupported(what: &str) -> ContainerStartError {
+    start_error("CreateContainerConfigError", format!("podrunner does not support {what}"))
 }
 
 /// A field of the metadata as the downward API gives it; of labels and annotations one, or all a line each.

@@ -26,14 +26,14 @@ use tokio::{
     time,
 };
 
-use super::schedule::Units;
+use super::schedule::ResourceUnits;
 
 /// What a kubelet's default is. The controllers give a node up after 50 s without.
-const HEARTBEAT: Duration = Duration::from_secs(10);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 /// How long the lease says that it holds, as a kubelet's.
-const LEASE: i32 = 40;
+const LEASE_SECONDS: i32 = 40;
 /// Who marks the nodes of one runner.
-pub(super) const LABEL: &str = "rouse.dev/podrunner";
+pub(super) const RUNNER_LABEL: &str = "rouse.dev/podrunner";
 
 /// A node as a test describes it.
 #[derive(Clone, Debug)]
@@ -80,10 +80,10 @@ impl NodeSpec {
 
 /// How its kubelet is connected to the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Link {
-    Whole,
+pub(super) enum NodeLink {
+    Connected,
     /// It hears of Pods, and what it says of them comes later.
-    Slow,
+    ReportsDelayed,
     Cut,
 }
 
@@ -91,14 +91,14 @@ pub(super) enum Link {
 pub struct RunningNode {
     name: String,
     address: Ipv4Addr,
-    devices: Mutex<Vec<Device>>,
-    link: watch::Sender<Link>,
+    devices: Mutex<Vec<NodeDevice>>,
+    link: watch::Sender<NodeLink>,
     /// Held by whoever writes a Pod's status: a kubelet writes one after the other.
-    pub(super) pen: AsyncMutex<()>,
+    pub(super) status_write_lock: AsyncMutex<()>,
 }
 
 #[derive(Clone, Debug)]
-struct Device {
+struct NodeDevice {
     resource: String,
     id: String,
     /// The uid of the Pod that has it.
@@ -109,12 +109,18 @@ impl RunningNode {
     pub(super) fn new(name: String, address: Ipv4Addr, spec: &NodeSpec) -> Self {
         let device = |(resource, number): (&String, u32)| {
             let id = format!("GPU-{name}-{number}");
-            Device { resource: resource.clone(), id, holder: None }
+            NodeDevice { resource: resource.clone(), id, holder: None }
         };
         let numbered =
             spec.devices.iter().flat_map(|(resource, count)| (0..*count).map(move |n| (resource, n)));
         let devices = Mutex::new(numbered.map(device).collect());
-        Self { name, address, devices, link: watch::Sender::new(Link::Whole), pen: AsyncMutex::new(()) }
+        Self {
+            name,
+            address,
+            devices,
+            link: watch::Sender::new(NodeLink::Connected),
+            status_write_lock: AsyncMutex::new(()),
+        }
     }
 
     /// Of its object.
@@ -134,11 +140,15 @@ impl RunningNode {
     }
 
     /// Gives free devices to this Pod; `None` when there are too few.
-    pub(super) fn take(&self, holder: &str, units: &Units) -> Option<BTreeMap<String, Vec<String>>> {
+    pub(super) fn allocate(
+        &self,
+        holder: &str,
+        units: &ResourceUnits,
+    ) -> Option<BTreeMap<String, Vec<String>>> {
         let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         let mut taken = BTreeMap::new();
         for (resource, count) in units {
-            let free = |device: &&mut Device| device.resource == *resource && device.holder.is_none();
+            let free = |device: &&mut NodeDevice| device.resource == *resource && device.holder.is_none();
             let chosen: Vec<_> =
                 devices.iter_mut().filter(free).take(usize::try_from(*count).ok()?).collect();
             let enough = u64::try_from(chosen.len()).ok() == Some(*count);
@@ -167,23 +177,23 @@ impl RunningNode {
         }
     }
 
-    pub(super) fn set_link(&self, link: Link) {
+    pub(super) fn set_link(&self, link: NodeLink) {
         self.link.send_replace(link);
     }
 
     /// Whether what is said of Pods comes through.
-    pub(super) fn tells(&self) -> bool {
-        *self.link.borrow() == Link::Whole
+    pub(super) fn reports_pods(&self) -> bool {
+        *self.link.borrow() == NodeLink::Connected
     }
 
-    pub(super) fn link(&self) -> watch::Receiver<Link> {
+    pub(super) fn link(&self) -> watch::Receiver<NodeLink> {
         self.link.subscribe()
     }
 
     /// Makes the objects: the node, and the lease that says it lives.
     pub(super) async fn register(&self, client: &Client, runner: &str, spec: &NodeSpec) -> Result<()> {
         let mut labels = spec.labels.clone();
-        labels.insert(LABEL.to_owned(), runner.to_owned());
+        labels.insert(RUNNER_LABEL.to_owned(), runner.to_owned());
         labels.insert("kubernetes.io/hostname".to_owned(), self.name.clone());
         labels.insert("kubernetes.io/os".to_owned(), "linux".to_owned());
         let mut capacity: BTreeMap<_, _> =
@@ -201,33 +211,33 @@ impl RunningNode {
                     { "type": "InternalIP", "address": self.address },
                     { "type": "Hostname", "address": self.name },
                 ],
-                "conditions": [self.ready()],
+                "conditions": [self.ready_condition()],
             },
         }))?;
         Api::all(client.clone()).create(&PostParams::default(), &node).await.context("a node")?;
-        self.beat(client).await.context("a node's lease")
+        self.write_lease(client).await.context("a node's lease")
     }
 
     /// Renews the lease until this is dropped.
-    pub(super) async fn live(&self, client: &Client) {
-        let mut ticks = time::interval(HEARTBEAT);
+    pub(super) async fn renew_lease(&self, client: &Client) {
+        let mut ticks = time::interval(HEARTBEAT_INTERVAL);
         let mut link = self.link();
         loop {
             ticks.tick().await;
             // An error is this node's end.
-            if link.wait_for(|link| *link != Link::Cut).await.is_err() {
+            if link.wait_for(|link| *link != NodeLink::Cut).await.is_err() {
                 return;
             }
             // What fails now is tried again with the next beat, as a kubelet does.
-            drop(self.beat(client).await);
+            drop(self.write_lease(client).await);
         }
     }
 
-    async fn beat(&self, client: &Client) -> kube::Result<()> {
+    async fn write_lease(&self, client: &Client) -> kube::Result<()> {
         let leases: Api<Lease> = Api::namespaced(client.clone(), "kube-node-lease");
         let spec = LeaseSpec {
             holder_identity: Some(self.name.clone()),
-            lease_duration_seconds: Some(LEASE),
+            lease_duration_seconds: Some(LEASE_SECONDS),
             renew_time: Some(MicroTime(Timestamp::now())),
             ..LeaseSpec::default()
         };
@@ -243,12 +253,12 @@ impl RunningNode {
 
     /// Says that it is ready, after the controllers thought otherwise.
     pub(super) async fn recover(&self, client: &Client) -> kube::Result<()> {
-        let status = json!({ "status": { "conditions": [self.ready()] } });
+        let status = json!({ "status": { "conditions": [self.ready_condition()] } });
         let nodes: Api<Node> = Api::all(client.clone());
         nodes.patch_status(&self.name, &PatchParams::default(), &Patch::Strategic(status)).await.map(drop)
     }
 
-    fn ready(&self) -> serde_json::Value {
+    fn ready_condition(&self) -> serde_json::Value {
         let now = Timestamp::now().to_string();
         json!({
             "type": "Ready",

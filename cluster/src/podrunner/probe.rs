@@ -15,16 +15,16 @@ use tokio::{
 };
 
 /// As much of an answer as a kubelet reads.
-const ANSWER: u64 = 10 * 1024;
+const MAX_RESPONSE_BYTES: u64 = 10 * 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ProbeKind {
     Startup,
     Liveness,
     Readiness,
 }
 
-impl Kind {
+impl ProbeKind {
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Startup => "Startup",
@@ -33,7 +33,7 @@ impl Kind {
         }
     }
 
-    pub(super) fn of(self, container: &Container) -> Option<&Probe> {
+    pub(super) fn spec_of(self, container: &Container) -> Option<&Probe> {
         match self {
             Self::Startup => container.startup_probe.as_ref(),
             Self::Liveness => container.liveness_probe.as_ref(),
@@ -44,7 +44,7 @@ impl Kind {
 
 /// What is asked, of probes and of hooks alike.
 #[derive(Clone, Debug)]
-pub(super) enum Action {
+pub(super) enum HandlerAction {
     Http { address: String, path: String, headers: Vec<(String, String)> },
     Tcp { address: String },
     Exec(Vec<String>),
@@ -52,8 +52,8 @@ pub(super) enum Action {
     Unsupported(&'static str),
 }
 
-impl Action {
-    pub(super) fn of_probe(probe: &Probe, ip: Ipv4Addr, ports: &[ContainerPort]) -> Self {
+impl HandlerAction {
+    pub(super) fn from_probe(probe: &Probe, ip: Ipv4Addr, ports: &[ContainerPort]) -> Self {
         if let Some(http) = &probe.http_get {
             return Self::http(http, ip, ports);
         }
@@ -85,7 +85,7 @@ impl Action {
     }
 
     /// Does it once. `beside` makes a command's process.
-    pub(super) async fn once(&self, beside: impl Fn() -> Result<Command, String>) -> Result<(), String> {
+    pub(super) async fn run(&self, beside: impl Fn() -> Result<Command, String>) -> Result<(), String> {
         match self {
             Self::Http { address, path, headers } => get(address, path, headers).await,
             Self::Tcp { address } => TcpStream::connect(address)
@@ -133,7 +133,7 @@ async fn get(address: &str, path: &str, headers: &[(String, String)]) -> Result<
     }
     stream.write_all(format!("{head}\r\n").as_bytes()).await.map_err(said)?;
     let mut answer = Vec::new();
-    let read = stream.take(ANSWER).read_to_end(&mut answer).await;
+    let read = stream.take(MAX_RESPONSE_BYTES).read_to_end(&mut answer).await;
     let line = answer.split(|&byte| byte == b'\r').next().unwrap_or_default();
     let line = String::from_utf8_lossy(line);
     let status = line.strip_prefix("HTTP/1.").and_then(|rest| rest.split(' ').nth(1)?.parse::<u16>().ok());
@@ -146,15 +146,15 @@ async fn get(address: &str, path: &str, headers: &[(String, String)]) -> Result<
 }
 
 /// A belief that changed: which probe's, and why when it is a bad one.
-pub(super) type Verdict = (Kind, Result<(), String>);
+pub(super) type ProbeVerdict = (ProbeKind, Result<(), String>);
 
 /// Asks until the container ends, and tells each change of belief. A startup probe ends with its first.
-pub(super) async fn keep_asking(
-    kind: Kind,
+pub(super) async fn run_probe(
+    kind: ProbeKind,
     probe: Probe,
-    action: Action,
+    action: HandlerAction,
     beside: impl Fn() -> Result<Command, String>,
-    told: mpsc::Sender<Verdict>,
+    told: mpsc::Sender<ProbeVerdict>,
 ) {
     let seconds = |value: Option<i32>, default: u64| {
         Duration::from_secs(value.and_then(|value| u64::try_from(value).ok()).unwrap_or(default))
@@ -165,11 +165,11 @@ pub(super) async fn keep_asking(
     let mut ticks = time::interval(period.max(Duration::from_secs(1)));
     ticks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
     // Until something is known, a readiness probe counts as failed and the others as good.
-    let mut believed = kind == Kind::Liveness;
+    let mut believed = kind == ProbeKind::Liveness;
     let (mut good, mut bad) = (0, 0);
     loop {
         ticks.tick().await;
-        let outcome = match time::timeout(timeout, action.once(&beside)).await {
+        let outcome = match time::timeout(timeout, action.run(&beside)).await {
             Ok(outcome) => outcome,
             Err(_) => Err(format!("no answer within {} s", timeout.as_secs())),
         };
@@ -180,11 +180,11 @@ pub(super) async fn keep_asking(
         let changed = match &outcome {
             Ok(()) => !believed && good >= times(probe.success_threshold, 1),
             // A liveness or startup probe that failed has the container killed, once.
-            Err(_) => bad == times(probe.failure_threshold, 3) && (believed || kind == Kind::Startup),
+            Err(_) => bad == times(probe.failure_threshold, 3) && (believed || kind == ProbeKind::Startup),
         };
         if changed {
             believed = outcome.is_ok();
-            if told.send((kind, outcome)).await.is_err() || (kind == Kind::Startup && believed) {
+            if told.send((kind, outcome)).await.is_err() || (kind == ProbeKind::Startup && believed) {
                 return;
             }
         }
@@ -236,8 +236,8 @@ mod tests {
             let ports: Vec<ContainerPort> =
                 serde_json::from_value(json!([{ "name": "web", "containerPort": port }])).unwrap();
             let asked = probe(json!({ "httpGet": { "port": "web", "path": "/ready" } }));
-            let action = Action::of_probe(&asked, Ipv4Addr::LOCALHOST, &ports);
-            assert_eq!(action.once(nothing).await.is_ok(), good, "{answer:?}");
+            let action = HandlerAction::from_probe(&asked, Ipv4Addr::LOCALHOST, &ports);
+            assert_eq!(action.run(nothing).await.is_ok(), good, "{answer:?}");
         }
     }
 
@@ -250,14 +250,17 @@ mod tests {
             "httpGet": { "port": port }, "periodSeconds": 1, "failureThreshold": 2, "successThreshold": 1,
         });
         let asked = probe(asked);
-        let action = Action::of_probe(&asked, Ipv4Addr::LOCALHOST, &[]);
+        let action = HandlerAction::from_probe(&asked, Ipv4Addr::LOCALHOST, &[]);
         let (told, mut verdicts) = mpsc::channel(8);
-        tokio::spawn(keep_asking(Kind::Readiness, asked, action, nothing, told));
+        tokio::spawn(run_probe(ProbeKind::Readiness, asked, action, nothing, told));
         let mut seen = Vec::new();
         for _ in 0..3 {
             let (kind, outcome) = verdicts.recv().await.unwrap();
             seen.push((kind, outcome.is_ok()));
         }
-        assert_eq!(seen, [(Kind::Readiness, true), (Kind::Readiness, false), (Kind::Readiness, true)]);
+        assert_eq!(
+            seen,
+            [(ProbeKind::Readiness, true), (ProbeKind::Readiness, false), (ProbeKind::Readiness, true)]
+        );
     }
 }

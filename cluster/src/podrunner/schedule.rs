@@ -17,9 +17,9 @@ use k8s_openapi::{
 use kube::ResourceExt as _;
 
 /// Units of extended resources by name.
-pub(super) type Units = BTreeMap<String, u64>;
+pub(super) type ResourceUnits = BTreeMap<String, u64>;
 
-const HOSTNAME: &str = "kubernetes.io/hostname";
+const HOSTNAME_LABEL: &str = "kubernetes.io/hostname";
 
 /// Whether the Pod has ended for good, and holds nothing any more.
 pub(super) fn is_terminal(pod: &Pod) -> bool {
@@ -28,16 +28,16 @@ pub(super) fn is_terminal(pod: &Pod) -> bool {
 }
 
 /// What the Pod asks for: its containers and sidecars together, or its largest init container, whichever is more.
-pub(super) fn demand(spec: &PodSpec) -> Units {
-    let mut units = Units::new();
+pub(super) fn demand(spec: &PodSpec) -> ResourceUnits {
+    let mut units = ResourceUnits::new();
     let init = spec.init_containers.iter().flatten();
     let (sidecars, once): (Vec<_>, Vec<_>) = init.partition(|container| is_sidecar(container));
     for container in spec.containers.iter().chain(sidecars) {
-        for (name, count) in of_container(container) {
+        for (name, count) in container_demand(container) {
             *units.entry(name).or_default() += count;
         }
     }
-    for (name, count) in once.into_iter().flat_map(of_container) {
+    for (name, count) in once.into_iter().flat_map(container_demand) {
         let most = units.entry(name).or_default();
         *most = count.max(*most);
     }
@@ -46,10 +46,13 @@ pub(super) fn demand(spec: &PodSpec) -> Units {
 }
 
 /// What one container asks for.
-pub(super) fn of_container(container: &Container) -> Units {
-    let Some(resources) = &container.resources else { return Units::new() };
+pub(super) fn container_demand(container: &Container) -> ResourceUnits {
+    let Some(resources) = &container.resources else { return ResourceUnits::new() };
     let named = resources.requests.iter().chain(&resources.limits).flatten();
-    named.filter(|(name, _)| is_extended(name)).map(|(name, count)| (name.clone(), whole(count))).collect()
+    named
+        .filter(|(name, _)| is_extended(name))
+        .map(|(name, count)| (name.clone(), parse_count(count)))
+        .collect()
 }
 
 pub(super) fn is_sidecar(container: &Container) -> bool {
@@ -61,12 +64,12 @@ fn is_extended(name: &str) -> bool {
 }
 
 /// The API server lets whole numbers pass only; one that it writes with a suffix is more than any node here has.
-fn whole(count: &Quantity) -> u64 {
+fn parse_count(count: &Quantity) -> u64 {
     count.0.parse().unwrap_or(u64::MAX)
 }
 
 /// The name of the node for this Pod, given all Pods that have one; else why there is none, in the scheduler's own words.
-pub(super) fn choose<'a>(
+pub(super) fn choose_node<'a>(
     pod: &Pod,
     nodes: impl Iterator<Item = &'a Node>,
     placed: &[&Pod],
@@ -78,13 +81,18 @@ pub(super) fn choose<'a>(
     let mut all = 0;
     for node in nodes {
         all += 1;
-        let free = free(node, placed);
-        match refusal(spec, &demand, node, &free) {
+        let free = free_units(node, placed);
+        match unfit_reason(spec, &demand, node, &free) {
             Some(reason) => *reasons.entry(reason).or_default() += 1,
             None => {
                 let room = free.values().sum::<u64>();
-                let pods = on(node, placed).count();
-                fitting.push((Reverse(drawn(pod, node, placed)), Reverse(room), pods, node.name_any()));
+                let pods = pods_on(node, placed).count();
+                fitting.push((
+                    Reverse(affinity_weight(pod, node, placed)),
+                    Reverse(room),
+                    pods,
+                    node.name_any(),
+                ));
             }
         }
     }
@@ -95,7 +103,7 @@ pub(super) fn choose<'a>(
 }
 
 /// Pods on this node that hold what they asked for.
-fn on<'a>(node: &Node, placed: &'a [&Pod]) -> impl Iterator<Item = &'a Pod> {
+fn pods_on<'a>(node: &Node, placed: &'a [&Pod]) -> impl Iterator<Item = &'a Pod> {
     let name = node.name_any();
     let at =
         |pod: &&Pod, name: &str| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(name);
@@ -103,26 +111,26 @@ fn on<'a>(node: &Node, placed: &'a [&Pod]) -> impl Iterator<Item = &'a Pod> {
 }
 
 /// The weights of what draws the Pod to this node.
-fn drawn(pod: &Pod, node: &Node, placed: &[&Pod]) -> i32 {
+fn affinity_weight(pod: &Pod, node: &Node, placed: &[&Pod]) -> i32 {
     let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref()?.pod_affinity.as_ref());
     let terms = affinity.and_then(|own| own.preferred_during_scheduling_ignored_during_execution.as_ref());
     let draws = |term: &&WeightedPodAffinityTerm| {
         let PodAffinityTerm { topology_key, label_selector, .. } = &term.pod_affinity_term;
         let wanted = label_selector.as_ref().and_then(|selector| selector.match_labels.as_ref());
-        let Some(wanted) = wanted.filter(|_| topology_key == HOSTNAME) else { return false };
+        let Some(wanted) = wanted.filter(|_| topology_key == HOSTNAME_LABEL) else { return false };
         let fits = |other: &Pod| wanted.iter().all(|(key, value)| other.labels().get(key) == Some(value));
-        on(node, placed).any(|other| other.namespace() == pod.namespace() && fits(other))
+        pods_on(node, placed).any(|other| other.namespace() == pod.namespace() && fits(other))
     };
     terms.into_iter().flatten().filter(draws).map(|term| term.weight).sum()
 }
 
-fn free(node: &Node, placed: &[&Pod]) -> Units {
+fn free_units(node: &Node, placed: &[&Pod]) -> ResourceUnits {
     let allocatable = node.status.iter().filter_map(|status| status.allocatable.as_ref()).flatten();
-    let mut units: Units = allocatable
+    let mut units: ResourceUnits = allocatable
         .filter(|(name, _)| is_extended(name))
-        .map(|(name, count)| (name.clone(), whole(count)))
+        .map(|(name, count)| (name.clone(), parse_count(count)))
         .collect();
-    for (name, count) in on(node, placed).filter_map(|pod| pod.spec.as_ref()).flat_map(demand) {
+    for (name, count) in pods_on(node, placed).filter_map(|pod| pod.spec.as_ref()).flat_map(demand) {
         if let Some(free) = units.get_mut(&name) {
             *free = free.saturating_sub(count);
         }
@@ -130,7 +138,7 @@ fn free(node: &Node, placed: &[&Pod]) -> Units {
     units
 }
 
-fn refusal(spec: &PodSpec, demand: &Units, node: &Node, free: &Units) -> Option<String> {
+fn unfit_reason(spec: &PodSpec, demand: &ResourceUnits, node: &Node, free: &ResourceUnits) -> Option<String> {
     let node_spec = node.spec.clone().unwrap_or_default();
     if node_spec.unschedulable == Some(true) {
         return Some("node(s) were unschedulable".to_owned());
@@ -170,25 +178,25 @@ fn matches_selector(spec: &PodSpec, node: &Node) -> bool {
         .and_then(|affinity| affinity.node_affinity.as_ref())
         .and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref());
     selected
-        && required.is_none_or(|selector| selector.node_selector_terms.iter().any(|term| fits(term, node)))
+        && required
+            .is_none_or(|selector| selector.node_selector_terms.iter().any(|term| matches_term(term, node)))
 }
 
-fn fits(term: &NodeSelectorTerm, node: &Node) -> bool {
+fn matches_term(term: &NodeSelectorTerm, node: &Node) -> bool {
     let name = node.name_any();
     let by_label = term.match_expressions.iter().flatten().all(|wanted| {
         let value = node.labels().get(&wanted.key);
-        holds(wanted, value.map(String::as_str))
+        matches_requirement(wanted, value.map(String::as_str))
     });
     // The only field there is: how the Pods of a DaemonSet name their nodes.
-    let by_field = term
-        .match_fields
-        .iter()
-        .flatten()
-        .all(|wanted| holds(wanted, (wanted.key == "metadata.name").then_some(name.as_str())));
+    let by_field =
+        term.match_fields.iter().flatten().all(|wanted| {
+            matches_requirement(wanted, (wanted.key == "metadata.name").then_some(name.as_str()))
+        });
     by_label && by_field
 }
 
-fn holds(wanted: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+fn matches_requirement(wanted: &NodeSelectorRequirement, value: Option<&str>) -> bool {
     let among = value.is_some_and(|value| wanted.values.iter().flatten().any(|one| one == value));
     let number = |text: Option<&str>| text.and_then(|text| text.parse::<i64>().ok());
     let bound = number(wanted.values.iter().flatten().next().map(String::as_str));

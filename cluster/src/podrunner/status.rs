@@ -9,38 +9,38 @@ use k8s_openapi::{
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
-use super::container::{Container, Role, State};
+use super::container::{ContainerRole, PodContainer, RunState};
 
 /// What a Pod's status is made of besides its containers.
-pub(super) struct Facts<'a> {
+pub(super) struct PodStatusInputs<'a> {
     pub(super) pod: &'a Pod,
     pub(super) policy: &'a str,
     pub(super) pod_ip: Ipv4Addr,
     pub(super) host_ip: Ipv4Addr,
-    pub(super) since: Timestamp,
+    pub(super) started_at: Timestamp,
     /// Volumes are there and containers may start.
     pub(super) prepared: bool,
     /// All containers have ended and none will begin again.
     pub(super) ended: bool,
     /// Why it was refused on its node, with a message.
-    pub(super) refused: Option<&'a (&'static str, String)>,
+    pub(super) admission_error: Option<&'a (&'static str, String)>,
 }
 
 /// One condition as it was reported last.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Condition {
+pub(super) struct ReportedCondition {
     kind: &'static str,
-    holds: bool,
+    is_true: bool,
     reason: Option<&'static str>,
     message: Option<String>,
-    since: Timestamp,
+    last_transition: Timestamp,
 }
 
-impl Condition {
+impl ReportedCondition {
     /// Whether the Pod's object says the same; a controller may have written something else.
-    pub(super) fn is_in(&self, pod: &Pod) -> bool {
+    pub(super) fn matches(&self, pod: &Pod) -> bool {
         let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-        let status = if self.holds { "True" } else { "False" };
+        let status = if self.is_true { "True" } else { "False" };
         conditions
             .filter(|condition| condition.type_ == self.kind)
             .any(|condition| condition.status == status)
@@ -50,36 +50,40 @@ impl Condition {
     fn json(&self) -> Value {
         json!({
             "type": self.kind,
-            "status": if self.holds { "True" } else { "False" },
+            "status": if self.is_true { "True" } else { "False" },
             "reason": self.reason,
             "message": self.message,
             "lastProbeTime": null,
-            "lastTransitionTime": self.since.to_string(),
+            "lastTransitionTime": self.last_transition.to_string(),
         })
     }
 }
 
-pub(super) fn phase(facts: &Facts<'_>, containers: &[Container]) -> &'static str {
-    if facts.refused.is_some() {
+pub(super) fn phase(facts: &PodStatusInputs<'_>, containers: &[PodContainer]) -> &'static str {
+    if facts.admission_error.is_some() {
         return "Failed";
     }
-    let of = |role: Role| containers.iter().filter(move |container| container.role == role);
-    let done = |container: &&Container| container.end().is_some();
-    let once_failed = of(Role::Init).any(|container| container.end().is_some_and(|end| end.code != 0));
+    let of = |role: ContainerRole| containers.iter().filter(move |container| container.role == role);
+    let done = |container: &&PodContainer| container.last_exit().is_some();
+    let once_failed =
+        of(ContainerRole::Init).any(|container| container.last_exit().is_some_and(|end| end.code != 0));
     if once_failed && facts.policy == "Never" {
         return "Failed";
     }
     let initialized = is_initialized(containers);
-    let begun = |container: &Container| container.runs > 0;
-    let waiting = of(Role::Main).any(|container| !begun(container) && container.end().is_none());
+    let begun = |container: &PodContainer| container.runs > 0;
+    let waiting =
+        of(ContainerRole::Main).any(|container| !begun(container) && container.last_exit().is_none());
     if !facts.ended && (!initialized || waiting) {
         return "Pending";
     }
     if containers.iter().any(|container| container.running().is_some()) {
         return "Running";
     }
-    let succeeded = of(Role::Main).all(|container| container.end().is_some_and(|end| end.code == 0));
-    let comes_back = of(Role::Main).filter(done).any(|container| container.comes_back(facts.policy));
+    let succeeded =
+        of(ContainerRole::Main).all(|container| container.last_exit().is_some_and(|end| end.code == 0));
+    let comes_back =
+        of(ContainerRole::Main).filter(done).any(|container| container.should_restart(facts.policy));
     match (facts.ended, comes_back, succeeded) {
         (false, true, _) => "Running",
         (_, _, true) => "Succeeded",
@@ -88,27 +92,28 @@ pub(super) fn phase(facts: &Facts<'_>, containers: &[Container]) -> &'static str
 }
 
 /// All that had to happen before the main containers has, or they have begun already.
-fn is_initialized(containers: &[Container]) -> bool {
-    let begun = containers.iter().any(|container| container.role == Role::Main && container.runs > 0);
+fn is_initialized(containers: &[PodContainer]) -> bool {
+    let begun =
+        containers.iter().any(|container| container.role == ContainerRole::Main && container.runs > 0);
     begun
         || containers.iter().all(|container| match container.role {
-            Role::Init => container.is_ready(),
-            Role::Sidecar => container.running().is_some() && container.started,
-            Role::Main => true,
+            ContainerRole::Init => container.is_ready(),
+            ContainerRole::Sidecar => container.running().is_some() && container.started,
+            ContainerRole::Main => true,
         })
 }
 
 /// The kubelet's conditions, with the time of each that did not change.
 pub(super) fn conditions(
-    facts: &Facts<'_>,
-    containers: &[Container],
-    before: &[Condition],
+    facts: &PodStatusInputs<'_>,
+    containers: &[PodContainer],
+    before: &[ReportedCondition],
     now: Timestamp,
-) -> Vec<Condition> {
+) -> Vec<ReportedCondition> {
     let phase = phase(facts, containers);
     let unready: Vec<_> = containers
         .iter()
-        .filter(|container| container.role != Role::Init && !container.is_ready())
+        .filter(|container| container.role != ContainerRole::Init && !container.is_ready())
         .map(|container| container.spec.name.as_str())
         .collect();
     let ready = match phase {
@@ -131,9 +136,9 @@ pub(super) fn conditions(
         _ if is_initialized(containers) => (true, None, None),
         _ => {
             let open = containers.iter().filter(|container| match container.role {
-                Role::Init => !container.is_ready(),
-                Role::Sidecar => !container.started,
-                Role::Main => false,
+                ContainerRole::Init => !container.is_ready(),
+                ContainerRole::Sidecar => !container.started,
+                ContainerRole::Main => false,
             });
             let names: Vec<_> = open.map(|container| container.spec.name.as_str()).collect();
             let message = format!("containers with incomplete status: [{}]", names.join(" "));
@@ -149,9 +154,9 @@ pub(super) fn conditions(
     ]
     .into_iter()
     .map(|(kind, (holds, reason, message))| {
-        let same = before.iter().find(|condition| condition.kind == kind && condition.holds == holds);
-        let since = same.map_or(now, |condition| condition.since);
-        Condition { kind, holds, reason, message, since }
+        let same = before.iter().find(|condition| condition.kind == kind && condition.is_true == holds);
+        let since = same.map_or(now, |condition| condition.last_transition);
+        ReportedCondition { kind, is_true: holds, reason, message, last_transition: since }
     })
     .collect()
 }
@@ -177,28 +182,32 @@ fn unready_gates(pod: &Pod) -> Vec<String> {
 }
 
 /// The patch of the Pod's status. It names the Pod's uid, so that it cannot hit a successor of the same name.
-pub(super) fn patch(facts: &Facts<'_>, containers: &[Container], conditions: &[Condition]) -> Value {
+pub(super) fn patch(
+    facts: &PodStatusInputs<'_>,
+    containers: &[PodContainer],
+    conditions: &[ReportedCondition],
+) -> Value {
     let uid = facts.pod.uid().unwrap_or_default();
     let of = |init: bool| -> Vec<ContainerStatus> {
-        let chosen = containers.iter().filter(|container| (container.role != Role::Main) == init);
+        let chosen = containers.iter().filter(|container| (container.role != ContainerRole::Main) == init);
         chosen.map(|container| container.status(&uid)).collect()
     };
-    let conditions: Vec<_> = conditions.iter().map(Condition::json).collect();
+    let conditions: Vec<_> = conditions.iter().map(ReportedCondition::json).collect();
     let addressed = facts.prepared
-        || containers.iter().any(|container| !matches!(container.state, State::Waiting { .. }));
+        || containers.iter().any(|container| !matches!(container.state, RunState::Waiting { .. }));
     let pod_ip = addressed.then_some(facts.pod_ip);
     json!({
         "metadata": { "uid": uid },
         "status": {
             "phase": phase(facts, containers),
-            "reason": facts.refused.map(|(reason, _)| reason),
-            "message": facts.refused.map(|(_, message)| message),
+            "reason": facts.admission_error.map(|(reason, _)| reason),
+            "message": facts.admission_error.map(|(_, message)| message),
             "conditions": conditions,
             "hostIP": facts.host_ip,
             "hostIPs": [{ "ip": facts.host_ip }],
             "podIP": pod_ip,
             "podIPs": pod_ip.map(|ip| vec![json!({ "ip": ip })]),
-            "startTime": facts.since.to_string(),
+            "startTime": facts.started_at.to_string(),
             "initContainerStatuses": of(true),
             "containerStatuses": of(false),
         },

@@ -25,15 +25,15 @@ use kube::{Api, Client, ResourceExt as _, api::PostParams};
 
 use super::launch;
 
-type Data = BTreeMap<String, Vec<u8>>;
+type KeyedBytes = BTreeMap<String, Vec<u8>>;
 
 /// What was asked of the API server, and where it is now.
 #[derive(Debug, Default)]
-pub(super) struct Prepared {
+pub(super) struct PreparedPod {
     folder: PathBuf,
     /// Of those that exist.
-    config_maps: BTreeMap<String, Data>,
-    secrets: BTreeMap<String, Data>,
+    config_maps: BTreeMap<String, KeyedBytes>,
+    secrets: BTreeMap<String, KeyedBytes>,
     volumes: BTreeMap<String, PathBuf>,
     token: Option<PathBuf>,
     kubeconfig: Option<PathBuf>,
@@ -43,21 +43,23 @@ pub(super) struct Prepared {
 ///
 /// # Errors
 /// What is missing, or not supported; trying again later may help.
-pub(super) async fn prepare(client: &Client, pod: &Pod, folder: &Path) -> Result<Prepared> {
-    let mut prepared = Prepared { folder: folder.to_owned(), ..Prepared::default() };
+pub(super) async fn prepare(client: &Client, pod: &Pod, folder: &Path) -> Result<PreparedPod> {
+    let mut prepared = PreparedPod { folder: folder.to_owned(), ..PreparedPod::default() };
     fs::create_dir_all(folder)?;
     prepared.fetch(client, pod).await?;
     let spec = pod.spec.clone().unwrap_or_default();
     for volume in spec.volumes.iter().flatten() {
-        let real =
-            prepared.volume(client, pod, volume).await.with_context(|| format!("volume {}", volume.name))?;
+        let real = prepared
+            .create_volume(client, pod, volume)
+            .await
+            .with_context(|| format!("volume {}", volume.name))?;
         prepared.volumes.insert(volume.name.clone(), real);
     }
     Ok(prepared)
 }
 
 /// The ConfigMaps and Secrets that the Pod mentions anywhere.
-fn named(spec: &k8s_openapi::api::core::v1::PodSpec) -> (Vec<String>, Vec<String>) {
+fn referenced_objects(spec: &k8s_openapi::api::core::v1::PodSpec) -> (Vec<String>, Vec<String>) {
     let (mut maps, mut secrets) = (Vec::new(), Vec::new());
     for container in spec.containers.iter().chain(spec.init_containers.iter().flatten()) {
         for source in container.env_from.iter().flatten() {
@@ -80,7 +82,7 @@ fn named(spec: &k8s_openapi::api::core::v1::PodSpec) -> (Vec<String>, Vec<String
     (maps, secrets)
 }
 
-impl Prepared {
+impl PreparedPod {
     /// Gets the ConfigMaps and Secrets again, for containers that lacked one.
     ///
     /// # Errors
@@ -88,7 +90,7 @@ impl Prepared {
     pub(super) async fn fetch(&mut self, client: &Client, pod: &Pod) -> kube::Result<()> {
         let namespace = pod.namespace().unwrap_or_default();
         let spec = pod.spec.clone().unwrap_or_default();
-        let (config_maps, secrets) = named(&spec);
+        let (config_maps, secrets) = referenced_objects(&spec);
         let api: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
         for name in config_maps {
             if let Some(map) = api.get_opt(&name).await? {
@@ -176,60 +178,60 @@ impl Prepared {
     }
 
     /// Writes again what follows the Pod's labels and annotations.
-    pub(super) fn follow(&self, pod: &Pod) -> io::Result<()> {
+    pub(super) fn update_downward_files(&self, pod: &Pod) -> io::Result<()> {
         for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
             let Some(folder) = self.volumes.get(&volume.name) else { continue };
             let own = volume.downward_api.iter().flat_map(|source| source.items.iter().flatten());
             let sources = volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten());
             let projected = sources.filter_map(|source| source.downward_api.as_ref());
             let projected = projected.flat_map(|source| source.items.iter().flatten());
-            for (path, bytes) in own.chain(projected).filter_map(|item| downward(pod, item)) {
+            for (path, bytes) in own.chain(projected).filter_map(|item| downward_file(pod, item)) {
                 if fs::read(folder.join(&path)).ok().as_ref() != Some(&bytes) {
-                    write(folder, &path, &bytes)?;
+                    write_atomically(folder, &path, &bytes)?;
                 }
             }
         }
         Ok(())
     }
 
-    async fn volume(&mut self, client: &Client, pod: &Pod, volume: &Volume) -> Result<PathBuf> {
+    async fn create_volume(&mut self, client: &Client, pod: &Pod, volume: &Volume) -> Result<PathBuf> {
         if let Some(host) = &volume.host_path {
             return Ok(host.path.clone().into());
         }
         let folder = self.folder.join("volumes").join(&volume.name);
         fs::create_dir_all(&folder)?;
-        let mut files = Data::new();
+        let mut files = KeyedBytes::new();
         if volume.empty_dir.is_some() {
         } else if let Some(map) = &volume.config_map {
-            files = chosen(self.config_maps.get(&map.name), map.items.as_deref(), map.optional)
+            files = select_keys(self.config_maps.get(&map.name), map.items.as_deref(), map.optional)
                 .with_context(|| format!("configmap {:?}", map.name))?;
         } else if let Some(secret) = &volume.secret {
             let name = secret.secret_name.as_deref().unwrap_or_default();
-            files = chosen(self.secrets.get(name), secret.items.as_deref(), secret.optional)
+            files = select_keys(self.secrets.get(name), secret.items.as_deref(), secret.optional)
                 .with_context(|| format!("secret {name:?}"))?;
         } else if let Some(source) = &volume.downward_api {
-            files.extend(source.items.iter().flatten().filter_map(|item| downward(pod, item)));
+            files.extend(source.items.iter().flatten().filter_map(|item| downward_file(pod, item)));
         } else if let Some(projected) = &volume.projected {
             for source in projected.sources.iter().flatten() {
                 if let Some(map) = &source.config_map {
                     let found = self.config_maps.get(&map.name);
                     files.extend(
-                        chosen(found, map.items.as_deref(), map.optional)
+                        select_keys(found, map.items.as_deref(), map.optional)
                             .with_context(|| format!("configmap {:?}", map.name))?,
                     );
                 }
                 if let Some(secret) = &source.secret {
                     let found = self.secrets.get(&secret.name);
                     files.extend(
-                        chosen(found, secret.items.as_deref(), secret.optional)
+                        select_keys(found, secret.items.as_deref(), secret.optional)
                             .with_context(|| format!("secret {:?}", secret.name))?,
                     );
                 }
                 if let Some(source) = &source.downward_api {
-                    files.extend(source.items.iter().flatten().filter_map(|item| downward(pod, item)));
+                    files.extend(source.items.iter().flatten().filter_map(|item| downward_file(pod, item)));
                 }
                 if let Some(wanted) = &source.service_account_token {
-                    files.insert(wanted.path.clone(), token(client, pod, wanted).await?.into_bytes());
+                    files.insert(wanted.path.clone(), request_token(client, pod, wanted).await?.into_bytes());
                     if wanted.audience.is_none() {
                         self.token = Some(folder.join(&wanted.path));
                     }
@@ -239,23 +241,27 @@ impl Prepared {
             bail!("podrunner does not support volumes of this kind");
         }
         for (path, bytes) in files {
-            write(&folder, &path, &bytes)?;
+            write_atomically(&folder, &path, &bytes)?;
         }
         Ok(folder)
     }
 }
 
 /// The keys that are asked for, by the path they get.
-fn chosen(data: Option<&Data>, items: Option<&[KeyToPath]>, optional: Option<bool>) -> Result<Data> {
+fn select_keys(
+    data: Option<&KeyedBytes>,
+    items: Option<&[KeyToPath]>,
+    optional: Option<bool>,
+) -> Result<KeyedBytes> {
     let optional = optional == Some(true);
     let Some(data) = data else {
         if optional {
-            return Ok(Data::new());
+            return Ok(KeyedBytes::new());
         }
         bail!("is not there");
     };
     let Some(items) = items else { return Ok(data.clone()) };
-    let mut files = Data::new();
+    let mut files = KeyedBytes::new();
     for item in items {
         match data.get(&item.key) {
             Some(bytes) => drop(files.insert(item.path.clone(), bytes.clone())),
@@ -266,13 +272,13 @@ fn chosen(data: Option<&Data>, items: Option<&[KeyToPath]>, optional: Option<boo
     Ok(files)
 }
 
-fn downward(pod: &Pod, item: &DownwardAPIVolumeFile) -> Option<(String, Vec<u8>)> {
+fn downward_file(pod: &Pod, item: &DownwardAPIVolumeFile) -> Option<(String, Vec<u8>)> {
     let field = item.field_ref.as_ref()?;
     Some((item.path.clone(), launch::metadata(pod, &field.field_path)?.into_bytes()))
 }
 
 /// A token that holds as long as the Pod's object exists.
-async fn token(client: &Client, pod: &Pod, wanted: &ServiceAccountTokenProjection) -> Result<String> {
+async fn request_token(client: &Client, pod: &Pod, wanted: &ServiceAccountTokenProjection) -> Result<String> {
     let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone());
     let account = account.unwrap_or_else(|| "default".to_owned());
     let bound = BoundObjectReference {
@@ -295,7 +301,7 @@ async fn token(client: &Client, pod: &Pod, wanted: &ServiceAccountTokenProjectio
 }
 
 /// Whoever reads it sees the old or the new bytes, never a part.
-fn write(folder: &Path, path: &str, bytes: &[u8]) -> io::Result<()> {
+fn write_atomically(folder: &Path, path: &str, bytes: &[u8]) -> io::Result<()> {
     let file = folder.join(path);
     if let Some(parent) = file.parent() {
         fs::create_dir_all(parent)?;

@@ -12,7 +12,7 @@ use kube::{
     api::{ListParams, PostParams},
     runtime::wait::{await_condition, conditions},
 };
-use rouse_cluster::{Cluster, Role};
+use rouse_cluster::{ServerRole, TestCluster};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -34,7 +34,7 @@ async fn define(client: &Client) {
 
 #[tokio::test]
 async fn a_custom_resource_is_checked_and_outlives_its_api_server() {
-    let cluster = Cluster::start().unwrap();
+    let cluster = TestCluster::start().unwrap();
     let client = cluster.client().await.unwrap();
     let version = client.apiserver_version().await.unwrap();
     assert!(version.git_version.starts_with("v1.34."), "{version:?}");
@@ -48,23 +48,23 @@ async fn a_custom_resource_is_checked_and_outlives_its_api_server() {
         refusal(things.create(&PostParams::default(), &Thing::new("bad", ThingSpec { size: 0 })).await);
     assert_eq!(refused.code, Some(422), "{refused:?}");
 
-    let first = cluster.pid(Role::ApiServer).await;
-    cluster.stop_server(Role::ApiServer).await;
+    let first = cluster.pid(ServerRole::ApiServer).await;
+    cluster.stop_server(ServerRole::ApiServer).await;
     assert!(things.get("good").await.is_err(), "it answers although it was stopped");
-    cluster.start_server(Role::ApiServer).await.unwrap();
+    cluster.start_server(ServerRole::ApiServer).await.unwrap();
     assert_eq!(things.get("good").await.unwrap().metadata, made.metadata);
 
-    cluster.kill_server(Role::ApiServer).await;
-    cluster.kill_server(Role::Etcd).await;
-    cluster.start_server(Role::Etcd).await.unwrap();
-    cluster.start_server(Role::ApiServer).await.unwrap();
+    cluster.kill_server(ServerRole::ApiServer).await;
+    cluster.kill_server(ServerRole::Etcd).await;
+    cluster.start_server(ServerRole::Etcd).await.unwrap();
+    cluster.start_server(ServerRole::ApiServer).await.unwrap();
     assert_eq!(things.get("good").await.unwrap().metadata, made.metadata);
-    assert_ne!(cluster.pid(Role::ApiServer).await, first);
+    assert_ne!(cluster.pid(ServerRole::ApiServer).await, first);
 }
 
 #[tokio::test]
 async fn who_has_no_rights_is_refused_until_it_gets_them() {
-    let cluster = Cluster::shared();
+    let cluster = TestCluster::shared();
     let namespace = cluster.namespace("rights").await.unwrap();
     let user = cluster.user("eve", Some("testers")).unwrap();
     let account = cluster.service_account(&namespace, "reader").await.unwrap();
@@ -103,7 +103,7 @@ async fn who_has_no_rights_is_refused_until_it_gets_them() {
                 tokio::time::sleep(std::time::Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(rouse_cluster::wait::PATIENCE, allowed).await.expect("the role is not seen");
+        tokio::time::timeout(rouse_cluster::wait::WAIT_TIMEOUT, allowed).await.expect("the role is not seen");
         let maps: Api<ConfigMap> = Api::namespaced(client, &namespace);
         assert_eq!(refusal(maps.list(&ListParams::default()).await).code, Some(403));
     }
@@ -121,7 +121,7 @@ async fn who_has_no_rights_is_refused_until_it_gets_them() {
         }
     };
     let told =
-        tokio::time::timeout(rouse_cluster::wait::PATIENCE, told).await.expect("its last call is logged");
+        tokio::time::timeout(rouse_cluster::wait::WAIT_TIMEOUT, told).await.expect("its last call is logged");
     let told: Vec<_> =
         told.iter().map(|(verb, resource, code)| (verb.as_str(), resource.as_str(), *code)).collect();
     assert_eq!(told.first(), Some(&("list", "pods", 403)));
@@ -130,7 +130,7 @@ async fn who_has_no_rights_is_refused_until_it_gets_them() {
 
 #[tokio::test]
 async fn a_kubeconfig_file_opens_the_door_for_another_process() {
-    let cluster = Cluster::shared();
+    let cluster = TestCluster::shared();
     let path = cluster.kubeconfig(cluster.admin()).unwrap();
     let kubeconfig = kube::config::Kubeconfig::read_from(&path).unwrap();
     let config = kube::Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await.unwrap();

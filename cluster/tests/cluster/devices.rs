@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use nix::sys::signal::Signal;
-use rouse_cluster::{Cluster, Namespace, PodRunner, podrunner::NodeSpec};
+use rouse_cluster::{Namespace, PodRunner, TestCluster, podrunner::NodeSpec};
 use serde_json::{Value, json};
 
 use crate::{
@@ -34,9 +34,9 @@ fn holders(runner: &PodRunner, node: &str) -> Vec<Option<String>> {
 
 #[tokio::test]
 async fn a_pod_waits_until_another_is_terminal_and_gets_its_device() {
-    let cluster = Cluster::shared();
+    let cluster = TestCluster::shared();
     let namespace = cluster.namespace("devices").await.unwrap();
-    let runner = PodRunner::of(&namespace)
+    let runner = PodRunner::builder(&namespace)
         .node(NodeSpec::new("small").gpus(1).label("pool", "x"))
         .node(NodeSpec::new("other").gpus(8).label("pool", "y"))
         .start()
@@ -67,9 +67,9 @@ async fn a_pod_waits_until_another_is_terminal_and_gets_its_device() {
 
 #[tokio::test]
 async fn two_pods_on_one_node_hold_different_devices() {
-    let cluster = Cluster::shared();
+    let cluster = TestCluster::shared();
     let namespace = cluster.namespace("sharing").await.unwrap();
-    let runner = PodRunner::of(&namespace).node(NodeSpec::new("a").gpus(4)).start().await.unwrap();
+    let runner = PodRunner::builder(&namespace).node(NodeSpec::new("a").gpus(4)).start().await.unwrap();
     let mut seen = Vec::new();
     for (name, count) in [("one", 1), ("three", 3)] {
         pod(&namespace, name, holder(count, json!({}))).await;
@@ -92,9 +92,9 @@ async fn two_pods_on_one_node_hold_different_devices() {
 
 #[tokio::test]
 async fn containers_of_a_pod_have_the_devices_they_asked_for_and_no_others() {
-    let cluster = Cluster::shared();
+    let cluster = TestCluster::shared();
     let namespace = cluster.namespace("shares").await.unwrap();
-    let runner = PodRunner::of(&namespace).node(NodeSpec::new("a").gpus(3)).start().await.unwrap();
+    let runner = PodRunner::builder(&namespace).node(NodeSpec::new("a").gpus(3)).start().await.unwrap();
     let mut spec = holder(1, json!({}));
     let mut containers = Vec::new();
     for (name, count) in [("one", 1), ("none", 0), ("two", 2)] {
@@ -117,9 +117,9 @@ async fn containers_of_a_pod_have_the_devices_they_asked_for_and_no_others() {
 /// The race of dual pods: the object is deleted, the next Pod has the device, and the first one's process still runs.
 #[tokio::test]
 async fn a_forced_deletion_frees_the_device_before_the_process_has_ended() {
-    let cluster = Cluster::shared();
+    let cluster = TestCluster::shared();
     let namespace = cluster.namespace("forced").await.unwrap();
-    let runner = PodRunner::of(&namespace).node(NodeSpec::new("a").gpus(1)).start().await.unwrap();
+    let runner = PodRunner::builder(&namespace).node(NodeSpec::new("a").gpus(1)).start().await.unwrap();
     // It does not follow SIGTERM; SIGKILL comes a second later, and until then it holds what it holds.
     let mut stubborn = holder(1, json!({}));
     stubborn["containers"][0]["command"][2] =
@@ -140,14 +140,14 @@ async fn a_forced_deletion_frees_the_device_before_the_process_has_ended() {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(rouse_cluster::wait::PATIENCE, ended).await.expect("it was never killed");
+    tokio::time::timeout(rouse_cluster::wait::WAIT_TIMEOUT, ended).await.expect("it was never killed");
 }
 
 #[tokio::test]
 async fn a_node_that_is_cut_off_hears_nothing_and_its_processes_go_on() {
-    let cluster = Cluster::shared();
+    let cluster = TestCluster::shared();
     let namespace = cluster.namespace("cut").await.unwrap();
-    let runner = PodRunner::of(&namespace).node(NodeSpec::new("a").gpus(1)).start().await.unwrap();
+    let runner = PodRunner::builder(&namespace).node(NodeSpec::new("a").gpus(1)).start().await.unwrap();
     let first = pod(&namespace, "first", holder(1, json!({}))).await;
     let first = until(&namespace, &first.name_any(), "ready", is_ready).await;
     runner.partition("a");

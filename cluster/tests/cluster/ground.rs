@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
-use rouse::process::table;
-use rouse_cluster::{Cluster, PodRunner, podrunner::NodeSpec, wait::PATIENCE};
+use rouse_cluster::{PodRunner, TestCluster, podrunner::NodeSpec, wait::WAIT_TIMEOUT};
+use rouse_net::process::table;
 use serde_json::json;
 
 use crate::support::{is_ready, pod, script, until};
@@ -20,9 +20,9 @@ async fn aborts() {
     if std::env::var_os(ABORTS).is_none() {
         return;
     }
-    let cluster = Cluster::start().unwrap();
+    let cluster = TestCluster::start().unwrap();
     let namespace = cluster.namespace("aborts").await.unwrap();
-    let _runner = PodRunner::of(&namespace).node(NodeSpec::new("a")).start().await.unwrap();
+    let _runner = PodRunner::builder(&namespace).node(NodeSpec::new("a")).start().await.unwrap();
     let text = "trap '' TERM; setsid sleep 1000 & while :; do sleep 1; done";
     pod(&namespace, "left", script(text, json!({}))).await;
     until(&namespace, "left", "ready", is_ready).await;
@@ -44,7 +44,7 @@ async fn when_the_tests_process_dies_its_servers_and_pods_do() {
     let marked = || {
         let folder = folder.display().to_string();
         let of_it =
-            |pid: &i32| table::mark_of(*pid, "TEST_CLUSTER").is_some_and(|mark| mark.ends_with(&folder));
+            |pid: &i32| table::env_value(*pid, "TEST_CLUSTER").is_some_and(|mark| mark.ends_with(&folder));
         table::pids().filter(of_it).count()
     };
     assert!(!child.wait().unwrap().success());
@@ -53,5 +53,7 @@ async fn when_the_tests_process_dies_its_servers_and_pods_do() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, ended).await.unwrap_or_else(|_| panic!("{} processes are left", marked()));
+    tokio::time::timeout(WAIT_TIMEOUT, ended)
+        .await
+        .unwrap_or_else(|_| panic!("{} processes are left", marked()));
 }

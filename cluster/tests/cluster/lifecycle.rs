@@ -5,8 +5,8 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use rouse_cluster::{
-    Cluster, PodRunner,
-    podrunner::{NodeSpec, Pauses},
+    PodRunner, TestCluster,
+    podrunner::{NodeSpec, RestartBackoff},
 };
 use serde_json::{Value, json};
 
@@ -22,9 +22,9 @@ fn container(name: &str, text: &str, more: Value) -> Value {
 
 #[tokio::test]
 async fn init_containers_run_first_and_sidecars_end_last() {
-    let cluster = Cluster::shared();
+    let cluster = TestCluster::shared();
     let namespace = cluster.namespace("order").await.unwrap();
-    let runner = PodRunner::of(&namespace).node(NodeSpec::new("a")).start().await.unwrap();
+    let runner = PodRunner::builder(&namespace).node(NodeSpec::new("a")).start().await.unwrap();
     let lives = |name: &str| {
         format!(
             "trap 'echo {name} ends >> /shared/order; exit 0' TERM
@@ -80,10 +80,15 @@ async fn init_containers_run_first_and_sidecars_end_last() {
 
 #[tokio::test]
 async fn containers_come_back_as_their_policy_says_and_later_each_time() {
-    let cluster = Cluster::shared();
+    let cluster = TestCluster::shared();
     let namespace = cluster.namespace("restarts").await.unwrap();
-    let pauses = Pauses { first: Duration::from_millis(300), longest: Duration::from_secs(2) };
-    let runner = PodRunner::of(&namespace).node(NodeSpec::new("a")).pauses(pauses).start().await.unwrap();
+    let pauses = RestartBackoff { first: Duration::from_millis(300), longest: Duration::from_secs(2) };
+    let runner = PodRunner::builder(&namespace)
+        .node(NodeSpec::new("a"))
+        .restart_backoff(pauses)
+        .start()
+        .await
+        .unwrap();
 
     let with = |policy: &str, text: &str| {
         let mut spec = json!({ "containers": [container("main", text, json!({}))] });

@@ -8,7 +8,7 @@ use kube::{
     Api,
     api::{ListParams, WatchParams},
 };
-use rouse_cluster::{Cluster, Mode, wait::PATIENCE};
+use rouse_cluster::{LinkMode, TestCluster, wait::WAIT_TIMEOUT};
 use tokio::time::timeout;
 
 /// Long enough for any answer that is not held.
@@ -16,7 +16,7 @@ const A_WHILE: Duration = Duration::from_millis(700);
 
 #[tokio::test]
 async fn a_link_is_held_let_go_and_cut_and_others_are_not() {
-    let cluster = Cluster::shared();
+    let cluster = TestCluster::shared();
     let namespace = cluster.namespace("links").await.unwrap();
     let (link, other) = (cluster.link().await.unwrap(), cluster.link().await.unwrap());
     let through = link.client(cluster.admin()).await.unwrap();
@@ -27,31 +27,31 @@ async fn a_link_is_held_let_go_and_cut_and_others_are_not() {
     others.list(&list).await.unwrap();
     assert_eq!((link.traffic().accepted, other.traffic().accepted), (1, 1));
 
-    link.set(Mode::Hold);
+    link.set(LinkMode::Hold);
     let mut held = std::pin::pin!(maps.list(&list));
     assert!(timeout(A_WHILE, &mut held).await.is_err(), "an answer came over a link that is held");
     let traffic = link.until("a piece that is held", |traffic| traffic.held > 0).await.unwrap();
     assert_eq!(link.traffic(), traffic, "what is held goes nowhere");
     others.list(&list).await.unwrap();
-    link.set(Mode::Pass);
-    timeout(PATIENCE, held).await.expect("it is still held").unwrap();
-    let after = link.until("the answer", |now| now.answered > traffic.answered).await.unwrap();
-    assert!(after.held == 0 && after.asked > traffic.asked, "{after:?}");
+    link.set(LinkMode::Pass);
+    timeout(WAIT_TIMEOUT, held).await.expect("it is still held").unwrap();
+    let after = link.until("the answer", |now| now.to_client > traffic.to_client).await.unwrap();
+    assert!(after.held == 0 && after.to_server > traffic.to_server, "{after:?}");
     assert_eq!(link.traffic().accepted, 1, "the connection that was held is the one that went on");
 
-    link.set(Mode::Slow(A_WHILE));
+    link.set(LinkMode::Slow(A_WHILE));
     let begun = tokio::time::Instant::now();
     maps.list(&list).await.unwrap();
     assert!(begun.elapsed() >= A_WHILE * 2, "{:?}, there and back", begun.elapsed());
-    link.set(Mode::Pass);
+    link.set(LinkMode::Pass);
 
     let watched = maps.watch(&WatchParams::default(), "0").await.unwrap();
     let mut watched = std::pin::pin!(watched);
-    link.set(Mode::Cut);
+    link.set(LinkMode::Cut);
     let end = async { while let Some(Ok(_)) = watched.next().await {} };
-    timeout(PATIENCE, end).await.expect("the watch goes on over a link that is cut");
-    assert!(timeout(PATIENCE, maps.list(&list)).await.expect("no outcome").is_err());
+    timeout(WAIT_TIMEOUT, end).await.expect("the watch goes on over a link that is cut");
+    assert!(timeout(WAIT_TIMEOUT, maps.list(&list)).await.expect("no outcome").is_err());
     others.list(&list).await.unwrap();
-    link.set(Mode::Pass);
+    link.set(LinkMode::Pass);
     maps.list(&list).await.unwrap();
 }

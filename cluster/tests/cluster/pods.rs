@@ -12,16 +12,16 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
     runtime::watcher::{self, Event},
 };
-use rouse_cluster::{Cluster, PodRunner, podrunner::NodeSpec, wait};
+use rouse_cluster::{PodRunner, TestCluster, podrunner::NodeSpec, wait};
 use serde_json::json;
 
 use crate::support::{delete, deployment, gone, is_ready, phase, pod, pods, script, until};
 
 #[tokio::test]
 async fn a_deployment_gets_ready_and_scaled_to_zero_its_processes_are_asked_to_end() {
-    let cluster = Cluster::shared();
+    let cluster = TestCluster::shared();
     let namespace = cluster.namespace("deployment").await.unwrap();
-    let runner = PodRunner::of(&namespace).node(NodeSpec::new("a")).start().await.unwrap();
+    let runner = PodRunner::builder(&namespace).node(NodeSpec::new("a")).start().await.unwrap();
     let waits = "trap 'echo asked; exit 7' TERM; echo up; while :; do sleep 0.05; done";
     deployment(&namespace, "sleepers", 2, script(waits, json!({}))).await;
     let available = |count: Option<i32>| {
@@ -65,9 +65,9 @@ async fn a_deployment_gets_ready_and_scaled_to_zero_its_processes_are_asked_to_e
 
 #[tokio::test]
 async fn a_process_that_does_not_end_is_killed_after_its_grace() {
-    let cluster = Cluster::shared();
+    let cluster = TestCluster::shared();
     let namespace = cluster.namespace("grace").await.unwrap();
-    let runner = PodRunner::of(&namespace).node(NodeSpec::new("a")).start().await.unwrap();
+    let runner = PodRunner::builder(&namespace).node(NodeSpec::new("a")).start().await.unwrap();
     // A worker that has left the group, and would outlive its parent.
     let text = "trap 'echo no' TERM; setsid sleep 1000 & echo up; while :; do sleep 0.05; done";
     let mut spec = script(text, json!({}));
@@ -84,9 +84,9 @@ async fn a_process_that_does_not_end_is_killed_after_its_grace() {
 
 #[tokio::test]
 async fn a_container_is_told_of_its_pod_and_its_volumes() {
-    let cluster = Cluster::shared();
+    let cluster = TestCluster::shared();
     let namespace = cluster.namespace("told").await.unwrap();
-    let runner = PodRunner::of(&namespace).node(NodeSpec::new("a")).start().await.unwrap();
+    let runner = PodRunner::builder(&namespace).node(NodeSpec::new("a")).start().await.unwrap();
     let map =
         json!({ "metadata": { "name": "map" }, "data": { "color": "blue", "file.txt": "from the map\n" } });
     let map: ConfigMap = serde_json::from_value(map).unwrap();
@@ -136,9 +136,9 @@ async fn a_container_is_told_of_its_pod_and_its_volumes() {
 
 #[tokio::test]
 async fn what_a_pod_lacks_is_said_and_it_starts_when_that_is_there() {
-    let cluster = Cluster::shared();
+    let cluster = TestCluster::shared();
     let namespace = cluster.namespace("lacks").await.unwrap();
-    let _runner = PodRunner::of(&namespace).node(NodeSpec::new("a")).start().await.unwrap();
+    let _runner = PodRunner::builder(&namespace).node(NodeSpec::new("a")).start().await.unwrap();
     let mut spec = script("sleep 1000", json!({ "envFrom": [{ "configMapRef": { "name": "late" } }] }));
     spec["terminationGracePeriodSeconds"] = json!(1);
     let made = pod(&namespace, "lacks", spec).await;
@@ -161,5 +161,7 @@ pub(crate) async fn wait_for_log(runner: &PodRunner, pod: &Pod, words: &str) {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(wait::PATIENCE, said).await.unwrap_or_else(|_| panic!("it never said {words:?}"));
+    tokio::time::timeout(wait::WAIT_TIMEOUT, said)
+        .await
+        .unwrap_or_else(|_| panic!("it never said {words:?}"));
 }

@@ -1,7 +1,7 @@
 //! Probes are asked, believed, and acted upon.
 
 use kube::ResourceExt as _;
-use rouse_cluster::{Cluster, PodRunner, podrunner::NodeSpec};
+use rouse_cluster::{PodRunner, TestCluster, podrunner::NodeSpec};
 use serde_json::json;
 
 use crate::{
@@ -11,9 +11,9 @@ use crate::{
 
 #[tokio::test]
 async fn readiness_follows_its_probe_and_a_failed_liveness_probe_restarts() {
-    let cluster = Cluster::shared();
+    let cluster = TestCluster::shared();
     let namespace = cluster.namespace("probes").await.unwrap();
-    let runner = PodRunner::of(&namespace)
+    let runner = PodRunner::builder(&namespace)
         .node(NodeSpec::new("a"))
         .image("rouse/server", program::image())
         .start()

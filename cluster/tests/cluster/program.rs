@@ -8,15 +8,15 @@ use std::{
     net::{SocketAddr, TcpListener, TcpStream},
 };
 
-use rouse_cluster::podrunner::Image;
+use rouse_cluster::podrunner::PodImage;
 use serde_json::{Value, json};
 
 const RUNS: &str = "ROUSE_CLUSTER_PROGRAM";
 const PORT: u16 = 8080;
 
 /// What the name `rouse/server` stands for.
-pub(crate) fn image() -> Image {
-    Image::new(std::env::current_exe().unwrap()).known_as("/server")
+pub(crate) fn image() -> PodImage {
+    PodImage::new(std::env::current_exe().unwrap()).known_as("/server")
 }
 
 /// A container named `main` of that image.

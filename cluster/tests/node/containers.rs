@@ -6,7 +6,7 @@ use nix::{
     sys::signal::{self, Signal},
     unistd::Pid,
 };
-use rouse_cluster::Cluster;
+use rouse_cluster::TestCluster;
 
 use crate::{
     engine::{address, introduce},
@@ -25,7 +25,7 @@ fn pid_of(processes: &[i32], program: &str) -> i32 {
 #[tokio::test]
 async fn a_killed_engine_is_started_again_beside_a_stub_that_lives_on() {
     let node = site::node().await;
-    let namespace = Cluster::shared().namespace("killed").await.unwrap();
+    let namespace = TestCluster::shared().namespace("killed").await.unwrap();
     let made = pod(&namespace, "qwen", site::engine()).await;
     let name = made.name_any();
     let running = until(&namespace, &name, "its address", |pod| {

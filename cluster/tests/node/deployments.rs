@@ -5,7 +5,7 @@ use kube::{
     Api, ResourceExt as _,
     api::{Patch, PatchParams},
 };
-use rouse_cluster::{Cluster, wait};
+use rouse_cluster::{TestCluster, wait};
 use serde_json::json;
 
 use crate::{
@@ -27,7 +27,7 @@ fn running(deployment: &Option<Deployment>) -> (i32, i32) {
 #[tokio::test]
 async fn a_deployment_scales_from_nothing_and_back() {
     let node = site::node().await;
-    let namespace = Cluster::shared().namespace("scaled").await.unwrap();
+    let namespace = TestCluster::shared().namespace("scaled").await.unwrap();
     let api: Api<Deployment> = namespace.api();
     deployment(&namespace, "qwen", 0, site::engine()).await;
     let seen = |deployment: &Option<Deployment>| {

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Node as Object, Pod};
 use kube::{Api, ResourceExt as _, api::LogParams};
-use rouse::process::table;
-use rouse_cluster::Cluster;
+use rouse_cluster::TestCluster;
+use rouse_net::process::table;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -40,7 +40,7 @@ fn runs(pod: &Pod, container: &str) -> bool {
 #[tokio::test]
 async fn an_engine_behind_its_stub_is_probed_asked_and_ended_within_its_grace() {
     let node = site::node().await;
-    let namespace = Cluster::shared().namespace("engine").await.unwrap();
+    let namespace = TestCluster::shared().namespace("engine").await.unwrap();
     let made = pod(&namespace, "qwen", site::engine()).await;
     let name = made.name_any();
     let both = |pod: &Pod| runs(pod, "stub") && runs(pod, "engine");
@@ -88,7 +88,7 @@ async fn an_engine_behind_its_stub_is_probed_asked_and_ended_within_its_grace() 
 #[tokio::test]
 async fn the_scheduler_counts_the_accelerators_that_the_node_says_it_has() {
     let node = site::node().await;
-    let cluster = Cluster::shared();
+    let cluster = TestCluster::shared();
     let namespace = cluster.namespace("many").await.unwrap();
     let mut spec = site::engine();
     spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = json!(ACCELERATORS + 1);

@@ -9,8 +9,8 @@ use std::{
 };
 
 use kube::ResourceExt as _;
-use rouse::process::table;
-use rouse_cluster::{Cluster, Node, wait::PATIENCE};
+use rouse_cluster::{KubeletNode, TestCluster, wait::WAIT_TIMEOUT};
+use rouse_net::process::table;
 
 use crate::{
     site,
@@ -20,14 +20,14 @@ use crate::{
 const ABORTS: &str = "ROUSE_CLUSTER_ABORTS";
 
 /// What this machine has of a node with a Pod.
-struct Traces {
+struct NodeTraces {
     folder: PathBuf,
     wire: PathBuf,
     processes: Vec<i32>,
 }
 
-impl Traces {
-    async fn of(cluster: &Cluster, node: &Node) -> Self {
+impl NodeTraces {
+    async fn of(cluster: &TestCluster, node: &KubeletNode) -> Self {
         let namespace = cluster.namespace("traces").await.unwrap();
         let made = pod(&namespace, "left", site::engine()).await;
         until(&namespace, &made.name_any(), "to run", |pod| phase(pod) == "Running").await;
@@ -61,9 +61,9 @@ impl Traces {
 
 #[tokio::test]
 async fn a_node_that_is_dropped_takes_all_with_it_but_the_cluster() {
-    let cluster = Cluster::start().unwrap();
+    let cluster = TestCluster::start().unwrap();
     let node = site::start(&cluster).await.unwrap();
-    let traces = Traces::of(&cluster, &node).await;
+    let traces = NodeTraces::of(&cluster, &node).await;
     drop(node);
     assert_eq!(traces.left(), Vec::<String>::new());
     assert!(cluster.client().await.unwrap().apiserver_version().await.is_ok());
@@ -75,9 +75,9 @@ async fn aborts() {
     if std::env::var_os(ABORTS).is_none() {
         return;
     }
-    let cluster = Cluster::start().unwrap();
+    let cluster = TestCluster::start().unwrap();
     let node = site::start(&cluster).await.unwrap();
-    let Traces { folder, wire, processes } = Traces::of(&cluster, &node).await;
+    let NodeTraces { folder, wire, processes } = NodeTraces::of(&cluster, &node).await;
     println!("\nleaves {} {} {processes:?}", folder.display(), wire.display());
     std::process::abort();
 }
@@ -96,7 +96,7 @@ async fn when_the_tests_process_dies_its_node_does() {
     let mut words = said.splitn(3, ' ');
     let (folder, wire) = (words.next().unwrap().into(), words.next().unwrap().into());
     let processes = serde_json::from_str(words.next().unwrap()).unwrap();
-    let traces = Traces { folder, wire, processes };
+    let traces = NodeTraces { folder, wire, processes };
     assert!(!child.wait().unwrap().success());
     // What ends with namespaces the kernel takes away in its own time, and tells nobody.
     let ended = async {
@@ -104,5 +104,5 @@ async fn when_the_tests_process_dies_its_node_does() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, ended).await.unwrap_or_else(|_| panic!("left: {:#?}", traces.left()));
+    tokio::time::timeout(WAIT_TIMEOUT, ended).await.unwrap_or_else(|_| panic!("left: {:#?}", traces.left()));
 }

@@ -9,9 +9,9 @@ use tokio::{
     time,
 };
 
-use rouse_cluster::wait::PATIENCE;
+use rouse_cluster::wait::WAIT_TIMEOUT;
 
-pub(crate) struct Answer {
+pub(crate) struct NodeHttpResponse {
     pub(crate) status: u16,
     pub(crate) body: String,
 }
@@ -23,7 +23,7 @@ pub(crate) async fn ask(
     method: &str,
     path: &str,
     body: &Value,
-) -> std::io::Result<Answer> {
+) -> std::io::Result<NodeHttpResponse> {
     let asked = async {
         let mut stream = TcpStream::connect((ip, port)).await?;
         let body = if body.is_null() { String::new() } else { body.to_string() };
@@ -37,7 +37,7 @@ pub(crate) async fn ask(
         stream.read_to_string(&mut said).await?;
         let (head, body) = said.split_once("\r\n\r\n").unwrap_or((&said, ""));
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_default();
-        Ok(Answer { status, body: body.to_owned() })
+        Ok(NodeHttpResponse { status, body: body.to_owned() })
     };
-    time::timeout(PATIENCE, asked).await?
+    time::timeout(WAIT_TIMEOUT, asked).await?
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use rouse_cluster::{Cluster, Node, node::image};
+use rouse_cluster::{KubeletNode, TestCluster, node::image};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -16,14 +16,14 @@ const PROBES: u16 = 8080;
 pub(crate) const ENGINE: u16 = 9000;
 
 /// Ready with the first who asks, and ended with the process.
-pub(crate) async fn node() -> &'static Node {
-    static SHARED: OnceCell<Node> = OnceCell::const_new();
-    let started = SHARED.get_or_try_init(|| start(Cluster::shared())).await;
+pub(crate) async fn node() -> &'static KubeletNode {
+    static SHARED: OnceCell<KubeletNode> = OnceCell::const_new();
+    let started = SHARED.get_or_try_init(|| start(TestCluster::shared())).await;
     started.unwrap_or_else(|error| panic!("no node: {error:#}"))
 }
 
-pub(crate) async fn start(cluster: &Cluster) -> anyhow::Result<Node> {
-    let images = Node::of(cluster, &archives()).image("rouse-stub").image("engine-sim");
+pub(crate) async fn start(cluster: &TestCluster) -> anyhow::Result<KubeletNode> {
+    let images = KubeletNode::builder(cluster, &archives()).image("rouse-stub").image("engine-sim");
     images.accelerators(ACCELERATORS).start().await
 }
 

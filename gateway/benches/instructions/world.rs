@@ -10,21 +10,20 @@ use aws_lc_rs::digest;
 use rouse::{
     fleet::{
         command::Command,
-        event::{Event, Verdict},
+        event::{CanaryVerdict, Event},
     },
-    lease::Clock,
-    tcp::pipe,
     units::{Bytes, Tick},
 };
 use rouse_gateway::{
     config,
-    driver::{Handle, Journal},
+    driver::{DriverHandle, Journal},
     http,
-    metrics::{Lost, Metrics},
+    metrics::{Metrics, TelemetryDropCounters},
     platform::Platform,
-    serve::{Stage, api::pipe::Here},
+    serve::{ShutdownStage, api::pipe::PipeServer},
     telemetry::Telemetry,
 };
+use rouse_net::{lease::TickClock, tcp::pipe};
 use tokio::{
     io::DuplexStream,
     sync::{
@@ -45,32 +44,32 @@ const CLIENT: &str = "10.0.0.1:50000";
 const BEGIN: Tick = Tick(1_800_000_000_000);
 
 pub(crate) struct World {
-    here: Here,
+    here: PipeServer,
     engine: UnboundedReceiver<DuplexStream>,
-    _stage: watch::Sender<Stage>,
+    _stage: watch::Sender<ShutdownStage>,
 }
 
 impl World {
     /// On a local runtime. `model`: one more line of the model's configuration; `more`: one of the whole.
     pub(crate) fn start(model: &str, more: &str) -> anyhow::Result<Self> {
         let config = config::parse(&configuration(model, more)?, "the count")?;
-        let clock = Clock::new(Instant::now(), BEGIN);
-        let lost = Lost::new();
-        let metrics = Arc::new(Metrics::with(&lost));
+        let clock = TickClock::new(Instant::now(), BEGIN);
+        let lost = TelemetryDropCounters::new();
+        let metrics = Arc::new(Metrics::with_drop_counters(&lost));
         let (events, received) = mpsc::channel(1024);
         let platform = Arc::new(Obliging { address: ENGINE.parse()?, events });
         let journal = Journal::default();
         let (handle, driver) =
-            Handle::new(Arc::clone(&platform) as _, received, journal, Arc::clone(&metrics), clock);
-        handle.tell(Event::Configured { configuration: Box::new(config.core.clone()) });
-        handle.tell(Event::AdoptionDone);
+            DriverHandle::new(Arc::clone(&platform) as _, received, journal, Arc::clone(&metrics), clock);
+        handle.send_event(Event::Configured { configuration: Box::new(config.core.clone()) });
+        handle.send_event(Event::AdoptionDone);
         let telemetry = Telemetry::start(&config, &lost)?;
         let config = Arc::new(ArcSwap::from_pointee(config));
-        let shared = http::Shared::told(Arc::new(handle), config, metrics, telemetry);
+        let shared = http::ServerContext::with_telemetry(Arc::new(handle), config, metrics, telemetry);
         tokio::task::spawn_local(driver.run(None));
-        let (stage, watched) = watch::channel(Stage::Serving);
+        let (stage, watched) = watch::channel(ShutdownStage::Serving);
         let engine = pipe::listen(ENGINE.parse()?);
-        Ok(Self { here: Here::new(shared, watched), engine, _stage: stage })
+        Ok(Self { here: PipeServer::new(shared, watched), engine, _stage: stage })
     }
 
     pub(crate) fn connect(&self) -> anyhow::Result<DuplexStream> {
@@ -134,10 +133,10 @@ impl Platform for Obliging {
                 tell(Event::Ready { engine, generation });
             }
             Command::Probe { engine, generation } => {
-                tell(Event::Canary { engine, generation, verdict: Verdict::Passed });
+                tell(Event::Canary { engine, generation, verdict: CanaryVerdict::Passed });
             }
-            Command::Meter { accelerator, .. } => {
-                tell(Event::Memory { accelerator, used: Bytes::ZERO, by_engine: None });
+            Command::ReadMeter { accelerator, .. } => {
+                tell(Event::MeterRead { accelerator, used: Bytes::ZERO, by_engine: None });
             }
             _ => {}
         }

@@ -1,6 +1,6 @@
 //! A gateway in a cluster: what it watches, whether it leads, and what runs its engines.
 
-mod dual;
+mod dual_pods;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,84 +12,88 @@ use std::{
 use anyhow::Context as _;
 use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
 use kube::Client;
-use rouse::{fleet::event::Event, lease::Clock, units::Millis};
+use rouse::{fleet::event::Event, units::Millis};
+use rouse_net::lease::TickClock;
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::{AbortHandle, JoinHandle, JoinSet},
     time,
 };
 
-use super::home::Next;
+use super::platform_runtime::PlatformChange;
 use crate::{
-    config::{self, Config, Shutdown, Watched as Namespaces},
+    config::{self, Config, ShutdownConfig, WatchedNamespaces as Namespaces},
     controllers::{
-        booking::Books,
         compose,
-        convert::{Policy, Run},
+        convert::{ConversionPolicy, ModelHosting},
         crd::ledger::ObjectName,
-        election::{Election, Leases},
-        index::{Index, Served, Settled, Sight},
-        objects::{self, Keeper},
+        election::{Election, KubeLeaseStore},
+        engine_pod,
+        gateway_replica::{self, DemandReporter},
+        index::{ClusterIndex, Resolved, ServedModel, WatchScope},
+        ledger::PoolLedger,
+        model_controller::{self, ModelController},
         own_pod::OwnPod,
-        pods,
-        recorder::Recorder,
-        registry::Registry,
-        replica::{self, Replica},
+        recorder::EventRecorder,
+        status_inputs::StatusInputs,
+        status_writer::StatusWriter,
         stub_key::StubKey,
-        told::Told,
-        watch::{Awaited, Change, Watched, watch as follow},
+        watch::{Delta, InitialLists, WatchTarget, watch as follow},
         workload::Sidecar,
-        writer::Writer,
+        writer::ObjectWriter,
     },
-    driver::Handle,
-    http::admin::Waits,
+    driver::DriverHandle,
+    http::admin::ReadinessCheck,
     metrics::Metrics,
     pairing,
-    platform::kubernetes::{External, Externals, Kubernetes, Parts, Place, Places, dcgm::Dcgm},
+    platform::kubernetes::{
+        ExternalBackend, ExternalBackends, KubernetesDependencies, KubernetesPlatform, ModelPlacement,
+        ModelPlacements, dcgm::DcgmClient,
+    },
 };
 
 /// The lease that the one who decides holds.
-const LEASE: &str = "rouse-controller";
+const LEASE_NAME: &str = "rouse-controller";
 /// Changes of Pods that may wait for the platform; more of them wait at the API server.
-const PODS: usize = 1024;
+const POD_QUEUE_CAPACITY: usize = 1024;
 /// As many of the gateways' objects.
-const REPLICAS: usize = 64;
+const REPLICA_QUEUE_CAPACITY: usize = 64;
 /// How often it is said that the API server has not shown everything yet.
-const WAITING: Duration = Duration::from_secs(10);
+const SYNC_WARN_INTERVAL: Duration = Duration::from_secs(10);
 /// Between tries to read what cannot be done without.
-const RETRY: Duration = Duration::from_secs(1);
+const STUB_KEY_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-pub(super) struct Cluster {
-    pub(super) platform: Arc<Kubernetes>,
+pub(super) struct ClusterRuntime {
+    pub(super) platform: Arc<KubernetesPlatform>,
     /// While this gateway takes part.
     election: Option<Election>,
-    writer: Writer,
+    writer: ObjectWriter,
     /// The task that gives the lease back.
-    released: Option<JoinHandle<()>>,
+    release_task: Option<JoinHandle<()>>,
     /// The task that writes this gateway's own object.
-    speaks: Option<AbortHandle>,
-    settled: watch::Receiver<Option<Arc<Settled>>>,
+    demand_report_task: Option<AbortHandle>,
+    resolved: watch::Receiver<Option<Arc<Resolved>>>,
     /// What was composed last, and where its models run.
-    placed: (Arc<Settled>, Arc<Places>),
-    awaited: Awaited,
+    last_composed: (Arc<Resolved>, Arc<ModelPlacements>),
+    initial_lists: InitialLists,
     tasks: JoinSet<()>,
     client: Client,
     sidecar: Sidecar,
-    told: Arc<Told>,
+    status_inputs: Arc<StatusInputs>,
     metrics: Arc<Metrics>,
     /// What others know this gateway by, and its namespace.
     name: String,
-    own: String,
+    namespace: String,
     pod: OwnPod,
 }
 
-impl Cluster {
-    /// Engines are told of on `events`, once [`Self::first`] has returned and what was seen is composed.
+impl ClusterRuntime {
+    /// Engines are told of on `events`, once [`Self::wait_until_synced`] has returned and what was seen is composed.
     pub(super) async fn start(
         config: &Arc<Config>,
-        settings: &config::Kubernetes,
+        settings: &config::KubernetesConfig,
         events: mpsc::Sender<Event>,
-        clock: Clock,
+        clock: TickClock,
         metrics: &Arc<Metrics>,
     ) -> anyhow::Result<Self> {
         let client = Client::try_default().await.context(
@@ -97,57 +101,66 @@ impl Cluster {
         )?;
         let reached = client.clone();
         let own = settings.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
-        let namespaces: Vec<Option<String>> = match &settings.watched {
+        let namespaces: Vec<Option<String>> = match &settings.watched_namespaces {
             Namespaces::Own => vec![Some(own.clone())],
-            Namespaces::Some(names) => names.iter().cloned().map(Some).collect(),
+            Namespaces::Named(names) => names.iter().cloned().map(Some).collect(),
             Namespaces::All => vec![None],
         };
-        let name = settings.name.clone().map_or_else(host, Ok)?;
+        let name = settings.name.clone().map_or_else(hostname, Ok)?;
         let key = stub_key(&client, &own).await?;
         let pod = OwnPod::find(client.clone(), &own, &name, settings.pod_uid.as_deref()).await;
-        warn_of_grace(&config.shutdown, &pod);
+        warn_if_grace_exceeds_pod(&config.shutdown, &pod);
         let dcgm = settings.prometheus.clone();
-        let dcgm = dcgm.map(|asked| Dcgm::new(asked, clock, metrics.readings()).map(Arc::new)).transpose()?;
+        let dcgm = dcgm
+            .map(|asked| DcgmClient::new(asked, clock, metrics.meter_reads()).map(Arc::new))
+            .transpose()?;
         let mut tasks = JoinSet::new();
         let (tell, settled) = watch::channel(None);
         let dual = settings.dual_pods;
-        let policy = Policy { any_backend: settings.any_backend, dual_pods: dual.map(|dual| dual.mode) };
+        let policy =
+            ConversionPolicy { any_backend: settings.any_backend, dual_pods: dual.map(|dual| dual.mode) };
         let lists = namespaces.iter().collect::<BTreeSet<_>>().len();
-        let awaited = Awaited::default();
-        let seen = objects::watch_all(&client, &namespaces, true, &awaited, &mut tasks);
+        let awaited = InitialLists::default();
+        let seen = model_controller::watch_all(&client, &namespaces, true, &awaited, &mut tasks);
         let pods = watch_pods(&client, &namespaces, &awaited, &mut tasks);
         // Two lives of one Pod's container are two that may lead.
         let life = format!("{name}_{}", Timestamp::now().as_nanosecond());
-        let election = Election::start(Leases::new(client.clone(), &own, LEASE), life);
-        let books = Books::new(client.clone(), election.claim());
-        let writer = Writer::new(election.claim(), metrics.writes());
-        let told = Arc::new(Told::default());
+        let election = Election::start(KubeLeaseStore::new(client.clone(), &own, LEASE_NAME), life);
+        let books = PoolLedger::new(client.clone(), election.leadership());
+        let writer = ObjectWriter::new(election.leadership(), metrics.kubernetes_writes());
+        let told = Arc::new(StatusInputs::default());
         let (say, published) = mpsc::unbounded_channel();
-        let (herald, recorder) = Recorder::new(client.clone(), writer.clone(), name.clone());
+        let (herald, recorder) = EventRecorder::new(client.clone(), writer.clone(), name.clone());
         tasks.spawn(recorder.run());
-        let keeper = Keeper {
-            index: Index::new(Sight { policy, nodes: true, namespaces: lists }),
-            told: seen,
-            facts: Arc::clone(&told),
-            claim: election.claim(),
-            registry: Registry::new(client.clone(), writer.clone(), books.clone(), clock, herald.clone()),
+        let keeper = ModelController {
+            index: ClusterIndex::new(WatchScope { policy, nodes: true, namespaces: lists }),
+            deltas: seen,
+            status_inputs: Arc::clone(&told),
+            leadership: election.leadership(),
+            status_writer: StatusWriter::new(
+                client.clone(),
+                writer.clone(),
+                books.clone(),
+                clock,
+                herald.clone(),
+            ),
             published: say,
-            known: BTreeMap::new(),
-            settled: tell,
+            last_published: BTreeMap::new(),
+            resolved: tell,
         };
         tasks.spawn(keeper.run());
         if let Some(dual) = &settings.dual_pods {
-            let seen = dual::watch(&client, &namespaces, &own, &awaited, &mut tasks);
-            tasks.spawn(pairing::Controller::run(pairing::Parts {
+            let seen = dual_pods::watch(&client, &namespaces, &own, &awaited, &mut tasks);
+            tasks.spawn(pairing::PairingController::run(pairing::PairingControllerParts {
                 client: client.clone(),
                 writer: writer.clone(),
-                claim: election.claim(),
+                claim: election.leadership(),
                 clock,
-                settings: dual::settings(dual, key.clone()),
-                seen,
-                settled: settled.clone(),
-                metrics: metrics.duals(),
-                herald,
+                settings: dual_pods::settings(dual, key.clone()),
+                watches: seen,
+                resolved: settled.clone(),
+                metrics: metrics.dual_pods(),
+                events: herald,
                 meter: dcgm.clone(),
             }));
         }
@@ -158,45 +171,45 @@ impl Cluster {
             timing: dual.map(|dual| dual.timing).unwrap_or_default(),
         };
         let writes = writer.clone();
-        let parts = Parts {
-            books,
+        let parts = KubernetesDependencies {
+            pool_ledger: books,
             writer,
-            told: Arc::clone(&told),
+            status_inputs: Arc::clone(&told),
             published,
-            claim: election.claim(),
+            leadership: election.leadership(),
             sidecar: sidecar.clone(),
-            watched: namespaces,
-            awaited: awaited.clone(),
+            namespaces,
+            initial_lists: awaited.clone(),
             pods,
             client,
             dcgm,
-            readings: metrics.readings(),
+            readings: metrics.meter_reads(),
         };
-        let platform = Arc::new(Kubernetes::start(Arc::clone(config), events, clock, parts));
+        let platform = Arc::new(KubernetesPlatform::start(Arc::clone(config), events, clock, parts));
         let (metrics, placed) = (Arc::clone(metrics), Default::default());
         Ok(Self {
             platform,
             election: Some(election),
             writer: writes,
-            released: None,
-            speaks: None,
-            settled,
-            placed,
-            awaited,
+            release_task: None,
+            demand_report_task: None,
+            resolved: settled,
+            last_composed: placed,
+            initial_lists: awaited,
             tasks,
             client: reached,
             sidecar,
-            told,
+            status_inputs: told,
             metrics,
             name,
-            own,
+            namespace: own,
             pod,
         })
     }
 
     /// Says what has not been seen yet; nothing once all was.
-    pub(super) fn waits(&self) -> Arc<Waits> {
-        let (settled, awaited) = (self.settled.clone(), self.awaited.clone());
+    pub(super) fn not_ready_reason(&self) -> Arc<ReadinessCheck> {
+        let (settled, awaited) = (self.resolved.clone(), self.initial_lists.clone());
         Arc::new(move || {
             let waits = settled.borrow().is_none();
             waits.then(|| format!("the API server has not shown everything yet: {awaited}"))
@@ -204,91 +217,92 @@ impl Cluster {
     }
 
     /// Says what is served without, since this gateway may not see it.
-    pub(super) fn lacks(&self) -> Arc<Waits> {
-        let awaited = self.awaited.clone();
-        Arc::new(move || awaited.lacks())
+    pub(super) fn degraded_reason(&self) -> Arc<ReadinessCheck> {
+        let awaited = self.initial_lists.clone();
+        Arc::new(move || awaited.skipped_message())
     }
 
     /// Returns once everything that is to be served was seen.
-    pub(super) async fn first(&mut self) {
-        let mut every = time::interval_at(time::Instant::now() + WAITING, WAITING);
+    pub(super) async fn wait_until_synced(&mut self) {
+        let mut every = time::interval_at(time::Instant::now() + SYNC_WARN_INTERVAL, SYNC_WARN_INTERVAL);
         loop {
             tokio::select! {
                 // The index outlives this.
-                _ = self.settled.wait_for(Option::is_some) => return,
+                _ = self.resolved.wait_for(Option::is_some) => return,
                 _ = every.tick() => {
-                    let awaited = &self.awaited;
+                    let awaited = &self.initial_lists;
                     tracing::warn!(%awaited, "the API server has not shown all models, pools and nodes yet");
                 }
             }
         }
     }
 
-    pub(super) async fn next(&mut self) -> Next {
+    pub(super) async fn next_event(&mut self) -> PlatformChange {
         let Some(election) = &mut self.election else { return std::future::pending().await };
         tokio::select! {
-            changed = self.settled.changed() => match changed {
-                Ok(()) => Next::Objects,
-                Err(_) => Next::Ended,
+            changed = self.resolved.changed() => match changed {
+                Ok(()) => PlatformChange::ObjectsChanged,
+                Err(_) => PlatformChange::TaskEnded,
             },
-            () = election.ended() => Next::Ended,
+            () = election.ended() => PlatformChange::TaskEnded,
         }
     }
 
     /// Tells others of this gateway's demand, and the decisions of theirs.
-    pub(super) fn speak(&mut self, handle: &Handle, api: SocketAddr) {
-        let replica = Replica {
+    pub(super) fn start_reporting(&mut self, handle: &DriverHandle, api: SocketAddr) {
+        let replica = DemandReporter {
             client: self.client.clone(),
-            namespace: self.own.clone(),
+            namespace: self.namespace.clone(),
             name: self.name.clone(),
             pod_uid: self.pod.uid().map(str::to_owned),
             address: api.to_string(),
             handle: handle.clone(),
-            told: Arc::clone(&self.told),
-            awaited: self.awaited.clone(),
+            status_inputs: Arc::clone(&self.status_inputs),
+            initial_lists: self.initial_lists.clone(),
         };
         let (tried, written) = oneshot::channel();
-        self.speaks = Some(self.tasks.spawn(replica.run(tried)));
+        self.demand_report_task = Some(self.tasks.spawn(replica.run(tried)));
         if let Some(election) = &self.election {
-            self.tasks.spawn(tell_answers(election.answers(), handle.clone()));
+            self.tasks.spawn(report_api_server_availability(election.api_reachable(), handle.clone()));
         }
-        let (told, seen) = mpsc::channel(REPLICAS);
-        let api = objects::namespaced(&self.client, Some(&self.own));
-        let namespace = Some(self.own.clone());
+        let (told, seen) = mpsc::channel(REPLICA_QUEUE_CAPACITY);
+        let api = model_controller::namespaced(&self.client, Some(&self.namespace));
+        let namespace = Some(self.namespace.clone());
         self.tasks.spawn(async move {
             // By the time of its own object it knows how old the others are.
             written.await.unwrap_or_default();
             // When they were written stands where else nobody looks.
-            let replicas = Watched { api, namespace, labels: None, fields: None, slim: |_| {} };
-            follow(replicas, told, Awaited::default(), |change| change).await;
+            let replicas = WatchTarget { api, namespace, labels: None, fields: None, slim: |_| {} };
+            follow(replicas, told, InitialLists::default(), |change| change).await;
         });
-        self.tasks.spawn(replica::listen(self.name.clone(), handle.clone(), seen));
+        self.tasks.spawn(gateway_replica::watch_peers(self.name.clone(), handle.clone(), seen));
     }
 
     /// The file's configuration with what the objects say now; the platform knows where from here on.
     pub(super) fn compose(&mut self, base: &Config) -> Config {
-        let settled = self.settled.borrow_and_update().clone().unwrap_or_default();
+        let settled = self.resolved.borrow_and_update().clone().unwrap_or_default();
         let (served, refused, pools) = (settled.served.len(), settled.rejected.len(), settled.pools.len());
         tracing::debug!(served, refused, pools, "the cluster's objects");
-        let namespace =
-            |(object, served): (&ObjectName, &Served)| (served.spec.name.clone(), object.namespace.clone());
-        self.metrics.in_cluster(settled.served.iter().map(namespace).collect());
-        let places = Arc::new(self.places(&settled));
-        let externals = Arc::new(externals(&settled));
-        self.platform.place(Arc::clone(&places), externals, Arc::clone(&settled.nodes));
+        let namespace = |(object, served): (&ObjectName, &ServedModel)| {
+            (served.spec.name.clone(), object.namespace.clone())
+        };
+        self.metrics.set_namespaces(settled.served.iter().map(namespace).collect());
+        let places = Arc::new(self.model_placements(&settled));
+        let externals = Arc::new(external_backends(&settled));
+        self.platform.set_placements(Arc::clone(&places), externals, Arc::clone(&settled.nodes));
         let composed = compose::compose(base, &settled);
-        self.placed = (settled, places);
+        self.last_composed = (settled, places);
         composed
     }
 
     /// Where each served model runs. External ones run nowhere. A place has the hash of a whole Pod in it: those that are as
     /// before are not made again.
-    fn places(&self, now: &Settled) -> Places {
-        let (before, places) = &self.placed;
-        let place = |(object, served): (&ObjectName, &Served)| {
+    fn model_placements(&self, now: &Resolved) -> ModelPlacements {
+        let (before, places) = &self.last_composed;
+        let place = |(object, served): (&ObjectName, &ServedModel)| {
             let same = before.served.get(object) == Some(served) && before.terms(served) == now.terms(served);
             let known = places.get(&served.spec.name).filter(|_| same);
-            known.cloned().or_else(|| Place::of(object, served, now, &self.sidecar).map(Arc::new))
+            known.cloned().or_else(|| ModelPlacement::of(object, served, now, &self.sidecar).map(Arc::new))
         };
         let places = now.served.iter().filter_map(place);
         places.map(|place| (place.engine.name.clone(), place)).collect()
@@ -298,26 +312,26 @@ impl Cluster {
     pub(super) fn step_down(&mut self) {
         let Some(election) = self.election.take() else { return };
         let writer = self.writer.clone();
-        self.released = Some(tokio::spawn(election.release(async move { writer.quiet().await })));
+        self.release_task = Some(tokio::spawn(election.release(async move { writer.wait_idle().await })));
     }
 
     /// How long after its signal the kubelet kills this process, as far as anybody says it.
-    pub(super) async fn killed_after(&self) -> Option<Millis> {
-        self.pod.killed_now().await
+    pub(super) async fn termination_grace(&self) -> Option<Millis> {
+        self.pod.current_termination_grace().await
     }
 
     /// The leader starts nothing more for requests that wait at this gateway.
-    pub(super) async fn withdraw(&mut self) {
-        if let Some(speaks) = self.speaks.take() {
+    pub(super) async fn withdraw_demand(&mut self) {
+        if let Some(speaks) = self.demand_report_task.take() {
             speaks.abort();
-            replica::remove(self.client.clone(), &self.own, &self.name).await;
+            gateway_replica::remove(self.client.clone(), &self.namespace, &self.name).await;
         }
     }
 
     pub(super) async fn close(mut self) {
         self.step_down();
-        self.withdraw().await;
-        let Self { platform, released, mut tasks, .. } = self;
+        self.withdraw_demand().await;
+        let Self { platform, release_task: released, mut tasks, .. } = self;
         tasks.shutdown().await;
         if let Ok(platform) = Arc::try_unwrap(platform) {
             platform.close().await;
@@ -331,10 +345,10 @@ impl Cluster {
 /// Waits for an API server that is away; what somebody must mend first is an error.
 async fn stub_key(client: &Client, namespace: &str) -> anyhow::Result<StubKey> {
     loop {
-        match StubKey::of(client, namespace).await {
-            Err(error) if error.may_pass() => {
+        match StubKey::load_or_create(client, namespace).await {
+            Err(error) if error.is_transient() => {
                 tracing::warn!(%error, "the key of the stubs' tokens was not read; it is tried again");
-                time::sleep(RETRY).await;
+                time::sleep(STUB_KEY_RETRY_INTERVAL).await;
             }
             outcome => return Ok(outcome?),
         }
@@ -342,9 +356,9 @@ async fn stub_key(client: &Client, namespace: &str) -> anyhow::Result<StubKey> {
 }
 
 /// The file promises streams more time than their gateway has.
-fn warn_of_grace(shutdown: &Shutdown, pod: &OwnPod) {
-    let (Some(said), Some(killed)) = (shutdown.grace, pod.killed_after()) else { return };
-    let grace = shutdown.grace(Some(killed));
+fn warn_if_grace_exceeds_pod(shutdown: &ShutdownConfig, pod: &OwnPod) {
+    let (Some(said), Some(killed)) = (shutdown.grace, pod.termination_grace()) else { return };
+    let grace = shutdown.effective_grace(Some(killed));
     if grace < said {
         tracing::warn!(
             %said,
@@ -357,42 +371,42 @@ fn warn_of_grace(shutdown: &Shutdown, pod: &OwnPod) {
 }
 
 /// Tells the decisions whenever the API server falls silent or is back.
-async fn tell_answers(mut answers: watch::Receiver<bool>, handle: Handle) {
+async fn report_api_server_availability(mut answers: watch::Receiver<bool>, handle: DriverHandle) {
     let mut told = true;
     while answers.wait_for(|answers| *answers != told).await.is_ok() {
         told = !told;
-        handle.tell(Event::Cluster { answers: told });
+        handle.send_event(Event::ApiServerChanged { answers: told });
     }
 }
 
 fn watch_pods(
     client: &Client,
     namespaces: &[Option<String>],
-    awaited: &Awaited,
+    awaited: &InitialLists,
     tasks: &mut JoinSet<()>,
-) -> mpsc::Receiver<Change<Pod>> {
-    let (told, received) = mpsc::channel(PODS);
+) -> mpsc::Receiver<Delta<Pod>> {
+    let (told, received) = mpsc::channel(POD_QUEUE_CAPACITY);
     for namespace in namespaces {
-        let pods = pods::watched(client, namespace.clone());
+        let pods = engine_pod::watch_target(client, namespace.clone());
         tasks.spawn(follow(pods, told.clone(), awaited.clone(), |change| change));
     }
     received
 }
 
 /// How those get served that somebody else runs.
-fn externals(settled: &Settled) -> Externals {
-    let external = |served: &Served| match &served.model.run {
-        Run::External(backend) => {
-            let external = External { engine: Arc::clone(&served.engine), backend: backend.clone() };
+fn external_backends(settled: &Resolved) -> ExternalBackends {
+    let external = |served: &ServedModel| match &served.model.hosting {
+        ModelHosting::External(backend) => {
+            let external = ExternalBackend { engine: Arc::clone(&served.engine), backend: backend.clone() };
             Some((served.spec.name.clone(), Arc::new(external)))
         }
-        Run::Deployment(_) | Run::DualPods(_) => None,
+        ModelHosting::Deployment(_) | ModelHosting::DualPods(_) => None,
     };
     settled.served.values().filter_map(external).collect()
 }
 
 /// What others know this gateway by, where nothing says so.
-fn host() -> anyhow::Result<String> {
+fn hostname() -> anyhow::Result<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
     Ok(name.context("this machine has no name: set kubernetes.name")?.trim().to_owned())
 }

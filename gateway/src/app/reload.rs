@@ -5,47 +5,47 @@ use std::{path::PathBuf, sync::Arc};
 use arc_swap::ArcSwap;
 use rouse::fleet::event::Event;
 
-use super::Home;
+use super::PlatformRuntime;
 use crate::{
-    config::{self, Config, Diff, Source},
-    driver::Handle,
-    metrics::{Metrics, Outcome},
+    config::{self, Config, ConfigDiff, ConfigSource},
+    driver::DriverHandle,
+    metrics::{Metrics, OutcomeLabel},
     platform::Platform,
 };
 
 /// Of the entries that reloads replaced so many are kept: the engines of older ones are gone.
-const MOST_FORMER: usize = 64;
+const MAX_FORMER_ENGINES: usize = 64;
 
-pub(super) struct Reload {
-    pub(super) source: Source,
+pub(super) struct ConfigReloader {
+    pub(super) source: ConfigSource,
     /// What the source said last, without what the cluster's objects add.
     pub(super) base: Config,
     pub(super) config: Arc<ArcSwap<Config>>,
-    pub(super) handle: Handle,
+    pub(super) handle: DriverHandle,
     pub(super) metrics: Arc<Metrics>,
     pub(super) platform: Arc<dyn Platform>,
-    /// How often [`Self::look`] was called.
-    pub(super) looks: u32,
+    /// How often [`Self::check_certificates`] was called.
+    pub(super) certificate_checks: u32,
     /// What was read last was refused.
-    pub(super) refused: bool,
+    pub(super) last_reload_refused: bool,
 }
 
 /// Of so many looks, one warns: once a day.
-const LOOKS: u32 = 24;
+const CHECKS_PER_EXPIRY_WARNING: u32 = 24;
 
-impl Reload {
+impl ConfigReloader {
     /// Reads the source again. An invalid one is refused whole, with everything that is wrong in it; what ran goes on.
-    pub(super) fn again(&mut self, home: &mut Home) {
+    pub(super) fn reload(&mut self, home: &mut PlatformRuntime) {
         let new = match self.source.reload(&self.base) {
             Ok(new) => new,
             Err(errors) => {
-                self.metrics.reloaded(Outcome::Failed);
-                self.refused = true;
+                self.metrics.reloaded(OutcomeLabel::Failed);
+                self.last_reload_refused = true;
                 tracing::error!("the configuration was not reloaded; the old one stays\n{errors}");
                 return;
             }
         };
-        let mended = std::mem::take(&mut self.refused);
+        let mended = std::mem::take(&mut self.last_reload_refused);
         let old = self.config.load_full();
         let (base, _) = merged(&self.base, new.clone());
         let new = home.compose(&base).unwrap_or(new);
@@ -57,13 +57,13 @@ impl Reload {
             return;
         }
         self.replace(new, &diff);
-        self.metrics.reloaded(Outcome::Done);
+        self.metrics.reloaded(OutcomeLabel::Done);
         // Last, so that whoever reads it can count on it.
         tracing::info!("configuration reloaded: {diff}");
     }
 
     /// The cluster's objects mean something else than before.
-    pub(super) fn objects(&mut self, home: &mut Home) {
+    pub(super) fn apply_objects(&mut self, home: &mut PlatformRuntime) {
         let Some(new) = home.compose(&self.base) else { return };
         let old = self.config.load_full();
         let pools = new.core.accelerators != old.core.accelerators;
@@ -83,7 +83,7 @@ impl Reload {
         }
     }
 
-    fn replace(&mut self, new: Config, diff: &Diff) {
+    fn replace(&mut self, new: Config, diff: &ConfigDiff) {
         if diff.settings.contains(&"tls") {
             for doubt in
                 config::check(&new).warnings.iter().filter(|problem| problem.text.starts_with("tls."))
@@ -96,9 +96,9 @@ impl Reload {
         }
         let new = Arc::new(new);
         self.config.store(Arc::clone(&new));
-        self.metrics.certificate_expires(new.tls.as_ref().and_then(config::Tls::expires));
+        self.metrics.set_certificate_expiry(new.tls.as_ref().and_then(config::TlsConfig::expires));
         self.platform.reconfigure(Arc::clone(&new));
-        self.handle.tell(Event::Configured { configuration: Box::new(new.core.clone()) });
+        self.handle.send_event(Event::Configured { configuration: Box::new(new.core.clone()) });
     }
 
     /// The certificates' files: those that are in use, and those that the source names by now. The latter may come after
@@ -107,23 +107,23 @@ impl Reload {
         let config = self.config.load();
         let named = config.tls.as_ref().and_then(|_| self.source.certificates());
         let mut files: Vec<_> =
-            config.tls.iter().chain(&named).flat_map(config::Tls::files).cloned().collect();
+            config.tls.iter().chain(&named).flat_map(config::TlsConfig::files).cloned().collect();
         files.sort_unstable();
         files.dedup();
         files
     }
 
     /// What no event tells of, once an hour: certificates that changed behind a link, or that come to their end.
-    pub(super) fn look(&mut self, home: &mut Home) {
+    pub(super) fn check_certificates(&mut self, home: &mut PlatformRuntime) {
         let config = self.config.load_full();
         let Some(tls) = &config.tls else { return };
-        if !tls.is_as_read() {
-            self.again(home);
+        if !tls.is_unchanged_on_disk() {
+            self.reload(home);
         }
-        self.looks += 1;
+        self.certificate_checks += 1;
         let tls = self.config.load_full();
-        if self.looks.is_multiple_of(LOOKS)
-            && let Some(doubt) = tls.tls.as_ref().and_then(config::Tls::doubt)
+        if self.certificate_checks.is_multiple_of(CHECKS_PER_EXPIRY_WARNING)
+            && let Some(doubt) = tls.tls.as_ref().and_then(config::TlsConfig::validity_warning)
         {
             tracing::warn!("{}", doubt.display(&tls.origin));
         }
@@ -132,9 +132,9 @@ impl Reload {
 
 /// The new configuration with what belongs to the whole life of the process as it was, and what the file changed,
 /// that included: whoever changed it must hear that it waits for the next start.
-fn merged(old: &Config, mut new: Config) -> (Config, Diff) {
+fn merged(old: &Config, mut new: Config) -> (Config, ConfigDiff) {
     // By the accelerators that stay, as the old ones were.
-    new.book_shares(&old.core.accelerators, old.headroom);
+    new.reserve_memory_utilization(&old.core.accelerators, old.headroom);
     let diff = config::diff(old, &new);
     new.core.accelerators.clone_from(&old.core.accelerators);
     new.accelerators_auto = old.accelerators_auto;
@@ -147,10 +147,10 @@ fn merged(old: &Config, mut new: Config) -> (Config, Diff) {
     (new.api, new.admin.address) = (old.api, old.admin.address);
     new.admin.tls = old.admin.tls;
     new.state.clone_from(&old.state);
-    let replaced = diff.outdated.iter().filter_map(|name| old.models.get(name));
-    new.former = old.former.iter().chain(replaced).cloned().collect();
-    let excess = new.former.len().saturating_sub(MOST_FORMER);
-    new.former.drain(..excess);
+    let replaced = diff.outdated.iter().filter_map(|name| old.engines.get(name));
+    new.former_engines = old.former_engines.iter().chain(replaced).cloned().collect();
+    let excess = new.former_engines.len().saturating_sub(MAX_FORMER_ENGINES);
+    new.former_engines.drain(..excess);
     (new.headroom, new.log_cap) = (old.headroom, old.log_cap);
     new.access_log.clone_from(&old.access_log);
     new.telemetry.clone_from(&old.telemetry);
@@ -186,17 +186,17 @@ mod tests {
         };
         let model = "m".into();
         let first = read("one", "k1");
-        let started = first.models[&model].fingerprint;
+        let started = first.engines[&model].fingerprint;
         let mut now = merged(&first, read("two", "k2")).0;
         let spoken = |now: &Config, started| {
-            let spec = now.spoken_to(&model, started).unwrap();
+            let spec = now.engine_started_with(&model, started).unwrap();
             (spec.served_name.clone(), spec.api_key.clone().unwrap())
         };
         assert_eq!(spoken(&now, started), ("one".into(), "k1".into()));
-        assert_eq!(spoken(&now, now.models[&model].fingerprint), ("two".into(), "k2".into()));
+        assert_eq!(spoken(&now, now.engines[&model].fingerprint), ("two".into(), "k2".into()));
         now = merged(&now, read("two", "k3")).0;
         assert_eq!(spoken(&now, started), ("one".into(), "k1".into()));
-        assert_eq!(spoken(&now, now.models[&model].fingerprint), ("two".into(), "k3".into()));
+        assert_eq!(spoken(&now, now.engines[&model].fingerprint), ("two".into(), "k3".into()));
         assert_eq!(spoken(&now, 7), ("two".into(), "k3".into()));
     }
 }

@@ -7,46 +7,49 @@ use std::{
 };
 
 use nix::sys::inotify::AddWatchFlags;
-use rouse::files::{WRITTEN, Watch};
+use rouse_net::file_watch::{FileWatcher, WRITTEN_FLAGS};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     time::{Instant, Interval, MissedTickBehavior},
 };
 
 /// A certificate and its key are two files: with only one of them replaced they do not fit.
-const SETTLE: Duration = Duration::from_millis(200);
-const HOUR: Duration = Duration::from_secs(3600);
+const CERTIFICATE_DEBOUNCE: Duration = Duration::from_millis(200);
+const CERTIFICATE_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 
-pub(super) struct Signals {
+pub(super) struct ControlSignals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
-    rotated: Signal,
-    file: Option<Watch>,
-    certificates: Option<Watch>,
+    reopen: Signal,
+    file: Option<FileWatcher>,
+    certificates: Option<FileWatcher>,
     hourly: Interval,
 }
 
 /// What is asked of the gateway.
-pub(super) enum Asked {
+pub(super) enum ControlSignal {
     Reload,
     /// To open logs anew after a rotation. The configuration is not read: it may be half written at that moment.
-    Reopen,
+    ReopenLogs,
     /// To look at what no event tells of.
-    Look,
+    CheckCertificates,
     Terminate,
 }
 
-impl Signals {
+impl ControlSignals {
     pub(super) fn new(file: Option<&Path>) -> io::Result<Self> {
-        let mut hourly = tokio::time::interval_at(Instant::now() + HOUR, HOUR);
+        let mut hourly =
+            tokio::time::interval_at(Instant::now() + CERTIFICATE_CHECK_INTERVAL, CERTIFICATE_CHECK_INTERVAL);
         hourly.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
-            rotated: signal(SignalKind::user_defined1())?,
-            file: file.map(|file| Watch::new(vec![file.to_owned()], WRITTEN, Duration::ZERO)).transpose()?,
+            reopen: signal(SignalKind::user_defined1())?,
+            file: file
+                .map(|file| FileWatcher::new(vec![file.to_owned()], WRITTEN_FLAGS, Duration::ZERO))
+                .transpose()?,
             certificates: None,
             hourly,
         })
@@ -54,17 +57,17 @@ impl Signals {
 
     /// Watches these certificates' files, and no others any more. What changed until now went unseen.
     pub(super) fn watch(&mut self, files: Vec<PathBuf>) -> io::Result<()> {
-        if self.certificates.as_ref().map_or(&[][..], Watch::files) == files {
+        if self.certificates.as_ref().map_or(&[][..], FileWatcher::files) == files {
             return Ok(());
         }
         // Some tools put a new link in the place of the old one, which only creates it.
-        let flags = WRITTEN | AddWatchFlags::IN_CREATE;
-        let watch = (!files.is_empty()).then(|| Watch::new(files, flags, SETTLE));
+        let flags = WRITTEN_FLAGS | AddWatchFlags::IN_CREATE;
+        let watch = (!files.is_empty()).then(|| FileWatcher::new(files, flags, CERTIFICATE_DEBOUNCE));
         self.certificates = watch.transpose()?;
         Ok(())
     }
 
-    pub(super) async fn terminate(&mut self) {
+    pub(super) async fn terminated(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
@@ -72,20 +75,20 @@ impl Signals {
     }
 
     /// The next thing that asks for something.
-    pub(super) async fn next(&mut self) -> Asked {
+    pub(super) async fn next(&mut self) -> ControlSignal {
         tokio::select! {
-            _ = self.terminate.recv() => Asked::Terminate,
-            _ = self.interrupt.recv() => Asked::Terminate,
-            _ = self.hangup.recv() => Asked::Reload,
-            _ = self.rotated.recv() => Asked::Reopen,
-            () = changed(self.file.as_mut()) => Asked::Reload,
-            () = changed(self.certificates.as_mut()) => Asked::Reload,
-            _ = self.hourly.tick() => Asked::Look,
+            _ = self.terminate.recv() => ControlSignal::Terminate,
+            _ = self.interrupt.recv() => ControlSignal::Terminate,
+            _ = self.hangup.recv() => ControlSignal::Reload,
+            _ = self.reopen.recv() => ControlSignal::ReopenLogs,
+            () = changed(self.file.as_mut()) => ControlSignal::Reload,
+            () = changed(self.certificates.as_mut()) => ControlSignal::Reload,
+            _ = self.hourly.tick() => ControlSignal::CheckCertificates,
         }
     }
 }
 
-async fn changed(watch: Option<&mut Watch>) {
+async fn changed(watch: Option<&mut FileWatcher>) {
     match watch {
         Some(watch) => watch.changed().await,
         None => std::future::pending().await,

@@ -9,19 +9,19 @@ use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, time::timeout};
 
-use crate::config::LOCAL_ADMIN;
+use crate::config::DEFAULT_ADMIN_ADDRESS;
 
 /// For the answer's head, and for a whole answer that is no stream.
-const PATIENCE: Duration = Duration::from_secs(10);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// No answer of the admin API that is read whole comes near this, in bytes.
-const LARGEST: usize = 64 << 20;
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 /// `HOST:PORT` of an admin API.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Endpoint(String);
+pub(super) struct AdminEndpoint(String);
 
-pub(super) struct Client {
-    endpoint: Endpoint,
+pub(super) struct AdminClient {
+    endpoint: AdminEndpoint,
     token: Option<String>,
 }
 
@@ -30,49 +30,50 @@ pub(super) enum Error {
     #[error(
         "no gateway answers at {endpoint}: {source}. Is it running? --admin URL or ROUSE_ADMIN says where"
     )]
-    NotRunning { endpoint: Endpoint, source: std::io::Error },
+    NotRunning { endpoint: AdminEndpoint, source: std::io::Error },
     #[error("{0} did not answer within 10 s")]
-    Silent(Endpoint),
+    Timeout(AdminEndpoint),
     #[error("the admin API at {0} asks for a token: set ROUSE_ADMIN_TOKEN")]
-    Token(Endpoint),
+    TokenRequired(AdminEndpoint),
     #[error("{0}")]
     Refused(String),
     #[error("the gateway at {0} ended the answer: it is shutting down, or was ended")]
-    Ended(Endpoint),
-    #[error("{endpoint} does not answer like a gateway's admin API: {what}")]
-    Strange { endpoint: Endpoint, what: String },
+    StreamEnded(AdminEndpoint),
+    #[error("{endpoint} does not answer like a gateway's admin API: {detail}")]
+    UnexpectedResponse { endpoint: AdminEndpoint, detail: String },
 }
 
-impl Client {
-    pub(super) const fn new(endpoint: Endpoint, token: Option<String>) -> Self {
+impl AdminClient {
+    pub(super) const fn new(endpoint: AdminEndpoint, token: Option<String>) -> Self {
         Self { endpoint, token }
     }
 
     /// The whole answer to `GET path`.
     pub(super) async fn get(&self, path: &str) -> Result<Bytes, Error> {
         let body = self.stream(path).await?;
-        self.whole(body).await
+        self.read_body(body).await
     }
 
     /// The answer to `GET path` as it comes.
     pub(super) async fn stream(&self, path: &str) -> Result<Incoming, Error> {
-        let answer =
-            timeout(PATIENCE, self.ask(path)).await.map_err(|_| Error::Silent(self.endpoint.clone()))??;
+        let answer = timeout(RESPONSE_TIMEOUT, self.send(path))
+            .await
+            .map_err(|_| Error::Timeout(self.endpoint.clone()))??;
         let status = answer.status();
         if status.is_success() {
             return Ok(answer.into_body());
         }
-        let body = self.whole(answer.into_body()).await?;
-        Err(self.refusal(status, &body))
+        let body = self.read_body(answer.into_body()).await?;
+        Err(self.response_error(status, &body))
     }
 
-    async fn ask(&self, path: &str) -> Result<http::Response<Incoming>, Error> {
+    async fn send(&self, path: &str) -> Result<http::Response<Incoming>, Error> {
         let stream = TcpStream::connect(&self.endpoint.0)
             .await
             .map_err(|source| Error::NotRunning { endpoint: self.endpoint.clone(), source })?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
-            .map_err(|error| self.strange(error))?;
+            .map_err(|error| self.unexpected_response(error))?;
         // Ends with the answer; what went wrong on it is seen there.
         tokio::spawn(connection);
         let mut request =
@@ -80,41 +81,41 @@ impl Client {
         if let Some(token) = &self.token {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
-        let request = request.body(Empty::<Bytes>::new()).map_err(|error| self.strange(error))?;
-        sender.send_request(request).await.map_err(|error| self.strange(error))
+        let request = request.body(Empty::<Bytes>::new()).map_err(|error| self.unexpected_response(error))?;
+        sender.send_request(request).await.map_err(|error| self.unexpected_response(error))
     }
 
-    async fn whole(&self, body: Incoming) -> Result<Bytes, Error> {
-        let whole = timeout(PATIENCE, Limited::new(body, LARGEST).collect())
+    async fn read_body(&self, body: Incoming) -> Result<Bytes, Error> {
+        let whole = timeout(RESPONSE_TIMEOUT, Limited::new(body, MAX_RESPONSE_BYTES).collect())
             .await
-            .map_err(|_| Error::Silent(self.endpoint.clone()))?;
-        whole.map(http_body_util::Collected::to_bytes).map_err(|error| self.strange(error))
+            .map_err(|_| Error::Timeout(self.endpoint.clone()))?;
+        whole.map(http_body_util::Collected::to_bytes).map_err(|error| self.unexpected_response(error))
     }
 
-    fn refusal(&self, status: StatusCode, body: &[u8]) -> Error {
+    fn response_error(&self, status: StatusCode, body: &[u8]) -> Error {
         if status == StatusCode::UNAUTHORIZED {
-            return Error::Token(self.endpoint.clone());
+            return Error::TokenRequired(self.endpoint.clone());
         }
         let message = serde_json::from_slice::<serde_json::Value>(body)
             .ok()
             .and_then(|body| body.pointer("/error/message")?.as_str().map(str::to_owned));
         match message {
             Some(message) => Error::Refused(message),
-            None => self.strange(status),
+            None => self.unexpected_response(status),
         }
     }
 
     /// What an error in the middle of an answer that goes on and on means.
-    pub(super) fn ended(&self) -> Error {
-        Error::Ended(self.endpoint.clone())
+    pub(super) fn stream_ended(&self) -> Error {
+        Error::StreamEnded(self.endpoint.clone())
     }
 
-    pub(super) fn strange(&self, what: impl fmt::Display) -> Error {
-        Error::Strange { endpoint: self.endpoint.clone(), what: what.to_string() }
+    pub(super) fn unexpected_response(&self, what: impl fmt::Display) -> Error {
+        Error::UnexpectedResponse { endpoint: self.endpoint.clone(), detail: what.to_string() }
     }
 }
 
-impl FromStr for Endpoint {
+impl FromStr for AdminEndpoint {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -128,25 +129,25 @@ impl FromStr for Endpoint {
         if authority.as_str().contains('@') {
             return Err("the token goes into ROUSE_ADMIN_TOKEN, not into the URL".to_owned());
         }
-        let port = authority.port_u16().unwrap_or(LOCAL_ADMIN.port());
+        let port = authority.port_u16().unwrap_or(DEFAULT_ADMIN_ADDRESS.port());
         Ok(Self(format!("{}:{port}", authority.host())))
     }
 }
 
-impl Default for Endpoint {
+impl Default for AdminEndpoint {
     fn default() -> Self {
-        Self(LOCAL_ADMIN.to_string())
+        Self(DEFAULT_ADMIN_ADDRESS.to_string())
     }
 }
 
-impl fmt::Display for Endpoint {
+impl fmt::Display for AdminEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
 /// A model's name as one segment of a path.
-pub(super) fn segment(name: &str) -> String {
+pub(super) fn encode_path_segment(name: &str) -> String {
     let mut out = String::with_capacity(name.len());
     for byte in name.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
@@ -170,16 +171,16 @@ mod tests {
             ("http://[::1]:9/", "[::1]:9"),
             ("box", "box:8180"),
         ] {
-            assert_eq!(text.parse::<Endpoint>().unwrap().0, endpoint, "{text}");
+            assert_eq!(text.parse::<AdminEndpoint>().unwrap().0, endpoint, "{text}");
         }
-        assert_eq!(Endpoint::default().0, "127.0.0.1:8180");
+        assert_eq!(AdminEndpoint::default().0, "127.0.0.1:8180");
         for text in ["https://box:8180", "", "http://user:secret@box", "a b"] {
-            assert!(text.parse::<Endpoint>().is_err(), "{text}");
+            assert!(text.parse::<AdminEndpoint>().is_err(), "{text}");
         }
     }
 
     #[test]
     fn a_name_is_one_segment() {
-        assert_eq!(segment("Qwen/Qwen3-8B:q4"), "Qwen%2FQwen3-8B%3Aq4");
+        assert_eq!(encode_path_segment("Qwen/Qwen3-8B:q4"), "Qwen%2FQwen3-8B%3Aq4");
     }
 }

@@ -11,32 +11,32 @@ use aws_lc_rs::rand;
 use crate::keys;
 
 /// Random bytes of a key: as many as its hash has, so that guessing is hopeless without a slow hash.
-const BYTES: usize = 32;
+const KEY_BYTES: usize = 32;
 /// So that a key is known as one wherever it turns up, by people and by scanners for secrets.
-const PREFIX: &str = "rouse-";
+const KEY_PREFIX: &str = "rouse-";
 
 /// Prints both. `existing`: the key is read from standard input instead of made.
 pub(super) fn run(name: &str, existing: bool) -> anyhow::Result<ExitCode> {
-    let key = if existing { given()? } else { made()? };
+    let key = if existing { read_key()? } else { generate_key()? };
     let mut out = std::io::stdout().lock();
     if !existing {
         writeln!(out, "key            {key}")?;
     }
-    writeln!(out, "configuration  {}", line(name, &key))?;
+    writeln!(out, "configuration  {}", config_line(name, &key))?;
     if !existing {
         eprintln!("The key is shown only now: give it to the client, and put the line under 'keys:'.");
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn made() -> anyhow::Result<String> {
-    let mut bytes = [0; BYTES];
+fn generate_key() -> anyhow::Result<String> {
+    let mut bytes = [0; KEY_BYTES];
     rand::fill(&mut bytes).map_err(|_| anyhow::anyhow!("the system gives no random bytes"))?;
-    Ok(format!("{PREFIX}{}", hex(&bytes)))
+    Ok(format!("{KEY_PREFIX}{}", hex(&bytes)))
 }
 
 /// Without the end of the line: clients send none.
-fn given() -> anyhow::Result<String> {
+fn read_key() -> anyhow::Result<String> {
     let mut text = String::new();
     std::io::stdin().read_to_string(&mut text).context("cannot read the key from standard input")?;
     let key = text.trim();
@@ -45,10 +45,10 @@ fn given() -> anyhow::Result<String> {
     Ok(key.to_owned())
 }
 
-fn line(name: &str, key: &str) -> String {
+fn config_line(name: &str, key: &str) -> String {
     // JSON's strings are YAML's.
     let name = serde_json::Value::from(name);
-    format!("- {{name: {name}, sha256: \"{}\"}}", hex(&keys::hash(key.as_bytes())))
+    format!("- {{name: {name}, sha256: \"{}\"}}", hex(&keys::sha256(key.as_bytes())))
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -61,13 +61,13 @@ mod tests {
 
     #[test]
     fn the_line_is_a_configuration_that_knows_the_key() {
-        let key = made().unwrap();
-        assert_eq!(key.len(), PREFIX.len() + 2 * BYTES);
-        assert_ne!(key, made().unwrap());
-        let text = format!("keys:\n  {}\n", line("team \"a\"", &key));
+        let key = generate_key().unwrap();
+        assert_eq!(key.len(), KEY_PREFIX.len() + 2 * KEY_BYTES);
+        assert_ne!(key, generate_key().unwrap());
+        let text = format!("keys:\n  {}\n", config_line("team \"a\"", &key));
         let config = crate::config::parse(&text, "test").unwrap();
         assert_eq!(config.keys[0].name.as_ref(), "team \"a\"");
-        assert_eq!(config.keys[0].hash, keys::hash(key.as_bytes()));
+        assert_eq!(config.keys[0].hash, keys::sha256(key.as_bytes()));
         assert!(!text.contains(&key));
     }
 }

@@ -7,37 +7,42 @@ use std::{
 };
 
 use anyhow::Context as _;
-use rouse::{limits, units::count};
+use rouse::units::pluralize;
+use rouse_net::fd_limit;
 use tracing_subscriber::EnvFilter;
 
-use super::{LogFormat, Options, USAGE};
-use crate::{app, config, metrics::Lost, telemetry::Log};
+use super::{EXIT_USAGE, LogFormat, RuntimeArgs};
+use crate::{app, config, metrics::TelemetryDropCounters, telemetry::GatewayLog};
 
 /// Serves this file, or the demonstration where there is none.
 pub(super) fn serve(
     file: Option<PathBuf>,
     platform: Option<config::PlatformKind>,
-    options: Options,
+    options: RuntimeArgs,
 ) -> anyhow::Result<ExitCode> {
     // The log has a thread, and the table of descriptors is grown before there are any.
-    let descriptors = limits::raise().context("cannot read the limit of open files")?;
-    let lost = Lost::new();
+    let descriptors = fd_limit::raise().context("cannot read the limit of open files")?;
+    let lost = TelemetryDropCounters::new();
     let log = log(options.log_format, &lost)?;
     tracing::debug!(descriptors, "limit of open files");
-    let source = config::Source { file, api: options.api, admin: options.admin, platform };
+    let source = config::ConfigSource { file, api: options.api, admin: options.admin, platform };
     let ended = start(source, options, lost);
     // Before the reason is said, where it is one of failure.
     log.close();
     ended
 }
 
-fn start(source: config::Source, options: Options, lost: Lost) -> anyhow::Result<ExitCode> {
+fn start(
+    source: config::ConfigSource,
+    options: RuntimeArgs,
+    lost: TelemetryDropCounters,
+) -> anyhow::Result<ExitCode> {
     let config = source.load()?;
     let findings = config::check(&config);
     for problem in findings.errors.iter().chain(&findings.warnings) {
         tracing::warn!("{}", problem.display(&config.origin));
     }
-    app::run(app::Start { config, source, journal: options.journal, lost })
+    app::run(app::AppOptions { config, source, journal: options.journal, drop_counters: lost })
 }
 
 /// Prints what is wrong or doubtful. Exit code 64 when anything is wrong.
@@ -46,34 +51,34 @@ pub(super) fn check(file: &Path) -> ExitCode {
         Ok(config) => config,
         Err(errors) => {
             eprintln!("{errors}");
-            return USAGE.into();
+            return EXIT_USAGE.into();
         }
     };
     let findings = config::check(&config);
     for problem in &findings.errors {
         eprintln!("{}", problem.display(&config.origin));
     }
-    for problem in findings.warnings.iter().chain(&config::check_here(&config)) {
+    for problem in findings.warnings.iter().chain(&config::check_local_machine(&config)) {
         eprintln!("warning: {}", problem.display(&config.origin));
     }
     if !findings.errors.is_empty() {
-        return USAGE.into();
+        return EXIT_USAGE.into();
     }
     let memory = if config.accelerators_auto {
         "accelerators are asked for at the start, so memory was not checked".to_owned()
     } else {
-        count(config.core.accelerators.len(), "accelerator")
+        pluralize(config.core.accelerators.len(), "accelerator")
     };
-    println!("{}: valid; {}; {memory}", config.origin, count(config.core.models.len(), "model"));
+    println!("{}: valid; {}; {memory}", config.origin, pluralize(config.core.models.len(), "model"));
     ExitCode::SUCCESS
 }
 
-fn log(format: LogFormat, lost: &Lost) -> anyhow::Result<Log> {
+fn log(format: LogFormat, lost: &TelemetryDropCounters) -> anyhow::Result<GatewayLog> {
     let filter = match std::env::var("ROUSE_LOG") {
         Ok(text) => EnvFilter::try_new(text).context("ROUSE_LOG")?,
         Err(_) => EnvFilter::new("info"),
     };
-    let log = Log::start(lost).context("cannot start the log's thread")?;
+    let log = GatewayLog::start(lost).context("cannot start the log's thread")?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())

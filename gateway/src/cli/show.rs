@@ -7,18 +7,18 @@ use std::{
 
 use http_body_util::BodyExt as _;
 use rouse::{
-    fault::Wait,
-    fleet::report::{ModelState, View},
+    fault::WaitDetails,
+    fleet::report::{FleetView, ModelState},
     model::ModelName,
-    sim::journal::Line,
-    units::{Bytes, Tick, count},
+    sim::journal::JournalLine,
+    units::{Bytes, Tick, pluralize},
 };
 use serde::Deserialize;
 
-use super::client::{Client, segment};
+use super::client::{AdminClient, encode_path_segment};
 
 /// Between two looks.
-const AGAIN: Duration = Duration::from_secs(1);
+const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// `GET /admin/v1/models/{m}/explain`.
 #[derive(Debug, Deserialize)]
@@ -29,67 +29,69 @@ struct Explanation {
     leases: u32,
     reason: String,
     #[serde(default)]
-    wait: Wait,
+    wait: WaitDetails,
     at: Tick,
 }
 
-pub(super) async fn ps(client: &Client, json: bool) -> anyhow::Result<()> {
+pub(super) async fn ps(client: &AdminClient, json: bool) -> anyhow::Result<()> {
     let body = client.get("/admin/v1/fleet").await?;
     let mut out = std::io::stdout().lock();
     if json {
         return Ok(writeln!(out, "{}", String::from_utf8_lossy(&body))?);
     }
-    let view: View = serde_json::from_slice(&body).map_err(|error| client.strange(error))?;
-    Ok(write!(out, "{}", fleet(&view, colours()))?)
+    let view: FleetView = serde_json::from_slice(&body).map_err(|error| client.unexpected_response(error))?;
+    Ok(write!(out, "{}", render_fleet(&view, use_color()))?)
 }
 
 /// The same again and again, each time in place of the last.
-pub(super) async fn watch(client: &Client) -> anyhow::Result<()> {
+pub(super) async fn watch(client: &AdminClient) -> anyhow::Result<()> {
     /// To the top, and nothing below.
     const CLEAR: &str = "\x1b[H\x1b[2J";
     loop {
         let body = client.get("/admin/v1/fleet").await?;
-        let view: View = serde_json::from_slice(&body).map_err(|error| client.strange(error))?;
+        let view: FleetView =
+            serde_json::from_slice(&body).map_err(|error| client.unexpected_response(error))?;
         let mut out = std::io::stdout().lock();
-        write!(out, "{CLEAR}{}", fleet(&view, colours()))?;
+        write!(out, "{CLEAR}{}", render_fleet(&view, use_color()))?;
         out.flush()?;
         drop(out);
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(REFRESH_INTERVAL).await;
     }
 }
 
 /// A person looks at it, and has not asked for none (<https://no-color.org>).
-fn colours() -> bool {
+fn use_color() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-pub(super) async fn explain(client: &Client, model: &str, json: bool) -> anyhow::Result<()> {
-    let body = client.get(&format!("/admin/v1/models/{}/explain", segment(model))).await?;
+pub(super) async fn explain(client: &AdminClient, model: &str, json: bool) -> anyhow::Result<()> {
+    let body = client.get(&format!("/admin/v1/models/{}/explain", encode_path_segment(model))).await?;
     let mut out = std::io::stdout().lock();
     if json {
         return Ok(writeln!(out, "{}", String::from_utf8_lossy(&body))?);
     }
-    let explanation: Explanation = serde_json::from_slice(&body).map_err(|error| client.strange(error))?;
-    Ok(write!(out, "{}", explained(&explanation, colours()))?)
+    let explanation: Explanation =
+        serde_json::from_slice(&body).map_err(|error| client.unexpected_response(error))?;
+    Ok(write!(out, "{}", render_explanation(&explanation, use_color()))?)
 }
 
 /// Until the gateway ends the stream.
-pub(super) async fn events(client: &Client, json: bool) -> anyhow::Result<()> {
+pub(super) async fn events(client: &AdminClient, json: bool) -> anyhow::Result<()> {
     let mut body = client.stream("/admin/v1/events").await?;
-    let mut sse = Sse::default();
+    let mut sse = EventStreamReader::default();
     while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(|_| client.ended())?.into_data() else {
+        let Ok(data) = frame.map_err(|_| client.stream_ended())?.into_data() else {
             continue;
         };
         let mut out = std::io::stdout().lock();
         for told in sse.feed(&data) {
             match told {
-                Told::Event(line) if json => writeln!(out, "{line}")?,
-                Told::Event(line) => write!(out, "{}", event(&line))?,
-                Told::Missed(number) => {
+                StreamItem::Event(line) if json => writeln!(out, "{line}")?,
+                StreamItem::Event(line) => write!(out, "{}", render_event(&line))?,
+                StreamItem::Missed(number) => {
                     eprintln!(
                         "rouse-gateway: this reader was too slow and missed {}",
-                        count(number, "event")
+                        pluralize(number, "event")
                     );
                 }
             }
@@ -99,11 +101,17 @@ pub(super) async fn events(client: &Client, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(super) async fn logs(client: &Client, model: &str, replica: u32, follow: bool) -> anyhow::Result<()> {
-    let path = format!("/admin/v1/models/{}/logs?replica={replica}&follow={follow}", segment(model));
+pub(super) async fn logs(
+    client: &AdminClient,
+    model: &str,
+    replica: u32,
+    follow: bool,
+) -> anyhow::Result<()> {
+    let path =
+        format!("/admin/v1/models/{}/logs?replica={replica}&follow={follow}", encode_path_segment(model));
     let mut body = client.stream(&path).await?;
     while let Some(frame) = body.frame().await {
-        if let Ok(data) = frame.map_err(|_| client.ended())?.into_data() {
+        if let Ok(data) = frame.map_err(|_| client.stream_ended())?.into_data() {
             let mut out = std::io::stdout().lock();
             out.write_all(&data)?;
             out.flush()?;
@@ -114,29 +122,29 @@ pub(super) async fn logs(client: &Client, model: &str, replica: u32, follow: boo
 
 /// The slice of server-sent events that the gateway writes: one `data:` line for each.
 #[derive(Default)]
-struct Sse {
+struct EventStreamReader {
     pending: Vec<u8>,
     missed: bool,
 }
 
-enum Told {
+enum StreamItem {
     Event(String),
     /// So many were lost to this reader.
     Missed(String),
 }
 
-impl Sse {
-    fn feed(&mut self, data: &[u8]) -> Vec<Told> {
+impl EventStreamReader {
+    fn feed(&mut self, data: &[u8]) -> Vec<StreamItem> {
         self.pending.extend_from_slice(data);
         let mut told = Vec::new();
         while let Some(end) = self.pending.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.pending.drain(..=end).collect();
-            told.extend(self.line(String::from_utf8_lossy(&line).trim_end()));
+            told.extend(self.parse_line(String::from_utf8_lossy(&line).trim_end()));
         }
         told
     }
 
-    fn line(&mut self, line: &str) -> Option<Told> {
+    fn parse_line(&mut self, line: &str) -> Option<StreamItem> {
         if line.is_empty() {
             self.missed = false;
         }
@@ -144,11 +152,11 @@ impl Sse {
             self.missed = name.trim() == "missed";
         }
         let data = line.strip_prefix("data:")?.trim_start().to_owned();
-        Some(if self.missed { Told::Missed(data) } else { Told::Event(data) })
+        Some(if self.missed { StreamItem::Missed(data) } else { StreamItem::Event(data) })
     }
 }
 
-fn fleet(view: &View, colours: bool) -> String {
+fn render_fleet(view: &FleetView, colours: bool) -> String {
     let mut models = vec![row(["MODEL", "STATE", "WAITING", "LEASES", "MEMORY", "WHY"])];
     models.extend(view.models.iter().map(|model| {
         let state = if model.pinned {
@@ -162,7 +170,7 @@ fn fleet(view: &View, colours: bool) -> String {
             &model.waiting.to_string(),
             &model.leases.to_string(),
             &model.declared.to_string(),
-            &to_the_second(&model.reason),
+            &truncate_to_seconds(&model.reason),
         ])
     }));
     let mut engines = vec![row(["ENGINE", "STATE", "SINCE", "LEASES", "ON", "RESERVED", "HOST"])];
@@ -171,7 +179,7 @@ fn fleet(view: &View, colours: bool) -> String {
         row([
             &engine.engine.to_string(),
             &engine.state,
-            &to_the_second(&engine.since.to_string()),
+            &truncate_to_seconds(&engine.since.to_string()),
             &engine.leases.to_string(),
             &on.join(","),
             &engine.reserved.to_string(),
@@ -202,7 +210,7 @@ fn fleet(view: &View, colours: bool) -> String {
 }
 
 /// Times of day without their milliseconds, which say nothing to a person who waits for seconds or minutes.
-fn to_the_second(text: &str) -> String {
+fn truncate_to_seconds(text: &str) -> String {
     let is_clock = |text: &str| {
         let is_due = |(at, byte): (usize, u8)| if at % 3 == 2 { byte == b':' } else { byte.is_ascii_digit() };
         text.bytes().enumerate().all(is_due)
@@ -217,7 +225,7 @@ fn to_the_second(text: &str) -> String {
 }
 
 /// How a state stands out, as a terminal is told; nothing for all others, engines' included.
-fn colour(state: &str) -> Option<&'static str> {
+fn state_color(state: &str) -> Option<&'static str> {
     match state.split([',', '(']).next()? {
         "awake" | "Awake" => Some("\x1b[32m"),
         "failed" | "unplaceable" | "Failing" | "Backoff" => Some("\x1b[31m"),
@@ -227,24 +235,24 @@ fn colour(state: &str) -> Option<&'static str> {
 }
 
 /// A state as it is shown.
-fn stands_out(state: &str, colours: bool) -> String {
-    match colour(state.trim_end()).filter(|_| colours) {
+fn colorize_state(state: &str, colours: bool) -> String {
+    match state_color(state.trim_end()).filter(|_| colours) {
         Some(colour) => format!("{colour}{state}\x1b[0m"),
         None => state.to_owned(),
     }
 }
 
-fn explained(explanation: &Explanation, colours: bool) -> String {
+fn render_explanation(explanation: &Explanation, colours: bool) -> String {
     let Explanation { model, state, waiting, leases, reason, wait, at } = explanation;
-    let (leases, reason) = (count(leases, "lease"), to_the_second(reason));
-    let state = stands_out(state.as_str(), colours);
+    let (leases, reason) = (pluralize(leases, "lease"), truncate_to_seconds(reason));
+    let state = colorize_state(state.as_str(), colours);
     let mut text = format!("{model}: {state}, {waiting} waiting, {leases}\n  {reason}\n");
     for holder in &wait.holders {
         text.push_str(&format!(
             "  {} holds {}: {}, idle for {}{}\n",
             holder.model,
             holder.memory,
-            count(holder.leases, "lease"),
+            pluralize(holder.leases, "lease"),
             holder.idle_for,
             if holder.pinned { ", pinned" } else { "" },
         ));
@@ -252,20 +260,20 @@ fn explained(explanation: &Explanation, colours: bool) -> String {
     if let Some(after) = wait.retry_after {
         text.push_str(&format!("  the earliest change is in {after}\n"));
     }
-    text.push_str(&format!("  as of {} UTC\n", to_the_second(&at.to_string())));
+    text.push_str(&format!("  as of {} UTC\n", truncate_to_seconds(&at.to_string())));
     text
 }
 
 /// A line of the journal as `replay` words it, one event a line. A turn without events is of no interest to people.
-fn event(line: &str) -> String {
-    let Ok(Line::Turn { at, events }) = serde_json::from_str(line) else {
-        return format!("{}\n", printable(line));
+fn render_event(line: &str) -> String {
+    let Ok(JournalLine::Turn { at, events }) = serde_json::from_str(line) else {
+        return format!("{}\n", replace_control_chars(line));
     };
-    events.iter().map(|event| format!("{at} {}\n", printable(&event.to_string()))).collect()
+    events.iter().map(|event| format!("{at} {}\n", replace_control_chars(&event.to_string()))).collect()
 }
 
 /// Some words come from engines, and must not steer the terminal.
-fn printable(text: &str) -> String {
+fn replace_control_chars(text: &str) -> String {
     text.replace(char::is_control, "\u{fffd}")
 }
 
@@ -286,7 +294,7 @@ fn table(rows: &[Vec<String>], colours: bool) -> String {
         let mut line = String::new();
         for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
             let cell = format!("{cell:<width$}");
-            line.push_str(&stands_out(&cell, colours && column == 1));
+            line.push_str(&colorize_state(&cell, colours && column == 1));
             line.push_str("  ");
         }
         text.push_str(line.trim_end());

@@ -1,51 +1,51 @@
 //! What is legal and will not work as meant.
 
-mod here;
+mod local_machine;
 mod pins;
 
 use std::net::IpAddr;
 
 use rouse::{
-    model::{AcceleratorId, Accelerators, Configuration, LevelPolicy, ModelName, ModelSpec},
-    units::{Bytes, Millis, count},
+    model::{AcceleratorId, AcceleratorRequirement, FleetConfig, ModelName, ModelSpec, SleepLevelPolicy},
+    units::{Bytes, Millis, pluralize},
 };
 
-pub use here::check_here;
+pub use local_machine::check_local_machine;
 
-use super::{At, Config, Kind, Model, Problem, SleepApi, Tls};
+use super::{Config, ConfigProblem, EngineConfig, EngineKind, SleepApi, SourceLocation, TlsConfig};
 
 /// What `check` says of a valid file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Findings {
+pub struct CheckFindings {
     /// Models that can never run. `check` fails on them; a running gateway refuses their requests and serves the
     /// others, since an accelerator that is missing today is no reason to stop everything.
-    pub errors: Vec<Problem>,
-    pub warnings: Vec<Problem>,
+    pub errors: Vec<ConfigProblem>,
+    pub warnings: Vec<ConfigProblem>,
 }
 
 /// Looks at everything that can be known without starting an engine. `accelerators: auto` must have been filled in
 /// for the memory to be checked.
 #[must_use]
-pub fn check(config: &Config) -> Findings {
-    let place = |name: &ModelName| config.places.get(name).copied().unwrap_or_default();
-    let mut warnings = general(config);
-    warnings.extend(config.tls.as_ref().and_then(Tls::doubt));
+pub fn check(config: &Config) -> CheckFindings {
+    let place = |name: &ModelName| config.model_locations.get(name).copied().unwrap_or_default();
+    let mut warnings = check_settings(config);
+    warnings.extend(config.tls.as_ref().and_then(TlsConfig::validity_warning));
     for spec in &config.core.models {
         let mut warn = |text: String| {
-            warnings.push(Problem::new(place(&spec.name), format!("model '{}': {text}", spec.name)));
+            warnings.push(ConfigProblem::new(place(&spec.name), format!("model '{}': {text}", spec.name)));
         };
-        waits(config, spec, &mut warn);
-        sleeping(config, spec, &mut warn);
-        if let Some(model) = config.models.get(&spec.name) {
-            engine(model, &mut warn);
+        check_wait_limits(config, spec, &mut warn);
+        check_sleep_level(config, spec, &mut warn);
+        if let Some(model) = config.engines.get(&spec.name) {
+            check_engine(model, &mut warn);
         }
     }
     let unknown = config.accelerators_auto && config.core.accelerators.is_empty();
-    let errors = if unknown { Vec::new() } else { misfits(config) };
-    Findings {
+    let errors = if unknown { Vec::new() } else { unplaceable_models(config) };
+    CheckFindings {
         errors: errors
             .into_iter()
-            .map(|(name, why)| Problem::new(place(&name), format!("model '{name}': {why}")))
+            .map(|(name, why)| ConfigProblem::new(place(&name), format!("model '{name}': {why}")))
             .collect(),
         warnings,
     }
@@ -54,23 +54,23 @@ pub fn check(config: &Config) -> Findings {
 /// Models that can never be awake, and why: they fit nowhere even when everything else is put away, or all that could
 /// be is pinned.
 #[must_use]
-pub fn misfits(config: &Config) -> Vec<(ModelName, String)> {
+pub fn unplaceable_models(config: &Config) -> Vec<(ModelName, String)> {
     let core = &config.core;
-    let misfit = |spec: &ModelSpec| misfit(core, config.headroom, spec);
+    let misfit = |spec: &ModelSpec| unplaceable_reason(core, config.headroom, spec);
     let mut all: Vec<_> =
         core.models.iter().filter_map(|spec| misfit(spec).map(|why| (spec.name.clone(), why))).collect();
-    all.extend(pins::crowded(core, |spec| misfit(spec).is_none()));
+    all.extend(pins::unplaceable_pinned(core, |spec| misfit(spec).is_none()));
     all
 }
 
-fn misfit(core: &Configuration, headroom: Bytes, spec: &ModelSpec) -> Option<String> {
+fn unplaceable_reason(core: &FleetConfig, headroom: Bytes, spec: &ModelSpec) -> Option<String> {
     let need = spec.memory.awake;
     let (wanted, mut there): (usize, Vec<Bytes>) = match &spec.accelerators {
-        Accelerators::Count(count) => (
+        AcceleratorRequirement::Count(count) => (
             usize::try_from(*count).unwrap_or(usize::MAX),
             core.accelerators.iter().map(|device| device.capacity).collect(),
         ),
-        Accelerators::Ids(ids) => {
+        AcceleratorRequirement::Ids(ids) => {
             let found = |id: &AcceleratorId| core.accelerators.iter().find(|device| device.id == *id);
             if let Some(missing) = ids.iter().find(|id| found(id).is_none()) {
                 return Some(format!("there is no accelerator '{missing}'"));
@@ -79,13 +79,13 @@ fn misfit(core: &Configuration, headroom: Bytes, spec: &ModelSpec) -> Option<Str
             (ids.len(), capacities.collect())
         }
         // No file can say that.
-        Accelerators::Of { .. } => return None,
+        AcceleratorRequirement::InPool { .. } => return None,
     };
     if there.len() < wanted {
         return Some(match there.len() {
             0 => format!(
                 "it wants {}, and there are none: list those that there are under accelerators",
-                count(wanted, "accelerator")
+                pluralize(wanted, "accelerator")
             ),
             1 => format!("it wants {wanted} accelerators, and there is one: write accelerators: 1"),
             number => format!(
@@ -113,9 +113,9 @@ fn misfit(core: &Configuration, headroom: Bytes, spec: &ModelSpec) -> Option<Str
     ))
 }
 
-fn general(config: &Config) -> Vec<Problem> {
+fn check_settings(config: &Config) -> Vec<ConfigProblem> {
     let mut warnings = Vec::new();
-    let mut warn = |text: &str| warnings.push(Problem::new(At::default(), text));
+    let mut warn = |text: &str| warnings.push(ConfigProblem::new(SourceLocation::default(), text));
     if config.core.models.is_empty() && config.kubernetes.is_none() {
         warn("there are no models: every request is answered 404");
     }
@@ -127,15 +127,15 @@ fn general(config: &Config) -> Vec<Problem> {
             if everywhere { ", every interface," } else { "" },
         ));
     }
-    if let Some(text) = long_turns(config) {
+    if let Some(text) = turn_length_warning(config) {
         warn(&text);
     }
-    warnings.extend_from_slice(&config.key_doubts);
+    warnings.extend_from_slice(&config.key_warnings);
     warnings
 }
 
 /// Nothing is learned before the first start, so the deadlines of sleep and wake stand in for their times.
-fn long_turns(config: &Config) -> Option<String> {
+fn turn_length_warning(config: &Config) -> Option<String> {
     let settings = &config.core.settings;
     let turns = &settings.turns;
     // Whoever gives up first is not served first.
@@ -156,7 +156,7 @@ fn long_turns(config: &Config) -> Option<String> {
 }
 
 /// Waits that cannot end well: the client's own patience ends before the model can be there.
-fn waits(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(String)) {
+fn check_wait_limits(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(String)) {
     let settings = &config.core.settings;
     let max_wait = settings.max_wait_of(spec);
     if spec.start_timeout > max_wait {
@@ -168,16 +168,18 @@ fn waits(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(String)) {
     }
 }
 
-fn sleeping(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(String)) {
+fn check_sleep_level(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(String)) {
     let budget = config.core.settings.host_memory;
     let accelerators = match &spec.accelerators {
-        Accelerators::Count(count) | Accelerators::Of { count, .. } => u64::from(*count),
-        Accelerators::Ids(ids) => ids.len() as u64,
+        AcceleratorRequirement::Count(count) | AcceleratorRequirement::InPool { count, .. } => {
+            u64::from(*count)
+        }
+        AcceleratorRequirement::Ids(ids) => ids.len() as u64,
     };
     let host = Bytes(spec.memory.host.0.saturating_mul(accelerators));
     let instead = match spec.idle.level {
-        LevelPolicy::One => "it will sleep at level 2 instead",
-        LevelPolicy::OnlyOne => "it will be stopped instead, since its adapters are lost at level 2",
+        SleepLevelPolicy::One => "it will sleep at level 2 instead",
+        SleepLevelPolicy::OneOrStop => "it will be stopped instead, since its adapters are lost at level 2",
         _ => return,
     };
     if spec.can_sleep && host > budget {
@@ -186,13 +188,13 @@ fn sleeping(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(String)) {
     }
 }
 
-fn engine(model: &Model, warn: &mut impl FnMut(String)) {
+fn check_engine(model: &EngineConfig, warn: &mut impl FnMut(String)) {
     let words: Vec<_> = model.command.iter().flat_map(|text| text.split_whitespace()).collect();
     let has = |word: &str| words.contains(&word);
     match model.kind {
         // Whoever orders the stub about puts the engine to sleep.
-        Kind::Vllm | Kind::Sglang if model.stub => {}
-        Kind::Vllm => {
+        EngineKind::Vllm | EngineKind::Sglang if model.stub => {}
+        EngineKind::Vllm => {
             if model.sleep == SleepApi::None {
                 warn(
                     "the command has no --enable-sleep-mode: the engine is stopped and started instead of put to \
@@ -205,7 +207,7 @@ fn engine(model: &Model, warn: &mut impl FnMut(String)) {
                         .to_owned(),
                 );
             }
-            if let Some(share) = model.share() {
+            if let Some(share) = model.memory_utilization() {
                 warn(format!(
                     "the command has --gpu-memory-utilization {share}: vLLM takes so much of an accelerator, and where \
                      memory.awake is less, that is booked in its place; ${{MEMORY_FRACTION}} makes the two the same"
@@ -218,13 +220,13 @@ fn engine(model: &Model, warn: &mut impl FnMut(String)) {
                 );
             }
         }
-        Kind::Sglang if model.sleep == SleepApi::None => {
+        EngineKind::Sglang if model.sleep == SleepApi::None => {
             warn(
                 "the command has no --enable-memory-saver: the engine is stopped instead of put to sleep"
                     .to_owned(),
             );
         }
-        Kind::LlamaCpp => {
+        EngineKind::LlamaCpp => {
             let python = words.iter().any(|word| word.contains("llama_cpp"));
             let interrupts_off = words.windows(2).any(
                 |pair| matches!(pair, ["--interrupt_requests", off] if off.eq_ignore_ascii_case("false")),
@@ -236,7 +238,7 @@ fn engine(model: &Model, warn: &mut impl FnMut(String)) {
                 );
             }
         }
-        Kind::Sglang | Kind::Custom => {}
+        EngineKind::Sglang | EngineKind::Custom => {}
     }
     if !model.uses("HOST") {
         warn(

@@ -7,7 +7,7 @@ use rouse::model::{ModelName, ModelSpec};
 use super::Config;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Diff {
+pub struct ConfigDiff {
     pub added: Vec<ModelName>,
     pub removed: Vec<ModelName>,
     /// Same engine, other policy: takes effect at once.
@@ -22,8 +22,8 @@ pub struct Diff {
 
 /// Compares two configurations.
 #[must_use]
-pub fn diff(old: &Config, new: &Config) -> Diff {
-    let mut diff = Diff::default();
+pub fn diff(old: &Config, new: &Config) -> ConfigDiff {
+    let mut diff = ConfigDiff::default();
     models(old, new, &mut diff);
     let (was, is) = (&old.core.settings, &new.core.settings);
     let settings = [
@@ -53,12 +53,12 @@ pub fn diff(old: &Config, new: &Config) -> Diff {
         ("telemetry", old.telemetry != new.telemetry),
         ("kubernetes", old.kubernetes != new.kubernetes),
     ];
-    diff.settings = changed(&settings);
-    diff.needs_restart = changed(&restart);
+    diff.settings = changed_keys(&settings);
+    diff.needs_restart = changed_keys(&restart);
     diff
 }
 
-impl Diff {
+impl ConfigDiff {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -66,7 +66,7 @@ impl Diff {
 }
 
 /// One line for the log: `added a, b; changed c; settings queue, turns`.
-impl fmt::Display for Diff {
+impl fmt::Display for ConfigDiff {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names =
             |names: &[ModelName]| names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
@@ -87,14 +87,14 @@ impl fmt::Display for Diff {
     }
 }
 
-fn models(old: &Config, new: &Config, diff: &mut Diff) {
+fn models(old: &Config, new: &Config, diff: &mut ConfigDiff) {
     let (before, after) = (by_name(old), by_name(new));
     diff.removed = before.keys().filter(|name| !after.contains_key(*name)).copied().cloned().collect();
     for (name, spec) in &after {
         match before.get(name) {
             None => diff.added.push((*name).clone()),
             Some(was) if was.fingerprint != spec.fingerprint => diff.outdated.push((*name).clone()),
-            Some(was) if was != spec || is_spoken_to_otherwise(name, old, new) => {
+            Some(was) if was != spec || engine_config_differs(name, old, new) => {
                 diff.changed.push((*name).clone());
             }
             Some(_) => {}
@@ -106,8 +106,8 @@ fn by_name(config: &Config) -> BTreeMap<&ModelName, &ModelSpec> {
     config.core.models.iter().map(|spec| (&spec.name, spec)).collect()
 }
 
-fn is_spoken_to_otherwise(name: &ModelName, old: &Config, new: &Config) -> bool {
-    match (old.models.get(name), new.models.get(name)) {
+fn engine_config_differs(name: &ModelName, old: &Config, new: &Config) -> bool {
+    match (old.engines.get(name), new.engines.get(name)) {
         (Some(old), Some(new)) => !Arc::ptr_eq(old, new) && old != new,
         (old, new) => old != new,
     }
@@ -124,6 +124,6 @@ fn accelerators_differ(old: &Config, new: &Config) -> bool {
         || old.core.accelerators != new.core.accelerators
 }
 
-fn changed(keys: &[(&'static str, bool)]) -> Vec<&'static str> {
+fn changed_keys(keys: &[(&'static str, bool)]) -> Vec<&'static str> {
     keys.iter().filter(|(_, changed)| *changed).map(|(key, _)| *key).collect()
 }

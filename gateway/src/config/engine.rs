@@ -8,51 +8,56 @@ use rouse::{
 };
 
 use super::{
-    Kind, Model, OnDisconnect, Passage, SleepApi, Task, options,
-    reader::{Reader, Section},
-    tree::{Node, Value},
+    EngineConfig, EngineKind, OnDisconnect, PassthroughPath, ProbeTask, SleepApi, command_options,
+    reader::{ConfigReader, ConfigSection},
+    yaml::{YamlNode, YamlValue},
 };
 
-pub(super) struct Engine {
-    pub(super) model: Model,
+pub(super) struct ParsedEngine {
+    pub(super) model: EngineConfig,
     pub(super) start_timeout: Millis,
 }
 
 /// Reads the keys of `engine` for the model `name`.
-pub(super) fn engine(reader: &mut Reader, section: &mut Section, name: ModelName) -> Option<Engine> {
+pub(super) fn engine(
+    reader: &mut ConfigReader,
+    section: &mut ConfigSection,
+    name: ModelName,
+) -> Option<ParsedEngine> {
     let kind = section.require(reader, "kind", |reader, node| {
         reader.choice(
             node,
             &[
-                ("vllm", Kind::Vllm),
-                ("sglang", Kind::Sglang),
-                ("llama-cpp", Kind::LlamaCpp),
-                ("custom", Kind::Custom),
+                ("vllm", EngineKind::Vllm),
+                ("sglang", EngineKind::Sglang),
+                ("llama-cpp", EngineKind::LlamaCpp),
+                ("custom", EngineKind::Custom),
             ],
         )
     });
     let at = section.at;
     let command = section.require(reader, "command", command);
-    let env = section.read(reader, "env", |reader, node| variables(reader, node, Reader::template));
-    let served_name = section.read(reader, "servedName", Reader::text);
-    let task = section.read(reader, "task", task).unwrap_or(Task::Generate);
+    let env = section.read(reader, "env", |reader, node| variables(reader, node, ConfigReader::template));
+    let served_name = section.read(reader, "servedName", ConfigReader::text);
+    let task = section.read(reader, "task", task).unwrap_or(ProbeTask::Generate);
     let start_timeout =
-        section.read(reader, "startTimeout", Reader::positive_span).unwrap_or(Millis::secs(480));
+        section.read(reader, "startTimeout", ConfigReader::positive_duration).unwrap_or(Millis::secs(480));
     let on_disconnect = section.read(reader, "onDisconnect", |reader, node| {
         reader.choice(node, &[("abort", OnDisconnect::Abort), ("drain", OnDisconnect::Drain)])
     });
-    let api_key = section.read(reader, "apiKey", Reader::credential);
-    let allow_public = section.read(reader, "allowPublic", Reader::flag).unwrap_or(false);
-    let stub = section.read(reader, "stub", Reader::flag).unwrap_or(false);
+    let api_key = section.read(reader, "apiKey", ConfigReader::credential);
+    let allow_public = section.read(reader, "allowPublic", ConfigReader::flag).unwrap_or(false);
+    let stub = section.read(reader, "stub", ConfigReader::flag).unwrap_or(false);
     let sleep = section.read(reader, "sleepMode", |reader, node| sleep_mode(reader, node, stub));
-    let passage = section.read(reader, "passage", |reader, node| passage(reader, node, kind));
+    let passthrough =
+        section.read(reader, "passthrough", |reader, node| read_passthrough(reader, node, kind));
 
     let (kind, command) = (kind?, command?);
-    let mut model = Model {
+    let mut model = EngineConfig {
         served_name: served_name.unwrap_or_else(|| name.to_string()),
         name,
         kind,
-        sleep: sleep.flatten().unwrap_or_else(|| sleep_by_command(kind, stub, &command)),
+        sleep: sleep.flatten().unwrap_or_else(|| sleep_api_by_command(kind, stub, &command)),
         command,
         env: env.unwrap_or_default(),
         task,
@@ -60,9 +65,9 @@ pub(super) fn engine(reader: &mut Reader, section: &mut Section, name: ModelName
         api_key: api_key.filter(|key| !key.is_empty()),
         stub,
         allow_public,
-        passage: passage.unwrap_or_default(),
+        passthrough: passthrough.unwrap_or_default(),
         fingerprint: 0,
-        origin: None,
+        backend_origin: None,
     };
     model.fingerprint = fingerprint(&model);
     if !model.uses("PORT") {
@@ -71,26 +76,27 @@ pub(super) fn engine(reader: &mut Reader, section: &mut Section, name: ModelName
             "neither command nor env uses ${PORT}: the engine would not listen where it is looked for",
         );
     }
-    Some(Engine { model, start_timeout })
+    Some(ParsedEngine { model, start_timeout })
 }
 
-impl Engine {
+impl ParsedEngine {
     /// It was told its KV-cache bytes, or is of a kind that does not measure free memory when it starts.
     pub(super) fn explicit_memory(&self) -> bool {
-        matches!(self.model.kind, Kind::LlamaCpp | Kind::Custom) || self.model.uses("KV_CACHE_BYTES")
+        matches!(self.model.kind, EngineKind::LlamaCpp | EngineKind::Custom)
+            || self.model.uses("KV_CACHE_BYTES")
     }
 
     /// It has LoRA adapters in memory, beside the weights that it would read again.
     pub(super) fn has_adapters(&self) -> bool {
-        self.model.kind == Kind::Vllm && adapters_by_command(&self.model.command)
+        self.model.kind == EngineKind::Vllm && has_lora_by_command(&self.model.command)
     }
 }
 
 /// The same for the same template on every machine and in every build: adopted engines carry it across restarts
 /// and upgrades. FNV-1a; nobody gains by a collision.
-pub(crate) struct Fingerprint(u64);
+pub(crate) struct FingerprintHasher(u64);
 
-impl Fingerprint {
+impl FingerprintHasher {
     pub(crate) const fn new() -> Self {
         Self(0xcbf2_9ce4_8422_2325)
     }
@@ -102,7 +108,7 @@ impl Fingerprint {
     }
 
     /// A text and its end.
-    pub(crate) fn part(&mut self, text: &str) {
+    pub(crate) fn feed_text(&mut self, text: &str) {
         self.feed(text.as_bytes());
         self.feed(&[0]);
     }
@@ -113,25 +119,25 @@ impl Fingerprint {
 }
 
 /// As configurations spell it.
-pub(crate) const fn kind_name(kind: Kind) -> &'static str {
+pub(crate) const fn kind_name(kind: EngineKind) -> &'static str {
     match kind {
-        Kind::Vllm => "vllm",
-        Kind::Sglang => "sglang",
-        Kind::LlamaCpp => "llama-cpp",
-        Kind::Custom => "custom",
+        EngineKind::Vllm => "vllm",
+        EngineKind::Sglang => "sglang",
+        EngineKind::LlamaCpp => "llama-cpp",
+        EngineKind::Custom => "custom",
     }
 }
 
-fn fingerprint(model: &Model) -> u64 {
+fn fingerprint(model: &EngineConfig) -> u64 {
     let kind = kind_name(model.kind);
-    let mut hash = Fingerprint::new();
+    let mut hash = FingerprintHasher::new();
     let commands = model.command.iter().map(String::as_str);
     for part in [kind, model.served_name.as_str()].into_iter().chain(commands) {
-        hash.part(part);
+        hash.feed_text(part);
     }
     hash.feed(&[1]);
     for part in model.env.iter().flat_map(|(name, value)| [name.as_str(), value.as_str()]) {
-        hash.part(part);
+        hash.feed_text(part);
     }
     if model.stub {
         hash.feed(&[2]);
@@ -139,18 +145,18 @@ fn fingerprint(model: &Model) -> u64 {
     hash.value()
 }
 
-fn command(reader: &mut Reader, node: &Node) -> Option<Vec<String>> {
-    if let Value::Scalar(text) = &node.value {
+fn command(reader: &mut ConfigReader, node: &YamlNode) -> Option<Vec<String>> {
+    if let YamlValue::Scalar(text) = &node.value {
         reader.note(
             node.at,
             format_args!(
                 "expected a list of program and arguments, found a single value: write {}",
-                as_list(text)
+                suggest_list(text)
             ),
         );
         return None;
     }
-    let command = reader.list(node, Reader::template)?;
+    let command = reader.list(node, ConfigReader::template)?;
     if command.first().is_none_or(|program| program.trim().is_empty()) {
         reader.note(node.at, "the command is empty");
         return None;
@@ -163,7 +169,7 @@ fn command(reader: &mut Reader, node: &Node) -> Option<Vec<String>> {
 }
 
 /// The list to write instead of a command line; an example, where the line needs a shell.
-fn as_list(line: &str) -> String {
+fn suggest_list(line: &str) -> String {
     if line.contains(['\'', '"', '\\', '|', '&', ';', '<', '>', '(', '`', '*', '~']) {
         return "[sh, -c, 'exec …'] for what needs a shell, else [PROGRAM, ARGUMENT, …]".to_owned();
     }
@@ -175,12 +181,12 @@ fn as_list(line: &str) -> String {
 
 /// Variables of an engine's environment, whose values `read` reads.
 pub(super) fn variables(
-    reader: &mut Reader,
-    node: &Node,
-    read: fn(&mut Reader, &Node) -> Option<String>,
+    reader: &mut ConfigReader,
+    node: &YamlNode,
+    read: fn(&mut ConfigReader, &YamlNode) -> Option<String>,
 ) -> Option<BTreeMap<String, String>> {
-    let Value::Map(entries) = &node.value else {
-        reader.note(node.at, format_args!("expected a mapping, found {}", node.what()));
+    let YamlValue::Map(entries) = &node.value else {
+        reader.note(node.at, format_args!("expected a mapping, found {}", node.type_name()));
         return None;
     };
     let mut env = BTreeMap::new();
@@ -195,35 +201,39 @@ pub(super) fn variables(
     Some(env)
 }
 
-fn passage(reader: &mut Reader, node: &Node, kind: Option<Kind>) -> Option<Vec<Passage>> {
-    if kind.is_some_and(|kind| kind != Kind::Custom) {
+fn read_passthrough(
+    reader: &mut ConfigReader,
+    node: &YamlNode,
+    kind: Option<EngineKind>,
+) -> Option<Vec<PassthroughPath>> {
+    if kind.is_some_and(|kind| kind != EngineKind::Custom) {
         reader
             .note(node.at, "only a custom engine's paths are configured: those of the other kinds are known");
         return None;
     }
     reader.list(node, |reader, node| {
         let text = reader.text(node)?;
-        Passage::parse(&text)
+        PassthroughPath::parse(&text)
             .map_err(|error| reader.note(node.at, format_args!("'{}': {error}", text.escape_debug())))
             .ok()
     })
 }
 
-fn task(reader: &mut Reader, node: &Node) -> Option<Task> {
+fn task(reader: &mut ConfigReader, node: &YamlNode) -> Option<ProbeTask> {
     reader.choice(
         node,
         &[
-            ("generate", Task::Generate),
-            ("embed", Task::Embed),
-            ("score", Task::Score),
-            ("transcribe", Task::Transcribe),
-            ("none", Task::None),
+            ("generate", ProbeTask::Generate),
+            ("embed", ProbeTask::Embed),
+            ("score", ProbeTask::Score),
+            ("transcribe", ProbeTask::Transcribe),
+            ("none", ProbeTask::None),
         ],
     )
 }
 
 /// `auto` is `Some(None)`.
-fn sleep_mode(reader: &mut Reader, node: &Node, stub: bool) -> Option<Option<SleepApi>> {
+fn sleep_mode(reader: &mut ConfigReader, node: &YamlNode, stub: bool) -> Option<Option<SleepApi>> {
     let mode = reader.choice(
         node,
         &[
@@ -243,32 +253,32 @@ fn sleep_mode(reader: &mut Reader, node: &Node, stub: bool) -> Option<Option<Sle
 }
 
 /// Which calls put an engine to sleep, by what its command says.
-pub(crate) fn sleep_by_command(kind: Kind, stub: bool, command: &[String]) -> SleepApi {
+pub(crate) fn sleep_api_by_command(kind: EngineKind, stub: bool, command: &[String]) -> SleepApi {
     match kind {
         _ if stub => SleepApi::None,
-        Kind::Vllm if options::is_on(command, "--enable-sleep-mode") => SleepApi::Vllm,
-        Kind::Sglang if options::is_on(command, "--enable-memory-saver") => SleepApi::Sglang,
+        EngineKind::Vllm if command_options::is_on(command, "--enable-sleep-mode") => SleepApi::Vllm,
+        EngineKind::Sglang if command_options::is_on(command, "--enable-memory-saver") => SleepApi::Sglang,
         _ => SleepApi::None,
     }
 }
 
 /// Whether a vLLM with this command holds LoRA adapters in memory. A wake from level 2 reloads only the model's own weights.
-pub(crate) fn adapters_by_command(command: &[String]) -> bool {
-    options::is_on(command, "--enable-lora")
+pub(crate) fn has_lora_by_command(command: &[String]) -> bool {
+    command_options::is_on(command, "--enable-lora")
 }
 
 /// The error where level 2 is configured for an engine with LoRA adapters.
-pub(crate) const ADAPTERS_AT_LEVEL_2: &str = "with --enable-lora the adapters are lost at level 2, which reads only the model's own weights again: say 1 or never";
+pub(crate) const LORA_AT_LEVEL_2: &str = "with --enable-lora the adapters are lost at level 2, which reads only the model's own weights again: say 1 or never";
 
 /// vLLM's flag for the bytes of its KV cache on each accelerator. With it an engine does not measure free memory when it starts.
-const KV_CACHE_BYTES: &str = "--kv-cache-memory-bytes";
+const KV_CACHE_FLAG: &str = "--kv-cache-memory-bytes";
 
 /// The bytes of its KV cache on each accelerator, where its command says them. What else it takes is little more than weights.
 pub(crate) fn kv_cache_by_command(command: &[String]) -> Option<Bytes> {
-    options::value(command, KV_CACHE_BYTES)?.parse().ok()
+    command_options::value(command, KV_CACHE_FLAG)?.parse().ok()
 }
 
 /// Whether the command says that number, in whatever form.
-pub(crate) fn says_kv_cache(command: &[String]) -> bool {
-    options::value(command, KV_CACHE_BYTES).is_some()
+pub(crate) fn sets_kv_cache(command: &[String]) -> bool {
+    command_options::value(command, KV_CACHE_FLAG).is_some()
 }

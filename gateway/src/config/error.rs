@@ -4,47 +4,47 @@ use std::fmt;
 
 use serde_saphyr::Location;
 
-use super::syntax;
+use super::yaml_hints;
 
 /// Line and column, from 1; line 0 is "the file as a whole".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct At {
+pub struct SourceLocation {
     pub line: u64,
     pub column: u64,
 }
 
 /// One thing that is wrong or doubtful, and where.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Problem {
-    pub at: At,
+pub struct ConfigProblem {
+    pub at: SourceLocation,
     pub text: String,
 }
 
 /// Everything that is wrong with one file, in the order of the file. `Display` gives a line
-/// `FILE:LINE:COLUMN: what` for each.
+/// `FILE:MAX_LINE_BYTES:COLUMN: what` for each.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}", listed(.origin, .problems))]
-pub struct Errors {
+#[error("{}", join_problems(.origin, .problems))]
+pub struct ConfigErrors {
     pub origin: String,
-    pub problems: Vec<Problem>,
+    pub problems: Vec<ConfigProblem>,
 }
 
-impl Errors {
-    pub(super) fn new(origin: &str, mut problems: Vec<Problem>) -> Self {
+impl ConfigErrors {
+    pub(super) fn new(origin: &str, mut problems: Vec<ConfigProblem>) -> Self {
         problems.sort();
         problems.dedup();
         Self { origin: origin.to_owned(), problems }
     }
 }
 
-impl Problem {
-    pub(super) fn new(at: At, text: impl Into<String>) -> Self {
+impl ConfigProblem {
+    pub(super) fn new(at: SourceLocation, text: impl Into<String>) -> Self {
         Self { at, text: text.into() }
     }
 
     /// `source`: what the parser read.
     pub(super) fn from_yaml(error: &serde_saphyr::Error, source: &str) -> Self {
-        let at = error.location().map(At::from).unwrap_or_default();
+        let at = error.location().map(SourceLocation::from).unwrap_or_default();
         let text = match error.without_snippet() {
             serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => {
                 format!("the key '{key}' is given twice")
@@ -56,7 +56,7 @@ impl Problem {
                 let text = other.to_string();
                 // The place is in front already.
                 let words = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
-                if let Some((at, text)) = syntax::explain(source, at, words) {
+                if let Some((at, text)) = yaml_hints::explain(source, at, words) {
                     return Self { at, text };
                 }
                 words.to_owned()
@@ -65,10 +65,10 @@ impl Problem {
         Self { at, text }
     }
 
-    /// As a person reads it: `FILE:LINE:COLUMN: what`.
+    /// As a person reads it: `FILE:MAX_LINE_BYTES:COLUMN: what`.
     #[must_use]
     pub fn display(&self, origin: &str) -> String {
-        let At { line, column } = self.at;
+        let SourceLocation { line, column } = self.at;
         if line == 0 {
             format!("{origin}: {}", self.text)
         } else {
@@ -77,19 +77,19 @@ impl Problem {
     }
 }
 
-impl From<Location> for At {
+impl From<Location> for SourceLocation {
     fn from(location: Location) -> Self {
         Self { line: location.line(), column: location.column() }
     }
 }
 
-impl fmt::Display for At {
+impl fmt::Display for SourceLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.line, self.column)
     }
 }
 
-fn listed(origin: &str, problems: &[Problem]) -> String {
+fn join_problems(origin: &str, problems: &[ConfigProblem]) -> String {
     let lines: Vec<_> = problems.iter().map(|problem| problem.display(origin)).collect();
     lines.join("\n")
 }

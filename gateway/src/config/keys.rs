@@ -9,26 +9,26 @@ use std::{
 use rouse::model::{ModelName, ModelSpec};
 
 use super::{
-    At, Problem,
-    reader::{Reader, Section},
-    tree::{Node, Value},
+    ConfigProblem, SourceLocation,
+    reader::{ConfigReader, ConfigSection},
+    yaml::{YamlNode, YamlValue},
 };
-use crate::keys::Limits;
+use crate::keys::RateLimits;
 
 /// The SHA-256 of a key.
-pub type Hash = [u8; 32];
+pub type KeyHash = [u8; 32];
 
 /// All keys of a file; empty when anybody may use the API.
-pub type Keys = Arc<[Key]>;
+pub type KeyConfigs = Arc<[KeyConfig]>;
 
 /// One key as configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Key {
+pub struct KeyConfig {
     /// In logs and metrics; its counters belong to it.
     pub name: Arc<str>,
-    pub hash: Hash,
-    pub models: Models,
-    pub limits: Limits,
+    pub hash: KeyHash,
+    pub models: ModelAccess,
+    pub limits: RateLimits,
     pub priority: i32,
     /// Its streams get heartbeats while they wait.
     pub heartbeat: bool,
@@ -36,56 +36,56 @@ pub struct Key {
 
 /// Which models a key may use, under whatever name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Models {
+pub enum ModelAccess {
     All,
-    Some(BTreeSet<ModelName>),
+    Only(BTreeSet<ModelName>),
 }
 
 /// What `keys` says.
 #[derive(Default)]
-pub(super) struct Found {
-    pub(super) keys: Keys,
-    /// `keys: none`.
-    pub(super) none: bool,
+pub(super) struct ParsedKeys {
+    pub(super) keys: KeyConfigs,
+    /// `keys: explicitly_none`.
+    pub(super) explicitly_none: bool,
     /// Legal, and hardly meant.
-    pub(super) doubts: Vec<Problem>,
+    pub(super) warnings: Vec<ConfigProblem>,
 }
 
-/// Reads `none` or the list.
-pub(super) fn keys(reader: &mut Reader, root: &mut Section, models: &[ModelSpec]) -> Found {
-    let mut found = Found::default();
+/// Reads `explicitly_none` or the list.
+pub(super) fn keys(reader: &mut ConfigReader, root: &mut ConfigSection, models: &[ModelSpec]) -> ParsedKeys {
+    let mut found = ParsedKeys::default();
     root.read(reader, "keys", |reader, node| {
         match &node.value {
-            Value::List(list) if list.is_empty() => {
+            YamlValue::List(list) if list.is_empty() => {
                 reader.note(
                     node.at,
                     "an empty list would let nobody in: leave it out, or say 'none', to let everybody in",
                 );
             }
-            Value::List(_) => {
-                let mut taken = Taken::default();
+            YamlValue::List(_) => {
+                let mut taken = TakenKeys::default();
                 let read = reader.list(node, |reader, node| {
-                    if let Value::Scalar(_) = &node.value {
+                    if let YamlValue::Scalar(_) = &node.value {
                         // Never the text: it may be the key itself.
                         let expected = "expected {name: NAME, sha256: HASH}, found a single value";
-                        reader.note(node.at, format_args!("{expected}: {MAKES}"));
+                        reader.note(node.at, format_args!("{expected}: {KEY_COMMAND_HINT}"));
                         return None;
                     }
                     let mut section = reader.section(node);
-                    let key = one(reader, &mut section, models, &mut taken, &mut found.doubts);
+                    let key = read_key(reader, &mut section, models, &mut taken, &mut found.warnings);
                     section.close(reader);
                     key
                 });
                 found.keys = read.unwrap_or_default().into();
             }
-            Value::Scalar(written) => {
-                found.none = reader.text(node)? == "none";
-                if !found.none {
+            YamlValue::Scalar(written) => {
+                found.explicitly_none = reader.text(node)? == "none";
+                if !found.explicitly_none {
                     // As above, but for what the file says of the environment.
                     let shown = if written.contains("${env:") { written.as_str() } else { "a single value" };
                     reader.note(
                         node.at,
-                        format_args!("expected 'none' or a list of keys, found {shown}: {MAKES}"),
+                        format_args!("expected 'none' or a list of keys, found {shown}: {KEY_COMMAND_HINT}"),
                     );
                 }
             }
@@ -97,50 +97,53 @@ pub(super) fn keys(reader: &mut Reader, root: &mut Section, models: &[ModelSpec]
 }
 
 /// What to do about a key that stands in the file as it is.
-const MAKES: &str =
+const KEY_COMMAND_HINT: &str =
     "'rouse-gateway key NAME' makes a key and its line, and with --stdin the line of one that exists";
 
 /// What other keys have already.
 #[derive(Default)]
-struct Taken {
-    names: BTreeMap<String, At>,
-    hashes: BTreeMap<Hash, At>,
+struct TakenKeys {
+    names: BTreeMap<String, SourceLocation>,
+    hashes: BTreeMap<KeyHash, SourceLocation>,
 }
 
-fn one(
-    reader: &mut Reader,
-    section: &mut Section,
+fn read_key(
+    reader: &mut ConfigReader,
+    section: &mut ConfigSection,
     specs: &[ModelSpec],
-    taken: &mut Taken,
-    doubts: &mut Vec<Problem>,
-) -> Option<Key> {
+    taken: &mut TakenKeys,
+    doubts: &mut Vec<ConfigProblem>,
+) -> Option<KeyConfig> {
     let name = section.require(reader, "name", |reader, node| name(reader, node, taken));
-    let is_plain = section.place_of("key").is_some();
+    let is_plain = section.location_of("key").is_some();
     if is_plain {
         section.read(reader, "key", |reader, node| {
-            reader.note(node.at, format_args!("a key is not written here, only its sha256: {MAKES}"));
+            reader.note(
+                node.at,
+                format_args!("a key is not written here, only its sha256: {KEY_COMMAND_HINT}"),
+            );
             None::<()>
         });
     }
-    let hash = if is_plain && section.place_of("sha256").is_none() {
+    let hash = if is_plain && section.location_of("sha256").is_none() {
         None
     } else {
         section.require(reader, "sha256", |reader, node| hash(reader, node, taken))
     };
     let models = section.read(reader, "models", |reader, node| models(reader, node, specs, doubts));
-    let limits = Limits {
-        requests: section.read(reader, "requestsPerMinute", at_least_one),
-        tokens: section.read(reader, "tokensPerMinute", at_least_one),
+    let limits = RateLimits {
+        requests: section.read(reader, "requestsPerMinute", positive_number),
+        tokens: section.read(reader, "tokensPerMinute", positive_number),
     };
-    let priority = section.read(reader, "priority", Reader::number).unwrap_or(0);
+    let priority = section.read(reader, "priority", ConfigReader::number).unwrap_or(0);
     let heartbeat = section
         .read(reader, "heartbeat", |reader, node| reader.choice(node, &[("on", true), ("off", false)]))
         .unwrap_or(true);
-    let models = models.unwrap_or(Models::All);
-    Some(Key { name: name?.into(), hash: hash?, models, limits, priority, heartbeat })
+    let models = models.unwrap_or(ModelAccess::All);
+    Some(KeyConfig { name: name?.into(), hash: hash?, models, limits, priority, heartbeat })
 }
 
-fn name(reader: &mut Reader, node: &Node, taken: &mut Taken) -> Option<String> {
+fn name(reader: &mut ConfigReader, node: &YamlNode, taken: &mut TakenKeys) -> Option<String> {
     let name = reader.text(node)?;
     if name.is_empty() || name.len() > 128 || name.chars().any(char::is_control) {
         reader.note(node.at, "a key's name has 1 to 128 bytes and no control characters");
@@ -154,7 +157,7 @@ fn name(reader: &mut Reader, node: &Node, taken: &mut Taken) -> Option<String> {
     Some(name)
 }
 
-fn hash(reader: &mut Reader, node: &Node, taken: &mut Taken) -> Option<Hash> {
+fn hash(reader: &mut ConfigReader, node: &YamlNode, taken: &mut TakenKeys) -> Option<KeyHash> {
     let text = reader.text(node)?;
     let digits: Option<Vec<u32>> = text.chars().map(|c| c.to_digit(16)).collect();
     let Some(digits) = digits.filter(|digits| digits.len() == 64) else {
@@ -165,7 +168,7 @@ fn hash(reader: &mut Reader, node: &Node, taken: &mut Taken) -> Option<Hash> {
         );
         return None;
     };
-    let mut hash = Hash::default();
+    let mut hash = KeyHash::default();
     for (byte, pair) in hash.iter_mut().zip(digits.chunks(2)) {
         *byte = pair.iter().fold(0, |byte, digit| byte << 4 | *digit as u8);
     }
@@ -179,11 +182,11 @@ fn hash(reader: &mut Reader, node: &Node, taken: &mut Taken) -> Option<Hash> {
 
 /// A list of names, aliases, and beginnings of either that end with `*`.
 fn models(
-    reader: &mut Reader,
-    node: &Node,
+    reader: &mut ConfigReader,
+    node: &YamlNode,
     specs: &[ModelSpec],
-    doubts: &mut Vec<Problem>,
-) -> Option<Models> {
+    doubts: &mut Vec<ConfigProblem>,
+) -> Option<ModelAccess> {
     let patterns = reader.list(node, |reader, node| {
         let text = reader.text(node)?;
         let stars = text.matches('*').count();
@@ -201,19 +204,19 @@ fn models(
     let mut models = BTreeSet::new();
     for (at, pattern) in &patterns {
         if pattern == "*" {
-            return Some(Models::All);
+            return Some(ModelAccess::All);
         }
-        let known = specs.iter().filter(|spec| names(spec).any(|name| matches(pattern, name)));
+        let known = specs.iter().filter(|spec| names_and_aliases(spec).any(|name| matches(pattern, name)));
         let known: Vec<_> = known.map(|spec| spec.name.clone()).collect();
         if known.is_empty() {
-            doubts.push(Problem::new(*at, format!("keys: no model is called '{pattern}'")));
+            doubts.push(ConfigProblem::new(*at, format!("keys: no model is called '{pattern}'")));
         }
         models.extend(known);
     }
-    Some(Models::Some(models))
+    Some(ModelAccess::Only(models))
 }
 
-fn names(spec: &ModelSpec) -> impl Iterator<Item = &str> {
+fn names_and_aliases(spec: &ModelSpec) -> impl Iterator<Item = &str> {
     std::iter::once(spec.name.as_str()).chain(spec.aliases.iter().map(String::as_str))
 }
 
@@ -221,7 +224,7 @@ fn matches(pattern: &str, name: &str) -> bool {
     pattern.strip_suffix('*').map_or(pattern == name, |beginning| name.starts_with(beginning))
 }
 
-fn at_least_one(reader: &mut Reader, node: &Node) -> Option<u64> {
+fn positive_number(reader: &mut ConfigReader, node: &YamlNode) -> Option<u64> {
     let number = reader.number::<u64>(node)?;
     if number == 0 {
         reader.note(node.at, "is at least 1");

@@ -4,19 +4,19 @@ use std::path::PathBuf;
 
 use http::Uri;
 use rouse::{
-    pairing::{self, ids::Mode},
+    pairing::{self, ids::ProviderMode},
     units::Millis,
 };
 
 use super::{
-    reader::{Reader, Section},
-    tree::Node,
+    reader::{ConfigReader, ConfigSection},
+    yaml::YamlNode,
 };
 
 /// How a gateway of a cluster is set up. What is not said is taken from its Pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kubernetes {
-    pub watched: Watched,
+pub struct KubernetesConfig {
+    pub watched_namespaces: WatchedNamespaces,
     /// Where the lease and this gateway's own object are; its Pod's, where nothing is said.
     pub namespace: Option<String>,
     /// What others know this gateway by; its Pod's name, where nothing is said.
@@ -29,22 +29,22 @@ pub struct Kubernetes {
     /// Backends need not be Services of their model's namespace.
     pub any_backend: bool,
     /// Who is asked what memory of accelerators is in use, beside the stubs.
-    pub prometheus: Option<Prometheus>,
+    pub prometheus: Option<PrometheusConfig>,
     /// Requesters are served, and how.
-    pub dual_pods: Option<DualPods>,
+    pub dual_pods: Option<DualPodsConfig>,
 }
 
 /// How dual pods are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DualPods {
-    pub mode: Mode,
-    pub timing: pairing::settings::Settings,
+pub struct DualPodsConfig {
+    pub mode: ProviderMode,
+    pub timing: pairing::settings::PairingSettings,
 }
 
 /// A Prometheus that scrapes DCGM's exporter.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prometheus {
-    /// `http` or `https`, with the path before `/api/v1`, where there is one.
+pub struct PrometheusConfig {
+    /// `http` or `https`, with the path before `/read_api/v1`, where there is one.
     pub url: Uri,
     /// A bearer token is in there.
     pub token_file: Option<PathBuf>,
@@ -65,20 +65,20 @@ pub enum PlatformKind {
 
 /// Whose models are served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Watched {
+pub enum WatchedNamespaces {
     /// Those of the gateway's own namespace.
     #[default]
     Own,
-    Some(Vec<String>),
+    Named(Vec<String>),
     All,
 }
 
 /// `instead`: the command line's word in place of `platform`.
 pub(super) fn kubernetes(
-    reader: &mut Reader,
-    root: &mut Section,
+    reader: &mut ConfigReader,
+    root: &mut ConfigSection,
     instead: Option<PlatformKind>,
-) -> Option<Kubernetes> {
+) -> Option<KubernetesConfig> {
     let mut platform_at = root.at;
     let wanted = root.read(reader, "platform", |reader, node| {
         platform_at = node.at;
@@ -97,7 +97,7 @@ pub(super) fn kubernetes(
         }
         (true, Some(_)) => {
             for (key, instead) in [("models", "InferenceModels"), ("accelerators", "AcceleratorPools")] {
-                if let Some(at) = root.place_of(key) {
+                if let Some(at) = root.location_of(key) {
                     reader.note(
                         at,
                         format_args!("with platform: kubernetes there are {instead} instead of {key}"),
@@ -114,22 +114,22 @@ pub(super) fn kubernetes(
     }
 }
 
-fn section(reader: &mut Reader, node: &Node) -> Option<Kubernetes> {
+fn section(reader: &mut ConfigReader, node: &YamlNode) -> Option<KubernetesConfig> {
     let mut section = reader.section(node);
-    let watched = section.read(reader, "namespaces", watched).unwrap_or_default();
-    let namespace = section.read(reader, "namespace", Reader::text);
-    let name = section.read(reader, "name", Reader::text);
-    let pod_uid = section.read(reader, "podUid", Reader::text);
-    let stub_image = section.require(reader, "stubImage", Reader::text);
+    let watched = section.read(reader, "namespaces", read_namespaces).unwrap_or_default();
+    let namespace = section.read(reader, "namespace", ConfigReader::text);
+    let name = section.read(reader, "name", ConfigReader::text);
+    let pod_uid = section.read(reader, "podUid", ConfigReader::text);
+    let stub_image = section.require(reader, "stubImage", ConfigReader::text);
     let stub_pull_policy = section.read(reader, "stubPullPolicy", |reader, node| {
         reader.choice(node, &[("Always", "Always"), ("IfNotPresent", "IfNotPresent"), ("Never", "Never")])
     });
-    let any_backend = section.read(reader, "anyBackend", Reader::flag).unwrap_or(false);
+    let any_backend = section.read(reader, "anyBackend", ConfigReader::flag).unwrap_or(false);
     let prometheus = section.read(reader, "prometheus", prometheus);
     let dual_pods = section.read(reader, "dualPods", dual_pods);
     section.close(reader);
-    Some(Kubernetes {
-        watched,
+    Some(KubernetesConfig {
+        watched_namespaces: watched,
         namespace,
         name,
         pod_uid,
@@ -141,43 +141,45 @@ fn section(reader: &mut Reader, node: &Node) -> Option<Kubernetes> {
     })
 }
 
-fn dual_pods(reader: &mut Reader, node: &Node) -> Option<DualPods> {
+fn dual_pods(reader: &mut ConfigReader, node: &YamlNode) -> Option<DualPodsConfig> {
     let mut section = reader.section(node);
-    let modes = [("plain", Mode::Plain), ("sleep", Mode::Sleep)];
-    let mode =
-        section.read(reader, "mode", |reader, node| reader.choice(node, &modes)).unwrap_or(Mode::Sleep);
-    let default = pairing::settings::Settings::default();
-    let mut span = |reader: &mut Reader, key, default| {
-        section.read(reader, key, Reader::positive_span).unwrap_or(default)
+    let modes = [("plain", ProviderMode::Plain), ("sleep", ProviderMode::Sleep)];
+    let mode = section
+        .read(reader, "mode", |reader, node| reader.choice(node, &modes))
+        .unwrap_or(ProviderMode::Sleep);
+    let default = pairing::settings::PairingSettings::default();
+    let mut span = |reader: &mut ConfigReader, key, default| {
+        section.read(reader, key, ConfigReader::positive_duration).unwrap_or(default)
     };
-    let timing = pairing::settings::Settings {
-        settle: span(reader, "settle", default.settle),
-        drain: span(reader, "drain", default.drain),
-        sleep: span(reader, "sleep", default.sleep),
-        wake: span(reader, "wake", default.wake),
-        start: span(reader, "start", default.start),
-        idle: span(reader, "idle", default.idle),
-        remains: span(reader, "remains", default.remains),
+    let timing = pairing::settings::PairingSettings {
+        meter_lag: span(reader, "meterLag", default.meter_lag),
+        drain_timeout: span(reader, "drain", default.drain_timeout),
+        sleep_timeout: span(reader, "sleep", default.sleep_timeout),
+        wake_timeout: span(reader, "wake", default.wake_timeout),
+        start_timeout: span(reader, "start", default.start_timeout),
+        launcher_idle_timeout: span(reader, "idle", default.launcher_idle_timeout),
+        vanished_retention: span(reader, "vanishedPodRetention", default.vanished_retention),
         ..default
     };
     section.close(reader);
-    Some(DualPods { mode, timing })
+    Some(DualPodsConfig { mode, timing })
 }
 
-fn prometheus(reader: &mut Reader, node: &Node) -> Option<Prometheus> {
+fn prometheus(reader: &mut ConfigReader, node: &YamlNode) -> Option<PrometheusConfig> {
     let mut section = reader.section(node);
-    let url = section.require(reader, "url", server);
-    let mut file = |reader: &mut Reader, key| section.read(reader, key, Reader::text).map(PathBuf::from);
+    let url = section.require(reader, "url", prometheus_url);
+    let mut file =
+        |reader: &mut ConfigReader, key| section.read(reader, key, ConfigReader::text).map(PathBuf::from);
     let (token_file, ca_file) = (file(reader, "tokenFile"), file(reader, "caFile"));
-    let mut span = |reader: &mut Reader, key, default| {
-        section.read(reader, key, Reader::positive_span).unwrap_or_else(|| Millis::secs(default))
+    let mut span = |reader: &mut ConfigReader, key, default| {
+        section.read(reader, key, ConfigReader::positive_duration).unwrap_or_else(|| Millis::secs(default))
     };
     let (interval, timeout) = (span(reader, "interval", 15), span(reader, "timeout", 5));
     section.close(reader);
-    Some(Prometheus { url: url?, token_file, ca_file, interval, timeout })
+    Some(PrometheusConfig { url: url?, token_file, ca_file, interval, timeout })
 }
 
-fn server(reader: &mut Reader, node: &Node) -> Option<Uri> {
+fn prometheus_url(reader: &mut ConfigReader, node: &YamlNode) -> Option<Uri> {
     let text = reader.text(node)?;
     let usable = |uri: &Uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some();
     match text.parse::<Uri>().ok().filter(usable) {
@@ -202,13 +204,13 @@ fn server(reader: &mut Reader, node: &Node) -> Option<Uri> {
     }
 }
 
-fn watched(reader: &mut Reader, node: &Node) -> Option<Watched> {
-    let names = reader.list(node, Reader::text)?;
+fn read_namespaces(reader: &mut ConfigReader, node: &YamlNode) -> Option<WatchedNamespaces> {
+    let names = reader.list(node, ConfigReader::text)?;
     if names.iter().any(|name| name == "*") {
         if names.len() > 1 {
             reader.note(node.at, "'*' is every namespace: say it alone");
         }
-        return Some(Watched::All);
+        return Some(WatchedNamespaces::All);
     }
-    Some(if names.is_empty() { Watched::Own } else { Watched::Some(names) })
+    Some(if names.is_empty() { WatchedNamespaces::Own } else { WatchedNamespaces::Named(names) })
 }

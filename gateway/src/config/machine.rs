@@ -4,24 +4,24 @@ use std::path::{Path, PathBuf};
 
 use rouse::units::Bytes;
 
-use super::{PlatformKind, reader::Environment};
+use super::{PlatformKind, reader::EnvLookup};
 
 /// What defaults depend on, and what the command line says. A test brings its own.
-pub(super) struct Machine {
+pub(super) struct MachineDefaults {
     /// In place of the file's `platform`.
     pub(super) platform: Option<PlatformKind>,
     pub(super) memory: Bytes,
-    pub(super) environment: Environment,
+    pub(super) environment: EnvLookup,
 }
 
-impl Machine {
-    pub(super) fn this() -> Self {
+impl MachineDefaults {
+    pub(super) fn detect() -> Self {
         Self { platform: None, memory: memory(), environment: |name| std::env::var(name).ok() }
     }
 }
 
 /// `$STATE_DIRECTORY` (systemd), else `$XDG_STATE_HOME/rouse`, else `~/.local/state/rouse`, else `/var/lib/rouse` (a service without a home).
-pub(super) fn default_state_dir(environment: Environment) -> PathBuf {
+pub(super) fn default_state_dir(environment: EnvLookup) -> PathBuf {
     let set = |name| environment(name).filter(|value| !value.is_empty());
     if let Some(dir) = set("STATE_DIRECTORY") {
         return dir.into();

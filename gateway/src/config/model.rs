@@ -3,43 +3,50 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use rouse::{
-    model::{Accelerator, AcceleratorId, Accelerators, Idle, LevelPolicy, Memory, ModelName, ModelSpec},
+    model::{
+        Accelerator, AcceleratorId, AcceleratorRequirement, EngineMemory, IdlePolicy, ModelName, ModelSpec,
+        SleepLevelPolicy,
+    },
     units::{Bytes, Millis},
 };
 
 use super::{
-    ADAPTERS_AT_LEVEL_2, At, Model, SleepApi, engine, policy,
-    reader::{Reader, Section},
-    tree::{Node, Value},
+    EngineConfig, LORA_AT_LEVEL_2, SleepApi, SourceLocation, engine, policy,
+    reader::{ConfigReader, ConfigSection},
+    yaml::{YamlNode, YamlValue},
 };
 
 /// Residue of an engine of which nothing is known.
-const UNKNOWN_RESIDUE: Bytes = Bytes::gib(4);
-const SLEEP_AFTER: Millis = Millis::secs(300);
-const STOP_AFTER: Millis = Millis::secs(3600);
+const DEFAULT_RESIDUE: Bytes = Bytes::gib(4);
+const DEFAULT_SLEEP_AFTER: Millis = Millis::secs(300);
+const DEFAULT_STOP_AFTER: Millis = Millis::secs(3600);
 /// More engines of one model than one machine has accelerators for.
-const MOST_REPLICAS: u32 = 64;
+const MAX_REPLICAS: u32 = 64;
 
 #[derive(Default)]
-pub(super) struct Models {
+pub(super) struct ParsedModels {
     pub(super) specs: Vec<ModelSpec>,
-    pub(super) models: BTreeMap<ModelName, Arc<Model>>,
-    pub(super) places: BTreeMap<ModelName, At>,
+    pub(super) engines: BTreeMap<ModelName, Arc<EngineConfig>>,
+    pub(super) locations: BTreeMap<ModelName, SourceLocation>,
 }
 
 /// Reads every model. `devices`: the accelerators there are, when the file lists them.
-pub(super) fn models(reader: &mut Reader, root: &mut Section, devices: Option<&[Accelerator]>) -> Models {
-    let mut models = Models::default();
-    let mut taken = Names::default();
+pub(super) fn models(
+    reader: &mut ConfigReader,
+    root: &mut ConfigSection,
+    devices: Option<&[Accelerator]>,
+) -> ParsedModels {
+    let mut models = ParsedModels::default();
+    let mut taken = TakenNames::default();
     root.read(reader, "models", |reader, node| {
         reader.list(node, |reader, node| {
             let mut section = reader.section(node);
             let at = section.at;
-            let read = one(reader, &mut section, &mut taken, devices);
+            let read = read_model(reader, &mut section, &mut taken, devices);
             section.close(reader);
             let (spec, model) = read?;
-            models.places.insert(spec.name.clone(), at);
-            models.models.insert(spec.name.clone(), Arc::new(model));
+            models.locations.insert(spec.name.clone(), at);
+            models.engines.insert(spec.name.clone(), Arc::new(model));
             models.specs.push(spec);
             Some(())
         })
@@ -48,14 +55,14 @@ pub(super) fn models(reader: &mut Reader, root: &mut Section, devices: Option<&[
 }
 
 /// Every name and alias so far, with where it was given.
-type Names = BTreeMap<String, At>;
+type TakenNames = BTreeMap<String, SourceLocation>;
 
-fn one(
-    reader: &mut Reader,
-    section: &mut Section,
-    taken: &mut Names,
+fn read_model(
+    reader: &mut ConfigReader,
+    section: &mut ConfigSection,
+    taken: &mut TakenNames,
     devices: Option<&[Accelerator]>,
-) -> Option<(ModelSpec, Model)> {
+) -> Option<(ModelSpec, EngineConfig)> {
     let name = section.require(reader, "name", |reader, node| name(reader, node, taken));
     let aliases = section.read(reader, "aliases", |reader, node| {
         reader.list(node, |reader, node| self::name(reader, node, taken))
@@ -70,12 +77,12 @@ fn one(
     });
     let accelerators = section
         .read(reader, "accelerators", |reader, node| accelerators(reader, node, devices))
-        .unwrap_or(Accelerators::Count(1));
+        .unwrap_or(AcceleratorRequirement::Count(1));
     let sleep = engine.as_ref().map(|engine| engine.model.sleep);
     let can_sleep = sleep != Some(SleepApi::None);
     let adapters = engine.as_ref().is_some_and(|engine| engine.has_adapters());
     let memory = section.require(reader, "memory", |reader, node| {
-        if let Value::Scalar(_) = &node.value {
+        if let YamlValue::Scalar(_) = &node.value {
             reader.note(
                 node.at,
                 "expected a mapping, found a single value: write {awake: 30Gi}, with what an awake engine takes",
@@ -90,22 +97,22 @@ fn one(
     let idle = section.sub(reader, "idle", |reader, section| idle(reader, section, can_sleep, adapters));
     let replicas = section.read(reader, "replicas", |reader, node| {
         let number = reader.number::<u32>(node)?;
-        if !(1..=MOST_REPLICAS).contains(&number) {
-            reader.note(node.at, format_args!("is between 1 and {MOST_REPLICAS}"));
+        if !(1..=MAX_REPLICAS).contains(&number) {
+            reader.note(node.at, format_args!("is between 1 and {MAX_REPLICAS}"));
         }
         Some(number)
     });
-    let pinned = section.read(reader, "pinned", Reader::flag).unwrap_or(false);
-    let priority = section.read(reader, "priority", Reader::number).unwrap_or(0);
+    let pinned = section.read(reader, "pinned", ConfigReader::flag).unwrap_or(false);
+    let priority = section.read(reader, "priority", ConfigReader::number).unwrap_or(0);
     let max_concurrency = section.read(reader, "maxConcurrency", |reader, node| {
         let number = reader.number::<u32>(node)?;
-        if number == 0 || number > rouse::lease::count::MAX_LEASES {
-            reader.note(node.at, format_args!("is between 1 and {}", rouse::lease::count::MAX_LEASES));
+        if number == 0 || number > rouse_net::lease::count::MAX_LEASES {
+            reader.note(node.at, format_args!("is between 1 and {}", rouse_net::lease::count::MAX_LEASES));
         }
         Some(number)
     });
     let eviction = policy::eviction(reader, section);
-    let queue = section.sub(reader, "queue", policy::own_queue);
+    let queue = section.sub(reader, "queue", policy::read_queue_overrides);
     let (engine, memory) = (engine?, memory?);
     name?;
     let spec = ModelSpec {
@@ -131,9 +138,9 @@ fn one(
 }
 
 /// A model's name or alias: usable in JSON, in a path and on a command line, and not taken yet.
-fn name(reader: &mut Reader, node: &Node, taken: &mut Names) -> Option<String> {
+fn name(reader: &mut ConfigReader, node: &YamlNode, taken: &mut TakenNames) -> Option<String> {
     let text = reader.text(node)?;
-    if let Some(why) = unusable(&text) {
+    if let Some(why) = invalid_name_reason(&text) {
         reader.note(node.at, format_args!("'{}' cannot be a model's name: {why}", text.escape_debug()));
         return None;
     }
@@ -149,7 +156,7 @@ fn name(reader: &mut Reader, node: &Node, taken: &mut Names) -> Option<String> {
 }
 
 /// Why a text cannot be a model's name or alias.
-pub(crate) fn unusable(name: &str) -> Option<&'static str> {
+pub(crate) fn invalid_name_reason(name: &str) -> Option<&'static str> {
     if name.is_empty() {
         return Some("it is empty");
     }
@@ -166,8 +173,12 @@ pub(crate) fn unusable(name: &str) -> Option<&'static str> {
     segments_bad.then_some("between slashes it needs something other than dots")
 }
 
-fn accelerators(reader: &mut Reader, node: &Node, devices: Option<&[Accelerator]>) -> Option<Accelerators> {
-    if !matches!(node.value, Value::List(_)) {
+fn accelerators(
+    reader: &mut ConfigReader,
+    node: &YamlNode,
+    devices: Option<&[Accelerator]>,
+) -> Option<AcceleratorRequirement> {
+    if !matches!(node.value, YamlValue::List(_)) {
         let count = reader.number::<u32>(node)?;
         if count == 0 {
             reader.note(
@@ -176,7 +187,7 @@ fn accelerators(reader: &mut Reader, node: &Node, devices: Option<&[Accelerator]
             );
             return None;
         }
-        return Some(Accelerators::Count(count));
+        return Some(AcceleratorRequirement::Count(count));
     }
     let mut ids: Vec<AcceleratorId> = Vec::new();
     reader.list(node, |reader, node| {
@@ -194,10 +205,10 @@ fn accelerators(reader: &mut Reader, node: &Node, devices: Option<&[Accelerator]
         reader.note(node.at, "is at least one accelerator");
         return None;
     }
-    Some(Accelerators::Ids(ids))
+    Some(AcceleratorRequirement::Ids(ids))
 }
 
-fn memory(reader: &mut Reader, section: &mut Section, can_sleep: bool) -> Option<Memory> {
+fn memory(reader: &mut ConfigReader, section: &mut ConfigSection, can_sleep: bool) -> Option<EngineMemory> {
     let awake = section.require(reader, "awake", |reader, node| {
         let size = reader.memory(node)?;
         if size == Bytes::ZERO {
@@ -213,26 +224,36 @@ fn memory(reader: &mut Reader, section: &mut Section, can_sleep: bool) -> Option
         }
         Some(size)
     });
-    let host = section.read(reader, "host", Reader::memory);
-    Some(memory_of(awake?, asleep, host, can_sleep))
+    let host = section.read(reader, "host", ConfigReader::memory);
+    Some(memory_with_defaults(awake?, asleep, host, can_sleep))
 }
 
 /// Memory of an engine, with what is taken for what is not said of it.
-pub(crate) fn memory_of(awake: Bytes, asleep: Option<Bytes>, host: Option<Bytes>, can_sleep: bool) -> Memory {
+pub(crate) fn memory_with_defaults(
+    awake: Bytes,
+    asleep: Option<Bytes>,
+    host: Option<Bytes>,
+    can_sleep: bool,
+) -> EngineMemory {
     // An engine that is only ever stopped keeps nothing.
     let unknown = |size: Bytes| if can_sleep { size } else { Bytes::ZERO };
-    Memory {
+    EngineMemory {
         awake,
-        asleep: asleep.unwrap_or_else(|| unknown(UNKNOWN_RESIDUE.min(awake))),
+        asleep: asleep.unwrap_or_else(|| unknown(DEFAULT_RESIDUE.min(awake))),
         host: host.unwrap_or_else(|| unknown(awake)),
     }
 }
 
 /// `adapters`: level 2 would lose some.
-fn idle(reader: &mut Reader, section: &mut Section, can_sleep: bool, adapters: bool) -> Idle {
-    let sleep = section.read(reader, "sleepAfter", span_or_never);
+fn idle(
+    reader: &mut ConfigReader,
+    section: &mut ConfigSection,
+    can_sleep: bool,
+    adapters: bool,
+) -> IdlePolicy {
+    let sleep = section.read(reader, "sleepAfter", duration_or_never);
     let stop = section.read(reader, "stopAfter", |reader, node| {
-        let stop = span_or_never(reader, node)?;
+        let stop = duration_or_never(reader, node)?;
         if let (Some(stop), Some(Some(sleep))) = (stop, sleep)
             && stop < sleep
         {
@@ -245,41 +266,46 @@ fn idle(reader: &mut Reader, section: &mut Section, can_sleep: bool, adapters: b
     });
     // A default must not contradict what the file says.
     let never = Millis::FOREVER;
-    let sleep_after = sleep.unwrap_or_else(|| Some(SLEEP_AFTER.min(stop.flatten().unwrap_or(never))));
-    let stop_after = stop.unwrap_or_else(|| Some(STOP_AFTER.max(sleep_after.unwrap_or_default())));
+    let sleep_after = sleep.unwrap_or_else(|| Some(DEFAULT_SLEEP_AFTER.min(stop.flatten().unwrap_or(never))));
+    let stop_after = stop.unwrap_or_else(|| Some(DEFAULT_STOP_AFTER.max(sleep_after.unwrap_or_default())));
     let level = section
         .read(reader, "level", |reader, node| level(reader, node, can_sleep, adapters))
-        .unwrap_or(LevelPolicy::Auto);
-    let level = if adapters { level.keeping_all() } else { level };
-    Idle { sleep_after, stop_after, level }
+        .unwrap_or(SleepLevelPolicy::Auto);
+    let level = if adapters { level.without_level_two_fallback() } else { level };
+    IdlePolicy { sleep_after, stop_after, level }
 }
 
-fn level(reader: &mut Reader, node: &Node, can_sleep: bool, adapters: bool) -> Option<LevelPolicy> {
+fn level(
+    reader: &mut ConfigReader,
+    node: &YamlNode,
+    can_sleep: bool,
+    adapters: bool,
+) -> Option<SleepLevelPolicy> {
     let level = reader.choice(
         node,
         &[
-            ("1", LevelPolicy::One),
-            ("2", LevelPolicy::Two),
-            ("auto", LevelPolicy::Auto),
-            ("never", LevelPolicy::Never),
+            ("1", SleepLevelPolicy::One),
+            ("2", SleepLevelPolicy::Two),
+            ("auto", SleepLevelPolicy::Auto),
+            ("never", SleepLevelPolicy::Never),
         ],
     )?;
-    if !can_sleep && matches!(level, LevelPolicy::One | LevelPolicy::Two) {
+    if !can_sleep && matches!(level, SleepLevelPolicy::One | SleepLevelPolicy::Two) {
         reader.note(
             node.at,
             "this engine cannot sleep: vllm needs --enable-sleep-mode in its command, sglang \
              --enable-memory-saver; or say engine.sleepMode",
         );
-    } else if adapters && level == LevelPolicy::Two {
-        reader.note(node.at, ADAPTERS_AT_LEVEL_2);
+    } else if adapters && level == SleepLevelPolicy::Two {
+        reader.note(node.at, LORA_AT_LEVEL_2);
     }
     Some(level)
 }
 
 /// `never` is `Some(None)`.
-fn span_or_never(reader: &mut Reader, node: &Node) -> Option<Option<Millis>> {
-    if matches!(&node.value, Value::Scalar(text) if text == "never") {
+fn duration_or_never(reader: &mut ConfigReader, node: &YamlNode) -> Option<Option<Millis>> {
+    if matches!(&node.value, YamlValue::Scalar(text) if text == "never") {
         return Some(None);
     }
-    reader.span(node).map(Some)
+    reader.duration(node).map(Some)
 }

@@ -2,46 +2,47 @@
 
 use rouse::{
     model::{
-        Eviction, OnDeadline, OwnQueue, Protect, Queue, QueuePolicy, Settings, Timeouts as Transitions, Turns,
+        DrainDeadlinePolicy, EngineTimeouts as Transitions, EvictionPolicy, FleetSettings, ProtectionPolicy,
+        QueueOverrides, QueuePolicy, QueueSettings, TurnSettings,
     },
     units::{Bytes, Millis},
 };
 
 use super::{
-    Affinity, Limits, Shutdown, Stream, Timeouts,
-    reader::{Reader, Section},
-    tree::Node,
+    AffinityPolicy, ApiLimits, RequestTimeouts, ShutdownConfig, StreamConfig,
+    reader::{ConfigReader, ConfigSection},
+    yaml::YamlNode,
 };
 
 /// The decisions' own policy. Its `timeouts` are the defaults: [`timeouts`] reads them.
-pub(super) fn settings(reader: &mut Reader, root: &mut Section, host: Bytes) -> Settings {
-    let default = Settings::default();
+pub(super) fn settings(reader: &mut ConfigReader, root: &mut ConfigSection, host: Bytes) -> FleetSettings {
+    let default = FleetSettings::default();
     let host_memory = root
-        .sub(reader, "host", |reader, section| section.read(reader, "sleepMemory", Reader::memory))
+        .sub(reader, "host", |reader, section| section.read(reader, "sleepMemory", ConfigReader::memory))
         .unwrap_or(host);
     let queue = root.sub(reader, "queue", |reader, section| queue(reader, section, default.queue));
     let turns = root.sub(reader, "turns", |reader, section| turns(reader, section, default.turns));
     let eviction = eviction(reader, root).unwrap_or(default.eviction);
-    Settings { host_memory, queue, turns, eviction, timeouts: default.timeouts }
+    FleetSettings { host_memory, queue, turns, eviction, timeouts: default.timeouts }
 }
 
 /// Of all models, or of the one whose section this is.
-pub(super) fn eviction(reader: &mut Reader, section: &mut Section) -> Option<Eviction> {
+pub(super) fn eviction(reader: &mut ConfigReader, section: &mut ConfigSection) -> Option<EvictionPolicy> {
     section.read(reader, "eviction", |reader, node| {
         reader.choice(
             node,
             &[
-                ("residency", Eviction::Residency),
-                ("cooldown", Eviction::Cooldown),
-                ("never", Eviction::Never),
+                ("residency", EvictionPolicy::Residency),
+                ("cooldown", EvictionPolicy::Cooldown),
+                ("never", EvictionPolicy::Never),
             ],
         )
     })
 }
 
-fn queue(reader: &mut Reader, section: &mut Section, default: Queue) -> Queue {
-    let said = own_queue(reader, section);
-    Queue {
+fn queue(reader: &mut ConfigReader, section: &mut ConfigSection, default: QueueSettings) -> QueueSettings {
+    let said = read_queue_overrides(reader, section);
+    QueueSettings {
         policy: said.policy.unwrap_or(default.policy),
         max_waiting: said.max_waiting.unwrap_or(default.max_waiting),
         max_wait: said.max_wait.unwrap_or(default.max_wait),
@@ -49,28 +50,32 @@ fn queue(reader: &mut Reader, section: &mut Section, default: Queue) -> Queue {
 }
 
 /// What a `queue` says, and nothing in place of what it leaves out.
-pub(super) fn own_queue(reader: &mut Reader, section: &mut Section) -> OwnQueue {
-    OwnQueue {
+pub(super) fn read_queue_overrides(reader: &mut ConfigReader, section: &mut ConfigSection) -> QueueOverrides {
+    QueueOverrides {
         policy: section.read(reader, "policy", |reader, node| {
             reader.choice(node, &[("wait", QueuePolicy::Wait), ("reject", QueuePolicy::Reject)])
         }),
-        max_waiting: section.read(reader, "maxWaiting", Reader::number),
-        max_wait: section.read(reader, "maxWait", Reader::positive_span),
+        max_waiting: section.read(reader, "maxWaiting", ConfigReader::number),
+        max_wait: section.read(reader, "maxWait", ConfigReader::positive_duration),
     }
 }
 
-fn turns(reader: &mut Reader, section: &mut Section, default: Turns) -> Turns {
+fn turns(reader: &mut ConfigReader, section: &mut ConfigSection, default: TurnSettings) -> TurnSettings {
     let protect = section.read(reader, "protect", |reader, node| {
         reader.choice(
             node,
-            &[("expected", Protect::Expected), ("always", Protect::Always), ("never", Protect::Never)],
+            &[
+                ("expected", ProtectionPolicy::Expected),
+                ("always", ProtectionPolicy::Always),
+                ("never", ProtectionPolicy::Never),
+            ],
         )
     });
-    let protect = protect.unwrap_or(default.protect);
-    let residency = section.read(reader, "residency", Reader::span);
+    let protect = protect.unwrap_or(default.protection);
+    let residency = section.read(reader, "residency", ConfigReader::duration);
     let max_turn = section
         .read(reader, "maxTurn", |reader, node| {
-            let max_turn = reader.positive_span(node)?;
+            let max_turn = reader.positive_duration(node)?;
             if let Some(residency) = residency.filter(|residency| max_turn < *residency) {
                 reader
                     .note(node.at, format_args!("{max_turn} is shorter than turns.residency ({residency})"));
@@ -80,38 +85,42 @@ fn turns(reader: &mut Reader, section: &mut Section, default: Turns) -> Turns {
         .unwrap_or_else(|| default.max_turn.max(residency.unwrap_or_default()));
     let residency = residency.unwrap_or_else(|| default.residency.min(max_turn));
     let (drain_deadline, on_deadline) = section.sub(reader, "drain", |reader, drain| {
-        let deadline = drain.read(reader, "deadline", Reader::span);
+        let deadline = drain.read(reader, "deadline", ConfigReader::duration);
         let then = drain.read(reader, "onDeadline", |reader, node| {
-            reader.choice(node, &[("wait", OnDeadline::Wait), ("cut", OnDeadline::Cut)])
+            reader.choice(node, &[("wait", DrainDeadlinePolicy::Wait), ("cut", DrainDeadlinePolicy::Cut)])
         });
         (deadline.unwrap_or(default.drain_deadline), then.unwrap_or(default.on_deadline))
     });
-    Turns { protect, residency, max_turn, drain_deadline, on_deadline }
+    TurnSettings { protection: protect, residency, max_turn, drain_deadline, on_deadline }
 }
 
-pub(super) fn stream(reader: &mut Reader, root: &mut Section) -> Stream {
+pub(super) fn stream(reader: &mut ConfigReader, root: &mut ConfigSection) -> StreamConfig {
     root.sub(reader, "stream", |reader, section| {
-        let grace = section.read(reader, "grace", Reader::span);
-        let heartbeat = section.read(reader, "heartbeat", Reader::positive_span);
+        let grace = section.read(reader, "grace", ConfigReader::duration);
+        let heartbeat = section.read(reader, "heartbeat", ConfigReader::positive_duration);
         let events = section.read(reader, "responsesHeartbeat", |reader, node| {
             reader.choice(node, &[("comment", false), ("event", true)])
         });
-        let take_over = section.read(reader, "takeOver", Reader::flag);
-        Stream {
+        let take_over = section.read(reader, "takeOver", ConfigReader::flag);
+        StreamConfig {
             grace: grace.unwrap_or(Millis::secs(2)),
             heartbeat: heartbeat.unwrap_or(Millis::secs(10)),
-            responses_events: events.unwrap_or(false),
-            take_over: take_over.unwrap_or(true),
+            responses_heartbeat_events: events.unwrap_or(false),
+            bypass_hyper: take_over.unwrap_or(true),
         }
     })
 }
 
-pub(super) fn affinity(reader: &mut Reader, root: &mut Section) -> Affinity {
+pub(super) fn affinity(reader: &mut ConfigReader, root: &mut ConfigSection) -> AffinityPolicy {
     root.sub(reader, "routing", |reader, section| {
         section.read(reader, "affinity", |reader, node| {
             reader.choice(
                 node,
-                &[("prefix", Affinity::Prefix), ("session", Affinity::Session), ("none", Affinity::None)],
+                &[
+                    ("prefix", AffinityPolicy::Prefix),
+                    ("session", AffinityPolicy::Session),
+                    ("none", AffinityPolicy::None),
+                ],
             )
         })
     })
@@ -119,49 +128,53 @@ pub(super) fn affinity(reader: &mut Reader, root: &mut Section) -> Affinity {
 }
 
 /// Deadlines of exchanges and probes, and those of an engine's transitions.
-pub(super) fn timeouts(reader: &mut Reader, root: &mut Section) -> (Timeouts, Transitions) {
+pub(super) fn timeouts(
+    reader: &mut ConfigReader,
+    root: &mut ConfigSection,
+) -> (RequestTimeouts, Transitions) {
     root.sub(reader, "timeouts", |reader, section| {
-        let mut span = |reader: &mut Reader, key, default| {
-            section.read(reader, key, Reader::positive_span).unwrap_or(default)
+        let mut span = |reader: &mut ConfigReader, key, default| {
+            section.read(reader, key, ConfigReader::positive_duration).unwrap_or(default)
         };
-        let default = Settings::default().timeouts;
+        let default = FleetSettings::default().timeouts;
         let first_byte = span(reader, "firstByte", default.first_byte);
         let transitions = Transitions {
             progress: span(reader, "progress", default.progress),
             sleep: span(reader, "sleep", default.sleep),
             wake: span(reader, "wake", default.wake),
             stop_grace: span(reader, "stop", default.stop_grace),
-            settle: span(reader, "settle", default.settle),
+            meter_lag: span(reader, "meterLag", default.meter_lag),
             first_byte,
         };
         let connect = span(reader, "connect", Millis::secs(2));
         let non_stream = span(reader, "nonStream", Millis::secs(600));
         let idle = span(reader, "idle", Millis::secs(300));
         let (health_every, health_timeout) = section.sub(reader, "health", |reader, health| {
-            let every = health.read(reader, "every", Reader::positive_span);
-            let timeout = health.read(reader, "timeout", Reader::positive_span);
+            let every = health.read(reader, "every", ConfigReader::positive_duration);
+            let timeout = health.read(reader, "timeout", ConfigReader::positive_duration);
             (every.unwrap_or(Millis::secs(2)), timeout.unwrap_or(Millis::secs(2)))
         });
-        let exchange = Timeouts { connect, first_byte, non_stream, idle, health_every, health_timeout };
+        let exchange =
+            RequestTimeouts { connect, first_byte, non_stream, idle, health_every, health_timeout };
         (exchange, transitions)
     })
 }
 
-pub(super) fn limits(reader: &mut Reader, root: &mut Section, memory: Bytes) -> Limits {
+pub(super) fn limits(reader: &mut ConfigReader, root: &mut ConfigSection, memory: Bytes) -> ApiLimits {
     root.sub(reader, "limits", |reader, section| {
-        let body = section.read(reader, "body", Reader::size).unwrap_or(Bytes::mib(256));
+        let body = section.read(reader, "body", ConfigReader::size).unwrap_or(Bytes::mib(256));
         // A machine so small that one body exceeds its share still takes one.
         let auto = Bytes::gib(2).min(Bytes(memory.0 / 8)).max(body);
         let body_total = section
             .read(reader, "bodyTotal", |reader, node| body_total(reader, node, body, auto))
             .unwrap_or(auto);
-        let mut span = |reader: &mut Reader, key, default| {
-            section.read(reader, key, Reader::positive_span).unwrap_or(default)
+        let mut span = |reader: &mut ConfigReader, key, default| {
+            section.read(reader, key, ConfigReader::positive_duration).unwrap_or(default)
         };
         let header_read = span(reader, "headerRead", Millis::secs(10));
         let connection_idle = span(reader, "connectionIdle", Millis::secs(75));
         let client_stall = span(reader, "clientStall", Millis::secs(60));
-        Limits {
+        ApiLimits {
             body,
             body_total,
             body_rate: section.read(reader, "bodyRate", rate).unwrap_or(Bytes(1024)),
@@ -169,15 +182,17 @@ pub(super) fn limits(reader: &mut Reader, root: &mut Section, memory: Bytes) -> 
             header_read,
             connection_idle,
             connections_per_address: section
-                .read(reader, "connectionsPerAddress", Reader::number)
+                .read(reader, "connectionsPerAddress", ConfigReader::number)
                 .unwrap_or(1024),
-            offences_per_address: section.read(reader, "offencesPerAddress", Reader::number).unwrap_or(1000),
+            offences_per_address: section
+                .read(reader, "offencesPerAddress", ConfigReader::number)
+                .unwrap_or(1000),
             client_stall,
         }
     })
 }
 
-fn body_total(reader: &mut Reader, node: &Node, body: Bytes, auto: Bytes) -> Option<Bytes> {
+fn body_total(reader: &mut ConfigReader, node: &YamlNode, body: Bytes, auto: Bytes) -> Option<Bytes> {
     let text = reader.text(node)?;
     if text == "auto" {
         return Some(auto);
@@ -195,7 +210,7 @@ fn body_total(reader: &mut Reader, node: &Node, body: Bytes, auto: Bytes) -> Opt
 }
 
 /// A size per second: `1KiB/s`. The `/s` may be left out.
-fn rate(reader: &mut Reader, node: &Node) -> Option<Bytes> {
+fn rate(reader: &mut ConfigReader, node: &YamlNode) -> Option<Bytes> {
     let text = reader.text(node)?;
     let size = text.strip_suffix("/s").unwrap_or(&text).trim();
     match size.parse() {
@@ -208,7 +223,7 @@ fn rate(reader: &mut Reader, node: &Node) -> Option<Bytes> {
     }
 }
 
-fn header(reader: &mut Reader, node: &Node) -> Option<Bytes> {
+fn header(reader: &mut ConfigReader, node: &YamlNode) -> Option<Bytes> {
     let size = reader.size(node)?;
     // hyper's floor, and more than any proxy lets through.
     if size < Bytes(8 << 10) || size > Bytes::mib(1) {
@@ -219,12 +234,12 @@ fn header(reader: &mut Reader, node: &Node) -> Option<Bytes> {
 }
 
 /// `pod`: it is one's process, which Kubernetes kills half a minute after SIGTERM where its Pod says nothing else.
-pub(super) fn shutdown(reader: &mut Reader, root: &mut Section, pod: bool) -> Shutdown {
+pub(super) fn shutdown(reader: &mut ConfigReader, root: &mut ConfigSection, pod: bool) -> ShutdownConfig {
     let usual_grace = Millis::secs(if pod { 20 } else { 30 });
     root.sub(reader, "shutdown", |reader, section| {
-        let grace = section.read(reader, "grace", Reader::span);
+        let grace = section.read(reader, "grace", ConfigReader::duration);
         let stop = section
             .read(reader, "engines", |reader, node| reader.choice(node, &[("stop", true), ("leave", false)]));
-        Shutdown { grace, usual_grace, stop_engines: stop.unwrap_or(true) }
+        ShutdownConfig { grace, default_grace: usual_grace, stop_engines: stop.unwrap_or(true) }
     })
 }

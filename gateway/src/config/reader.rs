@@ -8,67 +8,67 @@ use std::str::FromStr;
 use rouse::units::{Bytes, Millis};
 
 use super::{
-    error::{At, Problem},
+    error::{ConfigProblem, SourceLocation},
     substitute,
-    tree::{Entry, Node, Value},
+    yaml::{YamlEntry, YamlNode, YamlValue},
 };
 
 /// Where values of `${env:NAME}` come from.
-pub(super) type Environment = fn(&str) -> Option<String>;
+pub(super) type EnvLookup = fn(&str) -> Option<String>;
 
-pub(super) struct Reader {
-    pub(super) problems: Vec<Problem>,
-    environment: Environment,
+pub(super) struct ConfigReader {
+    pub(super) problems: Vec<ConfigProblem>,
+    environment: EnvLookup,
     /// Values with `${env:…}` filled in, each with the text that the file has for it. Errors show that text: a variable that
     /// is named by mistake may hold a secret.
-    filled: Vec<(String, String)>,
-    /// Where in the document we are, for the texts: `["models[0]", "engine", "command"]`.
+    substituted: Vec<(String, String)>,
+    /// Where in the document we are, for the texts: `["engines[0]", "check_engine", "command"]`.
     path: Vec<String>,
 }
 
 /// A mapping being read. Keys that nobody asked for when it is closed are unknown.
-pub(super) struct Section {
-    pub(super) at: At,
-    entries: Vec<Entry>,
+pub(super) struct ConfigSection {
+    pub(super) at: SourceLocation,
+    entries: Vec<YamlEntry>,
     known: Vec<&'static str>,
     /// The node is no mapping, which was noted. That keys are missing only follows from it.
-    broken: bool,
+    not_a_mapping: bool,
 }
 
-impl Reader {
-    pub(super) const fn new(environment: Environment) -> Self {
-        Self { problems: Vec::new(), environment, filled: Vec::new(), path: Vec::new() }
+impl ConfigReader {
+    pub(super) const fn new(environment: EnvLookup) -> Self {
+        Self { problems: Vec::new(), environment, substituted: Vec::new(), path: Vec::new() }
     }
 
     /// Notes a problem. A text may repeat a value of the file in single quotes only, where a value out of the environment is
     /// found and replaced.
-    pub(super) fn note(&mut self, at: At, text: impl std::fmt::Display) {
+    pub(super) fn note(&mut self, at: SourceLocation, text: impl std::fmt::Display) {
         let mut text = text.to_string();
-        for (filled, written) in &self.filled {
+        for (filled, written) in &self.substituted {
             for shown in [filled.clone(), filled.escape_debug().to_string()] {
                 text = text.replace(&format!("'{shown}'"), &format!("'{written}'"));
             }
         }
         let text = if self.path.is_empty() { text } else { format!("{}: {text}", self.path.join(".")) };
-        self.problems.push(Problem::new(at, text));
+        self.problems.push(ConfigProblem::new(at, text));
     }
 
     /// A text with `${env:NAME}` filled in.
-    pub(super) fn text(&mut self, node: &Node) -> Option<String> {
-        self.substituted(node, substitute::Place::Elsewhere)
+    pub(super) fn text(&mut self, node: &YamlNode) -> Option<String> {
+        self.substituted(node, substitute::SubstitutionScope::Other)
     }
 
     /// A text of an engine's `command` or `env`: the placeholders stay in it until the engine is launched.
-    pub(super) fn template(&mut self, node: &Node) -> Option<String> {
-        self.substituted(node, substitute::Place::Command)
+    pub(super) fn template(&mut self, node: &YamlNode) -> Option<String> {
+        self.substituted(node, substitute::SubstitutionScope::Command)
     }
 
-    fn substituted(&mut self, node: &Node, place: substitute::Place) -> Option<String> {
+    fn substituted(&mut self, node: &YamlNode, place: substitute::SubstitutionScope) -> Option<String> {
         let text = self.scalar(node)?.to_owned();
-        match substitute::environment(&text, place, self.environment) {
+        match substitute::substitute_env(&text, place, self.environment) {
             Ok(filled) => {
                 if text.contains("${env:") {
-                    self.filled.push((filled.clone(), text));
+                    self.substituted.push((filled.clone(), text));
                 }
                 Some(filled)
             }
@@ -81,16 +81,16 @@ impl Reader {
         }
     }
 
-    fn scalar<'n>(&mut self, node: &'n Node) -> Option<&'n str> {
-        if let Value::Scalar(text) = &node.value {
+    fn scalar<'n>(&mut self, node: &'n YamlNode) -> Option<&'n str> {
+        if let YamlValue::Scalar(text) = &node.value {
             return Some(text);
         }
-        self.note(node.at, format_args!("expected a single value, found {}", node.what()));
+        self.note(node.at, format_args!("expected a single value, found {}", node.type_name()));
         None
     }
 
     /// A credential that goes into a header. No error repeats it.
-    pub(super) fn credential(&mut self, node: &Node) -> Option<String> {
+    pub(super) fn credential(&mut self, node: &YamlNode) -> Option<String> {
         let text = self.text(node)?;
         if text.chars().any(|c| !c.is_ascii_graphic()) {
             self.note(
@@ -103,7 +103,7 @@ impl Reader {
         Some(text)
     }
 
-    pub(super) fn parse<T: FromStr<Err: std::fmt::Display>>(&mut self, node: &Node) -> Option<T> {
+    pub(super) fn parse<T: FromStr<Err: std::fmt::Display>>(&mut self, node: &YamlNode) -> Option<T> {
         let text = self.text(node)?;
         match text.parse() {
             Ok(value) => Some(value),
@@ -114,12 +114,12 @@ impl Reader {
         }
     }
 
-    pub(super) fn size(&mut self, node: &Node) -> Option<Bytes> {
+    pub(super) fn size(&mut self, node: &YamlNode) -> Option<Bytes> {
         self.parse(node)
     }
 
     /// A size of memory. A number without a unit counts bytes, so a small one is a mistake.
-    pub(super) fn memory(&mut self, node: &Node) -> Option<Bytes> {
+    pub(super) fn memory(&mut self, node: &YamlNode) -> Option<Bytes> {
         let size = self.size(node)?;
         if size != Bytes::ZERO && size < Bytes::mib(1) {
             let bytes = size.0;
@@ -132,13 +132,13 @@ impl Reader {
         Some(size)
     }
 
-    pub(super) fn span(&mut self, node: &Node) -> Option<Millis> {
+    pub(super) fn duration(&mut self, node: &YamlNode) -> Option<Millis> {
         self.parse(node)
     }
 
     /// A span that must not be zero.
-    pub(super) fn positive_span(&mut self, node: &Node) -> Option<Millis> {
-        let span = self.span(node)?;
+    pub(super) fn positive_duration(&mut self, node: &YamlNode) -> Option<Millis> {
+        let span = self.duration(node)?;
         if span == Millis::ZERO {
             self.note(node.at, "must be longer than 0");
             return None;
@@ -146,7 +146,7 @@ impl Reader {
         Some(span)
     }
 
-    pub(super) fn number<T: FromStr>(&mut self, node: &Node) -> Option<T> {
+    pub(super) fn number<T: FromStr>(&mut self, node: &YamlNode) -> Option<T> {
         let text = self.text(node)?;
         let number = text.parse().ok();
         if number.is_none() {
@@ -155,11 +155,11 @@ impl Reader {
         number
     }
 
-    pub(super) fn flag(&mut self, node: &Node) -> Option<bool> {
+    pub(super) fn flag(&mut self, node: &YamlNode) -> Option<bool> {
         self.choice(node, &[("true", true), ("false", false)])
     }
 
-    pub(super) fn choice<T: Copy>(&mut self, node: &Node, choices: &[(&str, T)]) -> Option<T> {
+    pub(super) fn choice<T: Copy>(&mut self, node: &YamlNode, choices: &[(&str, T)]) -> Option<T> {
         let text = self.text(node)?;
         let found = choices.iter().find(|(name, _)| *name == text);
         if found.is_none() {
@@ -172,11 +172,11 @@ impl Reader {
     /// Reads every item, also those behind a bad one; `None` when any was bad.
     pub(super) fn list<T>(
         &mut self,
-        node: &Node,
-        mut item: impl FnMut(&mut Self, &Node) -> Option<T>,
+        node: &YamlNode,
+        mut item: impl FnMut(&mut Self, &YamlNode) -> Option<T>,
     ) -> Option<Vec<T>> {
-        let Value::List(items) = &node.value else {
-            self.note(node.at, format_args!("expected a list, found {}", node.what()));
+        let YamlValue::List(items) = &node.value else {
+            self.note(node.at, format_args!("expected a list, found {}", node.type_name()));
             return None;
         };
         let mut all = Some(Vec::with_capacity(items.len()));
@@ -191,16 +191,16 @@ impl Reader {
     }
 
     /// Opens a mapping. What is no mapping is noted and reads as an empty one.
-    pub(super) fn section(&mut self, node: &Node) -> Section {
+    pub(super) fn section(&mut self, node: &YamlNode) -> ConfigSection {
         let (entries, broken) = match &node.value {
-            Value::Map(entries) => (entries.clone(), false),
-            Value::Null => (Vec::new(), false),
+            YamlValue::Map(entries) => (entries.clone(), false),
+            YamlValue::Null => (Vec::new(), false),
             _ => {
-                self.note(node.at, format_args!("expected a mapping, found {}", node.what()));
+                self.note(node.at, format_args!("expected a mapping, found {}", node.type_name()));
                 (Vec::new(), true)
             }
         };
-        Section { at: node.at, entries, known: Vec::new(), broken }
+        ConfigSection { at: node.at, entries, known: Vec::new(), not_a_mapping: broken }
     }
 
     fn within<T>(&mut self, name: String, read: impl FnOnce(&mut Self) -> T) -> T {
@@ -218,16 +218,16 @@ impl Reader {
     }
 }
 
-impl Section {
+impl ConfigSection {
     /// Reads the value of `key`; `None` when it is not there, null, or bad.
     pub(super) fn read<T>(
         &mut self,
-        reader: &mut Reader,
+        reader: &mut ConfigReader,
         key: &'static str,
-        read: impl FnOnce(&mut Reader, &Node) -> Option<T>,
+        read: impl FnOnce(&mut ConfigReader, &YamlNode) -> Option<T>,
     ) -> Option<T> {
         let node = self.take(key)?;
-        if matches!(node.value, Value::Null) {
+        if matches!(node.value, YamlValue::Null) {
             return None;
         }
         reader.within(key.to_owned(), |reader| read(reader, &node))
@@ -235,16 +235,18 @@ impl Section {
 
     pub(super) fn require<T>(
         &mut self,
-        reader: &mut Reader,
+        reader: &mut ConfigReader,
         key: &'static str,
-        read: impl FnOnce(&mut Reader, &Node) -> Option<T>,
+        read: impl FnOnce(&mut ConfigReader, &YamlNode) -> Option<T>,
     ) -> Option<T> {
-        let missing =
-            !self.entries.iter().any(|entry| entry.key == key && !matches!(entry.value.value, Value::Null));
+        let missing = !self
+            .entries
+            .iter()
+            .any(|entry| entry.key == key && !matches!(entry.value.value, YamlValue::Null));
         if missing {
             self.known.push(key);
             self.entries.retain(|entry| entry.key != key);
-            if !self.broken {
+            if !self.not_a_mapping {
                 reader.note(self.at, format_args!("'{key}' is missing"));
             }
             return None;
@@ -255,11 +257,11 @@ impl Section {
     /// A mapping within this one, read by `read` also when it is not there (all defaults).
     pub(super) fn sub<T>(
         &mut self,
-        reader: &mut Reader,
+        reader: &mut ConfigReader,
         key: &'static str,
-        read: impl FnOnce(&mut Reader, &mut Self) -> T,
+        read: impl FnOnce(&mut ConfigReader, &mut Self) -> T,
     ) -> T {
-        let node = self.take(key).unwrap_or(Node { at: self.at, value: Value::Null });
+        let node = self.take(key).unwrap_or(YamlNode { at: self.at, value: YamlValue::Null });
         reader.within(key.to_owned(), |reader| {
             let mut section = reader.section(&node);
             let value = read(reader, &mut section);
@@ -269,12 +271,12 @@ impl Section {
     }
 
     /// Where this key stands, if it is there and was not read yet.
-    pub(super) fn place_of(&self, key: &str) -> Option<At> {
+    pub(super) fn location_of(&self, key: &str) -> Option<SourceLocation> {
         self.entries.iter().find(|entry| entry.key == key).map(|entry| entry.value.at)
     }
 
     /// Says of every key that nobody asked for that it is unknown.
-    pub(super) fn close(self, reader: &mut Reader) {
+    pub(super) fn close(self, reader: &mut ConfigReader) {
         for entry in &self.entries {
             let hint = nearest(&entry.key, &self.known).map_or_else(
                 || format!("known here: {}", self.known.join(", ")),
@@ -284,7 +286,7 @@ impl Section {
         }
     }
 
-    fn take(&mut self, key: &'static str) -> Option<Node> {
+    fn take(&mut self, key: &'static str) -> Option<YamlNode> {
         self.known.push(key);
         let index = self.entries.iter().position(|entry| entry.key == key)?;
         Some(self.entries.remove(index).value)

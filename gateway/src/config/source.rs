@@ -3,14 +3,14 @@
 use std::{net::SocketAddr, path::PathBuf};
 
 use super::{
-    At, Config, Errors, PlatformKind, Problem, Tls, file,
-    machine::{Machine, default_state_dir},
+    Config, ConfigErrors, ConfigProblem, PlatformKind, SourceLocation, TlsConfig, file,
+    machine::{MachineDefaults, default_state_dir},
 };
 
 /// A file, or the embedded demonstration, and what the command line says instead of it. Loading it again is a reload:
 /// the overrides hold there too.
 #[derive(Clone, Debug, Default)]
-pub struct Source {
+pub struct ConfigSource {
     /// `None`: the demonstration.
     pub file: Option<PathBuf>,
     pub api: Option<SocketAddr>,
@@ -19,30 +19,36 @@ pub struct Source {
     pub platform: Option<PlatformKind>,
 }
 
-impl Source {
+impl ConfigSource {
     /// Reads and checks it. The demonstration keeps its state beside that of a configured gateway, in `demonstration`.
-    pub fn load(&self) -> Result<Config, Errors> {
+    pub fn load(&self) -> Result<Config, ConfigErrors> {
         let mut config = match &self.file {
-            Some(path) => file::load_on(&self.machine(), path)?,
+            Some(path) => file::load_with(&self.machine(), path)?,
             None => demonstration()?,
         };
         config.api = self.api.unwrap_or(config.api);
         if let Some(admin) = self.admin {
             if config.admin.token.is_none() && !admin.ip().is_loopback() {
                 let text = format!("{admin} is not loopback: that needs an admin.token");
-                return Err(Errors::new("--admin", vec![Problem::new(At::default(), text)]));
+                return Err(ConfigErrors::new(
+                    "--admin",
+                    vec![ConfigProblem::new(SourceLocation::default(), text)],
+                ));
             }
             config.admin.address = admin;
         }
-        if let Some(text) = file::same_port(config.api, config.admin.address) {
-            return Err(Errors::new("--api, --admin", vec![Problem::new(At::default(), text)]));
+        if let Some(text) = file::port_conflict(config.api, config.admin.address) {
+            return Err(ConfigErrors::new(
+                "--api, --admin",
+                vec![ConfigProblem::new(SourceLocation::default(), text)],
+            ));
         }
         Ok(config)
     }
 
     /// Loads it for a gateway that runs with `now`. The file may be half written, and half a file must not open the API: one
     /// that is empty, or has lost its keys, is refused unless it says that this is meant.
-    pub fn reload(&self, now: &Config) -> Result<Config, Errors> {
+    pub fn reload(&self, now: &Config) -> Result<Config, ConfigErrors> {
         let new = self.load()?;
         let lost = if new.blank && !now.blank {
             "the file is empty, which would remove every model and key: restore it; to remove all models, write models: []"
@@ -51,24 +57,24 @@ impl Source {
         } else {
             return Ok(new);
         };
-        Err(Errors::new(&new.origin, vec![Problem::new(At::default(), lost)]))
+        Err(ConfigErrors::new(&new.origin, vec![ConfigProblem::new(SourceLocation::default(), lost)]))
     }
 
     /// The certificates that it names, whether or not they are there; `None` when that cannot be told.
-    pub(crate) fn certificates(&self) -> Option<Tls> {
+    pub(crate) fn certificates(&self) -> Option<TlsConfig> {
         let text = std::fs::read_to_string(self.file.as_ref()?).ok()?;
-        file::parse_on(&self.machine(), &text, "").ok()?.tls
+        file::parse_with(&self.machine(), &text, "").ok()?.tls
     }
 
-    fn machine(&self) -> Machine {
-        Machine { platform: self.platform, ..Machine::this() }
+    fn machine(&self) -> MachineDefaults {
+        MachineDefaults { platform: self.platform, ..MachineDefaults::detect() }
     }
 }
 
-fn demonstration() -> Result<Config, Errors> {
+fn demonstration() -> Result<Config, ConfigErrors> {
     let exe = std::env::current_exe().map_err(|error| {
         let text = format!("cannot tell where this program is: {error}");
-        Errors::new("the demonstration", vec![Problem::new(At::default(), text)])
+        ConfigErrors::new("the demonstration", vec![ConfigProblem::new(SourceLocation::default(), text)])
     })?;
     let state = default_state_dir(|name| std::env::var(name).ok()).join("demonstration");
     super::demo(&state, &exe)

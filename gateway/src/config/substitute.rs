@@ -8,12 +8,12 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use rouse::units::Bytes;
 
-use super::{Model, reader::Environment};
+use super::{EngineConfig, reader::EnvLookup};
 
 const PLACEHOLDERS: [&str; 4] = ["PORT", "HOST", "MEMORY_FRACTION", "KV_CACHE_BYTES"];
 
 /// What an engine is told at its launch.
-struct Values {
+struct LaunchValues {
     port: u16,
     host: IpAddr,
     fraction: f64,
@@ -22,10 +22,10 @@ struct Values {
 
 /// Where in the file a text stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum SubstitutionScope {
     /// An engine's `command` or `env`.
     Command,
-    Elsewhere,
+    Other,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,15 +40,15 @@ pub(super) enum Error {
     )]
     Unknown(String),
     #[error("'${{' without a closing '}}'")]
-    Open,
+    Unclosed,
 }
 
-impl Model {
+impl EngineConfig {
     /// Program and arguments as they are executed. `fraction` is the share of an accelerator's total memory, `kv_bytes`
     /// the KV cache of one accelerator.
     #[must_use]
     pub fn command_line(&self, port: u16, host: IpAddr, fraction: f64, kv_bytes: Bytes) -> Vec<String> {
-        let values = Values { port, host, fraction, kv_cache: kv_bytes };
+        let values = LaunchValues { port, host, fraction, kv_cache: kv_bytes };
         self.command.iter().map(|text| fill(text, &values)).collect()
     }
 
@@ -61,7 +61,7 @@ impl Model {
         fraction: f64,
         kv_bytes: Bytes,
     ) -> BTreeMap<String, String> {
-        let values = Values { port, host, fraction, kv_cache: kv_bytes };
+        let values = LaunchValues { port, host, fraction, kv_cache: kv_bytes };
         self.env.iter().map(|(name, text)| (name.clone(), fill(text, &values))).collect()
     }
 
@@ -69,30 +69,38 @@ impl Model {
     #[must_use]
     pub fn uses(&self, placeholder: &str) -> bool {
         self.command.iter().chain(self.env.values()).any(|text| {
-            pieces(text).iter().any(|piece| matches!(piece, Piece::Name(name) if *name == placeholder))
+            pieces(text)
+                .iter()
+                .any(|piece| matches!(piece, TemplatePiece::Name(name) if *name == placeholder))
         })
     }
 }
 
 /// Fills in `${env:NAME}`. In a command the placeholders and `$${` stay for [`fill`].
-pub(super) fn environment(text: &str, place: Place, environment: Environment) -> Result<String, Vec<Error>> {
+pub(super) fn substitute_env(
+    text: &str,
+    place: SubstitutionScope,
+    environment: EnvLookup,
+) -> Result<String, Vec<Error>> {
     let mut out = String::with_capacity(text.len());
     let mut errors = Vec::new();
     for piece in pieces(text) {
         match (piece, place) {
-            (Piece::Text(text), _) => out.push_str(text),
-            (Piece::Escape, Place::Elsewhere) => out.push_str("${"),
-            (Piece::Escape, Place::Command) => out.push_str("$${"),
-            (Piece::Open, _) => errors.push(Error::Open),
-            (Piece::Name(name), place) => {
+            (TemplatePiece::Text(text), _) => out.push_str(text),
+            (TemplatePiece::Escape, SubstitutionScope::Other) => out.push_str("${"),
+            (TemplatePiece::Escape, SubstitutionScope::Command) => out.push_str("$${"),
+            (TemplatePiece::Unclosed, _) => errors.push(Error::Unclosed),
+            (TemplatePiece::Name(name), place) => {
                 let known = PLACEHOLDERS.contains(&name);
                 if let Some(variable) = name.strip_prefix("env:") {
                     match (environment(variable), place) {
-                        (Some(value), Place::Elsewhere) => out.push_str(&value),
-                        (Some(value), Place::Command) => out.push_str(&value.replace("${", "$${")),
+                        (Some(value), SubstitutionScope::Other) => out.push_str(&value),
+                        (Some(value), SubstitutionScope::Command) => {
+                            out.push_str(&value.replace("${", "$${"))
+                        }
                         (None, _) => errors.push(Error::Unset(variable.to_owned())),
                     }
-                } else if known && place == Place::Command {
+                } else if known && place == SubstitutionScope::Command {
                     out.push_str("${");
                     out.push_str(name);
                     out.push('}');
@@ -107,21 +115,21 @@ pub(super) fn environment(text: &str, place: Place, environment: Environment) ->
     if errors.is_empty() { Ok(out) } else { Err(errors) }
 }
 
-fn fill(text: &str, values: &Values) -> String {
+fn fill(text: &str, values: &LaunchValues) -> String {
     let mut out = String::with_capacity(text.len());
     for piece in pieces(text) {
         match piece {
-            Piece::Text(text) => out.push_str(text),
-            Piece::Escape | Piece::Open => out.push_str("${"),
-            Piece::Name("PORT") => out.push_str(&values.port.to_string()),
-            Piece::Name("HOST") => out.push_str(&values.host.to_string()),
+            TemplatePiece::Text(text) => out.push_str(text),
+            TemplatePiece::Escape | TemplatePiece::Unclosed => out.push_str("${"),
+            TemplatePiece::Name("PORT") => out.push_str(&values.port.to_string()),
+            TemplatePiece::Name("HOST") => out.push_str(&values.host.to_string()),
             // Rounded down: a share that is a hair too large is an out-of-memory.
-            Piece::Name("MEMORY_FRACTION") => {
+            TemplatePiece::Name("MEMORY_FRACTION") => {
                 let fraction = (values.fraction.clamp(0.0, 1.0) * 1e4).floor() / 1e4;
                 out.push_str(&fraction.to_string());
             }
-            Piece::Name("KV_CACHE_BYTES") => out.push_str(&values.kv_cache.0.to_string()),
-            Piece::Name(other) => {
+            TemplatePiece::Name("KV_CACHE_BYTES") => out.push_str(&values.kv_cache.0.to_string()),
+            TemplatePiece::Name(other) => {
                 out.push_str("${");
                 out.push_str(other);
                 out.push('}');
@@ -132,39 +140,39 @@ fn fill(text: &str, values: &Values) -> String {
 }
 
 #[derive(Debug, PartialEq)]
-enum Piece<'t> {
+enum TemplatePiece<'t> {
     Text(&'t str),
     /// What stands between `${` and `}`.
     Name(&'t str),
     /// `$${`
     Escape,
     /// A `${` that is never closed.
-    Open,
+    Unclosed,
 }
 
-fn pieces(text: &str) -> Vec<Piece<'_>> {
+fn pieces(text: &str) -> Vec<TemplatePiece<'_>> {
     let mut pieces = Vec::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("${") {
         if let Some(before) = before.strip_suffix('$') {
-            pieces.push(Piece::Text(before));
-            pieces.push(Piece::Escape);
+            pieces.push(TemplatePiece::Text(before));
+            pieces.push(TemplatePiece::Escape);
             rest = after;
             continue;
         }
-        pieces.push(Piece::Text(before));
+        pieces.push(TemplatePiece::Text(before));
         match after.split_once('}') {
             Some((name, after)) => {
-                pieces.push(Piece::Name(name));
+                pieces.push(TemplatePiece::Name(name));
                 rest = after;
             }
             None => {
-                pieces.push(Piece::Open);
+                pieces.push(TemplatePiece::Unclosed);
                 rest = after;
             }
         }
     }
-    pieces.push(Piece::Text(rest));
+    pieces.push(TemplatePiece::Text(rest));
     pieces
 }
 
@@ -178,15 +186,16 @@ mod tests {
 
     #[test]
     fn a_variable_is_filled_in_and_its_value_is_never_looked_at_again() {
-        let text = environment("x ${env:SECRET} y", Place::Elsewhere, lookup).unwrap();
+        let text = substitute_env("x ${env:SECRET} y", SubstitutionScope::Other, lookup).unwrap();
         assert_eq!(text, "x a${PORT}b y");
-        let text = environment("${env:SECRET}", Place::Command, lookup).unwrap();
+        let text = substitute_env("${env:SECRET}", SubstitutionScope::Command, lookup).unwrap();
         assert_eq!(fill(&text, &values()), "a${PORT}b");
     }
 
     #[test]
     fn every_mistake_of_one_text_is_reported() {
-        let errors = environment("${env:NO} ${PORT} ${HOME} ${", Place::Elsewhere, lookup).unwrap_err();
+        let errors =
+            substitute_env("${env:NO} ${PORT} ${HOME} ${", SubstitutionScope::Other, lookup).unwrap_err();
         let texts: Vec<_> = errors.iter().map(ToString::to_string).collect();
         insta::assert_snapshot!(texts.join("\n"), @r###"
         the environment variable NO is not set
@@ -198,16 +207,21 @@ mod tests {
 
     #[test]
     fn placeholders_are_filled_in_at_launch_and_an_escaped_one_is_passed_on() {
-        let text = environment(
+        let text = substitute_env(
             "--port ${PORT} --host ${HOST} ${MEMORY_FRACTION} ${KV_CACHE_BYTES} $${HOME} $5",
-            Place::Command,
+            SubstitutionScope::Command,
             lookup,
         )
         .unwrap();
         assert_eq!(fill(&text, &values()), "--port 4711 --host 127.0.0.1 0.3333 1024 ${HOME} $5");
     }
 
-    fn values() -> Values {
-        Values { port: 4711, host: IpAddr::from([127, 0, 0, 1]), fraction: 1.0 / 3.0, kv_cache: Bytes(1024) }
+    fn values() -> LaunchValues {
+        LaunchValues {
+            port: 4711,
+            host: IpAddr::from([127, 0, 0, 1]),
+            fraction: 1.0 / 3.0,
+            kv_cache: Bytes(1024),
+        }
     }
 }

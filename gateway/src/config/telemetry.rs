@@ -5,13 +5,13 @@ use std::{collections::BTreeMap, fmt, path::PathBuf};
 use http::{HeaderName, HeaderValue, Uri};
 
 use super::{
-    reader::{Reader, Section},
-    tree::{Node, Value},
+    reader::{ConfigReader, ConfigSection},
+    yaml::{YamlNode, YamlValue},
 };
 
 /// Traces. Without an address here the standard variables of OpenTelemetry may give one.
 #[derive(Clone, PartialEq)]
-pub struct Telemetry {
+pub struct TelemetryConfig {
     /// The collector: `http` or `https`, with the path that is asked.
     pub otlp: Option<String>,
     /// Sent with every export.
@@ -22,7 +22,7 @@ pub struct Telemetry {
 
 /// Where the access log goes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum AccessLog {
+pub enum AccessLogTarget {
     #[default]
     Off,
     Stdout,
@@ -30,14 +30,14 @@ pub enum AccessLog {
     File(PathBuf),
 }
 
-impl Default for Telemetry {
+impl Default for TelemetryConfig {
     fn default() -> Self {
         Self { otlp: None, headers: BTreeMap::new(), sample: 1.0 }
     }
 }
 
 /// Without the headers' values: they are credentials.
-impl fmt::Debug for Telemetry {
+impl fmt::Debug for TelemetryConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Telemetry")
             .field("otlp", &self.otlp)
@@ -47,21 +47,21 @@ impl fmt::Debug for Telemetry {
     }
 }
 
-pub(super) fn telemetry(reader: &mut Reader, root: &mut Section) -> Telemetry {
-    root.sub(reader, "telemetry", |reader, section| Telemetry {
+pub(super) fn telemetry(reader: &mut ConfigReader, root: &mut ConfigSection) -> TelemetryConfig {
+    root.sub(reader, "telemetry", |reader, section| TelemetryConfig {
         otlp: section.read(reader, "otlp", collector),
         headers: section.read(reader, "headers", headers).unwrap_or_default(),
-        sample: section.read(reader, "sample", share).unwrap_or(1.0),
+        sample: section.read(reader, "sample", ratio).unwrap_or(1.0),
     })
 }
 
-pub(super) fn access_log(reader: &mut Reader, node: &Node) -> Option<AccessLog> {
+pub(super) fn access_log(reader: &mut ConfigReader, node: &YamlNode) -> Option<AccessLogTarget> {
     let text = reader.text(node)?;
     Some(match text.as_str() {
-        "off" => AccessLog::Off,
-        "stdout" => AccessLog::Stdout,
-        "stderr" => AccessLog::Stderr,
-        path if path.contains('/') => AccessLog::File(path.into()),
+        "off" => AccessLogTarget::Off,
+        "stdout" => AccessLogTarget::Stdout,
+        "stderr" => AccessLogTarget::Stderr,
+        path if path.contains('/') => AccessLogTarget::File(path.into()),
         _ => {
             // A bare word is more likely a slip than a file in whatever folder the gateway was started from.
             reader
@@ -72,9 +72,9 @@ pub(super) fn access_log(reader: &mut Reader, node: &Node) -> Option<AccessLog> 
 }
 
 /// A base address gets OTLP's own path; one that has a path already is taken as it is.
-fn collector(reader: &mut Reader, node: &Node) -> Option<String> {
+fn collector(reader: &mut ConfigReader, node: &YamlNode) -> Option<String> {
     let text = reader.text(node)?;
-    if let Some(fault) = collector_fault(&text) {
+    if let Some(fault) = invalid_collector_reason(&text) {
         // One that may hold a password is not repeated.
         let shown = if text.contains('@') { "it" } else { &format!("'{text}'") };
         reader.note(node.at, format_args!("{shown} {fault}"));
@@ -85,7 +85,7 @@ fn collector(reader: &mut Reader, node: &Node) -> Option<String> {
 }
 
 /// Why this cannot be a collector's address, as the end of a sentence about it that does not repeat it.
-pub(crate) fn collector_fault(address: &str) -> Option<&'static str> {
+pub(crate) fn invalid_collector_reason(address: &str) -> Option<&'static str> {
     let uri = address.parse::<Uri>().ok();
     let usable = uri.filter(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some());
     let Some(uri) = usable else { return Some("is no address: write http://HOST:4318") };
@@ -93,9 +93,9 @@ pub(crate) fn collector_fault(address: &str) -> Option<&'static str> {
     named.then_some("has credentials in it: send them as a header instead (authorization)")
 }
 
-fn headers(reader: &mut Reader, node: &Node) -> Option<BTreeMap<String, String>> {
-    let Value::Map(entries) = &node.value else {
-        reader.note(node.at, format_args!("expected a mapping, found {}", node.what()));
+fn headers(reader: &mut ConfigReader, node: &YamlNode) -> Option<BTreeMap<String, String>> {
+    let YamlValue::Map(entries) = &node.value else {
+        reader.note(node.at, format_args!("expected a mapping, found {}", node.type_name()));
         return None;
     };
     let mut headers = BTreeMap::new();
@@ -111,7 +111,7 @@ fn headers(reader: &mut Reader, node: &Node) -> Option<BTreeMap<String, String>>
     Some(headers)
 }
 
-fn share(reader: &mut Reader, node: &Node) -> Option<f64> {
+fn ratio(reader: &mut ConfigReader, node: &YamlNode) -> Option<f64> {
     let text = reader.text(node)?;
     let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
     if share.is_none() {
@@ -141,9 +141,9 @@ mod tests {
     fn a_log_goes_to_a_stream_or_a_path() {
         let log =
             |text: &str| parse(&format!("logs: {{access: {text}}}"), "t").map(|config| config.access_log);
-        assert_eq!(log("stdout").unwrap(), AccessLog::Stdout);
-        assert_eq!(log("./access.log").unwrap(), AccessLog::File("./access.log".into()));
-        assert_eq!(log("off").unwrap(), AccessLog::Off);
+        assert_eq!(log("stdout").unwrap(), AccessLogTarget::Stdout);
+        assert_eq!(log("./access.log").unwrap(), AccessLogTarget::File("./access.log".into()));
+        assert_eq!(log("off").unwrap(), AccessLogTarget::Off);
         assert!(log("syslog").is_err());
     }
 

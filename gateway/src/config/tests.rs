@@ -6,14 +6,14 @@ mod keys;
 use std::path::Path;
 
 use rouse::{
-    model::{Accelerators, Eviction, LevelPolicy, OwnQueue, QueuePolicy},
+    model::{AcceleratorRequirement, EvictionPolicy, QueueOverrides, QueuePolicy, SleepLevelPolicy},
     units::{Bytes, Millis},
 };
 
-use super::{file::parse_on, machine::Machine, *};
+use super::{file::parse_with, machine::MachineDefaults, *};
 
-fn machine() -> Machine {
-    Machine {
+fn machine() -> MachineDefaults {
+    MachineDefaults {
         platform: None,
         memory: Bytes::gib(64),
         environment: |name| match name {
@@ -26,8 +26,8 @@ fn machine() -> Machine {
     }
 }
 
-fn read(text: &str) -> Result<Config, Errors> {
-    parse_on(&machine(), text, "rouse.yaml")
+fn read(text: &str) -> Result<Config, ConfigErrors> {
+    parse_with(&machine(), text, "rouse.yaml")
 }
 
 fn errors(text: &str) -> String {
@@ -66,12 +66,12 @@ fn an_empty_file_gives_the_documented_defaults() {
 fn a_model_is_read_with_its_defaults() {
     let config = read(MODEL).unwrap();
     let spec = &config.core.models[0];
-    assert_eq!(spec.accelerators, Accelerators::Count(1));
+    assert_eq!(spec.accelerators, AcceleratorRequirement::Count(1));
     assert!(spec.can_sleep && !spec.explicit_memory && !spec.pinned);
     assert_eq!(spec.idle.stop_after, None);
-    assert_eq!(spec.idle.level, LevelPolicy::One);
+    assert_eq!(spec.idle.level, SleepLevelPolicy::One);
     assert_eq!(spec.start_timeout, Millis::secs(480));
-    let model = &config.models["qwen3-8b"];
+    let model = &config.engines["qwen3-8b"];
     assert_eq!(model.served_name, "Qwen/Qwen3-8B");
     assert_eq!(model.sleep, SleepApi::Vllm);
     let host = [127, 0, 0, 1].into();
@@ -88,14 +88,14 @@ fn a_model_is_read_with_its_defaults() {
 fn a_model_says_itself_how_it_waits_and_when_it_goes_or_leaves_that_to_the_settings() {
     let spec = |fields: &str| read(&format!("{MODEL}{fields}")).unwrap().core.models[0].clone();
     let silent = spec("");
-    assert_eq!((silent.eviction, silent.queue), (None, OwnQueue::default()));
+    assert_eq!((silent.eviction, silent.queue), (None, QueueOverrides::default()));
     let told = spec("    eviction: never\n    queue: {policy: reject, maxWait: 90s, maxWaiting: 3}\n");
-    let queue = OwnQueue {
+    let queue = QueueOverrides {
         policy: Some(QueuePolicy::Reject),
         max_wait: Some(Millis::secs(90)),
         max_waiting: Some(3),
     };
-    assert_eq!((told.eviction, told.queue), (Some(Eviction::Never), queue));
+    assert_eq!((told.eviction, told.queue), (Some(EvictionPolicy::Never), queue));
     assert_eq!(told.fingerprint, silent.fingerprint, "its engine is no other");
     insta::assert_snapshot!(errors(&format!("{MODEL}    eviction: no\n    queue: {{maxWait: 0s, wait: 1}}\n")), @r###"
     rouse.yaml:12:15: models[0].eviction: 'no' is none of: residency, cooldown, never
@@ -225,7 +225,8 @@ fn keys_of_later_versions_are_known_but_not_silently_accepted() {
 /// Kubernetes kills half a minute after SIGTERM: there is more to do by then than to let streams end.
 #[test]
 fn the_grace_of_a_gateway_in_a_pod_is_below_the_pods() {
-    let within = |text: &str, pod: Option<u64>| read(text).unwrap().shutdown.grace(pod.map(Millis::secs));
+    let within =
+        |text: &str, pod: Option<u64>| read(text).unwrap().shutdown.effective_grace(pod.map(Millis::secs));
     let pod = "platform: kubernetes\nkubernetes: {stubImage: s}\n";
     let long = format!("{pod}shutdown: {{grace: 5m}}\n");
     // Of a Pod that nobody could read.
@@ -241,7 +242,8 @@ fn the_grace_of_a_gateway_in_a_pod_is_below_the_pods() {
 
 #[test]
 fn the_command_line_says_where_engines_run_in_place_of_the_file() {
-    let on = |platform, text: &str| parse_on(&Machine { platform, ..machine() }, text, "rouse.yaml");
+    let on =
+        |platform, text: &str| parse_with(&MachineDefaults { platform, ..machine() }, text, "rouse.yaml");
     let cluster = "kubernetes: {stubImage: s}\n";
     assert!(on(Some(PlatformKind::Kubernetes), cluster).unwrap().kubernetes.is_some());
     assert!(on(Some(PlatformKind::Kubernetes), &format!("platform: local\n{cluster}")).is_ok());
@@ -274,8 +276,8 @@ fn a_prometheus_is_an_address_and_the_rest_has_defaults() {
 
 #[test]
 fn heartbeats_of_responses_are_comments_unless_asked_otherwise() {
-    assert!(!read("stream: {responsesHeartbeat: comment}\n").unwrap().stream.responses_events);
-    assert!(read("stream: {responsesHeartbeat: event}\n").unwrap().stream.responses_events);
+    assert!(!read("stream: {responsesHeartbeat: comment}\n").unwrap().stream.responses_heartbeat_events);
+    assert!(read("stream: {responsesHeartbeat: event}\n").unwrap().stream.responses_heartbeat_events);
 }
 
 #[test]
@@ -286,9 +288,11 @@ fn a_vllm_with_adapters_does_not_sleep_at_level_2() {
              memory: {{awake: 1Gi}}\n    idle: {{level: {level}}}\n"
         )
     };
-    for (level, policy) in
-        [("auto", LevelPolicy::OnlyOne), ("1", LevelPolicy::OnlyOne), ("never", LevelPolicy::Never)]
-    {
+    for (level, policy) in [
+        ("auto", SleepLevelPolicy::OneOrStop),
+        ("1", SleepLevelPolicy::OneOrStop),
+        ("never", SleepLevelPolicy::Never),
+    ] {
         for spelled in ["--enable-lora", "--enable_lora", "'sh -c \"exec vllm --enable-lora\"'"] {
             let read = read(&with(level).replace("--enable-lora", spelled)).unwrap();
             assert_eq!(read.core.models[0].idle.level, policy, "{spelled}");
@@ -299,26 +303,26 @@ fn a_vllm_with_adapters_does_not_sleep_at_level_2() {
 
 #[test]
 fn streams_are_taken_over_unless_asked_otherwise() {
-    assert!(read("stream: {takeOver: true}\n").unwrap().stream.take_over);
-    assert!(!read("stream: {takeOver: false}\n").unwrap().stream.take_over);
-    assert!(read("{}\n").unwrap().stream.take_over);
+    assert!(read("stream: {takeOver: true}\n").unwrap().stream.bypass_hyper);
+    assert!(!read("stream: {takeOver: false}\n").unwrap().stream.bypass_hyper);
+    assert!(read("{}\n").unwrap().stream.bypass_hyper);
 }
 
 #[test]
 fn a_custom_engine_opens_the_paths_that_are_named_and_the_others_have_their_own() {
-    let with = |kind: &str, passage: &str| {
+    let with = |kind: &str, passthrough: &str| {
         format!(
-            "models:\n  - name: m\n    engine: {{kind: {kind}, command: [x, \"${{PORT}}\"], passage: {passage}}}\n    \
+            "models:\n  - name: m\n    engine: {{kind: {kind}, command: [x, \"${{PORT}}\"], passthrough: {passthrough}}}\n    \
              memory: {{awake: 1Gi}}\n"
         )
     };
     let config = read(&with("custom", "[/embed, GET /info]")).unwrap();
-    let open: Vec<_> = config.models["m"].passage.iter().map(|p| (p.reads, p.path.as_str())).collect();
+    let open: Vec<_> = config.engines["m"].passthrough.iter().map(|p| (p.is_get, p.path.as_str())).collect();
     assert_eq!(open, [(false, "/embed"), (true, "/info")]);
-    insta::assert_snapshot!(errors(&with("vllm", "[/embed]")), @r###"rouse.yaml:3:60: models[0].engine.passage: only a custom engine's paths are configured: those of the other kinds are known"###);
+    insta::assert_snapshot!(errors(&with("vllm", "[/embed]")), @r###"rouse.yaml:3:64: models[0].engine.passthrough: only a custom engine's paths are configured: those of the other kinds are known"###);
     insta::assert_snapshot!(errors(&with("custom", "[/sleep, embed]")), @r###"
-    rouse.yaml:3:63: models[0].engine.passage[0]: '/sleep': it steers the engine, and is never passed on
-    rouse.yaml:3:71: models[0].engine.passage[1]: 'embed': a path begins with /, does not end with one, and has letters, digits and - _ . ~ between
+    rouse.yaml:3:67: models[0].engine.passthrough[0]: '/sleep': it steers the engine, and is never passed on
+    rouse.yaml:3:75: models[0].engine.passthrough[1]: 'embed': a path begins with /, does not end with one, and has letters, digits and - _ . ~ between
     "###);
 }
 
@@ -430,7 +434,7 @@ fn an_engine_sees_declared_accelerators_by_what_the_file_says_and_others_by_the_
     .unwrap();
     let shown = |config: &Config, ids: &[&str]| {
         let ids: Vec<AcceleratorId> = ids.iter().map(|id| AcceleratorId::from(*id)).collect();
-        let set = config.visible(&ids);
+        let set = config.visible_env(&ids);
         set.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
     };
     assert_eq!(shown(&config, &["a", "b"]), "HIP_VISIBLE_DEVICES=0,3 ROCR_VISIBLE_DEVICES=GPU-aa");
@@ -459,8 +463,8 @@ fn sleep_is_known_from_the_command_or_said() {
     let sleep = |engine: &str| {
         let text = format!("models: [{{name: m, engine: {engine}, memory: {{awake: 8Gi}}}}]");
         let config = read(&text).unwrap();
-        assert_eq!(config.core.models[0].can_sleep, config.models["m"].sleep != SleepApi::None);
-        (config.models["m"].sleep, config.core.models[0].explicit_memory)
+        assert_eq!(config.core.models[0].can_sleep, config.engines["m"].sleep != SleepApi::None);
+        (config.engines["m"].sleep, config.core.models[0].explicit_memory)
     };
     let cases = [
         ("{kind: vllm, command: [v, \"${PORT}\"]}", SleepApi::None, false),
@@ -516,7 +520,7 @@ models:
     )
     .unwrap();
     let findings = check(&config);
-    let show = |problems: &[Problem]| {
+    let show = |problems: &[ConfigProblem]| {
         problems.iter().map(|problem| problem.display("f")).collect::<Vec<_>>().join("\n")
     };
     insta::assert_snapshot!(show(&findings.errors), @r###"
@@ -535,7 +539,7 @@ models:
     f:15:5: model 'llama': llama-cpp-python ends a running request when a second one comes: add --interrupt_requests false
     "###);
     // Without a list nothing is known of the memory before the machine was asked.
-    assert_eq!(check(&read(MODEL).unwrap()), Findings::default());
+    assert_eq!(check(&read(MODEL).unwrap()), CheckFindings::default());
 }
 
 #[test]
@@ -622,7 +626,7 @@ fn the_command_line_overrides_the_file_also_at_a_reload_and_cannot_open_the_admi
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("rouse.yaml");
     std::fs::write(&path, "listen: {api: 127.0.0.1:1}\n").unwrap();
-    let mut source = Source {
+    let mut source = ConfigSource {
         file: Some(path),
         api: Some(([0, 0, 0, 0], 2).into()),
         admin: Some(([127, 0, 0, 1], 3).into()),

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use rouse::{
-    model::{Accelerator, Configuration, Settings},
+    model::{Accelerator, FleetConfig, FleetSettings},
     units::Bytes,
 };
 
-use super::index::{Pool, Settled};
+use super::index::{Resolved, ResolvedPool};
 use crate::config::Config;
 
 /// The file's configuration with one accelerator for each pool, of the pool's name and all that may be granted of it, and
@@ -15,8 +15,8 @@ use crate::config::Config;
 ///
 /// A pool in trouble has no memory: nothing starts there, and what runs stays.
 #[must_use]
-pub fn compose(base: &Config, settled: &Settled) -> Config {
-    let accelerator = |(name, pool): (&String, &Pool)| Accelerator {
+pub fn compose(base: &Config, settled: &Resolved) -> Config {
+    let accelerator = |(name, pool): (&String, &ResolvedPool)| Accelerator {
         id: name.as_str().into(),
         capacity: pool.total.unwrap_or_default(),
         metered: false,
@@ -24,13 +24,13 @@ pub fn compose(base: &Config, settled: &Settled) -> Config {
     };
     let served = || settled.served.values();
     Config {
-        core: Configuration {
-            settings: Settings { host_memory: host_memory(settled), ..base.core.settings.clone() },
+        core: FleetConfig {
+            settings: FleetSettings { host_memory: host_memory(settled), ..base.core.settings.clone() },
             accelerators: settled.pools.iter().map(accelerator).collect(),
             models: served().map(|served| served.spec.clone()).collect(),
         },
-        models: served().map(|served| (served.spec.name.clone(), served.engine.clone())).collect(),
-        places: BTreeMap::new(),
+        engines: served().map(|served| (served.spec.name.clone(), served.engine.clone())).collect(),
+        model_locations: BTreeMap::new(),
         meters: BTreeMap::new(),
         accelerators_auto: false,
         ..base.clone()
@@ -38,8 +38,8 @@ pub fn compose(base: &Config, settled: &Settled) -> Config {
 }
 
 /// RAM that engines asleep at level 1 may hold, on all nodes together.
-fn host_memory(settled: &Settled) -> Bytes {
-    let of_pool = |pool: &Pool| {
+fn host_memory(settled: &Resolved) -> Bytes {
+    let of_pool = |pool: &ResolvedPool| {
         let each = pool.terms.as_ref().map_or(0, |terms| terms.host_sleep_memory.0);
         Bytes(each.saturating_mul(u64::from(pool.nodes)))
     };
@@ -48,19 +48,19 @@ fn host_memory(settled: &Settled) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    use rouse::model::Accelerators;
+    use rouse::model::AcceleratorRequirement;
     use serde_json::{Value, json};
 
     use super::*;
     use crate::{
         config,
         controllers::{
-            convert::Policy,
-            index::{Index, Object, Sight},
+            convert::ConversionPolicy,
+            index::{ClusterIndex, IndexedObject, WatchScope},
         },
     };
 
-    fn apply(index: &mut Index, kind: &str, name: &str, spec: Value) {
+    fn apply(index: &mut ClusterIndex, kind: &str, name: &str, spec: Value) {
         let whole = json!({
             "apiVersion": "rouse.dev/v1alpha1",
             "kind": kind,
@@ -68,8 +68,8 @@ mod tests {
             "spec": spec,
         });
         index.apply(match kind {
-            "AcceleratorPool" => Object::Pool(serde_json::from_value(whole).unwrap()),
-            _ => Object::Model(serde_json::from_value(whole).unwrap()),
+            "AcceleratorPool" => IndexedObject::Pool(serde_json::from_value(whole).unwrap()),
+            _ => IndexedObject::Model(serde_json::from_value(whole).unwrap()),
         });
     }
 
@@ -82,7 +82,11 @@ mod tests {
             "test",
         );
         let base = base.unwrap_or_else(|errors| panic!("{errors}"));
-        let mut index = Index::new(Sight { policy: Policy::default(), nodes: false, namespaces: 1 });
+        let mut index = ClusterIndex::new(WatchScope {
+            policy: ConversionPolicy::default(),
+            nodes: false,
+            namespaces: 1,
+        });
         let pool = |name: &str| json!({"nodeSelector": {"inference-pool": name}, "memory": "320Gi"});
         apply(&mut index, "AcceleratorPool", "default", pool("default"));
         apply(&mut index, "AcceleratorPool", "broken", json!({"nodeSelector": {"a": "b"}, "memory": "x"}));
@@ -94,7 +98,7 @@ mod tests {
         apply(&mut index, "InferenceModel", "large", model("org/large", json!({"accelerators": 4})));
         apply(&mut index, "InferenceModel", "waits", model("waits", json!({"nodeSelector": {"a": "b"}})));
         apply(&mut index, "InferenceModel", "bad", model("bad", json!({"memory": "x"})));
-        let config = compose(&base, &index.settled());
+        let config = compose(&base, &index.resolved());
 
         let capacities: Vec<_> =
             config.core.accelerators.iter().map(|it| (it.id.as_str(), it.capacity)).collect();
@@ -104,11 +108,11 @@ mod tests {
         let large = &config.core.models[0];
         assert_eq!(
             (&large.accelerators, large.memory.awake),
-            (&Accelerators::Of { pool: "default".into(), count: 4 }, Bytes::gib(40))
+            (&AcceleratorRequirement::InPool { pool: "default".into(), count: 4 }, Bytes::gib(40))
         );
-        assert_eq!(config.models.keys().map(|name| name.as_str()).collect::<Vec<_>>(), models);
+        assert_eq!(config.engines.keys().map(|name| name.as_str()).collect::<Vec<_>>(), models);
         for spec in &config.core.models {
-            assert_eq!(config.models[&spec.name].fingerprint, spec.fingerprint);
+            assert_eq!(config.engines[&spec.name].fingerprint, spec.fingerprint);
         }
         assert_eq!(config.core.settings.queue.max_waiting, 17, "what is no object's is as the file has it");
         assert_eq!(config.core.settings.host_memory, Bytes::ZERO, "no pool has RAM for sleepers");
@@ -116,15 +120,16 @@ mod tests {
 
     #[test]
     fn ram_for_sleepers_is_that_of_all_nodes() {
-        let mut index = Index::new(Sight { policy: Policy::default(), nodes: true, namespaces: 1 });
+        let mut index =
+            ClusterIndex::new(WatchScope { policy: ConversionPolicy::default(), nodes: true, namespaces: 1 });
         let pool = json!({"nodeSelector": {"inference-pool": "default"}, "hostSleepMemory": "64Gi"});
         apply(&mut index, "AcceleratorPool", "default", pool);
         for name in ["a", "b"] {
             let labels = json!({"inference-pool": "default"});
             let node = json!({"metadata": {"name": name, "labels": labels}});
-            index.apply(Object::Node(serde_json::from_value(node).unwrap()));
+            index.apply(IndexedObject::Node(serde_json::from_value(node).unwrap()));
         }
         let base = config::parse("", "test").unwrap();
-        assert_eq!(compose(&base, &index.settled()).core.settings.host_memory, Bytes::gib(128));
+        assert_eq!(compose(&base, &index.resolved()).core.settings.host_memory, Bytes::gib(128));
     }
 }

@@ -6,7 +6,7 @@ use k8s_openapi::{
 };
 use rouse::units::Tick;
 
-use super::refusal::Refused;
+use super::rejection::Rejections;
 
 /// The object is a good one, and its names are its own.
 pub const ACCEPTED: &str = "Accepted";
@@ -16,7 +16,7 @@ pub const READY: &str = "Ready";
 pub const AVAILABLE: &str = "Available";
 
 /// An API server takes no more.
-const LONGEST_MESSAGE: usize = 32_768;
+const MAX_MESSAGE_CHARS: usize = 32_768;
 
 /// A condition of the object's generation, at this moment. It keeps the time of `before` while its status is the same.
 #[must_use]
@@ -35,7 +35,7 @@ pub fn condition(
         type_: kind.to_owned(),
         status: status.to_owned(),
         reason: reason.to_owned(),
-        message: message.chars().take(LONGEST_MESSAGE).collect(),
+        message: message.chars().take(MAX_MESSAGE_CHARS).collect(),
         observed_generation: generation,
         last_transition_time: former.map_or_else(|| time(now), |former| former.last_transition_time.clone()),
     }
@@ -44,7 +44,7 @@ pub fn condition(
 /// The condition Accepted of an object.
 #[must_use]
 pub fn accepted(
-    refused: Option<&Refused>,
+    refused: Option<&Rejections>,
     generation: Option<i64>,
     before: &[Condition],
     now: Tick,
@@ -74,13 +74,13 @@ pub fn tick(Time(time): &Time) -> Tick {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controllers::{crd::ledger::ObjectName, refusal::Refusal};
+    use crate::controllers::{crd::ledger::ObjectName, rejection::Rejection};
 
     #[test]
     fn the_time_is_that_of_the_last_change_of_status() {
         let [early, late] = [1_780_000_000_000, 1_780_000_060_000].map(Tick);
         let holder = ObjectName::new("team-a", "first");
-        let refused = Refused::from(Refusal::DuplicateName { name: "m".into(), holder });
+        let refused = Rejections::from(Rejection::DuplicateName { name: "m".into(), holder });
         let no = accepted(Some(&refused), Some(1), &[], early);
         assert_eq!((no.type_.as_str(), no.status.as_str()), ("Accepted", "False"));
         assert_eq!((no.reason.as_str(), no.observed_generation), ("DuplicateName", Some(1)));

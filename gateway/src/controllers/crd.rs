@@ -27,7 +27,7 @@ pub use self::{
     pool::{AcceleratorPool, AcceleratorPoolSpec, AcceleratorPoolStatus},
     replica::{GatewayReplica, GatewayReplicaSpec, GatewayReplicaStatus},
     scalar::{Quantity, Span, SpanOrNever},
-    template::Template,
+    template::PodTemplateJson,
 };
 
 use super::condition::{ACCEPTED, READY};
@@ -48,14 +48,14 @@ pub fn all() -> [CustomResourceDefinition; 4] {
     if let Some(status) =
         schemas(&mut all).next().and_then(|model| model.properties.as_mut()?.get_mut("status"))
     {
-        status.default = Some(JSON(unseen()));
+        status.default = Some(JSON(default_model_status()));
     }
     all
 }
 
 /// The status of a model that no gateway has said anything of. No gateway may write on objects outside its namespaces, so this is what
 /// tells their owners why nothing happens.
-fn unseen() -> Value {
+fn default_model_status() -> Value {
     let condition = |kind: &str| {
         json!({
             "type": kind, "status": "Unknown", "reason": "Pending", "lastTransitionTime": "1970-01-01T00:00:00Z",
@@ -66,7 +66,7 @@ fn unseen() -> Value {
 }
 
 fn tidied<const N: usize>(mut all: [CustomResourceDefinition; N]) -> [CustomResourceDefinition; N] {
-    schemas(&mut all).for_each(|schema| each(schema, &mut tidy));
+    schemas(&mut all).for_each(|schema| for_each_schema(schema, &mut tidy));
     all
 }
 
@@ -78,7 +78,7 @@ fn schemas(all: &mut [CustomResourceDefinition]) -> impl Iterator<Item = &mut JS
 
 /// One definition, as a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Document {
+pub struct CrdDocument {
     /// `inferencemodels.yaml`
     pub file: String,
     pub text: String,
@@ -88,14 +88,14 @@ pub struct Document {
 ///
 /// # Errors
 /// Never, while the types are what they are: the error is the YAML writer's.
-pub fn documents() -> Result<Vec<Document>, serde_saphyr::ser::Error> {
-    written(&all())
+pub fn documents() -> Result<Vec<CrdDocument>, serde_saphyr::ser::Error> {
+    to_documents(&all())
 }
 
-fn written(all: &[CustomResourceDefinition]) -> Result<Vec<Document>, serde_saphyr::ser::Error> {
+fn to_documents(all: &[CustomResourceDefinition]) -> Result<Vec<CrdDocument>, serde_saphyr::ser::Error> {
     let document = |crd: &CustomResourceDefinition| {
         let text = format!("{HEADER}{}", serde_saphyr::to_string(crd)?);
-        Ok(Document { file: format!("{}.yaml", crd.spec.names.plural), text })
+        Ok(CrdDocument { file: format!("{}.yaml", crd.spec.names.plural), text })
     };
     all.iter().map(document).collect()
 }
@@ -114,15 +114,17 @@ fn tidy(schema: &mut JSONSchemaProps) {
 }
 
 /// A schema and all that is below it.
-fn each(schema: &mut JSONSchemaProps, change: &mut impl FnMut(&mut JSONSchemaProps)) {
+fn for_each_schema(schema: &mut JSONSchemaProps, change: &mut impl FnMut(&mut JSONSchemaProps)) {
     change(schema);
-    schema.properties.iter_mut().flatten().for_each(|(_, below)| each(below, change));
+    schema.properties.iter_mut().flatten().for_each(|(_, below)| for_each_schema(below, change));
     if let Some(JSONSchemaPropsOrBool::Schema(below)) = &mut schema.additional_properties {
-        each(below, change);
+        for_each_schema(below, change);
     }
     match &mut schema.items {
-        Some(JSONSchemaPropsOrArray::Schema(below)) => each(below, change),
-        Some(JSONSchemaPropsOrArray::Schemas(list)) => list.iter_mut().for_each(|below| each(below, change)),
+        Some(JSONSchemaPropsOrArray::Schema(below)) => for_each_schema(below, change),
+        Some(JSONSchemaPropsOrArray::Schemas(list)) => {
+            list.iter_mut().for_each(|below| for_each_schema(below, change))
+        }
         None => {}
     }
 }

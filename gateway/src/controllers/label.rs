@@ -13,13 +13,13 @@ pub const MODEL: &str = "rouse.dev/model";
 pub const MODEL_NAME: &str = "rouse.dev/model-name";
 
 /// Half of a SHA-256, in hexadecimal: nobody makes two names that share it.
-const BYTES: usize = 16;
+const HASH_BYTES: usize = 16;
 
 /// The label's value for a model's name: 32 characters of `0-9a-f`, the same on every gateway and in every version.
 #[must_use]
 pub fn value(name: &str) -> String {
     let hash = digest::digest(&digest::SHA256, name.as_bytes());
-    hash.as_ref().iter().take(BYTES).fold(String::with_capacity(2 * BYTES), |mut text, byte| {
+    hash.as_ref().iter().take(HASH_BYTES).fold(String::with_capacity(2 * HASH_BYTES), |mut text, byte| {
         // Writing to a text does not fail.
         write!(text, "{byte:02x}").unwrap_or_default();
         text

@@ -9,31 +9,31 @@ use rouse::units::Millis;
 use tokio::time::{self, Duration};
 
 /// What Kubernetes gives a Pod that says nothing.
-const USUAL: i64 = 30;
+const DEFAULT_GRACE_SECONDS: i64 = 30;
 /// For the API server's answer, when there is time.
-const FIRST: Duration = Duration::from_secs(5);
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// The same once the kubelet's time runs.
-const LAST: Duration = Duration::from_secs(1);
+const SHUTDOWN_READ_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub struct OwnPod {
     api: Api<Pod>,
     name: String,
     /// As it is configured.
     uid: Option<String>,
-    known: Option<Known>,
+    state: Option<OwnPodState>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Known {
+struct OwnPodState {
     uid: String,
-    killed_after: Millis,
+    termination_grace: Millis,
 }
 
 /// Why nothing is known of it.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("the API server does not answer in time")]
-    Late(#[from] time::error::Elapsed),
+    Timeout(#[from] time::error::Elapsed),
     #[error("{0}")]
     Refused(#[from] kube::Error),
 }
@@ -42,9 +42,9 @@ impl OwnPod {
     /// The Pod of this name. `uid`: it must have that one. A gateway whose Pod cannot be read serves all the same.
     pub async fn find(client: Client, namespace: &str, name: &str, uid: Option<&str>) -> Self {
         let api = Api::namespaced(client, namespace);
-        let mut own = Self { api, name: name.to_owned(), uid: uid.map(str::to_owned), known: None };
-        match own.look(FIRST).await {
-            Ok(found) => own.known = found,
+        let mut own = Self { api, name: name.to_owned(), uid: uid.map(str::to_owned), state: None };
+        match own.read(READ_TIMEOUT).await {
+            Ok(found) => own.state = found,
             Err(error) => tracing::warn!(
                 pod = name,
                 %error,
@@ -58,47 +58,47 @@ impl OwnPod {
     /// Which Pod this gateway's own objects go with.
     #[must_use]
     pub fn uid(&self) -> Option<&str> {
-        self.uid.as_deref().or_else(|| self.known.as_ref().map(|known| known.uid.as_str()))
+        self.uid.as_deref().or_else(|| self.state.as_ref().map(|known| known.uid.as_str()))
     }
 
     /// How long after it has told this process to end the kubelet kills it, as far as that was seen.
     #[must_use]
-    pub fn killed_after(&self) -> Option<Millis> {
-        self.known.as_ref().map(|known| known.killed_after)
+    pub fn termination_grace(&self) -> Option<Millis> {
+        self.state.as_ref().map(|known| known.termination_grace)
     }
 
     /// The same now that it has told it so: a deletion may have a grace of its own.
-    pub async fn killed_now(&self) -> Option<Millis> {
-        match self.look(LAST).await {
-            Ok(Some(now)) => Some(now.killed_after),
-            Ok(None) => self.killed_after(),
+    pub async fn current_termination_grace(&self) -> Option<Millis> {
+        match self.read(SHUTDOWN_READ_TIMEOUT).await {
+            Ok(Some(now)) => Some(now.termination_grace),
+            Ok(None) => self.termination_grace(),
             Err(error) => {
                 tracing::debug!(%error, "this gateway's Pod was not read once more");
-                self.killed_after()
+                self.termination_grace()
             }
         }
     }
 
     /// `None`: there is no such Pod.
-    async fn look(&self, within: Duration) -> Result<Option<Known>, Error> {
+    async fn read(&self, within: Duration) -> Result<Option<OwnPodState>, Error> {
         let found = time::timeout(within, self.api.get_opt(&self.name)).await??;
-        Ok(found.and_then(|pod| Known::of(&pod, self.uid.as_deref())))
+        Ok(found.and_then(|pod| OwnPodState::of(&pod, self.uid.as_deref())))
     }
 }
 
-impl Known {
+impl OwnPodState {
     fn of(pod: &Pod, uid: Option<&str>) -> Option<Self> {
         let own = pod.uid().filter(|own| uid.is_none_or(|uid| uid == own))?;
         let spec = pod.spec.as_ref()?;
         let grace = pod.metadata.deletion_grace_period_seconds.or(spec.termination_grace_period_seconds);
         // The kubelet's time runs while a container pauses, and the signal comes after that. What a command takes nobody knows.
-        let pause = spec.containers.iter().filter_map(pauses).max().unwrap_or(0);
-        let left = grace.unwrap_or(USUAL).saturating_sub(pause);
-        Some(Self { uid: own, killed_after: Millis::secs(u64::try_from(left).unwrap_or(0)) })
+        let pause = spec.containers.iter().filter_map(pre_stop_sleep).max().unwrap_or(0);
+        let left = grace.unwrap_or(DEFAULT_GRACE_SECONDS).saturating_sub(pause);
+        Some(Self { uid: own, termination_grace: Millis::secs(u64::try_from(left).unwrap_or(0)) })
     }
 }
 
-fn pauses(container: &Container) -> Option<i64> {
+fn pre_stop_sleep(container: &Container) -> Option<i64> {
     Some(container.lifecycle.as_ref()?.pre_stop.as_ref()?.sleep.as_ref()?.seconds)
 }
 
@@ -108,9 +108,9 @@ mod tests {
 
     use super::*;
 
-    fn known(metadata: &Value, spec: &Value, uid: Option<&str>) -> Option<Known> {
+    fn known(metadata: &Value, spec: &Value, uid: Option<&str>) -> Option<OwnPodState> {
         let pod = json!({"metadata": metadata, "spec": spec});
-        Known::of(&serde_json::from_value(pod).unwrap(), uid)
+        OwnPodState::of(&serde_json::from_value(pod).unwrap(), uid)
     }
 
     #[test]
@@ -121,8 +121,9 @@ mod tests {
                 {"name": "gateway", "lifecycle": lifecycle}, {"name": "other"},
             ]})
         };
-        let seconds =
-            |metadata: Value, spec: &Value| known(&metadata, spec, Some("u")).unwrap().killed_after.0 / 1000;
+        let seconds = |metadata: Value, spec: &Value| {
+            known(&metadata, spec, Some("u")).unwrap().termination_grace.0 / 1000
+        };
         let lives = json!({"uid": "u"});
         assert_eq!(seconds(lives.clone(), &spec(json!(45), 0)), 45);
         assert_eq!(seconds(lives.clone(), &spec(Value::Null, 0)), 30);

@@ -3,35 +3,35 @@
 use std::net::SocketAddr;
 
 use rouse::{
-    fault::Cause,
-    fleet::event::{Failure, Learned, Published as Told, PublishedState},
-    model::{AcceleratorId, Level, ModelName},
+    fault::FailureCause,
+    fleet::event::{LearnedMeasurements, PublishedEngine as Told, PublishedEngineState, PublishedFailure},
+    model::{AcceleratorId, ModelName, SleepLevel},
     units::{Millis, Tick},
 };
 
 use super::{
     condition::tick,
+    conflicts::object_name,
     crd::{
         InferenceModel, Quantity,
         inference_model::{self as crd, EngineFailure, EngineState, EngineStatus},
         ledger::ObjectName,
     },
-    settle::object_name,
 };
 
 /// What an object's status says.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Published {
+pub struct PublishedModel {
     pub object: ObjectName,
     pub model: ModelName,
     pub engines: Vec<EngineStatus>,
     /// When it was last used.
     pub last_request: Tick,
     /// What was learned of its engines.
-    pub learned: Option<Learned>,
+    pub learned: Option<LearnedMeasurements>,
 }
 
-impl Published {
+impl PublishedModel {
     #[must_use]
     pub fn of(object: &InferenceModel) -> Self {
         let status = object.status.as_ref();
@@ -47,15 +47,15 @@ impl Published {
 
     /// The object is gone, and what it said with it.
     #[must_use]
-    pub fn gone(self) -> Self {
+    pub fn without_engines(self) -> Self {
         Self { engines: Vec::new(), ..self }
     }
 }
 
 /// What cannot be read is not known.
-fn learned(status: &crd::Learned) -> Learned {
+fn learned(status: &crd::LearnedStatus) -> LearnedMeasurements {
     let bytes = |quantity: &Option<Quantity>| quantity.as_ref().and_then(|quantity| quantity.bytes().ok());
-    Learned {
+    LearnedMeasurements {
         peak: None,
         observed: bytes(&status.peak),
         residue: bytes(&status.residue),
@@ -67,7 +67,11 @@ fn learned(status: &crd::Learned) -> Learned {
 
 /// One engine, for the decisions; `None` for what cannot be read.
 #[must_use]
-pub fn engine(status: &EngineStatus, fingerprint: u64, accelerators: Vec<AcceleratorId>) -> Option<Told> {
+pub fn published_engine(
+    status: &EngineStatus,
+    fingerprint: u64,
+    accelerators: Vec<AcceleratorId>,
+) -> Option<Told> {
     let address: Option<SocketAddr> = match &status.address {
         Some(text) => Some(text.parse().ok()?),
         None => None,
@@ -83,27 +87,27 @@ pub fn engine(status: &EngineStatus, fingerprint: u64, accelerators: Vec<Acceler
 }
 
 /// Of a cause that this version does not know the rest holds all the same.
-fn failure(failure: &EngineFailure) -> Failure {
-    Failure {
-        cause: failure.cause.parse().unwrap_or(Cause::Unhealthy),
+fn failure(failure: &EngineFailure) -> PublishedFailure {
+    PublishedFailure {
+        cause: failure.cause.parse().unwrap_or(FailureCause::Unhealthy),
         failures: failure.failures,
-        fruitless: failure.fruitless,
+        failures_since_serving: failure.fruitless,
         until: tick(&failure.retry_after),
     }
 }
 
-const fn state(state: EngineState) -> PublishedState {
+const fn state(state: EngineState) -> PublishedEngineState {
     match state {
-        EngineState::Launching => PublishedState::Launching,
-        EngineState::Loading => PublishedState::Loading,
-        EngineState::Awake => PublishedState::Awake,
-        EngineState::Draining => PublishedState::Draining,
-        EngineState::FallingAsleep => PublishedState::FallingAsleep,
+        EngineState::Launching => PublishedEngineState::Launching,
+        EngineState::Loading => PublishedEngineState::Loading,
+        EngineState::Awake => PublishedEngineState::Awake,
+        EngineState::Draining => PublishedEngineState::Draining,
+        EngineState::FallingAsleep => PublishedEngineState::FallingAsleep,
         // The status does not say how deep; whoever does not lead wakes nobody.
-        EngineState::Asleep => PublishedState::Asleep(Level::One),
-        EngineState::Waking => PublishedState::Waking,
-        EngineState::Failing => PublishedState::Failing,
-        EngineState::Stopping => PublishedState::Stopping,
-        EngineState::Backoff => PublishedState::Backoff,
+        EngineState::Asleep => PublishedEngineState::Asleep(SleepLevel::One),
+        EngineState::Waking => PublishedEngineState::Waking,
+        EngineState::Failing => PublishedEngineState::Failing,
+        EngineState::Stopping => PublishedEngineState::Stopping,
+        EngineState::Backoff => PublishedEngineState::Backoff,
     }
 }

@@ -22,76 +22,79 @@ use tokio::{
 
 use super::{
     crd::ledger::ObjectName,
-    news::{News, Reason},
-    writer::{Error, Writer},
+    event_content::{EventContent, EventReason},
+    writer::{Error, ObjectWriter},
 };
 
 /// What may be on its way to the task, which takes all of it before each write.
-const WAITING: usize = 1024;
+const CHANNEL_CAPACITY: usize = 1024;
 /// Events that may wait to be written, or to be repeated.
-const MOST: usize = 8192;
+const MAX_SERIES: usize = 8192;
 /// After so long without another, a repetition is an Event of its own.
-const ENDS: Duration = Duration::from_secs(6 * 60);
+const SERIES_TIMEOUT: Duration = Duration::from_secs(6 * 60);
 /// How often one Event is written at most.
-const AGAIN: Duration = Duration::from_secs(60);
+const MIN_REWRITE_INTERVAL: Duration = Duration::from_secs(60);
 /// Between one write and the next: what a hundred Pods that come at once are to be told must not keep the API server from serving them.
-const PACE: Duration = Duration::from_millis(50);
+const WRITE_INTERVAL: Duration = Duration::from_millis(50);
 const CONTROLLER: &str = "rouse.dev/gateway";
 /// Bytes of a note that an API server takes.
-const LONGEST_NOTE: usize = 1024;
+const MAX_NOTE_BYTES: usize = 1024;
 /// Of an object's name in an Event's, which has the reason and the time behind it.
-const LONGEST_NAME: usize = 200;
+const MAX_NAME_CHARS: usize = 200;
 
 /// The kind of an object that Events tell of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Regarding {
+pub enum RegardingKind {
     Model,
     Pod,
 }
 
 /// What happened to this object.
 #[derive(Clone, Debug)]
-pub struct Notice {
-    pub regarding: Regarding,
+pub struct EventRequest {
+    pub regarding: RegardingKind,
     pub object: ObjectName,
     pub uid: String,
-    pub news: News,
+    pub content: EventContent,
 }
 
 /// Where the task is told.
 #[derive(Clone, Debug)]
-pub struct Herald(mpsc::Sender<Notice>);
+pub struct EventSender(mpsc::Sender<EventRequest>);
 
 /// The task that writes.
-pub struct Recorder {
+pub struct EventRecorder {
     client: Client,
-    writer: Writer,
+    writer: ObjectWriter,
     /// This gateway's name.
     instance: String,
-    notices: mpsc::Receiver<Notice>,
-    book: Book,
+    requests: mpsc::Receiver<EventRequest>,
+    aggregator: EventAggregator,
 }
 
-impl Herald {
-    pub fn tell(&self, notice: Notice) {
+impl EventSender {
+    pub fn send(&self, notice: EventRequest) {
         if let Err(error) = self.0.try_send(notice) {
             tracing::debug!(%error, "an Event is left out");
         }
     }
 }
 
-impl Recorder {
+impl EventRecorder {
     #[must_use]
-    pub fn new(client: Client, writer: Writer, instance: String) -> (Herald, Self) {
-        let (tell, notices) = mpsc::channel(WAITING);
-        (Herald(tell), Self { client, writer, instance, notices, book: Book::default() })
+    pub fn new(client: Client, writer: ObjectWriter, instance: String) -> (EventSender, Self) {
+        let (tell, notices) = mpsc::channel(CHANNEL_CAPACITY);
+        (
+            EventSender(tell),
+            Self { client, writer, instance, requests: notices, aggregator: EventAggregator::default() },
+        )
     }
 
     /// Until nobody tells any more.
     pub async fn run(mut self) {
         let mut next = Instant::now();
         loop {
-            let due = self.book.due.first().map(|(at, _)| next.max(*at));
+            let due = self.aggregator.due.first().map(|(at, _)| next.max(*at));
             let sleep = async {
                 match due {
                     Some(at) => time::sleep_until(at).await,
@@ -100,14 +103,14 @@ impl Recorder {
             };
             tokio::select! {
                 biased;
-                notice = self.notices.recv() => match notice {
-                    Some(notice) => self.book.note(notice, Instant::now(), Timestamp::now()),
+                notice = self.requests.recv() => match notice {
+                    Some(notice) => self.aggregator.note(notice, Instant::now(), Timestamp::now()),
                     None => return,
                 },
                 () = sleep => {
-                    if let Some(event) = self.book.next(Instant::now(), &self.instance) {
+                    if let Some(event) = self.aggregator.next(Instant::now(), &self.instance) {
                         self.write(event).await;
-                        next = Instant::now() + PACE;
+                        next = Instant::now() + WRITE_INTERVAL;
                     }
                 }
             }
@@ -127,49 +130,56 @@ impl Recorder {
 }
 
 /// By the object's uid; and the note, where that counts.
-type Key = (String, Reason, Option<String>);
+type EventKey = (String, EventReason, Option<String>);
 
 /// What was told, and what of it is to be written when.
 #[derive(Debug, Default)]
-struct Book {
-    series: BTreeMap<Key, Series>,
-    due: BTreeSet<(Instant, Key)>,
+struct EventAggregator {
+    series: BTreeMap<EventKey, AggregatedEvent>,
+    due: BTreeSet<(Instant, EventKey)>,
 }
 
 /// One Event, and how often it has happened.
 #[derive(Debug)]
-struct Series {
-    notice: Notice,
+struct AggregatedEvent {
+    request: EventRequest,
     first: Timestamp,
     last: Timestamp,
-    heard: Instant,
+    last_seen: Instant,
     count: i32,
     written: Option<Instant>,
     queued: bool,
 }
 
-impl Book {
-    fn note(&mut self, notice: Notice, now: Instant, at: Timestamp) {
-        let News { reason, note } = &notice.news;
-        let key = (notice.uid.clone(), *reason, reason.goes_by_note().then(|| note.clone()));
-        let goes_on = |series: &&mut Series| series.heard + ENDS > now;
+impl EventAggregator {
+    fn note(&mut self, notice: EventRequest, now: Instant, at: Timestamp) {
+        let EventContent { reason, note } = &notice.content;
+        let key = (notice.uid.clone(), *reason, reason.is_keyed_by_note().then(|| note.clone()));
+        let goes_on = |series: &&mut AggregatedEvent| series.last_seen + SERIES_TIMEOUT > now;
         if let Some(series) = self.series.get_mut(&key).filter(goes_on) {
-            (series.heard, series.last) = (now, at);
+            (series.last_seen, series.last) = (now, at);
             series.count = series.count.saturating_add(1);
             if !std::mem::replace(&mut series.queued, true) {
-                let due = series.written.map_or(now, |written| now.max(written + AGAIN));
+                let due = series.written.map_or(now, |written| now.max(written + MIN_REWRITE_INTERVAL));
                 self.due.insert((due, key));
             }
             return;
         }
-        if self.series.len() >= MOST {
-            self.series.retain(|_, series| series.queued || series.heard + ENDS > now);
+        if self.series.len() >= MAX_SERIES {
+            self.series.retain(|_, series| series.queued || series.last_seen + SERIES_TIMEOUT > now);
         }
-        if self.series.len() >= MOST {
+        if self.series.len() >= MAX_SERIES {
             return tracing::debug!(object = %notice.object, "an Event is left out: there are too many");
         }
-        let series =
-            Series { notice, first: at, last: at, heard: now, count: 1, written: None, queued: true };
+        let series = AggregatedEvent {
+            request: notice,
+            first: at,
+            last: at,
+            last_seen: now,
+            count: 1,
+            written: None,
+            queued: true,
+        };
         if self.series.get(&key).is_none_or(|before| !before.queued) {
             self.due.insert((now, key.clone()));
         }
@@ -188,9 +198,9 @@ impl Book {
     }
 }
 
-impl Regarding {
+impl RegardingKind {
     /// As an object names its version and kind.
-    const fn words(self) -> (&'static str, &'static str) {
+    const fn api_version_and_kind(self) -> (&'static str, &'static str) {
         match self {
             Self::Model => ("rouse.dev/v1alpha1", "InferenceModel"),
             Self::Pod => ("v1", "Pod"),
@@ -198,13 +208,13 @@ impl Regarding {
     }
 }
 
-impl Series {
+impl AggregatedEvent {
     fn event(&self, instance: &str) -> Event {
-        let Notice { regarding, object, uid, news } = &self.notice;
+        let EventRequest { regarding, object, uid, content: news } = &self.request;
         let text = |text: &str| Some(text.to_owned());
-        let head: String = object.name.chars().take(LONGEST_NAME).collect();
-        let word = news.reason.word();
-        let (version, kind) = regarding.words();
+        let head: String = object.name.chars().take(MAX_NAME_CHARS).collect();
+        let word = news.reason.as_str();
+        let (version, kind) = regarding.api_version_and_kind();
         let series = EventSeries { count: self.count, last_observed_time: MicroTime(self.last) };
         Event {
             metadata: ObjectMeta {
@@ -217,7 +227,7 @@ impl Series {
             reporting_instance: text(instance),
             action: text(news.reason.action()),
             reason: text(word),
-            type_: text(news.reason.kind()),
+            type_: text(news.reason.event_type()),
             note: Some(cut(&news.note)),
             regarding: Some(ObjectReference {
                 api_version: text(version),
@@ -234,7 +244,7 @@ impl Series {
 }
 
 fn cut(note: &str) -> String {
-    let mut end = LONGEST_NOTE.min(note.len());
+    let mut end = MAX_NOTE_BYTES.min(note.len());
     while !note.is_char_boundary(end) {
         end -= 1;
     }
@@ -245,10 +255,15 @@ fn cut(note: &str) -> String {
 mod tests {
     use super::*;
 
-    fn notice(object: &str, note: &str) -> Notice {
-        let news = Reason::InsufficientMemory.news(note);
-        let regarding = Regarding::Model;
-        Notice { regarding, object: ObjectName::new("chat", object), uid: format!("uid-{object}"), news }
+    fn notice(object: &str, note: &str) -> EventRequest {
+        let news = EventReason::InsufficientMemory.with_note(note);
+        let regarding = RegardingKind::Model;
+        EventRequest {
+            regarding,
+            object: ObjectName::new("chat", object),
+            uid: format!("uid-{object}"),
+            content: news,
+        }
     }
 
     fn at(seconds: u64) -> Timestamp {
@@ -257,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_storm_is_one_event_that_is_written_once_in_a_minute() {
-        let (mut book, begun) = (Book::default(), Instant::now());
+        let (mut book, begun) = (EventAggregator::default(), Instant::now());
         let mut written = Vec::new();
         // A hundred a second, for five minutes.
         for second in 0..300 {
@@ -283,11 +298,11 @@ mod tests {
 
     #[test]
     fn what_happens_again_much_later_is_another_event() {
-        let (mut book, begun) = (Book::default(), Instant::now());
+        let (mut book, begun) = (EventAggregator::default(), Instant::now());
         book.note(notice("a", "first"), begun, at(0));
         let first = book.next(begun, "gateway-0").unwrap();
         assert_eq!((first.series.as_ref(), first.note.as_deref()), (None, Some("first")));
-        let later = begun + ENDS;
+        let later = begun + SERIES_TIMEOUT;
         book.note(notice("a", "second"), later, at(360));
         let second = book.next(later, "gateway-0").unwrap();
         assert_eq!((second.series.as_ref(), second.note.as_deref()), (None, Some("second")));
@@ -296,8 +311,8 @@ mod tests {
 
     #[test]
     fn an_event_names_its_object_and_who_told_of_it() {
-        let (mut book, now) = (Book::default(), Instant::now());
-        let long = "ä".repeat(LONGEST_NOTE);
+        let (mut book, now) = (EventAggregator::default(), Instant::now());
+        let long = "ä".repeat(MAX_NOTE_BYTES);
         book.note(notice("large", &long), now, at(0));
         let event = book.next(now, "gateway-0").unwrap();
         let regarding = event.regarding.unwrap();
@@ -307,20 +322,20 @@ mod tests {
         );
         assert_eq!((event.type_.as_deref(), event.action.as_deref()), (Some("Warning"), Some("Start")));
         assert_eq!(event.reporting_instance.as_deref(), Some("gateway-0"));
-        assert_eq!(event.note.unwrap().len(), LONGEST_NOTE);
+        assert_eq!(event.note.unwrap().len(), MAX_NOTE_BYTES);
     }
 
     #[test]
     fn why_a_pod_waits_is_told_again_where_it_is_another_reason() {
-        let (mut book, begun) = (Book::default(), Instant::now());
+        let (mut book, begun) = (EventAggregator::default(), Instant::now());
         let waits = |note: &str| {
-            let news = Reason::Waiting.news(note);
-            Notice { regarding: Regarding::Pod, news, ..notice("chat-x", "") }
+            let news = EventReason::Waiting.with_note(note);
+            EventRequest { regarding: RegardingKind::Pod, content: news, ..notice("chat-x", "") }
         };
         for (second, note) in (0..).zip(["its engine is loading", "no memory", "its engine is loading"]) {
             book.note(waits(note), begun + Duration::from_secs(second), at(second));
         }
-        let later = begun + AGAIN;
+        let later = begun + MIN_REWRITE_INTERVAL;
         let told: Vec<_> = std::iter::from_fn(|| book.next(later, "gateway-0")).collect();
         let notes: Vec<_> = told.iter().filter_map(|event| event.note.as_deref()).collect();
         assert_eq!(notes, ["its engine is loading", "no memory"]);
@@ -332,13 +347,13 @@ mod tests {
 
     #[test]
     fn there_are_never_more_than_are_kept() {
-        let (mut book, now) = (Book::default(), Instant::now());
-        for n in 0..MOST + 100 {
+        let (mut book, now) = (EventAggregator::default(), Instant::now());
+        for n in 0..MAX_SERIES + 100 {
             book.note(notice(&format!("model-{n}"), "full"), now, at(0));
         }
-        assert_eq!((book.series.len(), book.due.len()), (MOST, MOST));
-        assert_eq!(std::iter::from_fn(|| book.next(now, "gateway-0")).count(), MOST);
-        let later = now + ENDS;
+        assert_eq!((book.series.len(), book.due.len()), (MAX_SERIES, MAX_SERIES));
+        assert_eq!(std::iter::from_fn(|| book.next(now, "gateway-0")).count(), MAX_SERIES);
+        let later = now + SERIES_TIMEOUT;
         book.note(notice("another", "full"), later, at(360));
         assert_eq!(book.series.len(), 1, "what has ended makes room");
     }

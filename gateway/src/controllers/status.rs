@@ -12,8 +12,8 @@ mod tests;
 mod usage;
 
 pub use self::{
-    model::{Facts, Seen, Waiting, model_differs, model_status, patience},
+    model::{ModelFacts, ModelWaitReason, ResolvedModel, max_last_request_lag, model_differs, model_status},
     node::{node_condition, node_differs, node_status},
     pool::{pool_differs, pool_status},
-    usage::{Usage, usage},
+    usage::{DeclaredMemoryUsage, usage},
 };

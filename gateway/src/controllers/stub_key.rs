@@ -19,19 +19,19 @@ use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{Api, Client, api::PostParams};
 use tokio::time;
 
-use super::{crd::ledger::ObjectName, said::said, workload::Owner};
+use super::{api_error::api_error_message, crd::ledger::ObjectName, workload::ModelRef};
 
 /// The Secret's name: the rights are for this one.
 pub const SECRET: &str = "rouse-stub-key";
 /// Where the key is in it.
 const ENTRY: &str = "key";
-const BYTES: usize = 32;
+const KEY_BYTES: usize = 32;
 /// A call that takes longer has failed.
-const CALL: Duration = Duration::from_secs(5);
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// As all gateways of one installation have it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct StubKey([u8; BYTES]);
+pub struct StubKey([u8; KEY_BYTES]);
 
 /// Why there is none.
 #[derive(Debug, thiserror::Error)]
@@ -45,22 +45,22 @@ pub enum Error {
     )]
     Forbidden(String),
     #[error(
-        "the entry {ENTRY} of the Secret {SECRET} is no key of {BYTES} bytes: remove the entry, and a gateway makes one"
+        "the entry {ENTRY} of the Secret {SECRET} is no key of {KEY_BYTES} bytes: remove the entry, and a gateway makes one"
     )]
     Unfit,
     #[error("there are no random bytes to be had for a key")]
-    NoChance,
+    NoRandomness,
     #[error("the API server did not answer in time")]
-    Late,
-    #[error("{}", said(.0))]
+    Timeout,
+    #[error("{}", api_error_message(.0))]
     Api(Box<kube::Error>),
 }
 
 impl Error {
     /// It may be otherwise the next time.
     #[must_use]
-    pub const fn may_pass(&self) -> bool {
-        matches!(self, Self::Late | Self::Api(_))
+    pub const fn is_transient(&self) -> bool {
+        matches!(self, Self::Timeout | Self::Api(_))
     }
 }
 
@@ -78,10 +78,10 @@ impl StubKey {
     ///
     /// # Errors
     /// As [`Error`] says.
-    pub async fn of(client: &Client, namespace: &str) -> Result<Self, Error> {
+    pub async fn load_or_create(client: &Client, namespace: &str) -> Result<Self, Error> {
         let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
         loop {
-            let found = within(secrets.get_opt(SECRET)).await?;
+            let found = with_timeout(secrets.get_opt(SECRET)).await?;
             let mut secret = found.ok_or_else(|| Error::Missing(namespace.to_owned()))?;
             let entries = secret.data.get_or_insert_default();
             if let Some(ByteString(bytes)) = entries.get(ENTRY) {
@@ -89,7 +89,7 @@ impl StubKey {
             }
             let key = Self::made()?;
             entries.insert(ENTRY.to_owned(), ByteString(key.0.to_vec()));
-            match within(secrets.replace(SECRET, &PostParams::default(), &secret)).await {
+            match with_timeout(secrets.replace(SECRET, &PostParams::default(), &secret)).await {
                 Ok(_) => return Ok(key),
                 // Another was quicker, and its key is everybody's.
                 Err(Error::Api(error)) if matches!(&*error, kube::Error::Api(status) if status.is_conflict()) =>
@@ -100,26 +100,26 @@ impl StubKey {
     }
 
     fn made() -> Result<Self, Error> {
-        let mut bytes = [0; BYTES];
-        rand::fill(&mut bytes).map_err(|_| Error::NoChance)?;
+        let mut bytes = [0; KEY_BYTES];
+        rand::fill(&mut bytes).map_err(|_| Error::NoRandomness)?;
         Ok(Self(bytes))
     }
 
     #[cfg(test)]
     pub(crate) const fn example() -> Self {
-        Self([7; BYTES])
+        Self([7; KEY_BYTES])
     }
 
     /// What the stubs of this model are shown.
     #[must_use]
-    pub fn token(&self, model: &Owner) -> String {
+    pub fn token(&self, model: &ModelRef) -> String {
         // No name and no uid has a slash in it.
         self.sign(&format!("{}/{}/{}", model.object.namespace, model.object.name, model.uid))
     }
 
     /// What they know it by.
     #[must_use]
-    pub fn hash(&self, model: &Owner) -> String {
+    pub fn hash(&self, model: &ModelRef) -> String {
         hash(&self.token(model))
     }
 
@@ -149,8 +149,8 @@ impl fmt::Debug for StubKey {
     }
 }
 
-async fn within<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, Error> {
-    time::timeout(CALL, call).await.map_err(|_| Error::Late)?.map_err(Error::from)
+async fn with_timeout<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, Error> {
+    time::timeout(CALL_TIMEOUT, call).await.map_err(|_| Error::Timeout)?.map_err(Error::from)
 }
 
 fn hash(token: &str) -> String {
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn every_model_has_a_token_of_its_own_and_stubs_know_it_by_its_hash() {
         let key = StubKey::example();
-        let owner = |namespace: &str, name: &str, uid: &str| Owner {
+        let owner = |namespace: &str, name: &str, uid: &str| ModelRef {
             object: ObjectName::new(namespace, name),
             uid: uid.to_owned(),
         };
@@ -180,7 +180,7 @@ mod tests {
         {
             assert_ne!(key.token(&other), token);
         }
-        assert_ne!(StubKey([8; BYTES]).token(&one), token);
+        assert_ne!(StubKey([8; KEY_BYTES]).token(&one), token);
         let launcher = key.launcher_token(&one.object);
         assert_ne!(launcher, token);
         assert_ne!(launcher, key.launcher_token(&ObjectName::new("other", "qwen")));

@@ -31,29 +31,29 @@ use super::crd::ledger::ObjectName;
 
 /// What was seen of one kind.
 #[derive(Clone, Debug)]
-pub enum Change<K> {
+pub enum Delta<K> {
     /// These are all that there are in this namespace; in the cluster, where none is said.
     All {
         namespace: Option<String>,
-        objects: Vec<Found<K>>,
+        objects: Vec<WatchedObject<K>>,
     },
-    Applied(Box<Found<K>>),
+    Applied(Box<WatchedObject<K>>),
     Deleted(ObjectName),
 }
 
 /// An object, or why it cannot be read.
 #[derive(Clone, Debug)]
-pub enum Found<K> {
-    Good(K),
-    Bad { metadata: Box<ObjectMeta>, error: String },
+pub enum WatchedObject<K> {
+    Readable(K),
+    Unreadable { metadata: Box<ObjectMeta>, error: String },
 }
 
-impl<K: Resource> Found<K> {
+impl<K: Resource> WatchedObject<K> {
     #[must_use]
     pub fn metadata(&self) -> &ObjectMeta {
         match self {
-            Self::Good(object) => object.meta(),
-            Self::Bad { metadata, .. } => metadata,
+            Self::Readable(object) => object.meta(),
+            Self::Unreadable { metadata, .. } => metadata,
         }
     }
 
@@ -64,10 +64,10 @@ impl<K: Resource> Found<K> {
     }
 
     #[must_use]
-    pub fn good(self) -> Option<K> {
+    pub fn readable(self) -> Option<K> {
         match self {
-            Self::Good(object) => Some(object),
-            Self::Bad { .. } => None,
+            Self::Readable(object) => Some(object),
+            Self::Unreadable { .. } => None,
         }
     }
 }
@@ -89,72 +89,72 @@ fn name(metadata: &ObjectMeta) -> ObjectName {
 /// missing in one namespace keeps nobody else's models from being served. It is asked for all the same, and counts as soon as it
 /// comes. Where no list of a kind comes, a right may be missing for a moment only, or all are: that is waited for.
 #[derive(Clone, Debug, Default)]
-pub struct Awaited(Arc<Mutex<Lists>>);
+pub struct InitialLists(Arc<Mutex<InitialListStates>>);
 
 #[derive(Debug, Default)]
-struct Lists {
+struct InitialListStates {
     /// By what was asked for; what was answered, once it was something else than the list.
-    awaited: BTreeMap<String, Option<String>>,
+    pending: BTreeMap<String, Option<String>>,
     /// The same, with the namespace.
-    left_out: BTreeMap<String, (String, String)>,
+    skipped: BTreeMap<String, (String, String)>,
     /// Kinds of which a list has come.
-    kinds: BTreeSet<String>,
+    listed_kinds: BTreeSet<String>,
 }
 
-impl Awaited {
+impl InitialLists {
     /// What is left out, and why.
     #[must_use]
-    pub fn lacks(&self) -> Option<String> {
-        let lists = self.lists();
-        let each = lists.left_out.iter().map(|(what, (_, error))| format!("{what} ({error})"));
+    pub fn skipped_message(&self) -> Option<String> {
+        let lists = self.lock();
+        let each = lists.skipped.iter().map(|(what, (_, error))| format!("{what} ({error})"));
         let each: Vec<String> = each.collect();
         (!each.is_empty()).then(|| each.join(", "))
     }
 
     /// Something of this namespace is.
     #[must_use]
-    pub fn is_left_out(&self, namespace: &str) -> bool {
-        self.lists().left_out.values().any(|(left_out, _)| left_out == namespace)
+    pub fn is_skipped(&self, namespace: &str) -> bool {
+        self.lock().skipped.values().any(|(left_out, _)| left_out == namespace)
     }
 
-    fn lists(&self) -> MutexGuard<'_, Lists> {
+    fn lock(&self) -> MutexGuard<'_, InitialListStates> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn hear(&self, what: &str, error: Option<String>) {
-        let mut lists = self.lists();
-        match lists.left_out.get_mut(what) {
+    fn record_pending(&self, what: &str, error: Option<String>) {
+        let mut lists = self.lock();
+        match lists.skipped.get_mut(what) {
             Some((_, last)) => *last = error.unwrap_or_else(|| std::mem::take(last)),
-            None => drop(lists.awaited.insert(what.to_owned(), error)),
+            None => drop(lists.pending.insert(what.to_owned(), error)),
         }
     }
 
-    fn came(&self, what: &str, kind: &str) {
-        let mut lists = self.lists();
-        lists.awaited.remove(what);
-        lists.kinds.insert(kind.to_owned());
-        if lists.left_out.remove(what).is_some() {
+    fn record_listed(&self, what: &str, kind: &str) {
+        let mut lists = self.lock();
+        lists.pending.remove(what);
+        lists.listed_kinds.insert(kind.to_owned());
+        if lists.skipped.remove(what).is_some() {
             tracing::info!(what, "may be seen now, and is left out no more");
         }
     }
 
     /// Whether it is left out from here on.
-    fn leave_out(&self, what: &str, kind: &str, namespace: &str, error: &str) -> bool {
-        let mut lists = self.lists();
-        if !lists.kinds.contains(kind) || lists.left_out.contains_key(what) {
-            return lists.left_out.contains_key(what);
+    fn skip(&self, what: &str, kind: &str, namespace: &str, error: &str) -> bool {
+        let mut lists = self.lock();
+        if !lists.listed_kinds.contains(kind) || lists.skipped.contains_key(what) {
+            return lists.skipped.contains_key(what);
         }
         tracing::warn!(what, error, "left out: this gateway may not see it, and serves the other namespaces");
-        lists.awaited.remove(what);
-        lists.left_out.insert(what.to_owned(), (namespace.to_owned(), error.to_owned()));
+        lists.pending.remove(what);
+        lists.skipped.insert(what.to_owned(), (namespace.to_owned(), error.to_owned()));
         true
     }
 }
 
-impl fmt::Display for Awaited {
+impl fmt::Display for InitialLists {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lists = self.lists();
-        let each = lists.awaited.iter().map(|(what, error)| match error {
+        let lists = self.lock();
+        let each = lists.pending.iter().map(|(what, error)| match error {
             Some(error) => format!("{what} ({error})"),
             None => what.clone(),
         });
@@ -163,10 +163,10 @@ impl fmt::Display for Awaited {
 }
 
 /// Objects of a list that are read at once. Each may be many times what is kept of it.
-const PAGE: u32 = 250;
+const LIST_PAGE_SIZE: u32 = 250;
 
 /// What is watched.
-pub struct Watched<K: Clone> {
+pub struct WatchTarget<K: Clone> {
     pub api: Api<DeserializeGuard<K>>,
     /// Where that looks.
     pub namespace: Option<String>,
@@ -179,41 +179,41 @@ pub struct Watched<K: Clone> {
 /// Tells of all objects of a kind, from the first list on, until nobody listens. `wrap` makes a message of the channel. Until the
 /// first list has come it is among `awaited`; one that is left out is told as if nothing were there.
 pub async fn watch<K, M>(
-    watched: Watched<K>,
+    watched: WatchTarget<K>,
     told: mpsc::Sender<M>,
-    awaited: Awaited,
-    wrap: impl Fn(Change<K>) -> M,
+    awaited: InitialLists,
+    wrap: impl Fn(Delta<K>) -> M,
 ) where
     K: Resource<DynamicType: Default + Eq + Hash + Clone> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let Watched { api, namespace, labels, fields, slim } = watched;
+    let WatchTarget { api, namespace, labels, fields, slim } = watched;
     let config = watcher::Config {
         label_selector: labels,
         field_selector: fields,
-        ..watcher::Config::default().page_size(PAGE)
+        ..watcher::Config::default().page_size(LIST_PAGE_SIZE)
     };
-    let events = watcher::watcher(api, config).backoff(Pauses::default());
-    follow(events, namespace, slim, told, awaited, wrap).await;
+    let events = watcher::watcher(api, config).backoff(WatchBackoff::default());
+    forward_events(events, namespace, slim, told, awaited, wrap).await;
 }
 
 /// All of them as they are at this moment, whatever their watch has seen.
 ///
 /// # Errors
 /// The API server's.
-pub async fn list<K>(watched: &Watched<K>) -> kube::Result<Change<K>>
+pub async fn list<K>(watched: &WatchTarget<K>) -> kube::Result<Delta<K>>
 where
     K: Resource + Clone + DeserializeOwned + Debug,
 {
-    let mut pages = ListParams::default().limit(PAGE);
+    let mut pages = ListParams::default().limit(LIST_PAGE_SIZE);
     pages.label_selector.clone_from(&watched.labels);
     pages.field_selector.clone_from(&watched.fields);
     let mut objects = Vec::new();
     loop {
         let page = watched.api.list(&pages).await?;
-        objects.extend(page.items.into_iter().map(|object| found(object, watched.slim)));
+        objects.extend(page.items.into_iter().map(|object| watched_object(object, watched.slim)));
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => pages = pages.continue_token(&token),
-            None => return Ok(Change::All { namespace: watched.namespace.clone(), objects }),
+            None => return Ok(Delta::All { namespace: watched.namespace.clone(), objects }),
         }
     }
 }
@@ -221,37 +221,37 @@ where
 /// Between a watch that broke and the next one. An API server that is back after a minute is to be heard soon: who gets the
 /// lease then decides by what its watches saw.
 #[derive(Default)]
-struct Pauses(DefaultBackoff);
+struct WatchBackoff(DefaultBackoff);
 
-const LONGEST: Duration = Duration::from_secs(2);
+const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
-impl Iterator for Pauses {
+impl Iterator for WatchBackoff {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        self.0.next().map(|pause| pause.min(LONGEST))
+        self.0.next().map(|pause| pause.min(MAX_BACKOFF))
     }
 }
 
-impl Backoff for Pauses {
+impl Backoff for WatchBackoff {
     fn reset(&mut self) {
         self.0.reset();
     }
 }
 
 /// A right that is missing so many times in a row is not just about to be granted.
-const LASTING: u32 = 3;
+const REFUSALS_BEFORE_SKIP: u32 = 3;
 /// What a refused watch waits between tries, on top of its pauses: whoever grants the right waits no longer than this.
-const REFUSED: Duration = Duration::from_secs(15);
+const MAX_REFUSED_BACKOFF: Duration = Duration::from_secs(15);
 
 /// The failures of one watch since it last worked. The log has their beginning, each other cause and their end, not every try.
-struct Outage<'a> {
+struct WatchOutage<'a> {
     what: &'a str,
     failures: u32,
     cause: String,
 }
 
-impl<'a> Outage<'a> {
+impl<'a> WatchOutage<'a> {
     fn new(what: &'a str) -> Self {
         Self { what, failures: 0, cause: String::new() }
     }
@@ -267,10 +267,10 @@ impl<'a> Outage<'a> {
         }
         self.failures += 1;
         let doubled = 1_u64.checked_shl(self.failures.saturating_sub(2)).unwrap_or(u64::MAX);
-        is_refusal(error).then(|| Duration::from_secs(doubled).min(REFUSED))
+        is_refusal(error).then(|| Duration::from_secs(doubled).min(MAX_REFUSED_BACKOFF))
     }
 
-    fn ended(&mut self) {
+    fn recovered(&mut self) {
         if self.failures > 0 {
             tracing::info!(what = self.what, failures = self.failures, "watch works again");
             (self.failures, self.cause) = (0, String::new());
@@ -289,23 +289,23 @@ fn is_refusal(error: &watcher::Error) -> bool {
     matches!(status.code, 401 | 403)
 }
 
-async fn follow<K, M>(
+async fn forward_events<K, M>(
     events: impl Stream<Item = watcher::Result<Event<DeserializeGuard<K>>>>,
     namespace: Option<String>,
     slim: fn(&mut K),
     told: mpsc::Sender<M>,
-    awaited: Awaited,
-    wrap: impl Fn(Change<K>) -> M,
+    awaited: InitialLists,
+    wrap: impl Fn(Delta<K>) -> M,
 ) where
     K: Resource<DynamicType: Default>,
 {
-    let found = |object| found(object, slim);
+    let found = |object| watched_object(object, slim);
     pin_mut!(events);
     let kind = K::plural(&K::DynamicType::default()).into_owned();
     let what = namespace.as_ref().map_or_else(|| kind.clone(), |namespace| format!("{kind} in {namespace}"));
     let (mut came, mut left_out) = (false, false);
-    awaited.hear(&what, None);
-    let mut outage = Outage::new(&what);
+    awaited.record_pending(&what, None);
+    let mut outage = WatchOutage::new(&what);
     let mut listed = Vec::new();
     while let Some(event) = events.next().await {
         let change = match event {
@@ -315,27 +315,27 @@ async fn follow<K, M>(
             }
             Ok(Event::InitApply(object)) => {
                 listed.push(found(object));
-                outage.ended();
+                outage.recovered();
                 continue;
             }
             Ok(Event::InitDone) => {
                 came = true;
-                awaited.came(&what, &kind);
-                Change::All { namespace: namespace.clone(), objects: std::mem::take(&mut listed) }
+                awaited.record_listed(&what, &kind);
+                Delta::All { namespace: namespace.clone(), objects: std::mem::take(&mut listed) }
             }
-            Ok(Event::Apply(object)) => Change::Applied(Box::new(found(object))),
-            Ok(Event::Delete(object)) => Change::Deleted(name(object.meta())),
+            Ok(Event::Apply(object)) => Delta::Applied(Box::new(found(object))),
+            Ok(Event::Delete(object)) => Delta::Deleted(name(object.meta())),
             Err(error) => {
                 if !came {
-                    awaited.hear(&what, Some(error.to_string()));
+                    awaited.record_pending(&what, Some(error.to_string()));
                 }
                 let refused = outage.failed(&error);
-                let lasts = refused.is_some() && outage.failures >= LASTING;
+                let lasts = refused.is_some() && outage.failures >= REFUSALS_BEFORE_SKIP;
                 if let Some(within) = namespace.as_ref().filter(|_| lasts && !came && !left_out)
-                    && awaited.leave_out(&what, &kind, within, &error.to_string())
+                    && awaited.skip(&what, &kind, within, &error.to_string())
                 {
                     left_out = true;
-                    let nothing = Change::All { namespace: namespace.clone(), objects: Vec::new() };
+                    let nothing = Delta::All { namespace: namespace.clone(), objects: Vec::new() };
                     if told.send(wrap(nothing)).await.is_err() {
                         return;
                     }
@@ -346,20 +346,20 @@ async fn follow<K, M>(
                 continue;
             }
         };
-        outage.ended();
+        outage.recovered();
         if told.send(wrap(change)).await.is_err() {
             return;
         }
     }
 }
 
-fn found<K>(DeserializeGuard(object): DeserializeGuard<K>, slim: fn(&mut K)) -> Found<K> {
+fn watched_object<K>(DeserializeGuard(object): DeserializeGuard<K>, slim: fn(&mut K)) -> WatchedObject<K> {
     match object {
         Ok(mut object) => {
             slim(&mut object);
-            Found::Good(object)
+            WatchedObject::Readable(object)
         }
-        Err(bad) => Found::Bad { metadata: Box::new(bad.metadata), error: bad.error },
+        Err(bad) => WatchedObject::Unreadable { metadata: Box::new(bad.metadata), error: bad.error },
     }
 }
 
@@ -376,19 +376,19 @@ mod tests {
 
     #[test]
     fn a_refused_watch_waits_longer_each_time_up_to_a_limit_and_begins_anew_once_it_worked() {
-        let mut outage = Outage::new("pods in here");
+        let mut outage = WatchOutage::new("pods in here");
         let mut pauses = || outage.failed(&refused("forbidden")).unwrap().as_secs();
         assert_eq!([(); 7].map(|()| pauses()), [1, 1, 2, 4, 8, 15, 15]);
         for _ in 0..100 {
-            assert_eq!(outage.failed(&refused("forbidden")), Some(REFUSED));
+            assert_eq!(outage.failed(&refused("forbidden")), Some(MAX_REFUSED_BACKOFF));
         }
-        outage.ended();
+        outage.recovered();
         assert_eq!(outage.failed(&refused("forbidden")), Some(Duration::from_secs(1)));
     }
 
     #[test]
     fn a_watch_whose_connection_fails_is_retried_at_its_usual_pauses() {
-        let mut outage = Outage::new("pods");
+        let mut outage = WatchOutage::new("pods");
         assert_eq!(outage.failed(&watcher::Error::NoResourceVersion), None);
         assert_eq!(outage.failures, 1);
     }
@@ -396,25 +396,28 @@ mod tests {
     #[test]
     fn a_list_that_is_refused_is_left_out_once_the_same_of_another_namespace_has_come() {
         const TWO: &str = "pods in two";
-        let awaited = Awaited::default();
-        let refused = || awaited.leave_out(TWO, "pods", "two", "forbidden");
-        awaited.hear(TWO, None);
-        awaited.came("nodes", "nodes");
+        let awaited = InitialLists::default();
+        let refused = || awaited.skip(TWO, "pods", "two", "forbidden");
+        awaited.record_pending(TWO, None);
+        awaited.record_listed("nodes", "nodes");
         assert!(!refused(), "it may be a moment's, or all are refused");
-        awaited.hear(TWO, Some("forbidden".to_owned()));
-        assert_eq!((awaited.to_string().as_str(), awaited.lacks()), ("pods in two (forbidden)", None));
+        awaited.record_pending(TWO, Some("forbidden".to_owned()));
+        assert_eq!(
+            (awaited.to_string().as_str(), awaited.skipped_message()),
+            ("pods in two (forbidden)", None)
+        );
 
-        awaited.came("pods in one", "pods");
+        awaited.record_listed("pods in one", "pods");
         // Two watches may ask for one list.
         assert!(refused() && refused());
-        awaited.hear(TWO, None);
+        awaited.record_pending(TWO, None);
         assert_eq!(awaited.to_string(), "");
-        assert_eq!(awaited.lacks().as_deref(), Some("pods in two (forbidden)"));
-        assert!(awaited.is_left_out("two") && !awaited.is_left_out("one"));
-        awaited.hear(TWO, Some("still forbidden".to_owned()));
-        assert_eq!(awaited.lacks().as_deref(), Some("pods in two (still forbidden)"));
+        assert_eq!(awaited.skipped_message().as_deref(), Some("pods in two (forbidden)"));
+        assert!(awaited.is_skipped("two") && !awaited.is_skipped("one"));
+        awaited.record_pending(TWO, Some("still forbidden".to_owned()));
+        assert_eq!(awaited.skipped_message().as_deref(), Some("pods in two (still forbidden)"));
 
-        awaited.came(TWO, "pods");
-        assert!(awaited.lacks().is_none() && !awaited.is_left_out("two"));
+        awaited.record_listed(TWO, "pods");
+        assert!(awaited.skipped_message().is_none() && !awaited.is_skipped("two"));
     }
 }

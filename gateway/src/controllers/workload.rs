@@ -13,17 +13,18 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
-use rouse::{pairing, wire::Epoch};
+use rouse::pairing;
+use rouse_net::stub_api::Epoch;
 use serde_json::{Map, Value, json};
 
 use super::{
-    convert::{Pods, Variant},
+    convert::{EnginePodTemplate, ModelVariant},
     crd::ledger::ObjectName,
-    dual::keys,
+    dual_pods::keys,
     label,
     stub_key::StubKey,
 };
-use crate::config::{self, Fingerprint, SleepApi, kind_name};
+use crate::config::{self, FingerprintHasher, SleepApi, kind_name};
 
 /// Label: which template a Pod runs by.
 pub const TEMPLATE: &str = "rouse.dev/template";
@@ -56,16 +57,16 @@ pub const SPI_PORT: u16 = 18081;
 pub const PROXY_PORT: u16 = 18082;
 
 /// Longer, with what a ReplicaSet and a Pod append, would be cut by Kubernetes.
-const LONGEST_NAME: usize = 200;
+const MAX_NAME_CHARS: usize = 200;
 
 /// Whose the Deployment is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Owner {
+pub struct ModelRef {
     pub object: ObjectName,
     pub uid: String,
 }
 
-impl Owner {
+impl ModelRef {
     /// The model that this requester is of, if it is of any: its stub demands that one's token. The namespace is the Pod's own: what
     /// somebody writes elsewhere gets them no token of a model here.
     #[must_use]
@@ -84,21 +85,21 @@ pub struct Sidecar {
     /// Of which the tokens are made that stubs demand.
     pub key: StubKey,
     /// How long it may take a requester to hand its engine back.
-    pub timing: pairing::settings::Settings,
+    pub timing: pairing::settings::PairingSettings,
 }
 
 /// One Deployment, as it should be.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload<'a> {
-    pub owner: &'a Owner,
-    pub engine: &'a config::Model,
-    pub pods: &'a Pods,
-    pub variant: &'a Variant,
+    pub owner: &'a ModelRef,
+    pub engine: &'a config::EngineConfig,
+    pub pod_template: &'a EnginePodTemplate,
+    pub variant: &'a ModelVariant,
     /// The key of the pool's taint.
     pub taint: Option<&'a str>,
     pub sidecar: &'a Sidecar,
     /// Its Pods ask for engines, and are none.
-    pub dual: bool,
+    pub dual_pods: bool,
     pub replicas: u32,
     pub epoch: Epoch,
 }
@@ -106,10 +107,10 @@ pub struct Workload<'a> {
 /// The Deployment's name. Names that are cut keep apart by a hash of the whole.
 #[must_use]
 pub fn name(object: &ObjectName, template: &str) -> String {
-    if object.name.len() <= LONGEST_NAME {
+    if object.name.len() <= MAX_NAME_CHARS {
         return format!("{}-{template}", object.name);
     }
-    let head: String = object.name.chars().take(LONGEST_NAME - 33).collect();
+    let head: String = object.name.chars().take(MAX_NAME_CHARS - 33).collect();
     format!("{head}-{}-{template}", label::value(&object.name))
 }
 
@@ -123,9 +124,9 @@ impl Workload<'_> {
     /// Eight hexadecimal characters that stand for everything in its Pods: also what is no engine's affair, such as the stub
     /// beside it. A Deployment whose template changed would end Pods by itself.
     #[must_use]
-    pub fn template(&self) -> String {
-        let mut hash = Fingerprint::new();
-        hash.part(&self.pod().to_string());
+    pub fn template_hash(&self) -> String {
+        let mut hash = FingerprintHasher::new();
+        hash.feed_text(&self.pod().to_string());
         let hash = hash.value();
         format!("{:08x}", (hash >> 32) ^ (hash & 0xffff_ffff))
     }
@@ -133,7 +134,7 @@ impl Workload<'_> {
     /// To be applied by server-side apply, whole.
     #[must_use]
     pub fn deployment(&self) -> Value {
-        let template = self.template();
+        let template = self.template_hash();
         let labels = BTreeMap::from([
             (MANAGED, ROUSE.to_owned()),
             (label::MODEL, label::value(self.engine.name.as_str())),
@@ -174,12 +175,12 @@ impl Workload<'_> {
     /// What a Pod is made of, but for its labels.
     fn pod(&self) -> Value {
         let engine = self.engine_pod();
-        if self.dual { self.requester(engine) } else { self.beside(engine) }
+        if self.dual_pods { self.requester(engine) } else { self.with_stub(engine) }
     }
 
     /// An engine's Pod as the user has it.
     fn engine_pod(&self) -> Value {
-        let template = self.variant.template.as_ref().unwrap_or(&self.pods.template);
+        let template = self.variant.template.as_ref().unwrap_or(&self.pod_template.template);
         let mut pod = Value::Object(template.value());
         // A Pod of a Deployment has the Deployment's namespace and a name that is made for it.
         if let Some(own) = pod.get_mut("metadata").and_then(Value::as_object_mut) {
@@ -196,16 +197,16 @@ impl Workload<'_> {
     }
 
     /// The same with a stub beside the engine.
-    fn beside(&self, mut pod: Value) -> Value {
-        let container = json!({CONTAINER: self.pods.container});
+    fn with_stub(&self, mut pod: Value) -> Value {
+        let container = json!({CONTAINER: self.pod_template.container});
         merge::into(&mut pod, &json!({"metadata": {"annotations": self.annotations()}}));
         merge::into(&mut pod, &json!({"metadata": {"annotations": container}}));
         if let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) {
-            let claims = claims(spec, &self.pods.container);
+            let claims = claims(spec, &self.pod_template.container);
             if self.engine.sleep == SleepApi::Vllm
-                && let Some(own) = container_of(spec, &self.pods.container)
+                && let Some(own) = container_of(spec, &self.pod_template.container)
             {
-                requester::lets_sleep(own);
+                requester::enable_sleep_endpoints(own);
             }
             let mut stub = self.stub([
                 // The engine beside it gets its SIGTERM in the same instant: there is nothing to hold for.

@@ -16,12 +16,12 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::{sync::watch, time};
 
-use super::{booking, election::Claim, fault, said::said};
+use super::{api_error::api_error_message, election::Leadership, failpoint, ledger};
 
 /// Who owns the fields that Rouse writes.
 pub const MANAGER: &str = "rouse";
 /// A call that takes longer has failed; whether it was carried out is not known.
-const CALL: Duration = Duration::from_secs(5);
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why nothing is known to be written.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -36,65 +36,65 @@ pub enum Error {
     #[error("{0}")]
     Invalid(String),
     #[error("the API server did not answer in time")]
-    Late,
-    #[error("{}", said(.0))]
+    Timeout,
+    #[error("{}", api_error_message(.0))]
     Api(Arc<kube::Error>),
 }
 
 /// Writes while this gateway leads.
 #[derive(Clone, Debug)]
-pub struct Writer {
-    claim: watch::Receiver<Option<Claim>>,
+pub struct ObjectWriter {
+    leadership: watch::Receiver<Option<Leadership>>,
     /// By kind and outcome.
     writes: IntCounterVec,
-    under_way: watch::Sender<u32>,
+    in_flight: watch::Sender<u32>,
 }
 
 /// One write, until it has ended.
-struct UnderWay<'a>(&'a watch::Sender<u32>);
+struct InFlightWrite<'a>(&'a watch::Sender<u32>);
 
-impl Writer {
+impl ObjectWriter {
     #[must_use]
-    pub fn new(claim: watch::Receiver<Option<Claim>>, writes: IntCounterVec) -> Self {
-        Self { claim, writes, under_way: watch::Sender::new(0) }
+    pub fn new(claim: watch::Receiver<Option<Leadership>>, writes: IntCounterVec) -> Self {
+        Self { leadership: claim, writes, in_flight: watch::Sender::new(0) }
     }
 
     /// Completes when no write is under way. Once the claim is gone none begins any more.
-    pub async fn quiet(&self) {
+    pub async fn wait_idle(&self) {
         // The sender is here.
-        drop(self.under_way.subscribe().wait_for(|under_way| *under_way == 0).await);
+        drop(self.in_flight.subscribe().wait_for(|under_way| *under_way == 0).await);
     }
 
     /// The claim by which something may be written now.
     ///
     /// # Errors
     /// This gateway does not lead.
-    pub fn claim(&self) -> Result<Claim, Error> {
-        self.claim.borrow().filter(Claim::is_fresh).ok_or(Error::NotLeading)
+    pub fn leadership(&self) -> Result<Leadership, Error> {
+        self.leadership.borrow().filter(Leadership::is_fresh).ok_or(Error::NotLeading)
     }
 
-    /// The claim, like [`Self::claim`]. If this gateway leads and the renewal is late, waits for the renewal until the claim expires.
+    /// The claim, like [`Self::leadership`]. If this gateway leads and the renewal is late, waits for the renewal until the claim expires.
     ///
     /// # Errors
-    /// As for [`Self::claim`].
-    pub async fn renewed(&self) -> Result<Claim, Error> {
-        let mut claims = self.claim.clone();
-        let left = claims.borrow().as_ref().map_or(Duration::ZERO, Claim::left);
-        let fresh = claims.wait_for(|claim| claim.as_ref().is_none_or(Claim::is_fresh));
+    /// As for [`Self::leadership`].
+    pub async fn wait_leadership(&self) -> Result<Leadership, Error> {
+        let mut claims = self.leadership.clone();
+        let left = claims.borrow().as_ref().map_or(Duration::ZERO, Leadership::remaining);
+        let fresh = claims.wait_for(|claim| claim.as_ref().is_none_or(Leadership::is_fresh));
         // Renewed, lost or timed out: the claim that is current now decides.
         drop(time::timeout(left, fresh).await);
-        self.claim()
+        self.leadership()
     }
 
     /// The object as it is now.
     ///
     /// # Errors
     /// As [`Error`] says.
-    pub async fn look<K>(&self, api: &Api<K>, name: &str) -> Result<Option<K>, Error>
+    pub async fn get<K>(&self, api: &Api<K>, name: &str) -> Result<Option<K>, Error>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
-        let found = time::timeout(CALL, api.get_opt(name)).await.map_err(|_| Error::Late)?;
+        let found = time::timeout(CALL_TIMEOUT, api.get_opt(name)).await.map_err(|_| Error::Timeout)?;
         found.map_err(Error::from)
     }
 
@@ -130,7 +130,7 @@ impl Writer {
     ///
     /// # Errors
     /// As [`Error`] says.
-    pub async fn merge<K>(&self, api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error>
+    pub async fn patch_merge<K>(&self, api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
@@ -142,7 +142,7 @@ impl Writer {
     ///
     /// # Errors
     /// As [`Error`] says.
-    pub async fn strategic<K>(&self, api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error>
+    pub async fn patch_strategic<K>(&self, api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
@@ -183,12 +183,12 @@ impl Writer {
         &self,
         call: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, Error> {
-        let _under_way = UnderWay::begin(&self.under_way);
-        self.claim()?;
-        fault::point();
-        let outcome = match time::timeout(CALL, call).await {
+        let _under_way = InFlightWrite::begin(&self.in_flight);
+        self.leadership()?;
+        failpoint::hit();
+        let outcome = match time::timeout(CALL_TIMEOUT, call).await {
             Ok(outcome) => outcome.map_err(Error::from),
-            Err(_) => Err(Error::Late),
+            Err(_) => Err(Error::Timeout),
         };
         let label = match &outcome {
             Ok(_) => "done",
@@ -199,14 +199,14 @@ impl Writer {
     }
 }
 
-impl<'a> UnderWay<'a> {
+impl<'a> InFlightWrite<'a> {
     fn begin(all: &'a watch::Sender<u32>) -> Self {
         all.send_modify(|under_way| *under_way += 1);
         Self(all)
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for InFlightWrite<'_> {
     fn drop(&mut self) {
         self.0.send_modify(|under_way| *under_way -= 1);
     }
@@ -221,21 +221,21 @@ impl Error {
             Self::Conflict => "conflict",
             Self::Gone => "gone",
             Self::Invalid(_) => "invalid",
-            Self::Late => "late",
+            Self::Timeout => "late",
             Self::Api(_) => "failed",
         }
     }
 }
 
-impl From<booking::Error<Infallible>> for Error {
-    fn from(error: booking::Error<Infallible>) -> Self {
+impl From<ledger::Error<Infallible>> for Error {
+    fn from(error: ledger::Error<Infallible>) -> Self {
         match error {
-            booking::Error::Refused(never) => match never {},
-            booking::Error::NotLeading | booking::Error::Replaced { .. } => Self::NotLeading,
-            booking::Error::NoPool(_) => Self::Gone,
-            booking::Error::Late => Self::Late,
-            booking::Error::Contended => Self::Conflict,
-            booking::Error::Api(error) => Self::from(*error),
+            ledger::Error::Refused(never) => match never {},
+            ledger::Error::NotLeading | ledger::Error::Replaced { .. } => Self::NotLeading,
+            ledger::Error::NoPool(_) => Self::Gone,
+            ledger::Error::Timeout => Self::Timeout,
+            ledger::Error::Contended => Self::Conflict,
+            ledger::Error::Api(error) => Self::from(*error),
         }
     }
 }
@@ -261,18 +261,18 @@ mod tests {
 
     #[tokio::test]
     async fn a_renewal_that_is_late_is_waited_for_and_a_claim_that_is_lost_is_not() {
-        let aged = |seconds| Some(Claim::aged(7, Duration::from_secs(seconds)));
+        let aged = |seconds| Some(Leadership::aged(7, Duration::from_secs(seconds)));
         let claims = watch::Sender::new(aged(0));
         let writes = IntCounterVec::new(Opts::new("writes", "of a test"), &["kind", "outcome"]).unwrap();
-        let writer = Writer::new(claims.subscribe(), writes);
-        assert_eq!(writer.renewed().await.unwrap().epoch, 7);
+        let writer = ObjectWriter::new(claims.subscribe(), writes);
+        assert_eq!(writer.wait_leadership().await.unwrap().epoch, 7);
 
         for (told, led) in [(aged(0), true), (None, false)] {
             claims.send_replace(aged(6));
-            assert!(matches!(writer.claim(), Err(Error::NotLeading)));
+            assert!(matches!(writer.leadership(), Err(Error::NotLeading)));
             let waiting = tokio::spawn({
                 let writer = writer.clone();
-                async move { writer.renewed().await.is_ok() }
+                async move { writer.wait_leadership().await.is_ok() }
             });
             tokio::task::yield_now().await;
             assert!(!waiting.is_finished());
@@ -281,6 +281,9 @@ mod tests {
         }
 
         claims.send_replace(aged(10));
-        assert!(matches!(writer.renewed().await, Err(Error::NotLeading)), "another may decide by now");
+        assert!(
+            matches!(writer.wait_leadership().await, Err(Error::NotLeading)),
+            "another may decide by now"
+        );
     }
 }

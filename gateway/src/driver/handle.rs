@@ -12,71 +12,77 @@ use std::{
 use arc_swap::{ArcSwap, Guard};
 use rouse::{
     engine::Engine,
-    fault::{Fault, Wait},
+    fault::{Fault, WaitDetails},
     fleet::{
-        Changes, Fleet, Plan,
-        event::{Elsewhere, Event, Learned, OperationId, Order, Verdict, Waiter, WaiterId},
-        report::{Report, View},
+        Fleet, Plan, RoutingChanges,
+        event::{
+            CanaryVerdict, Event, GatewayDemand, LearnedMeasurements, OperationId, OperatorAction, Waiter,
+            WaiterId,
+        },
+        report::{FleetView, Report},
     },
-    lease::{Clock, Lease},
     model::{EngineId, ModelName},
     units::{Generation, Millis, Tick},
 };
+use rouse_net::lease::{Lease, TickClock};
 use tokio::sync::{broadcast, mpsc, oneshot};
 
-use super::{Driver, Journal, Served, gates::Gates, publish, queue::Queue, record::Recorder};
-use crate::{metrics::Metrics, platform::Platform, routes::Routes};
+use super::{
+    Driver, Journal, ServedTokens, gates::EngineGates, parked_replies::ParkedReplies, route_updates,
+    transition_log::TransitionRecorder,
+};
+use crate::{metrics::Metrics, platform::Platform, routing::RouteTable};
 
 /// Parked requests beyond `queue.maxWaiting` that may be on their way to the driver or from it: a bound on memory, not
 /// a policy; the fleet refuses what is above the configured number.
-const IN_TRANSIT: usize = 4096;
+const MAX_IN_TRANSIT: usize = 4096;
 /// Outcomes of orders are kept so long.
-const OPERATIONS_KEPT: Millis = Millis::secs(3600);
+const OPERATION_RETENTION: Millis = Millis::secs(3600);
 
 /// Cheap to clone.
 #[derive(Clone)]
-pub struct Handle(Arc<Shared>);
+pub struct DriverHandle(Arc<DriverState>);
 
-pub(super) struct Shared {
-    pub(super) clock: Clock,
-    routes: ArcSwap<Routes>,
-    view: ArcSwap<View>,
+pub(super) struct DriverState {
+    pub(super) clock: TickClock,
+    routes: ArcSwap<RouteTable>,
+    view: ArcSwap<FleetView>,
     report: ArcSwap<Report>,
     /// Unbounded by type, bounded by use: three messages for each parked request, which `parked` bounds, and one for
     /// each canary and order.
-    asks: mpsc::UnboundedSender<Ask>,
+    requests: mpsc::UnboundedSender<DriverRequest>,
     parked: AtomicUsize,
-    most_parked: AtomicUsize,
+    max_parked: AtomicUsize,
     ids: AtomicU64,
-    operations: Mutex<BTreeMap<OperationId, Operation>>,
+    operations: Mutex<BTreeMap<OperationId, OperationStatus>>,
     journal: broadcast::Sender<Arc<str>>,
     metrics: Arc<Metrics>,
-    pub(super) served: Served,
+    pub(super) served_tokens: ServedTokens,
 }
 
 /// Looks at the state, at the last plan and at the gates.
-pub(super) type Reading = dyn FnOnce(&Fleet, &Plan, &Gates) + Send;
+pub(super) type DriverInspection = dyn FnOnce(&Fleet, &Plan, &EngineGates) + Send;
 
-pub(super) enum Ask {
+pub(super) enum DriverRequest {
     Park {
         waiter: Waiter,
-        reply: super::queue::Reply,
+        reply: super::parked_replies::ParkedReply,
     },
-    Leave(WaiterId),
-    Order {
+    CancelPark(WaiterId),
+    SubmitOrder {
         model: ModelName,
-        order: Order,
+        order: OperatorAction,
         reply: oneshot::Sender<Result<OperationId, String>>,
     },
     Event(Event),
     /// A turn is wanted, so that what is shown is of now.
-    Look(oneshot::Sender<()>),
+    Refresh(oneshot::Sender<()>),
     /// What the last turn left is enough.
-    Read(Box<Reading>),
+    Inspect(Box<DriverInspection>),
 }
 
 /// A request that must wait.
-pub struct Parking {
+pub struct ParkRequest {
     pub model: ModelName,
     pub band: i32,
     pub key: String,
@@ -88,11 +94,11 @@ pub struct Parking {
     /// An SSE stream: can be the canary.
     pub stream: bool,
     /// The one life of an engine that can answer it, as long as that serves.
-    pub only: Option<(EngineId, Generation)>,
+    pub required_engine: Option<(EngineId, Generation)>,
 }
 
 /// The end of a wait: a lease, and where to go with it.
-pub struct Granted {
+pub struct GrantedLease {
     pub lease: Lease,
     pub engine: EngineId,
     pub generation: Generation,
@@ -100,13 +106,13 @@ pub struct Granted {
     pub fingerprint: u64,
     pub address: SocketAddr,
     /// Present when this request is the engine's first: its outcome is wanted.
-    pub canary: Option<Canary>,
-    pub waited: Waited,
+    pub canary: Option<CanaryGuard>,
+    pub wait: WaitBreakdown,
 }
 
-/// What the wait was made of, for `x-rouse-cold-start` and `server-timing`.
+/// What the wait was made of, for `x-rouse-cold_start-start` and `server-timing`.
 #[derive(Clone, Copy, Debug)]
-pub struct Waited {
+pub struct WaitBreakdown {
     /// How the engine came to be awake; `None` when only a place was waited for.
     pub cold_start: Option<ColdStart>,
     /// In the queue, all in all.
@@ -124,24 +130,24 @@ pub enum ColdStart {
 
 /// The duty to tell how the first exchange after a start or wake went. Dropped without a word it counts as
 /// inconclusive: the client left, and the next one is tried.
-pub struct Canary {
-    shared: Arc<Shared>,
+pub struct CanaryGuard {
+    shared: Arc<DriverState>,
     engine: EngineId,
     generation: Generation,
-    told: bool,
+    reported: bool,
 }
 
 /// An operator's order and what became of it.
 #[derive(Clone, Debug)]
-pub struct Operation {
+pub struct OperationStatus {
     pub model: ModelName,
-    pub order: Order,
-    pub given: Tick,
+    pub order: OperatorAction,
+    pub issued_at: Tick,
     /// `None`: still running.
     pub outcome: Option<Result<(), String>>,
 }
 
-impl Handle {
+impl DriverHandle {
     /// A driver over this platform, and the handle to it. `first` is told to the fleet before anything else; `events`
     /// is where the platform's own come from.
     pub fn new(
@@ -149,45 +155,45 @@ impl Handle {
         events: mpsc::Receiver<Event>,
         journal: Journal,
         metrics: Arc<Metrics>,
-        clock: Clock,
+        clock: TickClock,
     ) -> (Self, Driver) {
         let (asks, received) = mpsc::unbounded_channel();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(DriverState {
             clock,
             routes: ArcSwap::default(),
             view: ArcSwap::default(),
             report: ArcSwap::default(),
-            asks,
+            requests: asks,
             parked: AtomicUsize::new(0),
-            most_parked: AtomicUsize::new(IN_TRANSIT),
+            max_parked: AtomicUsize::new(MAX_IN_TRANSIT),
             ids: AtomicU64::new(1),
             operations: Mutex::default(),
             journal: journal.lines(),
             metrics: Arc::clone(&metrics),
-            served: Served::default(),
+            served_tokens: ServedTokens::default(),
         });
         let driver = Driver {
             fleet: Fleet::new(),
-            gates: Gates::new(clock),
+            gates: EngineGates::new(clock),
             platform,
             shared: Arc::clone(&shared),
-            asks: received,
+            requests: received,
             events,
-            queue: Queue::default(),
+            queue: ParkedReplies::default(),
             journal,
-            recorder: Recorder::new(metrics),
+            recorder: TransitionRecorder::new(metrics),
             plan: Plan::default(),
-            looking: Vec::new(),
-            held: None,
+            refresh_waiters: Vec::new(),
+            deferred_order: None,
         };
         (Self(shared), driver)
     }
 
-    pub fn routes(&self) -> Guard<Arc<Routes>> {
+    pub fn routes(&self) -> Guard<Arc<RouteTable>> {
         self.0.routes.load()
     }
 
-    pub fn clock(&self) -> Clock {
+    pub fn clock(&self) -> TickClock {
         self.0.clock
     }
 
@@ -196,13 +202,13 @@ impl Handle {
     }
 
     /// Where to count what a key's requests are served.
-    pub fn served(&self) -> &Served {
-        &self.0.served
+    pub fn served_tokens(&self) -> &ServedTokens {
+        &self.0.served_tokens
     }
 
     /// Waits for a lease until the deadline. Dropping the future leaves the queue.
-    pub async fn park(&self, parking: Parking) -> Result<Granted, Fault> {
-        let place = Place::new(&self.0)?;
+    pub async fn park(&self, parking: ParkRequest) -> Result<GrantedLease, Fault> {
+        let place = QueuePositionGuard::new(&self.0)?;
         let (reply, answer) = oneshot::channel();
         let waiter = Waiter {
             id: place.id,
@@ -213,9 +219,9 @@ impl Handle {
             arrived: parking.arrived,
             deadline: parking.deadline,
             stream: parking.stream,
-            only: parking.only,
+            required_engine: parking.required_engine,
         };
-        self.0.asks.send(Ask::Park { waiter, reply }).map_err(|_| Fault::ShuttingDown)?;
+        self.0.requests.send(DriverRequest::Park { waiter, reply }).map_err(|_| Fault::ShuttingDown)?;
         answer.await.unwrap_or(Err(Fault::ShuttingDown))
     }
 
@@ -223,14 +229,14 @@ impl Handle {
     /// the driver has ended.
     pub async fn refresh(&self) {
         let (reply, done) = oneshot::channel();
-        if self.0.asks.send(Ask::Look(reply)).is_ok() {
+        if self.0.requests.send(DriverRequest::Refresh(reply)).is_ok() {
             // An error is a driver that ended in between: what it left is the present.
             drop(done.await);
         }
     }
 
     /// The state of the fleet, as of the last [`Self::refresh`].
-    pub fn view(&self) -> Arc<View> {
+    pub fn view(&self) -> Arc<FleetView> {
         self.0.view.load_full()
     }
 
@@ -240,16 +246,16 @@ impl Handle {
     }
 
     /// What was learned of every model, to be kept over restarts.
-    pub async fn learned(&self) -> BTreeMap<ModelName, Learned> {
-        self.read(|fleet, _, _| fleet.learned()).await.unwrap_or_else(|| {
+    pub async fn learned(&self) -> BTreeMap<ModelName, LearnedMeasurements> {
+        self.inspect(|fleet, _, _| fleet.learned()).await.unwrap_or_else(|| {
             self.view().models.iter().map(|model| (model.name.clone(), model.learned)).collect()
         })
     }
 
     /// Sets every gauge that follows from the state of the fleet and of its routes, as of the last turn; leases as of now.
-    pub async fn measure(&self) {
-        let view = self.read(|fleet, plan, gates| {
-            let (mut view, used) = (fleet.view(&fleet.report(plan)), gates.used());
+    pub async fn update_gauges(&self) {
+        let view = self.inspect(|fleet, plan, gates| {
+            let (mut view, used) = (fleet.view(&fleet.report(plan)), gates.lease_usage());
             for model in &mut view.models {
                 model.leases = used.get(&model.name).map_or(0, |(leases, _)| *leases);
             }
@@ -257,33 +263,33 @@ impl Handle {
         });
         let view = view.await;
         let metrics = self.metrics();
-        metrics.observe_view(&view.unwrap_or_else(|| self.view()));
+        metrics.observe_fleet(&view.unwrap_or_else(|| self.view()));
         for (model, route) in &self.routes().models {
-            if let Some(metrics) = metrics.known(model) {
-                metrics.left_out(route.left_out());
+            if let Some(metrics) = metrics.configured_model(model) {
+                metrics.set_ejected(route.ejected_count());
             }
         }
     }
 
     /// What is read of the state and of the last plan, without a turn; `None` when the driver has ended.
-    async fn read<T: Send + 'static>(
+    async fn inspect<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&Fleet, &Plan, &Gates) -> T + Send + 'static,
+        read: impl FnOnce(&Fleet, &Plan, &EngineGates) -> T + Send + 'static,
     ) -> Option<T> {
         let (reply, answer) = oneshot::channel();
-        let read = move |fleet: &Fleet, plan: &Plan, gates: &Gates| {
+        let read = move |fleet: &Fleet, plan: &Plan, gates: &EngineGates| {
             drop(reply.send(read(fleet, plan, gates)));
         };
-        self.0.asks.send(Ask::Read(Box::new(read))).ok()?;
+        self.0.requests.send(DriverRequest::Inspect(Box::new(read))).ok()?;
         answer.await.ok()
     }
 
     /// What this gateway's requests want of each model: those that wait as of the last turn, those at an engine as of now.
-    pub async fn demand(&self) -> BTreeMap<ModelName, Elsewhere> {
-        let demand = self.read(|fleet, _, gates| {
+    pub async fn demand(&self) -> BTreeMap<ModelName, GatewayDemand> {
+        let demand = self.inspect(|fleet, _, gates| {
             let mut demand = fleet.demand();
             let used = gates
-                .used()
+                .lease_usage()
                 .into_iter()
                 .filter(|(model, used)| *used != <(u32, Tick)>::default() && fleet.spec(model).is_some());
             for (model, (leases, last_end)) in used {
@@ -296,7 +302,7 @@ impl Handle {
     }
 
     /// How an order went; `None` when unknown or older than an hour.
-    pub fn operation(&self, id: OperationId) -> Option<Operation> {
+    pub fn operation(&self, id: OperationId) -> Option<OperationStatus> {
         self.0.operations().get(&id).cloned()
     }
 
@@ -306,30 +312,30 @@ impl Handle {
     }
 
     /// Gives an order; its outcome is found under the returned id for an hour. `Err`: why an invariant forbids it.
-    pub async fn order(&self, model: ModelName, order: Order) -> Result<OperationId, String> {
+    pub async fn submit_order(&self, model: ModelName, order: OperatorAction) -> Result<OperationId, String> {
         let gone = || "the gateway is shutting down".to_owned();
         let (reply, answer) = oneshot::channel();
-        self.0.asks.send(Ask::Order { model, order, reply }).map_err(|_| gone())?;
+        self.0.requests.send(DriverRequest::SubmitOrder { model, order, reply }).map_err(|_| gone())?;
         answer.await.unwrap_or_else(|_| Err(gone()))
     }
 
     /// Tells the driver something that no platform observes: a configuration, a shutdown. Lost when it has ended.
-    pub fn tell(&self, event: Event) {
-        drop(self.0.asks.send(Ask::Event(event)));
+    pub fn send_event(&self, event: Event) {
+        drop(self.0.requests.send(DriverRequest::Event(event)));
     }
 }
 
-impl Shared {
-    fn operations(&self) -> std::sync::MutexGuard<'_, BTreeMap<OperationId, Operation>> {
+impl DriverState {
+    fn operations(&self) -> std::sync::MutexGuard<'_, BTreeMap<OperationId, OperationStatus>> {
         self.operations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn begin(&self, model: ModelName, order: Order) -> OperationId {
+    pub(super) fn begin(&self, model: ModelName, order: OperatorAction) -> OperationId {
         let id = OperationId(self.ids.fetch_add(1, Ordering::Relaxed));
         let given = self.clock.now();
         let mut operations = self.operations();
-        operations.retain(|_, o| o.given + OPERATIONS_KEPT > given);
-        operations.insert(id, Operation { model, order, given, outcome: None });
+        operations.retain(|_, o| o.issued_at + OPERATION_RETENTION > given);
+        operations.insert(id, OperationStatus { model, order, issued_at: given, outcome: None });
         id
     }
 
@@ -343,21 +349,21 @@ impl Shared {
     }
 
     /// Swaps what requests read, when it differs.
-    pub(super) fn publish(&self, fleet: &Fleet, changes: &Changes, gates: &Gates) {
-        self.most_parked.store(fleet.max_waiting() + IN_TRANSIT, Ordering::Relaxed);
-        if let Some(routes) = publish::routes(&self.routes.load(), fleet, changes, gates) {
+    pub(super) fn publish(&self, fleet: &Fleet, changes: &RoutingChanges, gates: &EngineGates) {
+        self.max_parked.store(fleet.max_waiting() + MAX_IN_TRANSIT, Ordering::Relaxed);
+        if let Some(routes) = route_updates::updated_routes(&self.routes.load(), fleet, changes, gates) {
             self.routes.store(Arc::new(routes));
         }
     }
 
     /// No change was missed: whoever looked everywhere would find the same.
-    pub(super) fn is_current(&self, fleet: &Fleet, gates: &Gates) -> bool {
-        let everything = Changes { configured: true, ..Changes::default() };
-        publish::routes(&self.routes.load(), fleet, &everything, gates).is_none()
+    pub(super) fn is_current(&self, fleet: &Fleet, gates: &EngineGates) -> bool {
+        let everything = RoutingChanges { reconfigured: true, ..RoutingChanges::default() };
+        route_updates::updated_routes(&self.routes.load(), fleet, &everything, gates).is_none()
     }
 
     /// Swaps what people read: for those who look, and at the end.
-    pub(super) fn show(&self, fleet: &Fleet, plan: &Plan) {
+    pub(super) fn publish_view(&self, fleet: &Fleet, plan: &Plan) {
         let report = fleet.report(plan);
         self.view.store(Arc::new(fleet.view(&report)));
         self.report.store(Arc::new(report));
@@ -365,65 +371,65 @@ impl Shared {
 }
 
 /// A place in the queue, left when dropped.
-struct Place<'a> {
-    shared: &'a Shared,
+struct QueuePositionGuard<'a> {
+    shared: &'a DriverState,
     id: WaiterId,
 }
 
-impl<'a> Place<'a> {
-    fn new(shared: &'a Shared) -> Result<Self, Fault> {
-        if shared.parked.fetch_add(1, Ordering::Relaxed) >= shared.most_parked.load(Ordering::Relaxed) {
+impl<'a> QueuePositionGuard<'a> {
+    fn new(shared: &'a DriverState) -> Result<Self, Fault> {
+        if shared.parked.fetch_add(1, Ordering::Relaxed) >= shared.max_parked.load(Ordering::Relaxed) {
             shared.parked.fetch_sub(1, Ordering::Relaxed);
             let message = "too many requests wait (queue.maxWaiting)".to_owned();
-            return Err(Fault::QueueFull { message, wait: Wait::default() });
+            return Err(Fault::QueueFull { message, wait: WaitDetails::default() });
         }
         let id = WaiterId(shared.ids.fetch_add(1, Ordering::Relaxed));
         Ok(Self { shared, id })
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueuePositionGuard<'_> {
     fn drop(&mut self) {
         self.shared.parked.fetch_sub(1, Ordering::Relaxed);
         // After a grant or a refusal the driver no longer knows the waiter, and ignores this.
-        drop(self.shared.asks.send(Ask::Leave(self.id)));
+        drop(self.shared.requests.send(DriverRequest::CancelPark(self.id)));
     }
 }
 
-impl Canary {
-    pub(super) fn new(shared: &Arc<Shared>, engine: EngineId, generation: Generation) -> Self {
-        Self { shared: Arc::clone(shared), engine, generation, told: false }
+impl CanaryGuard {
+    pub(super) fn new(shared: &Arc<DriverState>, engine: EngineId, generation: Generation) -> Self {
+        Self { shared: Arc::clone(shared), engine, generation, reported: false }
     }
 
     /// The first byte of an answer came, or why none did.
-    pub fn tell(mut self, verdict: Verdict) {
+    pub fn report(mut self, verdict: CanaryVerdict) {
         self.send(verdict);
     }
 
-    fn send(&mut self, verdict: Verdict) {
-        if !std::mem::replace(&mut self.told, true) {
+    fn send(&mut self, verdict: CanaryVerdict) {
+        if !std::mem::replace(&mut self.reported, true) {
             let event = Event::Canary { engine: self.engine.clone(), generation: self.generation, verdict };
-            drop(self.shared.asks.send(Ask::Event(event)));
+            drop(self.shared.requests.send(DriverRequest::Event(event)));
         }
     }
 }
 
-impl Drop for Canary {
+impl Drop for CanaryGuard {
     fn drop(&mut self) {
-        self.send(Verdict::Inconclusive);
+        self.send(CanaryVerdict::Inconclusive);
     }
 }
 
-impl Waited {
+impl WaitBreakdown {
     pub(super) fn of(waiter: &Waiter, engine: &Engine, canary: bool, now: Tick) -> Self {
         let queue = now.since(waiter.arrived);
         // It became awake while this one waited, or this one is what proves it.
-        if !canary && engine.turn < waiter.arrived {
+        if !canary && engine.turn_start < waiter.arrived {
             return Self { cold_start: None, queue, wake: Millis::ZERO };
         }
-        let ready = if canary { now } else { engine.turn };
-        let wake = ready.since(engine.began.max(waiter.arrived));
-        let cold_start = Some(if engine.cold { ColdStart::Cold } else { ColdStart::Hot });
+        let ready = if canary { now } else { engine.turn_start };
+        let wake = ready.since(engine.startup_began.max(waiter.arrived));
+        let cold_start = Some(if engine.cold_start { ColdStart::Cold } else { ColdStart::Hot });
         Self { cold_start, queue, wake }
     }
 }

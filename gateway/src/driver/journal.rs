@@ -21,28 +21,28 @@ use anyhow::Context as _;
 use rouse::{
     fleet::{Fleet, event::Event},
     sim::{
-        journal::{self, Line},
-        narrate,
+        journal::{self, JournalLine},
+        transcript,
     },
     units::{Millis, Tick},
 };
 use tokio::sync::broadcast;
 
 use crate::{
-    metrics::Lost,
-    telemetry::{Failure, Lines, Sink},
+    metrics::TelemetryDropCounters,
+    telemetry::{LineSender, LineSink, SinkFailure},
 };
 
 /// Lines kept for a slow reader before it misses some.
-const BACKLOG: usize = 1024;
+const LISTENER_BACKLOG: usize = 1024;
 /// A file of this size is turned over.
-const CAP: u64 = 64 << 20;
+const MAX_FILE_BYTES: u64 = 64 << 20;
 /// What may wait to be written, in turns and in bytes: seconds of a busy gateway.
-const QUEUE: usize = 4096;
-const ROOM: usize = 16 << 20;
+const QUEUE_CAPACITY: usize = 4096;
+const MAX_QUEUED_BYTES: usize = 16 << 20;
 /// After turns were dropped, the state is written at most so often: a full disk may stay full.
-const AGAIN: Millis = Millis::secs(1);
-const CLOSE: Duration = Duration::from_secs(2);
+const SEGMENT_RETRY_INTERVAL: Millis = Millis::secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub struct Journal {
     file: Option<JournalFile>,
@@ -52,37 +52,37 @@ pub struct Journal {
 /// Where the journal is written, besides to whoever listens.
 pub struct JournalFile {
     path: PathBuf,
-    lost: Lost,
-    lines: Lines<Entry>,
+    drop_counters: TelemetryDropCounters,
+    lines: LineSender<JournalEntry>,
     /// Bytes that are told and not yet on their way.
-    waiting: Arc<AtomicUsize>,
+    queued_bytes: Arc<AtomicUsize>,
     /// Bytes told to this file.
-    told: u64,
-    begun: bool,
+    file_bytes: u64,
+    started: bool,
     /// How many turns were dropped until the last beginning, by a full queue and by failed writes: more is a gap.
-    full: u64,
-    failed: u64,
+    dropped_by_full_queue: u64,
+    dropped_by_failed_writes: u64,
     /// No beginning behind a gap before this.
-    again: Tick,
+    next_segment_at: Tick,
 }
 
 /// One turn, or where a beginning is due, the header and what follows it.
-struct Entry {
+struct JournalEntry {
     line: String,
-    begins: Option<Begins>,
+    segment_start: Option<SegmentStart>,
 }
 
 #[derive(Clone, Copy)]
-struct Begins {
+struct SegmentStart {
     at: Tick,
     /// Turns that a full queue had cost by then.
-    full: u64,
+    dropped_by_full_queue: u64,
 }
 
 impl Default for Journal {
     /// One that goes to listeners alone.
     fn default() -> Self {
-        Self { file: None, lines: broadcast::channel(BACKLOG).0 }
+        Self { file: None, lines: broadcast::channel(LISTENER_BACKLOG).0 }
     }
 }
 
@@ -111,7 +111,7 @@ impl Journal {
     /// Waits until what was told is in the file, for two seconds at most.
     pub(super) async fn close(&mut self) {
         let Some(file) = self.file.take() else { return };
-        if !matches!(tokio::task::spawn_blocking(move || file.lines.close(CLOSE)).await, Ok(true)) {
+        if !matches!(tokio::task::spawn_blocking(move || file.lines.close(CLOSE_TIMEOUT)).await, Ok(true)) {
             tracing::warn!("the end of the journal could not be written in time");
         }
     }
@@ -123,94 +123,116 @@ impl JournalFile {
     ///
     /// # Errors
     /// The file cannot be made, or something else than a regular file is there.
-    pub fn open(path: &Path, lost: &Lost) -> io::Result<Self> {
+    pub fn open(path: &Path, lost: &TelemetryDropCounters) -> io::Result<Self> {
         let file = Some(open(path)?);
-        Self::over(path, Box::new(Later { path: path.to_owned(), file }), lost)
+        Self::with_output(path, Box::new(LazyFile { path: path.to_owned(), file }), lost)
     }
 
-    fn over(path: &Path, out: Box<dyn Write + Send>, lost: &Lost) -> io::Result<Self> {
+    fn with_output(
+        path: &Path,
+        out: Box<dyn Write + Send>,
+        lost: &TelemetryDropCounters,
+    ) -> io::Result<Self> {
         let waiting = Arc::default();
         let lines = start(out, lost, &waiting)?;
         let (path, lost) = (path.to_owned(), lost.clone());
         let (full, failed) = (lost.journal_full.get(), lost.journal_failed.get());
-        Ok(Self { path, lost, lines, waiting, told: 0, begun: false, full, failed, again: Tick(0) })
+        Ok(Self {
+            path,
+            drop_counters: lost,
+            lines,
+            queued_bytes: waiting,
+            file_bytes: 0,
+            started: false,
+            dropped_by_full_queue: full,
+            dropped_by_failed_writes: failed,
+            next_segment_at: Tick(0),
+        })
     }
 
     /// The fleet is as it was before the turn's commands were recorded, and after its events: what begins anew begins with that
     /// state, so its first line needs no events of its own.
     fn append(&mut self, line: &str, at: Tick, fleet: &Fleet) {
-        if !self.begun {
-            self.begun = self.begin(line.to_owned(), at);
+        if !self.started {
+            self.started = self.start_segment(line.to_owned(), at);
             return;
         }
-        if self.told >= CAP {
-            return self.turn_over(at, fleet);
+        if self.file_bytes >= MAX_FILE_BYTES {
+            return self.rotate(at, fleet);
         }
-        let failing = self.lost.journal_failed.get() > self.failed;
-        if !failing && self.lost.journal_full.get() == self.full {
-            self.tell(Entry { line: line.to_owned(), begins: None });
-        } else if at < self.again {
-            let lost = if failing { &self.lost.journal_failed } else { &self.lost.journal_full };
+        let failing = self.drop_counters.journal_failed.get() > self.dropped_by_failed_writes;
+        if !failing && self.drop_counters.journal_full.get() == self.dropped_by_full_queue {
+            self.enqueue(JournalEntry { line: line.to_owned(), segment_start: None });
+        } else if at < self.next_segment_at {
+            let lost =
+                if failing { &self.drop_counters.journal_failed } else { &self.drop_counters.journal_full };
             lost.inc();
         } else {
-            self.again = at + AGAIN;
-            self.begin_anew(at, fleet);
+            self.next_segment_at = at + SEGMENT_RETRY_INTERVAL;
+            self.start_segment_from_snapshot(at, fleet);
         }
     }
 
     /// The old file is the old thread's, which ends when it has written what it was told.
-    fn turn_over(&mut self, at: Tick, fleet: &Fleet) {
-        let out = Box::new(Later { path: self.path.clone(), file: None });
-        self.told = 0;
-        match start(out, &self.lost, &self.waiting) {
+    fn rotate(&mut self, at: Tick, fleet: &Fleet) {
+        let out = Box::new(LazyFile { path: self.path.clone(), file: None });
+        self.file_bytes = 0;
+        match start(out, &self.drop_counters, &self.queued_bytes) {
             Ok(lines) => self.lines = lines,
             Err(error) => tracing::error!(%error, "the journal's file is not turned over"),
         }
-        self.begin_anew(at, fleet);
+        self.start_segment_from_snapshot(at, fleet);
     }
 
-    fn begin_anew(&mut self, at: Tick, fleet: &Fleet) {
+    fn start_segment_from_snapshot(&mut self, at: Tick, fleet: &Fleet) {
         if let Ok(state) = journal::write_turn(at, &fleet.snapshot()) {
-            self.begin(state, at);
+            self.start_segment(state, at);
         }
     }
 
-    fn begin(&mut self, line: String, at: Tick) -> bool {
-        let (full, failed) = (self.lost.journal_full.get(), self.lost.journal_failed.get());
-        let told = self.tell(Entry { line, begins: Some(Begins { at, full }) });
+    fn start_segment(&mut self, line: String, at: Tick) -> bool {
+        let (full, failed) = (self.drop_counters.journal_full.get(), self.drop_counters.journal_failed.get());
+        let told = self.enqueue(JournalEntry {
+            line,
+            segment_start: Some(SegmentStart { at, dropped_by_full_queue: full }),
+        });
         if told {
-            (self.full, self.failed) = (full, failed);
+            (self.dropped_by_full_queue, self.dropped_by_failed_writes) = (full, failed);
         }
         told
     }
 
-    fn tell(&mut self, entry: Entry) -> bool {
+    fn enqueue(&mut self, entry: JournalEntry) -> bool {
         let size = entry.line.len();
-        let waiting = self.waiting.fetch_add(size, Ordering::Relaxed);
-        let fits = waiting == 0 || waiting + size <= ROOM;
-        if fits && self.lines.tell(entry) {
-            self.told += size as u64;
+        let waiting = self.queued_bytes.fetch_add(size, Ordering::Relaxed);
+        let fits = waiting == 0 || waiting + size <= MAX_QUEUED_BYTES;
+        if fits && self.lines.enqueue(entry) {
+            self.file_bytes += size as u64;
             return true;
         }
         if !fits {
-            self.lost.journal_full.inc();
+            self.drop_counters.journal_full.inc();
         }
-        self.waiting.fetch_sub(size, Ordering::Relaxed);
+        self.queued_bytes.fetch_sub(size, Ordering::Relaxed);
         false
     }
 }
 
-fn start(out: Box<dyn Write + Send>, lost: &Lost, waiting: &Arc<AtomicUsize>) -> io::Result<Lines<Entry>> {
-    let sink = Sink {
+fn start(
+    out: Box<dyn Write + Send>,
+    lost: &TelemetryDropCounters,
+    waiting: &Arc<AtomicUsize>,
+) -> io::Result<LineSender<JournalEntry>> {
+    let sink = LineSink {
         name: "journal",
         out,
         path: None,
-        queue: QUEUE,
-        gather: Duration::ZERO,
+        queue: QUEUE_CAPACITY,
+        batch_interval: Duration::ZERO,
         full: lost.journal_full.clone(),
         failed: lost.journal_failed.clone(),
         on_failure: |failure| {
-            if let Failure::Write(error) = failure {
+            if let SinkFailure::Write(error) = failure {
                 tracing::error!(%error, "the journal cannot be written; turns are dropped until it can be again");
             }
         },
@@ -218,11 +240,11 @@ fn start(out: Box<dyn Write + Send>, lost: &Lost, waiting: &Arc<AtomicUsize>) ->
     let (failed, waiting) = (lost.journal_failed.clone(), Arc::clone(waiting));
     // What failed before this file is not its gap.
     let mut known = failed.get();
-    Lines::start(sink, move |entry: &Entry, out| {
+    LineSender::start(sink, move |entry: &JournalEntry, out| {
         waiting.fetch_sub(entry.line.len(), Ordering::Relaxed);
-        if let Some(Begins { at, full }) = entry.begins {
+        if let Some(SegmentStart { at, dropped_by_full_queue: full }) = entry.segment_start {
             known = failed.get();
-            let header = Line::header_after(env!("CARGO_PKG_VERSION"), at, full + known);
+            let header = JournalLine::header_after_gap(env!("CARGO_PKG_VERSION"), at, full + known);
             out.extend(journal::write(&header).unwrap_or_default().bytes());
             out.push(b'\n');
         } else if failed.get() > known {
@@ -236,12 +258,12 @@ fn start(out: Box<dyn Write + Send>, lost: &Lost, waiting: &Arc<AtomicUsize>) ->
 }
 
 /// A file that is opened by the thread that writes it.
-struct Later {
+struct LazyFile {
     path: PathBuf,
     file: Option<File>,
 }
 
-impl Write for Later {
+impl Write for LazyFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let file = match &mut self.file {
             Some(file) => file,
@@ -257,16 +279,16 @@ impl Write for Later {
 
 /// A new file, with what was there before turned over.
 fn open(path: &Path) -> io::Result<File> {
-    let old = turned_over(path);
-    is_there(&old)?;
-    if is_there(path)? {
+    let old = rotated_path(path);
+    is_regular_file(&old)?;
+    if is_regular_file(path)? {
         fs::rename(path, old)?;
     }
     OpenOptions::new().create_new(true).append(true).mode(0o600).open(path)
 }
 
 /// Something else than a regular file is not a journal's to rename.
-fn is_there(path: &Path) -> io::Result<bool> {
+fn is_regular_file(path: &Path) -> io::Result<bool> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.is_file() => Ok(true),
         Ok(_) => {
@@ -281,7 +303,7 @@ fn is_there(path: &Path) -> io::Result<bool> {
     }
 }
 
-fn turned_over(path: &Path) -> PathBuf {
+fn rotated_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".1");
     name.into()
@@ -294,7 +316,7 @@ pub fn replay(path: &Path, out: &mut impl Write) -> anyhow::Result<()> {
     if let Some(first) = lines.first() {
         writeln!(out, "times count from {} UTC", first.at())?;
     }
-    out.write_all(narrate::narrate(&lines).as_bytes())?;
+    out.write_all(transcript::render_transcript(&lines).as_bytes())?;
     Ok(())
 }
 

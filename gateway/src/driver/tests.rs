@@ -1,61 +1,61 @@
 //! What a turn costs beside the decision: nothing that grows with what it does not touch.
 
 use rouse::{
-    fleet::event::{Found, Order, Published, PublishedState},
-    lease::{Clock, Lease},
+    fleet::event::{AdoptedEngine, OperatorAction, PublishedEngine, PublishedEngineState},
     model::{
-        Accelerator, AcceleratorId, Accelerators, Configuration, EngineId, Idle, LevelPolicy, Memory,
-        ModelName, ModelSpec, OwnQueue, Settings,
+        Accelerator, AcceleratorId, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig,
+        FleetSettings, IdlePolicy, ModelName, ModelSpec, QueueOverrides, SleepLevelPolicy,
     },
     units::{Bytes, Millis},
 };
+use rouse_net::lease::{Lease, TickClock};
 use tokio::time::Instant;
 
 use super::*;
-use crate::{metrics::Metrics, routes::Routes};
+use crate::{metrics::Metrics, routing::RouteTable};
 
 const MODELS: usize = 500;
 const START: Tick = Tick(1_000_000_000);
 
 /// Does nothing of what it is told.
-struct Deaf;
+struct InertPlatform;
 
-impl Platform for Deaf {
+impl Platform for InertPlatform {
     fn submit(&self, _: Command) {}
 }
 
 /// Remembers what it is told, and has gates in front of its engines.
 #[derive(Default)]
-struct Gated(std::sync::Mutex<Vec<Command>>);
+struct StubGatePlatform(std::sync::Mutex<Vec<Command>>);
 
-impl Platform for Gated {
+impl Platform for StubGatePlatform {
     fn submit(&self, command: Command) {
         self.0.lock().unwrap().push(command);
     }
 
-    fn has_gates(&self) -> bool {
+    fn has_stub_gates(&self) -> bool {
         true
     }
 }
 
-struct World {
-    handle: Handle,
+struct DriverHarness {
+    handle: DriverHandle,
     driver: Driver,
     batch: Vec<Event>,
 }
 
-impl World {
+impl DriverHarness {
     /// So many models, of which the first few are awake, each on an accelerator of its own.
     fn new(models: usize, awake: usize) -> Self {
-        Self::on(Arc::new(Deaf), models, awake)
+        Self::on(Arc::new(InertPlatform), models, awake)
     }
 
     fn on(platform: Arc<dyn Platform>, models: usize, awake: usize) -> Self {
         let (_, events) = mpsc::channel(1);
         let metrics = Arc::new(Metrics::new());
-        let clock = Clock::new(Instant::now(), START);
+        let clock = TickClock::new(Instant::now(), START);
         let journal = Journal::default();
-        let (handle, driver) = Handle::new(platform, events, journal, metrics, clock);
+        let (handle, driver) = DriverHandle::new(platform, events, journal, metrics, clock);
         let mut world = Self { handle, driver, batch: Vec::new() };
         world.turn([configured(models, awake, 0)]);
         world.turn((0..awake).map(adopted).chain([Event::AdoptionDone]));
@@ -77,7 +77,7 @@ impl World {
         self.driver.turn(&mut self.batch);
     }
 
-    fn routes(&self) -> Arc<Routes> {
+    fn routes(&self) -> Arc<RouteTable> {
         Arc::clone(&self.handle.routes())
     }
 
@@ -85,9 +85,9 @@ impl World {
         self.routes().models[&name(n)].endpoints[0].gate.take().unwrap()
     }
 
-    fn park(&self, n: usize) -> tokio::task::JoinHandle<Granted> {
+    fn park(&self, n: usize) -> tokio::task::JoinHandle<GrantedLease> {
         let (handle, arrived) = (self.handle.clone(), self.handle.clock().now());
-        let parking = Parking {
+        let parking = ParkRequest {
             model: name(n),
             band: 0,
             key: String::new(),
@@ -95,7 +95,7 @@ impl World {
             arrived,
             deadline: arrived + Millis::secs(60),
             stream: true,
-            only: None,
+            required_engine: None,
         };
         tokio::spawn(async move { handle.park(parking).await.unwrap() })
     }
@@ -105,18 +105,18 @@ fn configured(models: usize, awake: usize, priority: i32) -> Event {
     let gpu = |n| Accelerator { id: gpu(n), capacity: Bytes::gib(24), metered: false, units: None };
     let accelerators = (0..awake).map(gpu).collect();
     let models = (0..models).map(|n| model(n, if n == 7 { priority } else { 0 })).collect();
-    let configuration = Configuration { settings: Settings::default(), accelerators, models };
+    let configuration = FleetConfig { settings: FleetSettings::default(), accelerators, models };
     Event::Configured { configuration: Box::new(configuration) }
 }
 
 fn adopted(n: usize) -> Event {
-    let found = Found {
+    let found = AdoptedEngine {
         address: ([127, 0, 0, 1], 9).into(),
         accelerators: vec![gpu(n)],
         asleep: None,
         ready: true,
         fingerprint: 1,
-        last_end: START,
+        last_lease_end: START,
         started: START,
     };
     Event::Adopted { engine: EngineId::new(name(n), 0), generation: Generation(1), found }
@@ -126,9 +126,9 @@ fn model(n: usize, priority: i32) -> ModelSpec {
     ModelSpec {
         name: name(n),
         aliases: vec![format!("alias-{n}")],
-        accelerators: Accelerators::Count(1),
-        memory: Memory { awake: Bytes::gib(20), asleep: Bytes::gib(1), host: Bytes::gib(1) },
-        idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
+        accelerators: AcceleratorRequirement::Count(1),
+        memory: EngineMemory { awake: Bytes::gib(20), asleep: Bytes::gib(1), host: Bytes::gib(1) },
+        idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
         replicas: 1,
         pinned: false,
         min_replicas: 0,
@@ -140,7 +140,7 @@ fn model(n: usize, priority: i32) -> ModelSpec {
         can_sleep: true,
         fingerprint: 1,
         eviction: None,
-        queue: OwnQueue::default(),
+        queue: QueueOverrides::default(),
     }
 }
 
@@ -154,12 +154,12 @@ fn gpu(n: usize) -> AcceleratorId {
 
 #[tokio::test]
 async fn who_waits_and_is_granted_a_place_makes_nothing_anew_that_others_read() {
-    let mut world = World::new(MODELS, 1);
+    let mut world = DriverHarness::new(MODELS, 1);
     let (routes, view, report) = (world.routes(), world.handle.view(), world.handle.report());
     let lease = world.lease(0);
     let waiting = world.park(0);
     world.step().await;
-    assert!(!waiting.is_finished() && world.driver.fleet.queued().eq([&name(0)]));
+    assert!(!waiting.is_finished() && world.driver.fleet.queued_models().eq([&name(0)]));
     drop(lease);
     world.step().await;
     drop(waiting.await.unwrap());
@@ -170,10 +170,10 @@ async fn who_waits_and_is_granted_a_place_makes_nothing_anew_that_others_read() 
 
 #[tokio::test]
 async fn what_happens_to_one_model_makes_one_route_anew() {
-    let mut world = World::new(MODELS, 2);
+    let mut world = DriverHarness::new(MODELS, 2);
     let before = world.routes();
     let engine = EngineId::new(name(1), 0);
-    let cause = rouse::fault::Cause::Stopped;
+    let cause = rouse::fault::FailureCause::Stopped;
     world.turn([Event::Gone { engine, generation: Generation(1), cause }]);
     let after = world.routes();
     let same = |model: &ModelName| Arc::ptr_eq(&before.models[model], &after.models[model]);
@@ -184,7 +184,7 @@ async fn what_happens_to_one_model_makes_one_route_anew() {
 
 #[tokio::test]
 async fn a_reload_makes_anew_what_is_configured_otherwise() {
-    let mut world = World::new(MODELS, 1);
+    let mut world = DriverHarness::new(MODELS, 1);
     let before = world.routes();
     world.turn([configured(MODELS, 1, 0)]);
     assert!(Arc::ptr_eq(&before, &world.routes()));
@@ -200,11 +200,11 @@ async fn a_reload_makes_anew_what_is_configured_otherwise() {
 
 #[tokio::test]
 async fn the_gate_of_a_life_that_ended_is_kept_until_its_last_lease_is_gone() {
-    let mut world = World::new(2, 1);
+    let mut world = DriverHarness::new(2, 1);
     let lease = world.lease(0);
     let engine = EngineId::new(name(0), 0);
     let gate = Arc::downgrade(&world.routes().models[&name(0)].endpoints[0].gate);
-    let cause = rouse::fault::Cause::Stopped;
+    let cause = rouse::fault::FailureCause::Stopped;
     world.turn([Event::Gone { engine, generation: Generation(1), cause }]);
     world.turn([]);
     assert!(gate.upgrade().is_some_and(|gate| !gate.is_open()));
@@ -216,21 +216,21 @@ async fn the_gate_of_a_life_that_ended_is_kept_until_its_last_lease_is_gone() {
 
 #[tokio::test]
 async fn gauges_show_the_last_turn_and_the_leases_of_now_whenever_they_are_asked_for() {
-    let mut world = World::new(3, 1);
+    let mut world = DriverHarness::new(3, 1);
     world.turn([]);
     let lease = world.lease(0);
     let handle = world.handle.clone();
     let mut lines = handle.journal();
-    let measuring = tokio::spawn(async move { handle.measure().await });
+    let measuring = tokio::spawn(async move { handle.update_gauges().await });
     tokio::task::yield_now().await;
-    let asked = world.driver.asks.try_recv().unwrap();
-    assert!(!world.driver.take(asked, &mut world.batch), "no turn is taken for it");
+    let asked = world.driver.requests.try_recv().unwrap();
+    assert!(!world.driver.handle_request(asked, &mut world.batch), "no turn is taken for it");
     measuring.await.unwrap();
     let handle = world.handle.clone();
     let telling = tokio::spawn(async move { handle.demand().await });
     tokio::task::yield_now().await;
-    let asked = world.driver.asks.try_recv().unwrap();
-    assert!(!world.driver.take(asked, &mut world.batch), "nor for what other gateways are told");
+    let asked = world.driver.requests.try_recv().unwrap();
+    assert!(!world.driver.handle_request(asked, &mut world.batch), "nor for what other gateways are told");
     assert_eq!(telling.await.unwrap()[&name(0)].in_flight, 1);
     let text = world.handle.metrics().encode();
     for line in [
@@ -245,24 +245,24 @@ async fn gauges_show_the_last_turn_and_the_leases_of_now_whenever_they_are_asked
 
 #[tokio::test]
 async fn what_is_shown_when_the_driver_has_ended_is_its_end() {
-    let world = World::new(3, 1);
+    let world = DriverHarness::new(3, 1);
     let handle = world.handle.clone();
-    handle.tell(Event::Shutdown { stop_engines: false });
+    handle.send_event(Event::Shutdown { stop_engines: false });
     world.driver.run(None).await;
     handle.refresh().await;
     assert_eq!(handle.view().models.len(), 3);
     assert_eq!(handle.learned().await.len(), 3);
-    handle.measure().await;
+    handle.update_gauges().await;
     assert!(handle.metrics().encode().contains("rouse_model_state{model=\"model-00002\",state=\"cold\"} 1"));
 }
 
 #[tokio::test]
 async fn an_order_is_judged_by_all_that_was_heard_before_it() {
-    let mut world = World::new(1, 1);
+    let mut world = DriverHarness::new(1, 1);
     let handle = world.handle.clone();
-    handle.tell(configured(2, 1, 0));
+    handle.send_event(configured(2, 1, 0));
     // Until now there is no such model.
-    let order = tokio::spawn(async move { handle.order(name(1), Order::Stop).await });
+    let order = tokio::spawn(async move { handle.submit_order(name(1), OperatorAction::Stop).await });
     tokio::task::yield_now().await;
     while !order.is_finished() {
         world.step().await;
@@ -271,31 +271,32 @@ async fn an_order_is_judged_by_all_that_was_heard_before_it() {
     order.await.unwrap().unwrap();
 }
 
-fn published(state: PublishedState) -> Event {
+fn published(state: PublishedEngineState) -> Event {
     let engine = EngineId::new(name(0), 0);
     let (address, accelerators) = (Some(([127, 0, 0, 1], 9).into()), vec![gpu(0)]);
-    let published = Published { state, address, fingerprint: 1, accelerators, since: START, failure: None };
+    let published =
+        PublishedEngine { state, address, fingerprint: 1, accelerators, since: START, failure: None };
     Event::Published { engine, generation: Generation(1), published: Some(published) }
 }
 
 #[tokio::test]
 async fn the_gates_of_a_gateway_that_does_not_lead_are_as_is_published() {
-    let mut world = World::new(2, 1);
+    let mut world = DriverHarness::new(2, 1);
     let gate = Arc::clone(&world.routes().models[&name(0)].endpoints[0].gate);
     let lease = world.lease(0);
-    world.turn([Event::Led { leads: false }]);
+    world.turn([Event::LeadershipChanged { leads: false }]);
     assert!(gate.is_open(), "what was awake goes on serving");
-    world.turn([published(PublishedState::Draining)]);
+    world.turn([published(PublishedEngineState::Draining)]);
     assert!(world.routes().models[&name(0)].endpoints.is_empty() && !gate.is_open());
     assert_eq!(gate.leases(), 1, "whoever is inside stays");
     let waiting = world.park(0);
     world.step().await;
     assert!(!waiting.is_finished());
     drop(lease);
-    world.turn([published(PublishedState::Awake)]);
+    world.turn([published(PublishedEngineState::Awake)]);
     drop(waiting.await.unwrap());
     assert!(gate.is_open() && world.routes().models[&name(0)].endpoints.len() == 1);
-    world.turn([Event::Led { leads: true }]);
+    world.turn([Event::LeadershipChanged { leads: true }]);
     assert!(gate.is_open() && world.routes().ready, "and so does what is taken over");
     world.turn([adopted(0), Event::AdoptionDone]);
     assert!(Arc::ptr_eq(&gate, &world.routes().models[&name(0)].endpoints[0].gate) && gate.is_open());
@@ -303,18 +304,18 @@ async fn the_gates_of_a_gateway_that_does_not_lead_are_as_is_published() {
 
 #[tokio::test]
 async fn a_gate_that_all_pass_is_moved_by_the_gateway_that_leads() {
-    let platform = Arc::new(Gated::default());
-    let mut world = World::on(Arc::clone(&platform) as _, 2, 1);
+    let platform = Arc::new(StubGatePlatform::default());
+    let mut world = DriverHarness::on(Arc::clone(&platform) as _, 2, 1);
     let told = || std::mem::take(&mut *platform.0.lock().unwrap());
     assert!(matches!(told()[..], [Command::OpenGate { .. }]));
-    let operation = world.driver.shared.begin(name(0), Order::Stop);
-    world.turn([Event::Operator { operation, model: name(0), order: Order::Stop }]);
-    assert!(matches!(told()[..], [Command::CloseGate { .. }, Command::Revoke { .. }]));
+    let operation = world.driver.shared.begin(name(0), OperatorAction::Stop);
+    world.turn([Event::OperatorRequest { operation, model: name(0), action: OperatorAction::Stop }]);
+    assert!(matches!(told()[..], [Command::CloseGate { .. }, Command::RevokeLeases { .. }]));
     world.turn([]);
     assert!(told().is_empty(), "whether it is drained the platform tells, for all who pass");
-    world.turn([Event::Led { leads: false }]);
-    world.turn([published(PublishedState::Awake)]);
-    world.turn([published(PublishedState::Draining)]);
+    world.turn([Event::LeadershipChanged { leads: false }]);
+    world.turn([published(PublishedEngineState::Awake)]);
+    world.turn([published(PublishedEngineState::Draining)]);
     assert!(told().is_empty(), "its own gate is nobody else's");
     world.driver.gates.sample(&mut world.batch, false);
     assert!(matches!(world.batch[..], [Event::Drained { .. }]), "{:?}", world.batch);
@@ -323,12 +324,12 @@ async fn a_gate_that_all_pass_is_moved_by_the_gateway_that_leads() {
 /// As of a stub that has given the gateway the end of a stream, which has yet to give it to the client.
 #[tokio::test]
 async fn what_the_platform_calls_drained_is_left_alone_until_who_is_inside_here_has_gone() {
-    let platform = Arc::new(Gated::default());
-    let mut world = World::on(Arc::clone(&platform) as _, 2, 1);
+    let platform = Arc::new(StubGatePlatform::default());
+    let mut world = DriverHarness::on(Arc::clone(&platform) as _, 2, 1);
     let told = || std::mem::take(&mut *platform.0.lock().unwrap());
     let lease = world.lease(0);
-    let operation = world.driver.shared.begin(name(0), Order::Stop);
-    world.turn([Event::Operator { operation, model: name(0), order: Order::Stop }]);
+    let operation = world.driver.shared.begin(name(0), OperatorAction::Stop);
+    world.turn([Event::OperatorRequest { operation, model: name(0), action: OperatorAction::Stop }]);
     told();
     let (engine, generation) = (EngineId::new(name(0), 0), Generation(1));
     world.turn([Event::Drained { engine, generation }]);

@@ -6,43 +6,43 @@ use bytes::Bytes;
 use http::{HeaderMap, request};
 use rouse::{fault::Fault, model::ModelName, units::Tick};
 
-use super::{Served, fields::Fields, head, origin, route::Route, text};
+use super::{RequestHandler, client_text, head, known_headers::KnownHeaders, origin, route::ApiRoute};
 use crate::{
     config::Config,
-    keys::{self, Bill, Key, Need},
+    keys::{self, ApiKey, QuotaCharge, TokenEstimateInput},
 };
 
 /// What a request wants of a model.
-pub(super) struct Wish<'a> {
+pub(super) struct AdmissionRequest<'a> {
     /// The model's name as the client spelled it.
-    pub(super) spelled: &'a str,
+    pub(super) requested_name: &'a str,
     pub(super) model: &'a ModelName,
     pub(super) max_tokens: Option<u32>,
     /// It is answered with text that a model makes.
     pub(super) generates: bool,
     /// It takes tokens at all: to count them takes none.
-    pub(super) computes: bool,
+    pub(super) runs_model: bool,
     pub(super) stream: bool,
 }
 
-impl Served {
+impl RequestHandler {
     /// Whose request it is; `None` for everybody, where no keys are configured or the route needs none.
     pub(super) fn authenticate(
         &self,
-        route: &Route,
+        route: &ApiRoute,
         parts: &request::Parts,
-        fields: &Fields<'_>,
+        fields: &KnownHeaders<'_>,
         config: &Config,
-    ) -> Result<Option<Arc<Key>>, Fault> {
-        if matches!(route, Route::Healthz | Route::Readyz) {
+    ) -> Result<Option<Arc<ApiKey>>, Fault> {
+        if matches!(route, ApiRoute::Healthz | ApiRoute::Readyz) {
             return Ok(None);
         }
-        let shared = &self.core.shared;
-        let table = shared.keys.table(&config.keys, |name| shared.meter.key(name));
-        let key = table.authenticate(head::key(fields)?, &self.socket.key)?;
+        let shared = &self.worker.server;
+        let table = shared.keys.table(&config.keys, |name| shared.metrics_sink.key_metrics(name));
+        let key = table.authenticate(head::presented_key(fields)?, &self.socket.auth_cache)?;
         match &key {
-            Some(key) => self.track.key(&key.name),
-            None => origin::check(config, parts)?,
+            Some(key) => self.context.set_key(&key.name),
+            None => origin::check_origin(config, parts)?,
         }
         Ok(key)
     }
@@ -50,20 +50,27 @@ impl Served {
     /// Lets a request in, if its key may use the model and has used less than its limits. `now`: when its body was there.
     pub(super) async fn admit(
         &self,
-        key: Option<&Arc<Key>>,
-        wish: Wish<'_>,
+        key: Option<&Arc<ApiKey>>,
+        wish: AdmissionRequest<'_>,
         (headers, body): (&HeaderMap, &Bytes),
         now: Tick,
-    ) -> Result<Option<Rc<Bill>>, Fault> {
+    ) -> Result<Option<Rc<QuotaCharge>>, Fault> {
         let Some(key) = key else { return Ok(None) };
-        let Wish { spelled, model, max_tokens, generates, computes, stream } = wish;
-        if !key.lets_use(model) {
-            return Err(Fault::ModelForbidden { model: text::cut(spelled) });
+        let AdmissionRequest {
+            requested_name: spelled,
+            model,
+            max_tokens,
+            generates,
+            runs_model: computes,
+            stream,
+        } = wish;
+        if !key.authorize_model(model) {
+            return Err(Fault::ModelForbidden { model: client_text::sanitize(spelled) });
         }
-        let text = if computes { keys::text(headers, body).await } else { 0 };
-        let need = Need { text, max_tokens, generates };
-        let control = &self.core.shared.control;
-        let served = self.core.served.counter(control.served(), model, &key.name);
-        Bill::open(key, model, need, stream, (served, control.clock(), now)).map(Some)
+        let text = if computes { keys::prompt_text_bytes(headers, body).await } else { 0 };
+        let need = TokenEstimateInput { text_bytes: text, max_tokens, generates };
+        let control = &self.worker.server.driver;
+        let served = self.worker.served_tokens.counter(control.served_tokens(), model, &key.name);
+        QuotaCharge::admit(key, model, need, stream, (served, control.clock(), now)).map(Some)
     }
 }

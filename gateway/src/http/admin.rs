@@ -19,17 +19,17 @@ use axum::{
 use http::{HeaderValue, Method, Request, StatusCode, Uri, header};
 use rouse::{
     fault::Fault,
-    fleet::event::{OperationId, Order},
-    model::{Level, ModelName},
-    openai,
+    fleet::event::{OperationId, OperatorAction},
+    model::{ModelName, SleepLevel},
 };
+use rouse_net::openai;
 use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::{broadcast, watch};
 use tower_service::Service as _;
 
-use super::{Control, control, near, route, text};
-use crate::{config::Config, serve::Stage};
+use super::{DriverApi, client_text, driver_api, route, suggestions};
+use crate::{config::Config, serve::ShutdownStage};
 
 pub(super) mod guard;
 mod logs;
@@ -37,53 +37,53 @@ mod openapi;
 
 /// What the operators' API reads from.
 #[derive(Clone)]
-pub struct Parts {
-    pub control: Arc<dyn Control>,
+pub struct AdminSources {
+    pub driver: Arc<dyn DriverApi>,
     pub config: Arc<ArcSwap<Config>>,
     /// The metrics in Prometheus' text format.
-    pub metrics: Arc<dyn Fn() -> control::Asked<'static, String> + Send + Sync>,
+    pub metrics: Arc<dyn Fn() -> driver_api::DriverFuture<'static, String> + Send + Sync>,
     /// Where the output of a model's engine is; `None` when there is none.
-    pub logs: Arc<Logs>,
-    pub waits: Arc<Waits>,
+    pub logs: Arc<EngineLogLookup>,
+    pub not_ready_reason: Arc<ReadinessCheck>,
     /// What it serves without, since it may not see it.
-    pub lacks: Arc<Waits>,
+    pub degraded_reason: Arc<ReadinessCheck>,
 }
 
 /// Says what must be seen before requests are served; `None` once it was.
-pub type Waits = dyn Fn() -> Option<String> + Send + Sync;
+pub type ReadinessCheck = dyn Fn() -> Option<String> + Send + Sync;
 
 /// Finds the file with the output of one of a model's engines, counted from 0.
-pub type Logs = dyn Fn(&ModelName, u32) -> Option<PathBuf> + Send + Sync;
+pub type EngineLogLookup = dyn Fn(&ModelName, u32) -> Option<PathBuf> + Send + Sync;
 
 /// Answers operators' requests.
 #[derive(Clone)]
-pub(crate) struct Service {
-    parts: Parts,
+pub(crate) struct AdminService {
+    sources: AdminSources,
     router: Router,
 }
 
 /// What is read of a model, by the last part of its path, and what is ordered.
-const READS: [&str; 2] = ["explain", "logs"];
-const ORDERS: [&str; 5] = ["wake", "sleep", "stop", "pin", "unpin"];
+const READ_SUBRESOURCES: [&str; 2] = ["explain", "logs"];
+const ORDER_SUBRESOURCES: [&str; 5] = ["wake", "sleep", "stop", "pin", "unpin"];
 
 #[derive(Clone)]
-struct Shared {
-    parts: Parts,
-    stage: watch::Receiver<Stage>,
+struct AdminState {
+    sources: AdminSources,
+    stage: watch::Receiver<ShutdownStage>,
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct Options {
+struct ModelQuery {
     level: Option<String>,
     follow: Option<String>,
     replica: Option<String>,
 }
 
 /// The query; an error when it cannot be read, or names something twice.
-type Asked = Result<Query<Options>, QueryRejection>;
+type ModelQueryResult = Result<Query<ModelQuery>, QueryRejection>;
 
-/// The routes whose paths are fixed. The document of the API has these, and each of [`READS`] and [`ORDERS`].
-fn fixed() -> [(&'static str, MethodRouter<Shared>); 7] {
+/// The routes whose paths are fixed. The document of the API has these, and each of [`READ_SUBRESOURCES`] and [`ORDER_SUBRESOURCES`].
+fn fixed_routes() -> [(&'static str, MethodRouter<AdminState>); 7] {
     [
         ("/healthz", get(|| async { "ok\n" })),
         ("/readyz", get(ready)),
@@ -95,27 +95,27 @@ fn fixed() -> [(&'static str, MethodRouter<Shared>); 7] {
     ]
 }
 
-impl Service {
-    pub(crate) fn new(parts: Parts, stage: watch::Receiver<Stage>) -> Self {
-        let router = fixed()
+impl AdminService {
+    pub(crate) fn new(parts: AdminSources, stage: watch::Receiver<ShutdownStage>) -> Self {
+        let router = fixed_routes()
             .into_iter()
             .fold(Router::new(), |router, (path, route)| router.route(path, route))
             // A model's name may hold slashes, so what follows is told apart by hand.
-            .route("/admin/v1/models/{*rest}", any(of_model))
+            .route("/admin/v1/models/{*rest}", any(model_subresource))
             .fallback(|method: Method, uri: Uri| async move { no_route(method.as_str(), uri.path()) })
             // The router says which methods are allowed; this says it in words.
             .method_not_allowed_fallback(|| async { not_allowed("this is not how it is asked for") })
-            .with_state(Shared { parts: parts.clone(), stage });
-        Self { parts, router }
+            .with_state(AdminState { sources: parts.clone(), stage });
+        Self { sources: parts, router }
     }
 
     /// Refuses who may not ask, and answers everybody else.
-    pub(crate) async fn answer<B>(self, request: Request<B>, peer: SocketAddr) -> Response
+    pub(crate) async fn handle<B>(self, request: Request<B>, peer: SocketAddr) -> Response
     where
         B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
         B::Error: Into<axum::BoxError>,
     {
-        let admin = self.parts.config.load().admin.clone();
+        let admin = self.sources.config.load().admin.clone();
         if let Err(refusal) = guard::check(&admin, &request, peer) {
             return refusal.into_response();
         }
@@ -127,11 +127,11 @@ impl Service {
     }
 }
 
-async fn ready(State(shared): State<Shared>) -> Response {
-    let not_yet = match (shared.parts.waits)() {
+async fn ready(State(shared): State<AdminState>) -> Response {
+    let not_yet = match (shared.sources.not_ready_reason)() {
         Some(waits) => format!("not ready: {waits}\n"),
-        None if shared.parts.control.routes().ready && *shared.stage.borrow() == Stage::Serving => {
-            let lacks = (shared.parts.lacks)();
+        None if shared.sources.driver.routes().ready && *shared.stage.borrow() == ShutdownStage::Serving => {
+            let lacks = (shared.sources.degraded_reason)();
             return lacks
                 .map_or_else(|| "ok\n".to_owned(), |lacks| format!("ok\nleft out: {lacks}\n"))
                 .into_response();
@@ -141,18 +141,18 @@ async fn ready(State(shared): State<Shared>) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, not_yet).into_response()
 }
 
-async fn metrics(State(shared): State<Shared>) -> Response {
+async fn metrics(State(shared): State<AdminState>) -> Response {
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
-    (kind, (shared.parts.metrics)().await).into_response()
+    (kind, (shared.sources.metrics)().await).into_response()
 }
 
-async fn fleet(State(shared): State<Shared>) -> Response {
-    shared.parts.control.refresh().await;
-    Json(&*shared.parts.control.view()).into_response()
+async fn fleet(State(shared): State<AdminState>) -> Response {
+    shared.sources.driver.refresh().await;
+    Json(&*shared.sources.driver.view()).into_response()
 }
 
-async fn events(State(shared): State<Shared>) -> Response {
-    let journal = shared.parts.control.journal();
+async fn events(State(shared): State<AdminState>) -> Response {
+    let journal = shared.sources.driver.journal();
     let stream = futures_util::stream::unfold(journal, |mut journal| async move {
         let event = match journal.recv().await {
             Ok(line) => Event::default().data(&*line),
@@ -166,10 +166,10 @@ async fn events(State(shared): State<Shared>) -> Response {
     Sse::new(stream).keep_alive(KeepAlive::default()).into_response()
 }
 
-async fn operation(State(shared): State<Shared>, uri: Uri) -> Response {
+async fn operation(State(shared): State<AdminState>, uri: Uri) -> Response {
     let id = uri.path().rsplit('/').next().unwrap_or_default();
     let found =
-        id.parse().ok().map(OperationId).and_then(|id| Some((id, shared.parts.control.operation(id)?)));
+        id.parse().ok().map(OperationId).and_then(|id| Some((id, shared.sources.driver.operation(id)?)));
     let Some((id, operation)) = found else {
         return error(
             StatusCode::NOT_FOUND,
@@ -186,7 +186,7 @@ async fn operation(State(shared): State<Shared>, uri: Uri) -> Response {
         "operation": id,
         "model": operation.model,
         "order": operation.order,
-        "given": operation.given,
+        "given": operation.issued_at,
         "state": state,
         "reason": reason,
     }))
@@ -194,27 +194,32 @@ async fn operation(State(shared): State<Shared>, uri: Uri) -> Response {
 }
 
 /// What is read of a model or ordered of it.
-async fn of_model(State(shared): State<Shared>, method: Method, asked: Asked, uri: Uri) -> Response {
+async fn model_subresource(
+    State(shared): State<AdminState>,
+    method: Method,
+    asked: ModelQueryResult,
+    uri: Uri,
+) -> Response {
     let what = uri.path().rsplit('/').next().unwrap_or_default();
     let reads = matches!(method, Method::GET | Method::HEAD);
-    if READS.contains(&what) && !reads {
-        return allowing("GET, HEAD", not_allowed("this is read by GET"));
+    if READ_SUBRESOURCES.contains(&what) && !reads {
+        return with_allow_header("GET, HEAD", not_allowed("this is read by GET"));
     }
-    if ORDERS.contains(&what) && method != Method::POST {
-        return allowing("POST", not_allowed("orders are given by POST"));
+    if ORDER_SUBRESOURCES.contains(&what) && method != Method::POST {
+        return with_allow_header("POST", not_allowed("orders are given by POST"));
     }
-    let model = match subject(&shared, method.as_str(), uri.path()) {
+    let model = match resolve_model(&shared, method.as_str(), uri.path()) {
         Ok(model) => model,
         Err(response) => return response,
     };
     match asked {
-        Ok(Query(asked)) if reads => look(&shared, &model, what, &asked).await,
-        Ok(Query(asked)) => order(&shared, model, what, &asked).await,
+        Ok(Query(asked)) if reads => read_model(&shared, &model, what, &asked).await,
+        Ok(Query(asked)) => submit_order(&shared, model, what, &asked).await,
         Err(_) => invalid("the query cannot be read, or names something twice"),
     }
 }
 
-async fn look(shared: &Shared, model: &ModelName, what: &str, asked: &Options) -> Response {
+async fn read_model(shared: &AdminState, model: &ModelName, what: &str, asked: &ModelQuery) -> Response {
     if what == "explain" {
         return explain(shared, model).await;
     }
@@ -230,15 +235,15 @@ async fn look(shared: &Shared, model: &ModelName, what: &str, asked: &Options) -
             Err(_) => return invalid("replica must be the number of an engine of the model, from 0"),
         },
     };
-    match (shared.parts.logs)(model, replica) {
+    match (shared.sources.logs)(model, replica) {
         Some(path) => logs::stream(path, follow).await,
-        None => error(StatusCode::NOT_FOUND, "no_logs", logs::NONE),
+        None => error(StatusCode::NOT_FOUND, "no_logs", logs::NO_LOGS_MESSAGE),
     }
 }
 
-async fn explain(shared: &Shared, model: &ModelName) -> Response {
-    shared.parts.control.refresh().await;
-    let report = shared.parts.control.report();
+async fn explain(shared: &AdminState, model: &ModelName) -> Response {
+    shared.sources.driver.refresh().await;
+    let report = shared.sources.driver.report();
     let Some(line) = report.models.get(model) else {
         return error(StatusCode::NOT_FOUND, "no_decision", "nothing was decided about this model yet");
     };
@@ -248,49 +253,55 @@ async fn explain(shared: &Shared, model: &ModelName) -> Response {
         "waiting": line.waiting,
         "leases": line.leases,
         "reason": line.reason,
-        "last": line.last,
+        "lastOutcome": line.last_outcome,
         "wait": line.wait,
-        "at": shared.parts.control.clock().now(),
+        "at": shared.sources.driver.clock().now(),
     }))
     .into_response()
 }
 
-async fn order(shared: &Shared, model: ModelName, what: &str, asked: &Options) -> Response {
+async fn submit_order(shared: &AdminState, model: ModelName, what: &str, asked: &ModelQuery) -> Response {
     let level = match asked.level.as_deref() {
         None => None,
-        Some("1") => Some(Level::One),
-        Some("2") => Some(Level::Two),
+        Some("1") => Some(SleepLevel::One),
+        Some("2") => Some(SleepLevel::Two),
         Some(_) => return invalid("level must be 1 or 2"),
     };
     let order = match what {
-        "wake" => Order::Wake,
-        "sleep" => Order::Sleep { level },
-        "stop" => Order::Stop,
-        "pin" => Order::Pin,
-        _ => Order::Unpin,
+        "wake" => OperatorAction::Wake,
+        "sleep" => OperatorAction::Sleep { level },
+        "stop" => OperatorAction::Stop,
+        "pin" => OperatorAction::Pin,
+        _ => OperatorAction::Unpin,
     };
-    match shared.parts.control.order(model, order).await {
+    match shared.sources.driver.submit_order(model, order).await {
         Ok(id) => (StatusCode::ACCEPTED, Json(json!({ "operation": id }))).into_response(),
         Err(reason) => error(StatusCode::CONFLICT, "conflict", &reason),
     }
 }
 
 /// The model that is meant: everything before the last slash is its name, raw or escaped.
-fn subject(shared: &Shared, method: &str, path: &str) -> Result<ModelName, Response> {
+fn resolve_model(shared: &AdminState, method: &str, path: &str) -> Result<ModelName, Response> {
     let rest = path.strip_prefix("/admin/v1/models/").unwrap_or_default();
     let Some((name, what)) = rest.rsplit_once('/') else {
         return Err(no_route(method, path));
     };
-    let routes = shared.parts.control.routes();
-    match route::named(&routes.registry, name) {
-        Some((_, model)) if READS.contains(&what) || ORDERS.contains(&what) => Ok(model.clone()),
+    let routes = shared.sources.driver.routes();
+    match route::find_model(&routes.registry, name) {
+        Some((_, model)) if READ_SUBRESOURCES.contains(&what) || ORDER_SUBRESOURCES.contains(&what) => {
+            Ok(model.clone())
+        }
         Some(_) => Err(no_route(method, path)),
-        None => Err(fault(&near::not_found(&routes.registry, None, name))),
+        None => Err(fault(&suggestions::model_not_found(&routes.registry, None, name))),
     }
 }
 
 fn no_route(method: &str, path: &str) -> Response {
-    fault(&Fault::RouteNotFound { method: method.to_owned(), path: text::cut(path), meant: None })
+    fault(&Fault::RouteNotFound {
+        method: method.to_owned(),
+        path: client_text::sanitize(path),
+        suggested_path: None,
+    })
 }
 
 fn invalid(message: &str) -> Response {
@@ -301,22 +312,22 @@ fn not_allowed(message: &str) -> Response {
     error(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }
 
-fn allowing(methods: &'static str, mut response: Response) -> Response {
+fn with_allow_header(methods: &'static str, mut response: Response) -> Response {
     response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(methods));
     response
 }
 
 fn fault(fault: &Fault) -> Response {
-    openai::error::response(fault, openai::Form::OpenAi).map(Body::new)
+    openai::error::response(fault, openai::ApiSchema::OpenAi).map(Body::new)
 }
 
 /// Whether the gateway is well: a question that is over at once, and that a crowd of readers must not keep anybody from asking.
-pub(crate) fn asks_for_health<B>(request: &Request<B>) -> bool {
+pub(crate) fn is_health_check<B>(request: &Request<B>) -> bool {
     matches!(request.uri().path(), "/healthz" | "/readyz")
 }
 
 /// The 503 for a connection beyond the listener's limit.
-pub(crate) fn full() -> Response {
+pub(crate) fn too_many_connections() -> Response {
     let message =
         "the admin listener has as many connections as it takes: what follows events or logs must end first";
     let mut response = error(StatusCode::SERVICE_UNAVAILABLE, "too_many_connections", message);

@@ -6,193 +6,220 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, StatusCode, uri::PathAndQuery};
-use rouse::{
+use rouse::{model::EngineId, units::Generation};
+use rouse_net::{
     lease::Lease,
-    model::EngineId,
     openai::{
         self,
-        head::{Beginning, Head, OFF_CORE},
-        sse::Facts,
+        routing_fields::{ConversationPrefix, MAX_ON_CORE_BYTES, RoutingFields},
+        sse::ResponseFacts,
     },
-    relay::Outcome,
-    units::Generation,
+    relay::ExchangeOutcome,
 };
 
-use super::{Core, track::Track};
+use super::{WorkerContext, request_context::RequestContext};
 use crate::{
-    config::Affinity,
-    routes::{Author, Change, Endpoint, Route, Wanted, Witness},
+    config::AffinityPolicy,
+    routing::{BreakerTransition, Endpoint, EndpointCriteria, EngineGeneration, ModelRoute, OutlierReporter},
 };
 
 /// By which a client says what belongs together: the field that routers in front of inference servers look at.
-const SESSION: HeaderName = HeaderName::from_static("x-session-id");
-const FORWARDED: HeaderName = HeaderName::from_static("x-forwarded-for");
+const SESSION_HEADER: HeaderName = HeaderName::from_static("x-session-id");
+const FORWARDED_FOR_HEADER: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// Whose answers are gone on from.
-const RESPONSES: &str = "/v1/responses";
+const RESPONSES_PATH: &str = "/v1/responses";
 
 /// What a request's body says that it belongs to, as hashes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ties {
-    previous: Option<u64>,
+pub(crate) struct AffinityKeys {
+    previous_response: Option<u64>,
     session: Option<u64>,
     prefix: Option<u64>,
-    affinity: Affinity,
+    affinity: AffinityPolicy,
 }
 
-impl Ties {
+impl AffinityKeys {
     /// `plural`: its model may have several engines.
-    pub(super) async fn of(head: &Head<'_>, body: &Bytes, plural: bool, affinity: Affinity) -> Self {
-        let prefix =
-            if affinity == Affinity::Prefix && plural { prefix(&head.beginning, body).await } else { None };
-        Self { previous: head.previous, session: head.session, prefix, affinity }
+    pub(super) async fn from_request(
+        head: &RoutingFields<'_>,
+        body: &Bytes,
+        plural: bool,
+        affinity: AffinityPolicy,
+    ) -> Self {
+        let prefix = if affinity == AffinityPolicy::Prefix && plural {
+            prefix_hash(&head.prefix, body).await
+        } else {
+            None
+        };
+        Self { previous_response: head.previous_response_hash, session: head.session_hash, prefix, affinity }
     }
 
     /// A lease on the engine that suits best.
-    pub(super) fn take<'r>(
+    pub(super) fn take_lease<'r>(
         &self,
-        core: &Core,
-        route: &'r Route,
+        core: &WorkerContext,
+        route: &'r ModelRoute,
         headers: &HeaderMap,
         avoid: Option<&EngineId>,
     ) -> Option<(&'r Endpoint, Lease)> {
         let now = || core.now();
-        let lots = &core.lots;
-        let mut wanted = Wanted { author: None, session: None, prefix: None, avoid, lots, now: &now };
+        let lots = &core.rng;
+        let mut wanted = EndpointCriteria {
+            owner: None,
+            session: None,
+            prefix: None,
+            exclude: avoid,
+            rng: lots,
+            now: &now,
+        };
         if route.endpoints.len() < 2 {
-            return route.take(&wanted);
+            return route.take_lease(&wanted);
         }
-        if self.affinity != Affinity::None {
+        if self.affinity != AffinityPolicy::None {
             // The field is the client's own word on it; the key in the body is for the engine's cache.
-            wanted.session = session(headers).or(self.session);
+            wanted.session = session_hash(headers).or(self.session);
         }
-        if self.affinity == Affinity::Prefix {
+        if self.affinity == AffinityPolicy::Prefix {
             wanted.prefix = self.prefix;
         }
-        let author = self.author(core);
-        wanted.author = author.as_ref();
-        route.take(&wanted)
+        let author = self.owner(core);
+        wanted.owner = author.as_ref();
+        route.take_lease(&wanted)
     }
 
     /// The one life of an engine that can answer it, if there is one and it is here.
-    pub(super) fn only(&self, core: &Core, route: &Route) -> Option<Author> {
-        let author = is_plural(route).then(|| self.author(core))??;
-        route.author(&author).is_some().then_some(author)
+    pub(super) fn required_owner(
+        &self,
+        core: &WorkerContext,
+        route: &ModelRoute,
+    ) -> Option<EngineGeneration> {
+        let author = is_multi_engine(route).then(|| self.owner(core))??;
+        route.endpoint_of(&author).is_some().then_some(author)
     }
 
-    fn author(&self, core: &Core) -> Option<Author> {
-        self.previous.and_then(|previous| core.shared.authors.of(previous, core.now()))
+    fn owner(&self, core: &WorkerContext) -> Option<EngineGeneration> {
+        self.previous_response.and_then(|previous| core.server.response_owners.owner_of(previous, core.now()))
     }
 }
 
 /// One attempt at one of several engines. Boxed, since most models have one and their streams no attempt to hold.
-pub(crate) struct Attempted {
-    core: Rc<Core>,
-    author: Author,
+pub(crate) struct EndpointAttempt {
+    worker: Rc<WorkerContext>,
+    engine: EngineGeneration,
     /// An engine that is not in the routes is not chosen, and needs no opinion.
-    witness: Option<Witness>,
+    outlier_reporter: Option<OutlierReporter>,
     /// Its answer can be gone on from, and is not known yet.
-    learns: bool,
+    records_response_id: bool,
 }
 
-impl Attempted {
+impl EndpointAttempt {
     /// `None` for a model that never has a choice.
     pub(super) fn new(
-        core: &Rc<Core>,
-        route: &Route,
+        core: &Rc<WorkerContext>,
+        route: &ModelRoute,
         endpoint: &Endpoint,
         path: &PathAndQuery,
     ) -> Option<Box<Self>> {
-        is_plural(route).then(|| {
+        is_multi_engine(route).then(|| {
             Box::new(Self {
-                core: Rc::clone(core),
-                author: (endpoint.engine.clone(), endpoint.generation),
-                witness: Some(Witness::new(endpoint, core.now())),
-                learns: path.path() == RESPONSES,
+                worker: Rc::clone(core),
+                engine: (endpoint.engine.clone(), endpoint.generation),
+                outlier_reporter: Some(OutlierReporter::new(endpoint, core.now())),
+                records_response_id: path.path() == RESPONSES_PATH,
             })
         })
     }
 
     /// The same, for an engine that the driver chose.
-    pub(super) fn of_granted(
-        core: &Rc<Core>,
+    pub(super) fn for_granted(
+        core: &Rc<WorkerContext>,
         engine: &EngineId,
         generation: Generation,
         path: &PathAndQuery,
     ) -> Option<Box<Self>> {
-        let routes = core.shared.control.routes();
-        let route = routes.models.get(&engine.model).filter(|route| is_plural(route))?;
+        let routes = core.server.driver.routes();
+        let route = routes.models.get(&engine.model).filter(|route| is_multi_engine(route))?;
         let is = |e: &&Endpoint| e.engine == *engine && e.generation == generation;
         Some(Box::new(Self {
-            core: Rc::clone(core),
-            author: (engine.clone(), generation),
-            witness: route.endpoints.iter().find(is).map(|endpoint| Witness::new(endpoint, core.now())),
-            learns: path.path() == RESPONSES,
+            worker: Rc::clone(core),
+            engine: (engine.clone(), generation),
+            outlier_reporter: route
+                .endpoints
+                .iter()
+                .find(is)
+                .map(|endpoint| OutlierReporter::new(endpoint, core.now())),
+            records_response_id: path.path() == RESPONSES_PATH,
         }))
     }
 
     /// Its answer must be read for its id.
-    pub(super) const fn learns(&self) -> bool {
-        self.learns
+    pub(super) const fn records_response_id(&self) -> bool {
+        self.records_response_id
     }
 
-    pub(super) fn head(&mut self, status: StatusCode, track: &Track) {
-        self.learns &= status.is_success();
-        let change = self.witness.as_mut().and_then(|witness| witness.head(status, || self.core.now()));
-        self.note(change, track);
+    pub(super) fn head(&mut self, status: StatusCode, track: &RequestContext) {
+        self.records_response_id &= status.is_success();
+        let change =
+            self.outlier_reporter.as_mut().and_then(|witness| witness.head(status, || self.worker.now()));
+        self.report_transition(change, track);
     }
 
-    pub(super) fn first_byte(&mut self, track: &Track) {
-        let change = self.witness.as_mut().and_then(|witness| witness.first_byte(|| self.core.now()));
-        self.note(change, track);
+    pub(super) fn first_byte(&mut self, track: &RequestContext) {
+        let change =
+            self.outlier_reporter.as_mut().and_then(|witness| witness.first_byte(|| self.worker.now()));
+        self.report_transition(change, track);
     }
 
-    pub(super) fn frame(&mut self, facts: &Facts) {
+    pub(super) fn frame(&mut self, facts: &ResponseFacts) {
         if let Some(response) = facts.id
-            && std::mem::take(&mut self.learns)
+            && std::mem::take(&mut self.records_response_id)
         {
-            self.core.shared.authors.remember(response, self.author.clone(), self.core.now());
+            self.worker.server.response_owners.remember(response, self.engine.clone(), self.worker.now());
         }
     }
 
     /// Where it went.
-    pub(super) const fn author(&self) -> &Author {
-        &self.author
+    pub(super) const fn engine(&self) -> &EngineGeneration {
+        &self.engine
     }
 
-    pub(super) fn ended(&mut self, outcome: &Outcome, track: &Track) {
-        let change = self.witness.as_mut().and_then(|witness| witness.ended(outcome, || self.core.now()));
-        self.note(change, track);
+    pub(super) fn ended(&mut self, outcome: &ExchangeOutcome, track: &RequestContext) {
+        let change =
+            self.outlier_reporter.as_mut().and_then(|witness| witness.ended(outcome, || self.worker.now()));
+        self.report_transition(change, track);
     }
 
-    fn note(&self, change: Option<Change>, track: &Track) {
+    fn report_transition(&self, change: Option<BreakerTransition>, track: &RequestContext) {
         let Some(change) = change else { return };
-        let engine = &self.author.0;
+        let engine = &self.engine.0;
         match change {
-            Change::LeftOut(pause) => tracing::warn!(
+            BreakerTransition::Ejected(pause) => tracing::warn!(
                 %engine,
                 %pause,
                 "its requests fail: new ones go to the model's other engines, as long as half of them are left"
             ),
-            Change::Back => tracing::info!(%engine, "answers again: it gets its share of requests"),
+            BreakerTransition::Restored => {
+                tracing::info!(%engine, "answers again: it gets its share of requests")
+            }
         }
-        let routes = self.core.shared.control.routes();
-        let left_out = routes.models.get(&engine.model).map_or(0, |route| route.left_out());
-        track.left_out(left_out, change != Change::Back);
+        let routes = self.worker.server.driver.routes();
+        let left_out = routes.models.get(&engine.model).map_or(0, |route| route.ejected_count());
+        track.set_ejected(left_out, change != BreakerTransition::Restored);
     }
 }
 
 /// The hash of the session that the client says it belongs to.
-pub(super) fn session(headers: &HeaderMap) -> Option<u64> {
-    headers.get(SESSION).map(|value| openai::hash(value.as_bytes()))
+pub(super) fn session_hash(headers: &HeaderMap) -> Option<u64> {
+    headers.get(SESSION_HEADER).map(|value| openai::stable_hash(value.as_bytes()))
 }
 
 /// The hash of what a proxy says of whom it asks for. A hint that anybody can give: nothing but turns may go by it.
-pub(super) fn forwarded(headers: &HeaderMap) -> Option<u64> {
-    headers.get(FORWARDED).map(|value| openai::hash(value.as_bytes()))
+pub(super) fn forwarded_for_hash(headers: &HeaderMap) -> Option<u64> {
+    headers.get(FORWARDED_FOR_HEADER).map(|value| openai::stable_hash(value.as_bytes()))
 }
 
-async fn prefix(beginning: &Beginning, body: &Bytes) -> Option<u64> {
-    if body.len() <= OFF_CORE {
+async fn prefix_hash(beginning: &ConversationPrefix, body: &Bytes) -> Option<u64> {
+    if body.len() <= MAX_ON_CORE_BYTES {
         return beginning.hash(body);
     }
     // The first message may be nearly all of it: away from this core's streams.
@@ -201,7 +228,7 @@ async fn prefix(beginning: &Beginning, body: &Bytes) -> Option<u64> {
 }
 
 /// Its model may have several engines.
-pub(super) fn is_plural(route: &Route) -> bool {
+pub(super) fn is_multi_engine(route: &ModelRoute) -> bool {
     route.replicas > 1 || route.endpoints.len() > 1
 }
 

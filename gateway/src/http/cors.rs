@@ -10,16 +10,16 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, header, request};
 use super::origin;
 use crate::config::Config;
 
-const METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST");
+const ALLOWED_METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST");
 /// Two hours, in seconds: no browser keeps it for longer.
-const MAX_AGE: HeaderValue = HeaderValue::from_static("7200");
-const ANY: HeaderValue = HeaderValue::from_static("*");
-const ORIGIN: HeaderValue = HeaderValue::from_static("Origin");
-const PREFLIGHT_VARIES: HeaderValue =
+const PREFLIGHT_MAX_AGE: HeaderValue = HeaderValue::from_static("7200");
+const ANY_ORIGIN: HeaderValue = HeaderValue::from_static("*");
+const VARY_ORIGIN: HeaderValue = HeaderValue::from_static("Origin");
+const PREFLIGHT_VARY: HeaderValue =
     HeaderValue::from_static("Origin, Access-Control-Request-Method, Access-Control-Request-Headers");
 
 /// What the stock SDKs send from a browser.
-const SENT: [&str; 13] = [
+const ALLOWED_HEADERS: [&str; 13] = [
     "accept",
     "authorization",
     "content-type",
@@ -34,13 +34,14 @@ const SENT: [&str; 13] = [
     "tracestate",
     "baggage",
 ];
-const SENT_PREFIXES: [&str; 3] = ["anthropic-", "openai-", "x-stainless-"];
+const ALLOWED_HEADER_PREFIXES: [&str; 3] = ["anthropic-", "openai-", "x-stainless-"];
 /// Of an answer, what a page may read beyond what every page may.
-const SHOWN: [&str; 5] = ["x-request-id", "request-id", "x-should-retry", "server-timing", "retry-after"];
-const SHOWN_PREFIXES: [&str; 4] = ["x-rouse-", "x-ratelimit-", "anthropic-", "openai-"];
+const EXPOSED_HEADERS: [&str; 5] =
+    ["x-request-id", "request-id", "x-should-retry", "server-timing", "retry-after"];
+const EXPOSED_HEADER_PREFIXES: [&str; 4] = ["x-rouse-", "x-ratelimit-", "anthropic-", "openai-"];
 
 /// What is to be said of one request's origin.
-pub(super) enum Origin {
+pub(super) enum CorsDecision {
     /// Nothing is configured, or every origin is as good as none, and nothing is said.
     Off,
     /// The origin is none of those configured, or there is none. Caches must know that another one would be told otherwise.
@@ -48,16 +49,16 @@ pub(super) enum Origin {
     Allowed(HeaderValue),
 }
 
-impl Origin {
-    pub(super) fn of(config: &Config, parts: &request::Parts) -> Self {
+impl CorsDecision {
+    pub(super) fn for_request(config: &Config, parts: &request::Parts) -> Self {
         let cors = &config.cors;
         let others = if cors.any || cors.origins.is_empty() { Self::Off } else { Self::Foreign };
-        if matches!(others, Self::Off) && !cors.any && !origin::is_open(config) {
+        if matches!(others, Self::Off) && !cors.any && !origin::is_keyless_loopback(config) {
             return Self::Off;
         }
         let sent = parts.headers.get(header::ORIGIN);
         match sent.filter(|_| parts.headers.get_all(header::ORIGIN).iter().count() == 1) {
-            Some(_) if cors.any => Self::Allowed(ANY),
+            Some(_) if cors.any => Self::Allowed(ANY_ORIGIN),
             Some(origin) if origin::is_allowed(config, origin) => Self::Allowed(origin.clone()),
             _ => others,
         }
@@ -72,14 +73,14 @@ impl Origin {
             return None;
         }
         let mut headers = HeaderMap::new();
-        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, METHODS);
-        headers.insert(header::ACCESS_CONTROL_MAX_AGE, MAX_AGE);
-        headers.insert(header::VARY, PREFLIGHT_VARIES);
+        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, ALLOWED_METHODS);
+        headers.insert(header::ACCESS_CONTROL_MAX_AGE, PREFLIGHT_MAX_AGE);
+        headers.insert(header::VARY, PREFLIGHT_VARY);
         let asked = parts.headers.get_all(header::ACCESS_CONTROL_REQUEST_HEADERS).iter();
         let names = asked.filter_map(|value| value.to_str().ok()).flat_map(|list| list.split(','));
         let allowed: Vec<_> = names
             .map(|name| name.trim().to_ascii_lowercase())
-            .filter(|name| is_one(name, &SENT, &SENT_PREFIXES))
+            .filter(|name| matches_any(name, &ALLOWED_HEADERS, &ALLOWED_HEADER_PREFIXES))
             .collect();
         if let Ok(list) = HeaderValue::try_from(allowed.join(", "))
             && !list.is_empty()
@@ -90,20 +91,20 @@ impl Origin {
     }
 
     /// Says it on an answer, whatever it is.
-    pub(super) fn note(self, headers: &mut HeaderMap) {
+    pub(super) fn apply(self, headers: &mut HeaderMap) {
         let origin = match self {
             Self::Off => return,
             Self::Foreign => None,
             Self::Allowed(origin) => Some(origin),
         };
-        if origin != Some(ANY) && !headers.contains_key(header::ACCESS_CONTROL_MAX_AGE) {
-            headers.append(header::VARY, ORIGIN);
+        if origin != Some(ANY_ORIGIN) && !headers.contains_key(header::ACCESS_CONTROL_MAX_AGE) {
+            headers.append(header::VARY, VARY_ORIGIN);
         }
         let Some(origin) = origin else { return };
         let shown: Vec<_> = headers
             .keys()
             .map(HeaderName::as_str)
-            .filter(|name| is_one(name, &SHOWN, &SHOWN_PREFIXES))
+            .filter(|name| matches_any(name, &EXPOSED_HEADERS, &EXPOSED_HEADER_PREFIXES))
             .collect();
         if let Ok(list) = HeaderValue::try_from(shown.join(", "))
             && !list.is_empty()
@@ -114,7 +115,7 @@ impl Origin {
     }
 }
 
-fn is_one(name: &str, names: &[&str], prefixes: &[&str]) -> bool {
+fn matches_any(name: &str, names: &[&str], prefixes: &[&str]) -> bool {
     names.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 

@@ -7,31 +7,31 @@
 use http::{Method, Uri, Version, request, uri::Authority};
 use rouse::fault::Fault;
 
-use super::fields::{Field, Fields};
+use super::known_headers::{KnownHeader, KnownHeaders};
 
 /// Refuses what is ambiguous. The connection is then to be closed: where its next request begins is a matter of opinion.
-pub(super) fn check(parts: &request::Parts, fields: &Fields<'_>) -> Result<(), Fault> {
+pub(super) fn check(parts: &request::Parts, fields: &KnownHeaders<'_>) -> Result<(), Fault> {
     let because = |why: &str| {
         Err(Fault::InvalidRequest { message: format!("the request's head is ambiguous: {why}"), param: None })
     };
-    if !coded_plainly(fields) {
+    if !has_plain_transfer_encoding(fields) {
         return because("the only Transfer-Encoding understood is chunked, once");
     }
-    if fields.is_repeated(Field::Host) {
+    if fields.is_repeated(KnownHeader::Host) {
         return because("there are several Host fields");
     }
     // In HTTP/1 the target goes before Host; in HTTP/2 there is no target to have been rewritten by a proxy in between.
     let compared = parts.version >= Version::HTTP_2 && parts.method != Method::CONNECT;
-    let named = match fields.first(Field::Host) {
+    let named = match fields.first(KnownHeader::Host) {
         None if parts.version == Version::HTTP_11 => return because("there is no Host"),
         None => return Ok(()),
-        Some(host) if !compared && is_plain(host.as_bytes()) => return Ok(()),
+        Some(host) if !compared && is_plain_host(host.as_bytes()) => return Ok(()),
         Some(host) => host.to_str().ok().and_then(authority),
     };
     let Some(named) = named else { return because("Host is no host") };
     if compared
         && let (Some(named), Some(asked)) = (named, parts.uri.authority())
-        && !same(&named, asked, &parts.uri)
+        && !same_authority(&named, asked, &parts.uri)
     {
         return because("Host is not what the request's target names");
     }
@@ -40,7 +40,7 @@ pub(super) fn check(parts: &request::Parts, fields: &Fields<'_>) -> Result<(), F
 
 /// A name or an address and perhaps a port, as nearly everybody sends it: an [`Authority`] is not worth making to learn
 /// that it would be one.
-fn is_plain(host: &[u8]) -> bool {
+fn is_plain_host(host: &[u8]) -> bool {
     let mut parts = host.splitn(2, |byte| *byte == b':');
     let is_name = |name: &[u8]| {
         !name.is_empty()
@@ -50,9 +50,9 @@ fn is_plain(host: &[u8]) -> bool {
     parts.next().is_some_and(is_name) && parts.next().is_none_or(is_port)
 }
 
-fn coded_plainly(fields: &Fields<'_>) -> bool {
-    let first = fields.first(Field::TransferEncoding);
-    !fields.is_repeated(Field::TransferEncoding)
+fn has_plain_transfer_encoding(fields: &KnownHeaders<'_>) -> bool {
+    let first = fields.first(KnownHeader::TransferEncoding);
+    !fields.is_repeated(KnownHeader::TransferEncoding)
         && first.is_none_or(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
 }
 
@@ -65,7 +65,7 @@ fn authority(host: &str) -> Option<Option<Authority>> {
 }
 
 /// A port that goes without saying may be said.
-fn same(one: &Authority, other: &Authority, uri: &Uri) -> bool {
+fn same_authority(one: &Authority, other: &Authority, uri: &Uri) -> bool {
     let usual = match uri.scheme_str() {
         Some("https") => 443,
         _ => 80,
@@ -88,7 +88,7 @@ mod tests {
         let request = Request::builder().uri(target).version(version);
         let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
         let parts = request.body(()).unwrap().into_parts().0;
-        check(&parts, &Fields::of(&parts.headers))
+        check(&parts, &KnownHeaders::scan(&parts.headers))
     }
 
     #[test]

@@ -4,28 +4,28 @@ use http::HeaderValue;
 use rouse::{fault::Fault, units::Millis};
 
 use super::{
-    fields::{Field, Fields},
-    text,
+    client_text,
+    known_headers::{KnownHeader, KnownHeaders},
 };
-use crate::keys::Sent;
+use crate::keys::PresentedKey;
 
 const X_REQUEST_TIMEOUT: &str = "x-request-timeout";
 const X_ROUSE_HEARTBEAT: &str = "x-rouse-heartbeat";
 
 /// Refuses what the gateway cannot read: an encoded body.
-pub(super) fn check(fields: &Fields<'_>) -> Result<(), Fault> {
-    for encoding in fields.all(Field::ContentEncoding) {
+pub(super) fn check_content_encoding(fields: &KnownHeaders<'_>) -> Result<(), Fault> {
+    for encoding in fields.all(KnownHeader::ContentEncoding) {
         let spelled = encoding.to_str().unwrap_or("?").trim();
         if !spelled.is_empty() && !spelled.eq_ignore_ascii_case("identity") {
-            return Err(Fault::UnsupportedEncoding { encoding: text::cut(spelled) });
+            return Err(Fault::UnsupportedEncoding { encoding: client_text::sanitize(spelled) });
         }
     }
     Ok(())
 }
 
-/// The wait a client asked for with `x-request-timeout`, in seconds.
-pub(super) fn timeout(fields: &Fields<'_>) -> Result<Option<Millis>, Fault> {
-    let Some(value) = fields.first(Field::RequestTimeout) else {
+/// The wait a client asked for with `x-request-request_timeout`, in seconds.
+pub(super) fn request_timeout(fields: &KnownHeaders<'_>) -> Result<Option<Millis>, Fault> {
+    let Some(value) = fields.first(KnownHeader::RequestTimeout) else {
         return Ok(None);
     };
     value
@@ -40,9 +40,9 @@ pub(super) fn timeout(fields: &Fields<'_>) -> Result<Option<Millis>, Fault> {
         })
 }
 
-/// Whether the client wants heartbeats while its stream waits, if it says so with `x-rouse-heartbeat`.
-pub(super) fn heartbeat(fields: &Fields<'_>) -> Result<Option<bool>, Fault> {
-    let Some(value) = fields.first(Field::Heartbeat) else { return Ok(None) };
+/// Whether the client wants heartbeats while its stream waits, if it says so with `x-rouse-wants_heartbeat`.
+pub(super) fn wants_heartbeat(fields: &KnownHeaders<'_>) -> Result<Option<bool>, Fault> {
+    let Some(value) = fields.first(KnownHeader::Heartbeat) else { return Ok(None) };
     match value.as_bytes().trim_ascii() {
         text if text.eq_ignore_ascii_case(b"off") => Ok(Some(false)),
         text if text.eq_ignore_ascii_case(b"on") => Ok(Some(true)),
@@ -54,15 +54,17 @@ pub(super) fn heartbeat(fields: &Fields<'_>) -> Result<Option<bool>, Fault> {
 }
 
 /// The key that was sent. Two different ones are a client that does not know what it sends.
-pub(super) fn key<'a>(fields: &Fields<'a>) -> Result<Option<Sent<'a>>, Fault> {
-    let mut seen: Option<Sent<'a>> = None;
+pub(super) fn presented_key<'a>(fields: &KnownHeaders<'a>) -> Result<Option<PresentedKey<'a>>, Fault> {
+    let mut seen: Option<PresentedKey<'a>> = None;
     let plain = |field, header| {
-        let sent = move |value: &'a HeaderValue| Sent { secret: value.as_bytes().trim_ascii(), header };
+        let sent =
+            move |value: &'a HeaderValue| PresentedKey { secret: value.as_bytes().trim_ascii(), header };
         fields.all(field).map(sent)
     };
-    let authorization = fields.all(Field::Authorization);
-    let authorization = authorization.map(|value| Sent { secret: bearer(value), header: "Authorization" });
-    let others = plain(Field::XApiKey, "x-api-key").chain(plain(Field::ApiKey, "api-key"));
+    let authorization = fields.all(KnownHeader::Authorization);
+    let authorization =
+        authorization.map(|value| PresentedKey { secret: bearer(value), header: "Authorization" });
+    let others = plain(KnownHeader::XApiKey, "x-api-key").chain(plain(KnownHeader::ApiKey, "api-key"));
     for key in authorization.chain(others) {
         if seen.is_some_and(|earlier| earlier.secret != key.secret) {
             return Err(Fault::InvalidRequest {
@@ -96,10 +98,14 @@ mod tests {
     #[test]
     fn only_unencoded_bodies_are_taken() {
         for fine in ["identity", "Identity", ""] {
-            assert!(check(&Fields::of(&headers(&[("content-encoding", fine)]))).is_ok(), "{fine}");
+            assert!(
+                check_content_encoding(&KnownHeaders::scan(&headers(&[("content-encoding", fine)]))).is_ok(),
+                "{fine}"
+            );
         }
         for bad in ["gzip", "identity, gzip", "br"] {
-            let fault = check(&Fields::of(&headers(&[("content-encoding", bad)]))).unwrap_err();
+            let fault = check_content_encoding(&KnownHeaders::scan(&headers(&[("content-encoding", bad)])))
+                .unwrap_err();
             assert!(matches!(fault, Fault::UnsupportedEncoding { .. }), "{bad}");
         }
     }
@@ -107,21 +113,24 @@ mod tests {
     #[test]
     fn two_different_keys_conflict_and_the_same_one_twice_does_not() {
         let same = headers(&[("authorization", "Bearer a"), ("x-api-key", "a"), ("api-key", " a")]);
-        let first = Sent { secret: b"a", header: "Authorization" };
-        assert_eq!(key(&Fields::of(&same)).unwrap(), Some(first));
+        let first = PresentedKey { secret: b"a", header: "Authorization" };
+        assert_eq!(presented_key(&KnownHeaders::scan(&same)).unwrap(), Some(first));
         for header in ["x-api-key", "api-key"] {
-            let sent = Sent { secret: b"Bearer a", header };
-            assert_eq!(key(&Fields::of(&headers(&[(header, "Bearer a")]))).unwrap(), Some(sent));
+            let sent = PresentedKey { secret: b"Bearer a", header };
+            assert_eq!(
+                presented_key(&KnownHeaders::scan(&headers(&[(header, "Bearer a")]))).unwrap(),
+                Some(sent)
+            );
         }
         let conflict = headers(&[("authorization", "bearer a"), ("api-key", "b")]);
-        assert!(matches!(key(&Fields::of(&conflict)), Err(Fault::InvalidRequest { .. })));
+        assert!(matches!(presented_key(&KnownHeaders::scan(&conflict)), Err(Fault::InvalidRequest { .. })));
     }
 
     #[test]
     fn a_timeout_is_seconds_and_anything_else_is_refused() {
-        let asked = |value| timeout(&Fields::of(&headers(&[("x-request-timeout", value)])));
+        let asked = |value| request_timeout(&KnownHeaders::scan(&headers(&[("x-request-timeout", value)])));
         assert_eq!(asked("1.5").unwrap(), Some(Millis(1500)));
-        assert_eq!(timeout(&Fields::of(&HeaderMap::new())).unwrap(), None);
+        assert_eq!(request_timeout(&KnownHeaders::scan(&HeaderMap::new())).unwrap(), None);
         for bad in ["", "soon", "-1", "0", "NaN", "inf"] {
             assert!(asked(bad).is_err(), "{bad}");
         }
@@ -129,10 +138,10 @@ mod tests {
 
     #[test]
     fn heartbeats_are_on_or_off_or_not_spoken_of() {
-        let asked = |value| heartbeat(&Fields::of(&headers(&[("x-rouse-heartbeat", value)])));
+        let asked = |value| wants_heartbeat(&KnownHeaders::scan(&headers(&[("x-rouse-heartbeat", value)])));
         assert_eq!((asked("off").unwrap(), asked(" OFF ").unwrap()), (Some(false), Some(false)));
         assert_eq!(asked("on").unwrap(), Some(true));
-        assert_eq!(heartbeat(&Fields::of(&HeaderMap::new())).unwrap(), None);
+        assert_eq!(wants_heartbeat(&KnownHeaders::scan(&HeaderMap::new())).unwrap(), None);
         assert!(asked("").is_err() && asked("0").is_err());
     }
 }

@@ -7,182 +7,205 @@ use http::{HeaderMap, Response};
 use hyper::body::Incoming;
 use rouse::{
     fault::Fault,
-    openai::{self, head::Head},
-    relay::headers::{REQUEST_ID, is_uuid, remove_hop_by_hop},
     units::{Millis, Tick},
+};
+use rouse_net::{
+    openai::{self, routing_fields::RoutingFields},
+    relay::headers::{REQUEST_ID, is_uuid, remove_hop_by_hop},
 };
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
-    Served,
-    access::Wish,
+    RequestHandler,
+    access::AdmissionRequest,
     affinity,
-    answer::{note_wait, streaming},
-    call::Call,
-    exchange::Job,
-    intake::{self, Charge, Payers},
-    reply::{self, Answer, Live, LiveParts, Reply},
-    text,
+    body::{self, BodyBytesGuard, ChargedBodyCounters},
+    client_text,
+    engine_request::EngineRequest,
+    response_body::{self, ClientResponseBody, EngineResponse, StreamingBody, StreamingBodyContext},
+    response_head::{add_wait_headers, event_stream_response},
+    routed_request::RoutedRequest,
 };
 use crate::{
-    config::{Config, Kind, OnDisconnect},
-    keys::{self, Key},
-    serve::socket::InExchange,
+    config::{Config, EngineKind, OnDisconnect},
+    keys::{self, ApiKey},
+    serve::socket::ConnectionExchangeGuard,
 };
 
 /// What a head asked for, and the body that is to come.
-pub(super) struct Asking {
-    pub(super) call: Call,
+pub(super) struct PendingRequest {
+    pub(super) routed: RoutedRequest,
     /// How long the client would wait, if it said so.
     pub(super) timeout: Option<Millis>,
     /// It gets heartbeats while its stream waits.
-    pub(super) beats: bool,
+    pub(super) sends_heartbeats: bool,
     /// There is a `Connection`, which may name any field.
-    pub(super) names_hops: bool,
+    pub(super) has_connection_header: bool,
     pub(super) headers: HeaderMap,
     pub(super) body: Incoming,
-    pub(super) key: Option<Arc<Key>>,
+    pub(super) key: Option<Arc<ApiKey>>,
     pub(super) config: Arc<Config>,
 }
 
 /// A body that is here.
-struct Received {
+struct ReceivedBody {
     body: Bytes,
-    charge: Charge,
-    at: Tick,
+    guard: BodyBytesGuard,
+    received_at: Tick,
 }
 
-impl Served {
-    pub(super) async fn infer(self, asking: Asking, exchange: InExchange) -> Response<Reply> {
-        let Asking { call, timeout, beats, names_hops, mut headers, body, key, config } = asking;
+impl RequestHandler {
+    pub(super) async fn infer(
+        self,
+        asking: PendingRequest,
+        exchange: ConnectionExchangeGuard,
+    ) -> Response<ClientResponseBody> {
+        let PendingRequest {
+            routed: call,
+            timeout,
+            sends_heartbeats: beats,
+            has_connection_header: names_hops,
+            mut headers,
+            body,
+            key,
+            config,
+        } = asking;
         if names_hops {
             // Before anything of ours is added: a client may name that as well.
             remove_hop_by_hop(&mut headers);
         }
-        let payers = Payers {
-            all: Arc::clone(&self.core.shared.bodies),
-            address: self.socket.bodies(),
-            key: key.as_ref().map(|key| Arc::clone(&key.bodies)),
+        let payers = ChargedBodyCounters {
+            total: Arc::clone(&self.worker.server.body_bytes),
+            address: self.socket.body_bytes(),
+            key: key.as_ref().map(|key| Arc::clone(&key.body_bytes)),
         };
-        let (body, charge) = match intake::read(body, &config.limits, payers).await {
+        let (body, charge) = match body::read(body, &config.limits, payers).await {
             Ok(read) => read,
             Err(fault) => {
                 let response = self.refuse_unread(&fault, exchange);
                 return self.finish(response);
             }
         };
-        let at = self.track.received(body.len());
-        let received = Received { body, charge, at };
-        let job = self.job(call, headers, received, key.clone(), config, timeout).await;
+        let at = self.context.body_received(body.len());
+        let received = ReceivedBody { body, guard: charge, received_at: at };
+        let job = self.build_engine_request(call, headers, received, key.clone(), config, timeout).await;
         let (mut response, now) = match job {
             Ok(job) => self.run(job, beats, exchange).await,
             Err(fault) => (self.refuse(&fault, exchange), Instant::now()),
         };
-        let now = self.core.shared.control.clock().at(now);
+        let now = self.worker.server.driver.clock().tick_at(now);
         if let Some(key) = &key {
-            keys::note_limits(key, now, response.headers_mut());
+            keys::add_limit_headers(key, now, response.headers_mut());
         }
         self.finish_at(response, now)
     }
 
     /// Finds out which model is meant and what exactly is to be sent.
-    async fn job(
+    async fn build_engine_request(
         &self,
-        call: Call,
+        call: RoutedRequest,
         mut headers: HeaderMap,
-        received: Received,
-        key: Option<Arc<Key>>,
+        received: ReceivedBody,
+        key: Option<Arc<ApiKey>>,
         config: Arc<Config>,
         timeout: Option<Millis>,
-    ) -> Result<Job, Fault> {
-        let Received { body, charge, at } = received;
-        let head = call.read(&body).await?;
+    ) -> Result<EngineRequest, Fault> {
+        let ReceivedBody { body, guard: charge, received_at: at } = received;
+        let head = call.read_routing_fields(&body).await?;
         let (model, plural, max_wait) = {
-            let routes = self.core.shared.control.routes();
-            let model = call.model(&head, &routes.registry, key.as_deref())?;
+            let routes = self.worker.server.driver.routes();
+            let model = call.resolve_model(&head, &routes.registry, key.as_deref())?;
             let route = routes.models.get(&model);
-            let plural = route.is_some_and(|route| affinity::is_plural(route));
+            let plural = route.is_some_and(|route| affinity::is_multi_engine(route));
             let max_wait = route.and_then(|route| route.max_wait);
             (model, plural, max_wait)
         };
         let longest = max_wait.unwrap_or(config.core.settings.queue.max_wait);
-        let deadline = self.track.arrived + timeout.map_or(longest, |asked| asked.min(longest));
-        self.track.model(&model);
-        let spec = config.models.get(&model).cloned();
-        let gone = || Fault::ModelNotFound { model: text::cut(call.spelled(&head)), near: Vec::new() };
+        let deadline = self.context.arrived + timeout.map_or(longest, |asked| asked.min(longest));
+        self.context.set_model(&model);
+        let spec = config.engines.get(&model).cloned();
+        let gone = || Fault::ModelNotFound {
+            model: client_text::sanitize(call.requested_name(&head)),
+            suggestions: Vec::new(),
+        };
         let spec = spec.ok_or_else(gone)?;
         // llama-cpp-python answers 400, without a word, to an id that is no UUID.
-        let names_id = spec.kind != Kind::LlamaCpp || is_uuid(&self.track.id);
+        let names_id = spec.kind != EngineKind::LlamaCpp || is_uuid(&self.context.id);
         if !names_id {
             headers.remove(REQUEST_ID);
         }
-        self.track.place_in_trace(&mut headers);
+        self.context.set_trace_headers(&mut headers);
         let stream = head.stream;
-        let client = self.client(key.as_deref(), &head, &headers);
-        let ties = affinity::Ties::of(&head, &body, plural, config.affinity).await;
-        let wish = Wish {
-            spelled: call.spelled(&head),
+        let client = self.client_hash(key.as_deref(), &head, &headers);
+        let ties = affinity::AffinityKeys::from_request(&head, &body, plural, config.affinity).await;
+        let wish = AdmissionRequest {
+            requested_name: call.requested_name(&head),
             model: &model,
             max_tokens: head.max_tokens,
-            generates: call.streams,
-            computes: call.computes,
+            generates: call.may_stream,
+            runs_model: call.runs_model,
             stream,
         };
         let bill = self.admit(key.as_ref(), wish, (&headers, &body), at).await?;
         let name = if let Cow::Owned(name) = head.model { Some(name) } else { None };
-        let range = head.range;
-        Ok(Job {
-            core: Rc::clone(&self.core),
-            track: Rc::clone(&self.track),
+        let range = head.model_range;
+        Ok(EngineRequest {
+            worker: Rc::clone(&self.worker),
+            context: Rc::clone(&self.context),
             config,
             model,
-            body: call.content(body, range, name),
+            body: call.routed_body(body, range, name),
             spec,
             method: call.method,
             path: call.path,
             headers,
-            names_id,
-            _charge: charge,
+            sends_request_id: names_id,
+            _body_guard: charge,
             stream,
             form: self.form,
-            ties,
+            affinity: ties,
             key,
-            client,
-            bill,
+            client_hash: client,
+            quota_charge: bill,
             deadline,
-            waits: call.waits,
-            parked: stream.then(|| Rc::new(Notify::new())),
+            may_park: call.may_park,
+            parked_notify: stream.then(|| Rc::new(Notify::new())),
         })
     }
 
-    /// The hash of the client, as [`Job::client`] describes it; 0 where nothing identifies the client.
-    fn client(&self, key: Option<&Key>, head: &Head<'_>, headers: &HeaderMap) -> u64 {
+    /// The hash that identifies the client to turns and idle protection; 0 where nothing identifies the client.
+    fn client_hash(&self, key: Option<&ApiKey>, head: &RoutingFields<'_>, headers: &HeaderMap) -> u64 {
         let address = || match self.socket.peer().map(|peer| peer.ip()) {
-            Some(IpAddr::V4(address)) => openai::hash(&address.octets()),
-            Some(IpAddr::V6(address)) => openai::hash(&address.octets()),
+            Some(IpAddr::V4(address)) => openai::stable_hash(&address.octets()),
+            Some(IpAddr::V6(address)) => openai::stable_hash(&address.octets()),
             None => 0,
         };
-        key.map(|key| key.client)
-            .or(head.user)
-            .or_else(|| affinity::session(headers))
-            .or(head.session)
-            .or_else(|| affinity::forwarded(headers))
+        key.map(|key| key.client_hash)
+            .or(head.user_hash)
+            .or_else(|| affinity::session_hash(headers))
+            .or(head.session_hash)
+            .or_else(|| affinity::forwarded_for_hash(headers))
             .unwrap_or_else(address)
     }
 
     /// Runs the request; a stream that is parked for long gets its head meanwhile, and heartbeats if it `beats`. Tells as well when
     /// the head was there.
-    async fn run(&self, job: Job, beats: bool, exchange: InExchange) -> (Response<Reply>, Instant) {
-        let live = LiveParts {
+    async fn run(
+        &self,
+        job: EngineRequest,
+        beats: bool,
+        exchange: ConnectionExchangeGuard,
+    ) -> (Response<ClientResponseBody>, Instant) {
+        let live = StreamingBodyContext {
             socket: Rc::clone(&self.socket),
-            track: Rc::clone(&self.track),
+            context: Rc::clone(&self.context),
             on_disconnect: job.spec.on_disconnect,
             form: self.form,
-            patience: job.config.limits.client_stall.duration(),
+            stall_timeout: job.config.limits.client_stall.duration(),
         };
         let stream = job.config.stream;
-        let answer = if let Some(parked) = job.parked.clone() {
-            let mut running: reply::Job = Box::pin(job.run());
+        let answer = if let Some(parked) = job.parked_notify.clone() {
+            let mut running: response_body::EngineResponseFuture = Box::pin(job.run());
             let grace = async {
                 parked.notified().await;
                 tokio::time::sleep(stream.grace.duration()).await;
@@ -191,37 +214,37 @@ impl Served {
                 biased;
                 answer = &mut running => answer,
                 () = grace => {
-                    let reply = Reply::live(Live::waiting(running, beats.then_some(&stream), live), exchange);
-                    return (streaming(reply), Instant::now());
+                    let reply = ClientResponseBody::streaming(StreamingBody::waiting(running, beats.then_some(&stream), live), exchange);
+                    return (event_stream_response(reply), Instant::now());
                 }
             }
         } else if job.spec.on_disconnect == OnDisconnect::Drain {
             job.run().await
         } else {
-            job.run_here().await
+            job.run_inline().await
         };
         let now = Instant::now();
         let response = match answer {
-            Ok(answer) => self.pass_on(answer, live, exchange, now),
+            Ok(answer) => self.relay_response(answer, live, exchange, now),
             Err(fault) => self.refuse(&fault, exchange),
         };
         (response, now)
     }
 
-    fn pass_on(
+    fn relay_response(
         &self,
-        mut answer: Box<Answer>,
-        live: LiveParts,
-        exchange: InExchange,
+        mut answer: Box<EngineResponse>,
+        live: StreamingBodyContext,
+        exchange: ConnectionExchangeGuard,
         now: Instant,
-    ) -> Response<Reply> {
+    ) -> Response<ClientResponseBody> {
         let mut head = Response::new(());
         *head.status_mut() = answer.response.status();
         std::mem::swap(head.headers_mut(), answer.response.headers_mut());
-        if let Some(waited) = self.track.was_parked() {
-            note_wait(&mut head, waited, &self.track);
+        if let Some(waited) = self.context.wait() {
+            add_wait_headers(&mut head, waited, &self.context);
         }
-        head.map(|()| Reply::live(Live::relayed(answer, live, now), exchange))
+        head.map(|()| ClientResponseBody::streaming(StreamingBody::relayed(answer, live, now), exchange))
     }
 }
 

@@ -3,7 +3,7 @@
 //! A gateway on loopback without keys trusts the programs of its machine, and a browser is one of them: any page that a
 //! person happens to look at can have it send a request here. Most need no preflight, since the `Content-Type` is for
 //! the page to choose, so what CORS forbids is only to read the answer; the model is awake by then. And a page whose name was
-//! rebound to this machine reads the answer, too. What no page can choose is the `Origin` that goes with all that is no
+//! rebound to this machine reads the answer, too. What no page can choose is the `CorsDecision` that goes with all that is no
 //! GET, so it must be one of this machine's or a configured one. Programs that are no browsers send none.
 //!
 //! A page of this machine, or a configured one, may also read what it is answered (`super::cors`).
@@ -13,27 +13,27 @@
 use http::{HeaderValue, Method, header, request};
 use rouse::fault::Fault;
 
-use super::{admin::guard::is_of_loopback, text};
+use super::{admin::guard::is_loopback_origin, client_text};
 use crate::config::Config;
 
 /// To be asked where nobody had to show a key.
-pub(super) fn check(config: &Config, parts: &request::Parts) -> Result<(), Fault> {
+pub(super) fn check_origin(config: &Config, parts: &request::Parts) -> Result<(), Fault> {
     let reads = matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS);
-    if reads || config.cors.any || !is_open(config) {
+    if reads || config.cors.any || !is_keyless_loopback(config) {
         return Ok(());
     }
     let mut origins = parts.headers.get_all(header::ORIGIN).iter();
     match origins.find(|origin| !is_allowed(config, origin)) {
         None => Ok(()),
         Some(origin) => {
-            let origin = text::cut(&String::from_utf8_lossy(origin.as_bytes()));
+            let origin = client_text::sanitize(&String::from_utf8_lossy(origin.as_bytes()));
             Err(Fault::OriginForbidden { origin })
         }
     }
 }
 
 /// The programs of this machine may use it, and nobody else, and none of them needs a key.
-pub(super) fn is_open(config: &Config) -> bool {
+pub(super) fn is_keyless_loopback(config: &Config) -> bool {
     config.keys.is_empty() && config.api.ip().to_canonical().is_loopback()
 }
 
@@ -41,25 +41,26 @@ pub(super) fn is_open(config: &Config) -> bool {
 pub(super) fn is_allowed(config: &Config, origin: &HeaderValue) -> bool {
     let Ok(origin) = origin.to_str() else { return false };
     config.cors.origins.iter().any(|allowed| allowed.eq_ignore_ascii_case(origin))
-        || (is_open(config) && is_of_loopback(origin))
+        || (is_keyless_loopback(config) && is_loopback_origin(origin))
 }
 
 #[cfg(test)]
 mod tests {
     use crate::{
-        config::{Cors, parse},
-        http::testing::{Answer, Engine, Gateway, json, post},
+        config::{CorsConfig, parse},
+        http::testing::{CannedEngine, InProcessGateway, RawHttpResponse, completion_request, json_response},
     };
 
-    async fn ask(gateway: &Gateway, headers: &str) -> Answer {
+    async fn ask(gateway: &InProcessGateway, headers: &str) -> RawHttpResponse {
         let mut client = gateway.connect().await;
-        client.send(post(false).replacen("host: x\r\n", headers, 1)).await;
-        client.answer().await
+        client.send(completion_request(false).replacen("host: x\r\n", headers, 1)).await;
+        client.read_response().await
     }
 
     #[tokio::test]
     async fn a_page_of_elsewhere_wakes_no_model_of_a_gateway_on_loopback_without_keys() {
-        let mut gateway = Gateway::start(|config| config.cors.origins = vec!["https://chat.example".into()]);
+        let mut gateway =
+            InProcessGateway::start(|config| config.cors.origins = vec!["https://chat.example".into()]);
         for (headers, origin) in [
             // A page of a stranger: a request that needs no preflight.
             (
@@ -88,10 +89,11 @@ mod tests {
 
     #[tokio::test]
     async fn programs_pages_of_this_machine_and_configured_ones_are_served() {
-        let gateway = Gateway::start(|config| config.cors.origins = vec!["https://chat.example".into()]);
-        let engine = Engine::start(json("{}")).await;
+        let gateway =
+            InProcessGateway::start(|config| config.cors.origins = vec!["https://chat.example".into()]);
+        let engine = CannedEngine::start(json_response("{}")).await;
         let gate = gateway.open_gate();
-        gateway.route(&[(engine.address, &gate)]);
+        gateway.set_endpoints(&[(engine.address, &gate)]);
         for headers in [
             "host: evil.example\r\n",
             "host: x\r\norigin: http://localhost:3000\r\n",
@@ -108,9 +110,11 @@ mod tests {
             change(&mut config);
             gateway.config.store(std::sync::Arc::new(config));
         };
-        config(&|config| config.cors = Cors { origins: Vec::new(), any: true });
+        config(&|config| config.cors = CorsConfig { origins: Vec::new(), any: true });
         assert_eq!(ask(&gateway, foreign).await.status, 200);
-        config(&|config| (config.cors, config.api) = (Cors::default(), "0.0.0.0:8080".parse().unwrap()));
+        config(&|config| {
+            (config.cors, config.api) = (CorsConfig::default(), "0.0.0.0:8080".parse().unwrap())
+        });
         assert_eq!(ask(&gateway, foreign).await.status, 200);
         let hash = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
         let keys =

@@ -7,22 +7,22 @@
 use http::{HeaderValue, Method};
 use rouse::{
     fault::Fault,
-    model::{ModelName, Registry},
-    openai::Form,
+    model::{ModelName, ModelNameIndex},
 };
+use rouse_net::openai::ApiSchema;
 
-use super::text;
+use super::client_text;
 
 mod inference;
 
-pub(crate) use inference::{Carries, Inference};
+pub(crate) use inference::{BodyEncoding, InferenceRoute};
 
 /// What a request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Route {
-    Inference(Inference),
+pub(crate) enum ApiRoute {
+    Inference(InferenceRoute),
     /// What follows `/engines/`: a model, and a path of its engine.
-    Passage(String),
+    Passthrough(String),
     Models,
     /// One model, by what follows `/v1/models/`, still escaped.
     Model(String),
@@ -30,23 +30,23 @@ pub(crate) enum Route {
     Readyz,
 }
 
-impl Route {
+impl ApiRoute {
     /// The metric label.
     pub(crate) const fn label(&self) -> &'static str {
         match self {
             Self::Inference(inference) => inference.label(),
-            Self::Passage(_) => "engines",
+            Self::Passthrough(_) => "engines",
             Self::Models | Self::Model(_) => "models",
             Self::Healthz => "healthz",
             Self::Readyz => "readyz",
         }
     }
 
-    /// The methods that it takes, as `Allow` has them. Those of a passage are its engine's affair.
+    /// The methods that it takes, as `Allow` has them. Those of a passthrough path are its engine's affair.
     const fn methods(&self) -> &'static [Method] {
         match self {
             Self::Inference(_) => &[Method::POST],
-            Self::Passage(_) => &[Method::GET, Method::HEAD, Method::POST],
+            Self::Passthrough(_) => &[Method::GET, Method::HEAD, Method::POST],
             Self::Models | Self::Model(_) | Self::Healthz | Self::Readyz => &[Method::GET, Method::HEAD],
         }
     }
@@ -54,16 +54,19 @@ impl Route {
 
 /// The route, or 404, 405, 501. `upgrades`: the client asks for a protocol without which its request means nothing to it. With a
 /// 405 goes what would be allowed.
-pub(crate) fn find(
+pub(crate) fn match_route(
     method: &Method,
     path: &str,
     upgrades: bool,
-) -> Result<Route, (Fault, Option<&'static str>)> {
-    let known = known(path);
-    let methods = known.as_ref().map_or(&[Method::GET, Method::HEAD][..], Route::methods);
+) -> Result<ApiRoute, (Fault, Option<&'static str>)> {
+    let known = parse_path(path);
+    let methods = known.as_ref().map_or(&[Method::GET, Method::HEAD][..], ApiRoute::methods);
     let not_allowed = || {
-        let fault = Fault::MethodNotAllowed { method: text::cut(method.as_str()), path: text::cut(path) };
-        Err((fault, Some(allow(methods))))
+        let fault = Fault::MethodNotAllowed {
+            method: client_text::sanitize(method.as_str()),
+            path: client_text::sanitize(path),
+        };
+        Err((fault, Some(allow_header(methods))))
     };
     if matches!(*method, Method::CONNECT | Method::TRACE) {
         return not_allowed();
@@ -73,7 +76,7 @@ pub(crate) fn find(
         return Err((fault, None));
     }
     match known {
-        None => Err((unknown(method, path), None)),
+        None => Err((route_not_found(method, path), None)),
         Some(_) if !methods.contains(method) => not_allowed(),
         Some(route) => Ok(route),
     }
@@ -89,7 +92,7 @@ pub(crate) fn is_websocket(upgrade: &HeaderValue) -> bool {
 }
 
 /// In whose words a request for this path is refused, whether the path exists or not.
-pub(crate) fn form(path: &str) -> Form {
+pub(crate) fn api_schema(path: &str) -> ApiSchema {
     let path = if path.starts_with("/engines/") {
         path.rfind("/v1/").and_then(|at| path.get(at..)).unwrap_or_default()
     } else {
@@ -98,48 +101,52 @@ pub(crate) fn form(path: &str) -> Form {
     let under =
         |route: &str| path.strip_prefix(route).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     if under("/v1/messages") {
-        Form::Anthropic
+        ApiSchema::Anthropic
     } else if under("/v1/responses") {
-        Form::Responses
+        ApiSchema::Responses
     } else {
-        Form::OpenAi
+        ApiSchema::OpenAi
     }
 }
 
 /// There is no such route.
-pub(crate) fn unknown(method: &Method, path: &str) -> Fault {
-    let meant = meant(path).map(|path| text::cut(&path));
-    Fault::RouteNotFound { method: text::cut(method.as_str()), path: text::cut(path), meant }
+pub(crate) fn route_not_found(method: &Method, path: &str) -> Fault {
+    let meant = suggest_path(path).map(|path| client_text::sanitize(&path));
+    Fault::RouteNotFound {
+        method: client_text::sanitize(method.as_str()),
+        path: client_text::sanitize(path),
+        suggested_path: meant,
+    }
 }
 
 /// The path of a route, where only `/v1` is missing or doubled, or a slash stands at the end. Base URLs are often one of these off.
-fn meant(path: &str) -> Option<String> {
+fn suggest_path(path: &str) -> Option<String> {
     let path = path.trim_end_matches('/');
     let bare = path.trim_start_matches("/v1");
-    [path.to_owned(), format!("/v1{path}"), format!("/v1{bare}")]
-        .into_iter()
-        .find(|path| matches!(known(path), Some(Route::Inference(_) | Route::Models | Route::Model(_))))
+    [path.to_owned(), format!("/v1{path}"), format!("/v1{bare}")].into_iter().find(|path| {
+        matches!(parse_path(path), Some(ApiRoute::Inference(_) | ApiRoute::Models | ApiRoute::Model(_)))
+    })
 }
 
-fn known(path: &str) -> Option<Route> {
-    if let Some(inference) = Inference::at(path) {
-        return Some(Route::Inference(inference));
+fn parse_path(path: &str) -> Option<ApiRoute> {
+    if let Some(inference) = InferenceRoute::from_path(path) {
+        return Some(ApiRoute::Inference(inference));
     }
     Some(match path {
-        "/v1/models" => Route::Models,
+        "/v1/models" => ApiRoute::Models,
         // vLLM and most of its clients call it by the second name.
-        "/healthz" | "/health" => Route::Healthz,
-        "/readyz" => Route::Readyz,
+        "/healthz" | "/health" => ApiRoute::Healthz,
+        "/readyz" => ApiRoute::Readyz,
         _ => match (path.strip_prefix("/v1/models/"), path.strip_prefix("/engines/")) {
-            (Some(rest), _) if !rest.is_empty() => Route::Model(rest.to_owned()),
-            (_, Some(rest)) => Route::Passage(rest.to_owned()),
+            (Some(rest), _) if !rest.is_empty() => ApiRoute::Model(rest.to_owned()),
+            (_, Some(rest)) => ApiRoute::Passthrough(rest.to_owned()),
             _ => return None,
         },
     })
 }
 
 /// `Allow`, for one of the sets that there are.
-pub(crate) fn allow(methods: &[Method]) -> &'static str {
+pub(crate) fn allow_header(methods: &[Method]) -> &'static str {
     match (methods.contains(&Method::GET), methods.contains(&Method::POST)) {
         (true, true) => "GET, HEAD, POST",
         (false, true) => "POST",
@@ -149,14 +156,14 @@ pub(crate) fn allow(methods: &[Method]) -> &'static str {
 
 /// The configured name or alias that an escaped path segment spells, with its model. The whole rest of the path is the
 /// name, so the longest one that could match is the only one.
-pub(crate) fn named<'a>(registry: &'a Registry, escaped: &str) -> Option<(String, &'a ModelName)> {
-    let name = unescape(escaped)?;
+pub(crate) fn find_model<'a>(registry: &'a ModelNameIndex, escaped: &str) -> Option<(String, &'a ModelName)> {
+    let name = percent_decode(escaped)?;
     let model = registry.find(&name)?;
     Some((name, model))
 }
 
 /// Decodes `%` escapes; `None` when one is broken or the result is not UTF-8.
-pub(crate) fn unescape(escaped: &str) -> Option<String> {
+pub(crate) fn percent_decode(escaped: &str) -> Option<String> {
     if !escaped.contains('%') {
         return Some(escaped.to_owned());
     }

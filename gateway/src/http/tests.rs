@@ -3,14 +3,15 @@
 use std::{sync::Arc, time::Duration};
 
 use rouse::{
-    fault::{Cause, Fault, Wait},
+    fault::{FailureCause, Fault, WaitDetails},
     units::{Bytes, Millis},
 };
 use tokio::time::Instant;
 
 use super::testing::{
-    Answer, Client, Engine, Gateway, MODEL, SERVED, change_model, events, json, nobody, post, raw,
-    until_free, until_used,
+    CannedEngine, InProcessGateway, MODEL, RawHttpClient, RawHttpResponse, SERVED_NAME, change_model,
+    completion_request, json_response, raw_request, refused_address, sse_response, wait_until_lease_ended,
+    wait_until_no_leases,
 };
 use crate::{
     config::{self, OnDisconnect},
@@ -19,21 +20,25 @@ use crate::{
 
 mod backend;
 
-async fn ask(gateway: &Gateway, request: &str) -> Answer {
+async fn ask(gateway: &InProcessGateway, request: &str) -> RawHttpResponse {
     let mut client = gateway.connect().await;
     client.send(request).await;
-    client.answer().await
+    client.read_response().await
 }
 
 fn not_ready() -> Fault {
-    let wait = Wait { waited_for: "gpu-0".into(), retry_after: Some(Millis::secs(7)), ..Wait::default() };
-    Fault::ModelNotReady { model: MODEL.into(), cause: Cause::OutOfMemory, wait }
+    let wait = WaitDetails {
+        waited_for: "gpu-0".into(),
+        retry_after: Some(Millis::secs(7)),
+        ..WaitDetails::default()
+    };
+    Fault::ModelNotReady { model: MODEL.into(), cause: FailureCause::OutOfMemory, wait }
 }
 
 #[tokio::test]
 async fn every_refusal_of_a_request_has_its_status_code_type_and_headers() {
-    let gateway = Gateway::start(|_| {});
-    let chat = |headers: &str, body: &str| raw("POST /v1/chat/completions", headers, body);
+    let gateway = InProcessGateway::start(|_| {});
+    let chat = |headers: &str, body: &str| raw_request("POST /v1/chat/completions", headers, body);
     for (request, status, code, kind) in [
         (chat("", "not json"), 400, "invalid_request", "invalid_request_error"),
         (chat("", "{}"), 400, "invalid_request", "invalid_request_error"),
@@ -45,12 +50,12 @@ async fn every_refusal_of_a_request_has_its_status_code_type_and_headers() {
         (chat("api-key: a\r\nx-api-key: b\r\n", "{}"), 400, "invalid_request", "invalid_request_error"),
         (chat("content-encoding: gzip\r\n", "{}"), 415, "unsupported_encoding", "invalid_request_error"),
         (chat("", r#"{"model":"nobody"}"#), 404, "model_not_found", "invalid_request_error"),
-        (raw("POST /v1/unknown", "", "{}"), 404, "route_not_found", "invalid_request_error"),
-        (raw("GET /v1/models/nobody", "", ""), 404, "model_not_found", "invalid_request_error"),
-        (raw("PUT /v1/embeddings", "", "{}"), 405, "method_not_allowed", "invalid_request_error"),
-        (raw("TRACE /v1/models", "", ""), 405, "method_not_allowed", "invalid_request_error"),
+        (raw_request("POST /v1/unknown", "", "{}"), 404, "route_not_found", "invalid_request_error"),
+        (raw_request("GET /v1/models/nobody", "", ""), 404, "model_not_found", "invalid_request_error"),
+        (raw_request("PUT /v1/embeddings", "", "{}"), 405, "method_not_allowed", "invalid_request_error"),
+        (raw_request("TRACE /v1/models", "", ""), 405, "method_not_allowed", "invalid_request_error"),
         (
-            raw("GET /v1/models", "connection: upgrade\r\nupgrade: websocket\r\n", ""),
+            raw_request("GET /v1/models", "connection: upgrade\r\nupgrade: websocket\r\n", ""),
             501,
             "not_implemented",
             "server_error",
@@ -71,12 +76,12 @@ async fn every_refusal_of_a_request_has_its_status_code_type_and_headers() {
 
 #[tokio::test]
 async fn a_refusal_of_the_queue_keeps_its_status_and_details() {
-    let mut gateway = Gateway::start(|_| {});
+    let mut gateway = InProcessGateway::start(|_| {});
     let mut client = gateway.connect().await;
-    client.send(post(false)).await;
+    client.send(completion_request(false)).await;
     let parked = gateway.next_parked().await;
     drop(parked.answer.send(Err(not_ready())));
-    let answer = client.answer().await;
+    let answer = client.read_response().await;
     assert_eq!(answer.status, 503);
     assert_eq!(answer.header("retry-after"), Some("7"));
     assert_eq!(answer.header("x-should-retry"), Some("true"));
@@ -86,14 +91,14 @@ async fn a_refusal_of_the_queue_keeps_its_status_and_details() {
 
 #[tokio::test]
 async fn models_are_listed_with_aliases_and_found_by_escaped_names() {
-    let gateway = Gateway::start(|_| {});
-    let list = ask(&gateway, &raw("GET /v1/models", "", "")).await;
+    let gateway = InProcessGateway::start(|_| {});
+    let list = ask(&gateway, &raw_request("GET /v1/models", "", "")).await;
     let list: serde_json::Value = serde_json::from_slice(&list.body).unwrap();
     assert_eq!(list["object"], "list");
     let ids: Vec<_> = list["data"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap()).collect();
     assert_eq!(ids, ["alias", MODEL]);
     for name in ["org/m", "org%2Fm", "org%2fm"] {
-        let one = ask(&gateway, &raw(&format!("GET /v1/models/{name}"), "", "")).await;
+        let one = ask(&gateway, &raw_request(&format!("GET /v1/models/{name}"), "", "")).await;
         let one: serde_json::Value = serde_json::from_slice(&one.body).unwrap();
         assert_eq!((one["id"].as_str(), one["state"].as_str()), (Some(MODEL), Some("awake")));
         assert_eq!((one["object"].as_str(), one["owned_by"].as_str()), (Some("model"), Some("rouse")));
@@ -102,35 +107,35 @@ async fn models_are_listed_with_aliases_and_found_by_escaped_names() {
 
 #[tokio::test]
 async fn the_engine_gets_its_own_name_and_key_and_the_bytes_around_them_unchanged() {
-    let gateway = Gateway::start(|_| {});
-    let mut engine = Engine::start(json("{}")).await;
+    let gateway = InProcessGateway::start(|_| {});
+    let mut engine = CannedEngine::start(json_response("{}")).await;
     let gate = gateway.open_gate();
-    gateway.route(&[(engine.address, &gate)]);
+    gateway.set_endpoints(&[(engine.address, &gate)]);
     let body = |name: &str| format!("{{ \"n\" : 1.0,\"model\":\"{name}\" ,\"x\":[ ] }}");
     let headers = "authorization: Bearer client\r\nx-request-id: mine.1\r\ntraceparent: 00-a-b-01\r\n\
                    cookie: c\r\nx-rouse-gate: forged\r\n";
-    let answer = ask(&gateway, &raw("POST /v1/embeddings?q=1", headers, &body("alias"))).await;
+    let answer = ask(&gateway, &raw_request("POST /v1/embeddings?q=1", headers, &body("alias"))).await;
     assert_eq!((answer.status, answer.header("x-request-id")), (200, Some("mine.1")));
-    let seen = engine.seen.recv().await.unwrap();
+    let seen = engine.requests.recv().await.unwrap();
     assert!(seen.starts_with("POST /v1/embeddings?q=1 HTTP/1.1\r\n"), "{seen}");
-    assert!(seen.ends_with(&body(SERVED)), "{seen}");
+    assert!(seen.ends_with(&body(SERVED_NAME)), "{seen}");
     for has in ["authorization: Bearer engine-key", "x-request-id: mine.1", "traceparent: 00-a-b-01"] {
         assert!(seen.contains(has), "{has} in {seen}");
     }
     for has_not in ["client", "cookie", "x-rouse-gate"] {
         assert!(!seen.contains(has_not), "{has_not} in {seen}");
     }
-    until_free(&gate).await;
+    wait_until_no_leases(&gate).await;
 }
 
 #[tokio::test]
 async fn a_request_is_told_to_the_engine_that_it_gets_and_not_to_the_one_that_was_configured_when_it_came() {
-    let mut gateway = Gateway::start(|_| {});
-    let mut engine = Engine::start(json("{}")).await;
+    let mut gateway = InProcessGateway::start(|_| {});
+    let mut engine = CannedEngine::start(json_response("{}")).await;
     let gate = gateway.open_gate();
     let (first, second) = (gateway.config.load_full(), {
         let mut config = (*gateway.config.load_full()).clone();
-        config.former = vec![Arc::clone(&config.models[MODEL])];
+        config.former_engines = vec![Arc::clone(&config.engines[MODEL])];
         change_model(&mut config, |model| {
             (model.served_name, model.fingerprint) = ("served-anew".into(), 1);
             model.api_key = Some("other-key".into());
@@ -138,58 +143,59 @@ async fn a_request_is_told_to_the_engine_that_it_gets_and_not_to_the_one_that_wa
         Arc::new(config)
     });
     // Whether the engine was started by the new entry or runs since before.
-    for (fingerprint, name, key) in [(1, "served-anew", "other-key"), (0, SERVED, "engine-key")] {
+    for (fingerprint, name, key) in [(1, "served-anew", "other-key"), (0, SERVED_NAME, "engine-key")] {
         gateway.config.store(Arc::clone(&first));
         let mut client = gateway.connect().await;
-        client.send(post(false)).await;
+        client.send(completion_request(false)).await;
         let parked = gateway.next_parked().await;
         gateway.config.store(Arc::clone(&second));
-        let granted = crate::driver::Granted { fingerprint, ..gateway.grant(engine.address, &gate) };
+        let granted = crate::driver::GrantedLease { fingerprint, ..gateway.grant(engine.address, &gate) };
         drop(parked.answer.send(Ok(granted)));
-        assert_eq!(client.answer().await.status, 200);
-        let seen = engine.seen.recv().await.unwrap();
+        assert_eq!(client.read_response().await.status, 200);
+        let seen = engine.requests.recv().await.unwrap();
         assert!(seen.contains(&format!("\"{name}\"")), "{seen}");
         assert!(seen.contains(&format!("authorization: Bearer {key}\r\n")), "{seen}");
-        until_free(&gate).await;
+        wait_until_no_leases(&gate).await;
     }
 }
 
 #[tokio::test]
 async fn a_client_cannot_take_away_what_the_gateway_adds() {
-    let gateway = Gateway::start(|_| {});
-    let mut engine = Engine::start(json("{}")).await;
+    let gateway = InProcessGateway::start(|_| {});
+    let mut engine = CannedEngine::start(json_response("{}")).await;
     let gate = gateway.open_gate();
-    gateway.route(&[(engine.address, &gate)]);
+    gateway.set_endpoints(&[(engine.address, &gate)]);
     let named = "connection: x-request-id, x-hop, content-length, authorization, host\r\nx-request-id: mine\r\nx-hop: 1\r\n";
-    let request = post(false).replacen("\r\n", &format!("\r\n{named}"), 1);
+    let request = completion_request(false).replacen("\r\n", &format!("\r\n{named}"), 1);
     assert_eq!(ask(&gateway, &request).await.status, 200);
-    let seen = engine.seen.recv().await.unwrap();
+    let seen = engine.requests.recv().await.unwrap();
     assert!(seen.contains("x-request-id: mine\r\n") && !seen.contains("x-hop"), "{seen}");
     assert!(seen.contains("authorization: Bearer engine-key\r\n") && seen.contains("host: "), "{seen}");
 }
 
 #[tokio::test]
 async fn a_request_that_waited_says_for_what() {
-    let mut gateway = Gateway::start(|_| {});
-    let engine = Engine::start(json("{}")).await;
+    let mut gateway = InProcessGateway::start(|_| {});
+    let engine = CannedEngine::start(json_response("{}")).await;
     let gate = gateway.open_gate();
     let mut client = gateway.connect().await;
-    client.send(post(false)).await;
+    client.send(completion_request(false)).await;
     let parked = gateway.next_parked().await;
     assert_eq!((parked.parking.band, parked.parking.stream), (3, false));
     drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
-    let answer = client.answer().await;
+    let answer = client.read_response().await;
     assert_eq!((answer.status, answer.header("x-rouse-cold-start")), (200, Some("cold")));
     assert!(answer.header("server-timing").is_some_and(|t| t.starts_with("queue;dur=30, wake;dur=20, ")));
 }
 
 #[tokio::test]
 async fn a_wait_ends_at_the_shorter_of_what_the_client_asks_and_what_is_allowed() {
-    let mut gateway = Gateway::start(|config| config.core.settings.queue.max_wait = Millis::secs(60));
+    let mut gateway =
+        InProcessGateway::start(|config| config.core.settings.queue.max_wait = Millis::secs(60));
     for (asked, wait) in [("1.5", 1500), ("3600", 60_000)] {
         let mut client = gateway.connect().await;
         let headers = format!("x-request-timeout: {asked}\r\n");
-        client.send(raw("POST /v1/completions", &headers, "{\"model\":\"alias\"}")).await;
+        client.send(raw_request("POST /v1/completions", &headers, "{\"model\":\"alias\"}")).await;
         let parking = gateway.next_parked().await.parking;
         assert_eq!(parking.deadline.since(parking.arrived), Millis(wait));
     }
@@ -197,11 +203,12 @@ async fn a_wait_ends_at_the_shorter_of_what_the_client_asks_and_what_is_allowed(
 
 #[tokio::test]
 async fn a_model_has_a_longest_wait_of_its_own() {
-    let mut gateway = Gateway::start(|config| config.core.models[0].queue.max_wait = Some(Millis::secs(7)));
+    let mut gateway =
+        InProcessGateway::start(|config| config.core.models[0].queue.max_wait = Some(Millis::secs(7)));
     for (asked, wait) in [("1.5", 1500), ("3600", 7000)] {
         let mut client = gateway.connect().await;
         let headers = format!("x-request-timeout: {asked}\r\n");
-        client.send(raw("POST /v1/completions", &headers, "{\"model\":\"alias\"}")).await;
+        client.send(raw_request("POST /v1/completions", &headers, "{\"model\":\"alias\"}")).await;
         let parking = gateway.next_parked().await.parking;
         assert_eq!(parking.deadline.since(parking.arrived), Millis(wait));
     }
@@ -209,37 +216,39 @@ async fn a_model_has_a_longest_wait_of_its_own() {
 
 #[tokio::test]
 async fn a_queue_that_does_not_answer_does_not_hold_a_request_for_ever() {
-    let mut gateway = Gateway::start(|_| {});
+    let mut gateway = InProcessGateway::start(|_| {});
     let mut client = gateway.connect().await;
-    client.send(raw("POST /v1/completions", "x-request-timeout: 0.1\r\n", "{\"model\":\"alias\"}")).await;
+    client
+        .send(raw_request("POST /v1/completions", "x-request-timeout: 0.1\r\n", "{\"model\":\"alias\"}"))
+        .await;
     let _parked = gateway.next_parked().await;
-    let answer = client.answer().await;
+    let answer = client.read_response().await;
     assert_eq!((answer.status, answer.error()["code"].as_str()), (503, Some("control_plane")));
     assert!(answer.header("retry-after").is_some());
 }
 
 #[tokio::test]
 async fn a_parked_stream_fails_with_a_status_before_the_grace_and_with_an_event_after_it() {
-    let mut gateway = Gateway::start(|_| {});
+    let mut gateway = InProcessGateway::start(|_| {});
     let mut client = gateway.connect().await;
-    client.send(post(true)).await;
+    client.send(completion_request(true)).await;
     let parked = gateway.next_parked().await;
     assert!(parked.parking.stream);
     drop(parked.answer.send(Err(not_ready())));
-    assert_eq!(client.answer().await.status, 503);
+    assert_eq!(client.read_response().await.status, 503);
 
     // The grace begins when the request comes, which may be noticed late here.
     let begun = Instant::now();
-    client.send(post(true)).await;
+    client.send(completion_request(true)).await;
     let parked = gateway.next_parked().await;
-    let head = client.answer().await;
+    let head = client.read_response().await;
     assert!(begun.elapsed() >= Duration::from_millis(150));
     assert_eq!((head.status, head.header("content-type")), (200, Some("text/event-stream; charset=utf-8")));
     assert_eq!(head.header("x-accel-buffering"), Some("no"));
-    client.until(b" \n\r\n").await;
-    client.until(b" \n\r\n").await;
+    client.read_until(b" \n\r\n").await;
+    client.read_until(b" \n\r\n").await;
     drop(parked.answer.send(Err(not_ready())));
-    let rest = String::from_utf8(client.rest().await).unwrap();
+    let rest = String::from_utf8(client.read_to_end().await).unwrap();
     assert!(rest.contains("data: {\"error\":{"), "{rest}");
     assert!(rest.contains("\"code\":\"model_not_ready\"") && !rest.contains("[DONE]"), "{rest}");
     assert!(!rest.ends_with("0\r\n\r\n"), "a clean end: {rest}");
@@ -247,18 +256,18 @@ async fn a_parked_stream_fails_with_a_status_before_the_grace_and_with_an_event_
 
 #[tokio::test]
 async fn a_parked_stream_goes_on_as_the_engines_after_its_heartbeats() {
-    let mut gateway = Gateway::start(|_| {});
-    let engine = Engine::start(events("{\"a\":1}") + "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n").await;
+    let mut gateway = InProcessGateway::start(|_| {});
+    let engine = CannedEngine::start(sse_response("{\"a\":1}") + "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n").await;
     let gate = gateway.open_gate();
     let mut client = gateway.connect().await;
-    client.send(post(true)).await;
+    client.send(completion_request(true)).await;
     let parked = gateway.next_parked().await;
-    client.until(b" \n\r\n").await;
+    client.read_until(b" \n\r\n").await;
     drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
-    client.until(b"data: {\"a\":1}\n\n").await;
-    client.until(b"data: [DONE]\n\n").await;
-    client.until(b"0\r\n\r\n").await;
-    until_free(&gate).await;
+    client.read_until(b"data: {\"a\":1}\n\n").await;
+    client.read_until(b"data: [DONE]\n\n").await;
+    client.read_until(b"0\r\n\r\n").await;
+    wait_until_no_leases(&gate).await;
     assert_eq!(gateway.next_ended().await.status, 200);
 }
 
@@ -267,89 +276,94 @@ async fn a_stream_that_wants_no_heartbeats_is_silent_until_its_first_event() {
     let hash = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
     let quiet = format!("keys: [{{name: quiet, sha256: {hash}, heartbeat: off}}]");
     let quiet = config::parse(&quiet, "test").unwrap().keys[0].clone();
-    let loud =
-        config::Key { name: "loud".into(), hash: keys::hash(b"loud"), heartbeat: true, ..quiet.clone() };
-    let mut gateway = Gateway::start(|config| config.keys = vec![quiet, loud].into());
-    let engine = Engine::start(events("{\"a\":1}")).await;
+    let loud = config::KeyConfig {
+        name: "loud".into(),
+        hash: keys::sha256(b"loud"),
+        heartbeat: true,
+        ..quiet.clone()
+    };
+    let mut gateway = InProcessGateway::start(|config| config.keys = vec![quiet, loud].into());
+    let engine = CannedEngine::start(sse_response("{\"a\":1}")).await;
     let gate = gateway.open_gate();
-    let ask = |headers: &str| post(true).replacen("host: x\r\n", &format!("host: x\r\n{headers}"), 1);
+    let ask =
+        |headers: &str| completion_request(true).replacen("host: x\r\n", &format!("host: x\r\n{headers}"), 1);
     let mut silent = Vec::new();
     for headers in ["x-api-key: secret\r\n", "x-api-key: loud\r\nx-rouse-heartbeat: off\r\n"] {
         let mut client = gateway.connect().await;
         client.send(ask(headers)).await;
         let parked = gateway.next_parked().await;
-        assert_eq!(client.answer().await.status, 200, "{headers}");
+        assert_eq!(client.read_response().await.status, 200, "{headers}");
         silent.push((client, parked));
     }
     let mut beating = gateway.connect().await;
     beating.send(ask("x-api-key: secret\r\nx-rouse-heartbeat: on\r\n")).await;
-    beating.until(b" \n\r\n").await;
-    beating.until(b" \n\r\n").await;
+    beating.read_until(b" \n\r\n").await;
+    beating.read_until(b" \n\r\n").await;
     for (mut client, parked) in silent {
         drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
-        let read = String::from_utf8(client.until(b"data: {\"a\":1}\n\n").await).unwrap();
+        let read = String::from_utf8(client.read_until(b"data: {\"a\":1}\n\n").await).unwrap();
         assert!(!read.contains(" \n"), "{read:?}");
     }
 }
 
 #[tokio::test]
 async fn an_engines_refusal_after_the_grace_is_an_event_in_its_own_words() {
-    let mut gateway = Gateway::start(|_| {});
+    let mut gateway = InProcessGateway::start(|_| {});
     let own = "{\"error\": {\"message\":\n\"too long\"}}";
     let refusal = format!("HTTP/1.1 400 Bad Request\r\ncontent-length: {}\r\n\r\n{own}", own.len());
-    let engine = Engine::start(refusal).await;
+    let engine = CannedEngine::start(refusal).await;
     let gate = gateway.open_gate();
     let mut client = gateway.connect().await;
-    client.send(post(true)).await;
+    client.send(completion_request(true)).await;
     let parked = gateway.next_parked().await;
-    client.until(b" \n\r\n").await;
+    client.read_until(b" \n\r\n").await;
     drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
-    let rest = String::from_utf8(client.rest().await).unwrap();
+    let rest = String::from_utf8(client.read_to_end().await).unwrap();
     assert!(rest.contains("data: {\"error\": {\"message\":\ndata: \"too long\"}}\n\n"), "{rest}");
     assert!(!rest.contains("[DONE]") && !rest.ends_with("0\r\n\r\n"), "{rest}");
 }
 
 #[tokio::test]
 async fn after_the_grace_only_readable_events_pass_and_everything_else_is_one_error() {
-    let mut gateway = Gateway::start(|_| {});
-    let encoded = events("{}").replace("200 OK\r\n", "200 OK\r\ncontent-encoding: gzip\r\n");
-    for other in [json("{\"id\":1}"), encoded] {
-        let engine = Engine::start(other).await;
+    let mut gateway = InProcessGateway::start(|_| {});
+    let encoded = sse_response("{}").replace("200 OK\r\n", "200 OK\r\ncontent-encoding: gzip\r\n");
+    for other in [json_response("{\"id\":1}"), encoded] {
+        let engine = CannedEngine::start(other).await;
         let gate = gateway.open_gate();
         let mut client = gateway.connect().await;
-        client.send(post(true)).await;
+        client.send(completion_request(true)).await;
         let parked = gateway.next_parked().await;
-        client.until(b" \n\r\n").await;
+        client.read_until(b" \n\r\n").await;
         drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
-        let rest = String::from_utf8(client.rest().await).unwrap();
+        let rest = String::from_utf8(client.read_to_end().await).unwrap();
         assert!(rest.contains("\"code\":\"engine_refused\"") && rest.matches("data:").count() == 1, "{rest}");
         assert!(!rest.ends_with("0\r\n\r\n"), "a clean end: {rest}");
         assert_eq!(gateway.next_ended().await.code, Some("engine_refused"));
-        until_free(&gate).await;
+        wait_until_no_leases(&gate).await;
     }
 }
 
 #[tokio::test]
 async fn a_request_that_meets_a_dead_engine_queues_again_in_its_old_place() {
-    let mut gateway = Gateway::start(|_| {});
-    let engine = Engine::start(json("{}")).await;
+    let mut gateway = InProcessGateway::start(|_| {});
+    let engine = CannedEngine::start(json_response("{}")).await;
     let (dead, gate) = (gateway.open_gate(), gateway.open_gate());
-    gateway.route(&[(nobody(), &dead)]);
+    gateway.set_endpoints(&[(refused_address(), &dead)]);
     let mut client = gateway.connect().await;
-    client.send(post(false)).await;
+    client.send(completion_request(false)).await;
     let met = Instant::now();
     // It has asked the engine in vain: its lease is over.
-    until_used(&dead).await;
-    gateway.caught_up().await;
+    wait_until_lease_ended(&dead).await;
+    gateway.wait_until_idle().await;
     assert!(gateway.parked.try_recv().is_err(), "queued before the dead engine was known to be dead");
     dead.close();
-    dead.revoke(Fault::EngineFailed { model: "m".into(), cause: Cause::Killed(9), wait: None });
+    dead.revoke(Fault::EngineFailed { model: "m".into(), cause: FailureCause::Killed(9), wait: None });
     let parked = gateway.next_parked().await;
     assert!(met.elapsed() < Duration::from_millis(900), "{:?}", met.elapsed());
     assert!(parked.parking.deadline > parked.parking.arrived);
     drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
-    assert_eq!(client.answer().await.status, 200);
-    assert_eq!(gateway.next_ended().await.replays, 1);
+    assert_eq!(client.read_response().await.status, 200);
+    assert_eq!(gateway.next_ended().await.retries, 1);
 }
 
 const TURNED_AWAY: [&str; 2] = ["x-rouse-gated", "x-rouse-not-ready"];
@@ -361,110 +375,110 @@ fn turned_away(mark: &str) -> String {
 #[tokio::test]
 async fn a_request_that_a_stub_turns_away_waits_in_its_old_place_as_often_as_that_happens() {
     for mark in TURNED_AWAY {
-        let mut gateway = Gateway::start(|config| change_model(config, |model| model.stub = true));
-        let mut stub = Engine::start(turned_away(mark)).await;
-        let engine = Engine::start(json("{}")).await;
+        let mut gateway = InProcessGateway::start(|config| change_model(config, |model| model.stub = true));
+        let mut stub = CannedEngine::start(turned_away(mark)).await;
+        let engine = CannedEngine::start(json_response("{}")).await;
         let gate = gateway.open_gate();
-        gateway.route(&[(stub.address, &gate)]);
+        gateway.set_endpoints(&[(stub.address, &gate)]);
         let mut client = gateway.connect().await;
-        client.send(post(false)).await;
+        client.send(completion_request(false)).await;
         let mut arrived = None;
         for times in 1..=5 {
             let parked = gateway.next_parked().await;
             let place = (parked.parking.arrived, parked.parking.deadline);
             assert_eq!(*arrived.get_or_insert(place), place);
             assert_eq!(gate.leases(), 0, "a lease is held while its request waits");
-            assert_eq!(gateway.control.gated.lock().unwrap().len(), times);
+            assert_eq!(gateway.driver.gated.lock().unwrap().len(), times);
             let to = if times < 5 { stub.address } else { engine.address };
             drop(parked.answer.send(Ok(gateway.grant(to, &gate))));
         }
-        let answer = client.answer().await;
+        let answer = client.read_response().await;
         assert_eq!((answer.status, answer.header(mark)), (200, None));
-        assert_eq!(gateway.next_ended().await.replays, 5);
-        let first = stub.seen.recv().await.unwrap();
-        assert!(first.ends_with('}') && stub.seen.recv().await.unwrap().ends_with('}'), "{first}");
+        assert_eq!(gateway.next_ended().await.retries, 5);
+        let first = stub.requests.recv().await.unwrap();
+        assert!(first.ends_with('}') && stub.requests.recv().await.unwrap().ends_with('}'), "{first}");
     }
 }
 
 #[tokio::test]
 async fn an_engine_without_a_stub_cannot_park_anybody_by_calling_itself_one() {
     for mark in TURNED_AWAY {
-        let mut gateway = Gateway::start(|_| {});
-        let engine = Engine::start(turned_away(mark)).await;
+        let mut gateway = InProcessGateway::start(|_| {});
+        let engine = CannedEngine::start(turned_away(mark)).await;
         let gate = gateway.open_gate();
-        gateway.route(&[(engine.address, &gate)]);
-        let answer = ask(&gateway, &post(false)).await;
+        gateway.set_endpoints(&[(engine.address, &gate)]);
+        let answer = ask(&gateway, &completion_request(false)).await;
         assert_eq!((answer.status, answer.header(mark)), (503, None));
-        assert!(gateway.parked.try_recv().is_err() && gateway.control.gated.lock().unwrap().is_empty());
+        assert!(gateway.parked.try_recv().is_err() && gateway.driver.gated.lock().unwrap().is_empty());
     }
 }
 
 #[tokio::test]
 async fn a_request_that_meets_two_dead_engines_is_refused() {
-    let mut gateway = Gateway::start(|_| {});
+    let mut gateway = InProcessGateway::start(|_| {});
     let (dead, gate) = (gateway.open_gate(), gateway.open_gate());
     let mut client = gateway.connect().await;
-    client.send(post(false)).await;
+    client.send(completion_request(false)).await;
     let parked = gateway.next_parked().await;
-    let grant = gateway.grant(nobody(), &dead);
+    let grant = gateway.grant(refused_address(), &dead);
     dead.close();
     drop(parked.answer.send(Ok(grant)));
     let parked = gateway.next_parked().await;
-    drop(parked.answer.send(Ok(gateway.grant(nobody(), &gate))));
-    let answer = client.answer().await;
+    drop(parked.answer.send(Ok(gateway.grant(refused_address(), &gate))));
+    let answer = client.read_response().await;
     assert_eq!((answer.status, answer.error()["code"].as_str()), (502, Some("engine_unreachable")));
     assert_eq!(answer.header("x-should-retry"), Some("true"));
-    until_free(&gate).await;
-    until_free(&dead).await;
+    wait_until_no_leases(&gate).await;
+    wait_until_no_leases(&dead).await;
 }
 
 #[tokio::test]
 async fn a_request_that_an_engine_may_have_begun_fails_with_it() {
-    let mut gateway = Gateway::start(|_| {});
-    let mut silent = Engine::start("").await;
+    let mut gateway = InProcessGateway::start(|_| {});
+    let mut silent = CannedEngine::start("").await;
     for (cause, status, code) in
-        [(Cause::Killed(9), 502, "engine_closed"), (Cause::Hung, 503, "engine_failed")]
+        [(FailureCause::Killed(9), 502, "engine_closed"), (FailureCause::Hung, 503, "engine_failed")]
     {
         let dying = gateway.open_gate();
-        gateway.route(&[(silent.address, &dying)]);
+        gateway.set_endpoints(&[(silent.address, &dying)]);
         let mut client = gateway.connect().await;
-        client.send(post(false)).await;
-        silent.seen.recv().await.unwrap();
+        client.send(completion_request(false)).await;
+        silent.requests.recv().await.unwrap();
         dying.close();
         dying.revoke(Fault::EngineFailed { model: MODEL.into(), cause, wait: None });
-        let answer = client.answer().await;
+        let answer = client.read_response().await;
         assert_eq!((answer.status, answer.error()["code"].as_str()), (status, Some(code)));
         let again = if status == 502 { "true" } else { "false" };
         assert_eq!(answer.header("x-should-retry"), Some(again));
-        assert_eq!(gateway.next_ended().await.replays, 0);
+        assert_eq!(gateway.next_ended().await.retries, 0);
     }
     for begun in ["connection: close", "HTTP/1.1 200 OK\r\nconnection: close\r\n"] {
-        let mut closing = Engine::start(begun).await;
+        let mut closing = CannedEngine::start(begun).await;
         let gate = gateway.open_gate();
-        gateway.route(&[(closing.address, &gate)]);
-        let answer = ask(&gateway, &post(false)).await;
+        gateway.set_endpoints(&[(closing.address, &gate)]);
+        let answer = ask(&gateway, &completion_request(false)).await;
         assert_eq!((answer.status, answer.error()["code"].as_str()), (502, Some("engine_closed")));
-        closing.seen.recv().await.unwrap();
-        assert!(closing.seen.try_recv().is_err(), "sent twice");
+        closing.requests.recv().await.unwrap();
+        assert!(closing.requests.try_recv().is_err(), "sent twice");
     }
 }
 
 #[tokio::test]
 async fn an_engine_that_does_not_answer_in_time_is_a_timeout_that_is_not_tried_again() {
-    let gateway = Gateway::start(|config| config.timeouts.non_stream = Millis(100));
-    let engine = Engine::start("").await;
+    let gateway = InProcessGateway::start(|config| config.timeouts.non_stream = Millis(100));
+    let engine = CannedEngine::start("").await;
     let gate = gateway.open_gate();
-    gateway.route(&[(engine.address, &gate)]);
-    let answer = ask(&gateway, &post(false)).await;
+    gateway.set_endpoints(&[(engine.address, &gate)]);
+    let answer = ask(&gateway, &completion_request(false)).await;
     assert_eq!((answer.status, answer.error()["code"].as_str()), (504, Some("engine_timeout")));
     assert_eq!(answer.header("x-should-retry"), Some("false"));
 }
 
 #[tokio::test]
 async fn the_newest_body_is_refused_when_all_together_are_too_large() {
-    let mut gateway = Gateway::start(|config| config.limits.body_total = Bytes(1500));
+    let mut gateway = InProcessGateway::start(|config| config.limits.body_total = Bytes(1500));
     let body = format!("{{\"model\":\"{MODEL}\",\"pad\":\"{}\"}}", "p".repeat(1000));
-    let request = raw("POST /v1/completions", "", &body);
+    let request = raw_request("POST /v1/completions", "", &body);
     let mut first = gateway.connect().await;
     first.send(&request).await;
     let parked = gateway.next_parked().await;
@@ -473,7 +487,7 @@ async fn the_newest_body_is_refused_when_all_together_are_too_large() {
     assert!(second.header("retry-after").is_some());
     assert_eq!(second.header("x-should-retry"), Some("true"));
     drop(parked.answer.send(Err(not_ready())));
-    assert_eq!(first.answer().await.status, 503);
+    assert_eq!(first.read_response().await.status, 503);
     // What the first one held was given back.
     first.send(&request).await;
     gateway.next_parked().await;
@@ -481,46 +495,46 @@ async fn the_newest_body_is_refused_when_all_together_are_too_large() {
 
 #[tokio::test]
 async fn one_client_may_hold_a_part_of_all_bodies_and_others_are_served() {
-    let mut gateway = Gateway::start(|config| {
+    let mut gateway = InProcessGateway::start(|config| {
         (config.limits.body, config.limits.body_total) = (Bytes(1500), Bytes(8000));
     });
     let body = format!("{{\"model\":\"{MODEL}\",\"pad\":\"{}\"}}", "p".repeat(1000));
-    let request = raw("POST /v1/completions", "", &body);
+    let request = raw_request("POST /v1/completions", "", &body);
     let mut first = gateway.connect().await;
     first.send(&request).await;
     let parked = gateway.next_parked().await;
     let refused = ask(&gateway, &request).await;
     assert_eq!((refused.status, refused.error()["code"].as_str()), (429, Some("busy")));
     assert!(refused.error()["message"].as_str().unwrap().contains("this client"), "{refused:?}");
-    let mut other = Client::connect_from("127.0.0.2:0", gateway.address).await;
+    let mut other = RawHttpClient::connect_from("127.0.0.2:0", gateway.address).await;
     other.send(&request).await;
     gateway.next_parked().await;
     drop(parked.answer.send(Err(not_ready())));
-    assert_eq!(first.answer().await.status, 503);
+    assert_eq!(first.read_response().await.status, 503);
     first.send(&request).await;
     gateway.next_parked().await;
 }
 
 #[tokio::test]
 async fn an_engine_that_must_not_be_interrupted_is_read_to_its_end_for_nobody() {
-    let mut gateway = Gateway::start(|config| {
+    let mut gateway = InProcessGateway::start(|config| {
         change_model(config, |model| model.on_disconnect = OnDisconnect::Drain);
     });
-    let mut engine = Engine::start(events("{}")).await;
+    let mut engine = CannedEngine::start(sse_response("{}")).await;
     let gate = gateway.open_gate();
-    gateway.route(&[(engine.address, &gate)]);
+    gateway.set_endpoints(&[(engine.address, &gate)]);
     let mut client = gateway.connect().await;
-    client.send(post(true)).await;
-    client.until(b"data: {}\n\n").await;
+    client.send(completion_request(true)).await;
+    client.read_until(b"data: {}\n\n").await;
     drop(client);
-    gateway.until_connected(0).await;
+    gateway.wait_until_connected(0).await;
     // The body of the answer owns the lease and the engine's socket.
     assert_eq!(gate.leases(), 1, "interrupted");
-    assert!(engine.closed.try_recv().is_err(), "interrupted");
+    assert!(engine.closed_at.try_recv().is_err(), "interrupted");
     // One that still waits has nothing to be drained.
-    gateway.route(&[]);
+    gateway.set_endpoints(&[]);
     let mut client = gateway.connect().await;
-    client.send(post(true)).await;
+    client.send(completion_request(true)).await;
     let mut parked = gateway.next_parked().await;
     drop(client);
     tokio::time::timeout(Duration::from_millis(500), parked.answer.closed()).await.expect("still parked");
@@ -528,26 +542,26 @@ async fn an_engine_that_must_not_be_interrupted_is_read_to_its_end_for_nobody() 
 
 #[tokio::test]
 async fn a_request_that_outlives_its_client_keeps_its_share_of_the_bodies_and_queues_no_more() {
-    let mut gateway = Gateway::start(|config| {
+    let mut gateway = InProcessGateway::start(|config| {
         config.limits.body_total = Bytes(1500);
         change_model(config, |model| model.on_disconnect = OnDisconnect::Drain);
     });
-    let mut silent = Engine::start("").await;
+    let mut silent = CannedEngine::start("").await;
     let gate = gateway.open_gate();
-    gateway.route(&[(silent.address, &gate)]);
+    gateway.set_endpoints(&[(silent.address, &gate)]);
     let body = format!("{{\"model\":\"{MODEL}\",\"pad\":\"{}\"}}", "p".repeat(1000));
-    let request = raw("POST /v1/completions", "", &body);
+    let request = raw_request("POST /v1/completions", "", &body);
     let mut client = gateway.connect().await;
     client.send(&request).await;
-    silent.seen.recv().await.unwrap();
+    silent.requests.recv().await.unwrap();
     drop(client);
-    gateway.until_connected(0).await;
+    gateway.wait_until_connected(0).await;
     assert_eq!(ask(&gateway, &request).await.status, 429, "the body is held and not counted");
     gate.close();
-    gate.revoke(Fault::EngineFailed { model: MODEL.into(), cause: Cause::Killed(9), wait: None });
-    until_free(&gate).await;
-    gateway.route(&[]);
-    gateway.caught_up().await;
+    gate.revoke(Fault::EngineFailed { model: MODEL.into(), cause: FailureCause::Killed(9), wait: None });
+    wait_until_no_leases(&gate).await;
+    gateway.set_endpoints(&[]);
+    gateway.wait_until_idle().await;
     assert!(gateway.parked.try_recv().is_err(), "queued for nobody");
     let mut client = gateway.connect().await;
     client.send(&request).await;
@@ -556,27 +570,27 @@ async fn a_request_that_outlives_its_client_keeps_its_share_of_the_bodies_and_qu
 
 #[tokio::test]
 async fn an_engine_that_dies_in_a_stream_leaves_an_error_event_and_an_unclean_end() {
-    let gateway = Gateway::start(|_| {});
-    let dies = events("{}").replace("200 OK\r\n", "200 OK\r\nconnection: close\r\n");
-    let engine = Engine::start(dies).await;
+    let gateway = InProcessGateway::start(|_| {});
+    let dies = sse_response("{}").replace("200 OK\r\n", "200 OK\r\nconnection: close\r\n");
+    let engine = CannedEngine::start(dies).await;
     let gate = gateway.open_gate();
-    gateway.route(&[(engine.address, &gate)]);
+    gateway.set_endpoints(&[(engine.address, &gate)]);
     let mut client = gateway.connect().await;
-    client.send(post(true)).await;
-    let rest = String::from_utf8(client.rest().await).unwrap();
+    client.send(completion_request(true)).await;
+    let rest = String::from_utf8(client.read_to_end().await).unwrap();
     assert!(rest.contains("data: {}\n\n") && rest.contains("\"code\":\"engine_failed\""), "{rest}");
     assert!(!rest.contains("[DONE]") && !rest.ends_with("0\r\n\r\n"), "{rest}");
 }
 
 #[tokio::test]
 async fn a_large_body_is_understood_away_from_the_streams() {
-    let gateway = Gateway::start(|config| config.limits.body = Bytes::mib(8));
-    let mut engine = Engine::start(json("{}")).await;
+    let gateway = InProcessGateway::start(|config| config.limits.body = Bytes::mib(8));
+    let mut engine = CannedEngine::start(json_response("{}")).await;
     let gate = gateway.open_gate();
-    gateway.route(&[(engine.address, &gate)]);
+    gateway.set_endpoints(&[(engine.address, &gate)]);
     let body = format!("{{\"pad\":\"{}\",\"model\":\"{MODEL}\"}}", "p".repeat(3 << 20));
-    let answer = ask(&gateway, &raw("POST /v1/completions", "", &body)).await;
+    let answer = ask(&gateway, &raw_request("POST /v1/completions", "", &body)).await;
     assert_eq!(answer.status, 200);
-    let seen = engine.seen.recv().await.unwrap();
-    assert!(seen.ends_with(&body.replace(MODEL, SERVED)));
+    let seen = engine.requests.recv().await.unwrap();
+    assert!(seen.ends_with(&body.replace(MODEL, SERVED_NAME)));
 }

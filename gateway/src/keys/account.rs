@@ -9,7 +9,7 @@
 //! high, wastes the difference for as long as the request runs. So the expectation is learned for each model: the mean
 //! length of its answers to this key, and the proportion between what was estimated and what was used. The latter
 //! makes the mean error zero whatever the tokenizer is. What a stream says beyond its reservation is reserved as it
-//! comes, and what exceeds the limit in the end is owed (see [`super::window`]): a wrong estimate delays, it does not
+//! comes, and what exceeds the limit in the end is owed (see [`super::sliding_window`]): a wrong estimate delays, it does not
 //! leak.
 //!
 //! **An engine may miscount.** What is told beyond everything that the request could have cost is charged up to a
@@ -25,101 +25,101 @@ use std::{
 };
 
 use rouse::{
-    fault::{Fault, Rate, RateUnit},
+    fault::{Fault, RateLimitUnit, RateLimitUsage},
     model::ModelName,
-    openai::sse::Usage,
     units::{Millis, Tick},
 };
+use rouse_net::openai::sse::TokenUsage;
 
-use super::window::{MINUTE, Slot, Window};
+use super::sliding_window::{MINUTE, SlidingWindow, WindowSlot};
 
 /// Tokens of an answer while nothing is known of its model.
-const ANSWER: f64 = 256.0;
+const DEFAULT_ANSWER_TOKENS: f64 = 256.0;
 /// Bytes of a request's body for each token of its prompt, before that was learned.
 const BYTES_PER_TOKEN: u64 = 4;
 /// What is learned fades with this factor at each request: some 64 of them are remembered.
-const FADE: f64 = 1.0 - 1.0 / 64.0;
+const DECAY_FACTOR: f64 = 1.0 - 1.0 / 64.0;
 /// How many requests' worth of the first assumption is mixed into what is learned.
-const PRIOR: f64 = 2.0;
+const PRIOR_ANSWERS: f64 = 2.0;
 /// Tokens that the proportion is assumed over, likewise.
 const PRIOR_TOKENS: f64 = 1000.0;
 /// One answer teaches at most so many times what was expected. What stays as large is learned within a few.
-const OUTLIER: f64 = 16.0;
+const MAX_OUTLIER_FACTOR: f64 = 16.0;
 /// What a request can cost beyond what is seen of it (an image by its address, a conversation that its engine keeps), for a
 /// key without a limit: the largest contexts of today's models.
-const CONTEXT: u64 = 1 << 20;
+const MAX_CONTEXT_TOKENS: u64 = 1 << 20;
 
 /// Limits per minute; `None` where there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
+pub struct RateLimits {
     pub requests: Option<u64>,
     pub tokens: Option<u64>,
 }
 
 /// One key's counters. They live as long as a key of this name is configured.
 #[derive(Debug)]
-pub(crate) struct Account(Mutex<State>);
+pub(crate) struct QuotaAccount(Mutex<QuotaState>);
 
 #[derive(Debug)]
-struct State {
-    requests: Window,
-    tokens: Window,
+struct QuotaState {
+    requests: SlidingWindow,
+    tokens: SlidingWindow,
     /// Tokens that requests which outlived their minute had reserved and not used.
     credit: u64,
-    learned: BTreeMap<ModelName, Learned>,
+    estimators: BTreeMap<ModelName, TokenEstimator>,
 }
 
 /// What requests for one model turned out to be.
 #[derive(Clone, Copy, Debug, Default)]
-struct Learned {
+struct TokenEstimator {
     /// Estimated before the correction, and used.
-    raw: f64,
-    actual: f64,
-    answers: f64,
-    answered: f64,
+    estimated_tokens: f64,
+    used_tokens: f64,
+    answer_count: f64,
+    answer_tokens: f64,
 }
 
 /// What is known of a request before it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Need {
+pub(crate) struct TokenEstimateInput {
     /// Bytes of text in its body.
-    pub(crate) text: usize,
+    pub(crate) text_bytes: usize,
     pub(crate) max_tokens: Option<u32>,
     /// It makes tokens; an embedding or a score does not.
     pub(crate) generates: bool,
 }
 
-/// A request's place in the counters. Ends with [`Account::settle`] or [`Account::give_back`].
+/// A request's place in the counters. Ends with [`QuotaAccount::settle`] or [`QuotaAccount::refund`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Reservation {
+pub(crate) struct QuotaReservation {
     /// Of `tokens`, what is expected to be the prompt.
     pub(crate) prompt: u64,
     pub(crate) tokens: u64,
-    raw: f64,
+    raw_estimate: f64,
     /// A token for each byte of text, and what the answer may have.
-    most: u64,
-    request: Slot,
+    max_plausible_tokens: u64,
+    request_slot: WindowSlot,
     /// When it was admitted, and how much it took then.
-    admitted: (Slot, u64),
+    admitted: (WindowSlot, u64),
     /// When it last took more, and how much.
-    raised: (Slot, u64),
+    raised: (WindowSlot, u64),
 }
 
 /// How much of a limit is left, and when all of it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Standing {
+pub(crate) struct QuotaStatus {
     pub(crate) limit: u64,
     pub(crate) remaining: u64,
     pub(crate) reset: Millis,
 }
 
-impl Account {
+impl QuotaAccount {
     pub(crate) fn new() -> Self {
-        Self(Mutex::new(State {
-            requests: Window::new(),
-            tokens: Window::new(),
+        Self(Mutex::new(QuotaState {
+            requests: SlidingWindow::new(),
+            tokens: SlidingWindow::new(),
             credit: 0,
-            learned: BTreeMap::new(),
+            estimators: BTreeMap::new(),
         }))
     }
 
@@ -127,33 +127,47 @@ impl Account {
     /// admitted when nothing else counts: the expectation may be wrong, and what it really uses is charged.
     pub(crate) fn reserve(
         &self,
-        limits: &Limits,
+        limits: &RateLimits,
         model: &ModelName,
-        need: Need,
+        need: TokenEstimateInput,
         now: Tick,
-    ) -> Result<Reservation, Fault> {
-        let state = &mut *self.at(limits, now);
-        let (prompt, tokens, raw) = state.learned.get(model).copied().unwrap_or_default().expect(need);
+    ) -> Result<QuotaReservation, Fault> {
+        let state = &mut *self.lock_at(limits, now);
+        let (prompt, tokens, raw) = state.estimators.get(model).copied().unwrap_or_default().estimate(need);
         let limit = limits.requests.unwrap_or(u64::MAX);
         if !state.requests.has_room(limit, 1) {
-            return Err(refusal(&state.requests, RateUnit::Requests, limit, 1, now));
+            return Err(rate_limited(&state.requests, RateLimitUnit::Requests, limit, 1, now));
         }
         let most = limits.tokens.unwrap_or(u64::MAX);
         let tokens = tokens.min(most);
         if !state.tokens.has_room(most, tokens) {
-            return Err(refusal(&state.tokens, RateUnit::Tokens, most, tokens, now));
+            return Err(rate_limited(&state.tokens, RateLimitUnit::Tokens, most, tokens, now));
         }
         let (request, token) = (state.requests.take(limit, 1), state.tokens.take(most, tokens));
         let (admitted, raised) = ((token, tokens), (token, 0));
-        let (prompt, most) = (prompt.min(tokens), need.most());
-        Ok(Reservation { prompt, tokens, raw, most, request, admitted, raised })
+        let (prompt, most) = (prompt.min(tokens), need.max_plausible_tokens());
+        Ok(QuotaReservation {
+            prompt,
+            tokens,
+            raw_estimate: raw,
+            max_plausible_tokens: most,
+            request_slot: request,
+            admitted,
+            raised,
+        })
     }
 
     /// More is used than was reserved, before the end.
-    pub(crate) fn raise(&self, limits: &Limits, reservation: &mut Reservation, tokens: u64, now: Tick) {
+    pub(crate) fn raise(
+        &self,
+        limits: &RateLimits,
+        reservation: &mut QuotaReservation,
+        tokens: u64,
+        now: Tick,
+    ) {
         let more = tokens.saturating_sub(reservation.tokens);
         if more > 0 {
-            let slot = self.at(limits, now).tokens.take(limits.tokens.unwrap_or(u64::MAX), more);
+            let slot = self.lock_at(limits, now).tokens.take(limits.tokens.unwrap_or(u64::MAX), more);
             reservation.raised = (slot, more);
             reservation.tokens += more;
         }
@@ -162,41 +176,41 @@ impl Account {
     /// It is over and used so much. `learn`: the engine counted it, and it is a whole answer.
     pub(crate) fn settle(
         &self,
-        limits: &Limits,
+        limits: &RateLimits,
         model: &ModelName,
-        reservation: Reservation,
-        (used, learn): (Usage, bool),
+        reservation: QuotaReservation,
+        (used, learn): (TokenUsage, bool),
         now: Tick,
     ) {
-        let state = &mut *self.at(limits, now);
+        let state = &mut *self.lock_at(limits, now);
         if learn {
-            state.learned.entry(model.clone()).or_default().learn(reservation.raw, used);
+            state.estimators.entry(model.clone()).or_default().learn(reservation.raw_estimate, used);
         }
-        state.correct(limits, reservation, used.prompt.saturating_add(used.completion));
+        state.apply_usage(limits, reservation, used.prompt.saturating_add(used.completion));
     }
 
     /// It never reached an engine: as if it had not come.
-    pub(crate) fn give_back(&self, limits: &Limits, reservation: Reservation, now: Tick) {
-        let state = &mut *self.at(limits, now);
-        state.requests.give_back(reservation.request, 1);
-        state.tokens.give_back(reservation.admitted.0, reservation.tokens);
+    pub(crate) fn refund(&self, limits: &RateLimits, reservation: QuotaReservation, now: Tick) {
+        let state = &mut *self.lock_at(limits, now);
+        state.requests.refund(reservation.request_slot, 1);
+        state.tokens.refund(reservation.admitted.0, reservation.tokens);
     }
 
     /// Requests, then tokens; `None` where there is no limit.
-    pub(crate) fn standing(&self, limits: &Limits, now: Tick) -> [Option<Standing>; 2] {
-        let state = &*self.at(limits, now);
-        let of = |limit: Option<u64>, window: &Window| {
-            limit.map(|limit| Standing {
+    pub(crate) fn status(&self, limits: &RateLimits, now: Tick) -> [Option<QuotaStatus>; 2] {
+        let state = &*self.lock_at(limits, now);
+        let of = |limit: Option<u64>, window: &SlidingWindow| {
+            limit.map(|limit| QuotaStatus {
                 limit,
                 remaining: limit.saturating_sub(window.used()),
-                reset: window.until_empty(limit, now),
+                reset: window.time_until_empty(limit, now),
             })
         };
         [of(limits.requests, &state.requests), of(limits.tokens, &state.tokens)]
     }
 
     /// The counters as of now.
-    fn at(&self, limits: &Limits, now: Tick) -> MutexGuard<'_, State> {
+    fn lock_at(&self, limits: &RateLimits, now: Tick) -> MutexGuard<'_, QuotaState> {
         // Plain numbers: whoever panicked left them whole.
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.requests.advance(limits.requests.unwrap_or(u64::MAX), now);
@@ -205,24 +219,25 @@ impl Account {
     }
 }
 
-impl Need {
-    fn most(self) -> u64 {
+impl TokenEstimateInput {
+    fn max_plausible_tokens(self) -> u64 {
         let answer = self.max_tokens.filter(|_| self.generates).map_or(0, u64::from);
-        (self.text as u64).saturating_add(answer)
+        (self.text_bytes as u64).saturating_add(answer)
     }
 }
 
-impl Reservation {
+impl QuotaReservation {
     /// What of a count can be so, for an answer of so many bytes.
-    pub(crate) fn bound(&self, told: Usage, answer: u64, limits: &Limits) -> Usage {
-        let most = self.most.saturating_add(answer).max(limits.tokens.unwrap_or(CONTEXT));
+    pub(crate) fn clamp_usage(&self, told: TokenUsage, answer: u64, limits: &RateLimits) -> TokenUsage {
+        let most =
+            self.max_plausible_tokens.saturating_add(answer).max(limits.tokens.unwrap_or(MAX_CONTEXT_TOKENS));
         let prompt = told.prompt.min(most);
-        Usage { prompt, completion: told.completion.min(most - prompt) }
+        TokenUsage { prompt, completion: told.completion.min(most - prompt) }
     }
 }
 
-impl State {
-    fn correct(&mut self, limits: &Limits, reservation: Reservation, used: u64) {
+impl QuotaState {
+    fn apply_usage(&mut self, limits: &RateLimits, reservation: QuotaReservation, used: u64) {
         let limit = limits.tokens.unwrap_or(u64::MAX);
         if let Some(more) = used.checked_sub(reservation.tokens) {
             let covered = more.min(self.credit);
@@ -234,7 +249,7 @@ impl State {
         // What was taken in between was seen to be used.
         for (slot, taken) in [reservation.raised, reservation.admitted] {
             let back = less.min(taken);
-            if self.tokens.give_back(slot, back) {
+            if self.tokens.refund(slot, back) {
                 less -= back;
             }
         }
@@ -243,44 +258,46 @@ impl State {
     }
 }
 
-impl Learned {
+impl TokenEstimator {
     /// Prompt, all tokens, and the latter before its correction.
-    fn expect(self, need: Need) -> (u64, u64, f64) {
-        let prompt = (need.text as u64 / BYTES_PER_TOKEN) as f64;
+    fn estimate(self, need: TokenEstimateInput) -> (u64, u64, f64) {
+        let prompt = (need.text_bytes as u64 / BYTES_PER_TOKEN) as f64;
         let answer = match need.max_tokens {
             _ if !need.generates => 0.0,
-            Some(most) => self.mean().min(f64::from(most)),
-            None => self.mean(),
+            Some(most) => self.mean_answer_tokens().min(f64::from(most)),
+            None => self.mean_answer_tokens(),
         };
-        let (raw, factor) = (prompt + answer, self.factor());
+        let (raw, factor) = (prompt + answer, self.correction_factor());
         ((prompt * factor) as u64, (raw * factor) as u64, raw)
     }
 
     /// Tokens of an answer.
-    fn mean(self) -> f64 {
-        (self.answered + PRIOR * ANSWER) / (self.answers + PRIOR)
+    fn mean_answer_tokens(self) -> f64 {
+        (self.answer_tokens + PRIOR_ANSWERS * DEFAULT_ANSWER_TOKENS) / (self.answer_count + PRIOR_ANSWERS)
     }
 
     /// What was used, of what was estimated.
-    fn factor(self) -> f64 {
-        (self.actual + PRIOR_TOKENS) / (self.raw + PRIOR_TOKENS)
+    fn correction_factor(self) -> f64 {
+        (self.used_tokens + PRIOR_TOKENS) / (self.estimated_tokens + PRIOR_TOKENS)
     }
 
-    fn learn(&mut self, raw: f64, used: Usage) {
+    fn learn(&mut self, raw: f64, used: TokenUsage) {
         let (prompt, completion) = (used.prompt as f64, used.completion as f64);
-        let actual = (prompt + completion).min(OUTLIER * (raw * self.factor()).max(PRIOR_TOKENS));
-        let answer = completion.min(OUTLIER * self.mean().max(ANSWER));
-        self.raw = self.raw * FADE + raw;
-        self.actual = self.actual * FADE + actual;
-        self.answers = self.answers * FADE + 1.0;
-        self.answered = self.answered * FADE + answer;
+        let actual = (prompt + completion)
+            .min(MAX_OUTLIER_FACTOR * (raw * self.correction_factor()).max(PRIOR_TOKENS));
+        let answer =
+            completion.min(MAX_OUTLIER_FACTOR * self.mean_answer_tokens().max(DEFAULT_ANSWER_TOKENS));
+        self.estimated_tokens = self.estimated_tokens * DECAY_FACTOR + raw;
+        self.used_tokens = self.used_tokens * DECAY_FACTOR + actual;
+        self.answer_count = self.answer_count * DECAY_FACTOR + 1.0;
+        self.answer_tokens = self.answer_tokens * DECAY_FACTOR + answer;
     }
 }
 
-fn refusal(window: &Window, unit: RateUnit, limit: u64, requested: u64, now: Tick) -> Fault {
+fn rate_limited(window: &SlidingWindow, unit: RateLimitUnit, limit: u64, requested: u64, now: Tick) -> Fault {
     Fault::RateLimited {
-        rate: Rate { unit, limit, used: window.used(), requested, window: MINUTE },
-        retry_after: window.until_room(limit, requested, now),
+        rate: RateLimitUsage { unit, limit, used: window.used(), requested, window: MINUTE },
+        retry_after: window.time_until_room(limit, requested, now),
     }
 }
 

@@ -2,16 +2,14 @@
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
-use rouse::{
-    relay::headers::decimal,
-    units::{Millis, Tick},
-};
+use rouse::units::{Millis, Tick};
+use rouse_net::relay::headers::decimal;
 
-use super::Key;
+use super::ApiKey;
 
 /// Under OpenAI's names, which clients read already. For requests, then for tokens: the limit, what is left of it, and
 /// when all of it is.
-const LIMITS: [[HeaderName; 3]; 2] = [
+const LIMIT_HEADERS: [[HeaderName; 3]; 2] = [
     [
         HeaderName::from_static("x-ratelimit-limit-requests"),
         HeaderName::from_static("x-ratelimit-remaining-requests"),
@@ -25,43 +23,43 @@ const LIMITS: [[HeaderName; 3]; 2] = [
 ];
 
 /// Of the largest number.
-const DIGITS: usize = 20;
+const MAX_DIGITS: usize = 20;
 
 /// Of two limits, what is left of them, and two spans of so many hours and `59m59.999s`.
-const MOST: usize = 2 * (3 * DIGITS + 11);
+const MAX_TEXT_BYTES: usize = 2 * (3 * MAX_DIGITS + 11);
 
 /// What the fields say, one behind the other.
-struct Text {
-    bytes: [u8; MOST],
+struct LimitHeaderText {
+    bytes: [u8; MAX_TEXT_BYTES],
     length: usize,
 }
 
 /// Tells how a 401 would not be one.
-pub(crate) fn challenge(headers: &mut HeaderMap) {
+pub(crate) fn add_challenge(headers: &mut HeaderMap) {
     headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
 }
 
 /// How much the key has left, where it has limits.
-pub(crate) fn note_limits(key: &Key, now: Tick, headers: &mut HeaderMap) {
+pub(crate) fn add_limit_headers(key: &ApiKey, now: Tick, headers: &mut HeaderMap) {
     if key.limits.requests.is_none() && key.limits.tokens.is_none() {
         return;
     }
     // One piece of memory for all six and their count, where each would take two of its own.
-    let mut text = Text { bytes: [0; MOST], length: 0 };
-    let standings = key.account.standing(&key.limits, now);
+    let mut text = LimitHeaderText { bytes: [0; MAX_TEXT_BYTES], length: 0 };
+    let standings = key.account.status(&key.limits, now);
     let ranges = standings.map(|standing| {
         standing.map(|standing| {
             let begin = text.length;
-            number(&mut text, standing.limit);
+            write_number(&mut text, standing.limit);
             let limit = text.length;
-            number(&mut text, standing.remaining);
+            write_number(&mut text, standing.remaining);
             let remaining = text.length;
-            span(&mut text, standing.reset);
+            write_duration(&mut text, standing.reset);
             [begin..limit, limit..remaining, remaining..text.length]
         })
     });
     let text = Bytes::from_owner(text);
-    for (ranges, names) in ranges.into_iter().zip(LIMITS) {
+    for (ranges, names) in ranges.into_iter().zip(LIMIT_HEADERS) {
         for (range, name) in ranges.into_iter().flatten().zip(names) {
             if let Ok(value) = HeaderValue::from_maybe_shared(text.slice(range)) {
                 headers.insert(name, value);
@@ -70,7 +68,7 @@ pub(crate) fn note_limits(key: &Key, now: Tick, headers: &mut HeaderMap) {
     }
 }
 
-impl Text {
+impl LimitHeaderText {
     fn push(&mut self, more: &[u8]) {
         let end = self.length + more.len();
         if let Some(room) = self.bytes.get_mut(self.length..end) {
@@ -80,29 +78,29 @@ impl Text {
     }
 }
 
-impl AsRef<[u8]> for Text {
+impl AsRef<[u8]> for LimitHeaderText {
     fn as_ref(&self) -> &[u8] {
         self.bytes.get(..self.length).unwrap_or_default()
     }
 }
 
 /// As its `Display`, which takes ten times as long.
-fn span(out: &mut Text, span: Millis) {
+fn write_duration(out: &mut LimitHeaderText, span: Millis) {
     let (seconds, millis) = (span.0 / 1000, span.0 % 1000);
     if seconds == 0 {
-        number(out, millis);
+        write_number(out, millis);
         return out.push(b"ms");
     }
     let units = [(seconds / 3600, b'h'), (seconds / 60 % 60, b'm')];
     for (count, unit) in units.into_iter().filter(|(count, _)| *count > 0) {
-        number(out, count);
+        write_number(out, count);
         out.push(&[unit]);
     }
     let seconds = seconds % 60;
     if seconds == 0 && millis == 0 {
         return;
     }
-    number(out, seconds);
+    write_number(out, seconds);
     if millis > 0 {
         out.push(b".");
         out.push(&[millis / 100, millis / 10 % 10, millis % 10].map(|digit| b'0' + digit as u8));
@@ -110,8 +108,8 @@ fn span(out: &mut Text, span: Millis) {
     out.push(b"s");
 }
 
-fn number(out: &mut Text, number: u64) {
-    out.push(decimal(number, &mut [0; DIGITS]));
+fn write_number(out: &mut LimitHeaderText, number: u64) {
+    out.push(decimal(number, &mut [0; MAX_DIGITS]));
 }
 
 #[cfg(test)]
@@ -123,13 +121,16 @@ mod tests {
         for millis in
             [0, 1, 999, 1000, 1001, 1010, 59_999, 60_000, 60_250, 119_750, 3_600_000, 3_660_001, u64::MAX]
         {
-            let written = |write: fn(&mut Text, u64)| {
-                let mut out = Text { bytes: [0; MOST], length: 0 };
+            let written = |write: fn(&mut LimitHeaderText, u64)| {
+                let mut out = LimitHeaderText { bytes: [0; MAX_TEXT_BYTES], length: 0 };
                 write(&mut out, millis);
                 String::from_utf8(out.as_ref().to_vec()).unwrap()
             };
-            assert_eq!(written(|out, millis| span(out, Millis(millis))), Millis(millis).to_string());
-            assert_eq!(written(number), millis.to_string());
+            assert_eq!(
+                written(|out, millis| write_duration(out, Millis(millis))),
+                Millis(millis).to_string()
+            );
+            assert_eq!(written(write_number), millis.to_string());
         }
     }
 }

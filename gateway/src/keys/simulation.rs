@@ -4,36 +4,38 @@
 use std::{cmp::Reverse, collections::BinaryHeap, rc::Rc, sync::Arc};
 
 use rouse::{
-    fault::Phase,
-    lease::Clock,
-    openai::sse::{Facts, Usage},
-    relay::Outcome,
+    fault::DisconnectPhase,
     units::{Millis, Tick},
+};
+use rouse_net::{
+    lease::TickClock,
+    openai::sse::{ResponseFacts, TokenUsage},
+    relay::ExchangeOutcome,
 };
 use tokio::time::Instant;
 
-use super::{Bill, Key, Limits, Need};
-use crate::config::Models;
+use super::{ApiKey, QuotaCharge, RateLimits, TokenEstimateInput};
+use crate::config::ModelAccess;
 
 const LIMIT: u64 = 400_000;
 const MINUTES: u64 = 10;
 /// After so many, what is admitted and what is served are the same in the mean.
-const BEFORE: u64 = 5;
+const WARMUP_MINUTES: u64 = 5;
 const STEP: Millis = Millis(250);
 
 /// What engines and clients are like.
 #[derive(Clone, Copy)]
-struct World {
+struct LoadProfile {
     /// Streams end with a usage frame.
     usage: bool,
     /// Of a hundred streams, those whose engine sends one to four tokens in an event.
-    bundled: u64,
+    bundled_percent: u64,
     /// Of a hundred clients, those that leave halfway.
-    leave: u64,
+    leave_percent: u64,
 }
 
 /// What came of it, each as a share of the limit.
-struct Outcomes {
+struct QuotaSimulationResult {
     /// Tokens read and made in the first ten minutes.
     served: f64,
     /// The most that were in any one of 60 s.
@@ -42,9 +44,9 @@ struct Outcomes {
     admitted: f64,
 }
 
-struct Random(u64);
+struct SimulationRng(u64);
 
-impl Random {
+impl SimulationRng {
     fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % limit
@@ -62,8 +64,8 @@ impl Random {
     }
 }
 
-struct Stream {
-    bill: Rc<Bill>,
+struct SimulatedStream {
+    quota_charge: Rc<QuotaCharge>,
     admitted: Tick,
     prompt: u64,
     answer: u64,
@@ -75,36 +77,37 @@ struct Stream {
     usage: bool,
 }
 
-impl Stream {
+impl SimulatedStream {
     /// Tokens that were made by now.
     fn made(&self, now: Tick) -> u64 {
         (now.since(self.admitted).0 * self.per_second / 1000).min(self.taken)
     }
 
-    fn facts(&self, made: u64) -> Facts {
+    fn facts(&self, made: u64) -> ResponseFacts {
         let ended = made == self.answer;
-        let usage = (self.usage && ended).then_some(Usage { prompt: self.prompt, completion: self.answer });
+        let usage =
+            (self.usage && ended).then_some(TokenUsage { prompt: self.prompt, completion: self.answer });
         // The role comes in an event of its own.
-        Facts { events: 1 + made.div_ceil(self.tokens_per_event), usage, ..Facts::default() }
+        ResponseFacts { events: 1 + made.div_ceil(self.tokens_per_event), usage, ..ResponseFacts::default() }
     }
 }
 
-fn run(world: World, seed: u64) -> Outcomes {
-    let mut random = Random(seed);
+fn run(world: LoadProfile, seed: u64) -> QuotaSimulationResult {
+    let mut random = SimulationRng(seed);
     let start = Tick(1_700_000_000_000);
     let mut now = start;
-    let limits = Limits { requests: None, tokens: Some(LIMIT) };
-    let key = Arc::new(Key { limits, ..Key::for_tests("k", Models::All) });
+    let limits = RateLimits { requests: None, tokens: Some(LIMIT) };
+    let key = Arc::new(ApiKey { limits, ..ApiKey::for_tests("k", ModelAccess::All) });
     let mut running: BinaryHeap<Reverse<(Tick, usize)>> = BinaryHeap::new();
-    let mut streams: Vec<Option<Stream>> = Vec::new();
-    let mut used = vec![0_u64; usize::try_from(60 * (BEFORE + MINUTES)).unwrap()];
+    let mut streams: Vec<Option<SimulatedStream>> = Vec::new();
+    let mut used = vec![0_u64; usize::try_from(60 * (WARMUP_MINUTES + MINUTES)).unwrap()];
     let mut admitted = 0;
     let passed = |now: Tick| usize::try_from(now.since(start).0 / 1000).unwrap();
     while passed(now) < used.len() {
         // A minute's limit is some 250 of these requests.
         for _ in 0..1 + random.below(6) {
             if let Some(stream) = arrive(&key, now, &mut random, world) {
-                if now.since(start) >= Millis::secs(60 * BEFORE) {
+                if now.since(start) >= Millis::secs(60 * WARMUP_MINUTES) {
                     admitted += stream.prompt + stream.taken;
                 }
                 used[passed(now)] += stream.prompt;
@@ -126,7 +129,7 @@ fn run(world: World, seed: u64) -> Outcomes {
     }
     let of = |tokens: u64, minutes: u64| tokens as f64 / (LIMIT * minutes) as f64;
     let first = usize::try_from(60 * MINUTES).unwrap();
-    Outcomes {
+    QuotaSimulationResult {
         served: of(used[..first].iter().sum(), MINUTES),
         worst: of(used.windows(60).map(|minute| minute.iter().sum()).max().unwrap_or_default(), 1),
         admitted: of(admitted, MINUTES),
@@ -134,7 +137,12 @@ fn run(world: World, seed: u64) -> Outcomes {
 }
 
 /// A request comes; `None` when it is refused.
-fn arrive(key: &Arc<Key>, now: Tick, random: &mut Random, world: World) -> Option<Stream> {
+fn arrive(
+    key: &Arc<ApiKey>,
+    now: Tick,
+    random: &mut SimulationRng,
+    world: LoadProfile,
+) -> Option<SimulatedStream> {
     // Chats, questions about documents, and long texts, which run for more than a minute.
     let (prompt, answer) = match random.below(10) {
         0..6 => (random.around(300), random.around(250)),
@@ -148,42 +156,46 @@ fn arrive(key: &Arc<Key>, now: Tick, random: &mut Random, world: World) -> Optio
         1 => Some(4096.max(answer as u32)),
         _ => Some((answer * 2) as u32),
     };
-    let clock = Clock::new(Instant::now(), now);
-    let need = Need { text, max_tokens, generates: true };
-    let bill = Bill::open(key, &"m".into(), need, true, (Arc::default(), clock, now)).ok()?;
-    bill.answered(true);
-    let taken = if random.chance(world.leave) { answer / 2 } else { answer };
-    Some(Stream {
-        bill,
+    let clock = TickClock::new(Instant::now(), now);
+    let need = TokenEstimateInput { text_bytes: text, max_tokens, generates: true };
+    let bill = QuotaCharge::admit(key, &"m".into(), need, true, (Arc::default(), clock, now)).ok()?;
+    bill.head_received(true);
+    let taken = if random.chance(world.leave_percent) { answer / 2 } else { answer };
+    Some(SimulatedStream {
+        quota_charge: bill,
         admitted: now,
         prompt,
         answer,
         taken,
         shown: 0,
         per_second: 15 + random.below(60),
-        tokens_per_event: if random.chance(world.bundled) { 1 + random.below(4) } else { 1 },
+        tokens_per_event: if random.chance(world.bundled_percent) { 1 + random.below(4) } else { 1 },
         usage: world.usage,
     })
 }
 
 /// Some tokens more: how many, and whether there will be others.
-fn step(place: &mut Option<Stream>, now: Tick) -> (u64, bool) {
+fn step(place: &mut Option<SimulatedStream>, now: Tick) -> (u64, bool) {
     let Some(stream) = place else { return (0, false) };
     let made = stream.made(now);
-    stream.bill.shows_at(&stream.facts(made), || now);
+    stream.quota_charge.record_facts_at(&stream.facts(made), || now);
     let more = made - std::mem::replace(&mut stream.shown, made);
     if made < stream.taken {
         return (more, true);
     }
     let whole = stream.taken == stream.answer;
-    let outcome = if whole { Outcome::Complete } else { Outcome::ClientLeft(Phase::Streaming) };
-    stream.bill.ended(&outcome, Instant::now());
-    stream.bill.settle(|| now);
+    let outcome = if whole {
+        ExchangeOutcome::Complete
+    } else {
+        ExchangeOutcome::ClientLeft(DisconnectPhase::Streaming)
+    };
+    stream.quota_charge.exchange_ended(&outcome, Instant::now());
+    stream.quota_charge.settle(|| now);
     *place = None;
     (more, false)
 }
 
-fn show(what: &str, Outcomes { served, worst, admitted }: &Outcomes) {
+fn show(what: &str, QuotaSimulationResult { served, worst, admitted }: &QuotaSimulationResult) {
     let percent = |share: &f64| format!("{:.2} %", share * 100.0);
     println!(
         "{what}: served {} of the limit, in the worst minute {}; admitted {}",
@@ -198,7 +210,7 @@ fn with_usage_frames_ten_minutes_under_overload_are_within_two_percent_of_the_li
     let seeds = 8;
     let mut admitted = 0.0;
     for seed in 0..seeds {
-        let outcomes = run(World { usage: true, bundled: 20, leave: 5 }, seed);
+        let outcomes = run(LoadProfile { usage: true, bundled_percent: 20, leave_percent: 5 }, seed);
         show(&format!("usage frames, seed {seed}"), &outcomes);
         assert!((0.98..=1.02).contains(&outcomes.served), "seed {seed}: {}", outcomes.served);
         admitted += outcomes.admitted / seeds as f64;
@@ -211,7 +223,8 @@ fn with_usage_frames_ten_minutes_under_overload_are_within_two_percent_of_the_li
 fn without_usage_frames_the_error_is_that_of_counting_events() {
     for (bundled, most) in [(0, 0.02), (20, 0.05), (100, 0.25)] {
         for seed in 0..4 {
-            let outcomes = run(World { usage: false, bundled, leave: 5 }, seed);
+            let outcomes =
+                run(LoadProfile { usage: false, bundled_percent: bundled, leave_percent: 5 }, seed);
             show(&format!("no usage frames, {bundled} % of streams bundled, seed {seed}"), &outcomes);
             assert!((outcomes.served - 1.0).abs() < most, "{bundled}: {}", outcomes.served);
         }

@@ -14,70 +14,77 @@ use prometheus::{
     core::{Collector, Desc},
     proto::{Counter, LabelPair, Metric, MetricFamily, MetricType},
 };
-use rouse::openai::sse::Usage;
+use rouse_net::openai::sse::TokenUsage;
 
-use super::valid;
+use super::expect_valid;
 
 /// What became of a request of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyOutcome {
     Admitted,
     /// Refused: it has used its requests of this minute.
-    OverRequests,
-    OverTokens,
+    RequestLimited,
+    TokenLimited,
     /// Refused: it may not use the model.
     Forbidden,
 }
 
-const OUTCOMES: [&str; 4] = ["admitted", "over_requests", "over_tokens", "forbidden"];
-const KINDS: [&str; 2] = ["prompt", "completion"];
-const COUNTED: [&str; 2] = ["engine", "estimated"];
+const REQUEST_OUTCOMES: [&str; 4] = ["admitted", "over_requests", "over_tokens", "forbidden"];
+const TOKEN_KINDS: [&str; 2] = ["prompt", "completion"];
+const TOKEN_SOURCES: [&str; 2] = ["engine", "estimated"];
 
-const REQUESTS: (&str, &str) =
+const REQUESTS_FAMILY: (&str, &str) =
     ("rouse_key_requests_total", "Requests of each key that named a model, by what became of them");
-const TOKENS: (&str, &str) =
+const TOKENS_FAMILY: (&str, &str) =
     ("rouse_key_tokens_total", "Tokens that each key used, by kind and by who counted them");
 
 /// The counters of one key.
 #[derive(Debug)]
 pub struct KeyMetrics {
-    families: Arc<Families>,
+    families: Arc<KeyFamilies>,
     name: String,
     requests: [AtomicU64; 4],
-    /// By [`COUNTED`], then by [`KINDS`].
+    /// By [`TOKEN_SOURCES`], then by [`TOKEN_KINDS`].
     tokens: [[AtomicU64; 2]; 2],
 }
 
 /// Plain numbers that become series when they are asked for. Kept as series, eight for each key, the counters of a
 /// thousand keys took 12 MB and as many milliseconds to make.
 #[derive(Debug, Default)]
-pub(super) struct Families {
+pub(super) struct KeyFamilies {
     /// So that a key that comes back while an old request of its name still runs goes on with the same series.
-    known: Mutex<BTreeMap<String, Weak<KeyMetrics>>>,
+    by_name: Mutex<BTreeMap<String, Weak<KeyMetrics>>>,
 }
 
 /// What the registry asks.
-struct Collected {
-    families: Arc<Families>,
+struct KeyCollector {
+    families: Arc<KeyFamilies>,
     descriptions: [Desc; 2],
 }
 
-impl Families {
+impl KeyFamilies {
     pub(super) fn new(registry: &Registry) -> Arc<Self> {
         let families = Arc::<Self>::default();
         let described = |(name, help): (&str, &str), labels: &[&str]| {
             let labels = labels.iter().map(|&label| label.to_owned()).collect();
-            valid(Desc::new(name.to_owned(), help.to_owned(), labels, std::collections::HashMap::new()))
+            expect_valid(Desc::new(
+                name.to_owned(),
+                help.to_owned(),
+                labels,
+                std::collections::HashMap::new(),
+            ))
         };
-        let descriptions =
-            [described(REQUESTS, &["key", "outcome"]), described(TOKENS, &["counted", "key", "kind"])];
-        let collected = Collected { families: Arc::clone(&families), descriptions };
-        valid(registry.register(Box::new(collected)));
+        let descriptions = [
+            described(REQUESTS_FAMILY, &["key", "outcome"]),
+            described(TOKENS_FAMILY, &["counted", "key", "kind"]),
+        ];
+        let collected = KeyCollector { families: Arc::clone(&families), descriptions };
+        expect_valid(registry.register(Box::new(collected)));
         families
     }
 
-    pub(super) fn of(self: &Arc<Self>, name: &str) -> Arc<KeyMetrics> {
-        let mut known = self.known();
+    pub(super) fn for_key(self: &Arc<Self>, name: &str) -> Arc<KeyMetrics> {
+        let mut known = self.lock_by_name();
         if let Some(metrics) = known.get(name).and_then(Weak::upgrade) {
             return metrics;
         }
@@ -91,20 +98,20 @@ impl Families {
         metrics
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<String, Weak<KeyMetrics>>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_by_name(&self) -> MutexGuard<'_, BTreeMap<String, Weak<KeyMetrics>>> {
+        self.by_name.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl KeyMetrics {
-    pub fn request(&self, outcome: KeyOutcome) {
+    pub fn count_request(&self, outcome: KeyOutcome) {
         if let Some(counter) = self.requests.get(outcome as usize) {
             counter.fetch_add(1, Relaxed);
         }
     }
 
     /// `counted`: by the engine; otherwise it is an estimate.
-    pub fn tokens(&self, used: Usage, counted: bool) {
+    pub fn count_tokens(&self, used: TokenUsage, counted: bool) {
         let [by_engine, estimated] = &self.tokens;
         let [prompt, completion] = if counted { by_engine } else { estimated };
         prompt.fetch_add(used.prompt, Relaxed);
@@ -114,34 +121,34 @@ impl KeyMetrics {
 
 impl Drop for KeyMetrics {
     fn drop(&mut self) {
-        let mut known = self.families.known();
+        let mut known = self.families.lock_by_name();
         if known.get(&self.name).is_some_and(|metrics| metrics.strong_count() == 0) {
             known.remove(&self.name);
         }
     }
 }
 
-impl Collector for Collected {
+impl Collector for KeyCollector {
     fn desc(&self) -> Vec<&Desc> {
         self.descriptions.iter().collect()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
         // Held on to until the lock is open again: the last one to go takes it.
-        let keys: Vec<_> = self.families.known().values().filter_map(Weak::upgrade).collect();
-        let mut requests = Vec::with_capacity(keys.len() * OUTCOMES.len());
-        let mut tokens = Vec::with_capacity(keys.len() * COUNTED.len() * KINDS.len());
+        let keys: Vec<_> = self.families.lock_by_name().values().filter_map(Weak::upgrade).collect();
+        let mut requests = Vec::with_capacity(keys.len() * REQUEST_OUTCOMES.len());
+        let mut tokens = Vec::with_capacity(keys.len() * TOKEN_SOURCES.len() * TOKEN_KINDS.len());
         for key in &keys {
-            for (outcome, count) in OUTCOMES.iter().zip(&key.requests) {
+            for (outcome, count) in REQUEST_OUTCOMES.iter().zip(&key.requests) {
                 requests.push(series(&[("key", &key.name), ("outcome", outcome)], count));
             }
-            for (counted, by_kind) in COUNTED.iter().zip(&key.tokens) {
-                for (kind, count) in KINDS.iter().zip(by_kind) {
+            for (counted, by_kind) in TOKEN_SOURCES.iter().zip(&key.tokens) {
+                for (kind, count) in TOKEN_KINDS.iter().zip(by_kind) {
                     tokens.push(series(&[("counted", counted), ("key", &key.name), ("kind", kind)], count));
                 }
             }
         }
-        [(REQUESTS, requests), (TOKENS, tokens)]
+        [(REQUESTS_FAMILY, requests), (TOKENS_FAMILY, tokens)]
             .into_iter()
             .map(|(named, series)| family(named, series))
             .collect()
@@ -179,10 +186,10 @@ mod tests {
     #[test]
     fn a_keys_series_go_with_the_last_that_counts_for_it() {
         let registry = Registry::new();
-        let families = Families::new(&registry);
+        let families = KeyFamilies::new(&registry);
         let series = || registry.gather().iter().map(|family| family.get_metric().len()).sum::<usize>();
-        let first = families.of("a");
-        let again = families.of("a");
+        let first = families.for_key("a");
+        let again = families.for_key("a");
         assert!(Arc::ptr_eq(&first, &again));
         assert_eq!(series(), 8);
         drop(first);

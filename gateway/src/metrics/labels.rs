@@ -1,12 +1,12 @@
 //! Every label value that is not a configured name is from a closed set.
 
-use rouse::fault::Phase;
+use rouse::fault::DisconnectPhase;
 
 use crate::driver::ColdStart;
 
 /// Which door a request came through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Route {
+pub enum RouteLabel {
     Chat,
     Completions,
     Embeddings,
@@ -22,7 +22,7 @@ pub enum Route {
     CountTokens,
     Tokenize,
     Detokenize,
-    /// The passage to an engine's own routes.
+    /// The passthrough to an engine's own routes.
     Engines,
     Models,
     Other,
@@ -30,18 +30,18 @@ pub enum Route {
 
 /// How a request ended, as a client sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
+pub enum StatusClass {
     Success,
     Redirect,
-    Client,
-    Server,
+    ClientError,
+    ServerError,
     /// The client left first.
-    Left,
+    ClientLeft,
 }
 
 /// Why an engine was launched, woken, put to sleep or stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub enum TransitionCause {
     /// A request waits for it.
     Demand,
     /// Nobody used it.
@@ -57,7 +57,7 @@ pub enum Cause {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transition {
+pub enum TransitionKind {
     Launch,
     Wake,
     Sleep,
@@ -65,17 +65,22 @@ pub enum Transition {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum OutcomeLabel {
     Done,
     Failed,
 }
 
-pub(super) const ROUTES: usize = Route::ALL.len();
-pub(super) const STATUSES: usize = 5;
-pub(super) const STARTS: usize = 4;
-pub(super) const PHASES: [Phase; 4] = [Phase::Parked, Phase::Connecting, Phase::Headers, Phase::Streaming];
+pub(super) const ROUTE_COUNT: usize = RouteLabel::ALL.len();
+pub(super) const STATUS_COUNT: usize = 5;
+pub(super) const START_COUNT: usize = 4;
+pub(super) const PHASES: [DisconnectPhase; 4] = [
+    DisconnectPhase::Parked,
+    DisconnectPhase::Connecting,
+    DisconnectPhase::Headers,
+    DisconnectPhase::Streaming,
+];
 
-impl Route {
+impl RouteLabel {
     pub(super) const ALL: [Self; 18] = [
         Self::Chat,
         Self::Completions,
@@ -123,19 +128,19 @@ impl Route {
 
     /// By its label; `Other` for what has none.
     #[must_use]
-    pub fn named(label: &str) -> Self {
+    pub fn from_label(label: &str) -> Self {
         Self::ALL.into_iter().find(|route| route.as_str() == label).unwrap_or(Self::Other)
     }
 }
 
-impl Status {
+impl StatusClass {
     /// Of an HTTP status; 499 is not one that was sent.
     #[must_use]
-    pub const fn of(code: u16) -> Self {
+    pub const fn from_code(code: u16) -> Self {
         match code {
-            499 => Self::Left,
-            500.. => Self::Server,
-            400.. => Self::Client,
+            499 => Self::ClientLeft,
+            500.. => Self::ServerError,
+            400.. => Self::ClientError,
             300.. => Self::Redirect,
             _ => Self::Success,
         }
@@ -146,14 +151,14 @@ impl Status {
         match self {
             Self::Success => "2xx",
             Self::Redirect => "3xx",
-            Self::Client => "4xx",
-            Self::Server => "5xx",
-            Self::Left => "499",
+            Self::ClientError => "4xx",
+            Self::ServerError => "5xx",
+            Self::ClientLeft => "499",
         }
     }
 }
 
-impl Cause {
+impl TransitionCause {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -168,7 +173,7 @@ impl Cause {
     }
 }
 
-impl Transition {
+impl TransitionKind {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -180,7 +185,7 @@ impl Transition {
     }
 }
 
-impl Outcome {
+impl OutcomeLabel {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -190,7 +195,7 @@ impl Outcome {
     }
 }
 
-pub(crate) const fn start(start: Option<ColdStart>) -> (usize, &'static str) {
+pub(crate) const fn cold_start_label(start: Option<ColdStart>) -> (usize, &'static str) {
     match start {
         None => (0, "none"),
         Some(ColdStart::Hot) => (1, "hot"),
@@ -199,21 +204,21 @@ pub(crate) const fn start(start: Option<ColdStart>) -> (usize, &'static str) {
     }
 }
 
-pub(super) const fn phase_index(phase: Phase) -> usize {
+pub(super) const fn phase_index(phase: DisconnectPhase) -> usize {
     match phase {
-        Phase::Parked => 0,
-        Phase::Connecting => 1,
-        Phase::Headers => 2,
-        Phase::Streaming => 3,
+        DisconnectPhase::Parked => 0,
+        DisconnectPhase::Connecting => 1,
+        DisconnectPhase::Headers => 2,
+        DisconnectPhase::Streaming => 3,
     }
 }
 
-/// As one word: [`Phase::as_str`] is for sentences.
-pub(crate) const fn phase(phase: Phase) -> &'static str {
+/// As one word: [`DisconnectPhase::as_str`] is for sentences.
+pub(crate) const fn phase_label(phase: DisconnectPhase) -> &'static str {
     match phase {
-        Phase::Parked => "parked",
-        Phase::Connecting => "connecting",
-        Phase::Headers => "headers",
-        Phase::Streaming => "streaming",
+        DisconnectPhase::Parked => "parked",
+        DisconnectPhase::Connecting => "connecting",
+        DisconnectPhase::Headers => "headers",
+        DisconnectPhase::Streaming => "streaming",
     }
 }

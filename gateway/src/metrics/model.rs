@@ -4,17 +4,17 @@ use std::sync::{Arc, OnceLock};
 
 use prometheus::{Gauge, IntGauge, IntGaugeVec, Registry};
 use rouse::{
-    engine::past::{Ending, Past},
+    engine::last_outcome::{EngineOutcome, LastOutcome},
     fleet::report::{EngineView, ModelState, ModelView},
     units::{Bytes, Millis},
 };
 
 use super::{
-    families::{Families, Make},
-    labels::{Cause, Outcome, Route, Status, Transition},
+    expect_valid,
+    labels::{OutcomeLabel, RouteLabel, StatusClass, TransitionCause, TransitionKind},
+    model_families::{FamilyBuilder, ModelFamilies},
     seconds,
-    traffic::Traffic,
-    valid,
+    traffic::TrafficMetrics,
 };
 use crate::driver::ColdStart;
 
@@ -29,12 +29,12 @@ const STATES: [ModelState; 6] = [
 
 /// Handles for one model. Everything that a request touches is an atomic that is already looked up.
 pub struct ModelMetrics {
-    families: Families,
+    families: ModelFamilies,
     name: Box<str>,
     namespace: Box<str>,
     /// From the first request, engine or transition on: of thousands of models most have had neither, and what would be counted of
     /// each takes more than ten kilobytes.
-    traffic: Arc<OnceLock<Traffic>>,
+    traffic: Arc<OnceLock<TrafficMetrics>>,
     declared: IntGauge,
     peak: IntGauge,
     utilization: Gauge,
@@ -42,47 +42,51 @@ pub struct ModelMetrics {
     replicas: IntGauge,
     state: IntGaugeVec,
     failures: IntGauge,
-    failed_at: IntGaugeVec,
+    last_failure_at: IntGaugeVec,
 }
 
 impl ModelMetrics {
     pub(super) fn new(registry: &Registry, name: &str, namespace: &str) -> Self {
         let metrics = Self::unregistered(name, namespace);
-        valid(registry.register(Box::new(metrics.families.clone())));
+        expect_valid(registry.register(Box::new(metrics.families.clone())));
         metrics
     }
 
     fn unregistered(name: &str, namespace: &str) -> Self {
-        let mut make = Make { name, namespace, families: Vec::new() };
+        let mut make = FamilyBuilder { name, namespace, families: Vec::new() };
         let traffic = Arc::default();
         Self {
-            declared: make
-                .seed_gauge("inference_model_memory_declared_bytes", "Declared memory, per accelerator"),
-            peak: make.seed_gauge(
+            declared: make.namespaced_gauge(
+                "inference_model_memory_declared_bytes",
+                "Declared memory, per accelerator",
+            ),
+            peak: make.namespaced_gauge(
                 "inference_model_memory_observed_peak_bytes",
                 "Highest memory seen, per accelerator; 0: not known yet",
             ),
             utilization: {
-                let opts = make.seed_opts(
+                let opts = make.namespaced_opts(
                     "inference_model_memory_utilization_ratio",
                     "Highest memory seen as a share of the declared",
                 );
-                make.keep(valid(Gauge::with_opts(opts)))
+                make.add(expect_valid(Gauge::with_opts(opts)))
             },
-            ready: make.seed_gauge("inference_model_ready", "1 when the model answers without a wait"),
-            replicas: make
-                .seed_gauge("inference_model_replicas", "Engines of the model that exist, asleep or not"),
+            ready: make.namespaced_gauge("inference_model_ready", "1 when the model answers without a wait"),
+            replicas: make.namespaced_gauge(
+                "inference_model_replicas",
+                "Engines of the model that exist, asleep or not",
+            ),
             state: make.gauges("rouse_model_state", "1 for the state that the model is in", &["state"]),
             failures: make.gauge(
                 "rouse_model_failures",
                 "Failures in a row of the model's engines since one last served",
             ),
-            failed_at: make.gauges(
+            last_failure_at: make.gauges(
                 "rouse_model_last_failure_timestamp_seconds",
                 "When an engine of the model last failed, and of what, where none has served since",
                 &["cause"],
             ),
-            families: Families { always: make.families.into(), traffic: Arc::clone(&traffic) },
+            families: ModelFamilies { permanent: make.families.into(), traffic: Arc::clone(&traffic) },
             name: name.into(),
             namespace: namespace.into(),
             traffic,
@@ -90,77 +94,89 @@ impl ModelMetrics {
     }
 
     pub(super) fn unregister(&self, registry: &Registry) {
-        valid(registry.unregister(Box::new(self.families.clone())));
+        expect_valid(registry.unregister(Box::new(self.families.clone())));
     }
 
     pub(super) fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    fn traffic(&self) -> &Traffic {
-        self.traffic.get_or_init(|| Traffic::new(&self.name, &self.namespace))
+    fn traffic(&self) -> &TrafficMetrics {
+        self.traffic.get_or_init(|| TrafficMetrics::new(&self.name, &self.namespace))
     }
 
     /// So many more (or, negative, less) requests are in flight.
-    pub fn in_flight(&self, change: i64) {
+    pub fn add_in_flight(&self, change: i64) {
         self.traffic().in_flight.add(change);
     }
 
-    /// So many more (or, negative, less) requests are parked. How long they were is told to [`Self::waited`].
-    pub fn parked(&self, change: i64) {
+    /// So many more (or, negative, less) requests are parked. How long they were is told to [`Self::observe_wait`].
+    pub fn add_parked(&self, change: i64) {
         self.traffic().parked.add(change);
     }
 
     /// How long a parked request waited, however that ended.
-    pub fn waited(&self, wait: Millis) {
-        self.traffic().waited.observe(seconds(wait));
+    pub fn observe_wait(&self, wait: Millis) {
+        self.traffic().wait.observe(seconds(wait));
     }
 
-    pub fn first_byte(&self, after: Millis) {
+    pub fn observe_first_byte(&self, after: Millis) {
         self.traffic().first_byte.observe(seconds(after));
     }
 
     /// A request is over.
-    pub fn ended(&self, route: Route, status: Status, start: Option<ColdStart>, duration: Millis) {
-        self.traffic().ended(route, status, start, duration);
+    pub fn request_ended(
+        &self,
+        route: RouteLabel,
+        status: StatusClass,
+        start: Option<ColdStart>,
+        duration: Millis,
+    ) {
+        self.traffic().request_ended(route, status, start, duration);
     }
 
     /// Bytes of a request's body.
-    pub fn bytes_in(&self, bytes: u64) {
+    pub fn add_bytes_in(&self, bytes: u64) {
         self.traffic().bytes_in.inc_by(bytes);
     }
 
     /// Bytes of an answer's body.
-    pub fn bytes_out(&self, bytes: u64) {
+    pub fn add_bytes_out(&self, bytes: u64) {
         self.traffic().bytes_out.inc_by(bytes);
     }
 
     /// A request was sent so many times more.
-    pub fn replayed(&self, times: u32) {
+    pub fn add_retries(&self, times: u32) {
         // Hardly any is, and what is not written need not leave the caches of other cores.
         if times > 0 {
-            self.traffic().replays.inc_by(u64::from(times));
+            self.traffic().retries.inc_by(u64::from(times));
         }
     }
 
     /// An engine was launched, woken, put to sleep or stopped, or could not be.
-    pub fn transition(&self, transition: Transition, cause: Cause, outcome: Outcome, took: Millis) {
+    pub fn record_transition(
+        &self,
+        transition: TransitionKind,
+        cause: TransitionCause,
+        outcome: OutcomeLabel,
+        took: Millis,
+    ) {
         let name = transition.as_str();
         self.traffic().transitions.with_label_values(&[name, cause.as_str(), outcome.as_str()]).inc();
-        if outcome == Outcome::Done {
+        if outcome == OutcomeLabel::Done {
             self.traffic().transition_seconds.with_label_values(&[name]).observe(seconds(took));
         }
     }
 
     /// The model was put away for another one's memory.
-    pub fn evicted(&self, transition: Transition) {
+    pub fn evicted(&self, transition: TransitionKind) {
         self.traffic().evictions.with_label_values(&[transition.as_str()]).inc();
     }
 
     /// So many engines are left out now.
-    pub fn left_out(&self, engines: usize) {
+    pub fn set_ejected(&self, engines: usize) {
         if engines > 0 || self.traffic.get().is_some() {
-            self.traffic().left_out.set(i64::try_from(engines).unwrap_or(i64::MAX));
+            self.traffic().ejected_engines.set(i64::try_from(engines).unwrap_or(i64::MAX));
         }
     }
 
@@ -180,10 +196,13 @@ impl ModelMetrics {
             let is = i64::from(state == model.state);
             self.state.with_label_values(&[state.as_str()]).set(is);
         }
-        self.failures.set(model.last.as_ref().map_or(0, |last| i64::from(last.failures())));
-        self.failed_at.reset();
-        if let Some(Past { at, what: Ending::Failed(failure), .. }) = &model.last {
-            self.failed_at.with_label_values(&[failure.cause.class().as_str()]).set(integer(at.0 / 1000));
+        self.failures
+            .set(model.last_outcome.as_ref().map_or(0, |last| i64::from(last.consecutive_failures())));
+        self.last_failure_at.reset();
+        if let Some(LastOutcome { at, outcome: EngineOutcome::Failed(failure), .. }) = &model.last_outcome {
+            self.last_failure_at
+                .with_label_values(&[failure.cause.class().as_str()])
+                .set(integer(at.0 / 1000));
         }
         let exist = engines.iter().filter(|engine| engine.state != "Cold").count();
         self.replicas.set(i64::try_from(exist).unwrap_or(i64::MAX));
@@ -194,7 +213,7 @@ impl ModelMetrics {
         traffic.leases.set(i64::from(model.leases));
         traffic.engine_state.reset();
         for engine in engines {
-            let state = short(&engine.state);
+            let state = state_label(&engine.state);
             let replica = engine.engine.replica.to_string();
             traffic.engine_state.with_label_values(&[replica.as_str(), &state]).set(1);
         }
@@ -202,7 +221,7 @@ impl ModelMetrics {
 }
 
 /// `Asleep(1)` → `asleep`: the level is in the report, and a label set should be small.
-fn short(state: &str) -> String {
+fn state_label(state: &str) -> String {
     let name = state.split('(').next().unwrap_or(state);
     name.to_ascii_lowercase()
 }

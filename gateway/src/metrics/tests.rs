@@ -5,13 +5,13 @@ use std::{
 
 use http::Method;
 use rouse::{
-    caller::Observer as _,
-    engine::past::Past,
+    engine::last_outcome::LastOutcome,
     fault,
     fleet::report::{AcceleratorView, EngineView, HostView, ModelState, ModelView},
     model::EngineId,
     units::{Bytes, Generation, Tick},
 };
+use rouse_net::http_client::CallObserver as _;
 
 use super::*;
 use crate::driver::ColdStart;
@@ -41,7 +41,7 @@ fn a_removed_model_leaves_no_series_and_one_that_stays_keeps_its_count() {
     let (stays, goes) = (ModelName::from("stays"), ModelName::from("goes"));
     metrics.configure([&stays, &goes]);
     for name in [&stays, &goes] {
-        metrics.model(name).ended(Route::Chat, Status::Success, None, Millis(5));
+        metrics.model(name).request_ended(RouteLabel::Chat, StatusClass::Success, None, Millis(5));
     }
     assert!(metrics.encode().contains("model=\"goes\""));
     metrics.configure([&stays]);
@@ -57,7 +57,12 @@ fn a_removed_model_leaves_no_series_and_one_that_stays_keeps_its_count() {
 #[test]
 fn what_is_not_configured_counts_as_other() {
     let metrics = Metrics::new();
-    metrics.model(&"made-up-by-a-client".into()).ended(Route::Chat, Status::Client, None, Millis(1));
+    metrics.model(&"made-up-by-a-client".into()).request_ended(
+        RouteLabel::Chat,
+        StatusClass::ClientError,
+        None,
+        Millis(1),
+    );
     let text = metrics.encode();
     assert!(!text.contains("made-up"), "{text}");
     assert!(text.contains("model=\"other\",route=\"chat\",status=\"4xx\"} 1"), "{text}");
@@ -68,7 +73,7 @@ fn a_model_may_be_called_other() {
     let metrics = Metrics::new();
     let name = ModelName::from("other");
     metrics.configure([&name]);
-    metrics.model(&name).parked(1);
+    metrics.model(&name).add_parked(1);
     assert!(metrics.encode().contains("rouse_parked{model=\"other\"} 1"));
     metrics.configure([]);
     metrics.configure([&name]);
@@ -77,10 +82,10 @@ fn a_model_may_be_called_other() {
 
 #[test]
 fn every_route_is_found_by_its_label() {
-    for route in Route::ALL {
-        assert_eq!(Route::named(route.as_str()), route);
+    for route in RouteLabel::ALL {
+        assert_eq!(RouteLabel::from_label(route.as_str()), route);
     }
-    assert_eq!(Route::named("readyz"), Route::Other);
+    assert_eq!(RouteLabel::from_label("readyz"), RouteLabel::Other);
 }
 
 #[test]
@@ -103,7 +108,7 @@ fn the_view_becomes_gauges_under_the_names_of_the_seed() {
     ] {
         assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
     }
-    metrics.observe_view(&View::default());
+    metrics.observe_fleet(&FleetView::default());
     assert!(!metrics.encode().contains("gpu-0"), "an accelerator that is gone");
 }
 
@@ -116,9 +121,9 @@ fn in_a_cluster_budgets_are_those_of_pools_and_models_have_their_namespaces() {
     seen.accelerators[0].id = "pool-a".into();
     seen.accelerators.push(other);
     let show = |namespace: &str| {
-        metrics.in_cluster(BTreeMap::from([(name.clone(), namespace.to_owned())]));
+        metrics.set_namespaces(BTreeMap::from([(name.clone(), namespace.to_owned())]));
         metrics.configure([&name]);
-        metrics.observe_view(&seen);
+        metrics.observe_fleet(&seen);
         metrics.encode()
     };
     let text = show("chat");
@@ -139,7 +144,7 @@ fn in_a_cluster_budgets_are_those_of_pools_and_models_have_their_namespaces() {
     // An object of the same model in another namespace has taken its place.
     let text = show("search");
     assert!(text.contains("namespace=\"search\"") && !text.contains("namespace=\"chat\""), "{text}");
-    metrics.observe_view(&View::default());
+    metrics.observe_fleet(&FleetView::default());
     assert!(!metrics.encode().contains("pool-a"), "a pool that is gone");
 }
 
@@ -148,24 +153,24 @@ fn used() -> Metrics {
     let metrics = Metrics::new();
     let name = ModelName::from("m");
     metrics.configure([&name]);
-    metrics.observe_view(&view(&name));
-    metrics.refused("shutting_down");
-    metrics.client_left(Phase::Parked);
-    metrics.added_latency(120);
-    metrics.connections(1);
+    metrics.observe_fleet(&view(&name));
+    metrics.request_refused("shutting_down");
+    metrics.client_left(DisconnectPhase::Parked);
+    metrics.observe_added_latency(120);
+    metrics.add_connections(1);
     metrics.swapped();
-    metrics.reloaded(Outcome::Done);
-    metrics.certificate_expires(Some(2_000_000_000));
-    metrics.writes().with_label_values(&["Pod", "done"]).inc();
-    metrics.readings().done(Source::Stub, Tick(1_000));
-    let duals = metrics.duals();
-    duals.served("chat", Path::Hot, Some("m"), Millis(120));
-    duals.created("chat", "l", true, Millis(20));
-    duals.calls("chat", Some("m")).called(&Method::POST, "/sleep", None, Duration::from_secs(1));
-    duals.requesters("m", 1);
-    duals.configs("l", 1);
-    duals.launchers("l", LauncherPhase::Bound, 1);
-    duals.bound(&Pair {
+    metrics.reloaded(OutcomeLabel::Done);
+    metrics.set_certificate_expiry(Some(2_000_000_000));
+    metrics.kubernetes_writes().with_label_values(&["Pod", "done"]).inc();
+    metrics.meter_reads().read_succeeded(MeterSource::Stub, Tick(1_000));
+    let duals = metrics.dual_pods();
+    duals.observe_actuation("chat", ActuationPath::Hot, Some("m"), Millis(120));
+    duals.observe_launcher_creation("chat", "l", true, Millis(20));
+    duals.call_observer("chat", Some("m")).call_ended(&Method::POST, "/sleep", None, Duration::from_secs(1));
+    duals.set_requesters("m", 1);
+    duals.set_configs("l", 1);
+    duals.set_launchers("l", LauncherPhase::Bound, 1);
+    duals.set_bound(&EngineBindingLabels {
         namespace: "chat".to_owned(),
         requester: "r".to_owned(),
         provider: "p".to_owned(),
@@ -175,27 +180,27 @@ fn used() -> Metrics {
         node: "n".to_owned(),
     });
     // Its series last as long as it is held.
-    let key = metrics.key("k");
-    key.request(KeyOutcome::Admitted);
-    key.tokens(rouse::openai::sse::Usage { prompt: 1, completion: 2 }, true);
+    let key = metrics.key_metrics("k");
+    key.count_request(KeyOutcome::Admitted);
+    key.count_tokens(rouse_net::openai::sse::TokenUsage { prompt: 1, completion: 2 }, true);
     std::mem::forget(key);
     let model = metrics.model(&name);
-    model.in_flight(1);
-    model.parked(1);
-    model.waited(Millis(300));
-    model.first_byte(Millis(400));
-    model.ended(Route::Chat, Status::of(200), Some(ColdStart::Cold), Millis(900));
-    model.bytes_in(10);
-    model.bytes_out(20);
-    model.replayed(1);
-    model.transition(Transition::Wake, Cause::Demand, Outcome::Done, Millis(50));
-    model.evicted(Transition::Sleep);
+    model.add_in_flight(1);
+    model.add_parked(1);
+    model.observe_wait(Millis(300));
+    model.observe_first_byte(Millis(400));
+    model.request_ended(RouteLabel::Chat, StatusClass::from_code(200), Some(ColdStart::Cold), Millis(900));
+    model.add_bytes_in(10);
+    model.add_bytes_out(20);
+    model.add_retries(1);
+    model.record_transition(TransitionKind::Wake, TransitionCause::Demand, OutcomeLabel::Done, Millis(50));
+    model.evicted(TransitionKind::Sleep);
     metrics
 }
 
-fn view(name: &ModelName) -> View {
+fn view(name: &ModelName) -> FleetView {
     let engine = EngineId::new(name.clone(), 0);
-    View {
+    FleetView {
         accelerators: vec![AcceleratorView {
             id: "gpu-0".into(),
             capacity: Bytes(1000),
@@ -213,9 +218,17 @@ fn view(name: &ModelName) -> View {
             leases: 0,
             pinned: false,
             reason: String::new(),
-            last: Some(Past::of_start(Tick(1_000), Generation(1), fault::Cause::Hung, 1)),
+            last_outcome: Some(LastOutcome::failed_start(
+                Tick(1_000),
+                Generation(1),
+                fault::FailureCause::Hung,
+                1,
+            )),
             declared: Bytes(400),
-            learned: rouse::fleet::event::Learned { peak: Some(Bytes(300)), ..Default::default() },
+            learned: rouse::fleet::event::LearnedMeasurements {
+                peak: Some(Bytes(300)),
+                ..Default::default()
+            },
         }],
         engines: vec![EngineView {
             engine,
@@ -230,11 +243,11 @@ fn view(name: &ModelName) -> View {
     }
 }
 
-type Families = BTreeMap<String, (String, BTreeSet<String>)>;
+type ScrapedFamilies = BTreeMap<String, (String, BTreeSet<String>)>;
 
 /// Name → type and labels, of everything of ours in a scrape.
-fn families(text: &str) -> Families {
-    let mut families = Families::new();
+fn families(text: &str) -> ScrapedFamilies {
+    let mut families = ScrapedFamilies::new();
     let mut current = String::new();
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("# TYPE ") {

@@ -6,23 +6,23 @@ use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, I
 use rouse::units::Millis;
 
 use super::{
-    families::{Collectors, Make},
-    labels::{self, ROUTES, Route, STARTS, STATUSES, Status},
+    labels::{self, ROUTE_COUNT, RouteLabel, START_COUNT, STATUS_COUNT, StatusClass},
+    model_families::{FamilyBuilder, MetricCollectors},
     seconds,
 };
 use crate::driver::ColdStart;
 
-pub(super) struct Traffic {
-    pub(super) families: Collectors,
+pub(super) struct TrafficMetrics {
+    pub(super) families: MetricCollectors,
     requests: IntCounterVec,
     /// By route, status and start: looked up in `requests` once, at first use.
-    resolved: Box<[OnceLock<IntCounter>]>,
+    request_counters: Box<[OnceLock<IntCounter>]>,
     pub(super) first_byte: Histogram,
     duration: Histogram,
-    pub(super) waited: Histogram,
+    pub(super) wait: Histogram,
     pub(super) bytes_in: IntCounter,
     pub(super) bytes_out: IntCounter,
-    pub(super) replays: IntCounter,
+    pub(super) retries: IntCounter,
     pub(super) transitions: IntCounterVec,
     pub(super) transition_seconds: HistogramVec,
     pub(super) evictions: IntCounterVec,
@@ -31,12 +31,12 @@ pub(super) struct Traffic {
     pub(super) parked: IntGauge,
     pub(super) leases: IntGauge,
     pub(super) engine_state: IntGaugeVec,
-    pub(super) left_out: IntGauge,
+    pub(super) ejected_engines: IntGauge,
 }
 
-impl Traffic {
+impl TrafficMetrics {
     pub(super) fn new(name: &str, namespace: &str) -> Self {
-        let mut make = Make { name, namespace, families: Vec::new() };
+        let mut make = FamilyBuilder { name, namespace, families: Vec::new() };
         let bytes = make.counters(
             "rouse_bytes_total",
             "Bytes of bodies, from clients (in) and to clients (out)",
@@ -48,7 +48,9 @@ impl Traffic {
                 "Requests that ended, by route, status class and kind of cold start they waited for",
                 &["route", "status", "cold_start"],
             ),
-            resolved: (0..ROUTES * STATUSES * STARTS).map(|_| OnceLock::new()).collect(),
+            request_counters: (0..ROUTE_COUNT * STATUS_COUNT * START_COUNT)
+                .map(|_| OnceLock::new())
+                .collect(),
             first_byte: make.histogram(
                 "rouse_time_to_first_byte_seconds",
                 "From the request's head to the response's, the wait included",
@@ -57,11 +59,11 @@ impl Traffic {
                 "rouse_request_duration_seconds",
                 "From the request's head to the last byte of the answer",
             ),
-            waited: make.histogram("rouse_wait_seconds", "How long parked requests waited, however it ended"),
+            wait: make.histogram("rouse_wait_seconds", "How long parked requests waited, however it ended"),
             bytes_in: bytes.with_label_values(&["in"]),
             bytes_out: bytes.with_label_values(&["out"]),
-            replays: make
-                .counter("rouse_replays_total", "Requests sent a second time, on a fresh connection"),
+            retries: make
+                .counter("rouse_retries_total", "Requests sent a second time, on a fresh connection"),
             transitions: make.counters(
                 "rouse_transitions_total",
                 "Launches, wakes, sleeps and stops of engines, by cause and outcome",
@@ -92,8 +94,8 @@ impl Traffic {
                 "1 for the state that each engine is in",
                 &["replica", "state"],
             ),
-            left_out: make.gauge(
-                "rouse_engines_left_out",
+            ejected_engines: make.gauge(
+                "rouse_engines_ejected",
                 "Engines that get no new requests because those they got failed",
             ),
             families: make.families.into(),
@@ -101,11 +103,17 @@ impl Traffic {
     }
 
     /// A request is over.
-    pub(super) fn ended(&self, route: Route, status: Status, start: Option<ColdStart>, duration: Millis) {
-        let (start_index, start) = labels::start(start);
-        let index = (route as usize * STATUSES + status as usize) * STARTS + start_index;
+    pub(super) fn request_ended(
+        &self,
+        route: RouteLabel,
+        status: StatusClass,
+        start: Option<ColdStart>,
+        duration: Millis,
+    ) {
+        let (start_index, start) = labels::cold_start_label(start);
+        let index = (route as usize * STATUS_COUNT + status as usize) * START_COUNT + start_index;
         let count = || self.requests.with_label_values(&[route.as_str(), status.as_str(), start]);
-        match self.resolved.get(index) {
+        match self.request_counters.get(index) {
             Some(cell) => cell.get_or_init(count).inc(),
             None => count().inc(),
         }

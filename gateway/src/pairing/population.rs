@@ -9,43 +9,43 @@ use rouse::model::AcceleratorId;
 use crate::{
     controllers::{
         crd::{
-            fma::{CountForLauncher, LauncherPopulationPolicy, LauncherPopulationPolicySpec, Status},
+            fma::{CountForLauncher, FmaStatus, LauncherPopulationPolicy, LauncherPopulationPolicySpec},
             ledger::ObjectName,
         },
-        watch::{Change, Found},
+        watch::{Delta, WatchedObject},
     },
     platform::kubernetes::launcher::pod::label_value,
 };
 
 /// LauncherPopulationPolicies as they were seen last.
 #[derive(Debug, Default)]
-pub(super) struct Policies {
+pub(super) struct PopulationPolicies {
     all: BTreeMap<ObjectName, LauncherPopulationPolicy>,
     /// Which are followed. One that says what cannot be is followed as it was before.
     followed: BTreeMap<ObjectName, LauncherPopulationPolicySpec>,
 }
 
-impl Policies {
-    pub(super) fn take(&mut self, change: Change<LauncherPopulationPolicy>) {
+impl PopulationPolicies {
+    pub(super) fn apply(&mut self, change: Delta<LauncherPopulationPolicy>) {
         match change {
-            Change::All { namespace, objects } => {
-                let there: BTreeSet<ObjectName> = objects.iter().map(Found::name).collect();
+            Delta::All { namespace, objects } => {
+                let there: BTreeSet<ObjectName> = objects.iter().map(WatchedObject::name).collect();
                 let within = |name: &ObjectName| namespace.as_ref().is_none_or(|n| *n == name.namespace);
                 self.all.retain(|name, _| !within(name) || there.contains(name));
                 self.followed.retain(|name, _| !within(name) || there.contains(name));
-                objects.into_iter().for_each(|found| self.saw(found));
+                objects.into_iter().for_each(|found| self.upsert(found));
             }
-            Change::Applied(found) => self.saw(*found),
-            Change::Deleted(name) => {
+            Delta::Applied(found) => self.upsert(*found),
+            Delta::Deleted(name) => {
                 self.all.remove(&name);
                 self.followed.remove(&name);
             }
         }
     }
 
-    fn saw(&mut self, found: Found<LauncherPopulationPolicy>) {
+    fn upsert(&mut self, found: WatchedObject<LauncherPopulationPolicy>) {
         let name = found.name();
-        let Some(policy) = found.good() else { return };
+        let Some(policy) = found.readable() else { return };
         if policy.spec.problems().is_empty() {
             self.followed.insert(name.clone(), policy.spec.clone());
         }
@@ -53,20 +53,20 @@ impl Policies {
     }
 
     /// How many launchers such a node is to have.
-    pub(super) fn counts(&self, node: &Traits) -> Counts {
+    pub(super) fn counts(&self, node: &NodeTraits) -> LauncherCounts {
         counts(self.followed.iter(), node)
     }
 
     /// What the status of each is to be, where it is another. `missing`: what is wrong with a LauncherConfig.
-    pub(super) fn verdicts(
+    pub(super) fn changed_statuses(
         &self,
         missing: impl Fn(&ObjectName) -> Option<String>,
-    ) -> Vec<(ObjectName, Status)> {
+    ) -> Vec<(ObjectName, FmaStatus)> {
         let wanted = |(name, policy): (&ObjectName, &LauncherPopulationPolicy)| {
             let mut errors = policy.spec.problems();
             let of = policy.spec.count_for_launcher.iter().map(|wanted| wanted.config(name));
             errors.extend(of.filter_map(|config| missing(&config)));
-            let status = Status { observed_generation: policy.metadata.generation, errors };
+            let status = FmaStatus { observed_generation: policy.metadata.generation, errors };
             (policy.status.as_ref() != Some(&status)).then(|| (name.clone(), status))
         };
         self.all.iter().filter_map(wanted).collect()
@@ -81,23 +81,23 @@ impl CountForLauncher {
 }
 
 /// So many launchers of each LauncherConfig.
-pub(super) type Counts = BTreeMap<ObjectName, usize>;
+pub(super) type LauncherCounts = BTreeMap<ObjectName, usize>;
 
 /// A launcher that is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Launcher {
+pub(super) struct ExistingLauncher {
     /// The namespace and the label of the LauncherConfig that it was made from.
-    pub(super) of: (String, String),
+    pub(super) config: (String, String),
     /// It has engines, asleep or awake.
     pub(super) used: bool,
 }
 
 /// By accelerator.
-pub(super) type There<'a> = BTreeMap<&'a AcceleratorId, &'a Launcher>;
+pub(super) type ExistingLaunchers<'a> = BTreeMap<&'a AcceleratorId, &'a ExistingLauncher>;
 
 /// What a Node object says of itself.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Traits {
+pub(super) struct NodeTraits {
     pub(super) labels: BTreeMap<String, String>,
     pub(super) allocatable: BTreeMap<String, Quantity>,
 }
@@ -105,11 +105,11 @@ pub(super) struct Traits {
 /// How many launchers such a node is to have: of each LauncherConfig the most that any policy says.
 fn counts<'a>(
     policies: impl Iterator<Item = (&'a ObjectName, &'a LauncherPopulationPolicySpec)>,
-    node: &Traits,
-) -> Counts {
-    let mut counts = Counts::new();
+    node: &NodeTraits,
+) -> LauncherCounts {
+    let mut counts = LauncherCounts::new();
     let chooses = |policy: &LauncherPopulationPolicySpec| {
-        policy.enhanced_node_selector.chooses(&node.labels, &node.allocatable)
+        policy.enhanced_node_selector.matches(&node.labels, &node.allocatable)
     };
     for (name, policy) in policies.filter(|(_, policy)| chooses(policy)) {
         for wanted in &policy.count_for_launcher {
@@ -122,10 +122,10 @@ fn counts<'a>(
 
 /// On which accelerators they are. `accelerators`: of the node, in the order of their numbers. What is there stays, those first
 /// that have engines; where a launcher of another LauncherConfig is, there is no room until that has gone.
-pub(super) fn places(
-    counts: &Counts,
+pub(super) fn place_launchers(
+    counts: &LauncherCounts,
     accelerators: &[&AcceleratorId],
-    there: &There<'_>,
+    there: &ExistingLaunchers<'_>,
 ) -> BTreeMap<AcceleratorId, ObjectName> {
     let mut places = BTreeMap::new();
     let empty = accelerators.iter().enumerate().filter(|(_, a)| !there.contains_key(**a));
@@ -133,7 +133,7 @@ pub(super) fn places(
     for (config, count) in counts {
         let own = (config.namespace.clone(), label_value(&config.name));
         let of = |used: bool| {
-            let wanted = Launcher { of: own.clone(), used };
+            let wanted = ExistingLauncher { config: own.clone(), used };
             accelerators.iter().filter(move |a| there.get(**a) == Some(&&wanted))
         };
         let kept = of(true).chain(of(false)).take(*count);
@@ -175,52 +175,58 @@ mod tests {
     fn the_most_that_any_policy_says_of_a_node_is_meant() {
         let all =
             [policy("h100", &[("a", 1), ("b", 2)]), policy("h100", &[("a", 3)]), policy("l4", &[("c", 9)])];
-        let node = Traits { labels: BTreeMap::from([("gpu".into(), "h100".into())]), ..Traits::default() };
+        let node =
+            NodeTraits { labels: BTreeMap::from([("gpu".into(), "h100".into())]), ..NodeTraits::default() };
         let name = named("p");
         let counts = counts(all.iter().map(|policy| (&name, &policy.spec)), &node);
-        assert_eq!(counts, Counts::from([(named("a"), 3), (named("b"), 2)]));
+        assert_eq!(counts, LauncherCounts::from([(named("a"), 3), (named("b"), 2)]));
     }
 
     #[test]
     fn a_policy_that_cannot_be_followed_stays_as_it_was_and_says_why() {
-        let mut policies = Policies::default();
-        let node = Traits { labels: BTreeMap::from([("gpu".into(), "h100".into())]), ..Traits::default() };
-        let mut seen = |spec, generation, status: Option<&Status>| {
+        let mut policies = PopulationPolicies::default();
+        let node =
+            NodeTraits { labels: BTreeMap::from([("gpu".into(), "h100".into())]), ..NodeTraits::default() };
+        let mut seen = |spec, generation, status: Option<&FmaStatus>| {
             let mut policy = policy("h100", &[("a", spec)]);
             (policy.metadata.generation, policy.status) = (Some(generation), status.cloned());
-            policies.take(Change::Applied(Box::new(Found::Good(policy))));
-            let said = policies.verdicts(|name| (name.name != "a").then(|| "missing".to_owned()));
+            policies.apply(Delta::Applied(Box::new(WatchedObject::Readable(policy))));
+            let said = policies.changed_statuses(|name| (name.name != "a").then(|| "missing".to_owned()));
             (policies.counts(&node), said.into_iter().map(|(_, status)| status).next())
         };
         let (counts, said) = seen(2, 1, None);
-        let well = Status { observed_generation: Some(1), errors: Vec::new() };
-        assert_eq!((&counts, said.as_ref()), (&Counts::from([(named("a"), 2)]), Some(&well)));
+        let well = FmaStatus { observed_generation: Some(1), errors: Vec::new() };
+        assert_eq!((&counts, said.as_ref()), (&LauncherCounts::from([(named("a"), 2)]), Some(&well)));
         assert_eq!(seen(2, 1, Some(&well)), (counts.clone(), None), "it is written");
         let (still, said) = seen(-1, 2, Some(&well));
         assert_eq!(still, counts);
         let errors = ["countForLauncher: -1 launchers of 'a' cannot be".to_owned()].into();
-        assert_eq!(said.unwrap(), Status { observed_generation: Some(2), errors });
+        assert_eq!(said.unwrap(), FmaStatus { observed_generation: Some(2), errors });
     }
 
     #[test]
     fn what_is_there_stays_and_others_have_the_lowest_that_are_free() {
         let all: Vec<AcceleratorId> = ["g0", "g1", "g2", "g3"].map(Into::into).into();
         let accelerators: Vec<_> = all.iter().collect();
-        let counts = Counts::from([(named("a"), 2), (named("b"), 1)]);
-        let launcher = |name: &str, used: bool| Launcher { of: ("chat".to_owned(), name.to_owned()), used };
+        let counts = LauncherCounts::from([(named("a"), 2), (named("b"), 1)]);
+        let launcher =
+            |name: &str, used: bool| ExistingLauncher { config: ("chat".to_owned(), name.to_owned()), used };
         let [a, b, other] = ["a", "b", "other"].map(|name| launcher(name, false));
-        let placed = |there: &There<'_>| {
-            let placed = places(&counts, &accelerators, there);
+        let placed = |there: &ExistingLaunchers<'_>| {
+            let placed = place_launchers(&counts, &accelerators, there);
             placed.into_iter().map(|(at, config)| format!("{at} {}", config.name)).collect::<Vec<_>>()
         };
-        assert_eq!(placed(&There::new()), ["g0 a", "g1 a", "g2 b"]);
-        assert_eq!(placed(&There::from([(&all[0], &b), (&all[3], &a)])), ["g0 b", "g1 a", "g3 a"]);
-        let full = There::from([(&all[0], &other), (&all[1], &other), (&all[2], &other)]);
+        assert_eq!(placed(&ExistingLaunchers::new()), ["g0 a", "g1 a", "g2 b"]);
+        assert_eq!(
+            placed(&ExistingLaunchers::from([(&all[0], &b), (&all[3], &a)])),
+            ["g0 b", "g1 a", "g3 a"]
+        );
+        let full = ExistingLaunchers::from([(&all[0], &other), (&all[1], &other), (&all[2], &other)]);
         assert_eq!(placed(&full), ["g3 a"], "the others wait for theirs to go");
-        let many = There::from([(&all[0], &b), (&all[1], &b), (&all[2], &b)]);
+        let many = ExistingLaunchers::from([(&all[0], &b), (&all[1], &b), (&all[2], &b)]);
         assert_eq!(placed(&many), ["g0 b", "g3 a"], "those that are too many are nobody's");
         let used = launcher("b", true);
-        let many = There::from([(&all[0], &b), (&all[1], &used), (&all[2], &b)]);
+        let many = ExistingLaunchers::from([(&all[0], &b), (&all[1], &used), (&all[2], &b)]);
         assert_eq!(placed(&many), ["g1 b", "g3 a"], "who has engines stays anyway");
     }
 }

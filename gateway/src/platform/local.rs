@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The supervisor hands each command to the life it means and keeps no state of its own beside that table. A life ends
-//! only when its whole process group is seen gone. Dropping [`Local`] ends every task and no engine: the next start
+//! only when its whole process group is seen gone. Dropping [`LocalPlatform`] ends every task and no engine: the next start
 //! adopts them.
 //!
 //! What runs when:
@@ -16,15 +16,15 @@
 //!   with every failing answer, so that a journal of a healthy night is short.
 
 mod adopt;
-mod fit;
+mod engine_log;
+mod engine_task;
 mod launch;
-mod life;
-mod log;
 mod meter;
+mod start_checks;
 
-mod store;
+mod engine_steps;
+mod state_store;
 mod supervisor;
-mod work;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,66 +35,66 @@ use std::{
 use rouse::{
     fleet::{
         command::Command,
-        event::{Event, Learned},
+        event::{Event, LearnedMeasurements},
     },
-    lease::Clock,
     model::{AcceleratorId, EngineId, ModelName},
     units::{Generation, Tick},
 };
+use rouse_net::lease::TickClock;
 use tokio::{sync::mpsc, task::JoinHandle};
 
-use super::{Platform, contact::Common};
-use crate::{config::Config, routes::Reported};
-use meter::Meters;
-use store::Store;
-use supervisor::Supervisor;
+use super::{Platform, engine_client::PlatformContext};
+use crate::{config::Config, routing::EngineActivity};
+use meter::MeterReader;
+use state_store::StateStore;
+use supervisor::LocalSupervisor;
 
 pub use meter::{Error as MeterError, discover};
-pub use store::{Error, Lock, runs_in};
+pub use state_store::{Error, StateDirLock, is_in_use};
 
 /// The engines of this machine.
 #[derive(Debug)]
-pub struct Local {
+pub struct LocalPlatform {
     commands: mpsc::UnboundedSender<Command>,
-    shared: Arc<Shared>,
+    shared: Arc<LocalContext>,
     supervisor: JoinHandle<()>,
-    lock: Lock,
+    lock: StateDirLock,
 }
 
 /// What every task of the platform uses.
 #[derive(Debug)]
-struct Shared {
-    common: Arc<Common>,
-    store: Arc<Store>,
-    meters: Arc<Meters>,
-    lost: Mutex<BTreeSet<AcceleratorId>>,
+struct LocalContext {
+    common: Arc<PlatformContext>,
+    store: Arc<StateStore>,
+    meters: Arc<MeterReader>,
+    lost_accelerators: Mutex<BTreeSet<AcceleratorId>>,
     /// Given to engines that live, or are about to.
-    ports: Mutex<BTreeSet<u16>>,
+    reserved_ports: Mutex<BTreeSet<u16>>,
 }
 
-impl Local {
+impl LocalPlatform {
     /// Begins in the state directory that is locked. On `events` come, in this order: what was learned earlier
-    /// (`Recalled`), engines that already run (`Adopted`), `AdoptionDone`; then outcomes. Must be called inside a runtime,
+    /// (`MeasurementsRestored`), engines that already run (`AdoptedProcess`), `AdoptionDone`; then outcomes. Must be called inside a runtime,
     /// on which the platform's tasks run.
     ///
     /// # Errors
     /// The folder for engines' logs cannot be made.
     pub fn start(
-        lock: Lock,
+        lock: StateDirLock,
         config: Arc<Config>,
         events: mpsc::Sender<Event>,
-        clock: Clock,
+        clock: TickClock,
     ) -> Result<Self, Error> {
-        let store = Store::open(&lock)?;
-        let shared = Arc::new(Shared {
+        let store = StateStore::open(&lock)?;
+        let shared = Arc::new(LocalContext {
             store: Arc::new(store),
-            common: Common::new(config, events, clock),
+            common: PlatformContext::new(config, events, clock),
             meters: Arc::default(),
-            lost: Mutex::default(),
-            ports: Mutex::default(),
+            lost_accelerators: Mutex::default(),
+            reserved_ports: Mutex::default(),
         });
         let (commands, orders) = mpsc::unbounded_channel();
-        let supervisor = Supervisor::new(Arc::clone(&shared));
+        let supervisor = LocalSupervisor::new(Arc::clone(&shared));
         Ok(Self { commands, shared, supervisor: tokio::spawn(supervisor.run(orders)), lock })
     }
 
@@ -110,15 +110,15 @@ impl Local {
     }
 }
 
-impl Platform for Local {
+impl Platform for LocalPlatform {
     fn submit(&self, command: Command) {
         if self.commands.send(command).is_err() {
             tracing::error!("the platform's supervisor is gone");
         }
     }
 
-    fn reported(&self, engine: &EngineId, generation: Generation) -> Arc<Reported> {
-        self.shared.common.reported(engine, generation)
+    fn engine_activity(&self, engine: &EngineId, generation: Generation) -> Arc<EngineActivity> {
+        self.shared.common.engine_activity(engine, generation)
     }
 
     fn reconfigure(&self, config: Arc<Config>) {
@@ -129,22 +129,22 @@ impl Platform for Local {
         self.shared.store.note_idle(engine, generation, last_end);
     }
 
-    fn save_learned(&self, learned: BTreeMap<ModelName, Learned>) {
-        self.shared.store.learn(learned);
+    fn save_learned(&self, learned: BTreeMap<ModelName, LearnedMeasurements>) {
+        self.shared.store.merge_learned(learned);
     }
 
-    fn log(&self, engine: &EngineId) -> Option<PathBuf> {
-        Some(self.shared.log(engine))
+    fn log_path(&self, engine: &EngineId) -> Option<PathBuf> {
+        Some(self.shared.log_path(engine))
     }
 }
 
-impl Shared {
-    fn log(&self, engine: &EngineId) -> PathBuf {
-        log::path(self.store.folder(), engine)
+impl LocalContext {
+    fn log_path(&self, engine: &EngineId) -> PathBuf {
+        engine_log::path(self.store.folder(), engine)
     }
 
     /// This port belongs to an engine from here on.
-    fn keep_port(&self, port: u16) -> bool {
+    fn reserve_port(&self, port: u16) -> bool {
         self.ports().insert(port)
     }
 
@@ -153,7 +153,7 @@ impl Shared {
     }
 
     fn ports(&self) -> MutexGuard<'_, BTreeSet<u16>> {
-        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
+        self.reserved_ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -9,63 +9,67 @@ use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 use arc_swap::ArcSwap;
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use rouse::{client::Wire, limits};
+use rouse_net::{downstream::StallTrackingTcp, fd_limit};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},
 };
 
 use super::{
-    Error, Stage, listener,
-    stream::Stream,
-    tls::{Handshakes, Opened},
+    Error, ShutdownStage, listener,
+    stream::ClientStream,
+    tls::{HandshakeOutcome, HandshakePool},
 };
 use crate::{
     config::Config,
-    http::admin::{self, Parts},
+    http::admin::{self, AdminSources},
 };
 
 /// From a connection's first byte to the end of a request's head; also how long a connection may be idle.
-const HEAD: Duration = Duration::from_secs(30);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Connections that are served, where descriptors allow: a part of them, for each may hold a file as well.
-const MOST: u64 = 128;
-const PART_OF_DESCRIPTORS: u64 = 8;
+const MAX_CONNECTIONS: u64 = 128;
+const DESCRIPTOR_SHARE_DIVISOR: u64 = 8;
 /// Further ones that are told so at a time, and how long each may take to ask.
-const TURNED_AWAY: usize = 16;
-const TELLING: Duration = Duration::from_secs(1);
+const MAX_REJECTED_CONNECTIONS: usize = 16;
+const REJECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// After an accept that failed for want of descriptors.
-const BACK_OFF: Duration = Duration::from_millis(500);
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(500);
 
 /// The bound listener.
-pub struct Admin {
+pub struct AdminServer {
     address: SocketAddr,
     listener: std::net::TcpListener,
-    parts: Parts,
-    handshakes: Option<Arc<Handshakes>>,
-    places: Places,
+    sources: AdminSources,
+    handshakes: Option<Arc<HandshakePool>>,
+    permits: AdminConnectionPermits,
 }
 
 /// Who may have a connection.
-struct Places {
+struct AdminConnectionPermits {
     served: Arc<Semaphore>,
-    turned_away: Arc<Semaphore>,
+    rejected: Arc<Semaphore>,
 }
 
-impl Places {
+impl AdminConnectionPermits {
     fn new(descriptors: u64) -> Self {
-        let served = (descriptors / PART_OF_DESCRIPTORS).clamp(TURNED_AWAY as u64, MOST) as usize;
-        Self { served: Arc::new(Semaphore::new(served)), turned_away: Arc::new(Semaphore::new(TURNED_AWAY)) }
+        let served = (descriptors / DESCRIPTOR_SHARE_DIVISOR)
+            .clamp(MAX_REJECTED_CONNECTIONS as u64, MAX_CONNECTIONS) as usize;
+        Self {
+            served: Arc::new(Semaphore::new(served)),
+            rejected: Arc::new(Semaphore::new(MAX_REJECTED_CONNECTIONS)),
+        }
     }
 
     /// A place, and whether it is one to be served at.
-    fn take(&self) -> Option<(OwnedSemaphorePermit, bool)> {
+    fn acquire(&self) -> Option<(OwnedSemaphorePermit, bool)> {
         let take = |places: &Arc<Semaphore>| Arc::clone(places).try_acquire_owned().ok();
         let served = take(&self.served).map(|place| (place, true));
-        served.or_else(|| take(&self.turned_away).map(|place| (place, false)))
+        served.or_else(|| take(&self.rejected).map(|place| (place, false)))
     }
 }
 
-impl Admin {
+impl AdminServer {
     /// Binds the listener. Connections queue from here on.
     ///
     /// # Errors
@@ -76,15 +80,16 @@ impl Admin {
 
     /// # Errors
     /// The certificates cannot be used.
-    pub fn over(listener: std::net::TcpListener, parts: Parts) -> Result<Self, Error> {
+    pub fn from_listener(listener: std::net::TcpListener, parts: AdminSources) -> Result<Self, Error> {
         let address = listener
             .local_addr()
             .map_err(|source| Error::Bind { address: parts.config.load().admin.address, source })?;
         let config = parts.config.load();
-        let handshakes = if config.admin.tls { Handshakes::of(config.tls.as_ref(), 1)? } else { None };
+        let handshakes =
+            if config.admin.tls { HandshakePool::for_listener(config.tls.as_ref(), 1)? } else { None };
         drop(config);
-        let places = Places::new(limits::descriptors().unwrap_or(u64::MAX));
-        Ok(Self { address, listener, parts, handshakes: handshakes.map(Arc::new), places })
+        let places = AdminConnectionPermits::new(fd_limit::soft_limit().unwrap_or(u64::MAX));
+        Ok(Self { address, listener, sources: parts, handshakes: handshakes.map(Arc::new), permits: places })
     }
 
     /// Where it listens, with the port that was given for port 0.
@@ -93,51 +98,51 @@ impl Admin {
         self.address
     }
 
-    /// Serves until [`Stage::Ending`], so that a drain can be watched. What is still open then ends with the runtime.
-    pub async fn run(self, mut stage: watch::Receiver<Stage>) -> Result<(), Error> {
+    /// Serves until [`ShutdownStage::Terminating`], so that a drain can be watched. What is still open then ends with the runtime.
+    pub async fn run(self, mut stage: watch::Receiver<ShutdownStage>) -> Result<(), Error> {
         let listener = TcpListener::from_std(self.listener).map_err(|error| Error::Ended("admin", error))?;
-        let config = Arc::clone(&self.parts.config);
-        let service = admin::Service::new(self.parts, stage.clone());
+        let config = Arc::clone(&self.sources.config);
+        let service = admin::AdminService::new(self.sources, stage.clone());
         let closed = Arc::new(Notify::new());
         loop {
             let accepted = tokio::select! {
                 biased;
-                _ = stage.wait_for(|stage| *stage == Stage::Ending) => return Ok(()),
+                _ = stage.wait_for(|stage| *stage == ShutdownStage::Terminating) => return Ok(()),
                 accepted = listener.accept() => accepted,
             };
             let (stream, peer) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept an operator's connection");
-                    drop(tokio::time::timeout(BACK_OFF, closed.notified()).await);
+                    drop(tokio::time::timeout(ACCEPT_BACKOFF, closed.notified()).await);
                     continue;
                 }
             };
-            let Some((place, is_served)) = self.places.take() else { continue };
+            let Some((place, is_served)) = self.permits.acquire() else { continue };
             if !is_served {
                 tracing::debug!(%peer, "the admin listener has no place for a further connection");
             }
             let (service, closed) = (service.clone(), Arc::clone(&closed));
             let (handshakes, config) = (self.handshakes.clone(), Arc::clone(&config));
             tokio::spawn(async move {
-                let Some(stream) = opened(stream, handshakes.as_deref(), &config).await else {
+                let Some(stream) = accept_tls(stream, handshakes.as_deref(), &config).await else {
                     closed.notify_waiters();
                     return;
                 };
                 let answer = service_fn(move |request| {
                     let service = service.clone();
                     async move {
-                        let answer = if is_served || admin::asks_for_health(&request) {
-                            service.answer(request, peer).await
+                        let answer = if is_served || admin::is_health_check(&request) {
+                            service.handle(request, peer).await
                         } else {
-                            admin::full()
+                            admin::too_many_connections()
                         };
                         Ok::<_, Infallible>(answer)
                     }
                 });
                 let connection = http1::Builder::new()
                     .timer(TokioTimer::new())
-                    .header_read_timeout(if is_served { HEAD } else { TELLING })
+                    .header_read_timeout(if is_served { HEAD_TIMEOUT } else { REJECT_TIMEOUT })
                     .keep_alive(is_served)
                     .serve_connection(TokioIo::new(stream), answer);
                 if let Err(error) = connection.await {
@@ -151,17 +156,17 @@ impl Admin {
 }
 
 /// The connection after its handshake, where there is one.
-async fn opened(
+async fn accept_tls(
     stream: TcpStream,
-    handshakes: Option<&Handshakes>,
+    handshakes: Option<&HandshakePool>,
     config: &ArcSwap<Config>,
-) -> Option<Stream> {
-    let Some(handshakes) = handshakes else { return Some(Stream::plain(stream)) };
+) -> Option<ClientStream> {
+    let Some(handshakes) = handshakes else { return Some(ClientStream::plain(stream)) };
     let identity = config.load().tls.as_ref()?.identity.clone()?;
-    let opening = handshakes.open(Wire::new(stream), Arc::clone(&identity.operators));
-    match tokio::time::timeout(HEAD, opening).await {
-        Ok(Ok(Opened::Secure { stream, .. })) => Some(stream),
-        Ok(Ok(Opened::Plain(_)) | Err(_)) | Err(_) => {
+    let opening = handshakes.accept(StallTrackingTcp::new(stream), Arc::clone(&identity.admin_config));
+    match tokio::time::timeout(HEAD_TIMEOUT, opening).await {
+        Ok(Ok(HandshakeOutcome::Secure { stream, .. })) => Some(stream),
+        Ok(Ok(HandshakeOutcome::NotTls(_)) | Err(_)) | Err(_) => {
             tracing::debug!("an operator's connection that did not begin");
             None
         }
@@ -175,12 +180,12 @@ mod tests {
     #[test]
     fn operators_have_a_part_of_the_descriptors_and_never_all() {
         for (descriptors, served) in [(64, 16), (400, 50), (1 << 20, 128), (u64::MAX, 128)] {
-            let places = Places::new(descriptors);
-            let taken: Vec<_> = std::iter::from_fn(|| places.take()).collect();
+            let places = AdminConnectionPermits::new(descriptors);
+            let taken: Vec<_> = std::iter::from_fn(|| places.acquire()).collect();
             assert_eq!(taken.iter().filter(|(_, is_served)| *is_served).count(), served, "{descriptors}");
-            assert_eq!(taken.len(), served + TURNED_AWAY);
+            assert_eq!(taken.len(), served + MAX_REJECTED_CONNECTIONS);
             drop(taken);
-            assert!(places.take().is_some_and(|(_, is_served)| is_served));
+            assert!(places.acquire().is_some_and(|(_, is_served)| is_served));
         }
     }
 }

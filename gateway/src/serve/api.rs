@@ -16,10 +16,8 @@ use std::{
     time::Duration,
 };
 
-use rouse::{
-    fault::{Fault, Wait},
-    tcp::Tcp,
-};
+use rouse::fault::{Fault, WaitDetails};
+use rouse_net::tcp::Tcp;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -32,64 +30,64 @@ use tokio::{
 };
 
 use super::{
-    Error, Stage,
-    addresses::{Addresses, Place, Refused},
-    balance::{Loads, OnCore, Seat},
+    Error, ShutdownStage,
+    address_limiter::{AddressLimiter, ConnectionPermit, ConnectionRefusal},
+    balance::{CoreConnectionGuard, CoreLoadHandle, CoreLoads},
     connection, listener,
-    socket::Socket,
-    tls::Handshakes,
+    socket::ClientSocket,
+    tls::HandshakePool,
 };
-use crate::http::{self, Core, Shared};
+use crate::http::{self, ServerContext, WorkerContext};
 
 #[cfg(feature = "pipe")]
 pub mod pipe;
 
 /// After an accept that failed for want of descriptors: until a connection of ours ends, or so long.
-const BACK_OFF: Duration = Duration::from_millis(500);
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(500);
 /// How many refused connections a core answers at a time, and how long each may take to read that.
-const TURNED_AWAY: u32 = 64;
-const TELLING: Duration = Duration::from_secs(1);
+const MAX_REJECTED_CONNECTIONS: u32 = 64;
+const REJECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Threads beside a serving one, for large bodies. None of their work waits for anything, so more of them would only share
 /// the same cores; what they do not get to is bounded by `limits.bodyTotal`.
-const BESIDE: usize = 4;
+const MAX_BLOCKING_THREADS: usize = 4;
 /// What threads beside a serving one add to their niceness.
-const LESS_URGENT: i32 = 10;
+const BLOCKING_THREAD_NICENESS: i32 = 10;
 
 /// The bound listeners.
-pub struct Api {
+pub struct ApiServer {
     address: SocketAddr,
     listeners: Vec<std::net::TcpListener>,
-    shared: Arc<Shared>,
-    handshakes: Option<Arc<Handshakes>>,
-    loads: Arc<Loads>,
+    shared: Arc<ServerContext>,
+    handshakes: Option<Arc<HandshakePool>>,
+    loads: Arc<CoreLoads>,
 }
 
 /// A connection on its way to another core.
-struct Moved {
+struct MovedConnection {
     stream: std::net::TcpStream,
     peer: SocketAddr,
-    place: Place,
-    seat: Seat,
+    permit: ConnectionPermit,
+    core_guard: CoreConnectionGuard,
 }
 
 /// What one serving thread starts with.
-struct Start {
+struct WorkerSetup {
     listener: std::net::TcpListener,
-    shared: Arc<Shared>,
-    stage: watch::Receiver<Stage>,
-    addresses: Arc<Addresses>,
-    handshakes: Option<Arc<Handshakes>>,
-    number: usize,
-    loads: Arc<Loads>,
+    shared: Arc<ServerContext>,
+    stage: watch::Receiver<ShutdownStage>,
+    address_limiter: Arc<AddressLimiter>,
+    handshakes: Option<Arc<HandshakePool>>,
+    core_index: usize,
+    loads: Arc<CoreLoads>,
     /// To the other cores, by number. Unbounded by type; what is in them holds a descriptor each.
-    others: Vec<Option<UnboundedSender<Moved>>>,
-    moved: UnboundedReceiver<Moved>,
+    peers: Vec<Option<UnboundedSender<MovedConnection>>>,
+    moved_rx: UnboundedReceiver<MovedConnection>,
     /// Told when it accepts.
-    begun: oneshot::Sender<()>,
+    ready_tx: oneshot::Sender<()>,
 }
 
-impl Api {
+impl ApiServer {
     /// Binds `cores` listeners to one address (`None`: as many as there are cores). Connections queue from here on and
     /// are accepted after [`Self::start`].
     ///
@@ -104,17 +102,18 @@ impl Api {
     ///
     /// # Errors
     /// The certificates cannot be used.
-    pub fn over(
+    pub fn from_listeners(
         address: SocketAddr,
         listeners: Vec<std::net::TcpListener>,
-        shared: Arc<Shared>,
+        shared: Arc<ServerContext>,
     ) -> Result<Self, Error> {
         let address = match listeners.first() {
             Some(first) => first.local_addr().map_err(|source| Error::Bind { address, source })?,
             None => address,
         };
-        let handshakes = Handshakes::of(shared.config.load().tls.as_ref(), listeners.len())?.map(Arc::new);
-        let loads = Loads::new(listeners.len());
+        let handshakes =
+            HandshakePool::for_listener(shared.config.load().tls.as_ref(), listeners.len())?.map(Arc::new);
+        let loads = CoreLoads::new(listeners.len());
         Ok(Self { address, listeners, shared, handshakes, loads })
     }
 
@@ -125,13 +124,13 @@ impl Api {
     }
 
     #[cfg(test)]
-    pub(crate) fn loads(&self) -> Arc<Loads> {
+    pub(crate) fn loads(&self) -> Arc<CoreLoads> {
         Arc::clone(&self.loads)
     }
 
     /// Starts the serving threads.
-    pub fn start(self, stage: watch::Receiver<Stage>) -> Result<Serving, Error> {
-        let addresses = Arc::<Addresses>::default();
+    pub fn start(self, stage: watch::Receiver<ShutdownStage>) -> Result<ServingThreads, Error> {
+        let addresses = Arc::<AddressLimiter>::default();
         let (mut ups, mut ends) = (Vec::new(), Vec::new());
         let (ways, arrivals): (Vec<_>, Vec<_>) =
             self.listeners.iter().map(|_| mpsc::unbounded_channel()).unzip();
@@ -140,50 +139,50 @@ impl Api {
             let (begun, up) = oneshot::channel();
             // Not to itself: a core has all of its connections when nobody can send it any more.
             let others = ways.iter().enumerate().map(|(at, way)| (at != number).then(|| way.clone()));
-            let start = Start {
+            let start = WorkerSetup {
                 listener,
                 shared: Arc::clone(&self.shared),
                 stage: stage.clone(),
-                addresses: Arc::clone(&addresses),
+                address_limiter: Arc::clone(&addresses),
                 handshakes: self.handshakes.clone(),
-                number,
+                core_index: number,
                 loads: Arc::clone(&self.loads),
-                others: others.collect(),
-                moved,
-                begun,
+                peers: others.collect(),
+                moved_rx: moved,
+                ready_tx: begun,
             };
             thread::Builder::new()
                 .name(format!("api-{number}"))
                 .spawn(move || {
                     // Nobody listens any more when the control runtime is gone.
-                    drop(tell.send(run_core(start)));
+                    drop(tell.send(run_worker(start)));
                 })
                 .map_err(Error::Thread)?;
             ups.push(up);
             ends.push(end);
         }
-        Ok(Serving { ups, ends })
+        Ok(ServingThreads { ready: ups, results: ends })
     }
 }
 
 /// The threads that serve.
-pub struct Serving {
-    ups: Vec<oneshot::Receiver<()>>,
-    ends: Vec<oneshot::Receiver<io::Result<()>>>,
+pub struct ServingThreads {
+    ready: Vec<oneshot::Receiver<()>>,
+    results: Vec<oneshot::Receiver<io::Result<()>>>,
 }
 
-impl Serving {
+impl ServingThreads {
     /// Returns when each of them accepts connections, or has ended already.
-    pub async fn up(&mut self) {
-        for up in self.ups.drain(..) {
+    pub async fn wait_until_ready(&mut self) {
+        for up in self.ready.drain(..) {
             up.await.unwrap_or_default();
         }
     }
 
-    /// Returns when the gateway's stage says that it goes and every connection is closed: at [`Stage::Draining`] when
-    /// their exchanges are over, at [`Stage::Ending`] two seconds later at most. Errors: one of them broke.
-    pub async fn ended(self) -> Result<(), Error> {
-        for end in self.ends {
+    /// Returns when the gateway's stage says that it goes and every connection is closed: at [`ShutdownStage::Draining`] when
+    /// their exchanges are over, at [`ShutdownStage::Terminating`] two seconds later at most. Errors: one of them broke.
+    pub async fn join(self) -> Result<(), Error> {
+        for end in self.results {
             end.await
                 .unwrap_or_else(|_| Err(io::Error::other("a serving thread panicked")))
                 .map_err(|error| Error::Ended("api", error))?;
@@ -196,41 +195,41 @@ impl Serving {
 fn runtime() -> io::Result<LocalRuntime> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .on_thread_start(step_back)
-        .max_blocking_threads(BESIDE)
+        .on_thread_start(lower_priority)
+        .max_blocking_threads(MAX_BLOCKING_THREADS)
         .build_local(LocalOptions::default())
 }
 
-fn run_core(start: Start) -> io::Result<()> {
+fn run_worker(start: WorkerSetup) -> io::Result<()> {
     runtime()?.block_on(async move {
-            let Start {
-                listener,
-                shared,
-                stage,
-                addresses,
-                handshakes,
-                number,
-                loads,
-                others,
-                mut moved,
-                begun,
-            } = start;
-            let listener = TcpListener::from_std(listener)?;
-            let core = Core::new(shared, stage.clone());
-            let pool = core.pool.clone();
-            tokio::task::spawn_local(async move { pool.expire().await });
-            let connections = Connections::new(core, addresses, handshakes, loads, number);
-            begun.send(()).unwrap_or_default();
-            accept(listener, &connections, &others, &mut moved, stage.clone()).await;
-            drop(others);
-            connections.drain(stage, moved).await;
-            Ok(())
-        })
+        let WorkerSetup {
+            listener,
+            shared,
+            stage,
+            address_limiter: addresses,
+            handshakes,
+            core_index: number,
+            loads,
+            peers: others,
+            moved_rx: mut moved,
+            ready_tx: begun,
+        } = start;
+        let listener = TcpListener::from_std(listener)?;
+        let core = WorkerContext::new(shared, stage.clone());
+        let pool = core.pool.clone();
+        tokio::task::spawn_local(async move { pool.expire().await });
+        let connections = WorkerConnections::new(core, addresses, handshakes, loads, number);
+        begun.send(()).unwrap_or_default();
+        accept(listener, &connections, &others, &mut moved, stage.clone()).await;
+        drop(others);
+        connections.drain(stage, moved).await;
+        Ok(())
+    })
 }
 
 /// For threads that work off long things for a serving one: where they share its processor, it goes first.
-fn step_back() {
-    if let Err(error) = rustix::process::nice(LESS_URGENT) {
+fn lower_priority() {
+    if let Err(error) = rustix::process::nice(BLOCKING_THREAD_NICENESS) {
         tracing::debug!(%error, "a thread stays as urgent as those that serve");
     }
 }
@@ -238,32 +237,32 @@ fn step_back() {
 /// Accepts until the gateway drains, and then what already queued.
 async fn accept(
     listener: TcpListener,
-    connections: &Rc<Connections>,
-    others: &[Option<UnboundedSender<Moved>>],
-    moved: &mut UnboundedReceiver<Moved>,
-    mut stage: watch::Receiver<Stage>,
+    connections: &Rc<WorkerConnections>,
+    others: &[Option<UnboundedSender<MovedConnection>>],
+    moved: &mut UnboundedReceiver<MovedConnection>,
+    mut stage: watch::Receiver<ShutdownStage>,
 ) {
     loop {
         let accepted = tokio::select! {
             biased;
-            _ = stage.wait_for(|stage| *stage > Stage::Serving) => break,
+            _ = stage.wait_for(|stage| *stage > ShutdownStage::Serving) => break,
             Some(moved) = moved.recv() => {
-                connections.take_over(moved, Stage::Serving);
+                connections.serve_moved(moved, ShutdownStage::Serving);
                 continue;
             }
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((stream, peer)) => connections.open(stream, peer, others),
-            Err(error) if is_momentary(&error) => {}
+            Ok((stream, peer)) => connections.assign_core(stream, peer, others),
+            Err(error) if is_transient(&error) => {}
             Err(error) => {
                 tracing::warn!(%error, "cannot accept connections");
                 // The socket stays readable, so trying again at once would spin.
-                let pause = tokio::time::timeout(BACK_OFF, connections.changed.notified());
+                let pause = tokio::time::timeout(ACCEPT_BACKOFF, connections.connection_ended.notified());
                 tokio::select! {
                     _ = pause => {}
                     // What others have accepted need not wait for that.
-                    Some(moved) = moved.recv() => connections.take_over(moved, Stage::Serving),
+                    Some(moved) = moved.recv() => connections.serve_moved(moved, ShutdownStage::Serving),
                 }
             }
         }
@@ -274,17 +273,17 @@ async fn accept(
         match listener.accept() {
             Ok((stream, peer)) => {
                 if let Ok(stream) = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)) {
-                    connections.keep(stream, peer, Stage::Draining);
+                    connections.serve_here(stream, peer, ShutdownStage::Draining);
                 }
             }
-            Err(error) if is_momentary(&error) => {}
+            Err(error) if is_transient(&error) => {}
             Err(_) => return,
         }
     }
 }
 
 /// The peer was gone before it was accepted.
-fn is_momentary(error: &io::Error) -> bool {
+fn is_transient(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::Interrupted
@@ -292,73 +291,83 @@ fn is_momentary(error: &io::Error) -> bool {
 }
 
 /// The connections of one core.
-struct Connections {
-    core: Rc<Core>,
-    addresses: Arc<Addresses>,
-    handshakes: Option<Arc<Handshakes>>,
-    number: usize,
-    load: Rc<OnCore>,
-    loads: Arc<Loads>,
+struct WorkerConnections {
+    worker: Rc<WorkerContext>,
+    address_limiter: Arc<AddressLimiter>,
+    handshakes: Option<Arc<HandshakePool>>,
+    core_index: usize,
+    core_load: Rc<CoreLoadHandle>,
+    loads: Arc<CoreLoads>,
     /// Those that are being told that there is no place for them.
-    turned_away: Cell<u32>,
-    open: RefCell<BTreeMap<u64, Rc<Socket>>>,
-    next: Cell<u64>,
+    rejecting: Cell<u32>,
+    open: RefCell<BTreeMap<u64, Rc<ClientSocket>>>,
+    next_id: Cell<u64>,
     /// One has ended.
-    changed: Notify,
+    connection_ended: Notify,
 }
 
-impl Connections {
+impl WorkerConnections {
     /// Those of the core with this number.
     fn new(
-        core: Rc<Core>,
-        addresses: Arc<Addresses>,
-        handshakes: Option<Arc<Handshakes>>,
-        loads: Arc<Loads>,
+        core: Rc<WorkerContext>,
+        addresses: Arc<AddressLimiter>,
+        handshakes: Option<Arc<HandshakePool>>,
+        loads: Arc<CoreLoads>,
         number: usize,
     ) -> Rc<Self> {
         Rc::new(Self {
-            core,
-            addresses,
+            worker: core,
+            address_limiter: addresses,
             handshakes,
-            number,
-            load: Rc::new(loads.on(number)),
+            core_index: number,
+            core_load: Rc::new(loads.handle(number)),
             loads,
             open: RefCell::default(),
-            turned_away: Cell::new(0),
-            next: Cell::new(0),
-            changed: Notify::new(),
+            rejecting: Cell::new(0),
+            next_id: Cell::new(0),
+            connection_ended: Notify::new(),
         })
     }
 
     /// Serves a connection that was accepted here, or has a core do it that has less to do.
-    fn open(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr, others: &[Option<UnboundedSender<Moved>>]) {
-        let better = self.loads.better_than(self.number);
+    fn assign_core(
+        self: &Rc<Self>,
+        stream: TcpStream,
+        peer: SocketAddr,
+        others: &[Option<UnboundedSender<MovedConnection>>],
+    ) {
+        let better = self.loads.less_loaded_than(self.core_index);
         let Some(way) = better.and_then(|better| others.get(better)?.as_ref().map(|way| (better, way)))
         else {
-            self.keep(stream, peer, Stage::Serving);
+            self.serve_here(stream, peer, ShutdownStage::Serving);
             return;
         };
         let (better, way) = way;
         let Some((stream, place)) = self.admit(stream, peer) else { return };
         // Off this core's poller; it cannot fail while nothing else holds the socket.
         let Ok(stream) = stream.into_std() else { return };
-        self.core.shared.meter.moved();
-        let moved = Moved { stream, peer, place, seat: self.loads.seat(better) };
+        self.worker.server.metrics_sink.connection_moved();
+        let moved =
+            MovedConnection { stream, peer, permit: place, core_guard: self.loads.add_connection(better) };
         if let Err(back) = way.send(moved) {
             // That core has ended, which only a defect or the gateway's end explains.
-            let seat = self.loads.seat(self.number);
-            self.take_over(Moved { seat, ..back.0 }, Stage::Serving);
+            let seat = self.loads.add_connection(self.core_index);
+            self.serve_moved(MovedConnection { core_guard: seat, ..back.0 }, ShutdownStage::Serving);
         }
     }
 
-    fn keep(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr, stage: Stage) {
+    fn serve_here(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr, stage: ShutdownStage) {
         if let Some((stream, place)) = self.admit(stream, peer) {
-            self.serve(stream, peer, (place, self.loads.seat(self.number)), stage);
+            self.serve(stream, peer, (place, self.loads.add_connection(self.core_index)), stage);
         }
     }
 
     /// Goes on with what another core has accepted.
-    fn take_over(self: &Rc<Self>, Moved { stream, peer, place, seat }: Moved, stage: Stage) {
+    fn serve_moved(
+        self: &Rc<Self>,
+        MovedConnection { stream, peer, permit: place, core_guard: seat }: MovedConnection,
+        stage: ShutdownStage,
+    ) {
         match TcpStream::from_std(stream) {
             Ok(stream) => self.serve(stream, peer, (place, seat), stage),
             Err(error) => tracing::warn!(%error, "lost a connection on its way to another core"),
@@ -366,13 +375,13 @@ impl Connections {
     }
 
     /// A place for the connection, if its client gets one.
-    fn admit(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr) -> Option<(TcpStream, Place)> {
-        let limits = self.core.shared.config.load().limits;
-        match self.addresses.enter(peer.ip(), &limits) {
+    fn admit(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr) -> Option<(TcpStream, ConnectionPermit)> {
+        let limits = self.worker.server.config.load().limits;
+        match self.address_limiter.admit(peer.ip(), &limits) {
             Ok(place) => stream.set_nodelay(true).is_ok().then_some((stream, place)),
             Err(refused) => {
                 tracing::debug!(%peer, "refused a connection: {refused}");
-                self.turn_away(stream, refused);
+                self.reject(stream, refused);
                 None
             }
         }
@@ -382,38 +391,41 @@ impl Connections {
         self: &Rc<Self>,
         stream: impl Into<Tcp>,
         peer: SocketAddr,
-        (place, seat): (Place, Seat),
-        stage: Stage,
+        (place, seat): (ConnectionPermit, CoreConnectionGuard),
+        stage: ShutdownStage,
     ) {
-        let number = self.next.replace(self.next.get() + 1);
-        let socket = Socket::new(stream, stage);
+        let number = self.next_id.replace(self.next_id.get() + 1);
+        let socket = ClientSocket::new(stream, stage);
         socket.set_peer(peer);
-        socket.is_of(place.offender());
-        socket.weighs_on(Rc::clone(&self.load));
+        socket.set_address_usage(place.usage_handle());
+        socket.set_core_load(Rc::clone(&self.core_load));
         self.open.borrow_mut().insert(number, Rc::clone(&socket));
-        self.core.shared.meter.connections(1);
+        self.worker.server.metrics_sink.add_connections(1);
         let connections = Rc::clone(self);
         tokio::task::spawn_local(async move {
-            connection::serve(&connections.core, &socket, connections.handshakes.as_deref()).await;
+            connection::serve(&connections.worker, &socket, connections.handshakes.as_deref()).await;
             drop(socket);
             drop((place, seat));
-            connections.core.shared.meter.connections(-1);
+            connections.worker.server.metrics_sink.add_connections(-1);
             connections.open.borrow_mut().remove(&number);
-            connections.changed.notify_waiters();
+            connections.connection_ended.notify_waiters();
         });
     }
 
     /// Says why, in the clear only and to a few at a time: whoever floods us is worth no more.
-    fn turn_away(self: &Rc<Self>, mut stream: TcpStream, why: Refused) {
-        if self.handshakes.is_some() || self.turned_away.get() >= TURNED_AWAY {
+    fn reject(self: &Rc<Self>, mut stream: TcpStream, why: ConnectionRefusal) {
+        if self.handshakes.is_some() || self.rejecting.get() >= MAX_REJECTED_CONNECTIONS {
             return;
         }
-        self.turned_away.set(self.turned_away.get() + 1);
-        let wait =
-            Wait { waited_for: why.to_string(), retry_after: Some(why.retry_after()), ..Wait::default() };
+        self.rejecting.set(self.rejecting.get() + 1);
+        let wait = WaitDetails {
+            waited_for: why.to_string(),
+            retry_after: Some(why.retry_after()),
+            ..WaitDetails::default()
+        };
         let fault = Fault::QueueFull { message: why.to_string(), wait };
-        self.core.shared.meter.refused(429);
-        let answer = http::bare(&self.core, &fault);
+        self.worker.server.metrics_sink.connection_rejected(429);
+        let answer = http::error_response_bytes(&self.worker, &fault);
         let connections = Rc::clone(self);
         tokio::task::spawn_local(async move {
             let told = async {
@@ -423,17 +435,21 @@ impl Connections {
                 while stream.read(&mut [0; 1024]).await? > 0 {}
                 Ok::<_, io::Error>(())
             };
-            drop(tokio::time::timeout(TELLING, told).await);
-            connections.turned_away.set(connections.turned_away.get() - 1);
+            drop(tokio::time::timeout(REJECT_TIMEOUT, told).await);
+            connections.rejecting.set(connections.rejecting.get() - 1);
         });
     }
 
     /// Passes the stages on to every connection until the last one has ended, those included that other cores gave us
     /// just before they stopped accepting.
-    async fn drain(self: &Rc<Self>, mut stage: watch::Receiver<Stage>, mut moved: UnboundedReceiver<Moved>) {
+    async fn drain(
+        self: &Rc<Self>,
+        mut stage: watch::Receiver<ShutdownStage>,
+        mut moved: UnboundedReceiver<MovedConnection>,
+    ) {
         let mut more = true;
         loop {
-            let ended = self.changed.notified();
+            let ended = self.connection_ended.notified();
             let now = *stage.borrow_and_update();
             let sockets: Vec<_> = self.open.borrow().values().map(Rc::clone).collect();
             if sockets.is_empty() && !more {
@@ -446,12 +462,12 @@ impl Connections {
             }
             tokio::select! {
                 arrived = moved.recv(), if more => match arrived {
-                    Some(moved) => self.take_over(moved, now),
+                    Some(moved) => self.serve_moved(moved, now),
                     None => more = false,
                 },
                 () = ended => {}
                 // Its sender is gone: nobody can ask for more than this.
-                changed = stage.changed(), if now < Stage::Ending => if changed.is_err() { return },
+                changed = stage.changed(), if now < ShutdownStage::Terminating => if changed.is_err() { return },
             }
         }
     }

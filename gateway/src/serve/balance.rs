@@ -17,20 +17,20 @@ use std::sync::{
 };
 
 /// What an open exchange adds to the weight 1 of its connection.
-const EXCHANGE: u64 = 3;
+const EXCHANGE_WEIGHT: u64 = 3;
 /// Above the mean and an eighth of it, this is not worth a move: eight connections in use. It is also what keeps short and
 /// even loads where they are, whose numbers are never quite equal.
-const SLACK: u64 = 8 * (1 + EXCHANGE);
-const PART: u64 = 8;
+const MOVE_SLACK_WEIGHT: u64 = 8 * (1 + EXCHANGE_WEIGHT);
+const MOVE_MARGIN_DIVISOR: u64 = 8;
 
 /// What each core carries.
 #[derive(Debug)]
-pub(crate) struct Loads(Box<[Load]>);
+pub(crate) struct CoreLoads(Box<[CoreLoad]>);
 
 /// Two cache lines, since processors fetch them in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Load {
+struct CoreLoad {
     connections: AtomicU32,
     /// Written by the core itself and nobody else.
     exchanges: AtomicU32,
@@ -38,38 +38,38 @@ struct Load {
 
 /// One core's own part. To be made once for each core and to stay on its thread.
 #[derive(Clone, Debug)]
-pub(crate) struct OnCore {
-    loads: Arc<Loads>,
-    number: usize,
+pub(crate) struct CoreLoadHandle {
+    loads: Arc<CoreLoads>,
+    core_index: usize,
 }
 
 /// A connection's place in the count of the core that serves it, or soon will.
 #[derive(Debug)]
-pub(super) struct Seat {
-    loads: Arc<Loads>,
-    number: usize,
+pub(super) struct CoreConnectionGuard {
+    loads: Arc<CoreLoads>,
+    core_index: usize,
 }
 
-impl Loads {
+impl CoreLoads {
     pub(super) fn new(cores: usize) -> Arc<Self> {
-        Arc::new(Self((0..cores).map(|_| Load::default()).collect()))
+        Arc::new(Self((0..cores).map(|_| CoreLoad::default()).collect()))
     }
 
-    pub(super) fn on(self: &Arc<Self>, number: usize) -> OnCore {
-        OnCore { loads: Arc::clone(self), number }
+    pub(super) fn handle(self: &Arc<Self>, number: usize) -> CoreLoadHandle {
+        CoreLoadHandle { loads: Arc::clone(self), core_index: number }
     }
 
     /// Counts one connection more for this core, wherever the caller runs: who comes next sees it at once.
-    pub(super) fn seat(self: &Arc<Self>, number: usize) -> Seat {
+    pub(super) fn add_connection(self: &Arc<Self>, number: usize) -> CoreConnectionGuard {
         if let Some(load) = self.0.get(number) {
             load.connections.fetch_add(1, Ordering::Relaxed);
         }
-        Seat { loads: Arc::clone(self), number }
+        CoreConnectionGuard { loads: Arc::clone(self), core_index: number }
     }
 
     /// Where a connection goes that this core has accepted; `None` when it stays.
-    pub(super) fn better_than(&self, number: usize) -> Option<usize> {
-        better(number, self.0.iter().map(Load::weight))
+    pub(super) fn less_loaded_than(&self, number: usize) -> Option<usize> {
+        less_loaded_core(number, self.0.iter().map(CoreLoad::weight))
     }
 
     /// Connections of each core.
@@ -84,44 +84,44 @@ impl Loads {
     }
 }
 
-impl Load {
+impl CoreLoad {
     fn weight(&self) -> u64 {
         let [connections, exchanges] =
             [&self.connections, &self.exchanges].map(|n| u64::from(n.load(Ordering::Relaxed)));
-        connections + EXCHANGE * exchanges
+        connections + EXCHANGE_WEIGHT * exchanges
     }
 }
 
-impl OnCore {
-    pub(crate) fn begun(&self) {
-        self.exchanges(1);
+impl CoreLoadHandle {
+    pub(crate) fn exchange_started(&self) {
+        self.add_exchanges(1);
     }
 
-    pub(crate) fn ended(&self) {
-        self.exchanges(-1);
+    pub(crate) fn exchange_ended(&self) {
+        self.add_exchanges(-1);
     }
 
     /// Not in one step, which would cost more, and is not needed where only one thread writes.
-    fn exchanges(&self, change: i32) {
-        let Some(Load { exchanges, .. }) = self.loads.0.get(self.number) else { return };
+    fn add_exchanges(&self, change: i32) {
+        let Some(CoreLoad { exchanges, .. }) = self.loads.0.get(self.core_index) else { return };
         exchanges.store(exchanges.load(Ordering::Relaxed).wrapping_add_signed(change), Ordering::Relaxed);
     }
 }
 
-impl Drop for Seat {
+impl Drop for CoreConnectionGuard {
     fn drop(&mut self) {
-        if let Some(load) = self.loads.0.get(self.number) {
+        if let Some(load) = self.loads.0.get(self.core_index) {
             load.connections.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
 
 /// The least loaded core, for a core that is well above the mean.
-fn better(own: usize, weights: impl Iterator<Item = u64> + Clone) -> Option<usize> {
+fn less_loaded_core(own: usize, weights: impl Iterator<Item = u64> + Clone) -> Option<usize> {
     let cores = weights.clone().count() as u64;
     let sum: u64 = weights.clone().sum();
     let carried = weights.clone().nth(own)?;
-    let allowed = sum + sum / PART + SLACK * cores;
+    let allowed = sum + sum / MOVE_MARGIN_DIVISOR + MOVE_SLACK_WEIGHT * cores;
     if carried * cores <= allowed {
         return None;
     }
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_core_alone_and_cores_that_are_about_even_keep_what_they_accept() {
-        let better = |own, weights: &[u64]| better(own, weights.iter().copied());
+        let better = |own, weights: &[u64]| less_loaded_core(own, weights.iter().copied());
         assert_eq!(better(0, &[9999]), None);
         assert_eq!(better(0, &[0, 0]), None);
         assert_eq!(better(0, &[60, 0]), None, "a few connections are nothing");
@@ -147,14 +147,14 @@ mod tests {
 
     #[test]
     fn an_exchange_weighs_more_than_a_connection_that_idles() {
-        let loads = Loads::new(2);
-        let idle: Vec<_> = (0..100).map(|_| loads.seat(0)).collect();
-        let in_use: Vec<_> = (0..40).map(|_| loads.seat(1)).collect();
-        assert_eq!(loads.better_than(1), None);
-        let core = loads.on(1);
-        (0..60).for_each(|_| core.begun());
-        assert_eq!(loads.better_than(1), Some(0));
-        (0..60).for_each(|_| core.ended());
+        let loads = CoreLoads::new(2);
+        let idle: Vec<_> = (0..100).map(|_| loads.add_connection(0)).collect();
+        let in_use: Vec<_> = (0..40).map(|_| loads.add_connection(1)).collect();
+        assert_eq!(loads.less_loaded_than(1), None);
+        let core = loads.handle(1);
+        (0..60).for_each(|_| core.exchange_started());
+        assert_eq!(loads.less_loaded_than(1), Some(0));
+        (0..60).for_each(|_| core.exchange_ended());
         drop((idle, in_use));
         assert_eq!((loads.connections(), loads.exchanges()), (vec![0, 0], vec![0, 0]));
     }
@@ -174,15 +174,20 @@ mod tests {
                 // Lower numbers get more of them, in some worlds all.
                 let accepting = below(cores).min(below(1 + seed % 9)) as usize;
                 let sum: u64 = weights.iter().sum();
-                let target = better(accepting, weights.iter().copied());
+                let target = less_loaded_core(accepting, weights.iter().copied());
                 if let Some(target) = target {
                     assert!(weights[target] * cores <= sum, "it goes to no core above the mean");
-                    assert_eq!(better(target, weights.iter().copied()), None, "from there it would not move");
+                    assert_eq!(
+                        less_loaded_core(target, weights.iter().copied()),
+                        None,
+                        "from there it would not move"
+                    );
                 }
-                let weight = if below(2) == 0 { 1 } else { 1 + EXCHANGE };
+                let weight = if below(2) == 0 { 1 } else { 1 + EXCHANGE_WEIGHT };
                 weights[target.unwrap_or(accepting)] += weight;
                 let sum: u64 = weights.iter().sum();
-                let most = (sum + sum / PART) / cores + 1 + SLACK + 1 + EXCHANGE;
+                let most =
+                    (sum + sum / MOVE_MARGIN_DIVISOR) / cores + 1 + MOVE_SLACK_WEIGHT + 1 + EXCHANGE_WEIGHT;
                 assert!(weights.iter().all(|weight| *weight <= most), "{seed}: {weights:?}");
             }
         }

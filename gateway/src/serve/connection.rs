@@ -24,48 +24,48 @@ use hyper::{
     service::{HttpService, service_fn},
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use rouse::{
-    client::{Http1, Offer, offer},
-    fault::Fault,
+use rouse::fault::Fault;
+use rouse_net::{
+    downstream::{Http1Connection, RawResponseSlot, bypass},
     openai,
 };
 use tokio::time::Instant;
 
 use super::{
-    Stage,
-    socket::{Io, Rest, Socket},
-    tls::{self, Handshakes, Opened},
+    ShutdownStage,
+    socket::{ClientSocket, HyperIo, IdleState},
+    tls::{self, HandshakeOutcome, HandshakePool},
 };
 use crate::{
-    config::Limits,
-    http::{self as api, Core, reply::Reply},
+    config::ApiLimits,
+    http::{self as api, WorkerContext, response_body::ClientResponseBody},
 };
 
-mod watch;
+mod deadlines;
 
-use watch::Watch;
+use deadlines::ConnectionDeadlines;
 
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// How much of a request's time limits may be late, and how often a stalled client is looked at.
-const COARSE: Duration = Duration::from_secs(1);
+const TIMER_GRANULARITY: Duration = Duration::from_secs(1);
 /// A client may stall no longer than this while its engine drains for others, nor a handshake while the gateway does.
-const DRAINING_STALL: Duration = Duration::from_secs(5);
+const MAX_STALL_WHILE_DRAINING: Duration = Duration::from_secs(5);
 /// Exchanges at a time on one HTTP/2 connection.
-const STREAMS: u32 = 256;
-/// Streams that a client resets before they were looked at; beyond, its connection ends. Half of [`STREAMS`]: a client
+const MAX_CONCURRENT_STREAMS: u32 = 256;
+/// Streams that a client resets before they were looked at; beyond, its connection ends. Half of [`MAX_CONCURRENT_STREAMS`]: a client
 /// that gives up a whole batch is no flood.
-const RESETS: usize = 128;
+const MAX_PENDING_RESETS: usize = 128;
 /// How long a client that was refused before it had sent everything may go on sending, and how long it may pause.
-const LINGER: Duration = Duration::from_secs(30);
-const LINGER_PAUSE: Duration = Duration::from_secs(5);
+const LINGER_TIMEOUT: Duration = Duration::from_secs(30);
+const LINGER_IO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a connection is over.
-enum End {
+enum ConnectionEnd {
     /// It broke, or the gateway drains, before anything of it was heard: there is nothing to say.
-    Unbegun,
+    NotStarted,
     /// hyper is done with it: closed by either side, or broken.
-    Done,
-    Left,
+    Closed,
+    ClientLeft,
     /// Its first or next head did not come in time.
     SlowHead,
     Idle,
@@ -73,14 +73,14 @@ enum End {
     /// It does not speak TLS, on a port that does.
     Plaintext,
     /// The gateway goes.
-    Ending,
+    Terminating,
 }
 
 /// Runs HTTP/2's streams on this core.
 #[derive(Clone, Copy)]
-pub(crate) struct Here;
+pub(crate) struct LocalExecutor;
 
-impl<F: Future + 'static> hyper::rt::Executor<F> for Here
+impl<F: Future + 'static> hyper::rt::Executor<F> for LocalExecutor
 where
     F::Output: 'static,
 {
@@ -90,37 +90,42 @@ where
 }
 
 /// What a connection was found to carry.
-enum Protocol {
+enum DetectedProtocol {
     Http1,
     Http2,
     Plaintext,
 }
 
 /// Serves the connection until it is over. `handshakes`: it begins with one.
-pub(super) async fn serve(core: &Rc<Core>, socket: &Rc<Socket>, handshakes: Option<&Handshakes>) {
-    let limits = core.shared.config.load().limits;
+pub(super) async fn serve(
+    core: &Rc<WorkerContext>,
+    socket: &Rc<ClientSocket>,
+    handshakes: Option<&HandshakePool>,
+) {
+    let limits = core.server.config.load().limits;
     // What happens before its first request and after its last one is in memory of its own: an open stream has none of it.
-    let opened = Box::pin(open(core, socket, &limits, handshakes)).await;
+    let opened = Box::pin(negotiate_protocol(core, socket, &limits, handshakes)).await;
     let end = match opened {
         Err(end) => end,
-        Ok(Protocol::Plaintext) => End::Plaintext,
-        Ok(Protocol::Http2) => Box::pin(http2(core, socket, &limits)).await,
-        Ok(Protocol::Http1) => http1(core, socket, &limits).await,
+        Ok(DetectedProtocol::Plaintext) => ConnectionEnd::Plaintext,
+        Ok(DetectedProtocol::Http2) => Box::pin(http2(core, socket, &limits)).await,
+        Ok(DetectedProtocol::Http1) => http1(core, socket, &limits).await,
     };
-    Box::pin(finish(core, socket, &limits, &end)).await;
+    Box::pin(close_connection(core, socket, &limits, &end)).await;
 }
 
 /// What the connection carries, or why it is over before that was known.
-async fn open(
-    core: &Core,
-    socket: &Socket,
-    limits: &Limits,
-    handshakes: Option<&Handshakes>,
-) -> Result<Protocol, End> {
-    let step = Cell::new((Instant::now(), COARSE));
-    let begun = tokio::time::timeout(limits.header_read.duration(), begin(core, socket, handshakes, &step));
+async fn negotiate_protocol(
+    core: &WorkerContext,
+    socket: &ClientSocket,
+    limits: &ApiLimits,
+    handshakes: Option<&HandshakePool>,
+) -> Result<DetectedProtocol, ConnectionEnd> {
+    let step = Cell::new((Instant::now(), TIMER_GRANULARITY));
+    let begun =
+        tokio::time::timeout(limits.header_read.duration(), detect_protocol(core, socket, handshakes, &step));
     let gone = async {
-        socket.until(Stage::Draining).await;
+        socket.wait_for_stage(ShutdownStage::Draining).await;
         let drains = Instant::now();
         loop {
             let (since, most) = step.get();
@@ -134,16 +139,16 @@ async fn open(
     let begun = tokio::select! {
         biased;
         begun = begun => begun,
-        () = gone => return Err(End::Unbegun),
+        () = gone => return Err(ConnectionEnd::NotStarted),
     };
     match begun {
-        Err(_) => Err(End::SlowHead),
+        Err(_) => Err(ConnectionEnd::SlowHead),
         Ok(Err(error)) => {
             tracing::debug!(%error, "a connection that did not begin");
-            if tls::offends(&error) {
-                socket.offends();
+            if tls::is_client_offence(&error) {
+                socket.record_offence();
             }
-            Err(End::Unbegun)
+            Err(ConnectionEnd::NotStarted)
         }
         Ok(Ok(protocol)) => Ok(protocol),
     }
@@ -151,31 +156,31 @@ async fn open(
 
 /// The handshake, where there is one, and as much of what follows as tells HTTP/2 from HTTP/1.1. `step`: when the last
 /// part of that began, and how long it may last while the gateway drains.
-async fn begin(
-    core: &Core,
-    socket: &Socket,
-    handshakes: Option<&Handshakes>,
+async fn detect_protocol(
+    core: &WorkerContext,
+    socket: &ClientSocket,
+    handshakes: Option<&HandshakePool>,
     step: &Cell<(Instant, Duration)>,
-) -> io::Result<Protocol> {
+) -> io::Result<DetectedProtocol> {
     let mut agreed = None;
     if let Some(handshakes) = handshakes {
-        let identity = core.shared.config.load().tls.as_ref().and_then(|tls| tls.identity.clone());
+        let identity = core.server.config.load().tls.as_ref().and_then(|tls| tls.identity.clone());
         let (Some(identity), Some(wire)) = (identity, socket.take_wire()) else {
             return Err(io::ErrorKind::NotConnected.into());
         };
         wire.first_byte().await?;
         // From here on it may wait for us as well: for its turn behind a crowd of others.
-        step.set((Instant::now(), DRAINING_STALL));
-        let opened = handshakes.open(wire, Arc::clone(&identity.clients)).await?;
-        step.set((Instant::now(), COARSE));
+        step.set((Instant::now(), MAX_STALL_WHILE_DRAINING));
+        let opened = handshakes.accept(wire, Arc::clone(&identity.api_config)).await?;
+        step.set((Instant::now(), TIMER_GRANULARITY));
         match opened {
-            Opened::Secure { stream, http2 } => {
-                socket.give_back(stream);
+            HandshakeOutcome::Secure { stream, http2 } => {
+                socket.put_stream(stream);
                 agreed = Some(http2);
             }
-            Opened::Plain(stream) => {
-                socket.give_back(stream);
-                return Ok(Protocol::Plaintext);
+            HandshakeOutcome::NotTls(stream) => {
+                socket.put_stream(stream);
+                return Ok(DetectedProtocol::Plaintext);
             }
         }
     }
@@ -185,26 +190,26 @@ async fn begin(
     }
     // Waited for also where it can only be HTTP/1.1: once the gateway drains, hyper closes what sent nothing yet, and
     // the first request may be on its way.
-    match (poll_fn(|cx| socket.poll_starts_with(cx, PREFACE)).await?, agreed) {
-        (_, Some(false)) | (false, None) => Ok(Protocol::Http1),
-        (true, _) => Ok(Protocol::Http2),
+    match (poll_fn(|cx| socket.poll_starts_with(cx, HTTP2_PREFACE)).await?, agreed) {
+        (_, Some(false)) | (false, None) => Ok(DetectedProtocol::Http1),
+        (true, _) => Ok(DetectedProtocol::Http2),
         (false, Some(_)) => {
             Err(io::Error::new(io::ErrorKind::InvalidData, "HTTP/2 was agreed on and is not spoken"))
         }
     }
 }
 
-async fn http1(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
-    let offer = Offer::new(Rc::clone(socket), core.pool.clone(), Rc::clone(&core.dates));
+async fn http1(core: &Rc<WorkerContext>, socket: &Rc<ClientSocket>, limits: &ApiLimits) -> ConnectionEnd {
+    let offer = RawResponseSlot::new(Rc::clone(socket), core.pool.clone(), Rc::clone(&core.dates));
     let hyper = || {
         let service = service(core, socket, Some(&offer));
-        Box::new(settings(limits).serve_connection(TokioIo::new(socket.io()), service))
+        Box::new(http1_settings(limits).serve_connection(TokioIo::new(socket.io()), service))
     };
-    drive(&mut Http1::new(Rc::clone(&offer), hyper), socket, limits).await
+    drive(&mut Http1Connection::new(Rc::clone(&offer), hyper), socket, limits).await
 }
 
 /// Made anew when hyper is: an open stream needs none.
-fn settings(limits: &Limits) -> http1::Builder {
+fn http1_settings(limits: &ApiLimits) -> http1::Builder {
     // Room for a head of the largest size; bodies are passed on frame by frame and never fill it.
     let room = usize::try_from(limits.header.0).unwrap_or(usize::MAX).max(8 << 10);
     let mut builder = http1::Builder::new();
@@ -217,14 +222,14 @@ fn settings(limits: &Limits) -> http1::Builder {
     builder
 }
 
-async fn http2(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
+async fn http2(core: &Rc<WorkerContext>, socket: &Rc<ClientSocket>, limits: &ApiLimits) -> ConnectionEnd {
     socket.set_multiplexed();
     let service = service(core, socket, None);
-    let connection = http2::Builder::new(Here)
+    let connection = http2::Builder::new(LocalExecutor)
         .timer(TokioTimer::new())
         .max_header_list_size(u32::try_from(limits.header.0).unwrap_or(u32::MAX))
-        .max_concurrent_streams(STREAMS)
-        .max_pending_accept_reset_streams(RESETS)
+        .max_concurrent_streams(MAX_CONCURRENT_STREAMS)
+        .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
         // A slow client slows its engine; it does not fill our memory.
         .max_send_buf_size(64 << 10)
         .serve_connection(TokioIo::new(socket.io()), service);
@@ -234,35 +239,35 @@ async fn http2(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
 /// Answers the requests of a connection. `offer`: where an answer may be kept back for the connection's task to take over;
 /// on HTTP/2 there is no such thing.
 fn service(
-    core: &Rc<Core>,
-    socket: &Rc<Socket>,
-    offer: Option<&Rc<Offer<Socket, Reply>>>,
+    core: &Rc<WorkerContext>,
+    socket: &Rc<ClientSocket>,
+    offer: Option<&Rc<RawResponseSlot<ClientSocket, ClientResponseBody>>>,
 ) -> impl hyper::service::Service<
     Request<Incoming>,
-    Response = Response<Reply>,
+    Response = Response<ClientResponseBody>,
     Error = Infallible,
-    Future = impl Future<Output = Result<Response<Reply>, Infallible>> + 'static,
+    Future = impl Future<Output = Result<Response<ClientResponseBody>, Infallible>> + 'static,
 > + 'static {
     let (core, socket, offer) = (Rc::clone(core), Rc::clone(socket), offer.map(Rc::clone));
     service_fn(move |request| {
         let offer = offer.as_ref().and_then(|offer| {
-            let follows = core.shared.config.load().stream.take_over && offer::can_follow(&request);
-            follows.then(|| (Rc::clone(offer), offer::closes(request.headers())))
+            let follows = core.server.config.load().stream.bypass_hyper && bypass::accepts_chunked(&request);
+            follows.then(|| (Rc::clone(offer), bypass::has_connection_close(request.headers())))
         });
         let old = request.version() == Version::HTTP_10;
         let answer = api::serve(&core, &socket, request);
         let socket = Rc::clone(&socket);
         async move {
             let mut answer = answer.await;
-            if socket.stage() > Stage::Serving && !socket.is_multiplexed() {
+            if socket.stage() > ShutdownStage::Serving && !socket.is_multiplexed() {
                 answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             if old {
-                offer::close_behind(&mut answer);
+                bypass::mark_http10_close(&mut answer);
             }
             match offer {
-                Some((offer, closes)) if answer.body().is_live() && offer::is_open(&answer) => {
-                    offer.make(answer, closes);
+                Some((offer, closes)) if answer.body().is_streaming() && bypass::needs_chunking(&answer) => {
+                    offer.put(answer, closes);
                     std::future::pending().await
                 }
                 _ => Ok(answer),
@@ -272,7 +277,7 @@ fn service(
 }
 
 /// What serves a connection once its protocol is known.
-trait Serves {
+trait ServerConnection {
     /// Ready when it is over.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<hyper::Result<()>>;
 
@@ -280,9 +285,9 @@ trait Serves {
     fn close(&mut self);
 }
 
-impl<S> Serves for Pin<Box<http2::Connection<TokioIo<Io>, S, Here>>>
+impl<S> ServerConnection for Pin<Box<http2::Connection<TokioIo<HyperIo>, S, LocalExecutor>>>
 where
-    S: HttpService<Incoming, ResBody = Reply, Error = Infallible>,
+    S: HttpService<Incoming, ResBody = ClientResponseBody, Error = Infallible>,
     S::Future: 'static,
 {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<hyper::Result<()>> {
@@ -294,10 +299,10 @@ where
     }
 }
 
-impl<S, H> Serves for Http1<Socket, Io, S, H>
+impl<S, H> ServerConnection for Http1Connection<ClientSocket, HyperIo, S, H>
 where
-    S: HttpService<Incoming, ResBody = Reply, Error = Infallible>,
-    H: Fn() -> Box<http1::Connection<TokioIo<Io>, S>>,
+    S: HttpService<Incoming, ResBody = ClientResponseBody, Error = Infallible>,
+    H: Fn() -> Box<http1::Connection<TokioIo<HyperIo>, S>>,
 {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<hyper::Result<()>> {
         Self::poll(self, cx)
@@ -309,31 +314,35 @@ where
 }
 
 /// Polls what serves the connection and looks at the socket until it is over.
-async fn drive(connection: &mut impl Serves, socket: &Socket, limits: &Limits) -> End {
-    let mut watch = Watch::new(limits);
+async fn drive(
+    connection: &mut impl ServerConnection,
+    socket: &ClientSocket,
+    limits: &ApiLimits,
+) -> ConnectionEnd {
+    let mut watch = ConnectionDeadlines::new(limits);
     let mut timer = pin!(tokio::time::sleep(limits.header_read.duration()));
     poll_fn(|cx| {
         socket.before_poll();
         if let Poll::Ready(result) = connection.poll(cx) {
-            if result.is_err_and(|error| breaks_http2(&error)) {
-                socket.offends();
+            if result.is_err_and(|error| is_http2_violation(&error)) {
+                socket.record_offence();
             }
-            return Poll::Ready(End::Done);
+            return Poll::Ready(ConnectionEnd::Closed);
         }
-        if socket.poll_left(cx) {
-            return Poll::Ready(End::Left);
+        if socket.poll_client_left(cx) {
+            return Poll::Ready(ConnectionEnd::ClientLeft);
         }
-        watch.is_of(socket.wake_with(cx));
+        watch.note_same_task(socket.set_task(cx));
         // On HTTP/1.1 the next answer says it, or the watch does when there is none.
-        let asks = if socket.is_multiplexed() { Stage::Draining } else { Stage::Ending };
-        if socket.stage() >= asks && watch.asks() {
+        let asks = if socket.is_multiplexed() { ShutdownStage::Draining } else { ShutdownStage::Terminating };
+        if socket.stage() >= asks && watch.request_close() {
             connection.close();
             // It may be over at once.
             cx.waker().wake_by_ref();
         }
         match watch.poll(socket, timer.as_mut(), cx) {
             // A client that asks for more at this very moment is told whether it was heard, by a GOAWAY.
-            Poll::Ready(End::Idle) if socket.is_multiplexed() && watch.asks() => {
+            Poll::Ready(ConnectionEnd::Idle) if socket.is_multiplexed() && watch.request_close() => {
                 connection.close();
                 cx.waker().wake_by_ref();
                 Poll::Pending
@@ -346,7 +355,7 @@ async fn drive(connection: &mut impl Serves, socket: &Socket, limits: &Limits) -
 
 /// The connection was ended by us for what its client did to HTTP/2: frames that are none, or floods of resets. What the
 /// client says that we did, or a connection that breaks, is something else.
-fn breaks_http2(error: &hyper::Error) -> bool {
+fn is_http2_violation(error: &hyper::Error) -> bool {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<h2::Error>());
     cause.is_some_and(|cause| {
         cause.is_go_away() && cause.is_library() && cause.reason() != Some(h2::Reason::NO_ERROR)
@@ -354,36 +363,41 @@ fn breaks_http2(error: &hyper::Error) -> bool {
 }
 
 /// Says what is left to say to the client, and lets it read it.
-async fn finish(core: &Core, socket: &Socket, limits: &Limits, end: &End) {
-    let fault = match (end, socket.refused(), socket.rest()) {
+async fn close_connection(
+    core: &WorkerContext,
+    socket: &ClientSocket,
+    limits: &ApiLimits,
+    end: &ConnectionEnd,
+) {
+    let fault = match (end, socket.hyper_refusal(), socket.idle_state()) {
         // It would stand in the middle of the answer that is still stuck.
-        _ if socket.write_blocked().is_some() => None,
-        (End::Done, Some(414 | 431), _) => Some(Fault::HeadersTooLarge { limit: limits.header }),
-        (End::Done, Some(_), _) => Some(Fault::InvalidRequest {
+        _ if socket.write_blocked_since().is_some() => None,
+        (ConnectionEnd::Closed, Some(414 | 431), _) => Some(Fault::HeadersTooLarge { limit: limits.header }),
+        (ConnectionEnd::Closed, Some(_), _) => Some(Fault::InvalidRequest {
             message: "the request's head is not valid HTTP".into(),
             param: None,
         }),
-        (End::SlowHead, _, Rest::Head { .. }) if !socket.is_multiplexed() => {
+        (ConnectionEnd::SlowHead, _, IdleState::ReadingHead { .. }) if !socket.is_multiplexed() => {
             Some(Fault::RequestTimeout { what: "its head took longer than limits.headerRead".into() })
         }
-        (End::Plaintext, ..) => {
+        (ConnectionEnd::Plaintext, ..) => {
             Some(Fault::InvalidRequest { message: "this port speaks TLS: use https".into(), param: None })
         }
         _ => None,
     };
     if let Some(fault) = &fault {
-        socket.offends();
-        core.shared.meter.refused(openai::error::status(fault).as_u16());
-        let answer = api::bare(core, fault);
-        let written = tokio::time::timeout(LINGER_PAUSE, socket.write_all(&answer)).await;
+        socket.record_offence();
+        core.server.metrics_sink.connection_rejected(openai::error::status(fault).as_u16());
+        let answer = api::error_response_bytes(core, fault);
+        let written = tokio::time::timeout(LINGER_IO_TIMEOUT, socket.write_all(&answer)).await;
         if !matches!(written, Ok(Ok(()))) {
             return;
         }
-    } else if matches!(end, End::Idle) {
+    } else if matches!(end, ConnectionEnd::Idle) {
         // Nothing is cut off: under TLS the client is told so.
-        drop(tokio::time::timeout(LINGER_PAUSE, socket.shutdown()).await);
+        drop(tokio::time::timeout(LINGER_IO_TIMEOUT, socket.shutdown()).await);
         return;
-    } else if !(matches!(end, End::Done) && socket.is_unread()) {
+    } else if !(matches!(end, ConnectionEnd::Closed) && socket.is_body_unread()) {
         return;
     }
     linger(socket).await;
@@ -391,17 +405,17 @@ async fn finish(core: &Core, socket: &Socket, limits: &Limits, end: &End) {
 
 /// Takes and forgets what the client still sends. Closing the socket with unread bytes in it would reset the
 /// connection, and the client would lose the answer that says why.
-async fn linger(socket: &Socket) {
+async fn linger(socket: &ClientSocket) {
     let all = async {
         if socket.shutdown().await.is_err() {
             return;
         }
-        while let Ok(Ok(true)) = tokio::time::timeout(LINGER_PAUSE, socket.discard()).await {}
+        while let Ok(Ok(true)) = tokio::time::timeout(LINGER_IO_TIMEOUT, socket.discard()).await {}
     };
     tokio::select! {
         () = all => {}
-        () = socket.until(Stage::Ending) => {}
-        () = tokio::time::sleep(LINGER) => tracing::debug!("a refused client did not stop sending"),
+        () = socket.wait_for_stage(ShutdownStage::Terminating) => {}
+        () = tokio::time::sleep(LINGER_TIMEOUT) => tracing::debug!("a refused client did not stop sending"),
     }
 }
 

@@ -10,29 +10,29 @@ use super::Error;
 const BACKLOG: i32 = 4096;
 /// A peer that is silent for so long is asked whether it is there, a few times: a machine that lost its power says nothing,
 /// and its request would hold an engine until it is over.
-const SILENT: Duration = Duration::from_secs(30);
-const ASKED_EVERY: Duration = Duration::from_secs(10);
-const ASKED: u32 = 3;
+const KEEPALIVE_TIME: Duration = Duration::from_secs(30);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_RETRIES: u32 = 3;
 
 /// What the listeners are called in the configuration and on the command line.
-const API: &str = "api";
-const ADMIN: &str = "admin";
+const API_LISTENER: &str = "api";
+const ADMIN_LISTENER: &str = "admin";
 
 /// Binds `count` listeners to one address, for one thread each; the kernel spreads connections over them. Port 0 gives
 /// all of them one free port.
 pub(super) fn bind_shared(address: SocketAddr, count: usize) -> Result<Vec<std::net::TcpListener>, Error> {
     // A second gateway of the same user would share the port silently, so the port is first tried without sharing.
     if address.port() != 0 {
-        let probe = open(address).map_err(|source| Error::Bind { address, source })?;
-        bind(&probe, address, API)?;
+        let probe = open_socket(address).map_err(|source| Error::Bind { address, source })?;
+        bind(&probe, address, API_LISTENER)?;
     }
     let mut listeners = Vec::with_capacity(count);
     let mut at = address;
     for _ in 0..count.max(1) {
-        let socket = open(at).map_err(|source| Error::Bind { address: at, source })?;
+        let socket = open_socket(at).map_err(|source| Error::Bind { address: at, source })?;
         let failed = |source| Error::Bind { address: at, source };
         socket.set_reuse_port(true).map_err(failed)?;
-        bind(&socket, at, API)?;
+        bind(&socket, at, API_LISTENER)?;
         socket.listen(BACKLOG).map_err(failed)?;
         let listener = std::net::TcpListener::from(socket);
         at = listener.local_addr().map_err(failed)?;
@@ -44,27 +44,31 @@ pub(super) fn bind_shared(address: SocketAddr, count: usize) -> Result<Vec<std::
 /// Binds one listener that nobody shares.
 pub(super) fn bind_one(address: SocketAddr) -> Result<std::net::TcpListener, Error> {
     let failed = |source| Error::Bind { address, source };
-    let socket = open(address).map_err(failed)?;
-    bind(&socket, address, ADMIN)?;
+    let socket = open_socket(address).map_err(failed)?;
+    bind(&socket, address, ADMIN_LISTENER)?;
     socket.listen(BACKLOG).map_err(failed)?;
     Ok(socket.into())
 }
 
 /// Why a gateway could not listen at these addresses now.
-pub(crate) fn taken(api: SocketAddr, admin: SocketAddr) -> impl Iterator<Item = Error> {
-    let wanted = [(api, API), (admin, ADMIN)].into_iter().filter(|(address, _)| address.port() != 0);
+pub(crate) fn bind_errors(api: SocketAddr, admin: SocketAddr) -> impl Iterator<Item = Error> {
+    let wanted =
+        [(api, API_LISTENER), (admin, ADMIN_LISTENER)].into_iter().filter(|(address, _)| address.port() != 0);
     wanted.filter_map(|(address, listener)| {
-        let socket = open(address).map_err(|source| Error::Bind { address, source });
+        let socket = open_socket(address).map_err(|source| Error::Bind { address, source });
         socket.and_then(|socket| bind(&socket, address, listener)).err()
     })
 }
 
-fn open(address: SocketAddr) -> io::Result<Socket> {
+fn open_socket(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
     socket.set_reuse_address(true)?;
     // Connections have it from the listener that accepts them.
-    let keepalive = TcpKeepalive::new().with_time(SILENT).with_interval(ASKED_EVERY).with_retries(ASKED);
+    let keepalive = TcpKeepalive::new()
+        .with_time(KEEPALIVE_TIME)
+        .with_interval(KEEPALIVE_INTERVAL)
+        .with_retries(KEEPALIVE_RETRIES);
     socket.set_tcp_keepalive(&keepalive)?;
     Ok(socket)
 }
@@ -91,9 +95,9 @@ mod tests {
             let (accepted, _) = listener.accept().await.unwrap();
             let accepted = socket2::SockRef::from(&accepted);
             assert!(accepted.keepalive().unwrap());
-            assert_eq!(accepted.tcp_keepalive_time().unwrap(), SILENT);
-            assert_eq!(accepted.tcp_keepalive_interval().unwrap(), ASKED_EVERY);
-            assert_eq!(accepted.tcp_keepalive_retries().unwrap(), ASKED);
+            assert_eq!(accepted.tcp_keepalive_time().unwrap(), KEEPALIVE_TIME);
+            assert_eq!(accepted.tcp_keepalive_interval().unwrap(), KEEPALIVE_INTERVAL);
+            assert_eq!(accepted.tcp_keepalive_retries().unwrap(), KEEPALIVE_RETRIES);
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A client that leaves must be noticed in every phase, because a forgotten generation holds a GPU. So the socket is
 //! shared between hyper and the task that drives the connection, which reads on where hyper does not look
-//! ([`rouse::client::Ahead`]).
+//! ([`rouse_net::downstream::ReadAhead`]).
 //!
 //! The same place knows when a client takes nothing any more, when it dawdles over a request's head, and when hyper
 //! refuses a head by itself with an empty answer, which then gets a body like every other refusal.
@@ -18,91 +18,93 @@ use std::{
     task::{Context, Poll, Waker, ready},
 };
 
-use rouse::{
-    client::{Ahead, Peer, Wire},
+use rouse_net::{
+    downstream::{DownstreamIo, ReadAhead, StallTrackingTcp},
     tcp::Tcp,
 };
 use tokio::{io::AsyncWrite, time::Instant};
 
-use super::{Stage, addresses::Offender, balance::OnCore, stream::Stream};
+use super::{
+    ShutdownStage, address_limiter::AddressUsageHandle, balance::CoreLoadHandle, stream::ClientStream,
+};
 use crate::{
-    http::{InFlight, reply::Live},
-    keys::Remembered,
+    http::{BodyByteCounter, response_body::StreamingBody},
+    keys::AuthCache,
 };
 
-mod duplex;
+mod hyper_io;
 
-pub(crate) use duplex::Io;
+pub(crate) use hyper_io::HyperIo;
 
 /// What the connection's task and its exchanges share.
-pub(crate) struct Socket {
-    stream: RefCell<Stream>,
-    ahead: Ahead,
+pub(crate) struct ClientSocket {
+    stream: RefCell<ClientStream>,
+    read_ahead: ReadAhead,
     multiplexed: Cell<bool>,
     exchanges: Cell<u32>,
     /// Of the exchanges, those whose client has not asked for more since it was handed something.
-    handed: Cell<u32>,
+    awaiting_client: Cell<u32>,
     /// When that last changed for any of them, or some of what was handed went out.
-    moved: Cell<Instant>,
-    rest: Cell<Rest>,
+    last_progress: Cell<Instant>,
+    idle_state: Cell<IdleState>,
     /// It rests no more: a part of a head came, and nobody has looked at the clock yet.
-    head: Cell<bool>,
-    flushed: RefCell<Vec<Rc<Flushed>>>,
-    lives: RefCell<Vec<Weak<Live>>>,
-    stage: Cell<Stage>,
+    head_started: Cell<bool>,
+    flush_notifies: RefCell<Vec<Rc<FlushNotify>>>,
+    streaming_bodies: RefCell<Vec<Weak<StreamingBody>>>,
+    stage: Cell<ShutdownStage>,
     task: RefCell<Option<Waker>>,
-    refused: Cell<Option<u16>>,
+    hyper_refusal: Cell<Option<u16>>,
     /// The key that its client showed last.
-    pub(crate) key: Remembered,
-    unread: Cell<bool>,
+    pub(crate) auth_cache: AuthCache,
+    body_unread: Cell<bool>,
     peer: Cell<Option<SocketAddr>>,
-    offender: OnceCell<Offender>,
+    address_usage: OnceCell<AddressUsageHandle>,
     /// Where its exchanges weigh.
-    core: OnceCell<Rc<OnCore>>,
+    core_load: OnceCell<Rc<CoreLoadHandle>>,
 }
 
 /// What a connection does between exchanges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rest {
+pub(crate) enum IdleState {
     /// Nothing was sent, not even a first request.
-    Fresh {
+    NoRequest {
         since: Instant,
     },
-    Idle {
+    KeepAlive {
         since: Instant,
     },
     /// A part of a head arrived.
-    Head {
+    ReadingHead {
         since: Instant,
     },
 }
 
 /// Counts an exchange from the call of the service until the response's body is gone.
-pub(crate) struct InExchange {
-    socket: Rc<Socket>,
-    handed: Cell<bool>,
+pub(crate) struct ConnectionExchangeGuard {
+    socket: Rc<ClientSocket>,
+    awaiting_client: Cell<bool>,
     /// When it ended, if it is known when it is dropped.
-    ended: Cell<Option<Instant>>,
+    ended_at: Cell<Option<Instant>>,
 }
 
 /// Whether hyper has written out all that it held since this was first asked. On HTTP/2 that is all it may send: what a
 /// stream has no window for is not among it, and is lost when the stream is then reset.
 #[derive(Debug, Default)]
-pub(crate) struct Flushed {
-    asked: Cell<bool>,
+pub(crate) struct FlushNotify {
+    requested: Cell<bool>,
     done: Cell<bool>,
     waker: RefCell<Option<Waker>>,
 }
 
-impl Flushed {
+impl FlushNotify {
     /// Until it is so, the task is woken when it is.
-    pub(crate) fn poll(self: &Rc<Self>, socket: &Socket, cx: &Context<'_>) -> bool {
+    pub(crate) fn poll(self: &Rc<Self>, socket: &ClientSocket, cx: &Context<'_>) -> bool {
         if self.done.get() {
             return true;
         }
         *self.waker.borrow_mut() = Some(cx.waker().clone());
-        if !self.asked.replace(true) {
-            socket.flushed.borrow_mut().push(Rc::clone(self));
+        if !self.requested.replace(true) {
+            socket.flush_notifies.borrow_mut().push(Rc::clone(self));
             // On HTTP/2 all may be written already, and nothing else would make hyper look.
             if let Some(task) = &*socket.task.borrow() {
                 task.wake_by_ref();
@@ -112,27 +114,27 @@ impl Flushed {
     }
 }
 
-impl Socket {
-    pub(crate) fn new(stream: impl Into<Tcp>, stage: Stage) -> Rc<Self> {
+impl ClientSocket {
+    pub(crate) fn new(stream: impl Into<Tcp>, stage: ShutdownStage) -> Rc<Self> {
         Rc::new(Self {
-            stream: RefCell::new(Stream::plain(stream)),
-            ahead: Ahead::default(),
+            stream: RefCell::new(ClientStream::plain(stream)),
+            read_ahead: ReadAhead::default(),
             multiplexed: Cell::new(false),
             exchanges: Cell::new(0),
-            handed: Cell::new(0),
-            moved: Cell::new(Instant::now()),
-            rest: Cell::new(Rest::Fresh { since: Instant::now() }),
-            head: Cell::new(false),
-            flushed: RefCell::default(),
-            lives: RefCell::default(),
+            awaiting_client: Cell::new(0),
+            last_progress: Cell::new(Instant::now()),
+            idle_state: Cell::new(IdleState::NoRequest { since: Instant::now() }),
+            head_started: Cell::new(false),
+            flush_notifies: RefCell::default(),
+            streaming_bodies: RefCell::default(),
             stage: Cell::new(stage),
             task: RefCell::default(),
-            refused: Cell::new(None),
-            key: Remembered::default(),
-            unread: Cell::new(false),
+            hyper_refusal: Cell::new(None),
+            auth_cache: AuthCache::default(),
+            body_unread: Cell::new(false),
             peer: Cell::new(None),
-            offender: OnceCell::new(),
-            core: OnceCell::new(),
+            address_usage: OnceCell::new(),
+            core_load: OnceCell::new(),
         })
     }
 
@@ -147,53 +149,57 @@ impl Socket {
 
     /// Nobody between reads along.
     pub(crate) fn is_secure(&self) -> bool {
-        matches!(*self.stream.borrow(), Stream::Tls(_))
+        matches!(*self.stream.borrow(), ClientStream::Tls(_))
     }
 
-    /// Whom [`Self::offends`] is said of.
-    pub(crate) fn is_of(&self, offender: Offender) {
-        self.offender.set(offender).unwrap_or_default();
+    /// Whom [`Self::record_offence`] is said of.
+    pub(crate) fn set_address_usage(&self, offender: AddressUsageHandle) {
+        self.address_usage.set(offender).unwrap_or_default();
     }
 
     /// Its exchanges count for this core.
-    pub(super) fn weighs_on(&self, core: Rc<OnCore>) {
-        self.core.set(core).unwrap_or_default();
+    pub(super) fn set_core_load(&self, core: Rc<CoreLoadHandle>) {
+        self.core_load.set(core).unwrap_or_default();
     }
 
     /// What its client's address holds in bodies.
-    pub(crate) fn bodies(&self) -> Option<Arc<InFlight>> {
-        self.offender.get().map(Offender::bodies)
+    pub(crate) fn body_bytes(&self) -> Option<Arc<BodyByteCounter>> {
+        self.address_usage.get().map(AddressUsageHandle::body_bytes)
     }
 
     /// The client did something that only a broken or hostile one does.
-    pub(crate) fn offends(&self) {
-        if let Some(offender) = self.offender.get() {
-            offender.offends();
+    pub(crate) fn record_offence(&self) {
+        if let Some(offender) = self.address_usage.get() {
+            offender.record_offence();
         }
     }
 
     /// Takes the connection away for its handshake; nothing can be read or written until it is back.
-    pub(super) fn take_wire(&self) -> Option<Wire> {
-        match self.stream.replace(Stream::Away) {
-            Stream::Plain(wire) => Some(wire),
-            Stream::Tls(_) | Stream::Away => None,
+    pub(super) fn take_wire(&self) -> Option<StallTrackingTcp> {
+        match self.stream.replace(ClientStream::InHandshake) {
+            ClientStream::Plain(wire) => Some(wire),
+            ClientStream::Tls(_) | ClientStream::InHandshake => None,
         }
     }
 
-    pub(super) fn give_back(&self, stream: Stream) {
+    pub(super) fn put_stream(&self, stream: ClientStream) {
         self.stream.replace(stream);
     }
 
-    pub(crate) fn io(self: &Rc<Self>) -> Io {
-        Io(Rc::clone(self))
+    pub(crate) fn io(self: &Rc<Self>) -> HyperIo {
+        HyperIo(Rc::clone(self))
     }
 
-    pub(crate) fn begin(self: &Rc<Self>, now: Instant) -> InExchange {
+    pub(crate) fn begin_exchange(self: &Rc<Self>, now: Instant) -> ConnectionExchangeGuard {
         self.exchanges.set(self.exchanges.get() + 1);
-        self.core.get().inspect(|core| core.begun());
-        self.head.set(false);
-        self.moved.set(now);
-        InExchange { socket: Rc::clone(self), handed: Cell::new(false), ended: Cell::new(None) }
+        self.core_load.get().inspect(|core| core.exchange_started());
+        self.head_started.set(false);
+        self.last_progress.set(now);
+        ConnectionExchangeGuard {
+            socket: Rc::clone(self),
+            awaiting_client: Cell::new(false),
+            ended_at: Cell::new(None),
+        }
     }
 
     pub(crate) fn exchanges(&self) -> u32 {
@@ -202,47 +208,47 @@ impl Socket {
 
     /// Since when no exchange moved, when all that are open wait for the client alone: on HTTP/2, where a stream without
     /// a window waits for ever and blocks no write.
-    pub(crate) fn unasked_since(&self) -> Option<Instant> {
+    pub(crate) fn all_stalled_since(&self) -> Option<Instant> {
         let open = self.exchanges.get();
-        (open > 0 && self.handed.get() == open).then(|| self.moved.get())
+        (open > 0 && self.awaiting_client.get() == open).then(|| self.last_progress.get())
     }
 
     /// The client took something, or lost what it did not take.
-    pub(crate) fn note_moved(&self, now: Instant) {
-        self.moved.set(now);
+    pub(crate) fn note_progress(&self, now: Instant) {
+        self.last_progress.set(now);
     }
 
-    pub(crate) fn rest(&self) -> Rest {
+    pub(crate) fn idle_state(&self) -> IdleState {
         // Asked for after each poll, so that is when the head began. Most are there whole, and need no clock for it.
-        if self.head.take() {
-            self.rest.set(Rest::Head { since: Instant::now() });
+        if self.head_started.take() {
+            self.idle_state.set(IdleState::ReadingHead { since: Instant::now() });
         }
-        self.rest.get()
+        self.idle_state.get()
     }
 
     /// Since when the client has taken none of the bytes that are ready for it.
-    pub(crate) fn write_blocked(&self) -> Option<Instant> {
-        self.stream.borrow().blocked()
+    pub(crate) fn write_blocked_since(&self) -> Option<Instant> {
+        self.stream.borrow().blocked_since()
     }
 
     /// The status with which hyper refused a head that it could not take.
-    pub(crate) fn refused(&self) -> Option<u16> {
-        self.refused.get()
+    pub(crate) fn hyper_refusal(&self) -> Option<u16> {
+        self.hyper_refusal.get()
     }
 
     /// A request was answered before its body was read: the client may still be sending.
-    pub(crate) fn leave_unread(&self) {
-        self.unread.set(true);
+    pub(crate) fn set_body_unread(&self) {
+        self.body_unread.set(true);
     }
 
-    pub(crate) fn is_unread(&self) -> bool {
-        self.unread.get()
+    pub(crate) fn is_body_unread(&self) -> bool {
+        self.body_unread.get()
     }
 
     pub(crate) fn set_multiplexed(&self) {
         self.multiplexed.set(true);
-        self.head.set(false);
-        self.rest.set(Rest::Idle { since: Instant::now() });
+        self.head_started.set(false);
+        self.idle_state.set(IdleState::KeepAlive { since: Instant::now() });
     }
 
     pub(crate) fn is_multiplexed(&self) -> bool {
@@ -250,8 +256,8 @@ impl Socket {
     }
 
     /// Has this body looked after while it lasts.
-    pub(crate) fn watch(&self, live: &Rc<Live>) {
-        let mut lives = self.lives.borrow_mut();
+    pub(crate) fn watch_body(&self, live: &Rc<StreamingBody>) {
+        let mut lives = self.streaming_bodies.borrow_mut();
         lives.retain(|live| live.strong_count() > 0);
         if lives.is_empty() {
             // On HTTP/1.1 there are never two.
@@ -260,21 +266,21 @@ impl Socket {
         lives.push(Rc::downgrade(live));
     }
 
-    pub(crate) fn lives(&self) -> Vec<Rc<Live>> {
-        self.lives.borrow().iter().filter_map(Weak::upgrade).collect()
+    pub(crate) fn streaming_bodies(&self) -> Vec<Rc<StreamingBody>> {
+        self.streaming_bodies.borrow().iter().filter_map(Weak::upgrade).collect()
     }
 
     pub(crate) fn any_stalled(&self) -> bool {
-        let lives = self.lives.borrow();
+        let lives = self.streaming_bodies.borrow();
         lives.iter().filter_map(Weak::upgrade).any(|live| live.stalled_since().is_some())
     }
 
-    pub(crate) fn stage(&self) -> Stage {
+    pub(crate) fn stage(&self) -> ShutdownStage {
         self.stage.get()
     }
 
     /// Tells the connection's task that the gateway is at this stage.
-    pub(crate) fn set_stage(&self, stage: Stage) {
+    pub(crate) fn set_stage(&self, stage: ShutdownStage) {
         self.stage.set(stage);
         if let Some(task) = &*self.task.borrow() {
             task.wake_by_ref();
@@ -282,7 +288,7 @@ impl Socket {
     }
 
     /// The task that [`Self::set_stage`] wakes. Returns whether it was that one before.
-    pub(crate) fn wake_with(&self, cx: &Context<'_>) -> bool {
+    pub(crate) fn set_task(&self, cx: &Context<'_>) -> bool {
         let mut task = self.task.borrow_mut();
         let same = task.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
         if !same {
@@ -292,9 +298,9 @@ impl Socket {
     }
 
     /// Completes at this stage. To be awaited by the connection's task only.
-    pub(crate) async fn until(&self, stage: Stage) {
+    pub(crate) async fn wait_for_stage(&self, stage: ShutdownStage) {
         poll_fn(|cx| {
-            self.wake_with(cx);
+            self.set_task(cx);
             if self.stage() >= stage { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
@@ -302,21 +308,23 @@ impl Socket {
 
     /// To be called before hyper is polled.
     pub(crate) fn before_poll(&self) {
-        self.ahead.before_poll();
+        self.read_ahead.before_poll();
     }
 
     /// To be called after hyper was polled: true when the client left during an exchange.
-    pub(crate) fn poll_left(&self, cx: &mut Context<'_>) -> bool {
-        self.exchanges.get() > 0 && !self.multiplexed.get() && self.ahead.poll_left(&self.stream, cx)
+    pub(crate) fn poll_client_left(&self, cx: &mut Context<'_>) -> bool {
+        self.exchanges.get() > 0
+            && !self.multiplexed.get()
+            && self.read_ahead.detect_disconnect(&self.stream, cx)
     }
 
     /// Waits until `wanted` bytes or the end have been read ahead; returns whether what came is the start of `wanted`
     /// in full. Used once, before hyper owns the connection, to tell HTTP/2 by its preface.
     pub(crate) fn poll_starts_with(&self, cx: &mut Context<'_>, wanted: &[u8]) -> Poll<io::Result<bool>> {
-        self.ahead.poll_starts_with(&self.stream, cx, wanted, || {
-            self.note_head();
+        self.read_ahead.poll_starts_with(&self.stream, cx, wanted, || {
+            self.note_head_started();
             // Nobody else looks at the clock for it yet.
-            self.rest();
+            self.idle_state();
         })
     }
 
@@ -336,24 +344,24 @@ impl Socket {
 
     /// Reads some bytes and forgets them; false at the end.
     pub(crate) async fn discard(&self) -> io::Result<bool> {
-        poll_fn(|cx| self.ahead.poll_discard(&self.stream, cx)).await
+        poll_fn(|cx| self.read_ahead.poll_discard(&self.stream, cx)).await
     }
 
-    fn note_head(&self) {
-        if self.exchanges.get() == 0 && !self.has_head() {
-            self.head.set(true);
+    fn note_head_started(&self) {
+        if self.exchanges.get() == 0 && !self.is_reading_head() {
+            self.head_started.set(true);
         }
     }
 
-    fn has_head(&self) -> bool {
-        self.head.get() || matches!(self.rest.get(), Rest::Head { .. })
+    fn is_reading_head(&self) -> bool {
+        self.head_started.get() || matches!(self.idle_state.get(), IdleState::ReadingHead { .. })
     }
 
     /// hyper answers a head that it cannot parse by itself, bare. While no exchange is open, a head is being read and
     /// no earlier write is stuck, nothing else starts like that; the caller then answers in its place.
-    fn refuses(&self, bytes: &[u8]) -> Option<u16> {
-        let stuck = self.write_blocked().is_some();
-        if self.exchanges.get() > 0 || stuck || !self.has_head() {
+    fn hyper_refusal_status(&self, bytes: &[u8]) -> Option<u16> {
+        let stuck = self.write_blocked_since().is_some();
+        if self.exchanges.get() > 0 || stuck || !self.is_reading_head() {
             return None;
         }
         match bytes.strip_prefix(b"HTTP/1.1 ")?.get(..3)? {
@@ -365,7 +373,7 @@ impl Socket {
     }
 }
 
-impl Peer for Socket {
+impl DownstreamIo for ClientSocket {
     fn poll_write(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut *self.stream.borrow_mut()).poll_write(cx, bytes)
     }
@@ -373,10 +381,10 @@ impl Peer for Socket {
     /// Says so to those who asked, too.
     fn poll_flush(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut *self.stream.borrow_mut()).poll_flush(cx))?;
-        if self.flushed.borrow().is_empty() {
+        if self.flush_notifies.borrow().is_empty() {
             return Poll::Ready(Ok(()));
         }
-        for flushed in self.flushed.take() {
+        for flushed in self.flush_notifies.take() {
             flushed.done.set(true);
             if let Some(waker) = flushed.waker.take() {
                 waker.wake();
@@ -386,50 +394,50 @@ impl Peer for Socket {
     }
 
     fn unread(&self, bytes: &[u8]) {
-        self.ahead.unread(bytes);
+        self.read_ahead.unread(bytes);
     }
 
-    fn is_blocked(&self) -> bool {
-        self.write_blocked().is_some()
+    fn is_write_blocked(&self) -> bool {
+        self.write_blocked_since().is_some()
     }
 }
 
-impl InExchange {
+impl ConnectionExchangeGuard {
     /// The client was handed something, and did not ask for more yet.
-    pub(crate) fn handed(&self) {
-        self.note(true);
+    pub(crate) fn note_handed(&self) {
+        self.set_awaiting_client(true);
     }
 
     /// The client can take more.
-    pub(crate) fn asked(&self) {
-        self.note(false);
+    pub(crate) fn note_polled(&self) {
+        self.set_awaiting_client(false);
     }
 
     /// It is dropped at `now`.
-    pub(crate) fn ends(&self, now: Instant) {
-        self.ended.set(Some(now));
+    pub(crate) fn set_ended_at(&self, now: Instant) {
+        self.ended_at.set(Some(now));
     }
 
-    fn note(&self, handed: bool) {
-        let before = self.handed.replace(handed);
-        let others = self.socket.handed.get() - u32::from(before);
-        self.socket.handed.set(others + u32::from(handed));
+    fn set_awaiting_client(&self, handed: bool) {
+        let before = self.awaiting_client.replace(handed);
+        let others = self.socket.awaiting_client.get() - u32::from(before);
+        self.socket.awaiting_client.set(others + u32::from(handed));
         // Where there is one exchange, whoever stalls blocks a write.
         if self.socket.is_multiplexed() {
-            self.socket.moved.set(Instant::now());
+            self.socket.last_progress.set(Instant::now());
         }
     }
 }
 
-impl Drop for InExchange {
+impl Drop for ConnectionExchangeGuard {
     fn drop(&mut self) {
-        self.asked();
+        self.note_polled();
         let left = self.socket.exchanges.get() - 1;
         self.socket.exchanges.set(left);
-        self.socket.core.get().inspect(|core| core.ended());
+        self.socket.core_load.get().inspect(|core| core.exchange_ended());
         if left == 0 {
-            let since = self.ended.get().unwrap_or_else(Instant::now);
-            self.socket.rest.set(Rest::Idle { since });
+            let since = self.ended_at.get().unwrap_or_else(Instant::now);
+            self.socket.idle_state.set(IdleState::KeepAlive { since });
         }
     }
 }

@@ -6,54 +6,54 @@ use std::{
     task::{Context, Poll},
 };
 
-use rouse::{client::Wire, tcp::Tcp};
+use rouse_net::{downstream::StallTrackingTcp, tcp::Tcp};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::Instant,
 };
 use tokio_rustls::server::TlsStream;
 
-pub(super) enum Stream {
-    Plain(Wire),
-    Tls(Box<TlsStream<Wire>>),
+pub(super) enum ClientStream {
+    Plain(StallTrackingTcp),
+    Tls(Box<TlsStream<StallTrackingTcp>>),
     /// Its handshake has it, and may fail.
-    Away,
+    InHandshake,
 }
 
-impl Stream {
+impl ClientStream {
     pub(super) fn plain(tcp: impl Into<Tcp>) -> Self {
-        Self::Plain(Wire::new(tcp))
+        Self::Plain(StallTrackingTcp::new(tcp))
     }
 
     /// Since when the client has taken none of the bytes that are ready for it.
-    pub(super) fn blocked(&self) -> Option<Instant> {
+    pub(super) fn blocked_since(&self) -> Option<Instant> {
         match self {
-            Self::Plain(wire) => wire.blocked(),
-            Self::Tls(stream) => stream.get_ref().0.blocked(),
-            Self::Away => None,
+            Self::Plain(wire) => wire.blocked_since(),
+            Self::Tls(stream) => stream.get_ref().0.blocked_since(),
+            Self::InHandshake => None,
         }
     }
 
-    fn inner(&mut self) -> io::Result<Pin<&mut dyn Both>> {
+    fn inner(&mut self) -> io::Result<Pin<&mut dyn AsyncReadWrite>> {
         match self {
             Self::Plain(wire) => Ok(Pin::new(wire)),
             Self::Tls(stream) => Ok(Pin::new(&mut **stream)),
-            Self::Away => Err(io::ErrorKind::NotConnected.into()),
+            Self::InHandshake => Err(io::ErrorKind::NotConnected.into()),
         }
     }
 }
 
-trait Both: AsyncRead + AsyncWrite + Unpin {}
+trait AsyncReadWrite: AsyncRead + AsyncWrite + Unpin {}
 
-impl<T: AsyncRead + AsyncWrite + Unpin> Both for T {}
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncReadWrite for T {}
 
-impl AsyncRead for Stream {
+impl AsyncRead for ClientStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         self.get_mut().inner()?.poll_read(cx, buf)
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for ClientStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.get_mut().inner()?.poll_write(cx, bytes)
     }

@@ -10,7 +10,7 @@
 use std::{fmt, fs, io, path::Path, sync::Arc, time::Duration};
 
 use aws_lc_rs::digest::{Context, SHA256};
-use rouse::client::Wire;
+use rouse_net::downstream::StallTrackingTcp;
 use rustls::{
     CertificateError, InconsistentKeys, RootCertStore, ServerConfig,
     client::verify_server_cert_signed_by_trust_anchor,
@@ -21,24 +21,24 @@ use rustls::{
 use tokio::task::JoinHandle;
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use super::stream::Stream;
-use crate::config::Tls;
+use super::stream::ClientStream;
+use crate::config::TlsConfig;
 
-const HTTP2: &[u8] = b"h2";
-const HTTP1: &[u8] = b"http/1.1";
+const ALPN_HTTP2: &[u8] = b"h2";
+const ALPN_HTTP1: &[u8] = b"http/1.1";
 /// The type of a TLS record that begins a handshake. No HTTP request begins like that.
-const HANDSHAKE: u8 = 0x16;
+const HANDSHAKE_RECORD_TYPE: u8 = 0x16;
 /// A certificate that ends within this time is warned of.
-const SOON: Duration = Duration::from_secs(14 * 24 * 3600);
+const EXPIRY_WARNING: Duration = Duration::from_secs(14 * 24 * 3600);
 
 /// The year 10000, which no certificate can name.
-const AFTER_ALL: Duration = Duration::from_secs(253_402_300_800);
+const YEAR_10000: Duration = Duration::from_secs(253_402_300_800);
 
 /// A certificate chain with its key, and the authorities of clients: read, and found to fit together.
-pub struct Identity {
-    pub(super) clients: Arc<ServerConfig>,
+pub struct TlsIdentity {
+    pub(super) api_config: Arc<ServerConfig>,
     /// Operators are served HTTP/1.1 alone, so nothing else is offered to them.
-    pub(super) operators: Arc<ServerConfig>,
+    pub(super) admin_config: Arc<ServerConfig>,
     /// Of all files that it was read from.
     digest: [u8; 32],
     leaf: CertificateDer<'static>,
@@ -46,19 +46,19 @@ pub struct Identity {
 
 /// A file that cannot be used, by its key under `tls`, and why.
 #[derive(Debug, thiserror::Error)]
-#[error("{key}: {file}: {why}")]
+#[error("{key}: {file}: {reason}")]
 pub struct Error {
     key: &'static str,
     file: String,
-    why: String,
+    reason: String,
 }
 
-impl Identity {
+impl TlsIdentity {
     /// Reads the files. Errors: one cannot be read, is no PEM, or does not belong to the others.
-    pub fn read(tls: &Tls) -> Result<Self, Error> {
+    pub fn read(tls: &TlsConfig) -> Result<Self, Error> {
         let mut digest = Context::new(&SHA256);
         let mut bytes = |key, file: &Path| {
-            let bytes = fs::read(file).map_err(|error| failed(key, file, &error))?;
+            let bytes = fs::read(file).map_err(|error| file_error(key, file, &error))?;
             digest.update(&bytes.len().to_le_bytes());
             digest.update(&bytes);
             Ok::<_, Error>(bytes)
@@ -66,68 +66,69 @@ impl Identity {
         let chain = certificates("cert", &tls.cert, &bytes("cert", &tls.cert)?)?;
         let key = PrivateKeyDer::from_pem_slice(&bytes("key", &tls.key)?).map_err(|error| match error {
             rustls::pki_types::pem::Error::NoItemsFound => {
-                failed("key", &tls.key, &"there is no private key in it (PEM, not encrypted)")
+                file_error("key", &tls.key, &"there is no private key in it (PEM, not encrypted)")
             }
-            other => failed("key", &tls.key, &other),
+            other => file_error("key", &tls.key, &other),
         })?;
         let authorities = match &tls.client_ca {
             Some(file) => Some((file, certificates("clientCa", file, &bytes("clientCa", file)?)?)),
             None => None,
         };
-        let leaf = chain.first().cloned().ok_or_else(|| failed("cert", &tls.cert, &NO_CERTIFICATE))?;
+        let leaf = chain.first().cloned().ok_or_else(|| file_error("cert", &tls.cert, &NO_CERTIFICATE))?;
         let builder = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
-            .map_err(|error| failed("cert", &tls.cert, &error))?;
+            .map_err(|error| file_error("cert", &tls.cert, &error))?;
         let builder = match authorities {
             None => builder.with_no_client_auth(),
             Some((file, authorities)) => {
                 let mut roots = RootCertStore::empty();
                 for authority in authorities {
-                    roots.add(authority).map_err(|error| failed("clientCa", file, &error))?;
+                    roots.add(authority).map_err(|error| file_error("clientCa", file, &error))?;
                 }
                 let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
                     .build()
-                    .map_err(|error| failed("clientCa", file, &error))?;
+                    .map_err(|error| file_error("clientCa", file, &error))?;
                 builder.with_client_cert_verifier(verifier)
             }
         };
         let mut server = builder.with_single_cert(chain, key).map_err(|error| match error {
-            rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => failed(
+            rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => file_error(
                 "key",
                 &tls.key,
                 &format_args!("it does not belong to the certificate in {}", tls.cert.display()),
             ),
-            other => failed("cert", &tls.cert, &other),
+            other => file_error("cert", &tls.cert, &other),
         })?;
-        server.alpn_protocols = vec![HTTP1.to_vec()];
+        server.alpn_protocols = vec![ALPN_HTTP1.to_vec()];
         let operators = Arc::new(server.clone());
-        server.alpn_protocols = vec![HTTP2.to_vec(), HTTP1.to_vec()];
-        let mut identity = Self { clients: Arc::new(server), operators, digest: [0; 32], leaf };
+        server.alpn_protocols = vec![ALPN_HTTP2.to_vec(), ALPN_HTTP1.to_vec()];
+        let mut identity =
+            Self { api_config: Arc::new(server), admin_config: operators, digest: [0; 32], leaf };
         identity.digest.copy_from_slice(digest.finish().as_ref());
         Ok(identity)
     }
 
     /// What is wrong with the certificate's time, in words: clients will refuse it.
     #[must_use]
-    pub fn untimely(&self) -> Option<String> {
+    pub fn validity_warning(&self) -> Option<String> {
         let now = UnixTime::now();
-        let soon = UnixTime::since_unix_epoch(Duration::from_secs(now.as_secs()) + SOON);
-        self.untimely_at(now)
-            .map(str::to_owned)
-            .or_else(|| self.untimely_at(soon).map(|_| "the certificate expires within 14 days".to_owned()))
+        let soon = UnixTime::since_unix_epoch(Duration::from_secs(now.as_secs()) + EXPIRY_WARNING);
+        self.validity_error_at(now).map(str::to_owned).or_else(|| {
+            self.validity_error_at(soon).map(|_| "the certificate expires within 14 days".to_owned())
+        })
     }
 
     /// When the certificate ends, in seconds of Unix time.
     #[must_use]
-    pub fn expires(&self) -> Option<u64> {
-        match self.judged_at(UnixTime::since_unix_epoch(AFTER_ALL))? {
+    pub fn expires_at(&self) -> Option<u64> {
+        match self.verify_at(UnixTime::since_unix_epoch(YEAR_10000))? {
             CertificateError::ExpiredContext { not_after, .. } => Some(not_after.as_secs()),
             _ => None,
         }
     }
 
-    fn untimely_at(&self, at: UnixTime) -> Option<&'static str> {
-        match self.judged_at(at)? {
+    fn validity_error_at(&self, at: UnixTime) -> Option<&'static str> {
+        match self.verify_at(at)? {
             CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
                 Some("the certificate has expired")
             }
@@ -139,7 +140,7 @@ impl Identity {
     }
 
     /// The verifier looks at the time before it looks for an issuer, of which there is none here.
-    fn judged_at(&self, at: UnixTime) -> Option<CertificateError> {
+    fn verify_at(&self, at: UnixTime) -> Option<CertificateError> {
         let leaf = ParsedCertificate::try_from(&self.leaf).ok()?;
         let algorithms = provider().signature_verification_algorithms.all;
         let roots = RootCertStore::empty();
@@ -151,14 +152,14 @@ impl Identity {
 }
 
 /// The same files say the same.
-impl PartialEq for Identity {
+impl PartialEq for TlsIdentity {
     fn eq(&self, other: &Self) -> bool {
         self.digest == other.digest
     }
 }
 
 /// Without what is in the files.
-impl fmt::Debug for Identity {
+impl fmt::Debug for TlsIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Identity").finish_non_exhaustive()
     }
@@ -174,40 +175,40 @@ const NO_CERTIFICATE: &str = "there is no certificate in it (PEM)";
 fn certificates(key: &'static str, file: &Path, bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>, Error> {
     let chain: Vec<_> = CertificateDer::pem_slice_iter(bytes)
         .collect::<Result<_, _>>()
-        .map_err(|error| failed(key, file, &error))?;
+        .map_err(|error| file_error(key, file, &error))?;
     if chain.is_empty() {
-        return Err(failed(key, file, &NO_CERTIFICATE));
+        return Err(file_error(key, file, &NO_CERTIFICATE));
     }
     Ok(chain)
 }
 
-fn failed(key: &'static str, file: &Path, why: &dyn fmt::Display) -> Error {
-    Error { key, file: file.display().to_string(), why: why.to_string() }
+fn file_error(key: &'static str, file: &Path, why: &dyn fmt::Display) -> Error {
+    Error { key, file: file.display().to_string(), reason: why.to_string() }
 }
 
 /// Whether a connection that did not begin is its client's offence. Not when the client itself ended the handshake with an
 /// alert: most likely it does not like our certificate, and all that share its address would pay for that mistake.
-pub(super) fn offends(error: &io::Error) -> bool {
+pub(super) fn is_client_offence(error: &io::Error) -> bool {
     let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
     error.kind() == io::ErrorKind::InvalidData && !matches!(cause, Some(rustls::Error::AlertReceived(_)))
 }
 
 /// The threads that shake hands.
-pub(super) struct Handshakes {
+pub(super) struct HandshakePool {
     runtime: Option<tokio::runtime::Runtime>,
 }
 
 /// What a client that was expected to speak TLS turned out to be.
-pub(super) enum Opened {
+pub(super) enum HandshakeOutcome {
     Secure {
-        stream: Stream,
+        stream: ClientStream,
         http2: bool,
     },
     /// It speaks something else, most likely HTTP.
-    Plain(Stream),
+    NotTls(ClientStream),
 }
 
-impl Handshakes {
+impl HandshakePool {
     /// `cores`: that the API uses; a quarter as many threads are started.
     fn start(cores: usize) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -219,7 +220,7 @@ impl Handshakes {
     }
 
     /// The threads of a listener, when it speaks TLS as configured. Errors: it must, and no certificate was read.
-    pub(super) fn of(tls: Option<&Tls>, cores: usize) -> Result<Option<Self>, super::Error> {
+    pub(super) fn for_listener(tls: Option<&TlsConfig>, cores: usize) -> Result<Option<Self>, super::Error> {
         match tls {
             None => Ok(None),
             Some(tls) if tls.identity.is_none() => Err(super::Error::NoIdentity),
@@ -228,15 +229,19 @@ impl Handshakes {
     }
 
     /// Shakes hands. Dropping the future gives the connection up. Errors: the client left, or it cannot be agreed with.
-    pub(super) async fn open(&self, wire: Wire, server: Arc<ServerConfig>) -> io::Result<Opened> {
+    pub(super) async fn accept(
+        &self,
+        wire: StallTrackingTcp,
+        server: Arc<ServerConfig>,
+    ) -> io::Result<HandshakeOutcome> {
         let Some(runtime) = &self.runtime else { return Err(io::ErrorKind::NotConnected.into()) };
-        let mut task = Ended(runtime.spawn(shake(wire, server)));
+        let mut task = AbortOnDrop(runtime.spawn(handshake(wire, server)));
         (&mut task.0).await.map_err(io::Error::other)?
     }
 }
 
 /// What still shakes hands has no connection to come back to.
-impl Drop for Handshakes {
+impl Drop for HandshakePool {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -244,23 +249,23 @@ impl Drop for Handshakes {
     }
 }
 
-struct Ended(JoinHandle<io::Result<Opened>>);
+struct AbortOnDrop(JoinHandle<io::Result<HandshakeOutcome>>);
 
-impl Drop for Ended {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-async fn shake(wire: Wire, server: Arc<ServerConfig>) -> io::Result<Opened> {
+async fn handshake(wire: StallTrackingTcp, server: Arc<ServerConfig>) -> io::Result<HandshakeOutcome> {
     match wire.first_byte().await? {
         None => return Err(io::ErrorKind::UnexpectedEof.into()),
-        Some(HANDSHAKE) => {}
-        Some(_) => return Ok(Opened::Plain(Stream::Plain(wire))),
+        Some(HANDSHAKE_RECORD_TYPE) => {}
+        Some(_) => return Ok(HandshakeOutcome::NotTls(ClientStream::Plain(wire))),
     }
-    let stream: TlsStream<Wire> = TlsAcceptor::from(server).accept(wire).await?;
-    let http2 = stream.get_ref().1.alpn_protocol() == Some(HTTP2);
-    Ok(Opened::Secure { stream: Stream::Tls(Box::new(stream)), http2 })
+    let stream: TlsStream<StallTrackingTcp> = TlsAcceptor::from(server).accept(wire).await?;
+    let http2 = stream.get_ref().1.alpn_protocol() == Some(ALPN_HTTP2);
+    Ok(HandshakeOutcome::Secure { stream: ClientStream::Tls(Box::new(stream)), http2 })
 }
 
 #[cfg(test)]

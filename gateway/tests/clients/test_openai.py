@@ -210,8 +210,8 @@ def test_the_answer_is_the_engines(call, direct, through, engine):
 
 @pytest.mark.parametrize("call", [chat, chat_stream, responses_stream, transcription], ids=lambda call: call.__name__)
 def test_a_base_url_that_names_the_model_is_as_good(call, direct, through):
-    passage = Side("passage", f"{through.url}/engines/{through.model}", through.model)
-    assert call(client(passage), passage.model) == call(client(direct), direct.model)
+    passthrough = Side("passthrough", f"{through.url}/engines/{through.model}", through.model)
+    assert call(client(passthrough), passthrough.model) == call(client(direct), direct.model)
 
 
 def test_a_bad_request_is_refused_in_the_engines_words(direct, through):

@@ -13,7 +13,7 @@ use kube::{
     runtime::{WatchStreamExt as _, watcher},
 };
 use rouse::units::Bytes;
-use rouse_cluster::wait::PATIENCE;
+use rouse_cluster::wait::WAIT_TIMEOUT;
 use rouse_gateway::controllers::crd::AcceleratorPool;
 use tokio::{
     sync::Notify,
@@ -21,36 +21,36 @@ use tokio::{
     time::{Duration, Instant, timeout},
 };
 
-use crate::world::World;
+use crate::installation::Installation;
 
 /// Watches from its making until its end, when it says what was wrong.
-pub(crate) struct Audit {
-    seen: Arc<Mutex<Seen>>,
-    news: Arc<Notify>,
+pub(crate) struct PoolAudit {
+    seen: Arc<Mutex<PoolAuditState>>,
+    changed: Arc<Notify>,
     tasks: [JoinHandle<()>; 2],
 }
 
 #[derive(Default)]
-struct Seen {
+struct PoolAuditState {
     /// Of the pool.
     revisions: u32,
     /// The most that was ever booked.
-    most: Bytes,
-    wrong: Vec<String>,
+    max_reserved: Bytes,
+    violations: Vec<String>,
     /// Bookings that ended.
     ended: usize,
     /// How long after its model's last Pod was gone a booking ended: of each that did.
     outlived: Vec<Duration>,
     /// By the model's name: what is booked, and since when it has no Pod, for as long as it has none and had one.
-    booked: BTreeMap<u64, String>,
+    reserved: BTreeMap<u64, String>,
     pods: BTreeMap<String, u32>,
-    alone: BTreeMap<u64, Instant>,
+    without_pod: BTreeMap<u64, Instant>,
 }
 
-impl Audit {
+impl PoolAudit {
     /// What a model's Pods are told by is the beginning of their name.
-    pub(crate) fn of(world: &World<'_>, models: &[&str]) -> Self {
-        let seen = Arc::new(Mutex::new(Seen::default()));
+    pub(crate) fn of(world: &Installation<'_>, models: &[&str]) -> Self {
+        let seen = Arc::new(Mutex::new(PoolAuditState::default()));
         let (of_pool, of_pods) = (Arc::clone(&seen), Arc::clone(&seen));
         let pools: Api<AcceleratorPool> = Api::all(world.site.admin.clone());
         let (pool, pods) = (world.name().to_owned(), world.pods());
@@ -72,29 +72,29 @@ impl Audit {
                 of_pods.lock().unwrap().pod(event.unwrap(), &models, &mut known);
             }
         });
-        Self { seen, news, tasks: [pool, pods] }
+        Self { seen, changed: news, tasks: [pool, pods] }
     }
 
     /// Ends it once nothing is booked any more. Every revision kept the pool's rule, and no booking was there for longer than
     /// `settle` after its Pod. Gives how many bookings ended, and how many of them were seen to outlive a Pod.
-    pub(crate) async fn ends(self, settle: Duration) -> (usize, usize) {
+    pub(crate) async fn finish(self, settle: Duration) -> (usize, usize) {
         let empty = async {
-            while !self.seen.lock().unwrap().booked.is_empty() {
-                self.news.notified().await
+            while !self.seen.lock().unwrap().reserved.is_empty() {
+                self.changed.notified().await
             }
         };
-        timeout(PATIENCE, empty).await.expect("something stays booked");
+        timeout(WAIT_TIMEOUT, empty).await.expect("something stays booked");
         self.tasks.iter().for_each(JoinHandle::abort);
         let seen = self.seen.lock().unwrap();
-        assert!(seen.wrong.is_empty(), "{:#?}", seen.wrong);
-        assert!(seen.revisions > 4 && seen.most > Bytes::ZERO, "it saw {} revisions", seen.revisions);
+        assert!(seen.violations.is_empty(), "{:#?}", seen.violations);
+        assert!(seen.revisions > 4 && seen.max_reserved > Bytes::ZERO, "it saw {} revisions", seen.revisions);
         let late: Vec<_> = seen.outlived.iter().filter(|after| **after > settle).collect();
         assert!(late.is_empty(), "bookings outlived their Pods by {late:?}");
         (seen.ended, seen.outlived.len())
     }
 }
 
-impl Seen {
+impl PoolAuditState {
     fn pool(&mut self, pool: &AcceleratorPool) {
         let Some(status) = &pool.status else { return };
         self.revisions += 1;
@@ -105,22 +105,23 @@ impl Seen {
         if let Some(allocated) = &allocated {
             let said: Bytes = allocated.parse().unwrap();
             if said != sum {
-                self.wrong.push(format!("{version}: {allocated} is said to be allocated, {sum} is booked"));
+                self.violations
+                    .push(format!("{version}: {allocated} is said to be allocated, {sum} is booked"));
             }
         }
         let total: Option<Bytes> = total.map(|total| total.parse().unwrap());
         if total.is_none_or(|total| sum > total) && sum > Bytes::ZERO {
-            self.wrong.push(format!("{version}: {sum} of {total:?} is booked"));
+            self.violations.push(format!("{version}: {sum} of {total:?} is booked"));
         }
-        self.most = self.most.max(sum);
+        self.max_reserved = self.max_reserved.max(sum);
         let now: BTreeMap<u64, String> =
             status.ledger.reservations.iter().map(|own| (own.id, own.model.name.clone())).collect();
-        let ended: Vec<u64> = self.booked.keys().copied().filter(|id| !now.contains_key(id)).collect();
+        let ended: Vec<u64> = self.reserved.keys().copied().filter(|id| !now.contains_key(id)).collect();
         self.ended += ended.len();
         for id in ended {
-            self.outlived.extend(self.alone.remove(&id).map(|since| since.elapsed()));
+            self.outlived.extend(self.without_pod.remove(&id).map(|since| since.elapsed()));
         }
-        self.booked = now;
+        self.reserved = now;
     }
 
     fn pod(&mut self, event: watcher::Event<Pod>, models: &[String], known: &mut BTreeMap<String, String>) {
@@ -138,11 +139,11 @@ impl Seen {
             *has += 1;
         }
         let (has, now) = (*has, Instant::now());
-        for (id, _) in self.booked.iter().filter(|(_, of)| *of == model) {
+        for (id, _) in self.reserved.iter().filter(|(_, of)| *of == model) {
             if has == 0 {
-                self.alone.entry(*id).or_insert(now);
+                self.without_pod.entry(*id).or_insert(now);
             } else {
-                self.alone.remove(id);
+                self.without_pod.remove(id);
             }
         }
     }

@@ -10,18 +10,18 @@ use std::{
 
 use kube::{Api, ResourceExt as _};
 use rouse::units::{Bytes, Tick};
-use rouse_cluster::{Cluster, Mode};
+use rouse_cluster::{LinkMode, TestCluster};
 use rouse_gateway::controllers::{
-    booking::{Books, Error, Refused},
     crd::{AcceleratorPool, ledger::Ledger},
     election::Election,
+    ledger::{Error, PoolLedger, ReservationRefusal},
 };
 use rouse_testing::sample::size;
 
 use crate::{
-    process::Gateway,
-    site::Site,
-    support::{Revisions, check_books, cluster, names, pool, wanted},
+    process::ScriptedGatewayProcess,
+    site::GatewayNamespace,
+    support::{PoolRevisions, check_ledger, cluster, names, pool, reservation_request},
 };
 
 /// In the soak, and in the gate.
@@ -33,33 +33,33 @@ const EPOCH: u64 = 2_000_000_042;
 const TOTAL: Bytes = Bytes::gib(80);
 const LAST: Bytes = Bytes::gib(40);
 
-async fn two_sites<'a>(cluster: &'a Cluster, name: &str) -> [Site<'a>; 2] {
-    let sites = [Site::new(cluster, name).await, Site::new(cluster, name).await];
+async fn two_sites<'a>(cluster: &'a TestCluster, name: &str) -> [GatewayNamespace<'a>; 2] {
+    let sites = [GatewayNamespace::new(cluster, name).await, GatewayNamespace::new(cluster, name).await];
     for site in &sites {
         site.next_epoch(EPOCH).await;
     }
     sites
 }
 
-struct Writer {
+struct LedgerWriterFixture {
     _election: Election,
-    books: Books,
+    books: PoolLedger,
     model: &'static str,
     asked: AtomicU32,
 }
 
-impl Writer {
-    async fn new(site: &Site<'_>, model: &'static str) -> Self {
+impl LedgerWriterFixture {
+    async fn new(site: &GatewayNamespace<'_>, model: &'static str) -> Self {
         let (election, claim) = site.leader(model).await;
         assert_eq!(claim.epoch, EPOCH);
-        let books = Books::new(site.client().await, election.claim());
+        let books = PoolLedger::new(site.client().await, election.leadership());
         Self { _election: election, books, model, asked: AtomicU32::new(0) }
     }
 
-    async fn reserve(&self, pool: &str) -> Result<u64, Error<Refused>> {
+    async fn reserve(&self, pool: &str) -> Result<u64, Error<ReservationRefusal>> {
         let reserved = self.books.change(pool, |ledger, total| {
             self.asked.fetch_add(1, Ordering::Relaxed);
-            ledger.reserve(&wanted(self.model, LAST), total, Tick(0))
+            ledger.reserve(&reservation_request(self.model, LAST), total, Tick(0))
         });
         reserved.await
     }
@@ -73,17 +73,22 @@ impl Writer {
     }
 }
 
-fn is_full(outcome: &Result<u64, Error<Refused>>) -> bool {
-    matches!(outcome, Err(Error::Refused(Refused::Full { available: Bytes::ZERO, total: TOTAL, .. })))
+fn is_full(outcome: &Result<u64, Error<ReservationRefusal>>) -> bool {
+    matches!(
+        outcome,
+        Err(Error::Refused(ReservationRefusal::Full { available: Bytes::ZERO, total: TOTAL, .. }))
+    )
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_two_that_believe_they_lead_one_gets_what_is_left() {
     let sites = two_sites(cluster().await, "two").await;
-    let [one, two] = [Writer::new(&sites[0], "one").await, Writer::new(&sites[1], "two").await];
+    let [one, two] =
+        [LedgerWriterFixture::new(&sites[0], "one").await, LedgerWriterFixture::new(&sites[1], "two").await];
     let made = pool(&sites[0].admin, "two", TOTAL).await;
-    let mut revisions = Revisions::of(&sites[0].admin, &made);
-    let always = |ledger: &mut Ledger, total| ledger.reserve(&wanted("always", LAST), total, Tick(0));
+    let mut revisions = PoolRevisions::of(&sites[0].admin, &made);
+    let always =
+        |ledger: &mut Ledger, total| ledger.reserve(&reservation_request("always", LAST), total, Tick(0));
     one.books.change("two", always).await.unwrap();
 
     let (mut won, rounds) = ([0_u32; 2], size(ROUNDS, SAMPLED));
@@ -101,7 +106,7 @@ async fn of_two_that_believe_they_lead_one_gets_what_is_left() {
     }
 
     let all = revisions.all().await;
-    check_books(&all);
+    check_ledger(&all);
     assert_eq!(
         all.len() as u32,
         1 + 1 + 2 * rounds,
@@ -121,22 +126,22 @@ async fn of_two_processes_that_believe_they_lead_one_gets_what_is_left() {
     let mut links = Vec::new();
     for site in &sites {
         let link = cluster.link().await.unwrap();
-        processes.push(Gateway::start(site, &link, &link, EPOCH).await);
+        processes.push(ScriptedGatewayProcess::start(site, &link, &link, EPOCH).await);
         links.push(link);
     }
     let made = pool(&sites[0].admin, "processes", LAST).await;
-    let mut revisions = Revisions::of(&sites[0].admin, &made);
+    let mut revisions = PoolRevisions::of(&sites[0].admin, &made);
 
     let (mut won, rounds) = ([0_u32; 2], size(ROUNDS, SAMPLED));
     for round in 0..rounds {
         for (process, model) in processes.iter_mut().zip(["one", "two"]) {
-            process.tell(&format!("reserve processes {model} {}", LAST.0)).await;
-            assert_eq!(process.hears().await, "decides");
+            process.send_line(&format!("reserve processes {model} {}", LAST.0)).await;
+            assert_eq!(process.next_line().await, "decides");
         }
         for n in [round as usize % 2, (round as usize + 1) % 2] {
-            processes[n].tell("write").await;
+            processes[n].send_line("write").await;
         }
-        let said = [processes[0].hears().await, processes[1].hears().await];
+        let said = [processes[0].next_line().await, processes[1].next_line().await];
         let reserved = said.each_ref().map(|text| text.strip_prefix("1 reserved ").map(str::to_owned));
         let full = |text: &str| text.starts_with("2 ") && text.ends_with("0 of 40Gi available");
         let (winner, id) = match reserved {
@@ -146,11 +151,11 @@ async fn of_two_processes_that_believe_they_lead_one_gets_what_is_left() {
         };
         won[winner] += 1;
         let by = &mut processes[(winner + round as usize) % 2];
-        by.tell(&format!("release processes {id}")).await;
-        assert_eq!(by.hears().await, "released");
+        by.send_line(&format!("release processes {id}")).await;
+        assert_eq!(by.next_line().await, "released");
     }
     let all = revisions.all().await;
-    check_books(&all);
+    check_ledger(&all);
     assert_eq!(all.len() as u32, 1 + 2 * rounds);
     println!("{rounds} rounds, a conflict in each; won: {won:?}");
 }
@@ -159,25 +164,26 @@ async fn of_two_processes_that_believe_they_lead_one_gets_what_is_left() {
 #[tokio::test]
 async fn who_never_heard_the_answer_asks_again_and_has_one_reservation() {
     let cluster = cluster().await;
-    let site = Site::new(cluster, "lost").await;
+    let site = GatewayNamespace::new(cluster, "lost").await;
     let (election, _) = site.leader("only").await;
     let link = cluster.link().await.unwrap();
-    let books = Books::new(site.client_by(&link).await, election.claim());
+    let books = PoolLedger::new(site.client_by(&link).await, election.leadership());
     let made = pool(&site.admin, "lost", TOTAL).await;
-    let mut revisions = Revisions::of(&site.admin, &made);
+    let mut revisions = PoolRevisions::of(&site.admin, &made);
     for (round, model) in ["one", "two"].into_iter().enumerate() {
-        let reserve = |ledger: &mut Ledger, total| ledger.reserve(&wanted(model, LAST), total, Tick(0));
+        let reserve =
+            |ledger: &mut Ledger, total| ledger.reserve(&reservation_request(model, LAST), total, Tick(0));
         let unheard = books.change("lost", |ledger, total| {
-            link.set(Mode::Hold);
+            link.set(LinkMode::Hold);
             reserve(ledger, total)
         });
-        assert!(matches!(unheard.await, Err(Error::Late)));
+        assert!(matches!(unheard.await, Err(Error::Timeout)));
         // The first write arrives now, beside the one that asks again; the second never does.
-        link.set(if round == 0 { Mode::Pass } else { Mode::Cut });
-        link.set(Mode::Pass);
+        link.set(if round == 0 { LinkMode::Pass } else { LinkMode::Cut });
+        link.set(LinkMode::Pass);
         let id = books.change("lost", reserve).await.unwrap();
         let all = revisions.all().await;
-        check_books(&all);
+        check_ledger(&all);
         let ledger = &all.last().unwrap().status.as_ref().unwrap().ledger;
         assert_eq!(
             (ledger.reservations.len(), ledger.allocated()),
@@ -189,9 +195,9 @@ async fn who_never_heard_the_answer_asks_again_and_has_one_reservation() {
 
 #[tokio::test]
 async fn a_pool_that_is_gone_and_a_leader_that_is_none_are_told_of() {
-    let site = Site::new(cluster().await, "gone").await;
+    let site = GatewayNamespace::new(cluster().await, "gone").await;
     let (election, claim) = site.leader("only").await;
-    let books = Books::new(site.client().await, election.claim());
+    let books = PoolLedger::new(site.client().await, election.leadership());
     let nothing = |_: &mut _, _| Ok::<_, Infallible>(());
     let outcome = books.change("nowhere", nothing).await;
     assert!(matches!(outcome, Err(Error::NoPool(ref name)) if name == "nowhere"), "{outcome:?}");

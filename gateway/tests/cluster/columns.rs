@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     objects::{full_model, full_node, full_pool, full_replica},
-    support::{MANAGER, get, own_cluster},
+    support::{FIELD_MANAGER, get, own_cluster},
 };
 
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
@@ -43,7 +43,7 @@ async fn the_columns_show_what_the_objects_say() {
                 object["apiVersion"] = json!("rouse.dev/v1alpha1");
                 object["kind"] = json!(<$kind as kube::Resource>::kind(&()));
                 object["metadata"] = json!({ "name": name });
-                let (parameters, patch) = (PatchParams::apply(MANAGER), Patch::Apply(&object));
+                let (parameters, patch) = (PatchParams::apply(FIELD_MANAGER), Patch::Apply(&object));
                 match below {
                     None => drop(api.patch(&name, &parameters, &patch).await.unwrap()),
                     Some(_) => drop(api.patch_status(&name, &parameters, &patch).await.unwrap()),

@@ -9,8 +9,8 @@ use rouse_testing::sample::{cases, is_soak};
 use serde_json::json;
 
 use crate::{
-    streams::Stream,
-    world::{Gateway, World, aside, reason},
+    installation::{ClusterGateway, Installation, blocking, reason},
+    streams::HeldClientStream,
 };
 
 /// So many at once.
@@ -59,7 +59,7 @@ async fn a_leader_killed_before_any_write_of_a_start_leaves_nothing_doubled_and_
 
 /// Whether there was such a write before the request was answered.
 async fn at(write: u32) -> bool {
-    let world = World::new(&format!("crash-{write}"), 2, "64Gi").await;
+    let world = Installation::new(&format!("crash-{write}"), 2, "64Gi").await;
     world.model("qwen", "40Gi", "", json!({})).await;
     let kubeconfig = world.site.cluster.kubeconfig(&world.site.account).unwrap();
     let env = [("ROUSE_TEST_ABORT_BEFORE_WRITE", write.to_string())];
@@ -70,10 +70,10 @@ async fn at(write: u32) -> bool {
     drop(first);
     let second = world.gateway("gateway-1", "");
     let client = second.client();
-    let answer = aside(move || client.chat("qwen", true, 4)).await;
+    let answer = blocking(move || client.chat("qwen", true, 4)).await;
     assert!(answer.is_whole_stream(), "write {write}: {answer:?}");
     world.until("qwen", "ready", |model| reason(model, "Ready") == "Deployed").await;
-    assert_eq!(world.booked().await, [("qwen".to_owned(), 40)], "write {write}");
+    assert_eq!(world.reserved_gib().await, [("qwen".to_owned(), 40)], "write {write}");
     assert_eq!(world.running().await.len(), 1, "write {write}");
     served.is_err()
 }
@@ -95,17 +95,17 @@ async fn a_leader_killed_before_any_write_of_a_scale_down_leaves_nothing_behind_
 }
 
 /// A leader that is killed before this write, once that is wanted, and a gateway that follows it.
-struct Scene {
-    world: World<'static>,
-    leader: Gateway,
-    follower: Gateway,
+struct KilledLeaderFixture {
+    world: Installation<'static>,
+    leader: ClusterGateway,
+    follower: ClusterGateway,
     from: PathBuf,
 }
 
-impl Scene {
+impl KilledLeaderFixture {
     /// With an engine that is kept in use by a stream through the leader.
-    async fn new(name: &str, write: u32, more: serde_json::Value) -> (Self, Stream) {
-        let world = World::new(&format!("{name}-{write}"), 4, "256Gi").await;
+    async fn new(name: &str, write: u32, more: serde_json::Value) -> (Self, HeldClientStream) {
+        let world = Installation::new(&format!("{name}-{write}"), 4, "256Gi").await;
         world.model("qwen", "40Gi", FLAGS, more).await;
         let from = world.dir.path().join("writes-count");
         let env = [
@@ -114,7 +114,7 @@ impl Scene {
         ];
         let kubeconfig = world.site.cluster.kubeconfig(&world.site.account).unwrap();
         let leader = world.gateway_by("gateway-0", "", &kubeconfig, &env);
-        let used = Stream::open(&leader, "qwen", LONG).await;
+        let used = HeldClientStream::open(&leader, "qwen", LONG).await;
         world.until("qwen", "ready", |model| reason(model, "Ready") == "Deployed").await;
         let follower = world.gateway("gateway-1", "");
         assert!(world.site.holder().await.starts_with("gateway-0"));
@@ -136,7 +136,7 @@ impl Scene {
         assert_eq!(wanted, [i32::try_from(engines).ok()], "{}", world.name());
         // A leader that was killed between the status and the ledger leaves the ledger to the next.
         let all = vec![("qwen".to_owned(), 40); engines];
-        world.until_booked("one entry for each engine", |booked| booked == all).await;
+        world.until_reserved("one entry for each engine", |booked| booked == all).await;
         let pods = world.running().await;
         let mut replicas: Vec<_> =
             pods.iter().map(|pod| pod.annotations().get("rouse.dev/replica").cloned()).collect();
@@ -149,32 +149,32 @@ impl Scene {
 
 async fn further(write: u32) -> bool {
     let few = |most: u32| json!({"maxReplicas": most, "maxConcurrency": 1});
-    let (mut scene, used) = Scene::new("more", write, few(1)).await;
+    let (mut scene, used) = KilledLeaderFixture::new("more", write, few(1)).await;
     used.leave().await;
     // At the gateway that lives: one stream has the place that there is, until after another leads; one waits.
-    let first = Stream::open(&scene.follower, "qwen", 300).await;
+    let first = HeldClientStream::open(&scene.follower, "qwen", 300).await;
     let engine = scene.world.running().await;
     scene.world.faults(&engine, r#"{"stall-streams": true}"#).await;
     std::fs::write(&scene.from, "").unwrap();
     scene.world.model("qwen", "40Gi", FLAGS, few(2)).await;
     let client = scene.follower.client();
-    let second = aside(move || client.chat("qwen", true, 10)).await;
+    let second = blocking(move || client.chat("qwen", true, 10)).await;
     assert!(second.is_whole_stream(), "write {write}: {second:?}");
     let killed = scene.settles(2).await;
     scene.world.faults(&engine, r#"{"stall-streams": null}"#).await;
-    first.ends_whole().await;
+    first.finish_whole().await;
     killed
 }
 
 async fn fewer(write: u32) -> bool {
-    let (mut scene, used) = Scene::new("fewer", write, json!({"cooldownPeriod": "4s"})).await;
+    let (mut scene, used) = KilledLeaderFixture::new("fewer", write, json!({"cooldownPeriod": "4s"})).await;
     std::fs::write(&scene.from, "").unwrap();
     used.leave().await;
     let zero = |model: &_| reason(model, "Ready") == "ScaledToZero";
     scene.world.until("qwen", "scaled to zero", zero).await;
     let killed = scene.settles(0).await;
     let client = scene.follower.client();
-    let answer = aside(move || client.chat("qwen", true, 4)).await;
+    let answer = blocking(move || client.chat("qwen", true, 4)).await;
     assert!(answer.is_whole_stream(), "write {write}: {answer:?}");
     killed
 }

@@ -9,7 +9,7 @@ use kube::{
     api::PostParams,
     runtime::{WatchStreamExt as _, watcher},
 };
-use rouse_cluster::wait::PATIENCE;
+use rouse_cluster::wait::WAIT_TIMEOUT;
 use rouse_gateway::controllers::crd::{AcceleratorPool, InferenceModel};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -113,9 +113,9 @@ where
             }
         }
     };
-    let outcome = timeout(PATIENCE, seen).await;
+    let outcome = timeout(WAIT_TIMEOUT, seen).await;
     assert!(outcome.is_ok(), "{what}: so far of {} of {count}", fitting.len());
 }
 
-pub(crate) type Models = Api<InferenceModel>;
-pub(crate) type Pools = Api<AcceleratorPool>;
+pub(crate) type ModelApi = Api<InferenceModel>;
+pub(crate) type PoolApi = Api<AcceleratorPool>;

@@ -7,7 +7,7 @@ use kube::{
     Api, ResourceExt as _,
     runtime::wait::{await_condition, conditions},
 };
-use rouse_cluster::{Cluster, wait::PATIENCE};
+use rouse_cluster::{TestCluster, wait::WAIT_TIMEOUT};
 use serde_json::Value;
 use tokio::time::timeout;
 
@@ -22,7 +22,7 @@ fn printed() -> Vec<Value> {
 
 #[tokio::test]
 async fn what_is_printed_is_applied_without_a_warning_and_again_without_a_change() {
-    let cluster = Cluster::start().unwrap();
+    let cluster = TestCluster::start().unwrap();
     let client = cluster.client().await.unwrap();
     let kinds: Api<CustomResourceDefinition> = Api::all(client.clone());
     let printed = printed();
@@ -35,7 +35,7 @@ async fn what_is_printed_is_applied_without_a_warning_and_again_without_a_change
             let warnings: Vec<_> = answer.headers().get_all("warning").iter().collect();
             assert!(answer.status().is_success() && warnings.is_empty(), "{name}: {answer:?}");
             let served = await_condition(kinds.clone(), name, conditions::is_crd_established());
-            timeout(PATIENCE, Box::pin(served))
+            timeout(WAIT_TIMEOUT, Box::pin(served))
                 .await
                 .unwrap_or_else(|_| panic!("{name} is not served"))
                 .unwrap();

@@ -9,11 +9,11 @@ use rouse_gateway::controllers::crd::AcceleratorPool;
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::world::{World, aside, reason};
+use crate::installation::{Installation, blocking, reason};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_model_needs_is_ready_before_it_and_goes_after_it() {
-    let world = World::new("needs", 2, "128Gi").await;
+    let world = Installation::new("needs", 2, "128Gi").await;
     world.model("base", "40Gi", "--start-time 3s", json!({"cooldownPeriod": "1s"})).await;
     let top = json!({"cooldownPeriod": "10m", "modelName": "org/top", "dependencies": ["base"]});
     world.model("top", "60Gi", "--model org/top", top).await;
@@ -22,7 +22,7 @@ async fn what_a_model_needs_is_ready_before_it_and_goes_after_it() {
     assert_eq!(world.running().await.len(), 0, "nothing is started before somebody asks");
 
     let client = gateway.client();
-    let answer = tokio::spawn(aside(move || client.chat("org/top", true, 8)));
+    let answer = tokio::spawn(blocking(move || client.chat("org/top", true, 8)));
     let pools: Api<AcceleratorPool> = Api::all(world.site.admin.clone());
     let both = |pool: &Option<AcceleratorPool>| {
         pool.as_ref().and_then(|pool| pool.status.as_ref()).is_some_and(|status| status.count == 2)
@@ -51,12 +51,12 @@ async fn what_a_model_needs_is_ready_before_it_and_goes_after_it() {
     let left = world.running().await;
     assert!(left.is_empty(), "what needs it is there without it: {left:?}");
     world.until("top", "scaled to zero", zero).await;
-    world.until_booked("nothing", <[_]>::is_empty).await;
+    world.until_reserved("nothing", <[_]>::is_empty).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn as_many_engines_as_are_to_run_start_without_a_request_and_stay() {
-    let world = World::new("least", 2, "128Gi").await;
+    let world = Installation::new("least", 2, "128Gi").await;
     world
         .model("kept", "40Gi", "", json!({"cooldownPeriod": "1s", "minReplicas": 1, "maxReplicas": 2}))
         .await;
@@ -68,7 +68,7 @@ async fn as_many_engines_as_are_to_run_start_without_a_request_and_stay() {
     let after = world.running().await;
     let uids = |pods: &[Pod]| pods.iter().map(|pod| pod.metadata.uid.clone()).collect::<Vec<_>>();
     assert_eq!(uids(&after), uids(&before), "unused for longer than its cooldown");
-    assert_eq!(world.booked().await, [("kept".to_owned(), 40)]);
+    assert_eq!(world.reserved_gib().await, [("kept".to_owned(), 40)]);
 }
 
 /// Deployments, and with them their Pods, are named after the model's object.

@@ -33,68 +33,69 @@ use rouse_cluster::podrunner::NodeSpec;
 use serde_json::{Value, json};
 
 use crate::{
-    memory::until_told,
+    installation::{ClusterGateway, Installation},
+    memory::until_metric,
     pairs,
-    runner::Programs,
-    site::Site,
-    support::{MANAGER, cluster},
-    world::{Gateway, World},
+    runner::TestPrograms,
+    site::GatewayNamespace,
+    support::{FIELD_MANAGER, cluster},
 };
 
 /// Nodes with accelerators of 64 GiB, of which sleepers may keep some.
-pub(crate) struct Duo {
-    pub(crate) world: World<'static>,
-    pub(crate) gateway: Gateway,
-    second: Option<Gateway>,
+pub(crate) struct DualPodsFixture {
+    pub(crate) world: Installation<'static>,
+    pub(crate) gateway: ClusterGateway,
+    second: Option<ClusterGateway>,
     /// How gateways are configured.
     more: String,
-    home: both::Home,
+    provider_kind: both::TestedProviderKind,
 }
 
-impl Duo {
+impl DualPodsFixture {
     pub(crate) async fn new(name: &str, gpus: u32, sleeping: &str, dual: &str) -> Self {
-        Self::with(Programs::ours(), name, gpus, sleeping, dual, &[]).await
+        Self::with(TestPrograms::from_cargo(), name, gpus, sleeping, dual, &[]).await
     }
 
     /// With these programs as gateway, stubs and engines.
-    pub(crate) async fn of(programs: Programs, name: &str, gpus: u32, sleeping: &str) -> Self {
+    pub(crate) async fn of(programs: TestPrograms, name: &str, gpus: u32, sleeping: &str) -> Self {
         Self::with(programs, name, gpus, sleeping, "", &[]).await
     }
 
     /// Whose gateway dies before its write or order of this number; another is there to take over, which may die as well.
-    async fn dying(name: &str, point: u32, second: Option<u32>, home: both::Home) -> Self {
+    async fn dying(name: &str, point: u32, second: Option<u32>, home: both::TestedProviderKind) -> Self {
         let before = |point: u32| ("ROUSE_TEST_ABORT_BEFORE_WRITE", point.to_string());
-        let mut duo = Self::with(Programs::ours(), name, 1, "8Gi", home.mode(), &[before(point)]).await;
+        let mut duo =
+            Self::with(TestPrograms::from_cargo(), name, 1, "8Gi", home.mode(), &[before(point)]).await;
         let env: Vec<_> = second.map(before).into_iter().collect();
         duo.second = Some(duo.world.gateway_in("gateway-1", &duo.more, &env));
         duo
     }
 
     async fn with(
-        programs: Programs,
+        programs: TestPrograms,
         name: &str,
         gpus: u32,
         sleeping: &str,
         dual: &str,
         env: &[(&str, String)],
     ) -> Self {
-        let site = Site::new(cluster().await, name).await;
+        let site = GatewayNamespace::new(cluster().await, name).await;
         let own = site.namespace.name().to_owned();
         site.install("dual-pods.yaml", None).await;
         site.install("dual-pods-namespace.yaml", Some(&own)).await;
-        let world = World::of(programs, site, "1Ti", |own| node(own, "a", gpus)).await;
+        let world = Installation::with_programs(programs, site, "1Ti", |own| node(own, "a", gpus)).await;
         let pool = json!({"nodeSelector": {"inference-pool": own}, "sleepingMemory": sleeping, "hostSleepMemory": "256Gi",
-            "settle": "1s"});
+            "meterLag": "1s"});
         world.pool(&own, pool).await;
-        let more = format!(", dualPods: {{settle: 1s{dual}}}");
+        let more = format!(", dualPods: {{meterLag: 1s{dual}}}");
         let gateway = world.gateway_in("gateway-0", &more, env);
-        let duo = Self { world, gateway, second: None, more, home: both::Home::Pod };
-        duo.cards(&["a"]);
+        let duo = Self { world, gateway, second: None, more, provider_kind: both::TestedProviderKind::Pod };
+        duo.write_accelerator_files(&["a"]);
         duo
     }
 
     /// The accelerators of these nodes, as engines find them, and launchers.
-    fn cards(&self, nodes: &[&str]) {
+    fn write_accelerator_files(&self, nodes: &[&str]) {
         let all = nodes.iter().map(|name| self.world.runner.node(&format!("{}-{name}", self.world.name())));
         let all: Vec<String> = all.flat_map(|node| node.devices()).map(|(id, _)| id).collect();
         let dir = self.world.dir.path();
@@ -118,7 +119,7 @@ impl Duo {
 
     async fn kill(&mut self) {
         self.gateway.signal(Signal::SIGKILL);
-        self.gateway.ends().await;
+        self.gateway.wait().await;
     }
 
     fn begin(&mut self, name: &str) {
@@ -137,14 +138,14 @@ impl Duo {
 
     /// The same by annotations that say what the engine is.
     pub(crate) async fn ask_by(&self, name: &str, replicas: u32, gpus: u32, annotations: Value) {
-        self.world.requesters(name, replicas, gpus, annotations, &[]).await;
+        self.world.create_requesters(name, replicas, gpus, annotations, &[]).await;
     }
 
     /// Which accelerators have which number, as the public project's map says it.
     pub(crate) async fn map(&self, numbers: &BTreeMap<String, String>) {
         let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "gpu-map"}, "data": numbers});
         let maps: Api<ConfigMap> = self.world.site.namespace.api();
-        maps.patch("gpu-map", &PatchParams::apply(MANAGER).force(), &Patch::Apply(&map)).await.unwrap();
+        maps.patch("gpu-map", &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&map)).await.unwrap();
     }
 
     /// Waits until these Pods are so: the requesters, and the providers.
@@ -154,14 +155,14 @@ impl Duo {
         what: &str,
         fits: impl Fn(&[Pod], &[Pod]) -> bool,
     ) -> (Vec<Pod>, Vec<Pod>) {
-        self.paired(name, what, fits).await
+        self.until_pair(name, what, fits).await
     }
 
     /// Waits until the gateway's metrics say that so many requesters came to their engines in this way.
     async fn counted(&self, path: &str, config: &str, many: u32) {
         let labels =
             format!("exported_namespace=\"{}\",isc_name=\"{config}\",path=\"{path}\"", self.world.name());
-        until_told(&self.gateway, &format!("fma_actuation_seconds_count{{{labels}}} {many}")).await;
+        until_metric(&self.gateway, &format!("fma_actuation_seconds_count{{{labels}}} {many}")).await;
     }
 
     pub(crate) async fn cordon(&self, node: &str) {
@@ -183,8 +184,8 @@ fn patch(name: &str, flags: &str) -> String {
     pairs::patch(name, "rouse/engine", &format!("demo-engine {} {flags}", pairs::flags(name)))
 }
 
-impl Deref for Duo {
-    type Target = World<'static>;
+impl Deref for DualPodsFixture {
+    type Target = Installation<'static>;
 
     fn deref(&self) -> &Self::Target {
         &self.world

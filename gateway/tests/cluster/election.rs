@@ -12,9 +12,9 @@ use std::{
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use kube::api::DeleteParams;
-use rouse_cluster::{Link, Mode, wait::PATIENCE};
+use rouse_cluster::{Link, LinkMode, wait::WAIT_TIMEOUT};
 use rouse_gateway::controllers::election::{
-    Claim, DURATION, Election, RENEW_DEADLINE, Record, Store as _, Trouble,
+    Election, LEASE_DURATION, Leadership, LeaseError, LeaseRecord, LeaseStore as _, RENEW_DEADLINE,
 };
 use tokio::{
     sync::watch,
@@ -22,34 +22,34 @@ use tokio::{
 };
 
 use crate::{
-    site::{LEASE, Site, gained},
+    site::{GatewayNamespace, LEASE_NAME, until_leading},
     support::cluster,
 };
 
-type Claims = watch::Receiver<Option<Claim>>;
+type LeadershipReceiver = watch::Receiver<Option<Leadership>>;
 
 /// A new leader is to be there so soon after the lease's end.
 const SOON: Duration = Duration::from_secs(2);
 
 /// Asks all of them at once, every millisecond, in which epoch they lead.
-pub(crate) struct Witness {
-    seen: Arc<Mutex<Vec<Seen>>>,
+pub(crate) struct LeaderWatcher {
+    seen: Arc<Mutex<Vec<ObservedLeader>>>,
     stop: mpsc::Sender<()>,
     thread: JoinHandle<()>,
 }
 
 /// From when on this one leads in this epoch; or nobody does.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct ObservedLeader {
     /// When the last look began at which it was so: it was so at that moment, however late the witness has a core.
     pub(crate) until: Instant,
     pub(crate) leader: Option<(usize, u64)>,
 }
 
-impl Witness {
+impl LeaderWatcher {
     pub(crate) fn of(claims: &[&Election]) -> Self {
-        let claims: Vec<Claims> = claims.iter().map(|election| election.claim()).collect();
-        let first = Seen { until: Instant::now(), leader: leader(&claims) };
+        let claims: Vec<LeadershipReceiver> = claims.iter().map(|election| election.leadership()).collect();
+        let first = ObservedLeader { until: Instant::now(), leader: leader(&claims) };
         let seen = Arc::new(Mutex::new(vec![first]));
         let (stop, stopped) = mpsc::channel();
         let into = Arc::clone(&seen);
@@ -63,7 +63,7 @@ impl Witness {
                 let mut into = into.lock().unwrap();
                 match into.last_mut().filter(|last| last.leader == leader) {
                     Some(last) => last.until = until,
-                    None => into.push(Seen { until, leader }),
+                    None => into.push(ObservedLeader { until, leader }),
                 }
             }
         });
@@ -71,7 +71,7 @@ impl Witness {
     }
 
     /// What it saw, and that epochs only grow. No test does without it: this is where two leaders at once are told of.
-    pub(crate) fn tell(self) -> Vec<Seen> {
+    pub(crate) fn tell(self) -> Vec<ObservedLeader> {
         drop(self.stop);
         self.thread.join().expect("two led at once");
         let seen = self.seen.lock().unwrap().clone();
@@ -81,8 +81,9 @@ impl Witness {
     }
 }
 
-fn leader(claims: &[Claims]) -> Option<(usize, u64)> {
-    let holds = |claims: &Claims| claims.borrow().filter(Claim::holds).map(|claim| claim.epoch);
+fn leader(claims: &[LeadershipReceiver]) -> Option<(usize, u64)> {
+    let holds =
+        |claims: &LeadershipReceiver| claims.borrow().filter(Leadership::is_valid).map(|claim| claim.epoch);
     let mut all = claims.iter().enumerate().filter_map(|(n, claims)| Some((n, holds(claims)?)));
     let first = all.next();
     let second = all.next();
@@ -91,36 +92,36 @@ fn leader(claims: &[Claims]) -> Option<(usize, u64)> {
 }
 
 /// Two gateways, each with a way of its own; the first leads.
-struct Pair {
+struct GatewayPair {
     elections: [Election; 2],
     links: [Link; 2],
     epoch: u64,
 }
 
-impl Pair {
-    async fn new(site: &Site<'_>) -> Self {
+impl GatewayPair {
+    async fn new(site: &GatewayNamespace<'_>) -> Self {
         let links = [site.cluster.link().await.unwrap(), site.cluster.link().await.unwrap()];
         let first = Election::start(site.leases(site.client_by(&links[0]).await), "first".to_owned());
-        let epoch = gained(&mut first.claim()).await.epoch;
+        let epoch = until_leading(&mut first.leadership()).await.epoch;
         let second = Election::start(site.leases(site.client_by(&links[1]).await), "second".to_owned());
         Self { elections: [first, second], links, epoch }
     }
 
-    fn witness(&self) -> Witness {
-        Witness::of(&[&self.elections[0], &self.elections[1]])
+    fn witness(&self) -> LeaderWatcher {
+        LeaderWatcher::of(&[&self.elections[0], &self.elections[1]])
     }
 
     /// Breaks the first one's way, and waits until the second leads. How long it took.
-    async fn replaced(&self, how: Mode) -> Duration {
+    async fn replaced(&self, how: LinkMode) -> Duration {
         self.links[0].set(how);
         let broken = Instant::now();
-        gained(&mut self.elections[1].claim()).await;
+        until_leading(&mut self.elections[1].leadership()).await;
         broken.elapsed()
     }
 }
 
 /// The first led, and then the second did, with a higher epoch.
-fn handed_over(seen: &[Seen], first: u64) {
+fn handed_over(seen: &[ObservedLeader], first: u64) {
     let mut leaders: Vec<_> = seen.iter().filter_map(|seen| seen.leader).collect();
     leaders.dedup();
     assert!(matches!(leaders[..], [(0, before), (1, after)] if before == first && after > first), "{seen:?}");
@@ -128,15 +129,15 @@ fn handed_over(seen: &[Seen], first: u64) {
 
 #[tokio::test]
 async fn a_lease_that_is_given_back_is_taken_at_once_and_with_the_next_epoch() {
-    let site = Site::new(cluster().await, "release").await;
-    let Pair { elections: [first, second], links: _links, epoch } = Pair::new(&site).await;
+    let site = GatewayNamespace::new(cluster().await, "release").await;
+    let GatewayPair { elections: [first, second], links: _links, epoch } = GatewayPair::new(&site).await;
     // It has looked, and knows that the lease is another's.
     sleep(SOON).await;
-    let witness = Witness::of(&[&first, &second]);
+    let witness = LeaderWatcher::of(&[&first, &second]);
     first.release(async {}).await;
     let given = Instant::now();
-    gained(&mut second.claim()).await;
-    assert!(given.elapsed() < DURATION / 3, "{:?}", given.elapsed());
+    until_leading(&mut second.leadership()).await;
+    assert!(given.elapsed() < LEASE_DURATION / 3, "{:?}", given.elapsed());
     println!("given back, and taken after {:?}", given.elapsed());
     let holder = site.lease().await.unwrap().spec.unwrap().holder_identity;
     assert_eq!(holder.as_deref(), Some("second"));
@@ -146,32 +147,32 @@ async fn a_lease_that_is_given_back_is_taken_at_once_and_with_the_next_epoch() {
 
 #[tokio::test]
 async fn who_is_cut_off_gives_up_before_another_begins_and_does_not_come_back() {
-    let site = Site::new(cluster().await, "cut").await;
-    let pair = Pair::new(&site).await;
+    let site = GatewayNamespace::new(cluster().await, "cut").await;
+    let pair = GatewayPair::new(&site).await;
     sleep(SOON).await;
     let witness = pair.witness();
     let cut = Instant::now();
-    let taken = pair.replaced(Mode::Cut).await;
-    pair.links[0].set(Mode::Pass);
+    let taken = pair.replaced(LinkMode::Cut).await;
+    pair.links[0].set(LinkMode::Pass);
     sleep(RENEW_DEADLINE / 2).await;
     let seen = witness.tell();
     let lost = seen[0].until - cut;
     println!("cut off: led for {lost:?}, taken after {taken:?}");
     handed_over(&seen, pair.epoch);
     assert!(lost <= RENEW_DEADLINE, "{lost:?}");
-    assert!(taken <= DURATION + SOON, "{taken:?}");
+    assert!(taken <= LEASE_DURATION + SOON, "{taken:?}");
 }
 
 /// Nothing passes, nobody is told, and in the end all of it arrives: its renewals come late, and change nothing.
 #[tokio::test]
 async fn renewals_that_arrive_after_another_took_over_change_nothing() {
-    let site = Site::new(cluster().await, "hold").await;
-    let pair = Pair::new(&site).await;
+    let site = GatewayNamespace::new(cluster().await, "hold").await;
+    let pair = GatewayPair::new(&site).await;
     let witness = pair.witness();
-    let taken = pair.replaced(Mode::Hold).await;
+    let taken = pair.replaced(LinkMode::Hold).await;
     println!("held: taken after {taken:?}");
-    assert!(taken <= DURATION + SOON, "{taken:?}");
-    pair.links[0].set(Mode::Pass);
+    assert!(taken <= LEASE_DURATION + SOON, "{taken:?}");
+    pair.links[0].set(LinkMode::Pass);
     sleep(RENEW_DEADLINE / 2).await;
     handed_over(&witness.tell(), pair.epoch);
 }
@@ -179,29 +180,29 @@ async fn renewals_that_arrive_after_another_took_over_change_nothing() {
 /// A renewal that takes longer than a call may reaches the server, and its sender never hears of it.
 #[tokio::test]
 async fn who_writes_too_slowly_loses_and_who_writes_slowly_does_not() {
-    let site = Site::new(cluster().await, "slow").await;
-    let pair = Pair::new(&site).await;
+    let site = GatewayNamespace::new(cluster().await, "slow").await;
+    let pair = GatewayPair::new(&site).await;
     let witness = pair.witness();
-    pair.links[0].set(Mode::Slow(Duration::from_millis(300)));
+    pair.links[0].set(LinkMode::Slow(Duration::from_millis(300)));
     // Longer than a lease that nobody renews.
-    sleep(DURATION + SOON).await;
-    assert_eq!(pair.elections[0].claim().borrow().unwrap().epoch, pair.epoch);
-    let taken = pair.replaced(Mode::Slow(Duration::from_millis(1500))).await;
+    sleep(LEASE_DURATION + SOON).await;
+    assert_eq!(pair.elections[0].leadership().borrow().unwrap().epoch, pair.epoch);
+    let taken = pair.replaced(LinkMode::Slow(Duration::from_millis(1500))).await;
     println!("slow: taken after {taken:?}");
     // One late renewal may have been written before it noticed.
-    assert!(taken <= DURATION + 3 * SOON, "{taken:?}");
+    assert!(taken <= LEASE_DURATION + 3 * SOON, "{taken:?}");
     handed_over(&witness.tell(), pair.epoch);
 }
 
 #[tokio::test]
 async fn a_short_cut_changes_nothing() {
-    let site = Site::new(cluster().await, "short").await;
-    let pair = Pair::new(&site).await;
+    let site = GatewayNamespace::new(cluster().await, "short").await;
+    let pair = GatewayPair::new(&site).await;
     let witness = pair.witness();
-    for mode in [Mode::Cut, Mode::Hold] {
+    for mode in [LinkMode::Cut, LinkMode::Hold] {
         pair.links[0].set(mode);
         sleep(RENEW_DEADLINE / 2).await;
-        pair.links[0].set(Mode::Pass);
+        pair.links[0].set(LinkMode::Pass);
         sleep(RENEW_DEADLINE / 2).await;
     }
     let seen = witness.tell();
@@ -210,16 +211,19 @@ async fn a_short_cut_changes_nothing() {
 
 #[tokio::test]
 async fn a_lease_that_somebody_deletes_comes_back_with_a_higher_epoch() {
-    let site = Site::new(cluster().await, "deleted").await;
-    let pair = Pair::new(&site).await;
+    let site = GatewayNamespace::new(cluster().await, "deleted").await;
+    let pair = GatewayPair::new(&site).await;
     sleep(SOON).await;
     let witness = pair.witness();
     let leases: Api<Lease> = site.namespace.api();
     for _ in 0..3 {
         let before = site.lease().await.unwrap();
-        leases.delete(LEASE, &DeleteParams::default()).await.unwrap();
-        let back = |claim: &Option<Claim>| claim.is_some_and(|claim| claim.epoch > transitions(&before));
-        timeout(PATIENCE, pair.elections[0].claim().wait_for(back)).await.expect("it never leads").unwrap();
+        leases.delete(LEASE_NAME, &DeleteParams::default()).await.unwrap();
+        let back = |claim: &Option<Leadership>| claim.is_some_and(|claim| claim.epoch > transitions(&before));
+        timeout(WAIT_TIMEOUT, pair.elections[0].leadership().wait_for(back))
+            .await
+            .expect("it never leads")
+            .unwrap();
         let after = site.lease().await.unwrap();
         assert_ne!(after.metadata.uid, before.metadata.uid);
         assert!(transitions(&after) > transitions(&before));
@@ -235,19 +239,19 @@ fn transitions(lease: &Lease) -> u64 {
 /// An API server makes a Lease of an update that finds none: a late renewal would bring back an epoch that is over.
 #[tokio::test]
 async fn what_was_meant_for_a_lease_that_is_gone_makes_no_other() {
-    let site = Site::new(cluster().await, "late").await;
+    let site = GatewayNamespace::new(cluster().await, "late").await;
     let store = site.leases(site.client().await);
-    let record = |epoch| Record { holder: Some("one".to_owned()), epoch, duration: DURATION };
+    let record = |epoch| LeaseRecord { holder: Some("one".to_owned()), epoch, duration: LEASE_DURATION };
     let old = store.create(&record(7)).await.unwrap();
     let leases: Api<Lease> = site.namespace.api();
-    leases.delete(LEASE, &DeleteParams::default()).await.unwrap();
+    leases.delete(LEASE_NAME, &DeleteParams::default()).await.unwrap();
     let late = store.replace(&record(7), &old).await;
-    assert!(matches!(late, Err(Trouble::Conflict)), "{late:?}");
+    assert!(matches!(late, Err(LeaseError::Conflict)), "{late:?}");
     assert!(site.lease().await.is_none(), "a late renewal made another");
 
     let new = store.create(&record(8)).await.unwrap();
     let late = store.replace(&record(7), &old).await;
-    assert!(matches!(late, Err(Trouble::Conflict)), "{late:?}");
-    assert!(matches!(store.create(&record(9)).await, Err(Trouble::Conflict)));
+    assert!(matches!(late, Err(LeaseError::Conflict)), "{late:?}");
+    assert!(matches!(store.create(&record(9)).await, Err(LeaseError::Conflict)));
     assert_eq!(store.get().await.unwrap(), Some((record(8), new)));
 }

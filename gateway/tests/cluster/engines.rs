@@ -8,17 +8,17 @@ use rouse::units::Bytes;
 use serde_json::json;
 
 use crate::{
-    client::Client,
-    world::{World, aside, reason},
+    client::TestClient,
+    installation::{Installation, blocking, reason},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_dies_is_replaced_and_its_memory_is_booked_once() {
-    let world = World::new("engine-dies", 2, "64Gi").await;
+    let world = Installation::new("engine-dies", 2, "64Gi").await;
     world.model("qwen", "40Gi", "", json!({})).await;
     let gateway = world.gateway("gateway-0", "");
     let client = gateway.client();
-    assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+    assert_eq!(blocking(move || client.chat("qwen", false, 4)).await.status, 200);
     // Its status says so some time later, and would else be taken for that of a dead one.
     world.until("qwen", "ready", |model| reason(model, "Ready") == "Deployed").await;
     let pods = world.running().await;
@@ -27,8 +27,8 @@ async fn an_engine_that_dies_is_replaced_and_its_memory_is_booked_once() {
     kill(Pid::from_raw(*engine), Signal::SIGKILL).unwrap();
     let failed = world.until("qwen", "seen dead", |model| reason(model, "Ready") != "Deployed").await;
     assert!(!failed.status.unwrap().ready);
-    assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
-    assert_eq!(world.booked().await, [("qwen".to_owned(), 40)]);
+    assert_eq!(blocking(move || client.chat("qwen", false, 4)).await.status, 200);
+    assert_eq!(world.reserved_gib().await, [("qwen".to_owned(), 40)]);
     let now = world.running().await;
     assert_eq!(now.len(), 1);
     assert_ne!(now[0].metadata.uid, pods[0].metadata.uid, "what it had is gone with its Pod");
@@ -37,14 +37,14 @@ async fn an_engine_that_dies_is_replaced_and_its_memory_is_booked_once() {
 /// What people who know the design that this comes from look for, and what writing to the cluster costs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metrics_name_the_pool_and_count_the_writes() {
-    let world = World::new("engine-metrics", 2, "64Gi").await;
+    let world = Installation::new("engine-metrics", 2, "64Gi").await;
     world.model("qwen", "40Gi", "", json!({})).await;
     let gateway = world.gateway("gateway-0", "");
     let client = gateway.client();
-    assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+    assert_eq!(blocking(move || client.chat("qwen", false, 4)).await.status, 200);
     world.until("qwen", "ready", |model| reason(model, "Ready") == "Deployed").await;
-    let admin = Client::new(gateway.admin);
-    let text = aside(move || admin.get("/metrics").text()).await;
+    let admin = TestClient::new(gateway.admin);
+    let text = blocking(move || admin.get("/metrics").text()).await;
     let value = |name: &str| {
         let line =
             text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in {text}"));

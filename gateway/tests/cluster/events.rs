@@ -7,12 +7,12 @@ use kube::{
     api::{DeleteParams, ListParams},
     runtime::{WatchStreamExt as _, watcher},
 };
-use rouse_cluster::wait::PATIENCE;
+use rouse_cluster::wait::WAIT_TIMEOUT;
 use rouse_gateway::controllers::crd::InferenceModel;
 use serde_json::json;
 use tokio::time::timeout;
 
-use crate::world::{World, aside, reason};
+use crate::installation::{Installation, blocking, reason};
 
 /// What a description of this object lists.
 fn of<K: Resource<DynamicType = ()>>(object: &K) -> String {
@@ -21,15 +21,20 @@ fn of<K: Resource<DynamicType = ()>>(object: &K) -> String {
 }
 
 /// The first of this reason; waits for it.
-pub(crate) async fn told<K, R>(world: &World<'_, R>, object: &K, reason: &str) -> Event
+pub(crate) async fn until_event<K, R>(world: &Installation<'_, R>, object: &K, reason: &str) -> Event
 where
     K: Resource<DynamicType = ()>,
 {
-    told_that(world, object, reason, "").await
+    until_event_with(world, object, reason, "").await
 }
 
 /// The first of this reason whose note says this; waits for it.
-pub(crate) async fn told_that<K, R>(world: &World<'_, R>, object: &K, reason: &str, says: &str) -> Event
+pub(crate) async fn until_event_with<K, R>(
+    world: &Installation<'_, R>,
+    object: &K,
+    reason: &str,
+    says: &str,
+) -> Event
 where
     K: Resource<DynamicType = ()>,
 {
@@ -45,13 +50,13 @@ where
             }
         }
     };
-    timeout(PATIENCE, found)
+    timeout(WAIT_TIMEOUT, found)
         .await
         .unwrap_or_else(|_| panic!("{} was never told to be {reason}, '{says}'", object.name_any()))
 }
 
 /// All reasons so far, in their order, with how often.
-async fn all(world: &World<'_>, model: &InferenceModel) -> Vec<(String, i32)> {
+async fn all(world: &Installation<'_>, model: &InferenceModel) -> Vec<(String, i32)> {
     let api: Api<Event> = world.site.namespace.api();
     let mut events = api.list(&ListParams::default().fields(&of(model))).await.unwrap().items;
     events.sort_by_key(|event| event.event_time.clone().map(|at| at.0));
@@ -65,38 +70,38 @@ fn names(told: &[(String, i32)]) -> Vec<&str> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_models_life_is_told_by_whoever_decides_and_by_nobody_else() {
-    let world = World::new("events", 2, "128Gi").await;
+    let world = Installation::new("events", 2, "128Gi").await;
     let policy = json!({"cooldownPeriod": "10m", "eviction": "cooldown", "queue": {"policy": "reject"}});
     let large = world.model("large", "80Gi", "", policy.clone()).await;
     let other = world.model("other", "60Gi", "", policy.clone()).await;
     let leader = world.gateway("gateway-0", "");
-    let created = told(&world, &large, "Created").await;
+    let created = until_event(&world, &large, "Created").await;
     assert_eq!(created.message.as_deref(), Some("the model is served"));
     assert_eq!(created.reporting_component.as_deref(), Some("rouse.dev/gateway"));
     let second = world.gateway("gateway-1", "");
 
     let client = leader.client();
-    assert_eq!(aside(move || client.chat("large", false, 4)).await.status, 200);
-    told(&world, &large, "ScaledUp").await;
+    assert_eq!(blocking(move || client.chat("large", false, 4)).await.status, 200);
+    until_event(&world, &large, "ScaledUp").await;
     // At both, many times: it is one Event.
     for gateway in [&leader, &second] {
         for _ in 0..20 {
             let client = gateway.client();
-            assert_eq!(aside(move || client.chat("other", false, 4)).await.status, 429);
+            assert_eq!(blocking(move || client.chat("other", false, 4)).await.status, 429);
         }
     }
-    let refused = told(&world, &other, "InsufficientMemory").await;
+    let refused = until_event(&world, &other, "InsufficientMemory").await;
     assert_eq!(refused.type_.as_deref(), Some("Warning"));
     assert!(refused.message.as_ref().unwrap().contains("large"), "{refused:?}");
     // It stays until all that was refused, and goes when that is changed.
     let changed = json!({"cooldownPeriod": "1s"});
     let mut spec = policy;
-    crate::world::merge(&mut spec, changed);
+    crate::installation::merge(&mut spec, changed);
     world.model("large", "80Gi", "", spec).await;
-    told(&world, &large, "Updated").await;
-    told(&world, &large, "ScaledToZero").await;
+    until_event(&world, &large, "Updated").await;
+    until_event(&world, &large, "ScaledToZero").await;
     world.models().delete("other", &DeleteParams::default()).await.unwrap();
-    told(&world, &other, "Deleted").await;
+    until_event(&world, &other, "Deleted").await;
 
     assert_eq!(names(&all(&world, &large).await), ["Created", "ScaledUp", "Updated", "ScaledToZero"]);
     assert_eq!(names(&all(&world, &other).await), ["Created", "InsufficientMemory", "Deleted"]);
@@ -108,19 +113,19 @@ async fn a_models_life_is_told_by_whoever_decides_and_by_nobody_else() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_start_that_fails_says_why() {
-    let world = World::new("events-fail", 2, "128Gi").await;
+    let world = Installation::new("events-fail", 2, "128Gi").await;
     // The schema lets it pass; a Deployment of it is refused.
     let broken = json!({"template": {"spec": {"containers": [{"name": "engine", "image": "rouse/engine", "ports": [{"containerPort": 99999}]}]}}});
     let broken = world.model("broken", "10Gi", "", broken).await;
     let twin = world.model("twin", "10Gi", "", json!({"modelName": "broken"})).await;
     let gateway = world.gateway("gateway-0", "");
-    let created = told(&world, &twin, "Created").await;
+    let created = until_event(&world, &twin, "Created").await;
     let note = created.message.unwrap();
     assert!(note.starts_with("it is not served: the name 'broken' belongs to"), "{note}");
     world.until("broken", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
     let client = gateway.client();
-    assert_eq!(aside(move || client.chat("broken", false, 4)).await.status, 503);
-    let failed = told(&world, &broken, "FailedCreate").await;
+    assert_eq!(blocking(move || client.chat("broken", false, 4)).await.status, 503);
+    let failed = until_event(&world, &broken, "FailedCreate").await;
     assert_eq!(failed.type_.as_deref(), Some("Warning"));
     let note = failed.message.unwrap();
     // The cause, and the API server's own words for it.

@@ -4,19 +4,19 @@ use std::time::Duration;
 
 use kube::{ResourceExt as _, api::DeleteParams};
 use nix::sys::signal::Signal;
-use rouse::engine::SLEEP_DENIAL;
+use rouse::engine::SLEEP_DENIAL_TIMEOUT;
 use serde_json::json;
 use tokio::time::Instant;
 
 use crate::{
-    audit::Audit,
+    audit::PoolAudit,
+    installation::{Installation, blocking, reason},
     leftovers::a_request_waits,
-    world::{World, aside, reason},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cold_model_is_started_by_its_first_request_and_put_away_when_nobody_asks() {
-    let world = World::new("flow-cold", 1, "128Gi").await;
+    let world = Installation::new("flow-cold", 1, "128Gi").await;
     world.model("qwen", "80Gi", "", json!({"cooldownPeriod": "10m"})).await;
     // A head that goes out while its stream still waits does not say for what.
     let gateway = world.gateway("gateway-0", "stream: {grace: 10m}");
@@ -24,10 +24,10 @@ async fn a_cold_model_is_started_by_its_first_request_and_put_away_when_nobody_a
     assert_eq!(world.running().await.len(), 0, "nothing is started before somebody asks");
 
     let client = gateway.client();
-    let answer = aside(move || client.chat("qwen", true, 8)).await;
+    let answer = blocking(move || client.chat("qwen", true, 8)).await;
     assert!(answer.is_whole_stream(), "{answer:?}");
     assert_eq!(answer.header("x-rouse-cold-start"), "cold");
-    assert_eq!(world.booked().await, [("qwen".to_owned(), 80)]);
+    assert_eq!(world.reserved_gib().await, [("qwen".to_owned(), 80)]);
     world.until("qwen", "ready", |model| model.status.as_ref().is_some_and(|status| status.ready)).await;
     assert_eq!(world.running().await.len(), 1);
 
@@ -35,23 +35,23 @@ async fn a_cold_model_is_started_by_its_first_request_and_put_away_when_nobody_a
     world.edit("qwen", json!({"cooldownPeriod": "2s"})).await;
     let zero = |model: &_| reason(model, "Ready") == "ScaledToZero";
     tokio::time::timeout(Duration::from_secs(30), world.until("qwen", "scaled to zero", zero)).await.unwrap();
-    world.until_booked("nothing", <[_]>::is_empty).await;
+    world.until_reserved("nothing", <[_]>::is_empty).await;
     assert_eq!(world.running().await.len(), 0);
 }
 
 /// The acceptance list of the design that this comes from: a budget of 128Gi, of which one model holds 80.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_without_room_is_refused_with_who_has_it_and_starts_once_that_one_was_put_away() {
-    let world = World::new("flow-full", 2, "128Gi").await;
+    let world = Installation::new("flow-full", 2, "128Gi").await;
     let policy = json!({"cooldownPeriod": "5m", "eviction": "cooldown", "queue": {"policy": "reject"}});
     world.model("large", "80Gi", "", policy.clone()).await;
     world.model("other", "60Gi", "", policy).await;
     let gateway = world.gateway("gateway-0", "");
     world.until("other", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
     let client = gateway.client();
-    assert_eq!(aside(move || client.chat("large", false, 4)).await.status, 200);
+    assert_eq!(blocking(move || client.chat("large", false, 4)).await.status, 200);
 
-    let refused = aside(move || client.chat("other", false, 4)).await;
+    let refused = blocking(move || client.chat("other", false, 4)).await;
     assert_eq!(refused.status, 429, "{}", refused.text());
     let error = &refused.json()["error"];
     assert_eq!(
@@ -67,36 +67,36 @@ async fn a_model_without_room_is_refused_with_who_has_it_and_starts_once_that_on
     let wait: u64 = refused.header("retry-after").parse().unwrap();
     assert!((1..=300).contains(&wait), "{wait}");
     world.until("other", "told so", |model| reason(model, "Available") == "InsufficientMemory").await;
-    assert_eq!(world.booked().await, [("large".to_owned(), 80)], "nothing was booked for it");
+    assert_eq!(world.reserved_gib().await, [("large".to_owned(), 80)], "nothing was booked for it");
 
     world.edit("large", json!({"cooldownPeriod": "1s"})).await;
     world.until("large", "scaled to zero", |model| reason(model, "Ready") == "ScaledToZero").await;
-    let served = aside(move || client.chat("other", true, 4)).await;
+    let served = blocking(move || client.chat("other", true, 4)).await;
     assert!(served.is_whole_stream(), "{served:?}");
-    assert_eq!(world.booked().await, [("other".to_owned(), 60)]);
+    assert_eq!(world.reserved_gib().await, [("other".to_owned(), 60)]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_leaves_the_budget_and_the_engines_as_they_are() {
-    let world = World::new("flow-restart", 2, "128Gi").await;
+    let world = Installation::new("flow-restart", 2, "128Gi").await;
     world.model("large", "80Gi", "", json!({"eviction": "cooldown", "queue": {"policy": "reject"}})).await;
     world.model("other", "60Gi", "", json!({"queue": {"policy": "reject"}})).await;
     let mut gateway = world.gateway("gateway-0", "");
     let client = gateway.client();
-    assert_eq!(aside(move || client.chat("large", false, 4)).await.status, 200);
+    assert_eq!(blocking(move || client.chat("large", false, 4)).await.status, 200);
     let before = world.running().await;
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         // What the next one knows of it is what was written.
         world.until("large", "ready", |model| model.status.as_ref().is_some_and(|status| status.ready)).await;
         gateway.signal(signal);
-        gateway.ended().await;
+        gateway.wait_owned().await;
         gateway = world.gateway("gateway-0", "");
         let client = gateway.client();
-        let answer = aside(move || client.chat("large", false, 4)).await;
+        let answer = blocking(move || client.chat("large", false, 4)).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
         assert_eq!(answer.header("x-rouse-cold-start"), "", "it has been awake all the time");
-        assert_eq!(world.booked().await, [("large".to_owned(), 80)]);
-        let refused = aside(move || client.chat("other", false, 4)).await;
+        assert_eq!(world.reserved_gib().await, [("large".to_owned(), 80)]);
+        let refused = blocking(move || client.chat("other", false, 4)).await;
         assert_eq!(refused.status, 429, "{}", refused.text());
         let now = world.running().await;
         assert_eq!(now.iter().map(|pod| &pod.metadata.uid).collect::<Vec<_>>(), [&before[0].metadata.uid]);
@@ -106,7 +106,7 @@ async fn a_restart_leaves_the_budget_and_the_engines_as_they_are() {
 /// In mode deployment: its Pod stays, and whoever leads next knows that it sleeps, and how deep.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_is_to_sleep_does_so_in_its_pod_and_is_woken_there() {
-    let world = World::new("flow-asleep", 1, "128Gi").await;
+    let world = Installation::new("flow-asleep", 1, "128Gi").await;
     let own = world.name().to_owned();
     let spec = json!({"nodeSelector": {"inference-pool": own}, "memory": "128Gi", "hostSleepMemory": "64Gi"});
     world.pool(&own, spec).await;
@@ -117,21 +117,21 @@ async fn an_engine_that_is_to_sleep_does_so_in_its_pod_and_is_woken_there() {
     let mut seen = Vec::new();
     for start in ["cold", "hot", "hot"] {
         let client = gateway.client();
-        let answer = aside(move || client.chat("qwen", false, 4)).await;
+        let answer = blocking(move || client.chat("qwen", false, 4)).await;
         assert_eq!((answer.status, answer.header("x-rouse-cold-start")), (200, start), "{}", answer.text());
-        assert_eq!(world.booked().await, [("qwen".to_owned(), 80)]);
+        assert_eq!(world.reserved_gib().await, [("qwen".to_owned(), 80)]);
         world.edit("qwen", json!({"cooldownPeriod": "1s"})).await;
         let asleep = world.until("qwen", "asleep", |model| reason(model, "Ready") == "Asleep").await;
         let variants = asleep.status.unwrap().variants;
         assert_eq!((variants[0].name.as_str(), variants[0].replicas), ("usual", 1), "{variants:?}");
-        world.until_booked("what it keeps", |booked| booked == [("qwen".to_owned(), 2)]).await;
+        world.until_reserved("what it keeps", |booked| booked == [("qwen".to_owned(), 2)]).await;
         seen.extend(world.running().await.into_iter().map(|pod| pod.uid().unwrap()));
         world.edit("qwen", json!({"cooldownPeriod": "10m"})).await;
         if start == "hot" {
             continue;
         }
         gateway.signal(Signal::SIGTERM);
-        gateway.ended().await;
+        gateway.wait_owned().await;
         gateway = world.gateway("gateway-0", "");
     }
     seen.dedup();
@@ -145,28 +145,28 @@ async fn an_engine_that_is_to_sleep_does_so_in_its_pod_and_is_woken_there() {
         ("INFO", "asleep"),
         ("WARN", "in its sleep"),
     ] {
-        gateway.logs(level, words).await;
+        gateway.until_logged(level, words).await;
     }
 }
 
 /// Who comes before it is stopped is served by it, in the same Pod, which says no longer that it sleeps.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_takes_the_order_to_sleep_and_stays_awake_serves_who_comes_meanwhile() {
-    let world = World::new("flow-awake", 1, "128Gi").await;
+    let world = Installation::new("flow-awake", 1, "128Gi").await;
     let more = json!({"cooldownPeriod": "2s", "memoryAsleep": "2Gi", "hostMemory": "30Gi",
         "engine": {"sleepMode": "vllm"}});
     world.model("qwen", "80Gi", "--enable-sleep-mode --fault ignore-sleep --fault hang-sleep", more).await;
     let gateway = world.gateway("gateway-0", "");
     let chat = async || {
         let client = gateway.client();
-        aside(move || client.chat("qwen", true, 4)).await
+        blocking(move || client.chat("qwen", true, 4)).await
     };
     let told = |model: &_| reason(model, "Ready") == "Asleep";
     assert!(chat().await.is_whole_stream());
     let before = world.running().await;
     world.until("qwen", "told to sleep", told).await;
     let client = gateway.client();
-    let comes = tokio::spawn(aside(move || client.chat("qwen", true, 4)));
+    let comes = tokio::spawn(blocking(move || client.chat("qwen", true, 4)));
     a_request_waits(&world).await;
     world.faults(&before, r#"{"hang-sleep": null}"#).await;
     let began = Instant::now();
@@ -174,42 +174,42 @@ async fn an_engine_that_takes_the_order_to_sleep_and_stays_awake_serves_who_come
     let waited = began.elapsed();
     assert!(answer.is_whole_stream(), "{}", answer.text());
     // Where nobody believes the engine it waits for as long as a sleep may take, 90 s.
-    assert!(waited <= SLEEP_DENIAL.duration() + Duration::from_secs(15), "{waited:?}");
+    assert!(waited <= SLEEP_DENIAL_TIMEOUT.duration() + Duration::from_secs(15), "{waited:?}");
     let now = world.running().await;
     assert_eq!((now.len(), now[0].uid()), (1, before[0].uid()));
     assert!(!now[0].annotations().contains_key("rouse.dev/asleep"), "{:?}", now[0].annotations());
-    assert_eq!(world.booked().await, [("qwen".to_owned(), 80)]);
+    assert_eq!(world.reserved_gib().await, [("qwen".to_owned(), 80)]);
     // Nobody comes the next time.
-    world.until_booked("nothing", <[_]>::is_empty).await;
+    world.until_reserved("nothing", <[_]>::is_empty).await;
     assert_eq!(world.running().await.len(), 0);
 }
 
 /// Whoever leads then finds on its Pod that it was told to sleep, and in the ledger that nobody has heard that it does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_is_told_to_sleep_when_its_leader_dies_has_its_memory_until_it_sleeps() {
-    let world = World::new("flow-asked-again", 1, "128Gi").await;
+    let world = Installation::new("flow-asked-again", 1, "128Gi").await;
     let more = json!({"cooldownPeriod": "2s", "memoryAsleep": "2Gi", "hostMemory": "30Gi",
         "engine": {"sleepMode": "vllm"}});
     world.model("qwen", "80Gi", "--enable-sleep-mode --fault hang-sleep", more).await;
     let first = world.gateway("gateway-0", "");
     let client = first.client();
-    assert!(aside(move || client.chat("qwen", true, 4)).await.is_whole_stream());
+    assert!(blocking(move || client.chat("qwen", true, 4)).await.is_whole_stream());
     let told = |model: &_| reason(model, "Ready") == "Asleep";
     world.until("qwen", "told to sleep", told).await;
     let pods = world.running().await;
     first.signal(Signal::SIGKILL);
-    first.ended().await;
+    first.wait_owned().await;
     let next = world.gateway("gateway-0", "");
     // Seen by whoever leads, which has taken over by then.
     world.edit("qwen", json!({"cooldownPeriod": "10m"})).await;
-    assert_eq!(world.booked().await, [("qwen".to_owned(), 80)]);
+    assert_eq!(world.reserved_gib().await, [("qwen".to_owned(), 80)]);
     world.faults(&pods, r#"{"hang-sleep": null}"#).await;
-    world.until_booked("what it keeps", |booked| booked == [("qwen".to_owned(), 2)]).await;
+    world.until_reserved("what it keeps", |booked| booked == [("qwen".to_owned(), 2)]).await;
     let client = next.client();
     // Not a stream: the head of a stream that waits for the grace goes out before the kind of start is known.
-    let answer = aside(move || client.chat("qwen", false, 4)).await;
+    let answer = blocking(move || client.chat("qwen", false, 4)).await;
     assert_eq!((answer.status, answer.header("x-rouse-cold-start")), (200, "hot"), "{answer:?}");
-    assert_eq!(world.booked().await, [("qwen".to_owned(), 80)]);
+    assert_eq!(world.reserved_gib().await, [("qwen".to_owned(), 80)]);
     let now = world.running().await;
     assert_eq!((now.len(), now[0].uid()), (1, pods[0].uid()));
 }
@@ -219,12 +219,12 @@ async fn an_engine_that_is_told_to_sleep_when_its_leader_dies_has_its_memory_unt
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_booking_outlives_its_pod_and_no_revision_books_more_than_there_is() {
     const SETTLE: Duration = Duration::from_secs(20);
-    let world = World::new("flow-audit", 2, "64Gi").await;
+    let world = Installation::new("flow-audit", 2, "64Gi").await;
     let own = world.name().to_owned();
-    let spec = json!({"nodeSelector": {"inference-pool": own}, "memory": "64Gi", "settle": "20s"});
+    let spec = json!({"nodeSelector": {"inference-pool": own}, "memory": "64Gi", "meterLag": "20s"});
     world.pool(&own, spec).await;
     let models = ["one", "two", "three"];
-    let audit = Audit::of(&world, &models);
+    let audit = PoolAudit::of(&world, &models);
     for model in models {
         world.model(model, "40Gi", "", json!({"cooldownPeriod": "3s"})).await;
     }
@@ -232,9 +232,9 @@ async fn no_booking_outlives_its_pod_and_no_revision_books_more_than_there_is() 
     for round in 0..2 {
         for model in models {
             let client = gateway.client();
-            let answer = aside(move || client.chat(model, true, 4)).await;
+            let answer = blocking(move || client.chat(model, true, 4)).await;
             assert!(answer.is_whole_stream(), "{model}: {answer:?}");
-            assert_eq!(world.booked().await, [(model.to_owned(), 40)]);
+            assert_eq!(world.reserved_gib().await, [(model.to_owned(), 40)]);
         }
         // The last one's Pod goes at once, and then, in the second round, whoever leads.
         let pod = world.running().await.remove(0);
@@ -242,14 +242,14 @@ async fn no_booking_outlives_its_pod_and_no_revision_books_more_than_there_is() 
         world.pods().delete(&pod.name_any(), &now).await.unwrap();
         if round == 1 {
             gateway.signal(Signal::SIGKILL);
-            gateway.ended().await;
+            gateway.wait_owned().await;
             gateway = world.gateway("gateway-0", "");
         }
     }
     for model in models {
         world.models().delete(model, &DeleteParams::default()).await.unwrap();
     }
-    let (ended, outlived) = audit.ends(SETTLE).await;
+    let (ended, outlived) = audit.finish(SETTLE).await;
     // Each start was a booking, and nobody led when the last one's Pod went.
     assert!(ended >= 6 && outlived >= 1, "{ended} bookings ended, {outlived} outlived a Pod");
 }

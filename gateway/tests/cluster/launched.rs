@@ -9,15 +9,15 @@ use kube::{
     core::GroupVersionKind,
     runtime::wait::{await_condition, conditions},
 };
-use rouse_cluster::wait::PATIENCE;
+use rouse_cluster::wait::WAIT_TIMEOUT;
 use rouse_gateway::controllers::crd::fma;
 use serde_json::{Value, json};
 use tokio::{sync::OnceCell, time::timeout};
 
 use crate::{
-    pairs::{is_left, is_served},
-    support::{MANAGER, apply_definition, cluster},
-    world::World,
+    installation::Installation,
+    pairs::{is_served, is_unbound},
+    support::{FIELD_MANAGER, apply_definition, cluster},
 };
 
 /// What a launcher keeps of its engines is one annotation for each.
@@ -27,12 +27,12 @@ pub(crate) fn engines(launcher: &Pod) -> Vec<Value> {
 }
 
 /// Which lives they are in.
-pub(crate) fn lives(launcher: &Pod) -> Vec<Value> {
+pub(crate) fn generations(launcher: &Pod) -> Vec<Value> {
     engines(launcher).iter().map(|own| own["generation"].clone()).collect()
 }
 
 /// Tells the cluster that all tests share the public project's kinds.
-pub(crate) async fn define() {
+pub(crate) async fn define_fma_kinds() {
     static DEFINED: OnceCell<()> = OnceCell::const_new();
     let define = async || {
         let client = cluster().await.client().await.unwrap();
@@ -42,18 +42,18 @@ pub(crate) async fn define() {
             assert!(answer.status().is_success(), "{name}: {:?}", answer.status());
             let kinds: Api<CustomResourceDefinition> = Api::all(client.clone());
             let served = await_condition(kinds, &name, conditions::is_crd_established());
-            timeout(PATIENCE, Box::pin(served)).await.unwrap().unwrap();
+            timeout(WAIT_TIMEOUT, Box::pin(served)).await.unwrap().unwrap();
         }
     };
     let once = async || Box::pin(cluster().await.once("public-kinds", define())).await.unwrap();
     Box::pin(DEFINED.get_or_init(once)).await;
 }
 
-impl<R> World<'_, R> {
+impl<R> Installation<'_, R> {
     pub(crate) async fn object(&self, kind: &str, name: &str, spec: Value) {
         let object = json!({"apiVersion": "fma.llm-d.ai/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec});
         let api = self.objects(kind);
-        api.patch(name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&object)).await.unwrap();
+        api.patch(name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&object)).await.unwrap();
     }
 
     pub(crate) fn objects(&self, kind: &str) -> Api<DynamicObject> {
@@ -89,28 +89,29 @@ impl<R> World<'_, R> {
     }
 
     /// Waits until requesters of this name and all launchers are so.
-    pub(crate) async fn see(
+    pub(crate) async fn until_launchers(
         &self,
         name: &str,
         what: &str,
         fits: impl Fn(&[Pod], &[Pod]) -> bool,
     ) -> (Vec<Pod>, Vec<Pod>) {
-        self.see_in(async || (self.pairs(name).await.0, self.launchers().await), what, fits).await
+        self.until_pods(async || (self.pairs(name).await.0, self.launchers().await), what, fits).await
     }
 
     /// One requester that is ready, and one launcher.
-    pub(crate) async fn launched(&self, name: &str) -> (Pod, Pod) {
-        let (mut requesters, mut launchers) = self.see(name, "a ready requester", is_served).await;
+    pub(crate) async fn until_launched(&self, name: &str) -> (Pod, Pod) {
+        let (mut requesters, mut launchers) =
+            self.until_launchers(name, "a ready requester", is_served).await;
         (requesters.remove(0), launchers.remove(0))
     }
 
     /// No requester of this name, and so many engines in the one launcher, which is nobody's.
-    pub(crate) async fn put_away(&self, name: &str, left: usize) -> Pod {
+    pub(crate) async fn until_unbound(&self, name: &str, left: usize) -> Pod {
         let fits = |requesters: &[Pod], launchers: &[Pod]| {
-            is_left(requesters, launchers)
+            is_unbound(requesters, launchers)
                 && engines(&launchers[0]).len() == left
                 && engines(&launchers[0]).iter().all(|engine| engine["requester"].is_null())
         };
-        self.see(name, "sleepers alone", fits).await.1.remove(0)
+        self.until_launchers(name, "sleepers alone", fits).await.1.remove(0)
     }
 }

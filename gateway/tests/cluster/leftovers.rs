@@ -13,13 +13,13 @@ use rouse_gateway::controllers::crd::GatewayReplica;
 use serde_json::json;
 
 use crate::{
-    site::LEASE,
-    support::MANAGER,
-    world::{World, aside, reason},
+    installation::{Installation, blocking, reason},
+    site::LEASE_NAME,
+    support::FIELD_MANAGER,
 };
 
 /// One that nothing and nobody runs, with so many seconds between its deletion and its kill.
-async fn pod(world: &World<'_>, name: &str, grace: u64) -> Pod {
+async fn pod(world: &Installation<'_>, name: &str, grace: u64) -> Pod {
     let pod = json!({
         "metadata": {"name": name},
         "spec": {
@@ -31,11 +31,11 @@ async fn pod(world: &World<'_>, name: &str, grace: u64) -> Pod {
     world.pods().create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap()
 }
 
-fn replicas(world: &World<'_>) -> Api<GatewayReplica> {
+fn replicas(world: &Installation<'_>) -> Api<GatewayReplica> {
     world.site.namespace.api()
 }
 
-async fn until(world: &World<'_>, name: &str, what: &str, there: bool) {
+async fn until(world: &Installation<'_>, name: &str, what: &str, there: bool) {
     let fits = |found: &Option<GatewayReplica>| {
         found.as_ref().is_some_and(|found| found.status.is_some()) == there && found.is_some() == there
     };
@@ -43,7 +43,7 @@ async fn until(world: &World<'_>, name: &str, what: &str, there: bool) {
 }
 
 /// At the gateway that there is; what it says of that.
-pub(crate) async fn a_request_waits(world: &World<'_>) -> GatewayReplica {
+pub(crate) async fn a_request_waits(world: &Installation<'_>) -> GatewayReplica {
     let waiting = |found: &Option<GatewayReplica>| {
         found.as_ref().and_then(|found| found.status.as_ref()).is_some_and(|status| status.waiting == 1)
     };
@@ -52,7 +52,7 @@ pub(crate) async fn a_request_waits(world: &World<'_>) -> GatewayReplica {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateways_object_goes_with_it_or_with_its_pod() {
-    let world = World::new("leftovers", 1, "16Gi").await;
+    let world = Installation::new("leftovers", 1, "16Gi").await;
     let uid = pod(&world, "gateway-0", 30).await.uid().unwrap();
     let settings = |uid: &str| format!(", podUid: {uid}");
     let (ends, dies) = (world.gateway("gateway-1", ""), world.gateway_with("gateway-0", &settings(&uid)));
@@ -60,10 +60,10 @@ async fn a_gateways_object_goes_with_it_or_with_its_pod() {
     until(&world, "gateway-1", "it to be there", true).await;
 
     ends.signal(Signal::SIGTERM);
-    ends.ended().await;
+    ends.wait_owned().await;
     assert!(replicas(&world).get_opt("gateway-1").await.unwrap().is_none(), "it ended in order");
     dies.signal(Signal::SIGKILL);
-    dies.ended().await;
+    dies.wait_owned().await;
     assert!(replicas(&world).get_opt("gateway-0").await.unwrap().is_some());
     world.pods().delete("gateway-0", &DeleteParams::default().grace_period(0)).await.unwrap();
     until(&world, "gateway-0", "it to go with its Pod", false).await;
@@ -72,12 +72,12 @@ async fn a_gateways_object_goes_with_it_or_with_its_pod() {
 /// Its Pod's grace may be over before a request that waits there is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_is_to_end_leaves_the_lease_to_others_before_its_requests_are_over() {
-    let world = World::new("leftovers-lease", 1, "16Gi").await;
+    let world = Installation::new("leftovers-lease", 1, "16Gi").await;
     world.model("slow", "10Gi", "--start-time 60s", json!({})).await;
     // Some times as long as it takes to see the lease given back.
     let gateway = world.gateway("gateway-0", "shutdown: {grace: 10s}");
     let client = gateway.client();
-    let waits = tokio::spawn(aside(move || client.chat("slow", false, 4)));
+    let waits = tokio::spawn(blocking(move || client.chat("slow", false, 4)));
     a_request_waits(&world).await;
     gateway.signal(Signal::SIGTERM);
     let leases: Api<Lease> = world.site.namespace.api();
@@ -85,24 +85,24 @@ async fn one_that_is_to_end_leaves_the_lease_to_others_before_its_requests_are_o
         let spec = lease.as_ref().and_then(|lease| lease.spec.as_ref());
         spec.is_some_and(|spec| spec.holder_identity.as_deref().unwrap_or_default().is_empty())
     };
-    wait::until(&leases, LEASE, "it to be given back", given).await.unwrap();
+    wait::until(&leases, LEASE_NAME, "it to be given back", given).await.unwrap();
     assert!(!waits.is_finished(), "the request waits for as long as it may");
     // Nobody leads: what it waits for cannot be had. Its object is gone before its client is told.
     assert_eq!(waits.await.unwrap().status, 503);
     assert!(replicas(&world).get_opt("gateway-0").await.unwrap().is_none());
-    gateway.ended().await;
+    gateway.wait_owned().await;
 }
 
 /// Whatever its file says. The kubelet's part is played here.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_with_a_request_that_waits_leaves_nothing_behind_when_its_kubelet_would_kill_it() {
     const GRACE: u64 = 20;
-    let world = World::new("leftovers-grace", 1, "16Gi").await;
+    let world = Installation::new("leftovers-grace", 1, "16Gi").await;
     world.model("slow", "10Gi", "--start-time 60s", json!({})).await;
     let own = pod(&world, "gateway-0", GRACE).await;
     let mut gateway = world.gateway("gateway-0", "shutdown: {grace: 5m}");
     let client = gateway.client();
-    let waits = tokio::spawn(aside(move || client.chat("slow", false, 4)));
+    let waits = tokio::spawn(blocking(move || client.chat("slow", false, 4)));
     let object = a_request_waits(&world).await;
     let owners: Vec<_> = object.owner_references().iter().map(|owner| Some(owner.uid.clone())).collect();
     assert_eq!(owners, [own.uid()], "it goes with the Pod of its name");
@@ -121,7 +121,7 @@ async fn one_with_a_request_that_waits_leaves_nothing_behind_when_its_kubelet_wo
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_dead_gateway_waited_for_starts_nothing() {
-    let world = World::new("leftovers-demand", 1, "16Gi").await;
+    let world = Installation::new("leftovers-demand", 1, "16Gi").await;
     world.model("wanted", "10Gi", "", json!({})).await;
     world.model("asked", "10Gi", "", json!({})).await;
     let left = |name: &str, model: &str| {
@@ -132,7 +132,7 @@ async fn what_a_dead_gateway_waited_for_starts_nothing() {
         })
     };
     let write = async |name: &str, model: &str| {
-        let (api, how, object) = (replicas(&world), PatchParams::apply(MANAGER), left(name, model));
+        let (api, how, object) = (replicas(&world), PatchParams::apply(FIELD_MANAGER), left(name, model));
         api.patch(name, &how, &Patch::Apply(&object)).await.unwrap();
         api.patch_status(name, &how, &Patch::Apply(&object)).await.unwrap();
     };
@@ -146,5 +146,5 @@ async fn what_a_dead_gateway_waited_for_starts_nothing() {
         .await;
     let model = world.models().get("wanted").await.unwrap();
     assert_eq!(reason(&model, "Ready"), "ScaledToZero", "{model:?}");
-    assert_eq!(world.booked().await, [("asked".to_owned(), 10)]);
+    assert_eq!(world.reserved_gib().await, [("asked".to_owned(), 10)]);
 }

@@ -22,16 +22,16 @@ use tokio::{
     time::{Duration, Instant, sleep_until, timeout},
 };
 
-use crate::client::{Answer, chat_body, request};
+use crate::client::{TestResponse, chat_body, request};
 
 /// Nothing that is asked for takes so long.
-const LATE: Duration = Duration::from_secs(60);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// A connection is given up after so many requests, so that gateways that come back get their share.
-const USES: u32 = 100;
+const MAX_USES_PER_CONNECTION: u32 = 100;
 
 /// What is asked for.
 #[derive(Clone, Copy)]
-pub(crate) struct Wishes {
+pub(crate) struct BackgroundLoadSpec {
     /// The model of short requests, and how many of them are begun in a second by how many clients.
     pub(crate) short: &'static str,
     pub(crate) rate: u32,
@@ -43,45 +43,45 @@ pub(crate) struct Wishes {
 }
 
 /// Load that lasts until it is ended.
-pub(crate) struct Load {
-    shared: Arc<Shared>,
-    begun: Instant,
+pub(crate) struct BackgroundLoad {
+    shared: Arc<BackgroundLoadShared>,
+    started_at: Instant,
     stop: watch::Sender<bool>,
     thread: JoinHandle<()>,
 }
 
 /// What became of it.
 #[derive(Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct BackgroundLoadResult {
     pub(crate) answered: u64,
     pub(crate) streams: u64,
     pub(crate) took: Duration,
     pub(crate) slowest: Duration,
-    pub(crate) failed: Vec<Failed>,
+    pub(crate) failed: Vec<FailedLoadRequest>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Failed {
+pub(crate) struct FailedLoadRequest {
     pub(crate) gateway: SocketAddr,
     pub(crate) begun: Instant,
     #[allow(dead_code, reason = "printed by a test that fails")]
     pub(crate) why: String,
 }
 
-struct Shared {
-    wishes: Wishes,
+struct BackgroundLoadShared {
+    spec: BackgroundLoadSpec,
     gateways: Mutex<Vec<SocketAddr>>,
     next: AtomicUsize,
     answered: AtomicU64,
     streams: AtomicU64,
     slowest: AtomicU64,
-    failed: Mutex<Vec<Failed>>,
+    failed: Mutex<Vec<FailedLoadRequest>>,
 }
 
-impl Load {
-    pub(crate) fn start(gateways: Vec<SocketAddr>, wishes: Wishes) -> Self {
-        let shared = Arc::new(Shared {
-            wishes,
+impl BackgroundLoad {
+    pub(crate) fn start(gateways: Vec<SocketAddr>, wishes: BackgroundLoadSpec) -> Self {
+        let shared = Arc::new(BackgroundLoadShared {
+            spec: wishes,
             gateways: Mutex::new(gateways),
             next: AtomicUsize::default(),
             answered: AtomicU64::default(),
@@ -93,16 +93,16 @@ impl Load {
         let clients = Arc::clone(&shared);
         let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let thread = thread::spawn(move || runtime.block_on(run(clients, stopped)));
-        Self { shared, begun: Instant::now(), stop, thread }
+        Self { shared, started_at: Instant::now(), stop, thread }
     }
 
     /// This one is there as well from now on.
-    pub(crate) fn join(&self, gateway: SocketAddr) {
+    pub(crate) fn add_gateway(&self, gateway: SocketAddr) {
         self.shared.gateways().push(gateway);
     }
 
     /// It has ended: whoever listens there next is another.
-    pub(crate) fn leave(&self, gateway: SocketAddr) {
+    pub(crate) fn remove_gateway(&self, gateway: SocketAddr) {
         self.shared.gateways().retain(|known| *known != gateway);
     }
 
@@ -112,11 +112,11 @@ impl Load {
     }
 
     /// Begins nothing more, and waits for what is under way.
-    pub(crate) fn end(self) -> Outcome {
+    pub(crate) fn end(self) -> BackgroundLoadResult {
         self.stop.send_replace(true);
-        let took = self.begun.elapsed();
+        let took = self.started_at.elapsed();
         self.thread.join().unwrap();
-        Outcome {
+        BackgroundLoadResult {
             answered: self.shared.answered.load(Relaxed),
             streams: self.shared.streams.load(Relaxed),
             took,
@@ -126,9 +126,9 @@ impl Load {
     }
 }
 
-async fn run(shared: Arc<Shared>, stop: watch::Receiver<bool>) {
+async fn run(shared: Arc<BackgroundLoadShared>, stop: watch::Receiver<bool>) {
     let mut all = JoinSet::new();
-    let Wishes { rate, clients, streams, .. } = shared.wishes;
+    let BackgroundLoadSpec { rate, clients, streams, .. } = shared.spec;
     let every = Duration::from_secs(1) * clients / rate;
     let begun = Instant::now();
     for n in 0..clients {
@@ -143,20 +143,27 @@ async fn run(shared: Arc<Shared>, stop: watch::Receiver<bool>) {
 }
 
 /// One client of short requests: each has its moment, and those whose moment has passed are sent at once.
-async fn ask(shared: Arc<Shared>, stop: watch::Receiver<bool>, mut due: Instant, every: Duration) {
-    let body = chat_body(shared.wishes.short, false, 2);
+async fn ask(
+    shared: Arc<BackgroundLoadShared>,
+    stop: watch::Receiver<bool>,
+    mut due: Instant,
+    every: Duration,
+) {
+    let body = chat_body(shared.spec.short, false, 2);
     let text = request("/v1/chat/completions", "", &body).replace("Connection: close\r\n", "");
-    let mut kept: Option<Connection> = None;
+    let mut kept: Option<BackgroundConnection> = None;
     while !*stop.borrow() {
         sleep_until(due).await;
         due += every;
-        let mut connection = match kept.take().filter(Connection::is_good) {
+        let mut connection = match kept.take().filter(BackgroundConnection::is_good) {
             Some(connection) => connection,
-            None => Connection { stream: shared.connect().await, answers: 0 },
+            None => BackgroundConnection { stream: shared.connect().await, answers: 0 },
         };
         let begun = Instant::now();
         let gateway = connection.stream.peer_addr().unwrap();
-        match timeout(LATE, connection.exchange(text.as_bytes())).await.unwrap_or_else(|_| Err("late".into()))
+        match timeout(REQUEST_TIMEOUT, connection.exchange(text.as_bytes()))
+            .await
+            .unwrap_or_else(|_| Err("late".into()))
         {
             Ok(answer) if answer.status == 200 => {
                 shared.answered.fetch_add(1, Relaxed);
@@ -164,7 +171,8 @@ async fn ask(shared: Arc<Shared>, stop: watch::Receiver<bool>, mut due: Instant,
                 shared.slowest.fetch_max(took, Relaxed);
                 connection.answers += 1;
                 let closes = answer.header("connection") == "close";
-                kept = Some(connection).filter(|connection| !closes && connection.answers < USES);
+                kept = Some(connection)
+                    .filter(|connection| !closes && connection.answers < MAX_USES_PER_CONNECTION);
             }
             Ok(answer) => shared.failed(gateway, begun, format!("{} {}", answer.status, answer.text())),
             Err(why) => shared.failed(gateway, begun, why),
@@ -173,8 +181,8 @@ async fn ask(shared: Arc<Shared>, stop: watch::Receiver<bool>, mut due: Instant,
 }
 
 /// One client that has a stream open at all times.
-async fn listen(shared: Arc<Shared>, stop: watch::Receiver<bool>) {
-    let Wishes { long, tokens, .. } = shared.wishes;
+async fn listen(shared: Arc<BackgroundLoadShared>, stop: watch::Receiver<bool>) {
+    let BackgroundLoadSpec { long, tokens, .. } = shared.spec;
     let text = request("/v1/chat/completions", "", &chat_body(long, true, tokens));
     while !*stop.borrow() {
         let mut stream = shared.connect().await;
@@ -184,8 +192,8 @@ async fn listen(shared: Arc<Shared>, stop: watch::Receiver<bool>) {
             stream.write_all(text.as_bytes()).await?;
             stream.read_to_end(&mut bytes).await
         };
-        let ended = timeout(LATE, exchange).await;
-        if Answer::parse(&bytes).is_some_and(|answer| answer.is_whole_stream()) {
+        let ended = timeout(REQUEST_TIMEOUT, exchange).await;
+        if TestResponse::parse(&bytes).is_some_and(|answer| answer.is_whole_stream()) {
             shared.streams.fetch_add(1, Relaxed);
         } else {
             let last = String::from_utf8_lossy(&bytes);
@@ -195,18 +203,18 @@ async fn listen(shared: Arc<Shared>, stop: watch::Receiver<bool>) {
     }
 }
 
-impl Shared {
+impl BackgroundLoadShared {
     fn gateways(&self) -> MutexGuard<'_, Vec<SocketAddr>> {
         self.gateways.lock().unwrap()
     }
 
     fn failed(&self, gateway: SocketAddr, begun: Instant, why: String) {
-        self.failed.lock().unwrap().push(Failed { gateway, begun, why });
+        self.failed.lock().unwrap().push(FailedLoadRequest { gateway, begun, why });
     }
 
     /// To the next gateway in turn that takes a connection.
     async fn connect(&self) -> TcpStream {
-        let given_up = Instant::now() + LATE;
+        let given_up = Instant::now() + REQUEST_TIMEOUT;
         loop {
             let turn = self.next.fetch_add(1, Relaxed);
             let gateway = {
@@ -225,18 +233,18 @@ impl Shared {
     }
 }
 
-struct Connection {
+struct BackgroundConnection {
     stream: TcpStream,
     answers: u32,
 }
 
-impl Connection {
+impl BackgroundConnection {
     /// Its other side has not ended it: as every client looks before it uses a connection again.
     fn is_good(&self) -> bool {
         matches!(self.stream.try_read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
     }
 
-    async fn exchange(&mut self, request: &[u8]) -> Result<Answer, String> {
+    async fn exchange(&mut self, request: &[u8]) -> Result<TestResponse, String> {
         self.stream.write_all(request).await.map_err(|error| error.to_string())?;
         let mut bytes = Vec::with_capacity(4096);
         loop {
@@ -244,7 +252,7 @@ impl Connection {
                 Ok(1..) => {}
                 ended => return Err(format!("{ended:?} after {:?}", String::from_utf8_lossy(&bytes))),
             }
-            if let Some(answer) = Answer::parse(&bytes).filter(|answer| answer.complete) {
+            if let Some(answer) = TestResponse::parse(&bytes).filter(|answer| answer.complete) {
                 return Ok(answer);
             }
         }

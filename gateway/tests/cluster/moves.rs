@@ -6,7 +6,7 @@ use serde_json::json;
 use kube::api::{DeleteParams, ListParams};
 use rouse_cluster::wait;
 
-use crate::world::{World, aside};
+use crate::installation::{Installation, blocking};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_in_a_pool_that_its_model_no_longer_names_goes_and_gives_its_memory_back() {
@@ -20,14 +20,14 @@ async fn a_booking_in_a_pool_that_its_model_no_longer_names_is_given_back() {
 
 /// A leader ends, the model is sent elsewhere, and another gateway gets the lead; `gone`: the engine has ended meanwhile.
 async fn given_back(name: &str, gone: bool) {
-    let world = World::new(name, 1, "64Gi").await;
+    let world = Installation::new(name, 1, "64Gi").await;
     world.model("qwen", "40Gi", "", json!({})).await;
     let gateway = world.gateway("gateway-0", "");
     let client = gateway.client();
-    assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
-    assert_eq!(world.booked().await, [("qwen".to_owned(), 40)]);
+    assert_eq!(blocking(move || client.chat("qwen", false, 4)).await.status, 200);
+    assert_eq!(world.reserved_gib().await, [("qwen".to_owned(), 40)]);
     gateway.signal(Signal::SIGKILL);
-    gateway.ended().await;
+    gateway.wait_owned().await;
 
     let elsewhere = json!({"inference-pool": format!("{}-b", world.name())});
     world.pool(&format!("{}-b", world.name()), json!({"nodeSelector": elsewhere, "memory": "64Gi"})).await;
@@ -43,6 +43,6 @@ async fn given_back(name: &str, gone: bool) {
         }
     }
     let _gateway = world.gateway("gateway-1", "");
-    world.until_booked("nothing", <[_]>::is_empty).await;
+    world.until_reserved("nothing", <[_]>::is_empty).await;
     assert_eq!(world.running().await.len(), 0);
 }

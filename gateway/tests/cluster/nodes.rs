@@ -18,19 +18,19 @@ use rouse_gateway::controllers::crd::{
 use serde_json::json;
 
 use crate::{
+    installation::{Installation, blocking, reason},
     runner::plain_node,
-    site::Site,
+    site::GatewayNamespace,
     support::cluster,
-    world::{World, aside, reason},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_booking_is_placed_on_the_node_of_its_pod_and_the_nodes_object_says_so() {
-    let world = World::new("node-placed", 2, "128Gi").await;
+    let world = Installation::new("node-placed", 2, "128Gi").await;
     world.model("qwen", "40Gi", "", json!({"cooldownPeriod": "10m"})).await;
     let gateway = world.gateway("gateway-0", "");
     let client = gateway.client();
-    assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+    assert_eq!(blocking(move || client.chat("qwen", false, 4)).await.status, 200);
     let node = world.running().await[0].spec.clone().unwrap().node_name.unwrap();
 
     let pools: Api<AcceleratorPool> = Api::all(world.site.admin.clone());
@@ -69,8 +69,8 @@ async fn a_booking_is_placed_on_the_node_of_its_pod_and_the_nodes_object_says_so
 /// The stub waits for its driver, and answers who asks it meanwhile that it does not know yet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_serves_before_its_stub_knows_its_accelerators_is_placed_on_them_later() {
-    let world = World::new("node-late", 2, "128Gi").await;
-    world.accelerators("late", &[("GPU-late", 1)]);
+    let world = Installation::new("node-late", 2, "128Gi").await;
+    world.set_accelerators("late", &[("GPU-late", 1)]);
     let driver = world.dir.path().join("driver/late");
     let answer = driver.with_extension("answer");
     fs::rename(&driver, &answer).unwrap();
@@ -78,11 +78,11 @@ async fn an_engine_that_serves_before_its_stub_knows_its_accelerators_is_placed_
     world.model("late", "40Gi", "", json!({"cooldownPeriod": "10m"})).await;
     let gateway = world.gateway("gateway-0", "");
     let client = gateway.client();
-    assert_eq!(aside(move || client.chat("late", false, 4)).await.status, 200);
-    let ledger = world.budget().await.status.unwrap().ledger;
+    assert_eq!(blocking(move || client.chat("late", false, 4)).await.status, 200);
+    let ledger = world.get_pool().await.status.unwrap().ledger;
     assert_eq!(ledger.reservations[0].state, ReservationState::Reserved, "the driver has not answered");
 
-    aside(move || {
+    blocking(move || {
         let mut asked = OpenOptions::new().write(true).open(&driver).unwrap();
         let text = fs::read(&answer).unwrap();
         fs::rename(answer, driver).unwrap();
@@ -109,18 +109,18 @@ pub(crate) fn listed(copy: &Option<AcceleratorNode>) -> Vec<&str> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_nodes_object_lists_the_accelerators_that_stubs_report_and_those_that_are_gone_no_longer() {
-    let site = Site::new(cluster().await, "node-listed").await;
+    let site = GatewayNamespace::new(cluster().await, "node-listed").await;
     let large = |own: &str| plain_node(own, 2).label("nvidia.com/gpu.memory", "65536");
-    let world = World::at(site, "128Gi", large).await;
+    let world = Installation::with_node(site, "128Gi", large).await;
     let node = world.runner.node(&format!("{}-a", world.name()));
     let node = node.name();
     let gateway = world.gateway("gateway-0", "");
     for (model, accelerator, cooldown) in [("stays", "GPU-a", "10m"), ("goes", "GPU-b", "1s")] {
-        world.accelerators(model, &[(accelerator, 40 << 10)]);
+        world.set_accelerators(model, &[(accelerator, 40 << 10)]);
         world.model(model, "40Gi", "", json!({"cooldownPeriod": cooldown})).await;
         world.until(model, "accepted", |model| reason(model, "Accepted") == "Accepted").await;
         let client = gateway.client();
-        assert_eq!(aside(move || client.chat(model, false, 4)).await.status, 200);
+        assert_eq!(blocking(move || client.chat(model, false, 4)).await.status, 200);
     }
     let copies: Api<AcceleratorNode> = Api::all(world.site.admin.clone());
     wait::until(&copies, node, "both", |copy| listed(copy) == ["GPU-a", "GPU-b"]).await.unwrap();
@@ -142,15 +142,15 @@ async fn a_nodes_object_lists_the_accelerators_that_stubs_report_and_those_that_
 /// Its Pod asks for one accelerator, and the pool's sum has room; only the accelerator that it comes to has not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_comes_to_an_accelerator_without_room_for_it_goes_and_whoever_waits_is_told() {
-    let site = Site::new(cluster().await, "node-misplaced").await;
+    let site = GatewayNamespace::new(cluster().await, "node-misplaced").await;
     let small = |own: &str| plain_node(own, 4).label("nvidia.com/gpu.memory", "24576");
-    let world = World::at(site, "128Gi", small).await;
+    let world = Installation::with_node(site, "128Gi", small).await;
     world.model("qwen", "40Gi", "--start-time 2m", json!({"queue": {"maxWait": "1m"}})).await;
     let gateway = world.gateway("gateway-0", "");
     let client = gateway.client();
-    let refused = aside(move || client.chat("qwen", false, 4)).await;
+    let refused = blocking(move || client.chat("qwen", false, 4)).await;
     assert_eq!(refused.status, 503, "{}", refused.text());
     assert!(refused.text().contains("misplaced"), "{}", refused.text());
-    world.until_booked("nothing", <[_]>::is_empty).await;
+    world.until_reserved("nothing", <[_]>::is_empty).await;
     assert_eq!(world.running().await.len(), 0);
 }

@@ -14,17 +14,17 @@ use rouse::{
     units::{Bytes, Tick},
 };
 use rouse_gateway::controllers::{
-    booking::Books,
     crd::{
         self, AcceleratorNode, AcceleratorPool, GatewayReplica, InferenceModel, InferenceModelSpec,
         ledger::{Ledger, ObjectName, Reservation, ReservationState},
     },
+    ledger::PoolLedger,
 };
 use serde_json::{Value, json};
 
 use crate::{
-    site::Site,
-    support::{cluster, own_cluster, pool, wanted},
+    site::GatewayNamespace,
+    support::{cluster, own_cluster, pool, reservation_request},
 };
 
 const MOMENT: &str = "2026-11-22T08:00:00Z";
@@ -57,7 +57,7 @@ pub(crate) fn full_model() -> (Value, Value) {
         },
         "engine": {
             "kind": "vllm", "task": "generate", "port": 8001, "container": "vllm", "servedName": "llama",
-            "sleepMode": "vllm", "level": "1", "onDisconnect": "drain", "passage": ["/x", "GET /y"],
+            "sleepMode": "vllm", "level": "1", "onDisconnect": "drain", "passthrough": ["/x", "GET /y"],
         },
         "variants": [
             {
@@ -111,7 +111,7 @@ fn other_models() -> [Value; 2] {
 pub(crate) fn full_pool() -> (Value, Value) {
     let spec = json!({
         "nodeSelector": { "inference-pool": "large" }, "memory": "1200Gi", "sleepingMemory": "8Gi",
-        "hostSleepMemory": "512Gi", "settle": "1m15s", "slots": 4, "taint": "nvidia.com/gpu",
+        "hostSleepMemory": "512Gi", "meterLag": "1m15s", "slots": 4, "taint": "nvidia.com/gpu",
         "acceleratorTypeLabel": "gpu", "resource": "example.com/gpu", "gpuAccess": "runtimeClass",
         "runtimeClassName": "nvidia-legacy", "allowedNamespaces": ["chat", "batch"],
         "namespaceQuota": { "chat": "800Gi", "*": 0 }, "maxPriority": 10, "pinnable": false,
@@ -191,7 +191,7 @@ fn missing(path: &str, schema: &JSONSchemaProps, values: &[&Value], into: &mut V
 }
 
 /// Api of this kind, whatever its objects hold.
-fn api<K: kube::Resource<DynamicType = ()>>(site: &Site<'_>) -> Api<DynamicObject> {
+fn api<K: kube::Resource<DynamicType = ()>>(site: &GatewayNamespace<'_>) -> Api<DynamicObject> {
     let resource = ApiResource::erase::<K>(&());
     let definition = crd::all().into_iter().find(|crd| crd.spec.names.kind == K::kind(&())).unwrap();
     match definition.spec.scope.as_str() {
@@ -207,7 +207,7 @@ fn object<K: kube::Resource<DynamicType = ()>>(name: &str, spec: &Value) -> Dyna
 
 /// Written, read back, and its status after it, by which nothing else is changed.
 async fn kept<K: kube::Resource<DynamicType = ()>>(
-    site: &Site<'_>,
+    site: &GatewayNamespace<'_>,
     name: &str,
     (spec, status): (Value, Value),
 ) {
@@ -234,7 +234,7 @@ async fn kept<K: kube::Resource<DynamicType = ()>>(
 #[tokio::test]
 async fn every_field_of_every_kind_comes_back_as_it_was_written() {
     let cluster = own_cluster().await;
-    let site = Site::new(&cluster, "objects").await;
+    let site = GatewayNamespace::new(&cluster, "objects").await;
     let name = site.namespace.name();
     let written = [
         ("InferenceModel", full_model()),
@@ -266,7 +266,7 @@ async fn every_field_of_every_kind_comes_back_as_it_was_written() {
 
 #[tokio::test]
 async fn what_is_left_out_is_filled_in_as_the_types_say() {
-    let site = Site::new(cluster().await, "defaults").await;
+    let site = GatewayNamespace::new(cluster().await, "defaults").await;
     let models = api::<InferenceModel>(&site);
     for (n, spec) in other_models().iter().enumerate() {
         let name = format!("model-{n}");
@@ -313,7 +313,7 @@ async fn what_is_left_out_is_filled_in_as_the_types_say() {
         .unwrap();
     let want = json!({
         "nodeSelector": { "a": "b" }, "acceleratorTypeLabel": "nvidia.com/gpu.product", "gpuAccess": "envvar",
-        "pinnable": true, "resource": "nvidia.com/gpu", "settle": "1m", "slots": 1,
+        "pinnable": true, "resource": "nvidia.com/gpu", "meterLag": "1m", "slots": 1,
     });
     assert_eq!(made.data["spec"], want);
 }
@@ -340,7 +340,7 @@ fn a_large_ledger() -> Ledger {
 
 #[tokio::test]
 async fn a_ledger_of_forty_thousand_is_kept_and_booked_in() {
-    let site = Site::new(cluster().await, "large").await;
+    let site = GatewayNamespace::new(cluster().await, "large").await;
     let name = site.namespace.name().to_owned();
     let ledger = a_large_ledger();
     let total = Bytes(ledger.allocated().0 + Bytes::gib(100).0);
@@ -355,10 +355,11 @@ async fn a_ledger_of_forty_thousand_is_kept_and_booked_in() {
     assert_eq!(there.status.unwrap().ledger, ledger);
 
     let (election, _) = site.leader("only").await;
-    let books = Books::new(site.client().await, election.claim());
+    let books = PoolLedger::new(site.client().await, election.leadership());
     let begun = tokio::time::Instant::now();
-    let reserve =
-        |ledger: &mut Ledger, total| ledger.reserve(&wanted("one-more", Bytes::gib(100)), total, Tick(0));
+    let reserve = |ledger: &mut Ledger, total| {
+        ledger.reserve(&reservation_request("one-more", Bytes::gib(100)), total, Tick(0))
+    };
     let id = books.change(&name, reserve).await.unwrap();
     println!("one more was reserved in {:?}", begun.elapsed());
     let after = pools.get(&name).await.unwrap().status.unwrap();

@@ -10,11 +10,11 @@ use rouse_cluster::wait;
 use rouse_gateway::controllers::crd::{AcceleratorPool, InferenceModel};
 use serde_json::json;
 
-use crate::world::{World, aside, reason};
+use crate::installation::{Installation, blocking, reason};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bad_object_says_so_and_harms_no_other() {
-    let world = World::new("served-bad", 2, "128Gi").await;
+    let world = Installation::new("served-bad", 2, "128Gi").await;
     let gateway = world.gateway("gateway-0", "");
     world.model("good", "10Gi", "", json!({})).await;
     world.model("homeless", "10Gi", "", json!({"nodeSelector": {"inference-pool": "nowhere"}})).await;
@@ -38,13 +38,13 @@ async fn a_bad_object_says_so_and_harms_no_other() {
     world.until("lost", "not found, in the resolver's words", unfound).await;
     world.until("broken", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
     let client = gateway.client();
-    let refused = aside(move || client.chat("broken", false, 4)).await;
+    let refused = blocking(move || client.chat("broken", false, 4)).await;
     assert_eq!(refused.status, 503, "{}", refused.text());
     assert_eq!(refused.json()["error"]["code"], "model_not_ready", "{}", refused.text());
     world.until("broken", "failed", |model| reason(model, "Available") == "Failed").await;
-    assert_eq!(aside(move || client.chat("homeless", false, 4)).await.status, 404);
-    assert_eq!(aside(move || client.chat("good", false, 4)).await.status, 200);
-    assert_eq!(world.booked().await, [("good".to_owned(), 10)], "what failed holds nothing");
+    assert_eq!(blocking(move || client.chat("homeless", false, 4)).await.status, 404);
+    assert_eq!(blocking(move || client.chat("good", false, 4)).await.status, 200);
+    assert_eq!(world.reserved_gib().await, [("good".to_owned(), 10)], "what failed holds nothing");
 }
 
 /// Why a pool is not ready, as its condition says.
@@ -56,7 +56,7 @@ fn why(pool: &Option<AcceleratorPool>) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pools_that_overlap_and_one_whose_selector_matches_nothing_say_so_and_harm_no_other() {
-    let world = World::new("served-pools", 2, "128Gi").await;
+    let world = Installation::new("served-pools", 2, "128Gi").await;
     let own = world.name().to_owned();
     let (first, second, empty) = (format!("{own}-a"), format!("{own}-b"), format!("{own}-c"));
     world.pool(&first, json!({"nodeSelector": {"ring": own}, "memory": "64Gi"})).await;
@@ -76,12 +76,12 @@ async fn pools_that_overlap_and_one_whose_selector_matches_nothing_say_so_and_ha
     for model in ["torn", "lonely"] {
         world.until(model, "not available", |model| reason(model, "Available") == "PoolNotReady").await;
         let client = gateway.client();
-        let refused = aside(move || client.chat(model, false, 4)).await;
+        let refused = blocking(move || client.chat(model, false, 4)).await;
         assert_eq!(refused.status, 422, "{}", refused.text());
         assert_eq!(refused.json()["error"]["details"]["never"], true, "{}", refused.text());
     }
     let client = gateway.client();
-    assert_eq!(aside(move || client.chat("good", false, 4)).await.status, 200);
+    assert_eq!(blocking(move || client.chat("good", false, 4)).await.status, 200);
     for pool in [first, second, empty] {
         pools.delete(&pool, &DeleteParams::default()).await.unwrap();
     }
@@ -89,32 +89,32 @@ async fn pools_that_overlap_and_one_whose_selector_matches_nothing_say_so_and_ha
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pool_that_grows_lets_in_who_found_no_room() {
-    let world = World::new("served-grows", 2, "16Gi").await;
+    let world = Installation::new("served-grows", 2, "16Gi").await;
     world.model("large", "40Gi", "", json!({"queue": {"policy": "reject"}})).await;
     let gateway = world.gateway("gateway-0", "");
     // Who does not lead refuses as well, and has no say in statuses.
     world.until("large", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
     let client = gateway.client();
-    let refused = aside(move || client.chat("large", false, 4)).await;
+    let refused = blocking(move || client.chat("large", false, 4)).await;
     assert_eq!(refused.status, 422, "{}", refused.text());
     world.until("large", "no room", |model| reason(model, "Available") == "Unplaceable").await;
     let name = world.name().to_owned();
     world.pool(&name, json!({"nodeSelector": {"inference-pool": name}, "memory": "64Gi"})).await;
     world.until("large", "room", |model| reason(model, "Available") == "ScaledToZero").await;
-    assert_eq!(aside(move || client.chat("large", false, 4)).await.status, 200);
+    assert_eq!(blocking(move || client.chat("large", false, 4)).await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_backend_by_an_address_of_this_machine_is_never_asked() {
     let asked = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = asked.local_addr().unwrap().port();
-    let world = World::new("served-loopback", 1, "16Gi").await;
+    let world = Installation::new("served-loopback", 1, "16Gi").await;
     let gateway = world.gateway("gateway-0", "");
     let external = |url: String| json!({"modelName": "inside", "mode": "external", "backendUrl": url});
     world.apply("inside", &external(format!("http://127.0.0.1:{port}"))).await.unwrap();
     world.until("inside", "refused", |model| reason(model, "Accepted") == "ForbiddenBackend").await;
     let client = gateway.client();
-    assert_eq!(aside(move || client.chat("inside", false, 4)).await.status, 404);
+    assert_eq!(blocking(move || client.chat("inside", false, 4)).await.status, 404);
     asked.set_nonblocking(true).unwrap();
     if let Ok((mut stream, from)) = asked.accept() {
         let mut text = String::new();

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use rouse_cluster::Role;
+use rouse_cluster::ServerRole;
 use rouse_gateway::controllers::election::{Election, RENEW_DEADLINE};
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    election::Witness,
-    site::{Site, gained},
+    election::LeaderWatcher,
+    site::{GatewayNamespace, until_leading},
     support::own_cluster,
 };
 
@@ -19,26 +19,26 @@ const IN_TIME: Duration = Duration::from_secs(5);
 #[tokio::test]
 async fn who_leads_goes_on_when_the_api_server_is_back_in_time() {
     let cluster = own_cluster().await;
-    let site = Site::new(&cluster, "outage").await;
+    let site = GatewayNamespace::new(&cluster, "outage").await;
     let start = async |name: &str| Election::start(site.leases(site.client().await), name.to_owned());
     let first = start("first").await;
-    let epoch = gained(&mut first.claim()).await.epoch;
+    let epoch = until_leading(&mut first.leadership()).await.epoch;
     let second = start("second").await;
-    let witness = Witness::of(&[&first, &second]);
+    let witness = LeaderWatcher::of(&[&first, &second]);
 
     // It hangs, and goes on.
-    cluster.freeze_server(Role::ApiServer).await;
+    cluster.freeze_server(ServerRole::ApiServer).await;
     sleep(IN_TIME).await;
-    cluster.thaw_server(Role::ApiServer).await;
+    cluster.thaw_server(ServerRole::ApiServer).await;
     sleep(RENEW_DEADLINE).await;
     let seen = witness.tell();
     assert_eq!((seen.len(), seen[0].leader), (1, Some((0, epoch))), "{seen:?}");
 
     // It is killed, and another takes its place.
-    let witness = Witness::of(&[&first, &second]);
-    cluster.kill_server(Role::ApiServer).await;
+    let witness = LeaderWatcher::of(&[&first, &second]);
+    cluster.kill_server(ServerRole::ApiServer).await;
     let gone = Instant::now();
-    cluster.start_server(Role::ApiServer).await.unwrap();
+    cluster.start_server(ServerRole::ApiServer).await.unwrap();
     let away = gone.elapsed();
     sleep(RENEW_DEADLINE).await;
     let seen = witness.tell();
@@ -50,7 +50,7 @@ async fn who_leads_goes_on_when_the_api_server_is_back_in_time() {
         assert!(seen.iter().filter_map(|seen| seen.leader).all(|(_, led)| led >= epoch));
     }
     tokio::select! {
-        _ = async { gained(&mut first.claim()).await } => {}
-        _ = async { gained(&mut second.claim()).await } => {}
+        _ = async { until_leading(&mut first.leadership()).await } => {}
+        _ = async { until_leading(&mut second.leadership()).await } => {}
     }
 }

@@ -15,16 +15,16 @@ use kube::{
 };
 use rouse_cluster::{
     Namespace, PodRunner,
-    podrunner::{Image, NodeSpec},
+    podrunner::{NodeSpec, PodImage},
     wait,
 };
 use rouse_gateway::controllers::crd::{AcceleratorPool, InferenceModel};
 use serde_json::{Value, json};
 
 use crate::{
-    client::Client,
-    support::{MANAGER, cluster, root},
-    world::{aside, reason},
+    client::TestClient,
+    installation::{blocking, reason},
+    support::{FIELD_MANAGER, cluster, repo_path},
 };
 
 /// Stands for kubectl and for curl.
@@ -36,13 +36,13 @@ case " $* " in *" -f - "*) cat > "$call/input" ;; esac
 "#;
 
 /// One call of them, and what it was given to read.
-struct Call {
+struct RecordedProgramCall {
     words: Vec<String>,
     input: String,
 }
 
 /// Those that a shell makes of a block.
-fn calls(block: &str, at: &str) -> Vec<Call> {
+fn calls(block: &str, at: &str) -> Vec<RecordedProgramCall> {
     let folder = tempfile::tempdir().unwrap();
     let (programs, noted) = (folder.path().join("bin"), folder.path().join("calls"));
     for made in [&programs, &noted] {
@@ -57,7 +57,7 @@ fn calls(block: &str, at: &str) -> Vec<Call> {
     let path = format!("{}:{}:{}", programs.display(), own.display(), std::env::var("PATH").unwrap());
     let script = format!("set -euo pipefail\n{block}\nwait\n");
     let mut shell = Command::new("bash");
-    shell.args(["-c", &script]).current_dir(root("")).env("PATH", path).env("CALLS", &noted);
+    shell.args(["-c", &script]).current_dir(repo_path("")).env("PATH", path).env("CALLS", &noted);
     let output = shell.output().unwrap();
     assert!(output.status.success(), "{at}: {}", String::from_utf8_lossy(&output.stderr));
     let mut folders: Vec<_> = fs::read_dir(&noted).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -65,16 +65,16 @@ fn calls(block: &str, at: &str) -> Vec<Call> {
     let call = |folder: &Path| {
         let words = fs::read_to_string(folder.join("words")).unwrap();
         let words = words.split_terminator('\0').map(str::to_owned).collect();
-        Call { words, input: fs::read_to_string(folder.join("input")).unwrap_or_default() }
+        RecordedProgramCall { words, input: fs::read_to_string(folder.join("input")).unwrap_or_default() }
     };
-    let mut calls: Vec<Call> = folders.iter().map(|folder| call(folder)).collect();
+    let mut calls: Vec<RecordedProgramCall> = folders.iter().map(|folder| call(folder)).collect();
     // It runs beside what comes behind it.
     calls.sort_by_key(|call| !call.words.iter().any(|word| word == "port-forward"));
     calls
 }
 
 /// Who does what a page says.
-struct Reader {
+struct DocsReader {
     client: kube::Client,
     /// By their names on the pages.
     namespaces: [(&'static str, Namespace); 2],
@@ -85,7 +85,7 @@ struct Reader {
     accounts: BTreeSet<String>,
 }
 
-impl Reader {
+impl DocsReader {
     /// The page's namespace, which it must have had made.
     fn namespace(&self, name: &str, at: &str) -> &str {
         assert!(self.made.contains(name), "{at}: the namespace {name} is not made yet");
@@ -97,7 +97,7 @@ impl Reader {
         known.map_or_else(|| panic!("no page speaks of the namespace {name}"), |(_, real)| real.name())
     }
 
-    async fn call(&mut self, Call { words, input }: Call, at: &str) {
+    async fn call(&mut self, RecordedProgramCall { words, input }: RecordedProgramCall, at: &str) {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         match words[..] {
             ["kubectl", "apply", "-f", "-"] | ["kubectl", "apply", "--server-side", "-f", "-"] => {
@@ -155,8 +155,8 @@ impl Reader {
         let ports = pod.spec.unwrap().containers[0].ports.clone().unwrap();
         let target = ports.iter().find(|own| json!(own.name) == json!(port.target_port)).expect(at);
         let address = format!("{}:{}", pod.status.unwrap().pod_ip.unwrap(), target.container_port);
-        let gateway = Client::new(address.parse().unwrap());
-        let answer = aside(move || gateway.get(&path)).await;
+        let gateway = TestClient::new(address.parse().unwrap());
+        let answer = blocking(move || gateway.get(&path)).await;
         assert_eq!(answer.status, 200, "{at}: {}", answer.text());
         answer.json()
     }
@@ -216,7 +216,7 @@ impl Reader {
             Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &resource),
             None => panic!("{at}: {kind} {name} would be made in the namespace default"),
         };
-        let mut parameters = PatchParams::apply(MANAGER).force();
+        let mut parameters = PatchParams::apply(FIELD_MANAGER).force();
         parameters.field_validation = Some(ValidationDirective::Strict);
         // Of dual pods it is enough that the API server takes them: what becomes of them has tests of its own.
         parameters.dry_run = at.starts_with("docs/dual-pods.md") && kind != "CustomResourceDefinition";
@@ -253,7 +253,7 @@ impl Reader {
 }
 
 fn read(file: &str) -> String {
-    fs::read_to_string(root(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
+    fs::read_to_string(repo_path(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -261,9 +261,12 @@ async fn the_pages_lead_to_gateways_that_serve_a_model_and_to_objects_that_an_ap
     let cluster = cluster().await;
     let (rouse, chat) = (cluster.namespace("rouse").await.unwrap(), cluster.namespace("chat").await.unwrap());
     let version = env!("CARGO_PKG_VERSION");
-    let runner = PodRunner::of(&rouse)
+    let runner = PodRunner::builder(&rouse)
         .node(NodeSpec::new(&format!("{}-a", rouse.name())))
-        .image(&format!("localhost/rouse-gateway:{version}"), Image::new(env!("CARGO_BIN_EXE_rouse-gateway")))
+        .image(
+            &format!("localhost/rouse-gateway:{version}"),
+            PodImage::new(env!("CARGO_BIN_EXE_rouse-gateway")),
+        )
         .start()
         .await
         .unwrap();
@@ -271,7 +274,7 @@ async fn the_pages_lead_to_gateways_that_serve_a_model_and_to_objects_that_an_ap
     let client = cluster.client().await.unwrap();
     let namespaces = [("rouse", rouse), ("chat", chat)];
     let (made, accounts) = (BTreeSet::new(), BTreeSet::new());
-    let mut reader = Reader { client, namespaces, made, forwarded: None, accounts };
+    let mut reader = DocsReader { client, namespaces, made, forwarded: None, accounts };
     reader.does("docs/kubernetes.md").await;
 
     let accepted = |model: &Option<InferenceModel>| {
@@ -289,7 +292,7 @@ async fn the_pages_lead_to_gateways_that_serve_a_model_and_to_objects_that_an_ap
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(wait::PATIENCE, listed).await.expect("the gateway lists the model");
+    tokio::time::timeout(wait::WAIT_TIMEOUT, listed).await.expect("the gateway lists the model");
 
     reader.does("docs/dual-pods.md").await;
     // What the page replaces in a manifest must be in it.

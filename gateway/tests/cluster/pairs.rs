@@ -13,9 +13,9 @@ use rouse_cluster::wait;
 use serde_json::{Value, json};
 
 use crate::{
-    client::{Answer, Client},
-    support::MANAGER,
-    world::{World, aside},
+    client::{TestClient, TestResponse},
+    installation::{Installation, blocking},
+    support::FIELD_MANAGER,
 };
 
 /// A requester as the kubelet's side of it was last seen, and whose it is.
@@ -43,12 +43,12 @@ pub(crate) fn is_served(requesters: &[Pod], providers: &[Pod]) -> bool {
 }
 
 /// Whether there is no requester, and one provider that is nobody's.
-pub(crate) fn is_left(requesters: &[Pod], providers: &[Pod]) -> bool {
+pub(crate) fn is_unbound(requesters: &[Pod], providers: &[Pod]) -> bool {
     requesters.is_empty() && matches!(providers, [provider] if label(provider, "dual").is_none())
 }
 
 /// Whether there is one Pod of each kind, and neither of these two is left.
-pub(crate) fn renewed(requester: &Pod, provider: &Pod) -> impl Fn(&[Pod], &[Pod]) -> bool {
+pub(crate) fn both_replaced(requester: &Pod, provider: &Pod) -> impl Fn(&[Pod], &[Pod]) -> bool {
     let old = [requester.uid(), provider.uid()];
     let new = move |pods: &[Pod]| matches!(pods, [pod] if !old.contains(&pod.uid()));
     move |requesters, providers| new(requesters) && new(providers)
@@ -60,9 +60,9 @@ pub(crate) fn address(pod: &Pod) -> IpAddr {
 }
 
 /// A stream from the requester that is there.
-pub(crate) async fn ask(requester: IpAddr, model: &str) -> Answer {
-    let (client, model) = (Client::new(SocketAddr::new(requester, 8082)), model.to_owned());
-    aside(move || client.chat(&model, true, 5)).await
+pub(crate) async fn chat_with_requester(requester: IpAddr, model: &str) -> TestResponse {
+    let (client, model) = (TestClient::new(SocketAddr::new(requester, 8082)), model.to_owned());
+    blocking(move || client.chat(&model, true, 5)).await
 }
 
 /// What makes an engine of a requester: `command` are the arguments of this image.
@@ -86,10 +86,10 @@ pub(crate) fn flags(name: &str) -> String {
     format!("--host $(POD_IP) --port 8000 --model {name} --enable-sleep-mode --start-time 100ms")
 }
 
-impl<R> World<'_, R> {
+impl<R> Installation<'_, R> {
     /// So many requesters of this name in the pool; each asks for `gpus`, and for an engine by its annotations. `env` is what its
     /// stub is told beside its address.
-    pub(crate) async fn requesters(
+    pub(crate) async fn create_requesters(
         &self,
         name: &str,
         replicas: u32,
@@ -122,7 +122,10 @@ impl<R> World<'_, R> {
                 },
             },
         }});
-        self.sets().patch(name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&set)).await.unwrap();
+        self.sets()
+            .patch(name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&set))
+            .await
+            .unwrap();
     }
 
     pub(crate) fn sets(&self) -> Api<ReplicaSet> {
@@ -147,17 +150,17 @@ impl<R> World<'_, R> {
     }
 
     /// Waits until these Pods are so: the requesters, and the providers.
-    pub(crate) async fn paired(
+    pub(crate) async fn until_pair(
         &self,
         name: &str,
         what: &str,
         fits: impl Fn(&[Pod], &[Pod]) -> bool,
     ) -> (Vec<Pod>, Vec<Pod>) {
-        self.see_in(async || self.pairs(name).await, what, fits).await
+        self.until_pods(async || self.pairs(name).await, what, fits).await
     }
 
     /// Waits until these two kinds of Pods are so.
-    pub(crate) async fn see_in(
+    pub(crate) async fn until_pods(
         &self,
         find: impl AsyncFn() -> (Vec<Pod>, Vec<Pod>),
         what: &str,
@@ -176,23 +179,23 @@ impl<R> World<'_, R> {
                 changed.next().await;
             }
         };
-        match tokio::time::timeout(wait::PATIENCE, seen).await {
+        match tokio::time::timeout(wait::WAIT_TIMEOUT, seen).await {
             Ok(found) => found,
             Err(_) => panic!("never {what}: {:#?}", find().await),
         }
     }
 
     /// One requester that is ready, with an engine.
-    pub(crate) async fn served(&self, name: &str) -> (Pod, Pod) {
-        let (mut requesters, mut providers) = self.paired(name, "a ready pair", is_served).await;
+    pub(crate) async fn until_served(&self, name: &str) -> (Pod, Pod) {
+        let (mut requesters, mut providers) = self.until_pair(name, "a ready pair", is_served).await;
         (requesters.remove(0), providers.remove(0))
     }
 
     /// No requester, and one provider that is nobody's.
-    pub(crate) async fn asleep(&self, name: &str) -> Pod {
+    pub(crate) async fn until_asleep(&self, name: &str) -> Pod {
         let fits = |requesters: &[Pod], providers: &[Pod]| {
-            is_left(requesters, providers) && label(&providers[0], "sleeping") == Some("true")
+            is_unbound(requesters, providers) && label(&providers[0], "sleeping") == Some("true")
         };
-        self.paired(name, "a sleeper alone", fits).await.1.remove(0)
+        self.until_pair(name, "a sleeper alone", fits).await.1.remove(0)
     }
 }

@@ -16,10 +16,10 @@ use nix::{
     unistd::Pid,
 };
 use rouse::units::{Bytes, Tick};
-use rouse_cluster::{Link, wait::PATIENCE};
+use rouse_cluster::{Link, wait::WAIT_TIMEOUT};
 use rouse_gateway::controllers::{
-    booking::Books,
-    election::{Election, Leases},
+    election::{Election, KubeLeaseStore},
+    ledger::PoolLedger,
 };
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines},
@@ -28,29 +28,29 @@ use tokio::{
 };
 
 use crate::{
-    site::{LEASE, Site, gained},
-    support::wanted,
+    site::{GatewayNamespace, LEASE_NAME, until_leading},
+    support::reservation_request,
 };
 
 /// The namespace of its lease.
-const RUNS: &str = "ROUSE_TEST_GATEWAY";
+const NAMESPACE_ENV: &str = "ROUSE_TEST_GATEWAY";
 /// Kubeconfigs: by which way it takes part in the election, and by which it books.
-const ELECTION: &str = "ROUSE_TEST_ELECTION";
-const BOOKS: &str = "ROUSE_TEST_BOOKS";
-const MARK: &str = "> ";
+const ELECTION_KUBECONFIG_ENV: &str = "ROUSE_TEST_ELECTION";
+const LEDGER_KUBECONFIG_ENV: &str = "ROUSE_TEST_BOOKS";
+const LINE_MARK: &str = "> ";
 
 /// The program. What waits for a line blocks a thread, and the election goes on beside it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gateway() {
-    let Ok(namespace) = std::env::var(RUNS) else { return };
-    let leases = Leases::new(client(ELECTION).await, &namespace, LEASE);
+    let Ok(namespace) = std::env::var(NAMESPACE_ENV) else { return };
+    let leases = KubeLeaseStore::new(client(ELECTION_KUBECONFIG_ENV).await, &namespace, LEASE_NAME);
     let election = Election::start(leases, format!("process {}", std::process::id()));
-    let books = Books::new(client(BOOKS).await, election.claim());
-    say(&format!("leads in {}", gained(&mut election.claim()).await.epoch));
-    while let Some(line) = hear() {
+    let books = PoolLedger::new(client(LEDGER_KUBECONFIG_ENV).await, election.leadership());
+    print_line(&format!("leads in {}", until_leading(&mut election.leadership()).await.epoch));
+    while let Some(line) = read_line() {
         match line.split(' ').collect::<Vec<_>>()[..] {
             ["reserve", pool, model, bytes] => {
-                say(&reserve(&books, pool, model, bytes.parse().unwrap()).await);
+                print_line(&reserve(&books, pool, model, bytes.parse().unwrap()).await);
             }
             ["release", pool, id] => {
                 let id = id.parse().unwrap();
@@ -58,7 +58,9 @@ async fn gateway() {
                     ledger.release(id);
                     Ok::<_, std::convert::Infallible>(())
                 });
-                say(&released.await.map_or_else(|error| error.to_string(), |()| "released".to_owned()));
+                print_line(
+                    &released.await.map_or_else(|error| error.to_string(), |()| "released".to_owned()),
+                );
             }
             _ => panic!("{line}"),
         }
@@ -67,15 +69,15 @@ async fn gateway() {
 
 /// How often it was asked, and what came of it. The first time it says so, and goes on when it is told to: between what
 /// it read and what it writes.
-async fn reserve(books: &Books, pool: &str, model: &str, bytes: Bytes) -> String {
+async fn reserve(books: &PoolLedger, pool: &str, model: &str, bytes: Bytes) -> String {
     let mut asked = 0;
     let outcome = books.change(pool, |ledger, total| {
         asked += 1;
         if asked == 1 {
-            say("decides");
-            hear();
+            print_line("decides");
+            read_line();
         }
-        ledger.reserve(&wanted(model, bytes), total, Tick(0))
+        ledger.reserve(&reservation_request(model, bytes), total, Tick(0))
     });
     let outcome = outcome.await.map_or_else(|error| error.to_string(), |id| format!("reserved {id}"));
     format!("{asked} {outcome}")
@@ -87,51 +89,56 @@ async fn client(variable: &str) -> Client {
     Client::try_from(config).unwrap()
 }
 
-fn say(text: &str) {
-    println!("\n{MARK}{text}");
+fn print_line(text: &str) {
+    println!("\n{LINE_MARK}{text}");
 }
 
 /// The next line, without its end; nothing after the last.
-fn hear() -> Option<String> {
+fn read_line() -> Option<String> {
     let mut line = String::new();
     io::stdin().lock().read_line(&mut line).unwrap();
     (!line.is_empty()).then(|| line.trim_end().to_owned())
 }
 
 /// Such a process, from outside. Dropped, it is killed.
-pub(crate) struct Gateway {
+pub(crate) struct ScriptedGatewayProcess {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
-    tell: ChildStdin,
+    stdin: ChildStdin,
 }
 
-impl Gateway {
+impl ScriptedGatewayProcess {
     /// It leads when this returns.
-    pub(crate) async fn start(site: &Site<'_>, election: &Link, books: &Link, epoch: u64) -> Self {
+    pub(crate) async fn start(
+        site: &GatewayNamespace<'_>,
+        election: &Link,
+        books: &Link,
+        epoch: u64,
+    ) -> Self {
         let kubeconfig = |link: &Link| link.kubeconfig(&site.account).unwrap();
         let mut child = program(site.namespace.name(), &kubeconfig(election), &kubeconfig(books));
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let tell = child.stdin.take().unwrap();
-        let mut started = Self { child, lines, tell };
-        assert_eq!(started.hears().await, format!("leads in {epoch}"));
+        let mut started = Self { child, lines, stdin: tell };
+        assert_eq!(started.next_line().await, format!("leads in {epoch}"));
         started
     }
 
-    pub(crate) async fn tell(&mut self, line: &str) {
-        self.tell.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+    pub(crate) async fn send_line(&mut self, line: &str) {
+        self.stdin.write_all(format!("{line}\n").as_bytes()).await.unwrap();
     }
 
     /// The next that it says.
-    pub(crate) async fn hears(&mut self) -> String {
+    pub(crate) async fn next_line(&mut self) -> String {
         let said = async {
             loop {
                 let line = self.lines.next_line().await.unwrap().expect("it has ended");
-                if let Some(said) = line.strip_prefix(MARK) {
+                if let Some(said) = line.strip_prefix(LINE_MARK) {
                     return said.to_owned();
                 }
             }
         };
-        timeout(PATIENCE, said).await.expect("it says nothing")
+        timeout(WAIT_TIMEOUT, said).await.expect("it says nothing")
     }
 
     /// Stops every thread of it, and returns when they are.
@@ -147,10 +154,10 @@ impl Gateway {
                 sleep(Duration::from_millis(5)).await;
             }
         };
-        timeout(PATIENCE, all).await.expect("it goes on");
+        timeout(WAIT_TIMEOUT, all).await.expect("it goes on");
     }
 
-    pub(crate) fn go_on(&self) {
+    pub(crate) fn resume(&self) {
         self.signal(Signal::SIGCONT);
     }
 
@@ -166,9 +173,9 @@ impl Gateway {
 fn program(namespace: &str, election: &Path, books: &Path) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["process::gateway", "--exact", "--nocapture"])
-        .env(RUNS, namespace)
-        .env(ELECTION, election)
-        .env(BOOKS, books)
+        .env(NAMESPACE_ENV, namespace)
+        .env(ELECTION_KUBECONFIG_ENV, election)
+        .env(LEDGER_KUBECONFIG_ENV, books)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .kill_on_drop(true)

@@ -9,16 +9,16 @@ use std::{
     thread,
 };
 
-use rouse_cluster::wait::PATIENCE;
+use rouse_cluster::wait::WAIT_TIMEOUT;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::time::{Duration, sleep, timeout};
 
-use crate::{client::Client, world::aside};
+use crate::{client::TestClient, installation::blocking};
 
 /// A port of this machine that nobody has just now. Prometheus does not say which one it was given.
 fn free() -> SocketAddr {
-    ([127, 0, 0, 1], rouse::port::free().unwrap()).into()
+    ([127, 0, 0, 1], rouse_net::port::free().unwrap()).into()
 }
 
 fn missing(program: &str, error: &std::io::Error) -> ! {
@@ -26,13 +26,13 @@ fn missing(program: &str, error: &std::io::Error) -> ! {
 }
 
 /// A process; ended by its own pid when dropped.
-pub(crate) struct Prometheus {
+pub(crate) struct PrometheusServer {
     child: Child,
     pub(crate) address: SocketAddr,
     _dir: TempDir,
 }
 
-impl Prometheus {
+impl PrometheusServer {
     /// One that scrapes these four times a second, each as a job of its own.
     pub(crate) async fn start(jobs: &[(&str, SocketAddr)]) -> Self {
         let dir = tempfile::tempdir().unwrap();
@@ -73,12 +73,12 @@ impl Prometheus {
                 sleep(Duration::from_millis(50)).await;
             }
         };
-        timeout(PATIENCE, up).await.expect("not everything is scraped");
+        timeout(WAIT_TIMEOUT, up).await.expect("not everything is scraped");
     }
 
     async fn get(&self, path: String) -> Value {
-        let client = Client::new(self.address);
-        let answer = aside(move || client.get(&path)).await;
+        let client = TestClient::new(self.address);
+        let answer = blocking(move || client.get(&path)).await;
         match answer.status {
             200 => answer.json()["data"].clone(),
             // It listens before it serves.
@@ -110,7 +110,7 @@ impl Prometheus {
                 sleep(Duration::from_millis(50)).await;
             }
         };
-        if timeout(PATIENCE, there).await.is_err() {
+        if timeout(WAIT_TIMEOUT, there).await.is_err() {
             panic!("{query} is {:?} and not {expected}", self.query(query).await);
         }
     }
@@ -122,7 +122,7 @@ impl Prometheus {
     }
 }
 
-impl Drop for Prometheus {
+impl Drop for PrometheusServer {
     fn drop(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -149,12 +149,12 @@ pub(crate) fn lint(metrics: &str) -> String {
 }
 
 /// Serves DCGM's exporter's format: the UUID, labels as in `a="b",c="d"`, and the MiB in use.
-pub(crate) struct Exporter {
+pub(crate) struct DcgmExporterStub {
     pub(crate) address: SocketAddr,
     text: Arc<Mutex<String>>,
 }
 
-impl Exporter {
+impl DcgmExporterStub {
     pub(crate) fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

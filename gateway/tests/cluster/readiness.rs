@@ -3,28 +3,28 @@
 use std::{fs, net::SocketAddr};
 
 use kube::Api;
-use rouse_cluster::wait::{self, PATIENCE};
+use rouse_cluster::wait::{self, WAIT_TIMEOUT};
 use rouse_gateway::controllers::crd::GatewayReplica;
 use serde_json::json;
 use tokio::time::{Duration, sleep, timeout};
 
 use crate::{
-    client::{Answer, Client},
-    world::{Starting, World, aside},
+    client::{TestClient, TestResponse},
+    installation::{Installation, StartingGateway, blocking},
 };
 
 /// Where operators ask, which is known before.
 fn free() -> SocketAddr {
-    SocketAddr::from(([127, 0, 0, 1], rouse::port::free().unwrap()))
+    SocketAddr::from(([127, 0, 0, 1], rouse_net::port::free().unwrap()))
 }
 
 /// What `/readyz` of the admin listener says, once it is so.
-async fn says(operators: SocketAddr, what: &str, fits: impl Fn(&Answer) -> bool) -> Answer {
+async fn says(operators: SocketAddr, what: &str, fits: impl Fn(&TestResponse) -> bool) -> TestResponse {
     let heard = async {
         loop {
             // Nothing listens before the process has come so far.
             if std::net::TcpStream::connect(operators).is_ok() {
-                let answer = aside(move || Client::new(operators).get("/readyz")).await;
+                let answer = blocking(move || TestClient::new(operators).get("/readyz")).await;
                 if fits(&answer) {
                     return answer;
                 }
@@ -32,56 +32,61 @@ async fn says(operators: SocketAddr, what: &str, fits: impl Fn(&Answer) -> bool)
             sleep(Duration::from_millis(20)).await;
         }
     };
-    timeout(PATIENCE, heard).await.unwrap_or_else(|_| panic!("it never says {what}"))
+    timeout(WAIT_TIMEOUT, heard).await.unwrap_or_else(|_| panic!("it never says {what}"))
 }
 
 /// A gateway that watches these namespaces.
-fn start(world: &World<'_>, watched: &str, api: SocketAddr, operators: SocketAddr) -> Starting {
+fn start(world: &Installation<'_>, watched: &str, api: SocketAddr, operators: SocketAddr) -> StartingGateway {
     let file = world.file("gateway-0", "", "");
     let text = fs::read_to_string(&file).unwrap();
     let text = text.replace(&format!("namespaces: [{}]", world.name()), &format!("namespaces: [{watched}]"));
     let text = text.replace("api: 127.0.0.1:0", &format!("api: {api}"));
     fs::write(&file, text.replace("admin: 127.0.0.1:0", &format!("admin: {operators}"))).unwrap();
     let kubeconfig = world.site.cluster.kubeconfig(&world.site.account).unwrap();
-    Starting::new(&file, &kubeconfig, &[])
+    StartingGateway::new(&file, &kubeconfig, &[])
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_may_see_nothing_is_not_ready_and_says_what_is_missing() {
-    let world = World::new("ready", 1, "16Gi").await;
+    let world = Installation::new("ready", 1, "16Gi").await;
     let elsewhere = world.site.cluster.namespace("ready-elsewhere").await.unwrap();
     let other = elsewhere.name().to_owned();
     let (operators, api) = (free(), free());
     let starting = start(&world, &other, api, operators);
     let missing = format!("inferencemodels in {other}");
     // Each watch comes in its own time: what may be seen is seen some time after what may not be is refused.
-    let all_but_refused = |answer: &Answer| {
+    let all_but_refused = |answer: &TestResponse| {
         let text = answer.text();
         text.contains("forbidden") && text.contains(&missing) && !text.contains("nodes")
     };
     let answer = says(operators, "what it may not see, and nothing else", all_but_refused).await;
     assert_eq!(answer.status, 503, "{}", answer.text());
-    assert_eq!(aside(move || Client::new(operators).get("/healthz")).await.status, 200);
-    assert!(aside(move || Client::new(operators).get("/metrics")).await.text().contains("rouse_build_info"));
+    assert_eq!(blocking(move || TestClient::new(operators).get("/healthz")).await.status, 200);
+    assert!(
+        blocking(move || TestClient::new(operators).get("/metrics"))
+            .await
+            .text()
+            .contains("rouse_build_info")
+    );
     // A model that has not been seen yet is none that there is not.
     assert!(std::net::TcpStream::connect(api).is_err(), "requests are taken");
 
     world.site.install("namespace.yaml", Some(&other)).await;
     assert_eq!(says(operators, "ok", |answer| answer.text().contains("ok")).await.status, 200);
-    aside(move || starting.listening()).await;
+    blocking(move || starting.wait_until_listening()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_may_not_see_one_namespace_serves_the_others_and_says_which() {
-    let world = World::new("ready-others", 1, "16Gi").await;
+    let world = Installation::new("ready-others", 1, "16Gi").await;
     let elsewhere = world.site.cluster.namespace("ready-forbidden").await.unwrap();
     let (own, other) = (world.name().to_owned(), elsewhere.name().to_owned());
     world.model("qwen", "10Gi", "", json!({})).await;
     let (operators, api) = (free(), free());
     let starting = start(&world, &format!("{own}, {other}"), api, operators);
-    let gateway = aside(move || starting.listening()).await;
+    let gateway = blocking(move || starting.wait_until_listening()).await;
     let client = gateway.client();
-    assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+    assert_eq!(blocking(move || client.chat("qwen", false, 4)).await.status, 200);
 
     let answer = says(operators, "that it is ready", |answer| answer.status == 200).await;
     let text = answer.text();

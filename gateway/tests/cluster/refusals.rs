@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// What is merged into the good one, and what the refusal must say: which field, and what it has or should have.
-type Row<'a> = (Value, &'a [&'a str]);
+type RefusedSpecCase<'a> = (Value, &'a [&'a str]);
 
 fn merge(into: &mut Value, more: &Value) {
     match (into, more) {
@@ -33,7 +33,7 @@ fn merge(into: &mut Value, more: &Value) {
 async fn refuses<K: kube::Resource<DynamicType = ()>>(
     api: Api<DynamicObject>,
     good: Value,
-    rows: &[Row<'_>],
+    rows: &[RefusedSpecCase<'_>],
 ) {
     let resource = ApiResource::erase::<K>(&());
     let try_it = PostParams { dry_run: true, ..PostParams::default() };
@@ -65,7 +65,7 @@ async fn a_model_with_junk_is_refused_with_words_for_people() {
     let resource = ApiResource::erase::<InferenceModel>(&());
     let api = || Api::namespaced_with(client.clone(), &namespace, &resource);
 
-    let mut rows: Vec<Row<'_>> = Vec::new();
+    let mut rows: Vec<RefusedSpecCase<'_>> = Vec::new();
     for field in ["memory", "memoryAsleep", "hostMemory"] {
         for junk in [
             json!("lots"),
@@ -141,7 +141,7 @@ async fn a_model_with_junk_is_refused_with_words_for_people() {
         (json!({ "engine": { "task": "dream" } }), &["spec.engine.task: Unsupported value"]),
         (json!({ "engine": { "sleepMode": "deep" } }), &["spec.engine.sleepMode: Unsupported value"]),
         (json!({ "engine": { "onDisconnect": "wait" } }), &["spec.engine.onDisconnect: Unsupported value"]),
-        (json!({ "engine": { "passage": ["no-slash"] } }), &["spec.engine.passage[0]", "no-slash"]),
+        (json!({ "engine": { "passthrough": ["no-slash"] } }), &["spec.engine.passthrough[0]", "no-slash"]),
         (
             json!({ "variants": [{ "name": "a" }, { "name": "a" }] }),
             &["spec.variants[1]: Duplicate value", "\"name\":\"a\""],
@@ -194,7 +194,7 @@ async fn a_model_with_junk_is_refused_with_words_for_people() {
     refuses::<InferenceModel>(api(), full_model().0, &rows).await;
 
     let short = json!({ "modelName": "m", "memory": "1Gi", "containerImage": "x" });
-    let rows: Vec<Row<'_>> = vec![
+    let rows: Vec<RefusedSpecCase<'_>> = vec![
         (json!({ "nodeSelector": {} }), &["spec.nodeSelector", "at least 1 properties"]),
         (json!({ "resources": { "limits": { "gpu": "one" } } }), &["spec.resources.limits.gpu", "\"one\""]),
         (
@@ -217,13 +217,13 @@ async fn so_are_pools_nodes_and_replicas() {
     let client = namespace.client();
     let everywhere = |resource: ApiResource| Api::all_with(client.clone(), &resource);
 
-    let rows: Vec<Row<'_>> = vec![
+    let rows: Vec<RefusedSpecCase<'_>> = vec![
         (json!({ "nodeSelector": null }), &["spec.nodeSelector: Required value"]),
         (json!({ "memory": "lots" }), &["spec.memory", "\"lots\""]),
         (json!({ "memory": 0 }), &["spec.memory", "greater than or equal to 1"]),
         (json!({ "sleepingMemory": "little" }), &["spec.sleepingMemory", "\"little\""]),
         (json!({ "hostSleepMemory": "-1" }), &["spec.hostSleepMemory", "\"-1\""]),
-        (json!({ "settle": "a while" }), &["spec.settle", "a while"]),
+        (json!({ "meterLag": "a while" }), &["spec.meterLag", "a while"]),
         (json!({ "slots": 0 }), &["spec.slots", "greater than or equal to 1"]),
         (json!({ "taint": "" }), &["spec.taint", "at least 1 chars"]),
         (
@@ -239,12 +239,12 @@ async fn so_are_pools_nodes_and_replicas() {
     let pools = everywhere(ApiResource::erase::<AcceleratorPool>(&()));
     refuses::<AcceleratorPool>(pools, full_pool().0, &rows).await;
 
-    let rows: Vec<Row<'_>> =
+    let rows: Vec<RefusedSpecCase<'_>> =
         vec![(json!({ "pool": 1 }), &["spec.pool", "must be of type string: \"integer\""])];
     let nodes = everywhere(ApiResource::erase::<AcceleratorNode>(&()));
     refuses::<AcceleratorNode>(nodes, full_node().0, &rows).await;
 
-    let rows: Vec<Row<'_>> = vec![
+    let rows: Vec<RefusedSpecCase<'_>> = vec![
         (json!({ "address": null }), &["spec.address: Required value"]),
         (json!({ "address": "" }), &["spec.address", "at least 1 chars"]),
     ];

@@ -8,25 +8,25 @@ use std::{
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
 use kube::{Api, ResourceExt as _, api::ListParams};
 use nix::sys::signal::Signal;
-use rouse_cluster::wait::{self, PATIENCE};
+use rouse_cluster::wait::{self, WAIT_TIMEOUT};
 use serde_json::json;
 
 use crate::{
-    client::Answer,
-    site::LEASE,
-    world::{Gateway, World, aside, reason},
+    client::TestResponse,
+    installation::{ClusterGateway, Installation, blocking, reason},
+    site::LEASE_NAME,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_waits_at_any_gateway_starts_its_model_and_is_served_there() {
-    let world = World::new("replicas-any", 4, "128Gi").await;
+    let world = Installation::new("replicas-any", 4, "128Gi").await;
     world.model("one", "40Gi", "", json!({})).await;
     world.model("two", "40Gi", "", json!({})).await;
     let mut gateways = vec![world.gateway("gateway-0", ""), world.gateway("gateway-1", "")];
     // Whichever of them leads, one of these models is asked for at the other.
     for (gateway, model) in gateways.iter().zip(["one", "two"]) {
         let client = gateway.client();
-        let answer = aside(move || client.chat(model, true, 4)).await;
+        let answer = blocking(move || client.chat(model, true, 4)).await;
         assert!(answer.is_whole_stream(), "{answer:?}");
     }
     let pods = world.running().await;
@@ -51,7 +51,7 @@ async fn a_request_that_waits_at_any_gateway_starts_its_model_and_is_served_ther
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, known).await.expect("it is listed");
+        tokio::time::timeout(WAIT_TIMEOUT, known).await.expect("it is listed");
     }
     let answers = async { tokio::join!(ask(&gateways[0], "broken"), ask(&gateways[1], "broken")) };
     let answers = tokio::time::timeout(Duration::from_secs(60), answers).await.expect("somebody still waits");
@@ -66,7 +66,7 @@ async fn a_request_that_waits_at_any_gateway_starts_its_model_and_is_served_ther
     assert!(holder.starts_with(&format!("gateway-{leads}")), "{holder:?} leads");
     let killed = gateways.remove(leads);
     killed.signal(Signal::SIGKILL);
-    killed.ended().await;
+    killed.wait_owned().await;
     for model in ["one", "two"] {
         let answer = ask(&gateways[0], model).await;
         assert_eq!((answer.status, answer.header("server-timing")), (200, ""), "{model} was waited for");
@@ -74,23 +74,24 @@ async fn a_request_that_waits_at_any_gateway_starts_its_model_and_is_served_ther
     let client = gateways[0].client();
     world.model("three", "40Gi", "", json!({})).await;
     world.until("three", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
-    let cold = tokio::time::timeout(Duration::from_secs(60), aside(move || client.chat("three", false, 4)));
+    let cold =
+        tokio::time::timeout(Duration::from_secs(60), blocking(move || client.chat("three", false, 4)));
     assert_eq!(cold.await.unwrap().status, 200);
-    assert_eq!(world.booked().await.len(), 3);
+    assert_eq!(world.reserved_gib().await.len(), 3);
 }
 
-async fn lists(gateway: &Gateway, model: &'static str) -> bool {
+async fn lists(gateway: &ClusterGateway, model: &'static str) -> bool {
     let client = gateway.client();
-    aside(move || client.get("/v1/models").text().contains(model)).await
+    blocking(move || client.get("/v1/models").text().contains(model)).await
 }
 
-async fn ask(gateway: &Gateway, model: &'static str) -> Answer {
+async fn ask(gateway: &ClusterGateway, model: &'static str) -> TestResponse {
     let client = gateway.client();
-    aside(move || client.chat(model, false, 4)).await
+    blocking(move || client.chat(model, false, 4)).await
 }
 
 /// Waits until this gateway gives the model's engine to a request that did not wait, as it does once it has read of the engine.
-async fn at_once(gateway: &Gateway, model: &'static str) {
+async fn at_once(gateway: &ClusterGateway, model: &'static str) {
     let served = async {
         loop {
             let answer = ask(gateway, model).await;
@@ -101,19 +102,19 @@ async fn at_once(gateway: &Gateway, model: &'static str) {
             }
         }
     };
-    let served = tokio::time::timeout(PATIENCE, Box::pin(served)).await;
+    let served = tokio::time::timeout(WAIT_TIMEOUT, Box::pin(served)).await;
     assert!(served.is_ok(), "requests for {model} go on to wait");
 }
 
 /// One that was stopped while it led, and goes on when another leads, has all that it knew and may do nothing with it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_that_was_stopped_changes_nothing_when_it_goes_on() {
-    let world = World::new("replicas-stopped", 4, "128Gi").await;
+    let world = Installation::new("replicas-stopped", 4, "128Gi").await;
     world.model("one", "40Gi", "", json!({"cooldownPeriod": "3s"})).await;
     world.model("two", "40Gi", "", json!({})).await;
     let first = world.gateway("gateway-0", "");
     let client = first.client();
-    assert_eq!(aside(move || client.chat("two", false, 4)).await.status, 200);
+    assert_eq!(blocking(move || client.chat("two", false, 4)).await.status, 200);
     world.until("two", "ready", |model| reason(model, "Ready") == "Deployed").await;
     let second = world.gateway("gateway-1", "");
     let leases: Api<Lease> = world.site.namespace.api();
@@ -121,30 +122,30 @@ async fn a_leader_that_was_stopped_changes_nothing_when_it_goes_on() {
         let spec = lease.as_ref().and_then(|lease| lease.spec.as_ref());
         spec.and_then(|spec| spec.holder_identity.clone()).unwrap_or_default()
     };
-    assert!(holder(&leases.get_opt(LEASE).await.unwrap()).starts_with("gateway-0"));
+    assert!(holder(&leases.get_opt(LEASE_NAME).await.unwrap()).starts_with("gateway-0"));
     let wrote = written(&first);
     first.signal(Signal::SIGSTOP);
     let taken = |lease: &Option<Lease>| holder(lease).starts_with("gateway-1");
-    wait::until(&leases, LEASE, "the other to lead", taken).await.unwrap();
+    wait::until(&leases, LEASE_NAME, "the other to lead", taken).await.unwrap();
     // What the second decides meanwhile: one is started, and put away again.
     let client = second.client();
-    assert_eq!(aside(move || client.chat("one", false, 4)).await.status, 200);
+    assert_eq!(blocking(move || client.chat("one", false, 4)).await.status, 200);
     world.until("one", "put away", |model| reason(model, "Ready") == "ScaledToZero").await;
     let state = || async {
         let deployments = world.deployments().list(&ListParams::default()).await.unwrap().items;
         let pods = world.running().await.into_iter().map(|pod| pod.uid());
         let generations =
             deployments.into_iter().map(|d| (d.labels()["rouse.dev/model"].clone(), d.metadata.generation));
-        (generations.collect::<BTreeMap<_, _>>(), pods.collect::<BTreeSet<_>>(), world.booked().await)
+        (generations.collect::<BTreeMap<_, _>>(), pods.collect::<BTreeSet<_>>(), world.reserved_gib().await)
     };
     let before = state().await;
     first.signal(Signal::SIGCONT);
     // It serves, as one that does not lead.
     for model in ["two", "one"] {
         let client = first.client();
-        assert_eq!(aside(move || client.chat(model, false, 4)).await.status, 200, "{model}");
+        assert_eq!(blocking(move || client.chat(model, false, 4)).await.status, 200, "{model}");
     }
-    assert!(holder(&leases.get_opt(LEASE).await.unwrap()).starts_with("gateway-1"));
+    assert!(holder(&leases.get_opt(LEASE_NAME).await.unwrap()).starts_with("gateway-1"));
     world.until("one", "put away", |model| reason(model, "Ready") == "ScaledToZero").await;
     let after = state().await;
     // One was started and put away once more, by the other; of two nothing was changed.
@@ -158,7 +159,7 @@ async fn a_leader_that_was_stopped_changes_nothing_when_it_goes_on() {
 }
 
 /// How often it has written a Deployment or a Pod, as its metrics say: only the leader may.
-fn written(gateway: &Gateway) -> Vec<String> {
+fn written(gateway: &ClusterGateway) -> Vec<String> {
     let mine = |kind: &str| format!("rouse_kubernetes_writes_total{{kind=\"{kind}\",outcome=\"done\"}}");
     let (deployments, pods) = (mine("Deployment"), mine("Pod"));
     let counted = gateway.metrics();

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::authorization::v1::ResourceAttributes;
-use rouse_cluster::wait::PATIENCE;
+use rouse_cluster::wait::WAIT_TIMEOUT;
 use rouse_gateway::controllers::stub_key::SECRET;
 
 use crate::{
-    site::{LEASE, Models, Site, may, right},
+    site::{GatewayNamespace, LEASE_NAME, ModelScope, is_allowed, resource_attributes},
     support::cluster,
 };
 
@@ -70,7 +70,7 @@ fn of(rights: &[Rights]) -> BTreeSet<(&'static str, &'static str, &'static str)>
 const DUAL: [Rights; 2] = [("", "pods", &["create"]), ("apps", "replicasets", &["get"])];
 
 /// Asks for everything there, and compares.
-async fn exactly(site: &Site<'_>, namespace: &str, rights: &[&[Rights]]) {
+async fn exactly(site: &GatewayNamespace<'_>, namespace: &str, rights: &[&[Rights]]) {
     let client = site.client().await;
     let known = CLUSTER
         .iter()
@@ -81,7 +81,7 @@ async fn exactly(site: &Site<'_>, namespace: &str, rights: &[&[Rights]]) {
     let mut given = BTreeSet::new();
     for (group, resource) in known.chain(OTHERS) {
         for verb in VERBS {
-            if may(&client, right(group, resource, verb, namespace)).await {
+            if is_allowed(&client, resource_attributes(group, resource, verb, namespace)).await {
                 given.insert((group, resource, verb));
             }
         }
@@ -101,15 +101,16 @@ async fn exactly(site: &Site<'_>, namespace: &str, rights: &[&[Rights]]) {
 async fn a_gateway_of_one_namespace_may_do_what_it_needs_and_nothing_else() {
     let cluster = cluster().await;
     let (elsewhere, site) =
-        (cluster.namespace("elsewhere").await.unwrap(), Site::new(cluster, "rights").await);
+        (cluster.namespace("elsewhere").await.unwrap(), GatewayNamespace::new(cluster, "rights").await);
     exactly(&site, site.namespace.name(), &[&CLUSTER, &OWN, &MODELS]).await;
     exactly(&site, &elsewhere, &[&CLUSTER]).await;
 
     // Its one Lease and its one Secret by their names, and no other's.
     let client = site.client().await;
-    for (group, resource, own, other) in
-        [("coordination.k8s.io", "leases", LEASE, "kube-scheduler"), ("", "secrets", SECRET, "somebodys")]
-    {
+    for (group, resource, own, other) in [
+        ("coordination.k8s.io", "leases", LEASE_NAME, "kube-scheduler"),
+        ("", "secrets", SECRET, "somebodys"),
+    ] {
         for (name, verb) in [own, other].iter().flat_map(|name| VERBS.map(|verb| (*name, verb))) {
             // Whoever may make leases may make one of any name.
             let given = match verb {
@@ -119,9 +120,9 @@ async fn a_gateway_of_one_namespace_may_do_what_it_needs_and_nothing_else() {
             };
             let named = ResourceAttributes {
                 name: Some(name.to_owned()),
-                ..right(group, resource, verb, site.namespace.name())
+                ..resource_attributes(group, resource, verb, site.namespace.name())
             };
-            assert_eq!(may(&client, named).await, given, "{verb} {name}");
+            assert_eq!(is_allowed(&client, named).await, given, "{verb} {name}");
         }
     }
 }
@@ -129,20 +130,22 @@ async fn a_gateway_of_one_namespace_may_do_what_it_needs_and_nothing_else() {
 #[tokio::test]
 async fn a_gateway_with_dual_pods_may_make_pods_and_read_one_map_as_well() {
     let cluster = cluster().await;
-    let site = Site::new(cluster, "rights-dual").await;
+    let site = GatewayNamespace::new(cluster, "rights-dual").await;
     let own = site.namespace.name();
     site.install("dual-pods.yaml", None).await;
     site.install("dual-pods-namespace.yaml", Some(own)).await;
     let client = site.client().await;
     let map = |name: &str| ResourceAttributes {
         name: Some(name.to_owned()),
-        ..right("", "configmaps", "get", own)
+        ..resource_attributes("", "configmaps", "get", own)
     };
     let given = async {
-        while !may(&client, map("gpu-map")).await || !may(&client, right("", "pods", "create", own)).await {}
+        while !is_allowed(&client, map("gpu-map")).await
+            || !is_allowed(&client, resource_attributes("", "pods", "create", own)).await
+        {}
     };
-    tokio::time::timeout(PATIENCE, given).await.unwrap();
-    assert!(!may(&client, map("somebodys")).await);
+    tokio::time::timeout(WAIT_TIMEOUT, given).await.unwrap();
+    assert!(!is_allowed(&client, map("somebodys")).await);
     exactly(&site, own, &[&CLUSTER, &OWN, &MODELS, &DUAL]).await;
 }
 
@@ -152,7 +155,7 @@ async fn a_gateway_of_several_namespaces_has_its_models_in_each_of_them() {
     let own = cluster.namespace("gateway").await.unwrap();
     let (one, two) = (cluster.namespace("models").await.unwrap(), cluster.namespace("models").await.unwrap());
     let elsewhere = cluster.namespace("elsewhere").await.unwrap();
-    let site = Site::with(cluster, own, Models::In(&[&one, &two])).await;
+    let site = GatewayNamespace::with(cluster, own, ModelScope::Namespaces(&[&one, &two])).await;
     exactly(&site, site.namespace.name(), &[&CLUSTER, &OWN]).await;
     exactly(&site, &one, &[&CLUSTER, &MODELS]).await;
     exactly(&site, &two, &[&CLUSTER, &MODELS]).await;
@@ -165,7 +168,7 @@ async fn a_gateway_of_all_namespaces_has_its_models_everywhere() {
     let cluster = cluster().await;
     let own = cluster.namespace("gateway").await.unwrap();
     let elsewhere = cluster.namespace("elsewhere").await.unwrap();
-    let site = Site::with(cluster, own, Models::Everywhere).await;
+    let site = GatewayNamespace::with(cluster, own, ModelScope::AllNamespaces).await;
     exactly(&site, site.namespace.name(), &[&CLUSTER, &OWN, &MODELS]).await;
     exactly(&site, &elsewhere, &[&CLUSTER, &MODELS]).await;
     exactly(&site, "", &[&CLUSTER, &MODELS]).await;

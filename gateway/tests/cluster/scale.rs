@@ -11,17 +11,17 @@ use kube::{
     Api,
     api::{Patch, PatchParams},
 };
-use rouse_cluster::{Call, Role, wait::PATIENCE};
+use rouse_cluster::{AuditedCall, ServerRole, wait::WAIT_TIMEOUT};
 use rouse_gateway::controllers::crd::{AcceleratorNode, AcceleratorPool, InferenceModel};
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
-    client::Client,
-    crowd::{self, MODELS, Models, NODES, POOLS, Pools},
-    site::{Models as Where, Site},
-    support::{MANAGER, own_cluster},
-    world::{Gateway, aside, reason},
+    client::TestClient,
+    crowd::{self, MODELS, ModelApi, NODES, POOLS, PoolApi},
+    installation::{ClusterGateway, blocking, reason},
+    site::{GatewayNamespace, ModelScope as Where},
+    support::{FIELD_MANAGER, own_cluster},
 };
 
 /// What is promised of a cluster of this size.
@@ -45,12 +45,12 @@ async fn two_thousand_models_are_known_in_seconds_and_cost_next_to_nothing_while
     let cluster = own_cluster().await;
     let namespace = cluster.namespace("scale").await.unwrap();
     let own = namespace.name().to_owned();
-    let site = Site::with(&cluster, namespace, Where::In(&[&own])).await;
+    let site = GatewayNamespace::with(&cluster, namespace, Where::Namespaces(&[&own])).await;
     // Nobody plays these nodes' kubelets: it would find all of them dead, and say so of each.
-    cluster.stop_server(Role::ControllerManager).await;
+    cluster.stop_server(ServerRole::ControllerManager).await;
     crowd::make(&site.admin, &own).await;
 
-    let scene = Scene::start(&site).await;
+    let scene = ScaleFixture::start(&site).await;
     scene.check_first_sync().await;
     scene.check_quiet().await;
     scene.check_change().await;
@@ -60,15 +60,15 @@ async fn two_thousand_models_are_known_in_seconds_and_cost_next_to_nothing_while
     assert!(own <= MEMORY - PROGRAM, "{own} bytes");
 }
 
-struct Scene<'a> {
-    site: &'a Site<'a>,
-    gateway: Gateway,
+struct ScaleFixture<'a> {
+    site: &'a GatewayNamespace<'a>,
+    gateway: ClusterGateway,
     _dir: tempfile::TempDir,
 }
 
-impl<'a> Scene<'a> {
+impl<'a> ScaleFixture<'a> {
     /// With a gateway that lists all models.
-    async fn start(site: &'a Site<'a>) -> Self {
+    async fn start(site: &'a GatewayNamespace<'a>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let own = site.namespace.name();
         let file = dir.path().join("gateway.yaml");
@@ -80,9 +80,9 @@ impl<'a> Scene<'a> {
         fs::write(&file, text).unwrap();
         let kubeconfig = site.cluster.kubeconfig(&site.account).unwrap();
         let begun = Instant::now();
-        let gateway = aside(move || Gateway::start(&file, &kubeconfig, &[])).await;
+        let gateway = blocking(move || ClusterGateway::start(&file, &kubeconfig, &[])).await;
         let client = gateway.client();
-        let listed = aside(move || client.get("/v1/models")).await;
+        let listed = blocking(move || client.get("/v1/models")).await;
         let took = begun.elapsed();
         assert_eq!(listed.json()["data"].as_array().unwrap().len(), MODELS);
         println!("all models were known after {took:?}, with {} MiB", memory(&gateway, "VmRSS") >> 20);
@@ -96,7 +96,7 @@ impl<'a> Scene<'a> {
         let accepted = |model: &InferenceModel| reason(model, "Accepted") == "Accepted";
         crowd::until(self.models(), MODELS, "accepted", accepted).await;
         let known = |pool: &AcceleratorPool| pool.status.as_ref().is_some_and(|s| s.total.is_some());
-        crowd::until(Pools::all(self.site.admin.clone()), POOLS, "surveyed", known).await;
+        crowd::until(PoolApi::all(self.site.admin.clone()), POOLS, "surveyed", known).await;
         println!(
             "all statuses were written after {:?} more, for {:?} of CPU",
             begun.elapsed(),
@@ -112,7 +112,7 @@ impl<'a> Scene<'a> {
             self.calls_with(0, resource, all).await;
         }
         let calls = self.calls();
-        let written: Vec<&Call> =
+        let written: Vec<&AuditedCall> =
             calls.iter().filter(|call| call.resource == "inferencemodels/status").collect();
         let names: BTreeSet<&str> = written.iter().map(|call| call.name.as_str()).collect();
         assert_eq!((written.len(), names.len()), (MODELS, MODELS), "each status once");
@@ -151,8 +151,8 @@ impl<'a> Scene<'a> {
 
     /// Whoever asks for the metrics asks for those of all models.
     async fn check_scrape(&self) {
-        let (used, admin) = (cpu(&self.gateway), Client::new(self.gateway.admin));
-        let text = aside(move || admin.get("/metrics")).await.text();
+        let (used, admin) = (cpu(&self.gateway), TestClient::new(self.gateway.admin));
+        let text = blocking(move || admin.get("/metrics")).await.text();
         assert_eq!(
             text.lines().filter(|line| line.starts_with("inference_model_ready{")).count(),
             MODELS + 1
@@ -192,7 +192,7 @@ impl<'a> Scene<'a> {
             let patch = json!({"spec": {"cooldownPeriod": format!("{}m", 11 + change)}});
             let made = self
                 .models()
-                .patch(&name, &PatchParams::apply(MANAGER), &Patch::Merge(&patch))
+                .patch(&name, &PatchParams::apply(FIELD_MANAGER), &Patch::Merge(&patch))
                 .await
                 .unwrap();
             let seen = |model: &Option<InferenceModel>| {
@@ -216,7 +216,7 @@ impl<'a> Scene<'a> {
         assert!(calls.is_empty(), "{calls:?}");
     }
 
-    fn models(&self) -> Models {
+    fn models(&self) -> ModelApi {
         self.site.namespace.api()
     }
 
@@ -237,16 +237,16 @@ impl<'a> Scene<'a> {
                 sleep(Duration::from_millis(50)).await;
             }
         };
-        timeout(PATIENCE, logged).await.expect("so many calls were never logged")
+        timeout(WAIT_TIMEOUT, logged).await.expect("so many calls were never logged")
     }
 
-    fn calls(&self) -> Vec<Call> {
+    fn calls(&self) -> Vec<AuditedCall> {
         self.site.cluster.calls(&self.site.account).unwrap()
     }
 }
 
 /// How many of each.
-fn count(calls: &[Call]) -> BTreeMap<(String, String), usize> {
+fn count(calls: &[AuditedCall]) -> BTreeMap<(String, String), usize> {
     let mut count = BTreeMap::new();
     for call in calls {
         *count.entry((call.verb.clone(), call.resource.clone())).or_default() += 1;
@@ -255,7 +255,7 @@ fn count(calls: &[Call]) -> BTreeMap<(String, String), usize> {
 }
 
 /// What the process has used of all cores so far.
-fn cpu(gateway: &Gateway) -> Duration {
+fn cpu(gateway: &ClusterGateway) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{}/stat", gateway.pid())).unwrap();
     let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
     // Hundredths of a second, in user and kernel mode: the 14th and 15th of proc(5), which counts from the pid on.
@@ -264,7 +264,7 @@ fn cpu(gateway: &Gateway) -> Duration {
 }
 
 /// Bytes of physical memory: all (`VmRSS`), its own (`RssAnon`), what is mapped of files (`RssFile`).
-fn memory(gateway: &Gateway, what: &str) -> u64 {
+fn memory(gateway: &ClusterGateway, what: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", gateway.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(':')).unwrap();
     line.trim().strip_suffix(" kB").unwrap().trim().parse::<u64>().unwrap() << 10

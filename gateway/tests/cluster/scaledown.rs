@@ -1,13 +1,13 @@
 //! Pods that go while streams run on them: every stream ends as it should, and the Pod goes behind the last.
 
 use crate::{
-    streams::Stream,
-    world::{Gateway, World, aside, reason},
+    installation::{ClusterGateway, Installation, blocking, reason},
+    streams::HeldClientStream,
 };
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
-use rouse_cluster::{Mode, wait};
+use rouse_cluster::{LinkMode, wait};
 use rouse_gateway::controllers::crd::{InferenceModel, inference_model::EngineState};
 use serde_json::json;
 
@@ -23,7 +23,7 @@ fn drains(model: &InferenceModel, replica: u32) -> bool {
 }
 
 /// All streams end whole, and the Pod is there until they have.
-async fn outlives(world: &World<'_>, pod: &Pod, streams: Vec<Stream>) {
+async fn outlives(world: &Installation<'_>, pod: &Pod, streams: Vec<HeldClientStream>) {
     let pods = world.pods();
     let name = pod.name_any();
     let told = wait::until(&pods, &name, "it to be told to go", |pod| {
@@ -31,7 +31,7 @@ async fn outlives(world: &World<'_>, pod: &Pod, streams: Vec<Stream>) {
     });
     tokio::select! {
         biased;
-        _ = join_all(streams.into_iter().map(Stream::ends_whole)) => {}
+        _ = join_all(streams.into_iter().map(HeldClientStream::finish_whole)) => {}
         told = told => panic!("the Pod goes under its streams: {:?}", told.unwrap()),
     }
     wait::until(&pods, &name, "it to go", Option::is_none).await.unwrap();
@@ -40,34 +40,34 @@ async fn outlives(world: &World<'_>, pod: &Pod, streams: Vec<Stream>) {
 /// The one that decides does not hear of the streams: the gateway that they pass cannot say anything to anybody.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_that_seems_idle_goes_behind_the_streams_of_a_gateway_that_nobody_hears() {
-    let world = World::new("unheard", 2, "64Gi").await;
+    let world = Installation::new("unheard", 2, "64Gi").await;
     world.model("qwen", "40Gi", "--itl 20ms", json!({"cooldownPeriod": "1s"})).await;
     let leads = world.gateway("gateway-0", "");
     let client = leads.client();
     let link = world.site.cluster.link().await.unwrap();
     let kubeconfig = link.kubeconfig(&world.site.account).unwrap();
     let unheard = [world.gateway_by("gateway-1", "", &kubeconfig, &[])];
-    unheard[0].serves().await;
-    assert_eq!(aside(move || client.chat("qwen", true, 100)).await.status, 200);
-    link.set(Mode::Cut);
+    unheard[0].until_ready().await;
+    assert_eq!(blocking(move || client.chat("qwen", true, 100)).await.status, 200);
+    link.set(LinkMode::Cut);
     let pods = world.running().await;
-    let streams = Stream::through(&unheard, "qwen", TOKENS, 2).await;
+    let streams = HeldClientStream::open_each(&unheard, "qwen", TOKENS, 2).await;
     world.faults(&pods, STILL).await;
     world.until("qwen", "put away", |model| drains(model, 0)).await;
     world.faults(&pods, ON).await;
     outlives(&world, &pods[0], streams).await;
     world.until("qwen", "put away", |model| reason(model, "Ready") == "ScaledToZero").await;
-    world.until_booked("nothing", <[_]>::is_empty).await;
+    world.until_reserved("nothing", <[_]>::is_empty).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_edited_template_and_a_lower_number_end_no_stream_of_any_gateway() {
-    let world = World::new("goes", 4, "256Gi").await;
+    let world = Installation::new("goes", 4, "256Gi").await;
     let several = json!({"maxReplicas": 2, "maxConcurrency": 2});
     world.model("qwen", "40Gi", "--itl 20ms", several.clone()).await;
-    let gateways: Vec<Gateway> = (0..3).map(|n| world.gateway(&format!("gateway-{n}"), "")).collect();
+    let gateways: Vec<ClusterGateway> = (0..3).map(|n| world.gateway(&format!("gateway-{n}"), "")).collect();
     // Three through each, of which an engine takes two: so each gateway has one at the second engine.
-    let streams = Stream::through(&gateways, "qwen", TOKENS, 3).await;
+    let streams = HeldClientStream::open_each(&gateways, "qwen", TOKENS, 3).await;
     let pods = world.running().await;
     assert_eq!(pods.len(), 2);
     world.faults(&pods, STILL).await;
@@ -84,15 +84,15 @@ async fn an_edited_template_and_a_lower_number_end_no_stream_of_any_gateway() {
     assert_eq!(left, [of("0").uid()]);
 
     let first = [of("0")];
-    let streams = Stream::through(&gateways, "qwen", TOKENS, 2).await;
+    let streams = HeldClientStream::open_each(&gateways, "qwen", TOKENS, 2).await;
     world.faults(&first, STILL).await;
     world.model("qwen", "40Gi", "--itl 19ms", one).await;
     world.until("qwen", "outdated", |model| drains(model, 0)).await;
     world.faults(&first, ON).await;
     let client = gateways[1].client();
-    let next = tokio::spawn(aside(move || client.chat("qwen", true, 4)));
+    let next = tokio::spawn(blocking(move || client.chat("qwen", true, 4)));
     outlives(&world, &of("0"), streams).await;
     let answer = next.await.unwrap();
     assert!(answer.is_whole_stream(), "{answer:?}");
-    world.until_booked("the next one alone", |booked| booked == [("qwen".to_owned(), 40)]).await;
+    world.until_reserved("the next one alone", |booked| booked == [("qwen".to_owned(), 40)]).await;
 }

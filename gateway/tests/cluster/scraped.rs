@@ -9,7 +9,6 @@ use std::{
 };
 
 use rouse::{
-    lease::Clock,
     model::AcceleratorId,
     units::{Bytes, Millis, Tick},
 };
@@ -17,18 +16,19 @@ use rouse_gateway::{
     config,
     controllers::crd::Quantity,
     metrics::Metrics,
-    platform::kubernetes::dcgm::{Dcgm, Doubt, Error, Unknown, believable},
+    platform::kubernetes::dcgm::{DcgmClient, Error, UntrustedSample, UsageUnknown, trusted_usage},
 };
+use rouse_net::lease::TickClock;
 use serde_json::json;
 use tokio::time::{Duration, Instant, sleep};
 
 use crate::{
-    client::Client,
-    memory::until_told,
-    prometheus::{Exporter, Prometheus, lint},
-    runner::RUNS,
-    support::root,
-    world::{World, aside, reason},
+    client::TestClient,
+    installation::{Installation, blocking, reason},
+    memory::until_metric,
+    prometheus::{DcgmExporterStub, PrometheusServer, lint},
+    runner::STUB_ARGS_ENV,
+    support::repo_path,
 };
 
 /// Of the page's families, those that have a series only once what they count has happened, or where it is configured.
@@ -50,16 +50,16 @@ const RARE: [&str; 13] = [
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prometheus_finds_what_the_page_names_and_the_pools_own_sums() {
-    let world = World::new("scraped", 2, "128Gi").await;
-    world.accelerators("large", &[("GPU-a", 60 << 10)]);
+    let world = Installation::new("scraped", 2, "128Gi").await;
+    world.set_accelerators("large", &[("GPU-a", 60 << 10)]);
     world.model("large", "80Gi", "", json!({"cooldownPeriod": "10m"})).await;
     let gateway = world.gateway("gateway-0", "");
     world.until("large", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
-    let prometheus = Prometheus::start(&[("gateway", gateway.admin)]).await;
+    let prometheus = PrometheusServer::start(&[("gateway", gateway.admin)]).await;
     let own = world.name().to_owned();
     let budget = |what: &str| format!("inference_budget_{what}_bytes{{node_pool=\"{own}\"}}");
     let is_as_in_status = async || {
-        let status = world.budget().await.status.unwrap();
+        let status = world.get_pool().await.status.unwrap();
         for (what, quantity) in
             [("total", status.total), ("allocated", status.allocated), ("available", status.available)]
         {
@@ -72,8 +72,8 @@ async fn prometheus_finds_what_the_page_names_and_the_pools_own_sums() {
     assert_eq!(is_as_in_status().await, Bytes::ZERO);
 
     let client = gateway.client();
-    assert_eq!(aside(move || client.chat("unheard-of", false, 4)).await.status, 404);
-    assert_eq!(aside(move || client.chat("large", false, 4)).await.status, 200);
+    assert_eq!(blocking(move || client.chat("unheard-of", false, 4)).await.status, 404);
+    assert_eq!(blocking(move || client.chat("large", false, 4)).await.status, 200);
     prometheus.until(&budget("available"), Bytes::gib(48).0 as f64).await;
     assert_eq!(is_as_in_status().await, Bytes::gib(80));
     let served = "sum(rouse_requests_total{model=\"large\",status=\"2xx\",cold_start=\"cold\"})";
@@ -84,7 +84,7 @@ async fn prometheus_finds_what_the_page_names_and_the_pools_own_sums() {
     prometheus.until(&peak, Bytes::gib(60).0 as f64).await;
     assert_eq!(lint(&gateway.metrics()), "");
 
-    let page = fs::read_to_string(root("docs/metrics.md")).unwrap();
+    let page = fs::read_to_string(repo_path("docs/metrics.md")).unwrap();
     let named: BTreeSet<&str> =
         page.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
     let scraped = prometheus.names("gateway").await;
@@ -107,9 +107,9 @@ async fn prometheus_finds_what_the_page_names_and_the_pools_own_sums() {
 }
 
 /// A stub with its metrics port; ended when dropped.
-struct Stub(Child);
+struct ScrapedStubProcess(Child);
 
-impl Drop for Stub {
+impl Drop for ScrapedStubProcess {
     fn drop(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
@@ -118,43 +118,43 @@ impl Drop for Stub {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prometheus_takes_what_a_stub_tells() {
-    let metrics = SocketAddr::from(([127, 0, 0, 1], rouse::port::free().unwrap()));
+    let metrics = SocketAddr::from(([127, 0, 0, 1], rouse_net::port::free().unwrap()));
     let ports: String =
         ["probes", "spi", "relay", "admin", "debug"].map(|port| format!("--{port}-port=0\n")).concat();
     let arguments =
         format!("proxy\n--host=127.0.0.1\n{ports}--proxy-port=0\n--metrics-port={}", metrics.port());
     let stub = Command::new(std::env::current_exe().unwrap())
         .args(["runner::stub", "--exact", "--nocapture"])
-        .env(RUNS, arguments)
+        .env(STUB_ARGS_ENV, arguments)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let _stub = Stub(stub);
-    let prometheus = Prometheus::start(&[("stub", metrics)]).await;
+    let _stub = ScrapedStubProcess(stub);
+    let prometheus = PrometheusServer::start(&[("stub", metrics)]).await;
     prometheus.until("rouse_stub_ready", 0.0).await;
     prometheus.until("rouse_stub_build_info", 1.0).await;
-    assert_eq!(lint(&aside(move || Client::new(metrics).get("/metrics").text()).await), "");
+    assert_eq!(lint(&blocking(move || TestClient::new(metrics).get("/metrics").text()).await), "");
 }
 
 /// A reader of this Prometheus, as a configuration describes it.
-fn reader(url: &str, settings: &str) -> Dcgm {
+fn reader(url: &str, settings: &str) -> DcgmClient {
     let text = format!(
         "platform: kubernetes\nkubernetes: {{stubImage: s, prometheus: {{url: '{url}', interval: 100ms{settings}}}}}"
     );
     let asked = config::parse(&text, "test").unwrap().kubernetes.unwrap().prometheus.unwrap();
-    Dcgm::new(asked, clock(), Arc::new(Metrics::new()).readings()).unwrap()
+    DcgmClient::new(asked, clock(), Arc::new(Metrics::new()).meter_reads()).unwrap()
 }
 
-fn clock() -> Clock {
+fn clock() -> TickClock {
     let since = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
-    Clock::new(Instant::now(), Tick(u64::try_from(since.as_millis()).unwrap()))
+    TickClock::new(Instant::now(), Tick(u64::try_from(since.as_millis()).unwrap()))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_an_exporter_tells_is_known_by_way_of_prometheus_and_believed_while_it_is_young() {
-    let exporter = Exporter::start();
-    let prometheus = Prometheus::start(&[("dcgm", exporter.address)]).await;
+    let exporter = DcgmExporterStub::start();
+    let prometheus = PrometheusServer::start(&[("dcgm", exporter.address)]).await;
     let url = format!("http://{}", prometheus.address);
     let dcgm = reader(&url, "");
     assert_eq!(dcgm.samples().await, Err(Error::NoSeries { url: url.clone() }));
@@ -162,29 +162,35 @@ async fn what_an_exporter_tells_is_known_by_way_of_prometheus_and_believed_while
     exporter.set(&[("GPU-a", "Hostname=\"n1\"", 61_440), ("GPU-b", "Hostname=\"n1\"", 0)]);
     prometheus.until("count(DCGM_FI_DEV_FB_USED)", 2.0).await;
     sleep(dcgm.interval()).await;
-    let (a, settle) = (AcceleratorId::from("GPU-a"), Millis::secs(2));
-    assert_eq!(dcgm.used(&a, None, settle).await, Ok(Bytes::gib(60)));
-    assert_eq!(dcgm.used(&"GPU-b".into(), None, settle).await, Ok(Bytes::ZERO));
+    let (a, meter_lag) = (AcceleratorId::from("GPU-a"), Millis::secs(2));
+    assert_eq!(dcgm.used(&a, None, meter_lag).await, Ok(Bytes::gib(60)));
+    assert_eq!(dcgm.used(&"GPU-b".into(), None, meter_lag).await, Ok(Bytes::ZERO));
     let absent = AcceleratorId::from("GPU-c");
-    assert_eq!(dcgm.used(&absent, None, settle).await, Err(Unknown::Absent(absent)));
+    assert_eq!(dcgm.used(&absent, None, meter_lag).await, Err(UsageUnknown::NoSample(absent)));
     let sample = dcgm.samples().await.unwrap().used[&a].clone();
     assert_eq!(sample.node.as_deref(), Some("n1"));
 
     // An engine falls asleep there: until all has settled, what is told is from before that, for all that is known.
     let slept = clock().now();
     exporter.set(&[("GPU-a", "Hostname=\"n1\"", 2_048)]);
-    assert_eq!(dcgm.used(&a, Some(slept), settle).await, Err(Doubt::Early { settle }.into()));
+    assert_eq!(
+        dcgm.used(&a, Some(slept), meter_lag).await,
+        Err(UntrustedSample::TooEarly { meter_lag }.into())
+    );
     prometheus.until("DCGM_FI_DEV_FB_USED{UUID=\"GPU-a\"}", 2_048.0).await;
     sleep(dcgm.interval()).await;
-    assert_eq!(dcgm.used(&a, None, settle).await, Ok(Bytes::gib(2)));
-    assert_eq!(dcgm.used(&a, Some(slept), settle).await, Err(Doubt::Early { settle }.into()));
-    sleep(settle.duration() + Duration::from_secs(1)).await;
-    assert_eq!(dcgm.used(&a, Some(slept), settle).await, Ok(Bytes::gib(2)));
+    assert_eq!(dcgm.used(&a, None, meter_lag).await, Ok(Bytes::gib(2)));
+    assert_eq!(
+        dcgm.used(&a, Some(slept), meter_lag).await,
+        Err(UntrustedSample::TooEarly { meter_lag }.into())
+    );
+    sleep(meter_lag.duration() + Duration::from_secs(1)).await;
+    assert_eq!(dcgm.used(&a, Some(slept), meter_lag).await, Ok(Bytes::gib(2)));
 
     // Nothing new comes any more. What was known grows old.
     let last = dcgm.samples().await.unwrap().used[&a].clone();
-    let later = last.at + settle + Millis(1);
-    assert!(matches!(believable(&last, None, settle, later), Err(Doubt::Old { .. })));
+    let later = last.at + meter_lag + Millis(1);
+    assert!(matches!(trusted_usage(&last, None, meter_lag, later), Err(UntrustedSample::TooOld { .. })));
     exporter.clear();
     prometheus.until("absent(DCGM_FI_DEV_FB_USED)", 1.0).await;
     sleep(dcgm.interval()).await;
@@ -194,8 +200,8 @@ async fn what_an_exporter_tells_is_known_by_way_of_prometheus_and_believed_while
 /// From dcgm-exporter 4.9 on, with other units; beside one from before that, as while a cluster is being updated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_names_that_fields_have_since_dcgm_4_7_are_understood_beside_those_before() {
-    let exporter = Exporter::start();
-    let prometheus = Prometheus::start(&[("dcgm", exporter.address)]).await;
+    let exporter = DcgmExporterStub::start();
+    let prometheus = PrometheusServer::start(&[("dcgm", exporter.address)]).await;
     let dcgm = reader(&format!("http://{}", prometheus.address), "");
     exporter.set(&[("GPU-a", "Hostname=\"n1\"", 5)]);
     exporter.add("DCGM_FI_DEV_FB_USED_BYTES", "GPU-b", 3 << 30);
@@ -208,12 +214,12 @@ async fn the_names_that_fields_have_since_dcgm_4_7_are_understood_beside_those_b
     assert_eq!(used, [("GPU-a", Bytes::mib(5)), ("GPU-b", Bytes::gib(3))]);
     let faults: Vec<_> = samples.faults.iter().map(|(id, fault)| (id.as_str(), fault.as_str())).collect();
     assert_eq!(faults, [("GPU-b", "Xid 79"), ("GPU-c", "a row of its memory could not be replaced")]);
-    assert_eq!(samples.erred.iter().map(AcceleratorId::as_str).collect::<Vec<_>>(), ["GPU-a", "GPU-b"]);
+    assert_eq!(samples.with_xid.iter().map(AcceleratorId::as_str).collect::<Vec<_>>(), ["GPU-a", "GPU-b"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_wrong_with_a_prometheus_is_said() {
-    let nobody = SocketAddr::from(([127, 0, 0, 1], rouse::port::free().unwrap()));
+    let nobody = SocketAddr::from(([127, 0, 0, 1], rouse_net::port::free().unwrap()));
     let error = reader(&format!("http://{nobody}"), "").samples().await.unwrap_err();
     let text = error.to_string();
     assert!(text.starts_with(&format!("Prometheus cannot be reached at http://{nobody}: ")), "{text}");
@@ -222,9 +228,9 @@ async fn what_is_wrong_with_a_prometheus_is_said() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
     let error = reader(&url, ", timeout: 200ms").samples().await.unwrap_err();
-    assert_eq!(error, Error::Late { url, within: Millis(200) });
+    assert_eq!(error, Error::Timeout { url, within: Millis(200) });
 
-    let exporter = Exporter::start();
+    let exporter = DcgmExporterStub::start();
     exporter.set(&[("GPU-a", "Hostname=\"n1\"", 1)]);
     let other = reader(&format!("http://{}", exporter.address), "");
     let text = other.samples().await.unwrap_err().to_string();
@@ -237,19 +243,19 @@ async fn what_is_wrong_with_a_prometheus_is_said() {
 /// No stub of this cluster sees a driver, and DCGM's exporter says which Pod has which accelerator.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_stubs_cannot_read_an_engine_s_peak_comes_from_prometheus() {
-    let world = World::new("scraped-peak", 1, "128Gi").await;
+    let world = Installation::new("scraped-peak", 1, "128Gi").await;
     let own = world.name().to_owned();
-    let settles = json!({"nodeSelector": {"inference-pool": own}, "memory": "128Gi", "settle": "1s"});
+    let settles = json!({"nodeSelector": {"inference-pool": own}, "memory": "128Gi", "meterLag": "1s"});
     world.pool(&own, settles).await;
-    let exporter = Exporter::start();
-    let prometheus = Prometheus::start(&[("dcgm", exporter.address)]).await;
+    let exporter = DcgmExporterStub::start();
+    let prometheus = PrometheusServer::start(&[("dcgm", exporter.address)]).await;
     let address = prometheus.address;
     let settings = format!("{{url: 'http://{address}', interval: 500ms}}");
     world.model("qwen", "80Gi", "--start-time 3s", json!({})).await;
     let gateway = world.gateway_with("gateway-0", &format!(", prometheus: {settings}"));
     world.until("qwen", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
     let client = gateway.client();
-    let asked = tokio::spawn(aside(move || client.chat("qwen", false, 4)));
+    let asked = tokio::spawn(blocking(move || client.chat("qwen", false, 4)));
     let pod = loop {
         match world.running().await.first() {
             Some(pod) => break pod.metadata.name.clone().unwrap(),
@@ -265,6 +271,6 @@ async fn where_stubs_cannot_read_an_engine_s_peak_comes_from_prometheus() {
         model.status.as_ref().is_some_and(|status| status.observed_peak_memory == peak)
     });
     assert_eq!(seen.await.status.unwrap().utilization_percent, Some(87));
-    until_told(&gateway, "rouse_accelerator_readings_total{outcome=\"left_out\",source=\"prometheus\"} 1")
+    until_metric(&gateway, "rouse_accelerator_readings_total{outcome=\"left_out\",source=\"prometheus\"} 1")
         .await;
 }

@@ -11,52 +11,52 @@ use kube::{
     api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams},
     core::GroupVersionKind,
 };
-use rouse_cluster::{Cluster, Link, Namespace, User, wait::PATIENCE};
-use rouse_gateway::controllers::election::{Claim, Election, Leases};
+use rouse_cluster::{ClusterUser, Link, Namespace, TestCluster, wait::WAIT_TIMEOUT};
+use rouse_gateway::controllers::election::{Election, KubeLeaseStore, Leadership};
 use serde_json::{Value, json};
 use tokio::{
     sync::watch,
     time::{Duration, sleep, timeout},
 };
 
-use crate::support::{MANAGER, root};
+use crate::support::{FIELD_MANAGER, repo_path};
 
 /// What its one Lease is called: the rights are for this name.
-pub(crate) const LEASE: &str = "rouse-controller";
+pub(crate) const LEASE_NAME: &str = "rouse-controller";
 /// What the manifests call the gateway's own namespace, and its account.
-const OWN: &str = "rouse";
-const ACCOUNT: &str = "rouse-gateway";
+const MANIFEST_NAMESPACE: &str = "rouse";
+const ACCOUNT_NAME: &str = "rouse-gateway";
 
-pub(crate) struct Site<'a> {
-    pub(crate) cluster: &'a Cluster,
+pub(crate) struct GatewayNamespace<'a> {
+    pub(crate) cluster: &'a TestCluster,
     pub(crate) namespace: Namespace,
-    pub(crate) account: User,
+    pub(crate) account: ClusterUser,
     /// The admin's.
     pub(crate) admin: Client,
 }
 
 /// Where the models are that it may run.
-pub(crate) enum Models<'a> {
-    In(&'a [&'a str]),
-    Everywhere,
+pub(crate) enum ModelScope<'a> {
+    Namespaces(&'a [&'a str]),
+    AllNamespaces,
 }
 
-impl<'a> Site<'a> {
+impl<'a> GatewayNamespace<'a> {
     /// One whose models are in its own namespace.
-    pub(crate) async fn new(cluster: &'a Cluster, name: &str) -> Self {
+    pub(crate) async fn new(cluster: &'a TestCluster, name: &str) -> Self {
         let namespace = cluster.namespace(name).await.unwrap();
         let own = namespace.name().to_owned();
-        Self::with(cluster, namespace, Models::In(&[&own])).await
+        Self::with(cluster, namespace, ModelScope::Namespaces(&[&own])).await
     }
 
-    pub(crate) async fn with(cluster: &'a Cluster, namespace: Namespace, models: Models<'_>) -> Self {
+    pub(crate) async fn with(cluster: &'a TestCluster, namespace: Namespace, models: ModelScope<'_>) -> Self {
         let admin = cluster.client().await.unwrap();
-        let account = cluster.service_account(&namespace, ACCOUNT).await.unwrap();
+        let account = cluster.service_account(&namespace, ACCOUNT_NAME).await.unwrap();
         let site = Self { cluster, namespace, account, admin };
         site.install("gateway.yaml", None).await;
         match models {
-            Models::Everywhere => site.install("all-namespaces.yaml", None).await,
-            Models::In(namespaces) => {
+            ModelScope::AllNamespaces => site.install("all-namespaces.yaml", None).await,
+            ModelScope::Namespaces(namespaces) => {
                 for namespace in namespaces {
                     site.install("namespace.yaml", Some(namespace)).await;
                 }
@@ -73,12 +73,12 @@ impl<'a> Site<'a> {
 
     /// Applies one of the manifests, as for this installation and with bindings of its own: those are not all of one.
     pub(crate) async fn install(&self, file: &str, into: Option<&str>) {
-        let text = std::fs::read_to_string(root("charts/rouse/rbac").join(file)).unwrap();
+        let text = std::fs::read_to_string(repo_path("charts/rouse/rbac").join(file)).unwrap();
         for document in text.split("---\n") {
             let mut object: Value = serde_saphyr::from_str(document).unwrap();
             for place in ["/metadata/namespace", "/subjects/0/namespace"] {
                 match object.pointer_mut(place) {
-                    Some(place) if place == OWN => *place = json!(self.namespace.name()),
+                    Some(place) if place == MANIFEST_NAMESPACE => *place = json!(self.namespace.name()),
                     _ => {}
                 }
             }
@@ -103,29 +103,29 @@ impl<'a> Site<'a> {
             None => Api::all_with(self.admin.clone(), &resource),
         };
         let name = object["metadata"]["name"].as_str().unwrap();
-        api.patch(name, &PatchParams::apply(MANAGER), &Patch::Apply(object)).await.unwrap();
+        api.patch(name, &PatchParams::apply(FIELD_MANAGER), &Patch::Apply(object)).await.unwrap();
     }
 
     /// The authoriser sees roles and bindings by watches of its own, each in its own time: one right of each is asked for.
-    async fn wait_for_rights(&self, models: &Models<'_>) {
+    async fn wait_for_rights(&self, models: &ModelScope<'_>) {
         let client = self.client().await;
         let mut asked = vec![
-            right("coordination.k8s.io", "leases", "create", self.namespace.name()),
-            right("rouse.dev", "acceleratorpools/status", "update", ""),
+            resource_attributes("coordination.k8s.io", "leases", "create", self.namespace.name()),
+            resource_attributes("rouse.dev", "acceleratorpools/status", "update", ""),
         ];
         match models {
-            Models::Everywhere => asked.push(right("apps", "deployments", "delete", "")),
-            Models::In(all) => {
-                asked.extend(all.iter().map(|one| right("apps", "deployments", "delete", one)))
+            ModelScope::AllNamespaces => asked.push(resource_attributes("apps", "deployments", "delete", "")),
+            ModelScope::Namespaces(all) => {
+                asked.extend(all.iter().map(|one| resource_attributes("apps", "deployments", "delete", one)))
             }
         }
         for right in asked {
             let seen = async {
-                while !may(&client, right.clone()).await {
+                while !is_allowed(&client, right.clone()).await {
                     sleep(Duration::from_millis(20)).await;
                 }
             };
-            timeout(PATIENCE, seen).await.unwrap_or_else(|_| panic!("it was never given {right:?}"));
+            timeout(WAIT_TIMEOUT, seen).await.unwrap_or_else(|_| panic!("it was never given {right:?}"));
         }
     }
 
@@ -139,29 +139,29 @@ impl<'a> Site<'a> {
         link.client(&self.account).await.unwrap()
     }
 
-    pub(crate) fn leases(&self, client: Client) -> Leases {
-        Leases::new(client, &self.namespace, LEASE)
+    pub(crate) fn leases(&self, client: Client) -> KubeLeaseStore {
+        KubeLeaseStore::new(client, &self.namespace, LEASE_NAME)
     }
 
     /// The lease as one that held it in the epoch before this has given it back.
     pub(crate) async fn next_epoch(&self, epoch: u64) {
         let leases: Api<Lease> = self.namespace.api();
         let lease = json!({
-            "metadata": { "name": LEASE },
+            "metadata": { "name": LEASE_NAME },
             "spec": { "holderIdentity": "", "leaseTransitions": epoch - 1, "leaseDurationSeconds": 15 },
         });
         leases.create(&PostParams::default(), &serde_json::from_value(lease).unwrap()).await.unwrap();
     }
 
     /// A gateway of this site that leads.
-    pub(crate) async fn leader(&self, name: &str) -> (Election, Claim) {
+    pub(crate) async fn leader(&self, name: &str) -> (Election, Leadership) {
         let election = Election::start(self.leases(self.client().await), name.to_owned());
-        let claim = gained(&mut election.claim()).await;
+        let claim = until_leading(&mut election.leadership()).await;
         (election, claim)
     }
 
     pub(crate) async fn lease(&self) -> Option<Lease> {
-        self.namespace.api::<Lease>().get_opt(LEASE).await.unwrap()
+        self.namespace.api::<Lease>().get_opt(LEASE_NAME).await.unwrap()
     }
 
     /// Who holds it: a gateway's name and which life of it. Empty: nobody does.
@@ -171,7 +171,7 @@ impl<'a> Site<'a> {
     }
 }
 
-impl Deref for Site<'_> {
+impl Deref for GatewayNamespace<'_> {
     type Target = Namespace;
 
     fn deref(&self) -> &Namespace {
@@ -180,13 +180,19 @@ impl Deref for Site<'_> {
 }
 
 /// Waits until this one leads.
-pub(crate) async fn gained(claims: &mut watch::Receiver<Option<Claim>>) -> Claim {
-    let gained = timeout(PATIENCE, claims.wait_for(|claim| claim.is_some_and(|claim| claim.holds()))).await;
+pub(crate) async fn until_leading(claims: &mut watch::Receiver<Option<Leadership>>) -> Leadership {
+    let gained =
+        timeout(WAIT_TIMEOUT, claims.wait_for(|claim| claim.is_some_and(|claim| claim.is_valid()))).await;
     gained.expect("it never leads").unwrap().unwrap()
 }
 
 /// The right to do this with these; `resource` may be one with a subresource. No namespace: in all of them.
-pub(crate) fn right(group: &str, resource: &str, verb: &str, namespace: &str) -> ResourceAttributes {
+pub(crate) fn resource_attributes(
+    group: &str,
+    resource: &str,
+    verb: &str,
+    namespace: &str,
+) -> ResourceAttributes {
     let (resource, below) = resource.split_once('/').map_or((resource, None), |(one, two)| (one, Some(two)));
     ResourceAttributes {
         group: Some(group.to_owned()),
@@ -199,7 +205,7 @@ pub(crate) fn right(group: &str, resource: &str, verb: &str, namespace: &str) ->
 }
 
 /// Whether the API server says that this client has it.
-pub(crate) async fn may(client: &Client, right: ResourceAttributes) -> bool {
+pub(crate) async fn is_allowed(client: &Client, right: ResourceAttributes) -> bool {
     let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(right), ..Default::default() };
     let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
     let answered = Api::all(client.clone()).create(&PostParams::default(), &review).await.unwrap();

@@ -2,16 +2,16 @@
 
 use kube::{Api, ResourceExt as _};
 use rouse::units::{Bytes, Tick};
-use rouse_cluster::{Cluster, Link, Mode};
+use rouse_cluster::{Link, LinkMode, TestCluster};
 use rouse_gateway::controllers::{
-    booking::{Books, Error, Refused},
     crd::{AcceleratorPool, ledger::Ledger},
+    ledger::{Error, PoolLedger, ReservationRefusal},
 };
 
 use crate::{
-    process::Gateway,
-    site::Site,
-    support::{Revisions, check_books, cluster, names, pool, wanted},
+    process::ScriptedGatewayProcess,
+    site::GatewayNamespace,
+    support::{PoolRevisions, check_ledger, cluster, names, pool, reservation_request},
 };
 
 /// Of which one [`LAST`] is reserved from the beginning.
@@ -20,31 +20,31 @@ const LAST: Bytes = Bytes::gib(40);
 const NOT_LEADING: &str = "this gateway does not lead, or no longer";
 
 /// A process that leads, each of its ways to the API server, and a pool.
-struct Scene<'a> {
-    site: Site<'a>,
-    process: Gateway,
+struct StoppedLeaderFixture<'a> {
+    site: GatewayNamespace<'a>,
+    process: ScriptedGatewayProcess,
     books: Link,
     _election: Link,
     pool: AcceleratorPool,
-    revisions: Revisions,
+    revisions: PoolRevisions,
 }
 
 /// Beyond all that a clock makes of itself.
 const EPOCH: u64 = 2_000_000_007;
 
-impl<'a> Scene<'a> {
-    async fn new(cluster: &'a Cluster, name: &str) -> Self {
-        let site = Site::new(cluster, name).await;
+impl<'a> StoppedLeaderFixture<'a> {
+    async fn new(cluster: &'a TestCluster, name: &str) -> Self {
+        let site = GatewayNamespace::new(cluster, name).await;
         site.next_epoch(EPOCH).await;
         let (election, books) = (cluster.link().await.unwrap(), cluster.link().await.unwrap());
-        let process = Gateway::start(&site, &election, &books, EPOCH).await;
+        let process = ScriptedGatewayProcess::start(&site, &election, &books, EPOCH).await;
         let pool = pool(&site.admin, name, TOTAL).await;
-        let revisions = Revisions::of(&site.admin, &pool);
+        let revisions = PoolRevisions::of(&site.admin, &pool);
         let mut scene = Self { site, process, books, _election: election, pool, revisions };
         // The ledger is its own from here on: all that another finds to write there is the stamp.
         scene.decides("settled").await;
-        scene.process.tell("write").await;
-        assert_eq!(scene.process.hears().await, "1 reserved 0");
+        scene.process.send_line("write").await;
+        assert_eq!(scene.process.next_line().await, "1 reserved 0");
         scene
     }
 
@@ -55,8 +55,8 @@ impl<'a> Scene<'a> {
     /// Reads the pool, and is about to decide.
     async fn decides(&mut self, model: &str) {
         let pool = self.pool();
-        self.process.tell(&format!("reserve {pool} {model} {}", LAST.0)).await;
-        assert_eq!(self.process.hears().await, "decides");
+        self.process.send_line(&format!("reserve {pool} {model} {}", LAST.0)).await;
+        assert_eq!(self.process.next_line().await, "decides");
     }
 
     /// The version, by which nothing was written that this does not know.
@@ -69,7 +69,7 @@ impl<'a> Scene<'a> {
 /// Between what it read and its last look at the claim.
 #[tokio::test]
 async fn who_was_stopped_before_it_looked_does_not_even_try() {
-    let mut scene = Scene::new(cluster().await, "looks").await;
+    let mut scene = StoppedLeaderFixture::new(cluster().await, "looks").await;
     scene.decides("late").await;
     scene.process.stop().await;
     let (_next, claim) = scene.site.leader("next").await;
@@ -77,11 +77,11 @@ async fn who_was_stopped_before_it_looked_does_not_even_try() {
 
     // Nobody has written the pool meanwhile: nothing but the look is between it and the ledger.
     let (version, traffic) = (scene.version().await, scene.books.traffic());
-    scene.process.go_on();
-    scene.process.tell("write").await;
-    assert_eq!(scene.process.hears().await, format!("1 {NOT_LEADING}"));
-    scene.process.tell(&format!("reserve {} late {}", scene.pool(), LAST.0)).await;
-    assert_eq!(scene.process.hears().await, format!("0 {NOT_LEADING}"));
+    scene.process.resume();
+    scene.process.send_line("write").await;
+    assert_eq!(scene.process.next_line().await, format!("1 {NOT_LEADING}"));
+    scene.process.send_line(&format!("reserve {} late {}", scene.pool(), LAST.0)).await;
+    assert_eq!(scene.process.next_line().await, format!("0 {NOT_LEADING}"));
     assert_eq!(scene.books.traffic(), traffic, "it asked the API server for something");
     assert_eq!(scene.version().await, version);
 }
@@ -89,38 +89,39 @@ async fn who_was_stopped_before_it_looked_does_not_even_try() {
 /// Behind its last look: the write is under way, for as long as it takes.
 #[tokio::test]
 async fn what_was_under_way_when_another_took_over_is_refused() {
-    let mut scene = Scene::new(cluster().await, "late").await;
+    let mut scene = StoppedLeaderFixture::new(cluster().await, "late").await;
     scene.decides("late").await;
-    scene.books.set(Mode::Hold);
-    scene.process.tell("write").await;
+    scene.books.set(LinkMode::Hold);
+    scene.process.send_line("write").await;
     let before = scene.books.until("the write", |traffic| traffic.held > 0).await.unwrap();
     scene.process.stop().await;
 
     let (next, claim) = scene.site.leader("next").await;
     assert_eq!(claim.epoch, EPOCH + 1);
-    let books = Books::new(scene.site.client().await, next.claim());
+    let books = PoolLedger::new(scene.site.client().await, next.leadership());
     let name = scene.pool();
     let ledgers = books.take_over(&names(&[&name])).await.unwrap();
     assert_eq!(ledgers[&name].reservations.len(), 1);
     let stamped = scene.version().await;
 
-    scene.books.set(Mode::Pass);
-    scene.books.until("the answer", |traffic| traffic.answered > before.answered).await.unwrap();
+    scene.books.set(LinkMode::Pass);
+    scene.books.until("the answer", |traffic| traffic.to_client > before.to_client).await.unwrap();
     assert_eq!(scene.version().await, stamped, "the write of a leader that was replaced");
-    scene.process.go_on();
+    scene.process.resume();
     // Whether it sees the answer first or its timer, it has reserved nothing.
-    let said = scene.process.hears().await;
+    let said = scene.process.next_line().await;
     assert!(said.starts_with("1 ") && !said.contains("reserved"), "{said}");
-    scene.process.tell(&format!("reserve {name} late {}", LAST.0)).await;
-    assert_eq!(scene.process.hears().await, format!("0 {NOT_LEADING}"));
+    scene.process.send_line(&format!("reserve {name} late {}", LAST.0)).await;
+    assert_eq!(scene.process.next_line().await, format!("0 {NOT_LEADING}"));
 
     // All of it is the new leader's.
     for model in ["one", "two"] {
-        let reserve = |ledger: &mut Ledger, total| ledger.reserve(&wanted(model, LAST), total, Tick(0));
+        let reserve =
+            |ledger: &mut Ledger, total| ledger.reserve(&reservation_request(model, LAST), total, Tick(0));
         books.change(&name, reserve).await.unwrap();
     }
     let all = scene.revisions.all().await;
-    check_books(&all);
+    check_ledger(&all);
     assert_eq!(all.len(), 1 + 1 + 1 + 2);
 }
 
@@ -128,25 +129,26 @@ async fn what_was_under_way_when_another_took_over_is_refused() {
 #[tokio::test]
 async fn who_believes_it_leads_is_refused_by_the_stamp_of_a_newer_leader() {
     let cluster = cluster().await;
-    let (old, new) = (Site::new(cluster, "old").await, Site::new(cluster, "new").await);
+    let (old, new) =
+        (GatewayNamespace::new(cluster, "old").await, GatewayNamespace::new(cluster, "new").await);
     old.next_epoch(EPOCH).await;
     new.next_epoch(EPOCH + 1).await;
     let (before, _) = old.leader("before").await;
     let (after, _) = new.leader("after").await;
-    let before = Books::new(old.client().await, before.claim());
-    let after = Books::new(new.client().await, after.claim());
+    let before = PoolLedger::new(old.client().await, before.leadership());
+    let after = PoolLedger::new(new.client().await, after.leadership());
     let made = pool(&old.admin, "stamped", TOTAL).await;
-    let mut revisions = Revisions::of(&old.admin, &made);
+    let mut revisions = PoolRevisions::of(&old.admin, &made);
 
     let mut asked = 0;
     let mut reserve = |ledger: &mut Ledger, total| {
         asked += 1;
-        ledger.reserve(&wanted("model", LAST), total, Tick(0))
+        ledger.reserve(&reservation_request("model", LAST), total, Tick(0))
     };
     let id = before.change("stamped", &mut reserve).await.unwrap();
     // It has what it asks for: the answer alone is a decision, and needs the stamp.
     assert_eq!(after.change("stamped", &mut reserve).await.unwrap(), id);
-    let replaced = |outcome: Result<u64, Error<Refused>>| {
+    let replaced = |outcome: Result<u64, Error<ReservationRefusal>>| {
         let Err(Error::Replaced { pool, epoch: EPOCH, newer }) = outcome else { panic!("{outcome:?}") };
         assert_eq!((pool.as_str(), newer), ("stamped", EPOCH + 1));
     };
@@ -155,7 +157,7 @@ async fn who_believes_it_leads_is_refused_by_the_stamp_of_a_newer_leader() {
     assert!(matches!(before.take_over(&names(&["stamped"])).await, Err(Error::Replaced { .. })));
 
     let all = revisions.all().await;
-    check_books(&all);
+    check_ledger(&all);
     let epochs: Vec<_> = all.iter().map(|pool| pool.status.as_ref().unwrap().epoch).collect();
     assert_eq!(epochs, [0, EPOCH, EPOCH + 1]);
 }

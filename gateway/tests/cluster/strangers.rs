@@ -12,11 +12,11 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use crate::{
-    support::MANAGER,
-    world::{World, aside, reason},
+    installation::{Installation, blocking, reason},
+    support::FIELD_MANAGER,
 };
 
-async fn its_deployment(world: &World<'_>) -> Deployment {
+async fn its_deployment(world: &Installation<'_>) -> Deployment {
     let mut all = world.deployments().list(&ListParams::default()).await.unwrap().items;
     assert_eq!(all.len(), 1);
     all.remove(0)
@@ -24,15 +24,19 @@ async fn its_deployment(world: &World<'_>) -> Deployment {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_that_somebody_adds_to_a_deployment_are_given_up() {
-    let world = World::new("strangers-scale", 4, "128Gi").await;
+    let world = Installation::new("strangers-scale", 4, "128Gi").await;
     world.model("qwen", "40Gi", "", json!({})).await;
     let gateway = world.gateway("gateway-0", "");
     let client = gateway.client();
-    assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+    assert_eq!(blocking(move || client.chat("qwen", false, 4)).await.status, 200);
     let own = world.running().await[0].name_any();
 
     let (name, three) = (its_deployment(&world).await.name_any(), json!({"spec": {"replicas": 3}}));
-    world.deployments().patch(&name, &PatchParams::apply(MANAGER), &Patch::Merge(&three)).await.unwrap();
+    world
+        .deployments()
+        .patch(&name, &PatchParams::apply(FIELD_MANAGER), &Patch::Merge(&three))
+        .await
+        .unwrap();
     let one = |found: &Option<Deployment>| {
         let Some(found) = found else { return false };
         let status = found.status.clone().unwrap_or_default();
@@ -52,20 +56,20 @@ async fn pods_that_somebody_adds_to_a_deployment_are_given_up() {
             changed.next().await;
         }
     };
-    let left = timeout(wait::PATIENCE, left).await.expect("one Pod again");
+    let left = timeout(wait::WAIT_TIMEOUT, left).await.expect("one Pod again");
     assert_eq!(left[0].name_any(), own, "the engine is not the one that went");
     let client = gateway.client();
-    assert!(aside(move || client.chat("qwen", true, 4)).await.is_whole_stream());
-    assert_eq!(world.booked().await, [("qwen".to_owned(), 40)]);
+    assert!(blocking(move || client.chat("qwen", true, 4)).await.is_whole_stream());
+    assert_eq!(world.reserved_gib().await, [("qwen".to_owned(), 40)]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_whose_pod_somebody_deletes_is_replaced_and_nobody_is_sent_to_it() {
-    let world = World::new("strangers-delete", 2, "128Gi").await;
+    let world = Installation::new("strangers-delete", 2, "128Gi").await;
     world.model("qwen", "40Gi", "", json!({})).await;
     let gateway = world.gateway("gateway-0", "");
     let client = gateway.client();
-    assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+    assert_eq!(blocking(move || client.chat("qwen", false, 4)).await.status, 200);
     // Its status says so some time later, and would else be taken for that of one that goes.
     world.until("qwen", "ready", |model| reason(model, "Ready") == "Deployed").await;
     let before = world.running().await[0].name_any();
@@ -73,26 +77,26 @@ async fn an_engine_whose_pod_somebody_deletes_is_replaced_and_nobody_is_sent_to_
     let leaves = |model: &_| reason(model, "Ready") != "Deployed";
     world.until("qwen", "seen to go", leaves).await;
     let client = gateway.client();
-    let answer = aside(move || client.chat("qwen", true, 4)).await;
+    let answer = blocking(move || client.chat("qwen", true, 4)).await;
     assert!(answer.is_whole_stream(), "{answer:?}");
     assert_ne!(world.running().await[0].name_any(), before);
-    assert_eq!(world.booked().await, [("qwen".to_owned(), 40)]);
+    assert_eq!(world.reserved_gib().await, [("qwen".to_owned(), 40)]);
 }
 
 /// Nobody decides any more for a model that is not served; who comes to lead ends what it left all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_runs_for_a_model_that_was_spoiled_while_nobody_led_ends_and_is_given_back() {
-    let world = World::new("strangers-spoiled", 2, "128Gi").await;
+    let world = Installation::new("strangers-spoiled", 2, "128Gi").await;
     world.model("qwen", "40Gi", "", json!({})).await;
     let gateway = world.gateway("gateway-0", "");
     let client = gateway.client();
-    assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+    assert_eq!(blocking(move || client.chat("qwen", false, 4)).await.status, 200);
     gateway.signal(Signal::SIGKILL);
-    gateway.ended().await;
+    gateway.wait_owned().await;
     world.model("qwen", "40Gi", "", json!({"dependencies": ["nobody"]})).await;
     let _gateway = world.gateway("gateway-1", "");
     world.until("qwen", "refused", |model| reason(model, "Accepted") == "DependencyMissing").await;
-    world.until_booked("nothing", <[_]>::is_empty).await;
+    world.until_reserved("nothing", <[_]>::is_empty).await;
     assert_eq!(world.running().await.len(), 0);
 }
 
@@ -100,12 +104,12 @@ async fn what_runs_for_a_model_that_was_spoiled_while_nobody_led_ends_and_is_giv
 /// own deadline.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_start_that_the_namespace_denies_says_so() {
-    let world = World::new("strangers-denied", 2, "128Gi").await;
+    let world = Installation::new("strangers-denied", 2, "128Gi").await;
     let quota = json!({
         "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}},
     });
     let quotas: kube::Api<k8s_openapi::api::core::v1::ResourceQuota> = world.site.namespace.api();
-    quotas.patch("none", &PatchParams::apply(MANAGER), &Patch::Apply(&quota)).await.unwrap();
+    quotas.patch("none", &PatchParams::apply(FIELD_MANAGER), &Patch::Apply(&quota)).await.unwrap();
     let counted = |found: &Option<k8s_openapi::api::core::v1::ResourceQuota>| {
         found.as_ref().and_then(|found| found.status.as_ref()?.hard.as_ref()).is_some()
     };
@@ -113,12 +117,12 @@ async fn a_start_that_the_namespace_denies_says_so() {
     world.model("qwen", "40Gi", "", json!({"startTimeout": "5m", "queue": {"maxWait": "20s"}})).await;
     let gateway = world.gateway("gateway-0", "");
     let client = gateway.client();
-    let refused = aside(move || client.chat("qwen", false, 4)).await;
+    let refused = blocking(move || client.chat("qwen", false, 4)).await;
     assert_eq!(refused.status, 503, "{}", refused.text());
     let why = |model: &rouse_gateway::controllers::crd::InferenceModel| {
         let status = model.status.clone().unwrap_or_default();
         status.conditions.iter().any(|it| it.type_ == "Available" && it.message.contains("quota"))
     };
     world.until("qwen", "told why", why).await;
-    world.until_booked("nothing", <[_]>::is_empty).await;
+    world.until_reserved("nothing", <[_]>::is_empty).await;
 }

@@ -9,19 +9,19 @@ use futures_util::future::join_all;
 use tokio::{sync::oneshot, task::JoinHandle};
 
 use crate::{
-    client::{Answer, chat_body, request},
-    world::Gateway,
+    client::{TestResponse, chat_body, request},
+    installation::ClusterGateway,
 };
 
 /// A stream that runs.
-pub(crate) struct Stream {
-    ended: JoinHandle<Option<Answer>>,
+pub(crate) struct HeldClientStream {
+    ended: JoinHandle<Option<TestResponse>>,
     socket: TcpStream,
 }
 
-impl Stream {
+impl HeldClientStream {
     /// Returns once it has begun.
-    pub(crate) async fn open(gateway: &Gateway, model: &'static str, tokens: u32) -> Self {
+    pub(crate) async fn open(gateway: &ClusterGateway, model: &'static str, tokens: u32) -> Self {
         let mut socket = gateway.client().connect();
         let own = socket.try_clone().unwrap();
         let (tell, begun) = oneshot::channel();
@@ -38,15 +38,15 @@ impl Stream {
                     tell.send(()).unwrap();
                 }
             }
-            Answer::parse(&bytes)
+            TestResponse::parse(&bytes)
         });
         begun.await.unwrap();
         Self { ended, socket: own }
     }
 
     /// So many through each of them.
-    pub(crate) async fn through(
-        gateways: &[Gateway],
+    pub(crate) async fn open_each(
+        gateways: &[ClusterGateway],
         model: &'static str,
         tokens: u32,
         each: usize,
@@ -56,12 +56,12 @@ impl Stream {
     }
 
     /// All that came of it.
-    pub(crate) async fn ends(self) -> Answer {
+    pub(crate) async fn finish(self) -> TestResponse {
         self.ended.await.unwrap().unwrap()
     }
 
-    pub(crate) async fn ends_whole(self) {
-        let answer = self.ends().await;
+    pub(crate) async fn finish_whole(self) {
+        let answer = self.finish().await;
         assert!(answer.is_whole_stream(), "{answer:?}");
     }
 

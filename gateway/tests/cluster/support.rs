@@ -16,10 +16,10 @@ use kube::{
     runtime::wait::{await_condition, conditions},
 };
 use rouse::units::Bytes;
-use rouse_cluster::{Cluster, wait::PATIENCE};
+use rouse_cluster::{TestCluster, wait::WAIT_TIMEOUT};
 use rouse_gateway::controllers::{
-    booking::Wanted,
     crd::{self, AcceleratorPool, AcceleratorPoolStatus, Quantity, ledger::ObjectName},
+    ledger::ReservationRequest,
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -27,31 +27,31 @@ use tokio::{
     time::timeout,
 };
 
-pub(crate) const MANAGER: &str = "tests";
+pub(crate) const FIELD_MANAGER: &str = "tests";
 
 /// The file of the repository at this path.
-pub(crate) fn root(path: &str) -> PathBuf {
+pub(crate) fn repo_path(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(path)
 }
 
 /// The cluster that all tests share, which knows our kinds.
-pub(crate) async fn cluster() -> &'static Cluster {
+pub(crate) async fn cluster() -> &'static TestCluster {
     static DEFINED: OnceCell<()> = OnceCell::const_new();
-    let cluster = Cluster::shared();
-    DEFINED.get_or_init(async || Box::pin(cluster.once("kinds", define(cluster))).await.unwrap()).await;
+    let cluster = TestCluster::shared();
+    DEFINED.get_or_init(async || Box::pin(cluster.once("kinds", define_kinds(cluster))).await.unwrap()).await;
     cluster
 }
 
 /// A cluster that knows our kinds and in which no gateway runs but those of one test. In the shared one, each gateway that decides writes
 /// the AcceleratorNodes that it sees.
-pub(crate) async fn own_cluster() -> Cluster {
-    let cluster = Cluster::start().unwrap();
-    define(&cluster).await;
+pub(crate) async fn own_cluster() -> TestCluster {
+    let cluster = TestCluster::start().unwrap();
+    define_kinds(&cluster).await;
     cluster
 }
 
 /// Tells a cluster our kinds, and waits until it serves them.
-pub(crate) async fn define(cluster: &Cluster) {
+pub(crate) async fn define_kinds(cluster: &TestCluster) {
     let client = cluster.client().await.unwrap();
     for definition in crd::all() {
         let name = definition.metadata.name.clone().unwrap();
@@ -59,7 +59,10 @@ pub(crate) async fn define(cluster: &Cluster) {
         assert!(answer.status().is_success(), "{name}: {:?}", answer.status());
         let kinds: Api<CustomResourceDefinition> = Api::all(client.clone());
         let served = await_condition(kinds, &name, conditions::is_crd_established());
-        timeout(PATIENCE, Box::pin(served)).await.unwrap_or_else(|_| panic!("{name} is not served")).unwrap();
+        timeout(WAIT_TIMEOUT, Box::pin(served))
+            .await
+            .unwrap_or_else(|_| panic!("{name} is not served"))
+            .unwrap();
     }
 }
 
@@ -68,7 +71,7 @@ pub(crate) async fn apply_definition(client: &Client, definition: &Value) -> Res
     let name = definition["metadata"]["name"].as_str().unwrap();
     let path = <CustomResourceDefinition as kube::Resource>::url_path(&(), None);
     let patch = Patch::Apply(definition);
-    let request = core::Request::new(path).patch(name, &PatchParams::apply(MANAGER), &patch).unwrap();
+    let request = core::Request::new(path).patch(name, &PatchParams::apply(FIELD_MANAGER), &patch).unwrap();
     client.send(request.map(Body::from)).await.unwrap()
 }
 
@@ -94,36 +97,36 @@ pub(crate) fn names(all: &[&str]) -> BTreeSet<String> {
 }
 
 /// What the first engine of this model needs, on one accelerator.
-pub(crate) fn wanted(model: &str, bytes: Bytes) -> Wanted {
+pub(crate) fn reservation_request(model: &str, bytes: Bytes) -> ReservationRequest {
     let model = ObjectName::new("default", model);
-    Wanted { model, replica: 0, count: 1, bytes, host_bytes: Bytes::ZERO, quota: None }
+    ReservationRequest { model, replica: 0, count: 1, bytes, host_bytes: Bytes::ZERO, quota: None }
 }
 
 /// Every revision of one pool, from one on, in their order.
-pub(crate) struct Revisions {
-    seen: watch::Receiver<Vec<AcceleratorPool>>,
+pub(crate) struct PoolRevisions {
+    revisions: watch::Receiver<Vec<AcceleratorPool>>,
     pools: Api<AcceleratorPool>,
     name: String,
 }
 
-impl Revisions {
+impl PoolRevisions {
     /// Of this pool, from what it is here on.
     pub(crate) fn of(client: &Client, from: &AcceleratorPool) -> Self {
         let pools: Api<AcceleratorPool> = Api::all(client.clone());
         let (told, seen) = watch::channel(vec![from.clone()]);
-        tokio::spawn(follow(pools.clone(), told));
-        Self { seen, pools, name: from.name_any() }
+        tokio::spawn(follow_pool(pools.clone(), told));
+        Self { revisions: seen, pools, name: from.name_any() }
     }
 
     /// All up to now.
     pub(crate) async fn all(&mut self) -> Vec<AcceleratorPool> {
         let now = self.pools.get(&self.name).await.unwrap().resource_version();
-        let there = self.seen.wait_for(|all| all.last().unwrap().resource_version() == now);
-        timeout(PATIENCE, there).await.expect("the watch is behind").unwrap().clone()
+        let there = self.revisions.wait_for(|all| all.last().unwrap().resource_version() == now);
+        timeout(WAIT_TIMEOUT, there).await.expect("the watch is behind").unwrap().clone()
     }
 }
 
-async fn follow(pools: Api<AcceleratorPool>, told: watch::Sender<Vec<AcceleratorPool>>) {
+async fn follow_pool(pools: Api<AcceleratorPool>, told: watch::Sender<Vec<AcceleratorPool>>) {
     let last = || told.borrow().last().map(|pool| (pool.name_any(), pool.resource_version().unwrap()));
     // An API server ends each watch some time, in order; the next goes on where that stopped.
     while let Some((name, version)) = last() {
@@ -144,7 +147,7 @@ async fn follow(pools: Api<AcceleratorPool>, told: watch::Sender<Vec<Accelerator
 }
 
 /// What must hold of every revision of every pool.
-pub(crate) fn check_books(revisions: &[AcceleratorPool]) {
+pub(crate) fn check_ledger(revisions: &[AcceleratorPool]) {
     let mut epoch = 0;
     for pool in revisions {
         let status = pool.status.as_ref().unwrap();

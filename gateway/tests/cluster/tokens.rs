@@ -12,15 +12,15 @@ use rouse_cluster::wait;
 use rouse_gateway::controllers::{
     crd::ledger::ObjectName,
     stub_key::{SECRET, StubKey},
-    workload::{Owner, SPI_PORT, STUB},
+    workload::{ModelRef, SPI_PORT, STUB},
 };
 use serde_json::json;
 
 use crate::{
-    client::Client,
-    site::Site,
+    client::TestClient,
+    installation::{Installation, blocking, reason},
+    site::GatewayNamespace,
     support::cluster,
-    world::{World, aside, reason},
 };
 
 const CLOSE: &str = r#"{"epoch":9999,"generation":18446744073709551615}"#;
@@ -46,12 +46,12 @@ async fn order(pod: &Pod, order: (&str, &str, &str), token: Option<&str>) -> (u1
          {token}Content-Length: {}\r\n\r\n{body}",
         body.len()
     );
-    let answer = aside(move || Client::new(SocketAddr::new(ip, SPI_PORT)).raw(&request)).await;
+    let answer = blocking(move || TestClient::new(SocketAddr::new(ip, SPI_PORT)).raw(&request)).await;
     (answer.status, answer.text())
 }
 
 /// No order that there is, and no look at its gate, is granted to who shows one of these.
-pub(crate) async fn obeys_none_of(pod: &Pod, tokens: &[Option<&str>]) {
+pub(crate) async fn assert_refuses_tokens(pod: &Pod, tokens: &[Option<&str>]) {
     for token in tokens {
         for what in ORDERS {
             assert_eq!(order(pod, what, *token).await.0, 401, "{what:?} with {token:?}");
@@ -75,7 +75,7 @@ fn hash(pod: &Pod) -> String {
 }
 
 /// Takes the key away: the next gateway that begins makes another.
-pub(crate) async fn forget_key<R>(world: &World<'_, R>) {
+pub(crate) async fn forget_key<R>(world: &Installation<'_, R>) {
     let secrets: Api<Secret> = world.site.namespace.api();
     let none = Patch::Merge(json!({"data": {"key": null}}));
     secrets.patch(SECRET, &PatchParams::default(), &none).await.unwrap();
@@ -83,43 +83,43 @@ pub(crate) async fn forget_key<R>(world: &World<'_, R>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stub_obeys_nobody_without_its_models_own_token() {
-    let world = World::new("tokens-orders", 2, "128Gi").await;
+    let world = Installation::new("tokens-orders", 2, "128Gi").await;
     let qwen = world.model("qwen", "40Gi", "", json!({})).await;
     let other = world.model("other", "40Gi", "", json!({})).await;
     let gateway = world.gateway("gateway-0", "");
     let client = gateway.client();
-    assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+    assert_eq!(blocking(move || client.chat("qwen", false, 4)).await.status, 200);
     let pod = world.running().await.remove(0);
 
-    let key = StubKey::of(&world.site.client().await, world.name()).await.unwrap();
-    let owner = |model: &rouse_gateway::controllers::crd::InferenceModel| Owner {
+    let key = StubKey::load_or_create(&world.site.client().await, world.name()).await.unwrap();
+    let owner = |model: &rouse_gateway::controllers::crd::InferenceModel| ModelRef {
         object: ObjectName::new(world.name(), model.name_any()),
         uid: model.uid().unwrap(),
     };
     let (own, others, hash) = (key.token(&owner(&qwen)), key.token(&owner(&other)), hash(&pod));
     // What somebody may know: nothing, what the Pod's spec says, another model's token.
-    obeys_none_of(&pod, &[None, Some(""), Some(&hash), Some(&others)]).await;
+    assert_refuses_tokens(&pod, &[None, Some(""), Some(&hash), Some(&others)]).await;
     let (status, gate) = order(&pod, ("GET", "/v1/gate", ""), Some(&own)).await;
     assert_eq!(status, 200, "{gate}");
     let gate: serde_json::Value = serde_json::from_str(&gate).unwrap();
     assert_eq!(gate["gated"], false);
     let client = gateway.client();
-    let answer = aside(move || client.chat("qwen", true, 4)).await;
+    let answer = blocking(move || client.chat("qwen", true, 4)).await;
     assert!(answer.is_whole_stream() && answer.header("x-rouse-cold-start").is_empty(), "{answer:?}");
 }
 
 #[tokio::test]
 async fn gateways_that_come_at_once_have_one_key() {
-    let site = Site::new(cluster().await, "tokens-key").await;
+    let site = GatewayNamespace::new(cluster().await, "tokens-key").await;
     let (client, own) = (site.client().await, site.namespace.name());
     let empty: Secret = site.namespace.api::<Secret>().get(SECRET).await.unwrap();
     assert_eq!(empty.data, None);
-    let each = (0..8).map(|_| StubKey::of(&client, own));
+    let each = (0..8).map(|_| StubKey::load_or_create(&client, own));
     let keys: Vec<StubKey> = futures_util::future::try_join_all(each).await.unwrap();
     assert!(keys.iter().all(|key| *key == keys[0]));
     // The manifest, applied again, takes nothing away.
     site.reinstall().await;
-    assert_eq!(StubKey::of(&client, own).await.unwrap(), keys[0]);
+    assert_eq!(StubKey::load_or_create(&client, own).await.unwrap(), keys[0]);
 
     let secrets: Api<Secret> = site.namespace.api();
     let set = |key: &str| {
@@ -128,35 +128,35 @@ async fn gateways_that_come_at_once_have_one_key() {
         async move { secrets.patch(SECRET, &PatchParams::default(), &patch).await.unwrap() }
     };
     set("c2hvcnQ=").await;
-    let refused = StubKey::of(&client, own).await.unwrap_err();
-    assert!(!refused.may_pass() && refused.to_string().contains("remove the entry"), "{refused}");
+    let refused = StubKey::load_or_create(&client, own).await.unwrap_err();
+    assert!(!refused.is_transient() && refused.to_string().contains("remove the entry"), "{refused}");
     secrets.delete(SECRET, &kube::api::DeleteParams::default()).await.unwrap();
-    let refused = StubKey::of(&client, own).await.unwrap_err();
-    assert!(!refused.may_pass() && refused.to_string().contains("rbac/gateway.yaml"), "{refused}");
-    let elsewhere = StubKey::of(&client, "kube-system").await.unwrap_err();
-    assert!(!elsewhere.may_pass() && elsewhere.to_string().contains("may not"), "{elsewhere}");
+    let refused = StubKey::load_or_create(&client, own).await.unwrap_err();
+    assert!(!refused.is_transient() && refused.to_string().contains("rbac/gateway.yaml"), "{refused}");
+    let elsewhere = StubKey::load_or_create(&client, "kube-system").await.unwrap_err();
+    assert!(!elsewhere.is_transient() && elsewhere.to_string().contains("may not"), "{elsewhere}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engines_of_another_key_are_replaced() {
-    let world = World::new("tokens-changed", 2, "64Gi").await;
+    let world = Installation::new("tokens-changed", 2, "64Gi").await;
     world.model("qwen", "40Gi", "", json!({})).await;
     let first = world.gateway("gateway-0", "");
     let client = first.client();
-    assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+    assert_eq!(blocking(move || client.chat("qwen", false, 4)).await.status, 200);
     let before = world.running().await.remove(0);
     first.signal(Signal::SIGTERM);
-    first.ended().await;
+    first.wait_owned().await;
     forget_key(&world).await;
 
     // It leads, and finds an engine that it cannot give orders to.
     let second = world.gateway("gateway-1", "");
     wait::until(&world.pods(), &before.name_any(), "its end", Option::is_none).await.unwrap();
     let client = second.client();
-    assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+    assert_eq!(blocking(move || client.chat("qwen", false, 4)).await.status, 200);
     world.until("qwen", "ready", |model| reason(model, "Ready") == "Deployed").await;
     let now = world.running().await;
     assert_eq!(now.len(), 1);
     assert_ne!((now[0].uid(), hash(&now[0])), (before.uid(), hash(&before)));
-    assert_eq!(world.booked().await, [("qwen".to_owned(), 40)]);
+    assert_eq!(world.reserved_gib().await, [("qwen".to_owned(), 40)]);
 }

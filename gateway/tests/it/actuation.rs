@@ -9,7 +9,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::support::{
-    Fixture, Gateway, Sim,
+    GatewayFixture, GatewayProcess, SimModel,
     client::{chat_body, request},
 };
 
@@ -25,7 +25,7 @@ const BEYOND_A_WAKE: Duration = Duration::from_millis(50);
 const BEYOND_A_START: Duration = Duration::from_millis(300);
 
 /// One start of a parked stream's model.
-struct Start {
+struct TimedStart {
     /// From the engine's first ready answer to the first byte of the request written to it.
     handed_over: Duration,
     /// From the request's first byte to the answer's.
@@ -34,7 +34,7 @@ struct Start {
 
 #[test]
 fn a_wake_costs_little_beyond_the_engines_own_time() {
-    let _alone = crate::alone();
+    let _alone = crate::lock_timed_tests();
     let gateway = with_room_for_one(&["first"]);
     gateway.client().chat("first", true, 1);
     let mut wakes = 0_usize;
@@ -43,12 +43,12 @@ fn a_wake_costs_little_beyond_the_engines_own_time() {
         put_to_sleep(&gateway, "first");
         start(&gateway, "first", wakes)
     });
-    gateway.settled("first#0");
+    gateway.until_unused("first#0");
 }
 
 #[test]
 fn a_wake_that_needs_room_costs_little_beyond_both_engines_own_time() {
-    let _alone = crate::alone();
+    let _alone = crate::lock_timed_tests();
     let gateway = with_room_for_one(&["first", "second"]);
     gateway.client().chat("first", true, 1);
     gateway.client().chat("second", true, 1);
@@ -59,13 +59,13 @@ fn a_wake_that_needs_room_costs_little_beyond_both_engines_own_time() {
         idle(&gateway);
         start(&gateway, model, wakes.div_ceil(2))
     });
-    gateway.settled("first#0");
-    gateway.settled("second#0");
+    gateway.until_unused("first#0");
+    gateway.until_unused("second#0");
 }
 
 #[test]
 fn a_cold_start_hands_the_parked_request_over_at_once() {
-    let _alone = crate::alone();
+    let _alone = crate::lock_timed_tests();
     let gateway = with_room_for_one(&["first"]);
     measure("cold start", STARTS, (START, BEYOND_A_START), || {
         gateway.admin().post("/admin/v1/models/first/stop", "");
@@ -76,10 +76,15 @@ fn a_cold_start_hands_the_parked_request_over_at_once() {
 
 /// The medians of `n` starts hold. Whatever else this machine runs takes its cores away for seconds, so that a round
 /// which misses is taken again, twice at most; what the gateway itself costs is in every round.
-fn measure(what: &str, n: usize, (engines, most): (Duration, Duration), mut start: impl FnMut() -> Start) {
+fn measure(
+    what: &str,
+    n: usize,
+    (engines, most): (Duration, Duration),
+    mut start: impl FnMut() -> TimedStart,
+) {
     let mut told = String::new();
     for _ in 0..3 {
-        let starts: Vec<Start> = (0..n).map(|_| start()).collect();
+        let starts: Vec<TimedStart> = (0..n).map(|_| start()).collect();
         let handed_over = median(starts.iter().map(|s| s.handed_over).collect());
         let whole = median(starts.iter().map(|s| s.whole).collect());
         let beyond = whole.saturating_sub(engines);
@@ -101,15 +106,16 @@ fn median(mut spans: Vec<Duration>) -> Duration {
 }
 
 /// Models that are put away as soon as another one is wanted.
-fn with_room_for_one(models: &[&str]) -> Gateway {
+fn with_room_for_one(models: &[&str]) -> GatewayProcess {
     let turns = "turns: {residency: 1ms, maxTurn: 1s, drain: {deadline: 2s, onDeadline: cut}}";
-    let with =
-        |fixture: Fixture, name: &&str| fixture.model(&Sim { flags: "--ttft 0 --itl 0", ..Sim::new(name) });
-    models.iter().fold(Fixture::new(&["1200Mi"]).settings(turns), with).start()
+    let with = |fixture: GatewayFixture, name: &&str| {
+        fixture.model(&SimModel { flags: "--ttft 0 --itl 0", ..SimModel::new(name) })
+    };
+    models.iter().fold(GatewayFixture::new(&["1200Mi"]).settings(turns), with).start()
 }
 
 /// Asks a model that is not awake, and takes the times; `wakes` before this is over, 0 for a cold start.
-fn start(gateway: &Gateway, model: &str, wakes: usize) -> Start {
+fn start(gateway: &GatewayProcess, model: &str, wakes: usize) -> TimedStart {
     let asked = Instant::now();
     let mut stream = gateway.client().connect();
     let head = request("/v1/chat/completions", "", &chat_body(model, true, 1));
@@ -126,10 +132,10 @@ fn start(gateway: &Gateway, model: &str, wakes: usize) -> Start {
     let ready = counters[ready].as_u64().unwrap();
     let moments = counters["first_request_byte_unix_us"].as_array().unwrap();
     let first = moments.iter().filter_map(Value::as_u64).find(|us| *us >= ready).unwrap();
-    Start { handed_over: Duration::from_micros(first - ready), whole }
+    TimedStart { handed_over: Duration::from_micros(first - ready), whole }
 }
 
-fn put_to_sleep(gateway: &Gateway, model: &str) {
+fn put_to_sleep(gateway: &GatewayProcess, model: &str) {
     let answer = gateway.admin().post(&format!("/admin/v1/models/{model}/sleep"), "");
     assert_eq!(answer.status, 202, "{}", answer.text());
     // Its memory has been seen free, too: nothing of the sleep is left for the wake to wait for.
@@ -141,7 +147,7 @@ fn put_to_sleep(gateway: &Gateway, model: &str) {
 }
 
 /// Until nobody uses anything and what was put away has given its memory back.
-fn idle(gateway: &Gateway) {
+fn idle(gateway: &GatewayProcess) {
     let quiet = || {
         let fleet = gateway.fleet();
         let engines = fleet["engines"].as_array().unwrap();

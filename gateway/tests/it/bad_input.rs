@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     refusals::refusal,
-    support::{Fixture, Gateway, Sim, client::request},
+    support::{GatewayFixture, GatewayProcess, SimModel, client::request},
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -84,7 +84,7 @@ fn a_file_that_is_not_there_and_a_flag_that_does_not_exist_say_so() {
 
 #[test]
 fn a_model_that_fits_nowhere_fails_the_check_and_not_the_start() {
-    let fixture = Fixture::new(&["1Gi"]).model(&Sim { awake: "2Gi", ..Sim::new("large") });
+    let fixture = GatewayFixture::new(&["1Gi"]).model(&SimModel { awake: "2Gi", ..SimModel::new("large") });
     std::fs::write(fixture.dir().join("rouse.yaml"), fixture.yaml()).unwrap();
     let check = run(&["check", "rouse.yaml"], fixture.dir());
     let said = String::from_utf8_lossy(&check.stderr).into_owned();
@@ -98,7 +98,8 @@ fn a_model_that_fits_nowhere_fails_the_check_and_not_the_start() {
 fn a_port_that_is_taken_ends_the_start_before_any_engine() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let fixture = Fixture::new(&["2Gi"]).model(&Sim { keys: "pinned: true", ..Sim::new("small") });
+    let fixture =
+        GatewayFixture::new(&["2Gi"]).model(&SimModel { keys: "pinned: true", ..SimModel::new("small") });
     std::fs::write(fixture.dir().join("rouse.yaml"), fixture.yaml()).unwrap();
     for (api, admin) in [(address.as_str(), "127.0.0.1:0"), ("127.0.0.1:0", address.as_str())] {
         let output = run(&["--config", "rouse.yaml", "--api", api, "--admin", admin], fixture.dir());
@@ -113,7 +114,7 @@ fn a_port_that_is_taken_ends_the_start_before_any_engine() {
 
 #[test]
 fn a_second_gateway_over_the_same_state_is_refused() {
-    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("small")).start();
+    let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("small")).start();
     let output =
         run(&["--config", "rouse.yaml", "--api", "127.0.0.1:0", "--admin", "127.0.0.1:0"], &gateway.dir);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -123,7 +124,7 @@ fn a_second_gateway_over_the_same_state_is_refused() {
 
 #[test]
 fn a_changed_file_that_is_invalid_is_refused_whole_and_the_old_one_stays() {
-    let fixture = Fixture::new(&["2Gi"]).model(&Sim::new("small"));
+    let fixture = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("small"));
     let good = fixture.yaml();
     let gateway = fixture.start();
     assert_eq!(gateway.client().chat("small", true, 1).status, 200);
@@ -149,11 +150,11 @@ fn a_changed_file_that_is_invalid_is_refused_whole_and_the_old_one_stays() {
 
 #[test]
 fn a_command_that_does_not_exist_harms_no_other_model() {
-    let gateway = Fixture::new(&["2Gi"])
-        .model(&Sim::new("small"))
+    let gateway = GatewayFixture::new(&["2Gi"])
+        .model(&SimModel::new("small"))
         .model_yaml("  - name: absent\n    engine: {kind: custom, command: [no-such-program, \"${PORT}\"]}\n    memory: {awake: 64Mi}\n")
         .start();
-    let level = Level::of(&gateway);
+    let level = IdleFootprint::of(&gateway);
     let error = refusal(&gateway.client().chat("absent", true, 1), 503, "model_not_ready");
     assert_eq!(error["details"]["cause"], "command_not_found");
     level.is_back(&gateway);
@@ -162,12 +163,12 @@ fn a_command_that_does_not_exist_harms_no_other_model() {
 
 #[test]
 fn bad_bodies_leave_nothing_behind() {
-    let gateway = Fixture::new(&["2Gi"])
+    let gateway = GatewayFixture::new(&["2Gi"])
         .settings("limits: {body: 1Mi, bodyRate: 1Mi}")
-        .model(&Sim::new("small"))
+        .model(&SimModel::new("small"))
         .start();
     gateway.wake("small");
-    let level = Level::of(&gateway);
+    let level = IdleFootprint::of(&gateway);
     let client = gateway.client();
     let two = r#"{"model":"small","model":"small"}"#;
     for body in ["not json", "{}", two, "\u{0}", "[[[[", r#"{"model":"small""#] {
@@ -200,9 +201,11 @@ fn bad_bodies_leave_nothing_behind() {
 
 #[test]
 fn bodies_of_300_mib_cost_bounded_memory_and_only_for_as_long_as_they_come() {
-    let gateway =
-        Fixture::new(&["2Gi"]).settings("limits: {bodyTotal: 256Mi}").model(&Sim::new("small")).start();
-    let level = Level::of(&gateway);
+    let gateway = GatewayFixture::new(&["2Gi"])
+        .settings("limits: {bodyTotal: 256Mi}")
+        .model(&SimModel::new("small"))
+        .start();
+    let level = IdleFootprint::of(&gateway);
     // Declared: refused before a byte of it is read.
     let head = format!("POST {CHAT} HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n", 300 * MIB);
     let mut declared = gateway.client().open(head);
@@ -236,17 +239,17 @@ fn bodies_of_300_mib_cost_bounded_memory_and_only_for_as_long_as_they_come() {
 
 #[test]
 fn many_large_bodies_at_once_are_bounded_by_their_sum() {
-    let gateway = Fixture::new(&["2Gi"])
+    let gateway = GatewayFixture::new(&["2Gi"])
         // One client may hold as much as the largest body, which is all there is here.
         .settings("limits: {body: 32Mi, bodyTotal: 32Mi}")
-        .model(&Sim { flags: "--start-time 1h", ..Sim::new("small") })
+        .model(&SimModel { flags: "--start-time 1h", ..SimModel::new("small") })
         .start();
     // The launch that the first of them causes holds descriptors of its own.
     assert_eq!(gateway.admin().post("/admin/v1/models/small/wake", "").status, 202);
     gateway.until("its process runs", Duration::from_secs(10), || {
         gateway.engine("small#0")["state"] == "Loading"
     });
-    let level = Level::of(&gateway);
+    let level = IdleFootprint::of(&gateway);
     let body = format!("{{\"model\":\"small\",\"x\":\"{}\"}}", "x".repeat(10 * MIB));
     let parked: Vec<_> = (0..3).map(|_| gateway.client().open(request(CHAT, "", &body))).collect();
     gateway.until("parked", Duration::from_secs(10), || {
@@ -260,18 +263,18 @@ fn many_large_bodies_at_once_are_bounded_by_their_sum() {
 }
 
 /// What a gateway holds when nothing happens.
-struct Level {
+struct IdleFootprint {
     descriptors: usize,
     memory: usize,
 }
 
-impl Level {
-    fn of(gateway: &Gateway) -> Self {
+impl IdleFootprint {
+    fn of(gateway: &GatewayProcess) -> Self {
         Self { descriptors: descriptors(gateway), memory: memory(gateway, "VmRSS") }
     }
 
     /// Nobody waits, no lease is held, nothing runs, and every descriptor is closed again.
-    fn is_back(&self, gateway: &Gateway) {
+    fn is_back(&self, gateway: &GatewayProcess) {
         gateway.until("nothing is left", Duration::from_secs(10), || {
             let fleet = gateway.fleet();
             let sum = |list: &str, key: &str| -> u64 {
@@ -291,12 +294,12 @@ impl Level {
     }
 }
 
-fn descriptors(gateway: &Gateway) -> usize {
+fn descriptors(gateway: &GatewayProcess) -> usize {
     std::fs::read_dir(format!("/proc/{}/fd", gateway.pid())).unwrap().count()
 }
 
 /// Bytes of physical memory: now (`VmRSS`), or at the most so far (`VmHWM`).
-fn memory(gateway: &Gateway, which: &str) -> usize {
+fn memory(gateway: &GatewayProcess, which: &str) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.pid())).unwrap();
     let line = status.lines().find(|line| line.starts_with(which)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10

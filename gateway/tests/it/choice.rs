@@ -5,17 +5,17 @@ use std::{thread, time::Duration};
 use nix::sys::signal::Signal;
 
 use crate::{
-    live::{Engine, Open},
-    support::{Fixture, Gateway, Sim, client::chat_body},
+    live::{EngineUnderTest, PendingExchange},
+    support::{GatewayFixture, GatewayProcess, SimModel, client::chat_body},
 };
 
 const CHAT: &str = "/v1/chat/completions";
 
 /// A gateway with three engines of the model `m`, all awake.
-fn three() -> Gateway {
-    let gateway = Fixture::new(&["1Gi", "1Gi", "1Gi"])
+fn three() -> GatewayProcess {
+    let gateway = GatewayFixture::new(&["1Gi", "1Gi", "1Gi"])
         .settings("timeouts: {health: {every: 200ms, timeout: 500ms}}")
-        .model(&Sim { keys: "replicas: 3", ..Sim::new("m") })
+        .model(&SimModel { keys: "replicas: 3", ..SimModel::new("m") })
         .start();
     assert_eq!(gateway.client().chat("m", false, 1).status, 200);
     gateway.until("three engines are awake", Duration::from_secs(20), || {
@@ -25,12 +25,12 @@ fn three() -> Gateway {
 }
 
 /// Requests that each engine has had so far.
-fn totals(gateway: &Gateway) -> Vec<u64> {
+fn totals(gateway: &GatewayProcess) -> Vec<u64> {
     (0..3).map(|n| gateway.counters(&format!("m#{n}"))["total"].as_u64().unwrap()).collect()
 }
 
 /// How many engines got any of what `during` sends.
-fn asked(gateway: &Gateway, during: impl FnOnce()) -> usize {
+fn asked(gateway: &GatewayProcess, during: impl FnOnce()) -> usize {
     let before = totals(gateway);
     during();
     totals(gateway).iter().zip(&before).filter(|(after, before)| after > before).count()
@@ -71,7 +71,8 @@ fn a_conversation_and_a_session_stay_on_their_engine_and_many_of_them_use_all() 
 #[test]
 fn one_beginning_for_all_does_not_fill_one_engine() {
     let gateway = three();
-    let streams: Vec<_> = (0..30).map(|_| Open::streaming(&gateway.client(), "m", 100_000)).collect();
+    let streams: Vec<_> =
+        (0..30).map(|_| PendingExchange::streaming(&gateway.client(), "m", 100_000)).collect();
     let leases: Vec<u64> =
         (0..3).map(|n| gateway.engine(&format!("m#{n}"))["leases"].as_u64().unwrap()).collect();
     // A quarter and one above the mean.
@@ -91,10 +92,10 @@ fn an_engine_killed_under_load_takes_only_its_own_requests_along() {
     });
     // No stream ends before the engine dies, however long that takes.
     (0..3).for_each(|n| gateway.stall(&format!("m#{n}"), true));
-    let streams: Vec<Open> = (0..12)
+    let streams: Vec<PendingExchange> = (0..12)
         .map(|n| {
             let body = chat_body("m", true, 400).replace("hello", &format!("hello {n}"));
-            Open::raw(&gateway.client(), &crate::support::client::request(CHAT, "", &body))
+            PendingExchange::raw(&gateway.client(), &crate::support::client::request(CHAT, "", &body))
         })
         .collect();
     gateway.until("all have an engine", Duration::from_secs(10), || gateway.leases() == 12);
@@ -109,11 +110,11 @@ fn an_engine_killed_under_load_takes_only_its_own_requests_along() {
             })
         })
         .collect();
-    Engine::of(&gateway, "m#1").signal(Signal::SIGKILL);
+    EngineUnderTest::of(&gateway, "m#1").signal(Signal::SIGKILL);
     // Of those that came meanwhile, at most what had reached the engine when it died.
     let failed: u64 = clients.into_iter().map(|client| client.join().unwrap()).sum();
     assert!(failed <= 4, "{failed}");
-    let broken = streams.into_iter().map(Open::rest).filter(|a| !a.is_whole_stream()).count();
+    let broken = streams.into_iter().map(PendingExchange::rest).filter(|a| !a.is_whole_stream()).count();
     assert_eq!(broken as u64, held);
     (0..20).for_each(|n| assert_eq!(gateway.client().post(CHAT, &turn(n, 0)).status, 200));
 }
@@ -122,18 +123,18 @@ fn an_engine_killed_under_load_takes_only_its_own_requests_along() {
 fn an_engine_that_only_fails_is_left_out_and_comes_back() {
     let gateway = three();
     let client = gateway.client();
-    Engine::of(&gateway, "m#2").faults(r#"{"status": 500}"#);
+    EngineUnderTest::of(&gateway, "m#2").faults(r#"{"status": 500}"#);
     let statuses: Vec<u16> = (0..60).map(|n| client.post(CHAT, &turn(n, 0)).status).collect();
     let failed = statuses.iter().filter(|status| **status == 500).count();
     assert!((1..=6).contains(&failed), "{failed}");
     let metrics = gateway.admin().get("/metrics").text();
-    for line in ["rouse_engines_left_out{model=\"m\"} 1", "rouse_ejections_total{model=\"m\"} 1"] {
+    for line in ["rouse_engines_ejected{model=\"m\"} 1", "rouse_ejections_total{model=\"m\"} 1"] {
         assert!(metrics.contains(line), "{line}");
     }
     gateway.until_logged("its requests fail");
-    Engine::of(&gateway, "m#2").faults(r#"{"status": null}"#);
+    EngineUnderTest::of(&gateway, "m#2").faults(r#"{"status": null}"#);
     gateway.until("it is back", Duration::from_secs(30), || {
         (0..10).for_each(|n| assert_eq!(client.post(CHAT, &turn(n, 0)).status, 200));
-        gateway.admin().get("/metrics").text().contains("rouse_engines_left_out{model=\"m\"} 0")
+        gateway.admin().get("/metrics").text().contains("rouse_engines_ejected{model=\"m\"} 0")
     });
 }

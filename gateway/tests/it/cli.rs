@@ -6,7 +6,7 @@ use std::{
     process::Output,
 };
 
-use rouse_testing::port::Reserved;
+use rouse_testing::port::ReservedPort;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
@@ -182,7 +182,7 @@ async fn without_a_configuration_nothing_is_served_and_the_help_says_what_to_do_
 
 #[tokio::test]
 async fn without_a_gateway_the_commands_say_so() {
-    let nobody = Reserved::port();
+    let nobody = ReservedPort::bind();
     let address = nobody.address().to_string();
     for args in [&["ps"][..], &["explain", "m"], &["events"], &["logs", "m"]] {
         let args = [args, &["--admin", &address]].concat();

@@ -3,8 +3,8 @@
 use std::{fs, time::Duration};
 
 use crate::{
-    live::{ALL_FROM_HERE, Open},
-    support::{Fixture, Gateway, Sim},
+    live::{PendingExchange, UNLIMITED_CONNECTIONS},
+    support::{GatewayFixture, GatewayProcess, SimModel},
 };
 
 const THREADS: usize = 3;
@@ -12,13 +12,14 @@ const STREAMS: usize = 200;
 
 #[test]
 fn two_hundred_streams_are_served_by_all_threads_and_are_whole() {
-    let settings = format!("{ALL_FROM_HERE}\napi: {{threads: {THREADS}}}");
-    let gateway = Fixture::new(&["2Gi"])
+    let settings = format!("{UNLIMITED_CONNECTIONS}\napi: {{threads: {THREADS}}}");
+    let gateway = GatewayFixture::new(&["2Gi"])
         .settings(&settings)
-        .model(&Sim { flags: "--itl 20ms", ..Sim::new("m") })
+        .model(&SimModel { flags: "--itl 20ms", ..SimModel::new("m") })
         .start();
     assert!(gateway.client().chat("m", true, 1).is_whole_stream());
-    let streams: Vec<_> = (0..STREAMS).map(|_| Open::chat(&gateway.client(), "m", true, 400)).collect();
+    let streams: Vec<_> =
+        (0..STREAMS).map(|_| PendingExchange::chat(&gateway.client(), "m", true, 400)).collect();
     let streams: Vec<_> = streams.into_iter().map(|stream| stream.until("data: ")).collect();
     let before = leaves(&gateway);
     assert_eq!(before.len(), THREADS);
@@ -32,7 +33,7 @@ fn two_hundred_streams_are_served_by_all_threads_and_are_whole() {
 
 /// How often each serving thread has left its core, to sleep or for another: an idle one stays asleep, and one that is never
 /// done on a busy machine is only sent away.
-fn leaves(gateway: &Gateway) -> Vec<u64> {
+fn leaves(gateway: &GatewayProcess) -> Vec<u64> {
     let tasks = fs::read_dir(format!("/proc/{}/task", gateway.pid())).unwrap();
     let mut threads: Vec<_> = tasks.map(|task| task.unwrap().path()).collect();
     threads.sort();

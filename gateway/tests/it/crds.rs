@@ -10,9 +10,9 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 use rouse_gateway::controllers::{
-    convert::{Policy, convert},
+    convert::{ConversionPolicy, convert},
     crd,
-    news::Reason,
+    event_content::EventReason,
 };
 use serde_json::Value;
 
@@ -314,7 +314,7 @@ fn good(text: &str) -> String {
     known("", &object, schema(&definition));
     if kind == "InferenceModel" {
         let model = serde_json::from_value(object).unwrap();
-        convert(&model, Policy::default()).unwrap_or_else(|refused| panic!("{refused}\n{text}"));
+        convert(&model, ConversionPolicy::default()).unwrap_or_else(|refused| panic!("{refused}\n{text}"));
     }
     kind
 }
@@ -322,7 +322,7 @@ fn good(text: &str) -> String {
 #[test]
 fn the_page_has_every_reason_for_a_refusal() {
     let page = read(&root().join("docs/kubernetes.md"));
-    let source = read(&root().join("gateway/src/controllers/refusal.rs"));
+    let source = read(&root().join("gateway/src/controllers/rejection.rs"));
     let reasons: BTreeSet<&str> =
         source.split("=> \"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
     assert!(reasons.len() > 8, "{reasons:?}");
@@ -338,7 +338,9 @@ fn the_page_has_every_reason_for_a_refusal() {
 
 #[test]
 fn the_pages_have_every_event() {
-    for (page, reasons) in [("kubernetes.md", &Reason::ALL[..]), ("dual-pods.md", &Reason::OF_PODS[..])] {
+    for (page, reasons) in
+        [("kubernetes.md", &EventReason::MODEL_REASONS[..]), ("dual-pods.md", &EventReason::POD_REASONS[..])]
+    {
         let page = read(&root().join("docs").join(page));
         let rows = page.lines().skip_while(|line| !line.starts_with("| Event ")).skip(2);
         let rows = rows.take_while(|line| line.starts_with('|')).map(|row| {
@@ -346,7 +348,8 @@ fn the_pages_have_every_event() {
             (cells[1], cells[2])
         });
         let told: BTreeSet<(&str, &str)> = rows.collect();
-        let wanted: BTreeSet<_> = reasons.iter().map(|reason| (reason.word(), reason.kind())).collect();
+        let wanted: BTreeSet<_> =
+            reasons.iter().map(|reason| (reason.as_str(), reason.event_type())).collect();
         assert_eq!(told, wanted);
     }
 }

@@ -15,7 +15,7 @@ async fn an_engine_of_the_demonstration_starts_from_its_command_and_is_accounted
     let state = tempfile::tempdir().unwrap();
     let config = config::demo(state.path(), Path::new(env!("CARGO_BIN_EXE_rouse-gateway"))).unwrap();
     demo::prepare(&config).unwrap();
-    let model = &config.models["tiny-qwen"];
+    let model = &config.engines["tiny-qwen"];
     let command = model.command_line(0, [127, 0, 0, 1].into(), 0.5, Bytes::ZERO);
     let mut engine = Command::new(&command[0])
         .args(&command[1..])
@@ -37,7 +37,7 @@ async fn an_engine_of_the_demonstration_starts_from_its_command_and_is_accounted
     let asleep = get(&address, "/is_sleeping").await;
     assert!(asleep.contains("false"), "{asleep}");
     let meter = &config.meters["sim-1"];
-    let usage = engine_sim::accelerator::Book::open(meter).unwrap().usage().unwrap();
+    let usage = engine_sim::accelerator::AcceleratorFile::open(meter).unwrap().usage().unwrap();
     let used = usage["sim-1"].used_total;
     assert_eq!(Bytes(used), Bytes::gib(12), "half of what is there");
     engine.kill().await.unwrap();

@@ -8,23 +8,23 @@ use std::{
 };
 
 use crate::{
-    live::{ALL_FROM_HERE, Open},
-    support::{Fixture, Sim},
+    live::{PendingExchange, UNLIMITED_CONNECTIONS},
+    support::{GatewayFixture, SimModel},
 };
 
 const DESCRIPTORS: u32 = 400;
 
 #[test]
 fn hundreds_who_follow_events_keep_no_request_from_being_served_where_descriptors_are_few() {
-    let fixture = Fixture::new(&["2Gi"]).settings(ALL_FROM_HERE).model(&Sim::new("m"));
+    let fixture = GatewayFixture::new(&["2Gi"]).settings(UNLIMITED_CONNECTIONS).model(&SimModel::new("m"));
     let log = fixture.dir().join("gateway.log");
     let gateway = fixture.start_as(|command| limit(command, &log));
     let follow = "GET /admin/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n";
     // They stay, however they are answered.
-    let followers: Vec<_> = (0..600).map(|_| Open::raw(&gateway.admin(), follow)).collect();
+    let followers: Vec<_> = (0..600).map(|_| PendingExchange::raw(&gateway.admin(), follow)).collect();
     // A cold start, and many streams at once: each takes two descriptors.
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
-    let streams: Vec<_> = (0..80).map(|_| Open::streaming(&gateway.client(), "m", 1000)).collect();
+    let streams: Vec<_> = (0..80).map(|_| PendingExchange::streaming(&gateway.client(), "m", 1000)).collect();
     assert_eq!(gateway.client().get("/healthz").status, 200);
     for stream in streams {
         assert!(stream.rest().is_whole_stream());

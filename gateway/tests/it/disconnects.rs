@@ -13,9 +13,9 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    live::{ALL_FROM_HERE, Engine, Open},
+    live::{EngineUnderTest, PendingExchange, UNLIMITED_CONNECTIONS},
     support::{
-        Client, Fixture, Gateway, Sim,
+        GatewayFixture, GatewayProcess, SimModel, TestClient,
         client::{chat_body, request},
         pause,
     },
@@ -25,44 +25,44 @@ use crate::{
 const CLIENTS: usize = 10_000;
 const CROWD: usize = 48;
 /// The engines on which aborts are timed, each by one client after the other, and how many of each.
-pub(crate) const TIMED: [&str; 2] = ["timed-0", "timed-1"];
+pub(crate) const TIMED_MODELS: [&str; 2] = ["timed-0", "timed-1"];
 const ABORTS: usize = 100;
 /// Who comes and goes meanwhile, and how long each of them stays away. An abort goes through three processes, and each has to get one of
 /// the machine's cores: a crowd that wants all of them makes a queue for cores, which is not what is timed.
 const OTHERS: u64 = 8;
 const AWAY: Duration = Duration::from_millis(20);
 /// A core that others of the machine took makes an abort late, and nothing makes it early: of so many tries one has to hold.
-pub(crate) const TRIES: usize = 5;
+pub(crate) const MAX_TRIES: usize = 5;
 /// For what another process does in its own time, on a machine that may be busy.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 const SEED: u64 = 0x5eed_2026;
 
 #[test]
 fn nothing_is_left_of_ten_thousand_clients_that_left() {
-    let _alone = crate::alone();
-    let mut fixture = Fixture::new(&["8Gi", "8Gi"])
-        .settings(ALL_FROM_HERE)
-        .model(&Sim { flags: "--itl 20ms", ..Sim::new("m") })
-        .model(&Sim { flags: "--start-time 5m", ..Sim::new("parks") });
-    for name in TIMED {
-        fixture = fixture.model(&Sim { flags: "--itl 20ms", ..Sim::new(name) });
+    let _alone = crate::lock_timed_tests();
+    let mut fixture = GatewayFixture::new(&["8Gi", "8Gi"])
+        .settings(UNLIMITED_CONNECTIONS)
+        .model(&SimModel { flags: "--itl 20ms", ..SimModel::new("m") })
+        .model(&SimModel { flags: "--start-time 5m", ..SimModel::new("parks") });
+    for name in TIMED_MODELS {
+        fixture = fixture.model(&SimModel { flags: "--itl 20ms", ..SimModel::new(name) });
     }
     let gateway = fixture.start();
-    for name in TIMED.into_iter().chain(["m"]) {
+    for name in TIMED_MODELS.into_iter().chain(["m"]) {
         assert!(gateway.client().chat(name, true, 4).is_whole_stream());
     }
     // Its engine starts for as long as this test takes.
-    let first = Open::chat(&gateway.client(), "parks", true, 4);
-    gateway.until("launching", PATIENCE, || gateway.engine("parks#0")["state"] == "Loading");
+    let first = PendingExchange::chat(&gateway.client(), "parks", true, 4);
+    gateway.until("launching", TEST_TIMEOUT, || gateway.engine("parks#0")["state"] == "Loading");
     drop(first);
-    settled(&gateway, usize::MAX);
+    until_settled(&gateway, usize::MAX);
     let before = descriptors(&gateway);
 
     let (began, left) = (Instant::now(), AtomicUsize::new(0));
     thread::scope(|scope| {
         for crowd in 0..CROWD {
             let (left, client) = (&left, gateway.client());
-            let mut chance = Chance(SEED + crowd as u64);
+            let mut chance = TestRng(SEED + crowd as u64);
             scope.spawn(move || {
                 while left.fetch_add(1, Relaxed) < CLIENTS {
                     leave(&client, &mut chance);
@@ -72,19 +72,19 @@ fn nothing_is_left_of_ten_thousand_clients_that_left() {
     });
     println!("{CLIENTS} clients left within {:?}", began.elapsed());
     aborts_arrive_in_time(|chance| leave(&gateway.client(), chance), |name| timed(&gateway, name));
-    settled(&gateway, before);
-    let engine = Engine::of(&gateway, "m#0").counters();
+    until_settled(&gateway, before);
+    let engine = EngineUnderTest::of(&gateway, "m#0").counters();
     println!(
         "engine: {} of {} requests aborted; {} malformed",
         engine["aborts"], engine["total"], engine["malformed"]
     );
     assert_eq!(engine["malformed"], 0);
-    left_in_phases(&gateway);
+    assert_left_in_phases(&gateway);
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
 }
 
 /// Clients left in every phase that lasts, and engines were told: else nothing was shown of what is left of them.
-pub(crate) fn left_in_phases(gateway: &Gateway) {
+pub(crate) fn assert_left_in_phases(gateway: &GatewayProcess) {
     let metrics = gateway.admin().get("/metrics").text();
     for phase in ["parked", "connecting", "headers", "streaming"] {
         let of_phase = metrics.lines().filter(|line| {
@@ -95,30 +95,30 @@ pub(crate) fn left_in_phases(gateway: &Gateway) {
         // The engine answers within a millisecond, so few are met before its head.
         assert!(left > 50 || phase == "headers", "{left} left while {phase}");
     }
-    assert!(Engine::of(gateway, "m#0").counters()["aborts"].as_u64().unwrap() > 50);
+    assert!(EngineUnderTest::of(gateway, "m#0").counters()["aborts"].as_u64().unwrap() > 50);
 }
 
 /// One in a hundred aborts may take longer, in microseconds.
-pub(crate) const LATE: u64 = 50_000;
+pub(crate) const MAX_ABORT_DELAY_US: u64 = 50_000;
 
 /// Aborts arrive within 50 ms, but for one in a hundred, while others come and go. `aborts` gives microseconds from each client's close
 /// to its abort, on one engine.
-fn aborts_arrive_in_time(others: impl Fn(&mut Chance) + Sync, aborts: impl Fn(&str) -> Vec<u64> + Sync) {
-    let late = |_| printed("aborts", beside(&others, &aborts)).1;
-    let late: Vec<u64> = (0..TRIES).map(late).take_while(|late| *late > LATE).collect();
-    assert!(late.len() < TRIES, "p99 of each try: {late:?} µs");
+fn aborts_arrive_in_time(others: impl Fn(&mut TestRng) + Sync, aborts: impl Fn(&str) -> Vec<u64> + Sync) {
+    let late = |_| print_quantiles("aborts", while_others_disconnect(&others, &aborts)).1;
+    let late: Vec<u64> = (0..MAX_TRIES).map(late).take_while(|late| *late > MAX_ABORT_DELAY_US).collect();
+    assert!(late.len() < MAX_TRIES, "p99 of each try: {late:?} µs");
 }
 
 /// What this gives for each engine on which aborts are timed, while others come and go.
-pub(crate) fn beside<T: Send>(
-    others: impl Fn(&mut Chance) + Sync,
+pub(crate) fn while_others_disconnect<T: Send>(
+    others: impl Fn(&mut TestRng) + Sync,
     aborts: impl Fn(&str) -> Vec<T> + Sync,
 ) -> Vec<T> {
     let going = AtomicBool::new(true);
     thread::scope(|scope| {
         for other in 0..OTHERS {
             let (others, going) = (&others, &going);
-            let mut chance = Chance(SEED ^ other);
+            let mut chance = TestRng(SEED ^ other);
             scope.spawn(move || {
                 while going.load(Relaxed) {
                     others(&mut chance);
@@ -127,7 +127,7 @@ pub(crate) fn beside<T: Send>(
             });
         }
         let aborts = &aborts;
-        let timers = TIMED.map(|name| scope.spawn(move || aborts(name)));
+        let timers = TIMED_MODELS.map(|name| scope.spawn(move || aborts(name)));
         let ended = timers.map(|timer| timer.join());
         going.store(false, Relaxed);
         ended.into_iter().flat_map(Result::unwrap).collect()
@@ -135,31 +135,31 @@ pub(crate) fn beside<T: Send>(
 }
 
 /// One client: a phase, a moment in it, a way to leave.
-fn leave(client: &Client, chance: &mut Chance) {
-    let stray = if chance.of(2) == 0 { "\r\n" } else { "" };
-    let stream = chance.of(3) > 0;
-    let model = if chance.of(5) == 0 { "parks" } else { "m" };
+fn leave(client: &TestClient, chance: &mut TestRng) {
+    let stray = if chance.below(2) == 0 { "\r\n" } else { "" };
+    let stream = chance.below(3) > 0;
+    let model = if chance.below(5) == 0 { "parks" } else { "m" };
     let text =
-        request("/v1/chat/completions", "", &chat_body(model, stream, 1 + chance.of(400) as u32)) + stray;
-    let phase = chance.of(5);
+        request("/v1/chat/completions", "", &chat_body(model, stream, 1 + chance.below(400) as u32)) + stray;
+    let phase = chance.below(5);
     // Before the body, or even the head, is whole.
-    let sent = if phase == 0 { 1 + chance.of(text.len() as u64 - 3) as usize } else { text.len() };
+    let sent = if phase == 0 { 1 + chance.below(text.len() as u64 - 3) as usize } else { text.len() };
     let mut socket = client.connect();
     socket.write_all(text.get(..sent).unwrap().as_bytes()).unwrap();
     match phase {
         0 => {}
         // Parked, connecting, waiting for the head, or just streaming, as chance has it.
-        1 | 2 => pause(Duration::from_micros(chance.of(8_000))),
+        1 | 2 => pause(Duration::from_micros(chance.below(8_000))),
         // After some of the answer, where there will be one.
         _ => {
-            socket.set_read_timeout(Some(Duration::from_millis(1 + chance.of(60)))).unwrap();
+            socket.set_read_timeout(Some(Duration::from_millis(1 + chance.below(60)))).unwrap();
             // It may end, or not begin, before we leave: that is a moment, too.
             socket.read(&mut [0; 512]).unwrap_or_default();
         }
     }
-    if chance.of(2) == 0 {
+    if chance.below(2) == 0 {
         reset_on_close(&socket);
-    } else if chance.of(4) == 0 {
+    } else if chance.below(4) == 0 {
         // Half of it first: a client's end of stream means that it left.
         socket.shutdown(Shutdown::Write).unwrap_or_default();
         pause(Duration::from_millis(1));
@@ -167,28 +167,28 @@ fn leave(client: &Client, chance: &mut Chance) {
 }
 
 /// Clients of an engine that nobody else uses, one after the other: microseconds from each one's close to its abort.
-fn timed(gateway: &Gateway, model: &str) -> Vec<u64> {
-    let engine = Engine::of(gateway, &format!("{model}#0"));
-    let mut chance = Chance(SEED ^ engine.pid as u64);
+fn timed(gateway: &GatewayProcess, model: &str) -> Vec<u64> {
+    let engine = EngineUnderTest::of(gateway, &format!("{model}#0"));
+    let mut chance = TestRng(SEED ^ engine.pid as u64);
     let mut delays = Vec::new();
     for _ in 0..ABORTS {
         let before = engine.counters();
-        let streaming = chance.of(2) == 0;
-        let stray = if chance.of(2) == 0 { "\r\n" } else { "" };
+        let streaming = chance.below(2) == 0;
+        let stray = if chance.below(2) == 0 { "\r\n" } else { "" };
         let text = request("/v1/chat/completions", "", &chat_body(model, streaming, 10_000)) + stray;
-        let mut open = Open::raw(&gateway.client(), &text);
+        let mut open = PendingExchange::raw(&gateway.client(), &text);
         if streaming {
             open = open.until("data: ");
         } else {
-            gateway.until("it runs", PATIENCE, || engine.counters()["running"] == 1);
+            gateway.until("it runs", TEST_TIMEOUT, || engine.counters()["running"] == 1);
         }
-        if chance.of(2) == 0 {
+        if chance.below(2) == 0 {
             reset_on_close(open.socket());
         }
         let closed = engine_sim_now();
         drop(open);
         let aborts = before["aborts"].as_u64().unwrap() + 1;
-        gateway.until("aborted", PATIENCE, || engine.counters()["aborts"] == aborts);
+        gateway.until("aborted", TEST_TIMEOUT, || engine.counters()["aborts"] == aborts);
         let aborted = engine.counters()["last_abort_unix_us"].as_u64().unwrap();
         delays.push(aborted.saturating_sub(closed));
     }
@@ -196,7 +196,7 @@ fn timed(gateway: &Gateway, model: &str) -> Vec<u64> {
 }
 
 /// Median and p99.
-pub(crate) fn printed(what: &str, mut delays: Vec<u64>) -> (u64, u64) {
+pub(crate) fn print_quantiles(what: &str, mut delays: Vec<u64>) -> (u64, u64) {
     delays.sort_unstable();
     let at = |share: f64| delays.get((delays.len() as f64 * share) as usize).copied().unwrap_or(u64::MAX);
     let (median, late, worst) = (at(0.5), at(0.99), delays.last().copied().unwrap_or(u64::MAX));
@@ -205,23 +205,23 @@ pub(crate) fn printed(what: &str, mut delays: Vec<u64>) -> (u64, u64) {
 }
 
 /// No lease, no waiter, no request of any engine, and no more descriptors than there may be.
-pub(crate) fn settled(gateway: &Gateway, descriptors_before: usize) {
-    gateway.until("no lease and no waiter", PATIENCE, || {
+pub(crate) fn until_settled(gateway: &GatewayProcess, descriptors_before: usize) {
+    gateway.until("no lease and no waiter", TEST_TIMEOUT, || {
         let fleet = gateway.fleet();
         let models = fleet["models"].as_array().unwrap();
         models.iter().all(|m| m["leases"] == 0 && m["waiting"] == 0)
     });
     for id in ["m#0", "timed-0#0", "timed-1#0"] {
-        let engine = Engine::of(gateway, id);
-        gateway.until("no request", PATIENCE, || {
+        let engine = EngineUnderTest::of(gateway, id);
+        gateway.until("no request", TEST_TIMEOUT, || {
             let counters = engine.counters();
             counters["running"] == 0 && counters["waiting"] == 0
         });
     }
-    gateway.until("descriptors are back", PATIENCE, || descriptors(gateway) <= descriptors_before);
+    gateway.until("descriptors are back", TEST_TIMEOUT, || descriptors(gateway) <= descriptors_before);
 }
 
-pub(crate) fn descriptors(gateway: &Gateway) -> usize {
+pub(crate) fn descriptors(gateway: &GatewayProcess) -> usize {
     fs::read_dir(format!("/proc/{}/fd", gateway.pid())).unwrap().count()
 }
 
@@ -237,10 +237,10 @@ pub(crate) fn engine_sim_now() -> u64 {
 }
 
 /// The same numbers from the same seed (splitmix64).
-pub(crate) struct Chance(pub(crate) u64);
+pub(crate) struct TestRng(pub(crate) u64);
 
-impl Chance {
-    pub(crate) fn of(&mut self, n: u64) -> u64 {
+impl TestRng {
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -17,16 +17,18 @@ use tokio::time::Instant;
 
 use crate::{
     disconnects::{
-        Chance, LATE, PATIENCE, TIMED, TRIES, beside, descriptors, engine_sim_now, left_in_phases, printed,
-        reset_on_close, settled,
+        MAX_ABORT_DELAY_US, MAX_TRIES, TEST_TIMEOUT, TIMED_MODELS, TestRng, assert_left_in_phases,
+        descriptors, engine_sim_now, print_quantiles, reset_on_close, until_settled, while_others_disconnect,
     },
-    live::{ALL_FROM_HERE, Engine},
+    live::{EngineUnderTest, UNLIMITED_CONNECTIONS},
     support::{
-        Fixture, Gateway, Sim,
+        GatewayFixture, GatewayProcess, SimModel,
         client::chat_body,
-        frames::{self, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, POST, RST_STREAM, block, frame},
+        frames::{
+            self, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, POST, RST_STREAM, frame, header_block,
+        },
         pause,
-        secure::{Authority, Secure, secure},
+        tls::{BlockingTlsStream, CertificateAuthority, connect_tls},
     },
 };
 
@@ -38,19 +40,19 @@ const ABORTS: usize = 100;
 const SEED: u64 = 0x5eed_0002;
 
 /// A connection in the clear or under TLS.
-enum Wire {
+enum PlainOrTlsStream {
     Plain(TcpStream),
-    Tls(Box<Secure>),
+    Tls(Box<BlockingTlsStream>),
 }
 
-impl Wire {
-    fn connect(gateway: &Gateway, tls: Option<&Arc<ClientConfig>>) -> Self {
+impl PlainOrTlsStream {
+    fn connect(gateway: &GatewayProcess, tls: Option<&Arc<ClientConfig>>) -> Self {
         let mut wire = match tls {
             None => Self::Plain(gateway.client().connect()),
-            Some(client) => Self::Tls(Box::new(secure(gateway.api, client))),
+            Some(client) => Self::Tls(Box::new(connect_tls(gateway.api, client))),
         };
         // The gateway may be done with us sooner than we with it.
-        drop(frames::write(&mut wire, &frames::hello(&[])));
+        drop(frames::write(&mut wire, &frames::preface_and_settings(&[])));
         wire
     }
 
@@ -74,7 +76,7 @@ impl Wire {
     }
 }
 
-impl Read for Wire {
+impl Read for PlainOrTlsStream {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Plain(stream) => stream.read(bytes),
@@ -83,7 +85,7 @@ impl Read for Wire {
     }
 }
 
-impl Write for Wire {
+impl Write for PlainOrTlsStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Plain(stream) => stream.write(bytes),
@@ -101,51 +103,51 @@ impl Write for Wire {
 
 #[test]
 fn nothing_is_left_of_clients_that_left_in_the_clear() {
-    let _alone = crate::alone();
-    let fixture = Fixture::new(&["8Gi", "8Gi"]);
+    let _alone = crate::lock_timed_tests();
+    let fixture = GatewayFixture::new(&["8Gi", "8Gi"]);
     nothing_is_left(fixture, None);
 }
 
 #[test]
 fn nothing_is_left_of_clients_that_left_under_tls() {
-    let _alone = crate::alone();
-    let fixture = Fixture::new(&["8Gi", "8Gi"]);
-    let authority = Authority::new(fixture.dir());
+    let _alone = crate::lock_timed_tests();
+    let fixture = GatewayFixture::new(&["8Gi", "8Gi"]);
+    let authority = CertificateAuthority::new(fixture.dir());
     authority.issue("server");
     let settings = authority.settings("");
     nothing_is_left(fixture.settings(&settings), Some(authority.client(&["h2"], None)));
 }
 
-fn nothing_is_left(fixture: Fixture, tls: Option<Arc<ClientConfig>>) {
-    let engine = |name| Sim { flags: "--itl 20ms", ..Sim::new(name) };
+fn nothing_is_left(fixture: GatewayFixture, tls: Option<Arc<ClientConfig>>) {
+    let engine = |name| SimModel { flags: "--itl 20ms", ..SimModel::new(name) };
     let gateway = fixture
-        .settings(ALL_FROM_HERE)
+        .settings(UNLIMITED_CONNECTIONS)
         .model(&engine("m"))
-        .model(&engine(TIMED[0]))
-        .model(&engine(TIMED[1]))
-        .model(&Sim { flags: "--start-time 5m", ..Sim::new("parks") })
+        .model(&engine(TIMED_MODELS[0]))
+        .model(&engine(TIMED_MODELS[1]))
+        .model(&SimModel { flags: "--start-time 5m", ..SimModel::new("parks") })
         .start();
-    for name in TIMED.into_iter().chain(["m"]) {
+    for name in TIMED_MODELS.into_iter().chain(["m"]) {
         gateway.wake_by_admin(name);
     }
     assert_eq!(gateway.admin().post("/admin/v1/models/parks/wake", "").status, 202);
-    gateway.until("launching", PATIENCE, || gateway.engine("parks#0")["state"] == "Loading");
-    drop(Wire::connect(&gateway, tls.as_ref()));
-    settled(&gateway, usize::MAX);
+    gateway.until("launching", TEST_TIMEOUT, || gateway.engine("parks#0")["state"] == "Loading");
+    drop(PlainOrTlsStream::connect(&gateway, tls.as_ref()));
+    until_settled(&gateway, usize::MAX);
     let before = descriptors(&gateway);
 
     let (begun, left, streams) = (Instant::now(), AtomicUsize::new(0), AtomicUsize::new(0));
     let delays = thread::scope(|scope| {
         for crowd in 0..CROWD {
             let (left, streams, gateway, tls) = (&left, &streams, &gateway, tls.as_ref());
-            let mut chance = Chance(SEED + crowd as u64);
+            let mut chance = TestRng(SEED + crowd as u64);
             scope.spawn(move || {
                 while left.fetch_add(1, Relaxed) < CONNECTIONS {
                     streams.fetch_add(leave(gateway, tls, &mut chance), Relaxed);
                 }
             });
         }
-        let timers = TIMED.map(|name| {
+        let timers = TIMED_MODELS.map(|name| {
             let (gateway, tls) = (&gateway, tls.as_ref());
             scope.spawn(move || timed(gateway, tls, name))
         });
@@ -157,60 +159,61 @@ fn nothing_is_left(fixture: Fixture, tls: Option<Arc<ClientConfig>>) {
         begun.elapsed()
     );
     // The crowd takes all cores, so that the latest of these aborts only show how long they wait for a core.
-    let (median, _) = printed("aborts", delays.into_iter().map(|(abort, _)| abort).collect());
-    assert!(median <= LATE, "median {median} µs");
+    let (median, _) = print_quantiles("aborts", delays.into_iter().map(|(abort, _)| abort).collect());
+    assert!(median <= MAX_ABORT_DELAY_US, "median {median} µs");
     aborts_arrive_in_time(&gateway, tls.as_ref());
-    settled(&gateway, before);
-    assert_eq!(Engine::of(&gateway, "m#0").counters()["malformed"], 0);
-    left_in_phases(&gateway);
+    until_settled(&gateway, before);
+    assert_eq!(EngineUnderTest::of(&gateway, "m#0").counters()["malformed"], 0);
+    assert_left_in_phases(&gateway);
 }
 
 /// Aborts arrive within 50 ms, but for one in a hundred, while others come and go; or, where the machine gives no core for that, within
 /// what an exchange takes beside them. An exchange goes through the same processes, there and back.
-fn aborts_arrive_in_time(gateway: &Gateway, tls: Option<&Arc<ClientConfig>>) {
-    let others = |chance: &mut Chance| {
+fn aborts_arrive_in_time(gateway: &GatewayProcess, tls: Option<&Arc<ClientConfig>>) {
+    let others = |chance: &mut TestRng| {
         leave(gateway, tls, chance);
     };
     let late = |_| {
-        let (aborts, exchanges) = beside(others, |name| timed(gateway, tls, name)).into_iter().unzip();
-        (printed("aborts", aborts).1, printed("exchanges", exchanges).1)
+        let (aborts, exchanges) =
+            while_others_disconnect(others, |name| timed(gateway, tls, name)).into_iter().unzip();
+        (print_quantiles("aborts", aborts).1, print_quantiles("exchanges", exchanges).1)
     };
-    let is_late = |(abort, exchange): &(u64, u64)| *abort > LATE.max(*exchange);
-    let late: Vec<_> = (0..TRIES).map(late).take_while(is_late).collect();
-    assert!(late.len() < TRIES, "p99 of aborts and of exchanges in each try: {late:?} µs");
+    let is_late = |(abort, exchange): &(u64, u64)| *abort > MAX_ABORT_DELAY_US.max(*exchange);
+    let late: Vec<_> = (0..MAX_TRIES).map(late).take_while(is_late).collect();
+    assert!(late.len() < MAX_TRIES, "p99 of aborts and of exchanges in each try: {late:?} µs");
 }
 
 /// One connection: some streams, each left at a moment of its own, and then all that are still there at once. Gives how
 /// many there were.
-fn leave(gateway: &Gateway, tls: Option<&Arc<ClientConfig>>, chance: &mut Chance) -> usize {
-    let mut wire = Wire::connect(gateway, tls);
-    let count = 1 + chance.of(8) as u32;
+fn leave(gateway: &GatewayProcess, tls: Option<&Arc<ClientConfig>>, chance: &mut TestRng) -> usize {
+    let mut wire = PlainOrTlsStream::connect(gateway, tls);
+    let count = 1 + chance.below(8) as u32;
     for stream in (0..count).map(|n| 2 * n + 1) {
-        let model = if chance.of(5) == 0 { "parks" } else { "m" };
-        let body = chat_body(model, chance.of(3) > 0, 1 + chance.of(400) as u32);
-        if chance.of(4) == 0 {
+        let model = if chance.below(5) == 0 { "parks" } else { "m" };
+        let body = chat_body(model, chance.below(3) > 0, 1 + chance.below(400) as u32);
+        if chance.below(4) == 0 {
             // Its body never comes to an end.
-            wire.send(&frame(HEADERS, END_HEADERS, stream, &block(&POST)));
-            let some = chance.of(body.len() as u64) as usize;
+            wire.send(&frame(HEADERS, END_HEADERS, stream, &header_block(&POST)));
+            let some = chance.below(body.len() as u64) as usize;
             wire.send(&frame(DATA, 0, stream, body.get(..some).unwrap().as_bytes()));
         } else {
             wire.send(&frames::chat(stream, &body));
         }
-        pause(Duration::from_micros(chance.of(3_000)));
-        if chance.of(3) == 0 {
+        pause(Duration::from_micros(chance.below(3_000)));
+        if chance.below(3) == 0 {
             wire.send(&frame(
                 RST_STREAM,
                 0,
-                1 + 2 * chance.of(u64::from(stream / 2 + 1)) as u32,
+                1 + 2 * chance.below(u64::from(stream / 2 + 1)) as u32,
                 &8_u32.to_be_bytes(),
             ));
         }
     }
-    if chance.of(2) == 0 {
-        wire.socket().set_read_timeout(Some(Duration::from_millis(1 + chance.of(30)))).unwrap();
+    if chance.below(2) == 0 {
+        wire.socket().set_read_timeout(Some(Duration::from_millis(1 + chance.below(30)))).unwrap();
         wire.read(&mut [0; 2048]).unwrap_or_default();
     }
-    match chance.of(6) {
+    match chance.below(6) {
         0 => reset_on_close(wire.socket()),
         1 => wire.send(&frame(GOAWAY, 0, 0, &[0; 8])),
         2 => wire.notify(),
@@ -225,17 +228,17 @@ fn leave(gateway: &Gateway, tls: Option<&Arc<ClientConfig>>, chance: &mut Chance
 
 /// Streams of an engine that nobody else uses, one after the other: microseconds from each one's end to its abort, and those that a short
 /// exchange took just before.
-fn timed(gateway: &Gateway, tls: Option<&Arc<ClientConfig>>, model: &str) -> Vec<(u64, u64)> {
-    let engine = Engine::of(gateway, &format!("{model}#0"));
-    let mut chance = Chance(SEED ^ engine.pid as u64);
+fn timed(gateway: &GatewayProcess, tls: Option<&Arc<ClientConfig>>, model: &str) -> Vec<(u64, u64)> {
+    let engine = EngineUnderTest::of(gateway, &format!("{model}#0"));
+    let mut chance = TestRng(SEED ^ engine.pid as u64);
     let mut delays = Vec::new();
     for _ in 0..ABORTS {
         let before = engine.counters();
-        let mut wire = Wire::connect(gateway, tls);
+        let mut wire = PlainOrTlsStream::connect(gateway, tls);
         let exchange = exchange(&mut wire, model);
-        wire.send(&frames::chat(3, &chat_body(model, chance.of(2) == 0, 10_000)));
-        gateway.until("it runs", PATIENCE, || engine.counters()["running"] == 1);
-        let way = chance.of(3);
+        wire.send(&frames::chat(3, &chat_body(model, chance.below(2) == 0, 10_000)));
+        gateway.until("it runs", TEST_TIMEOUT, || engine.counters()["running"] == 1);
+        let way = chance.below(3);
         let reset = frame(RST_STREAM, 0, 3, &8_u32.to_be_bytes());
         if way == 1 {
             reset_on_close(wire.socket());
@@ -250,7 +253,7 @@ fn timed(gateway: &Gateway, tls: Option<&Arc<ClientConfig>>, model: &str) -> Vec
             None
         };
         let aborts = before["aborts"].as_u64().unwrap() + 1;
-        gateway.until("aborted", PATIENCE, || engine.counters()["aborts"] == aborts);
+        gateway.until("aborted", TEST_TIMEOUT, || engine.counters()["aborts"] == aborts);
         let aborted = engine.counters()["last_abort_unix_us"].as_u64().unwrap();
         delays.push((aborted.saturating_sub(closed), exchange));
         drop(kept);
@@ -259,12 +262,12 @@ fn timed(gateway: &Gateway, tls: Option<&Arc<ClientConfig>>, model: &str) -> Vec
 }
 
 /// What the connection's first stream takes for an answer of one token, in microseconds.
-fn exchange(wire: &mut Wire, model: &str) -> u64 {
+fn exchange(wire: &mut PlainOrTlsStream, model: &str) -> u64 {
     let begun = Instant::now();
     wire.send(&frames::chat(1, &chat_body(model, false, 1)));
     let mut ended = false;
     while !ended {
-        let frame = frames::next(wire).expect("the connection lasts");
+        let frame = frames::read_frame(wire).expect("the connection lasts");
         ended = frame.stream == 1 && frame.flags & END_STREAM != 0;
     }
     u64::try_from(begun.elapsed().as_micros()).unwrap()

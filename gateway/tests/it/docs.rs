@@ -19,15 +19,15 @@ use std::{
 };
 
 use rouse::{
-    engine::state::State,
-    fault::Cause,
-    fleet::command::{Then, Why},
-    model::Level,
+    engine::state::LifecycleState,
+    fault::FailureCause,
+    fleet::command::{AfterDrain, CloseReason},
+    model::SleepLevel,
     units::Tick,
 };
 use rouse_gateway::config;
 
-use crate::support::{Fixture, Gateway, Sim, read};
+use crate::support::{GatewayFixture, GatewayProcess, SimModel, read};
 
 /// Has a test of its own beside the code, for its configurations: they need variables.
 const CONFIGURATION: &str = "docs/configuration.md";
@@ -93,7 +93,11 @@ fn every_block_has_a_known_tag_and_configurations_and_json_are_valid() {
             "yaml" => {
                 let config = config::parse(&text, &at).unwrap_or_else(|errors| panic!("{errors}"));
                 let findings = config::check(&config);
-                assert_eq!(findings, config::Findings::default(), "{at}: no example should be warned of");
+                assert_eq!(
+                    findings,
+                    config::CheckFindings::default(),
+                    "{at}: no example should be warned of"
+                );
             }
             "sh" => assert!(!text.contains("kubectl"), "{at}: what kubectl is told has the tag `sh kubectl`"),
             "json" => drop(serde_json::from_str::<serde_json::Value>(&text).expect(&at)),
@@ -106,10 +110,10 @@ fn every_block_has_a_known_tag_and_configurations_and_json_are_valid() {
 
 #[test]
 fn commands_do_what_they_are_shown_for() {
-    let fixture = Fixture::new(&["1200Mi"])
+    let fixture = GatewayFixture::new(&["1200Mi"])
         .settings("turns: {residency: 100ms, maxTurn: 1s}")
-        .model(&Sim::new("qwen3-8b"))
-        .model(&Sim::new("llama-3.1-8b"));
+        .model(&SimModel::new("qwen3-8b"))
+        .model(&SimModel::new("llama-3.1-8b"));
     let journal = fixture.dir().join("journal").display().to_string();
     let gateway = fixture.flag("--journal").flag(&journal).start();
     let mut shown = BTreeSet::new();
@@ -199,7 +203,7 @@ fn keys(value: &serde_json::Value) -> BTreeSet<String> {
 }
 
 /// The block as a shell that stops at the first failure. `curl` fails for refusals, which a person would see.
-fn shell(gateway: &Gateway, text: &str) -> Command {
+fn shell(gateway: &GatewayProcess, text: &str) -> Command {
     let dir = gateway.dir.display().to_string();
     let text = [
         ("localhost:8080", gateway.api.to_string()),
@@ -222,7 +226,7 @@ fn shell(gateway: &Gateway, text: &str) -> Command {
     command
 }
 
-fn run(gateway: &Gateway, block: &Block) {
+fn run(gateway: &GatewayProcess, block: &Block) {
     if block.text.contains("rouse-gateway replay ") {
         gateway.until_journaled(&gateway.dir.join("journal"), &["\"ready\"", "qwen3-8b#0"]);
     }
@@ -234,7 +238,7 @@ fn run(gateway: &Gateway, block: &Block) {
 }
 
 /// Something must happen for there to be something to follow.
-fn follow(gateway: &Gateway, block: &Block) {
+fn follow(gateway: &GatewayProcess, block: &Block) {
     let text = format!("exec {}", block.text.trim());
     let mut child =
         shell(gateway, &text).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect(&block.at);
@@ -314,7 +318,7 @@ fn operations_speak_of_metrics_keys_and_codes_that_exist() {
     let page = |name: &str| read(&root().join("docs").join(name));
     let (operations, metrics, configuration) =
         (page("operations.md"), page("metrics.md"), page("configuration.md"));
-    let codes = read(&root().join("src/openai/error.rs"));
+    let codes = read(&root().join("net/src/openai/error.rs"));
     let word = |c: char| c.is_ascii_lowercase() || c == '_';
     for name in operations.split(|c| !word(c)) {
         let name = name.trim_end_matches("_bucket");
@@ -371,7 +375,7 @@ fn the_states_in_the_picture_are_those_of_the_code() {
         for (to, b) in states() {
             // Said in words below the picture, or it would be a net.
             let by_failure = a.has_process() && matches!(to, "Failing" | "Stopping" | "Backoff");
-            if a.may_become(&b) && !by_failure && from != to {
+            if a.can_transition_to(&b) && !by_failure && from != to {
                 expected.insert((from.to_owned(), to.to_owned()));
             }
         }
@@ -379,21 +383,26 @@ fn the_states_in_the_picture_are_those_of_the_code() {
     assert_eq!(drawn, expected);
 }
 
-fn states() -> [(&'static str, State); 11] {
-    let level = Level::One;
-    let cause = || Cause::Stopped;
-    let draining = State::Draining { why: Why::Idle, then: Then::Stop, revoked: false, drained: false };
+fn states() -> [(&'static str, LifecycleState); 11] {
+    let level = SleepLevel::One;
+    let cause = || FailureCause::Stopped;
+    let draining = LifecycleState::Draining {
+        reason: CloseReason::Idle,
+        after_drain: AfterDrain::Stop,
+        revoked: false,
+        drained: false,
+    };
     [
-        ("Cold", State::Cold),
-        ("Launching", State::Launching),
-        ("Loading", State::Loading),
-        ("Awake", State::Awake),
+        ("Cold", LifecycleState::Cold),
+        ("Launching", LifecycleState::Launching),
+        ("Loading", LifecycleState::Loading),
+        ("Awake", LifecycleState::Awake),
         ("Draining", draining),
-        ("FallingAsleep", State::FallingAsleep { level }),
-        ("Asleep", State::Asleep { level }),
-        ("Waking", State::Waking { level }),
-        ("Failing", State::Failing { cause: cause(), drained: false }),
-        ("Stopping", State::Stopping { cause: cause() }),
-        ("Backoff", State::Backoff { until: Tick(0), cause: cause() }),
+        ("FallingAsleep", LifecycleState::FallingAsleep { level }),
+        ("Asleep", LifecycleState::Asleep { level }),
+        ("Waking", LifecycleState::Waking { level }),
+        ("Failing", LifecycleState::Failing { cause: cause(), drained: false }),
+        ("Stopping", LifecycleState::Stopping { cause: cause() }),
+        ("Backoff", LifecycleState::Backoff { until: Tick(0), cause: cause() }),
     ]
 }

@@ -17,23 +17,24 @@ use rouse::{
     sim::journal,
 };
 
-use crate::support::{Client, Fixture, Gateway, Sim, client::chat_body, pause, read};
+use crate::support::{GatewayFixture, GatewayProcess, SimModel, TestClient, client::chat_body, pause, read};
 
 const CHAT: &str = "/v1/chat/completions";
 
 /// A model that answers a few at a time, five milliseconds for each token, and these keys.
-fn start(places: u32, keys: &[&str]) -> Gateway {
+fn start(places: u32, keys: &[&str]) -> GatewayProcess {
     let lines: String = keys.iter().map(|name| format!("  {}\n", line(name))).collect();
     let limit = format!("maxConcurrency: {places}");
-    let model = Sim { keys: &limit, ..Sim::new("m") };
-    let fixture = Fixture::new(&["2Gi"]).settings(&format!("keys:\n{}", lines.trim_end())).model(&model);
+    let model = SimModel { keys: &limit, ..SimModel::new("m") };
+    let fixture =
+        GatewayFixture::new(&["2Gi"]).settings(&format!("keys:\n{}", lines.trim_end())).model(&model);
     let journal = fixture.dir().join("journal").display().to_string();
     fixture.flag("--journal").flag(&journal).start()
 }
 
 /// How many places went to other keys while one of this key's requests waited: the most for any of them, by what the
 /// gateway wrote down. A count, which does not mind a machine that is busy.
-fn most_passed_by(gateway: &Gateway, quiet: &str) -> usize {
+fn most_passed_by(gateway: &GatewayProcess, quiet: &str) -> usize {
     let lines = journal::read(&read(&gateway.dir.join("journal"))).unwrap();
     let (mut waiting, mut worst) = (Vec::<(_, usize)>::new(), 0);
     journal::replay(&lines, |_, events, plan, _| {
@@ -71,13 +72,13 @@ fn secret(name: &str) -> String {
 
 /// One answer: what it was worth, as the gateway weighs it; how long it waited for a place, and how long it took from
 /// there.
-struct Asked {
+struct WeighedResponse {
     worth: u64,
     waited: Duration,
     took: Duration,
 }
 
-fn ask(client: Client, key: &str, tokens: u32) -> Asked {
+fn ask(client: TestClient, key: &str, tokens: u32) -> WeighedResponse {
     let began = Instant::now();
     let headers = format!("Authorization: Bearer {}\r\n", secret(key));
     let answer = client.post_with(CHAT, &headers, &chat_body("m", false, tokens));
@@ -87,7 +88,7 @@ fn ask(client: Client, key: &str, tokens: u32) -> Asked {
     // An answer that found a place at once has no such header.
     let queue = answer.header("server-timing").strip_prefix("queue;dur=").and_then(|t| t.split(',').next());
     let waited = Duration::from_millis(queue.map_or(0, |ms| ms.parse().unwrap()));
-    Asked {
+    WeighedResponse {
         worth: worth("prompt_tokens") + 2 * worth("completion_tokens"),
         waited,
         took: began.elapsed().saturating_sub(waited),
@@ -96,7 +97,7 @@ fn ask(client: Client, key: &str, tokens: u32) -> Asked {
 
 #[test]
 fn a_quiet_key_beside_a_hundred_clients_of_another_waits_no_longer_than_one_answer() {
-    let _alone = crate::alone();
+    let _alone = crate::lock_timed_tests();
     let gateway = start(2, &["flood", "quiet"]);
     let client = gateway.client();
     ask(client, "quiet", 1);
@@ -144,7 +145,7 @@ fn a_quiet_key_beside_a_hundred_clients_of_another_waits_no_longer_than_one_answ
 
 #[test]
 fn eight_equal_keys_are_served_alike_whatever_they_ask_for() {
-    let _alone = crate::alone();
+    let _alone = crate::lock_timed_tests();
     let names: Vec<String> = (0..8).map(|n| format!("team-{n}")).collect();
     let keys: Vec<&str> = names.iter().map(String::as_str).collect();
     let gateway = start(4, &keys);

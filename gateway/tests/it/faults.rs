@@ -3,13 +3,13 @@
 use std::{path::Path, thread, time::Duration};
 
 use nix::sys::signal::Signal;
-use rouse::engine::SLEEP_DENIAL;
+use rouse::engine::SLEEP_DENIAL_TIMEOUT;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::{
-    live::{Engine, Open},
-    support::{Answer, Client, Fixture, Gateway, Sim, pause, read},
+    live::{EngineUnderTest, PendingExchange},
+    support::{GatewayFixture, GatewayProcess, SimModel, TestClient, TestResponse, pause, read},
 };
 
 const TURNS: &str = "turns: {residency: 200ms, maxTurn: 1s, drain: {deadline: 2s, onDeadline: cut}}";
@@ -18,7 +18,7 @@ const QUICK: &str = "timeouts: {progress: 2s, stop: 1s, wake: 1s, health: {every
 
 /// A process that dies closes its sockets one after the other, so a request can still reach it, and is told to be sent again: stock
 /// clients do so by themselves. By then it listens no more. Unless it dies slowly: then it may have begun.
-fn asked(client: Client, stream: bool, tokens: u32) -> Answer {
+fn asked(client: TestClient, stream: bool, tokens: u32) -> TestResponse {
     let answer = client.chat("m", stream, tokens);
     if answer.status != 502 {
         return answer;
@@ -31,9 +31,9 @@ fn asked(client: Client, stream: bool, tokens: u32) -> Answer {
 
 #[test]
 fn an_engine_killed_mid_stream_ends_the_stream_with_an_error_event_and_the_next_request_succeeds() {
-    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
-    let stream = Open::streaming(&gateway.client(), "m", 100_000);
-    let engine = Engine::of(&gateway, "m#0");
+    let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
+    let stream = PendingExchange::streaming(&gateway.client(), "m", 100_000);
+    let engine = EngineUnderTest::of(&gateway, "m#0");
     engine.signal(Signal::SIGKILL);
     let broken = stream.rest();
     assert!(broken.broke_off_with("engine_failed"), "{}", broken.text());
@@ -44,14 +44,14 @@ fn an_engine_killed_mid_stream_ends_the_stream_with_an_error_event_and_the_next_
     );
     let next = asked(gateway.client(), true, 4);
     assert!(next.is_whole_stream(), "{}", next.text());
-    assert_ne!(Engine::of(&gateway, "m#0").pid, engine.pid);
+    assert_ne!(EngineUnderTest::of(&gateway, "m#0").pid, engine.pid);
 }
 
 #[test]
 fn an_engine_that_dies_mid_stream_breaks_that_stream_only() {
-    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
-    Engine::of(&gateway, "m#0").faults(r#"{"die-mid-stream": 3}"#);
+    EngineUnderTest::of(&gateway, "m#0").faults(r#"{"die-mid-stream": 3}"#);
     let broken = gateway.client().chat("m", true, 50);
     assert!(
         broken.broke_off_with("engine_failed") || broken.broke_off_with("engine_closed"),
@@ -64,10 +64,13 @@ fn an_engine_that_dies_mid_stream_breaks_that_stream_only() {
 
 #[test]
 fn a_stopped_engine_is_out_of_rotation_in_fifteen_seconds_whether_idle_or_streaming() {
-    let gateway = Fixture::new(&["1Gi", "1Gi"]).model(&Sim::new("idle")).model(&Sim::new("busy")).start();
+    let gateway = GatewayFixture::new(&["1Gi", "1Gi"])
+        .model(&SimModel::new("idle"))
+        .model(&SimModel::new("busy"))
+        .start();
     assert!(gateway.client().chat("idle", true, 4).is_whole_stream());
-    let stream = Open::streaming(&gateway.client(), "busy", 100_000);
-    let engines = ["idle#0", "busy#0"].map(|id| Engine::of(&gateway, id));
+    let stream = PendingExchange::streaming(&gateway.client(), "busy", 100_000);
+    let engines = ["idle#0", "busy#0"].map(|id| EngineUnderTest::of(&gateway, id));
     engines.iter().for_each(|engine| engine.signal(Signal::SIGSTOP));
     let stopped = Instant::now();
     for id in ["idle#0", "busy#0"] {
@@ -89,15 +92,15 @@ fn a_stopped_engine_is_out_of_rotation_in_fifteen_seconds_whether_idle_or_stream
 
 #[test]
 fn a_long_prefill_is_not_taken_for_a_hang() {
-    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
-    let engine = Engine::of(&gateway, "m#0");
+    let engine = EngineUnderTest::of(&gateway, "m#0");
     engine.faults(r#"{"long-prefill": "13s"}"#);
     let began = Instant::now();
     let long = gateway.client().chat("m", true, 4);
     assert!(long.is_whole_stream(), "{}", long.text());
     assert!(began.elapsed() >= Duration::from_secs(13));
-    assert_eq!(Engine::of(&gateway, "m#0").pid, engine.pid);
+    assert_eq!(EngineUnderTest::of(&gateway, "m#0").pid, engine.pid);
 }
 
 #[test]
@@ -105,15 +108,15 @@ fn an_engine_that_answers_its_health_probe_and_nothing_else_is_replaced() {
     let timeouts =
         "timeouts: {firstByte: 500ms, progress: 1s, stop: 1s, health: {every: 100ms, timeout: 300ms}}";
     let faults = [("deaf", r#"{"health-while-dead": true}"#), ("mute", r#"{"stall-streams": true}"#)];
-    let gateway = Fixture::new(&["1Gi", "1Gi"])
+    let gateway = GatewayFixture::new(&["1Gi", "1Gi"])
         .settings(timeouts)
-        .model(&Sim::new(faults[0].0))
-        .model(&Sim::new(faults[1].0))
+        .model(&SimModel::new(faults[0].0))
+        .model(&SimModel::new(faults[1].0))
         .start();
     let client = gateway.client();
     let ends = faults.map(|(model, fault)| {
         assert!(client.chat(model, true, 4).is_whole_stream());
-        let engine = Engine::of(&gateway, &format!("{model}#0"));
+        let engine = EngineUnderTest::of(&gateway, &format!("{model}#0"));
         engine.faults(fault);
         let client = gateway.client();
         let asks = thread::spawn(move || (0..30).any(|_| client.chat(model, true, 4).is_whole_stream()));
@@ -126,19 +129,20 @@ fn an_engine_that_answers_its_health_probe_and_nothing_else_is_replaced() {
 
 #[test]
 fn a_hung_engine_with_open_streams_keeps_its_memory_until_its_process_is_gone() {
-    let fixture = Fixture::new(&["1200Mi"]);
+    let fixture = GatewayFixture::new(&["1200Mi"]);
     let journal = fixture.dir().join("journal.jsonl");
     let gateway = fixture
         .settings(QUICK)
-        .model(&Sim { flags: "--fault ignore-sigterm", ..Sim::new("hangs") })
-        .model(&Sim::new("waits"))
+        .model(&SimModel { flags: "--fault ignore-sigterm", ..SimModel::new("hangs") })
+        .model(&SimModel::new("waits"))
         .flag("--journal")
         .flag(journal.to_str().unwrap())
         .start();
-    let streams: Vec<Open> = (0..3).map(|_| Open::streaming(&gateway.client(), "hangs", 100_000)).collect();
-    let engine = Engine::of(&gateway, "hangs#0");
+    let streams: Vec<PendingExchange> =
+        (0..3).map(|_| PendingExchange::streaming(&gateway.client(), "hangs", 100_000)).collect();
+    let engine = EngineUnderTest::of(&gateway, "hangs#0");
     engine.faults(r#"{"hang": true}"#);
-    let second = Open::chat(&gateway.client(), "waits", true, 4);
+    let second = PendingExchange::chat(&gateway.client(), "waits", true, 4);
     while engine.lives() {
         let fleet = gateway.fleet();
         let account = &fleet["accelerators"][0];
@@ -164,12 +168,15 @@ fn a_hung_engine_with_open_streams_keeps_its_memory_until_its_process_is_gone() 
 
 #[test]
 fn a_wake_that_is_refused_or_hangs_becomes_a_cold_start_that_the_client_does_not_notice() {
-    let gateway =
-        Fixture::new(&["2Gi"]).settings(QUICK).settings("stream: {grace: 30s}").model(&Sim::new("m")).start();
+    let gateway = GatewayFixture::new(&["2Gi"])
+        .settings(QUICK)
+        .settings("stream: {grace: 30s}")
+        .model(&SimModel::new("m"))
+        .start();
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
     for fault in [r#"{"refuse-wake": true}"#, r#"{"hang-wake": true}"#] {
         asleep(&gateway, "m", 1);
-        let engine = Engine::of(&gateway, "m#0");
+        let engine = EngineUnderTest::of(&gateway, "m#0");
         engine.faults(fault);
         let answer = gateway.client().chat("m", true, 4);
         assert!(answer.is_whole_stream(), "{fault}: {}", answer.text());
@@ -180,13 +187,13 @@ fn a_wake_that_is_refused_or_hangs_becomes_a_cold_start_that_the_client_does_not
 
 #[test]
 fn an_engine_that_will_not_sleep_is_replaced_and_its_place_is_taken() {
-    let gateway = Fixture::new(&["1200Mi"])
+    let gateway = GatewayFixture::new(&["1200Mi"])
         .settings(TURNS)
-        .model(&Sim::new("first"))
-        .model(&Sim::new("second"))
+        .model(&SimModel::new("first"))
+        .model(&SimModel::new("second"))
         .start();
     assert!(gateway.client().chat("first", true, 4).is_whole_stream());
-    Engine::of(&gateway, "first#0").faults(r#"{"refuse-sleep": true}"#);
+    EngineUnderTest::of(&gateway, "first#0").faults(r#"{"refuse-sleep": true}"#);
     for model in ["second", "first"] {
         let answer = gateway.client().chat(model, true, 4);
         assert!(answer.is_whole_stream(), "{}", answer.text());
@@ -196,18 +203,18 @@ fn an_engine_that_will_not_sleep_is_replaced_and_its_place_is_taken() {
 /// A server whose sleep is not switched on answers so. Who comes while it is told to sleep is served by it; else it is stopped.
 #[test]
 fn an_engine_that_takes_the_order_to_sleep_and_stays_awake_serves_who_comes_meanwhile() {
-    let sim = Sim {
+    let sim = SimModel {
         flags: "--fault ignore-sleep --fault hang-sleep",
         keys: "idle: {sleepAfter: 300ms}",
-        ..Sim::new("m")
+        ..SimModel::new("m")
     };
-    let gateway = Fixture::new(&["2Gi"]).model(&sim).start();
+    let gateway = GatewayFixture::new(&["2Gi"]).model(&sim).start();
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
-    let engine = Engine::of(&gateway, "m#0");
+    let engine = EngineUnderTest::of(&gateway, "m#0");
     gateway.until("told to sleep", Duration::from_secs(10), || {
         gateway.engine("m#0")["state"] == "FallingAsleep(1)"
     });
-    let comes = Open::chat(&gateway.client(), "m", true, 4);
+    let comes = PendingExchange::chat(&gateway.client(), "m", true, 4);
     gateway.until("it waits", Duration::from_secs(10), || gateway.fleet()["models"][0]["waiting"] == 1);
     gateway.fault("m#0", r#"{"hang-sleep": null}"#);
     let began = Instant::now();
@@ -215,7 +222,7 @@ fn an_engine_that_takes_the_order_to_sleep_and_stays_awake_serves_who_comes_mean
     let waited = began.elapsed();
     assert!(answer.is_whole_stream(), "{}", answer.text());
     // Where nobody believes the engine it waits for as long as a sleep may take, 11 s.
-    assert!(waited <= SLEEP_DENIAL.duration() + Duration::from_secs(5), "{waited:?}");
+    assert!(waited <= SLEEP_DENIAL_TIMEOUT.duration() + Duration::from_secs(5), "{waited:?}");
     assert!(engine.lives());
     // Nobody comes the next time.
     gateway.until("cold", Duration::from_secs(10), || gateway.engine("m#0")["state"] == "Cold");
@@ -225,7 +232,7 @@ fn an_engine_that_takes_the_order_to_sleep_and_stays_awake_serves_who_comes_mean
 
 #[test]
 fn weights_are_whole_again_after_a_sleep_of_either_level() {
-    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
     let before = gateway.client().chat("m", false, 8).json()["choices"].clone();
     for level in [1, 2] {
         asleep(&gateway, "m", level);
@@ -237,8 +244,9 @@ fn weights_are_whole_again_after_a_sleep_of_either_level() {
 
 #[test]
 fn a_swap_waits_for_memory_that_comes_back_late() {
-    let late = Sim { flags: "--fault late-memory=1500ms", ..Sim::new("late") };
-    let gateway = Fixture::new(&["1200Mi"]).settings(TURNS).model(&late).model(&Sim::new("next")).start();
+    let late = SimModel { flags: "--fault late-memory=1500ms", ..SimModel::new("late") };
+    let gateway =
+        GatewayFixture::new(&["1200Mi"]).settings(TURNS).model(&late).model(&SimModel::new("next")).start();
     assert!(gateway.client().chat("late", true, 4).is_whole_stream());
     let began = Instant::now();
     let next = gateway.client().chat("next", true, 4);
@@ -253,12 +261,12 @@ fn a_swap_waits_for_memory_that_comes_back_late() {
 
 #[test]
 fn an_engine_that_ignores_sigterm_is_killed_after_its_grace() {
-    let gateway = Fixture::new(&["2Gi"])
+    let gateway = GatewayFixture::new(&["2Gi"])
         .settings(QUICK)
-        .model(&Sim { flags: "--fault ignore-sigterm", ..Sim::new("m") })
+        .model(&SimModel { flags: "--fault ignore-sigterm", ..SimModel::new("m") })
         .start();
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
-    let engine = Engine::of(&gateway, "m#0");
+    let engine = EngineUnderTest::of(&gateway, "m#0");
     let began = Instant::now();
     assert_eq!(gateway.admin().post("/admin/v1/models/m/stop", "").status, 202);
     gateway.until("killed", Duration::from_secs(4), || !engine.lives());
@@ -269,8 +277,9 @@ fn an_engine_that_ignores_sigterm_is_killed_after_its_grace() {
 
 #[test]
 fn a_command_that_exits_is_told_to_clients_by_its_class_and_tried_again_later() {
-    let gateway =
-        Fixture::new(&["2Gi"]).model(&Sim { flags: "--fault exit-at-start=3", ..Sim::new("m") }).start();
+    let gateway = GatewayFixture::new(&["2Gi"])
+        .model(&SimModel { flags: "--fault exit-at-start=3", ..SimModel::new("m") })
+        .start();
     let refused = gateway.client().chat("m", false, 4);
     assert_eq!(refused.status, 503, "{}", refused.text());
     let error = &refused.json()["error"];
@@ -288,10 +297,10 @@ fn a_command_that_exits_is_told_to_clients_by_its_class_and_tried_again_later() 
 /// engine.
 #[test]
 fn a_request_to_an_engine_that_died_unnoticed_succeeds_or_is_asked_for_again() {
-    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
     for _ in 0..3 {
         assert!(gateway.client().chat("m", true, 2).is_whole_stream());
-        let engine = Engine::of(&gateway, "m#0");
+        let engine = EngineUnderTest::of(&gateway, "m#0");
         engine.signal(Signal::SIGKILL);
         let clients: Vec<_> = (0..4)
             .map(|_| {
@@ -307,7 +316,7 @@ fn a_request_to_an_engine_that_died_unnoticed_succeeds_or_is_asked_for_again() {
 }
 
 /// Puts a model to sleep by order, and waits until it is.
-fn asleep(gateway: &Gateway, model: &str, level: u8) {
+fn asleep(gateway: &GatewayProcess, model: &str, level: u8) {
     let path = format!("/admin/v1/models/{model}/sleep?level={level}");
     let order = gateway.admin().post(&path, "");
     assert_eq!(order.status, 202, "{}", order.text());
@@ -318,8 +327,8 @@ fn asleep(gateway: &Gateway, model: &str, level: u8) {
 }
 
 /// Used and total bytes of the only accelerator, by the accelerator itself.
-fn meter(gateway: &Gateway) -> (u64, u64) {
-    let book = engine_sim::accelerator::Book::open(gateway.dir.join("accelerators.json")).unwrap();
+fn meter(gateway: &GatewayProcess) -> (u64, u64) {
+    let book = engine_sim::accelerator::AcceleratorFile::open(gateway.dir.join("accelerators.json")).unwrap();
     let usage = book.usage().unwrap();
     let gpu = usage.get("gpu-0").unwrap();
     (gpu.used_total, gpu.capacity)

@@ -6,13 +6,13 @@ use std::{io::Write as _, net::TcpStream, time::Duration};
 use tokio::time::Instant;
 
 use crate::{
-    smuggling::Recorded,
+    smuggling::RecordingGateway,
     support::{
-        Fixture, Gateway, Sim,
+        GatewayFixture, GatewayProcess, SimModel,
         client::chat_body,
         frames::{
             self, CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING, POST, RST_STREAM,
-            SETTINGS, WINDOW_UPDATE, block, frame,
+            SETTINGS, WINDOW_UPDATE, frame, header_block,
         },
     },
 };
@@ -20,34 +20,36 @@ use crate::{
 /// What memory may grow by under any of this.
 const ROOM: usize = 48 << 20;
 
-fn start(settings: &str) -> Gateway {
-    let gateway =
-        Fixture::new(&["2Gi"]).settings(settings).model(&Sim { flags: "--itl 1ms", ..Sim::new("m") }).start();
+fn start(settings: &str) -> GatewayProcess {
+    let gateway = GatewayFixture::new(&["2Gi"])
+        .settings(settings)
+        .model(&SimModel { flags: "--itl 1ms", ..SimModel::new("m") })
+        .start();
     gateway.wake("m");
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
     gateway
 }
 
-fn connect(gateway: &Gateway, settings: &[(u16, u32)]) -> TcpStream {
+fn connect(gateway: &GatewayProcess, settings: &[(u16, u32)]) -> TcpStream {
     let mut stream = gateway.client().connect();
     // What was written is little more than what the gateway took: a gateway that gets no core takes nothing, and this machine
     // would take megabytes for it.
     socket2::SockRef::from(&stream).set_send_buffer_size(64 << 10).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
-    stream.write_all(&frames::hello(settings)).unwrap();
+    stream.write_all(&frames::preface_and_settings(settings)).unwrap();
     stream
 }
 
 /// Bytes of physical memory, at the most so far.
-fn peak(gateway: &Gateway) -> usize {
+fn peak(gateway: &GatewayProcess) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.pid())).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
 }
 
 /// Does harm, while others are SERVED, and finds that it cost little and left nothing. Gives what `harm` does.
-fn bounded<T: Send>(gateway: &Gateway, harm: impl FnOnce() -> T + Send) -> T {
+fn bounded<T: Send>(gateway: &GatewayProcess, harm: impl FnOnce() -> T + Send) -> T {
     let before = peak(gateway);
     let done = std::thread::scope(|scope| {
         let harm = scope.spawn(harm);
@@ -64,7 +66,7 @@ fn bounded<T: Send>(gateway: &Gateway, harm: impl FnOnce() -> T + Send) -> T {
     let grown = peak(gateway) - before;
     println!("memory grew by {} KiB", grown >> 10);
     assert!(grown < ROOM, "{} MiB", grown >> 20);
-    gateway.settled("m#0");
+    gateway.until_unused("m#0");
     assert!(gateway.client().chat("m", true, 2).is_whole_stream());
     done
 }
@@ -72,9 +74,9 @@ fn bounded<T: Send>(gateway: &Gateway, harm: impl FnOnce() -> T + Send) -> T {
 /// Reads until the connection ends; the reason of the GOAWAY, when there was one.
 fn goes_away(stream: &mut TcpStream) -> Option<u32> {
     let mut reason = None;
-    while let Some(frame) = frames::next(stream) {
+    while let Some(frame) = frames::read_frame(stream) {
         if frame.kind == GOAWAY {
-            reason = Some(frames::reason(&frame));
+            reason = Some(frames::error_code(&frame));
         }
     }
     reason
@@ -118,7 +120,7 @@ fn headers_without_end_are_not_gathered() {
     for piece in [vec![], b"\x00\x01a\x01b".repeat(1000), vec![b'x'; 16 << 10]] {
         let taken = bounded(&gateway, || {
             let mut stream = connect(&gateway, &[]);
-            stream.write_all(&frame(HEADERS, 0, 1, &block(&POST))).unwrap();
+            stream.write_all(&frame(HEADERS, 0, 1, &header_block(&POST))).unwrap();
             let taken = pour(&mut stream, &frame(CONTINUATION, 0, 1, &piece), 100_000);
             goes_away(&mut stream);
             taken
@@ -133,7 +135,7 @@ fn small_frames_that_stand_for_large_headers_are_refused() {
     let text = bounded(&gateway, || {
         let mut stream = connect(&gateway, &[]);
         // 3 KB remembered once, and then asked for 4000 times.
-        let mut bomb = block(&POST);
+        let mut bomb = header_block(&POST);
         bomb.extend_from_slice(&[0x40, 1, b'a', 0x7f, 0xb9, 0x16]);
         bomb.extend_from_slice(&vec![b'v'; 3000]);
         bomb.extend_from_slice(&vec![0xbe; 4000]);
@@ -201,16 +203,16 @@ fn more_streams_than_there_may_be_are_refused_one_by_one() {
         let mut stream = connect(&gateway, &[]);
         // The headers alone: a request that is not over.
         for id in 0..400 {
-            stream.write_all(&frame(HEADERS, END_HEADERS, 2 * id + 1, &block(&POST))).unwrap();
+            stream.write_all(&frame(HEADERS, END_HEADERS, 2 * id + 1, &header_block(&POST))).unwrap();
         }
         stream.write_all(&frame(PING, 0, 0, b"12345678")).unwrap();
         let mut refused = 0;
         loop {
-            let frame = frames::next(&mut stream).expect("the connection ended");
+            let frame = frames::read_frame(&mut stream).expect("the connection ended");
             match frame.kind {
                 // REFUSED_STREAM: to be tried again.
                 RST_STREAM => {
-                    assert_eq!(frames::reason(&frame), 7);
+                    assert_eq!(frames::error_code(&frame), 7);
                     refused += 1;
                 }
                 PING if frame.flags == 1 && refused >= 144 => return refused,
@@ -232,7 +234,7 @@ fn an_answer_to_head_has_a_length_and_no_body() {
         let mut stream = connect(&gateway, &[]);
         let headers =
             [(":method", "HEAD"), (":scheme", "http"), (":path", path), (":authority", "localhost")];
-        stream.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &block(&headers))).unwrap();
+        stream.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &header_block(&headers))).unwrap();
         assert_eq!(answered(&mut stream, 1), "empty", "{path}");
     }
 }
@@ -240,7 +242,7 @@ fn an_answer_to_head_has_a_length_and_no_body() {
 /// What the stream was answered: the text of its body, or `reset`, or `closed`.
 fn answered(stream: &mut TcpStream, id: u32) -> String {
     let mut text = String::new();
-    while let Some(frame) = frames::next(stream) {
+    while let Some(frame) = frames::read_frame(stream) {
         match frame.kind {
             RST_STREAM if frame.stream == id && text.is_empty() => return "reset".to_owned(),
             HEADERS if frame.stream == id => {}
@@ -254,12 +256,12 @@ fn answered(stream: &mut TcpStream, id: u32) -> String {
     "closed".to_owned()
 }
 
-type Fields<'a> = Vec<(&'a str, &'a str)>;
+type HeaderFields<'a> = Vec<(&'a str, &'a str)>;
 
 /// Each alone on a connection: what it is answered contains this.
 #[test]
 fn what_cannot_be_a_request_is_refused() {
-    let recorded = Recorded::start("");
+    let recorded = RecordingGateway::start("");
     let body = "{\"model\":\"m\",\"x\":\"a\"}";
     let length = body.len().to_string();
     let and = |more: &[(&'static str, &'static str)]| [&POST[..], more].concat();
@@ -267,7 +269,7 @@ fn what_cannot_be_a_request_is_refused() {
         POST.into_iter().map(|(n, v)| (n, if n == name { value } else { v })).collect()
     };
     const SERVED: &str = "\"x\":\"a\"";
-    let rows: Vec<(&str, Fields<'_>, &[&str])> = vec![
+    let rows: Vec<(&str, HeaderFields<'_>, &[&str])> = vec![
         ("a request", POST.to_vec(), &[SERVED]),
         ("te: trailers", and(&[("te", "trailers")]), &[SERVED]),
         ("its length", [&POST[..], &[("content-length", length.as_str())]].concat(), &[SERVED]),
@@ -329,7 +331,7 @@ fn what_cannot_be_a_request_is_refused() {
     for (name, headers, expected) in &rows {
         let before = recorded.seen().len();
         let mut stream = connect(&recorded.gateway, &[]);
-        let mut bytes = frame(HEADERS, END_HEADERS, 1, &block(headers));
+        let mut bytes = frame(HEADERS, END_HEADERS, 1, &header_block(headers));
         bytes.extend(frame(DATA, END_STREAM, 1, body.as_bytes()));
         drop(stream.write_all(&bytes));
         let got = answered(&mut stream, 1);

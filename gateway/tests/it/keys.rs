@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::{
     refusals::refusal,
     support::{
-        Answer, Client, Fixture, Gateway, Sim,
+        GatewayFixture, GatewayProcess, SimModel, TestClient, TestResponse,
         client::{chat_body, request},
     },
 };
@@ -36,11 +36,11 @@ pub(crate) fn bearer(secret: &str) -> String {
     format!("Authorization: Bearer {secret}\r\n")
 }
 
-pub(crate) fn get(client: Client, path: &str, headers: &str) -> Answer {
+pub(crate) fn get(client: TestClient, path: &str, headers: &str) -> TestResponse {
     client.raw(&format!("GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n{headers}\r\n"))
 }
 
-pub(crate) fn awake(gateway: &Gateway, model: &str) {
+pub(crate) fn awake(gateway: &GatewayProcess, model: &str) {
     let answer = gateway.admin().post(&format!("/admin/v1/models/{model}/wake"), "");
     assert_eq!(answer.status, 202, "{}", answer.text());
     gateway.until(&format!("{model} is awake"), Duration::from_secs(10), || {
@@ -49,8 +49,11 @@ pub(crate) fn awake(gateway: &Gateway, model: &str) {
 }
 
 /// One awake model, `small`, with these keys.
-pub(crate) fn small(keys: &str) -> Gateway {
-    let gateway = Fixture::new(&["2Gi"]).settings(&format!("keys:{keys}")).model(&Sim::new("small")).start();
+pub(crate) fn small(keys: &str) -> GatewayProcess {
+    let gateway = GatewayFixture::new(&["2Gi"])
+        .settings(&format!("keys:{keys}"))
+        .model(&SimModel::new("small"))
+        .start();
     awake(&gateway, "small");
     gateway
 }
@@ -105,10 +108,10 @@ fn a_wrong_key_is_refused_before_the_body_is_asked_for() {
 #[test]
 fn a_key_sees_and_uses_only_its_models() {
     let keys = [key("one", ", models: [nick]"), key("all", "")].concat();
-    let gateway = Fixture::new(&["4Gi"])
+    let gateway = GatewayFixture::new(&["4Gi"])
         .settings(&format!("keys:{keys}"))
-        .model(&Sim { keys: "aliases: [nick]", ..Sim::new("mine") })
-        .model(&Sim::new("other"))
+        .model(&SimModel { keys: "aliases: [nick]", ..SimModel::new("mine") })
+        .model(&SimModel::new("other"))
         .start();
     let client = gateway.client();
     let names = |secret: &str| -> Vec<String> {
@@ -136,10 +139,10 @@ fn a_key_sees_and_uses_only_its_models() {
 #[test]
 fn who_may_not_use_a_model_does_not_learn_its_name_from_a_refusal() {
     let keys = [key("one", ", models: [second]"), key("all", "")].concat();
-    let gateway = Fixture::new(&["1200Mi"])
+    let gateway = GatewayFixture::new(&["1200Mi"])
         .settings(&format!("keys:{keys}\nstream: {{grace: 100ms}}"))
-        .model(&Sim { keys: "pinned: true", ..Sim::new("hidden") })
-        .model(&Sim::new("second"))
+        .model(&SimModel { keys: "pinned: true", ..SimModel::new("hidden") })
+        .model(&SimModel::new("second"))
         .start();
     awake(&gateway, "hidden");
     let asked = |secret: &str, stream| {
@@ -160,10 +163,10 @@ fn who_may_not_use_a_model_does_not_learn_its_name_from_a_refusal() {
 #[test]
 fn a_model_that_left_the_configuration_is_not_named_either() {
     let keys = [key("one", ", models: [second]"), key("all", "")].concat();
-    let fixture = Fixture::new(&["1200Mi"])
+    let fixture = GatewayFixture::new(&["1200Mi"])
         .settings(&format!("keys:{keys}"))
-        .model(&Sim::new("second"))
-        .model(&Sim { flags: "--itl 100ms", ..Sim::new("hidden") });
+        .model(&SimModel::new("second"))
+        .model(&SimModel { flags: "--itl 100ms", ..SimModel::new("hidden") });
     let with = fixture.yaml();
     let gateway = fixture.start();
     let body = chat_body("hidden", true, 1000);
@@ -183,10 +186,14 @@ fn a_model_that_left_the_configuration_is_not_named_either() {
 #[test]
 fn a_path_of_a_model_that_a_key_may_not_use_tells_nothing_of_it() {
     let keys = [key("one", ", models: [mine]"), key("all", "")].concat();
-    let gateway = Fixture::new(&["2Gi"])
+    let gateway = GatewayFixture::new(&["2Gi"])
         .settings(&format!("keys:{keys}"))
-        .model(&Sim::new("mine"))
-        .model(&Sim { keys: "aliases: [org/nick]", engine: "servedName: inner", ..Sim::new("hidden") })
+        .model(&SimModel::new("mine"))
+        .model(&SimModel {
+            keys: "aliases: [org/nick]",
+            engine: "servedName: inner",
+            ..SimModel::new("hidden")
+        })
         .start();
     let asked = |path: &str, model: &str| {
         let path = format!("/engines/org%2Fnick{path}");
@@ -214,9 +221,9 @@ fn a_path_of_a_model_that_a_key_may_not_use_tells_nothing_of_it() {
 
 #[test]
 fn a_key_that_is_taken_away_fails_at_its_next_request_on_the_same_connection() {
-    let fixture = Fixture::new(&["2Gi"])
+    let fixture = GatewayFixture::new(&["2Gi"])
         .settings(&format!("keys:{}{}", key("stays", ""), key("goes", "")))
-        .model(&Sim::new("small"));
+        .model(&SimModel::new("small"));
     let with = fixture.yaml();
     let gateway = fixture.start();
     awake(&gateway, "small");
@@ -259,9 +266,9 @@ fn a_reload_that_loses_the_keys_is_refused_until_it_says_that_this_is_meant() {
 #[test]
 fn a_more_urgent_key_overtakes_those_that_wait() {
     let keys = [key("slow", ", priority: -1"), key("fast", ", priority: 5")].concat();
-    let gateway = Fixture::new(&["2Gi"])
+    let gateway = GatewayFixture::new(&["2Gi"])
         .settings(&format!("keys:{keys}"))
-        .model(&Sim { keys: "maxConcurrency: 1", flags: "--itl 20ms", ..Sim::new("one") })
+        .model(&SimModel { keys: "maxConcurrency: 1", flags: "--itl 20ms", ..SimModel::new("one") })
         .start();
     awake(&gateway, "one");
     let ask = |secret: &str, tokens| {

@@ -17,9 +17,11 @@ use nix::{
 };
 use rouse::{
     model::AcceleratorId,
-    pairing::{event::Cause, ids::Fingerprint},
+    pairing::{event::CommandFailure, ids::EngineFingerprint},
 };
-use rouse_gateway::platform::kubernetes::launcher::{self, Error, Instance, Launcher, Seen, Wanted};
+use rouse_gateway::platform::kubernetes::launcher::{
+    self, Error, InstanceRequest, LauncherClient, LauncherInstance, LauncherWatchEvent,
+};
 use tokio::{sync::mpsc, time};
 
 use crate::support::row::free_port;
@@ -35,18 +37,18 @@ const EPOCH: u64 = 7;
 #[test]
 fn launcher() {
     let Ok(words) = std::env::var(WORDS) else { return };
-    let ended = rouse_stub::cli::run_as(words.lines().map(OsString::from));
+    let ended = rouse_stub::cli::run_from(words.lines().map(OsString::from));
     eprintln!("the launcher has ended: {ended:?}");
 }
 
 /// A launcher whose instances are what this command makes of their options.
-struct Process {
+struct TestLauncherProcess {
     child: Child,
     address: SocketAddr,
     _logs: tempfile::TempDir,
 }
 
-impl Process {
+impl TestLauncherProcess {
     fn start(command: &str) -> Self {
         Self::at(free_port(), command)
     }
@@ -84,12 +86,12 @@ impl Process {
         Self { child, address, _logs: logs }
     }
 
-    fn ordered_by(&self, epoch: u64) -> Launcher {
-        Launcher::new(self.address, None, epoch)
+    fn ordered_by(&self, epoch: u64) -> LauncherClient {
+        LauncherClient::new(self.address, None, epoch)
     }
 
     /// What is seen of it.
-    fn watch(&self) -> mpsc::Receiver<Seen> {
+    fn watch(&self) -> mpsc::Receiver<LauncherWatchEvent> {
         let (told, seen) = mpsc::channel(1);
         let launcher = self.ordered_by(EPOCH);
         tokio::spawn(async move { launcher.watch(told, |seen| seen).await });
@@ -110,7 +112,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for TestLauncherProcess {
     fn drop(&mut self) {
         self.terminate();
     }
@@ -119,44 +121,44 @@ impl Drop for Process {
 /// A shell runs the options.
 const SHELL: &str = "sh -c";
 
-fn script(script: &str) -> Wanted {
-    Wanted { options: format!("'{script}'"), ..Wanted::default() }
+fn script(script: &str) -> InstanceRequest {
+    InstanceRequest { options: format!("'{script}'"), ..InstanceRequest::default() }
 }
 
-fn sleeper() -> Wanted {
+fn sleeper() -> InstanceRequest {
     script("exec sleep 1000")
 }
 
-async fn next(seen: &mut mpsc::Receiver<Seen>) -> Seen {
+async fn next(seen: &mut mpsc::Receiver<LauncherWatchEvent>) -> LauncherWatchEvent {
     time::timeout(LONG, seen.recv()).await.expect("nothing is seen").expect("the watch has ended")
 }
 
-fn ids(all: &[Instance]) -> Vec<&str> {
+fn ids(all: &[LauncherInstance]) -> Vec<&str> {
     all.iter().map(|instance| instance.id.as_str()).collect()
 }
 
-fn cause<T: std::fmt::Debug>(result: Result<T, Error>) -> (Cause, String) {
+fn cause<T: std::fmt::Debug>(result: Result<T, Error>) -> (CommandFailure, String) {
     let error = result.unwrap_err();
     (error.cause(), error.to_string())
 }
 
 #[tokio::test]
 async fn an_engine_is_started_once_shown_and_ended() {
-    let process = Process::start(SHELL);
+    let process = TestLauncherProcess::start(SHELL);
     let launcher = process.ordered_by(EPOCH);
     assert_eq!(launcher.list().await.unwrap().instances, []);
     let set: [AcceleratorId; 2] = ["GPU-0".into(), "GPU-1".into()];
-    let id = launcher::id(Fingerprint(7), &set);
+    let id = launcher::instance_id(EngineFingerprint(7), &set);
     let annotations = [("inference-port".to_owned(), "1234".to_owned())].into();
-    let wanted = Wanted { gpu_uuids: set.to_vec(), annotations, ..sleeper() };
+    let wanted = InstanceRequest { gpu_uuids: set.to_vec(), annotations, ..sleeper() };
     let made = launcher.put(&id, &wanted).await.unwrap();
     assert_eq!((made.running, made.ready, made.port()), (true, Some(false), Some(1234)));
     assert_eq!(made.options, wanted.options);
-    let engine = launcher::engine(&made).unwrap();
-    assert_eq!((engine.fingerprint, &*engine.accelerators), (Fingerprint(7), &set[..]));
+    let engine = launcher::engine_id(&made).unwrap();
+    assert_eq!((engine.fingerprint, &*engine.accelerators), (EngineFingerprint(7), &set[..]));
 
     let (twice, words) = cause(launcher.put(&id, &wanted).await);
-    assert_eq!(twice, Cause::Conflict);
+    assert_eq!(twice, CommandFailure::Conflict);
     assert!(words.contains("already exists"), "{words}");
 
     assert_eq!(launcher.get(&id).await.unwrap(), Some(made.clone()));
@@ -169,14 +171,14 @@ async fn an_engine_is_started_once_shown_and_ended() {
 
 #[tokio::test]
 async fn what_a_launcher_will_not_do_is_told_with_its_reason() {
-    let process = Process::start(SHELL);
+    let process = TestLauncherProcess::start(SHELL);
     let launcher = process.ordered_by(EPOCH);
-    let unknown = Wanted { gpu_uuids: vec!["GPU-9".into()], ..sleeper() };
+    let unknown = InstanceRequest { gpu_uuids: vec!["GPU-9".into()], ..sleeper() };
     let (refused, words) = cause(launcher.put("a", &unknown).await);
-    assert_eq!(refused, Cause::Refused);
+    assert_eq!(refused, CommandFailure::Refused);
     assert!(words.contains("422") && words.contains("GPU-9"), "{words}");
-    let unbalanced = Wanted { options: "'".into(), ..Wanted::default() };
-    assert_eq!(cause(launcher.put("a", &unbalanced).await).0, Cause::Refused);
+    let unbalanced = InstanceRequest { options: "'".into(), ..InstanceRequest::default() };
+    assert_eq!(cause(launcher.put("a", &unbalanced).await).0, CommandFailure::Refused);
     assert_eq!(launcher.list().await.unwrap().instances, [], "nothing was started");
 
     // What it holds is known by any name.
@@ -185,87 +187,89 @@ async fn what_a_launcher_will_not_do_is_told_with_its_reason() {
     assert!(launcher.delete("../odd name?").await.unwrap().is_some());
 
     let address = process.end();
-    let gone = Launcher::new(address, None, EPOCH);
-    assert_eq!(cause(gone.list().await).0, Cause::Unreachable);
-    assert_eq!(cause(gone.put("a", &sleeper()).await).0, Cause::Unreachable);
-    assert_eq!(cause(gone.delete("a").await).0, Cause::Unreachable);
+    let gone = LauncherClient::new(address, None, EPOCH);
+    assert_eq!(cause(gone.list().await).0, CommandFailure::Unreachable);
+    assert_eq!(cause(gone.put("a", &sleeper()).await).0, CommandFailure::Unreachable);
+    assert_eq!(cause(gone.delete("a").await).0, CommandFailure::Unreachable);
 }
 
 #[tokio::test]
 async fn a_leader_that_was_replaced_orders_nothing_and_may_look() {
-    let process = Process::start(SHELL);
+    let process = TestLauncherProcess::start(SHELL);
     let (old, new) = (process.ordered_by(EPOCH - 1), process.ordered_by(EPOCH));
     old.put("a", &sleeper()).await.unwrap();
     new.put("b", &sleeper()).await.unwrap();
     let (fenced, words) = cause(old.delete("a").await);
-    assert_eq!(fenced, Cause::Conflict);
+    assert_eq!(fenced, CommandFailure::Conflict);
     assert!(words.contains("another leader"), "{words}");
-    assert_eq!(cause(old.put("c", &sleeper()).await).0, Cause::Conflict);
+    assert_eq!(cause(old.put("c", &sleeper()).await).0, CommandFailure::Conflict);
     assert_eq!(ids(&old.list().await.unwrap().instances), ["a", "b"]);
     // One that begins to lead says so before it orders anything.
-    process.ordered_by(EPOCH + 1).lead().await.unwrap();
-    assert_eq!(cause(new.delete("b").await).0, Cause::Conflict);
-    assert_eq!(cause(new.lead().await).0, Cause::Conflict);
+    process.ordered_by(EPOCH + 1).announce_epoch().await.unwrap();
+    assert_eq!(cause(new.delete("b").await).0, CommandFailure::Conflict);
+    assert_eq!(cause(new.announce_epoch().await).0, CommandFailure::Conflict);
 }
 
 #[tokio::test]
 async fn an_engine_is_seen_to_answer_and_to_end() {
     // Started with the options that follow, as an engine is.
     let exe = env!("CARGO_BIN_EXE_rouse-gateway");
-    let process = Process::start(&format!("'{exe}' demo-engine --host 127.0.0.1 --model m"));
+    let process = TestLauncherProcess::start(&format!("'{exe}' demo-engine --host 127.0.0.1 --model m"));
     let launcher = process.ordered_by(EPOCH);
     let mut seen = process.watch();
-    assert_eq!(next(&mut seen).await, Seen::Listed(vec![]));
-    let wanted = Wanted { options: format!("--port {}", free_port()), ..Wanted::default() };
+    assert_eq!(next(&mut seen).await, LauncherWatchEvent::Listed(vec![]));
+    let wanted = InstanceRequest { options: format!("--port {}", free_port()), ..InstanceRequest::default() };
     let made = launcher.put("a", &wanted).await.unwrap();
-    assert_eq!(next(&mut seen).await, Seen::Created(made));
-    let Seen::Updated(ready) = next(&mut seen).await else { panic!("it does not answer") };
+    assert_eq!(next(&mut seen).await, LauncherWatchEvent::Created(made));
+    let LauncherWatchEvent::Updated(ready) = next(&mut seen).await else { panic!("it does not answer") };
     assert_eq!((ready.id.as_str(), ready.ready, ready.running), ("a", Some(true), true));
     launcher.delete("a").await.unwrap();
-    let Seen::Updated(ending) = next(&mut seen).await else { panic!("it still answers") };
+    let LauncherWatchEvent::Updated(ending) = next(&mut seen).await else { panic!("it still answers") };
     assert_eq!(ending.ready, Some(false));
-    let Seen::Deleted(gone) = next(&mut seen).await else { panic!("it is still there") };
+    let LauncherWatchEvent::Deleted(gone) = next(&mut seen).await else { panic!("it is still there") };
     assert_eq!((gone.id.as_str(), gone.running), ("a", false));
 }
 
 #[tokio::test]
 async fn a_killed_engine_is_seen_to_have_stopped_and_stays_listed() {
-    let process = Process::start(SHELL);
+    let process = TestLauncherProcess::start(SHELL);
     let launcher = process.ordered_by(EPOCH);
     let mut seen = process.watch();
-    assert_eq!(next(&mut seen).await, Seen::Listed(vec![]));
+    assert_eq!(next(&mut seen).await, LauncherWatchEvent::Listed(vec![]));
     launcher.put("killed", &script("kill -9 $$")).await.unwrap();
-    assert!(matches!(next(&mut seen).await, Seen::Created(_)));
-    let Seen::Stopped { instance, exit_code } = next(&mut seen).await else { panic!("it lives") };
+    assert!(matches!(next(&mut seen).await, LauncherWatchEvent::Created(_)));
+    let LauncherWatchEvent::Stopped { instance, exit_code } = next(&mut seen).await else {
+        panic!("it lives")
+    };
     assert_eq!((instance.id.as_str(), instance.running, exit_code), ("killed", false, Some(-9)));
     launcher.put("failed", &script("exit 3")).await.unwrap();
-    assert!(matches!(next(&mut seen).await, Seen::Created(_)));
-    assert!(matches!(next(&mut seen).await, Seen::Stopped { exit_code: Some(3), .. }));
+    assert!(matches!(next(&mut seen).await, LauncherWatchEvent::Created(_)));
+    assert!(matches!(next(&mut seen).await, LauncherWatchEvent::Stopped { exit_code: Some(3), .. }));
     let all = launcher.list().await.unwrap().instances;
     assert!(all.len() == 2 && all.iter().all(|instance| !instance.running), "{all:?}");
     // Who comes later sees them as they are.
     let mut later = process.watch();
-    assert_eq!(next(&mut later).await, Seen::Listed(all));
+    assert_eq!(next(&mut later).await, LauncherWatchEvent::Listed(all));
 }
 
 #[tokio::test]
 async fn a_launcher_that_is_started_anew_is_lost_once_and_listed_again() {
-    let process = Process::start(SHELL);
+    let process = TestLauncherProcess::start(SHELL);
     let launcher = process.ordered_by(EPOCH);
     launcher.put("a", &sleeper()).await.unwrap();
     let mut seen = process.watch();
-    let Seen::Listed(all) = next(&mut seen).await else { panic!("it is not listed") };
+    let LauncherWatchEvent::Listed(all) = next(&mut seen).await else { panic!("it is not listed") };
     assert_eq!(ids(&all), ["a"]);
     let address = process.end();
     // It ends its engines first, and that is seen.
-    assert!(matches!(next(&mut seen).await, Seen::Deleted(_)));
-    assert_eq!(next(&mut seen).await, Seen::Lost);
+    assert!(matches!(next(&mut seen).await, LauncherWatchEvent::Deleted(_)));
+    assert_eq!(next(&mut seen).await, LauncherWatchEvent::Disconnected);
     // For a while nobody is there.
     assert!(time::timeout(Duration::from_millis(300), seen.recv()).await.is_err());
-    let process = Process::at(address.port(), SHELL);
+    let process = TestLauncherProcess::at(address.port(), SHELL);
     // It has counted less than the one before: what happens from now on is seen all the same.
-    assert_eq!(next(&mut seen).await, Seen::Listed(vec![]));
+    assert_eq!(next(&mut seen).await, LauncherWatchEvent::Listed(vec![]));
     process.ordered_by(EPOCH).put("b", &sleeper()).await.unwrap();
-    let Seen::Created(b) = next(&mut seen).await else { panic!("b is not seen") };
+    let LauncherWatchEvent::Created(b) = next(&mut seen).await else { panic!("b is not seen") };
     assert_eq!((b.id.as_str(), b.revision), ("b", 1));
 }

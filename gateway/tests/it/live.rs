@@ -10,33 +10,33 @@ use nix::{sys::signal::Signal, unistd::Pid};
 use serde_json::Value;
 
 use crate::support::{
-    Answer, Client, Gateway,
+    GatewayProcess, TestClient, TestResponse,
     client::{chat_body, request},
     read,
 };
 
 /// All come from one address, and a gateway that gets no time still holds those that left meanwhile.
-pub(crate) const ALL_FROM_HERE: &str = "limits: {connectionsPerAddress: 100000}";
+pub(crate) const UNLIMITED_CONNECTIONS: &str = "limits: {connectionsPerAddress: 100000}";
 
 /// An exchange whose answer has not been read to its end.
-pub(crate) struct Open {
+pub(crate) struct PendingExchange {
     socket: TcpStream,
     bytes: Vec<u8>,
 }
 
-impl Open {
-    pub(crate) fn chat(client: &Client, model: &str, stream: bool, tokens: u32) -> Self {
+impl PendingExchange {
+    pub(crate) fn chat(client: &TestClient, model: &str, stream: bool, tokens: u32) -> Self {
         Self::raw(client, &request("/v1/chat/completions", "", &chat_body(model, stream, tokens)))
     }
 
-    pub(crate) fn raw(client: &Client, request: &str) -> Self {
+    pub(crate) fn raw(client: &TestClient, request: &str) -> Self {
         let mut socket = client.connect();
         socket.write_all(request.as_bytes()).unwrap();
         Self { socket, bytes: Vec::new() }
     }
 
     /// A stream of which something has come already.
-    pub(crate) fn streaming(client: &Client, model: &str, tokens: u32) -> Self {
+    pub(crate) fn streaming(client: &TestClient, model: &str, tokens: u32) -> Self {
         Self::chat(client, model, true, tokens).until("data: ")
     }
 
@@ -53,16 +53,16 @@ impl Open {
     }
 
     /// The whole lines of `data:` so far.
-    pub(crate) fn sse(&self) -> Vec<String> {
+    pub(crate) fn sse_data(&self) -> Vec<String> {
         let text = self.text();
         let whole = text.rsplit_once("\n\n").map_or("", |(whole, _)| whole);
         whole.lines().filter_map(|line| line.strip_prefix("data: ")).map(str::to_owned).collect()
     }
 
     /// Reads to the end of the connection.
-    pub(crate) fn rest(mut self) -> Answer {
+    pub(crate) fn rest(mut self) -> TestResponse {
         while self.more() {}
-        Answer::parse(&self.bytes).unwrap_or_else(|| panic!("no answer: {}", self.text()))
+        TestResponse::parse(&self.bytes).unwrap_or_else(|| panic!("no answer: {}", self.text()))
     }
 
     fn text(&self) -> String {
@@ -83,7 +83,7 @@ impl Open {
     }
 }
 
-impl Answer {
+impl TestResponse {
     /// A stream that its engine or the gateway gave up: an error event last, no `[DONE]`, an unclean end.
     pub(crate) fn broke_off_with(&self, code: &str) -> bool {
         let events = self.events();
@@ -96,17 +96,17 @@ impl Answer {
 }
 
 /// One engine's process, as recorded for adoption.
-pub(crate) struct Engine {
+pub(crate) struct EngineUnderTest {
     pub(crate) pid: i32,
-    client: Client,
+    client: TestClient,
 }
 
-impl Engine {
-    pub(crate) fn of(gateway: &Gateway, id: &str) -> Self {
+impl EngineUnderTest {
+    pub(crate) fn of(gateway: &GatewayProcess, id: &str) -> Self {
         let pid = gateway.engine_pid(id);
         let address: SocketAddr =
-            recorded(&gateway.dir)["engines"][id]["address"].as_str().unwrap().parse().unwrap();
-        Self { pid, client: Client::new(address) }
+            adoption_file(&gateway.dir)["engines"][id]["address"].as_str().unwrap().parse().unwrap();
+        Self { pid, client: TestClient::new(address) }
     }
 
     pub(crate) fn counters(&self) -> Value {
@@ -124,17 +124,17 @@ impl Engine {
     }
 
     pub(crate) fn lives(&self) -> bool {
-        lives(self.pid)
+        is_alive(self.pid)
     }
 }
 
 /// The file by which engines would be adopted.
-fn recorded(dir: &Path) -> Value {
+fn adoption_file(dir: &Path) -> Value {
     serde_json::from_str(&read(&dir.join("state/engines.json"))).unwrap_or_default()
 }
 
 /// A process that has ended and was not yet waited for does not live.
-pub(crate) fn lives(pid: i32) -> bool {
+pub(crate) fn is_alive(pid: i32) -> bool {
     let stat = read(&PathBuf::from(format!("/proc/{pid}/stat")));
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
 }

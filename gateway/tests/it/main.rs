@@ -20,7 +20,7 @@ mod launchers;
 mod live;
 mod load_scripts;
 mod operators;
-mod passage;
+mod passthrough;
 mod refusals;
 mod replicas;
 mod restart;

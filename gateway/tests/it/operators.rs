@@ -6,19 +6,19 @@ use std::{
     time::Duration,
 };
 
-use rouse_testing::port::Reserved;
+use rouse_testing::port::ReservedPort;
 use serde_json::{Value, json};
 
 use crate::{
-    live::{Engine, Open},
-    support::{Answer, Fixture, Gateway, Sim, pause},
+    live::{EngineUnderTest, PendingExchange},
+    support::{GatewayFixture, GatewayProcess, SimModel, TestResponse, pause},
 };
 
 const TURNS: &str = "turns: {residency: 1s, maxTurn: 2s, drain: {deadline: 2s, onDeadline: cut}}";
 
 #[test]
 fn orders_are_accepted_and_their_outcome_is_found_under_their_id() {
-    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
     for (order, state) in [
         ("wake", "Awake"),
         ("sleep?level=1", "Asleep(1)"),
@@ -43,10 +43,10 @@ fn orders_are_accepted_and_their_outcome_is_found_under_their_id() {
 
 #[test]
 fn an_order_that_cannot_be_taken_is_refused_with_its_reason() {
-    let gateway = Fixture::new(&["4Gi"])
-        .model(&Sim::new("m"))
-        .model(&Sim { keys: "idle: {level: never}", ..Sim::new("sleepless") })
-        .model(&Sim { keys: "pinned: true", ..Sim::new("pinned") })
+    let gateway = GatewayFixture::new(&["4Gi"])
+        .model(&SimModel::new("m"))
+        .model(&SimModel { keys: "idle: {level: never}", ..SimModel::new("sleepless") })
+        .model(&SimModel { keys: "pinned: true", ..SimModel::new("pinned") })
         .start();
     gateway
         .until("pinned is awake", Duration::from_secs(5), || gateway.engine("pinned#0")["state"] == "Awake");
@@ -76,8 +76,9 @@ fn an_order_that_cannot_be_taken_is_refused_with_its_reason() {
 
 #[test]
 fn an_order_that_comes_to_nothing_says_why() {
-    let gateway =
-        Fixture::new(&["2Gi"]).model(&Sim { flags: "--fault exit-at-start=3", ..Sim::new("m") }).start();
+    let gateway = GatewayFixture::new(&["2Gi"])
+        .model(&SimModel { flags: "--fault exit-at-start=3", ..SimModel::new("m") })
+        .start();
     let failed = outcome(&gateway, "m", "wake");
     assert_eq!(failed["state"], "failed", "{failed}");
     assert!(failed["reason"].as_str().unwrap().contains("exit status 3 (exited:3)"), "{failed}");
@@ -87,10 +88,10 @@ fn an_order_that_comes_to_nothing_says_why() {
 fn what_became_of_a_model_is_remembered_told_the_same_from_both_sides_and_logged() {
     let broken = "  - name: broken\n    engine: {kind: custom, command: [sh, -c, \"echo No module named llama_cpp >&2; \
                   exit 1\", \"${PORT}\"]}\n    memory: {awake: 64Mi}\n";
-    let gateway = Fixture::new(&["1200Mi"])
+    let gateway = GatewayFixture::new(&["1200Mi"])
         .settings("turns: {residency: 0s, maxTurn: 1h}")
-        .model(&Sim::new("first"))
-        .model(&Sim::new("second"))
+        .model(&SimModel::new("first"))
+        .model(&SimModel::new("second"))
         .model_yaml(broken)
         .start();
     let why = |model: &str| {
@@ -125,8 +126,8 @@ fn what_became_of_a_model_is_remembered_told_the_same_from_both_sides_and_logged
         assert!(metrics.lines().any(|found| found == line), "{line} in\n{metrics}");
     }
     // One holds what the other waits for.
-    let holding = Open::streaming(&gateway.client(), "first", 100_000);
-    let waits = Open::chat(&gateway.client(), "second", false, 1);
+    let holding = PendingExchange::streaming(&gateway.client(), "first", 100_000);
+    let waits = PendingExchange::chat(&gateway.client(), "second", false, 1);
     gateway.until("held", Duration::from_secs(5), || why("second").contains("held by first"));
     let (held, holds) = (why("second"), why("first"));
     let (_, until) = held.split_once("held by first, ").unwrap();
@@ -135,7 +136,7 @@ fn what_became_of_a_model_is_remembered_told_the_same_from_both_sides_and_logged
     assert_eq!(waits.rest().status, 200);
     assert!(why("first").contains("for second"), "{}", why("first"));
     // One that dies.
-    Engine::of(&gateway, "second#0").signal(nix::sys::signal::Signal::SIGKILL);
+    EngineUnderTest::of(&gateway, "second#0").signal(nix::sys::signal::Signal::SIGKILL);
     gateway.until("dead", Duration::from_secs(5), || why("second").contains("killed by signal 9"));
     assert!(why("second").contains("failed while it served"), "{}", why("second"));
     for (level, words) in [
@@ -154,10 +155,10 @@ fn what_became_of_a_model_is_remembered_told_the_same_from_both_sides_and_logged
 
 #[test]
 fn what_waits_for_memory_still_tells_how_its_last_start_failed() {
-    let gateway = Fixture::new(&["1200Mi"])
+    let gateway = GatewayFixture::new(&["1200Mi"])
         .settings("turns: {residency: 0s, maxTurn: 1h}")
-        .model(&Sim::new("first"))
-        .model(&Sim { flags: "--fault exit-at-start=3", ..Sim::new("broken") })
+        .model(&SimModel::new("first"))
+        .model(&SimModel { flags: "--fault exit-at-start=3", ..SimModel::new("broken") })
         .start();
     let why = || {
         let explained = gateway.admin().get("/admin/v1/models/broken/explain").json();
@@ -165,8 +166,8 @@ fn what_waits_for_memory_still_tells_how_its_last_start_failed() {
     };
     assert_eq!(gateway.client().chat("broken", false, 1).status, 503);
     gateway.until("left alone no more", Duration::from_secs(5), || why().starts_with("not running"));
-    let holding = Open::streaming(&gateway.client(), "first", 100_000);
-    let waits = Open::chat(&gateway.client(), "broken", false, 1);
+    let holding = PendingExchange::streaming(&gateway.client(), "first", 100_000);
+    let waits = PendingExchange::chat(&gateway.client(), "broken", false, 1);
     gateway.until("it waits", Duration::from_secs(5), || why().contains("held by first"));
     let reason = why();
     assert!(reason.contains("; last start failed at "), "{reason}");
@@ -176,10 +177,10 @@ fn what_waits_for_memory_still_tells_how_its_last_start_failed() {
 
 #[test]
 fn each_step_of_an_engine_is_one_line_of_the_log_with_why_and_how_long() {
-    let gateway = Fixture::new(&["1200Mi"])
-        .model(&Sim { keys: "idle: {sleepAfter: 200ms, stopAfter: 1s}", ..Sim::new("idle") })
-        .model(&Sim { asleep: "600Mi", ..Sim::new("sleeper") })
-        .model(&Sim::new("next"))
+    let gateway = GatewayFixture::new(&["1200Mi"])
+        .model(&SimModel { keys: "idle: {sleepAfter: 200ms, stopAfter: 1s}", ..SimModel::new("idle") })
+        .model(&SimModel { asleep: "600Mi", ..SimModel::new("sleeper") })
+        .model(&SimModel::new("next"))
         .start();
     assert!(gateway.client().chat("idle", true, 1).is_whole_stream());
     gateway.until("stopped", Duration::from_secs(10), || gateway.engine("idle#0")["state"] == "Cold");
@@ -212,8 +213,8 @@ fn each_step_of_an_engine_is_one_line_of_the_log_with_why_and_how_long() {
 
 #[test]
 fn a_stop_tells_the_streams_that_it_ends() {
-    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
-    let stream = Open::streaming(&gateway.client(), "m", 100_000);
+    let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
+    let stream = PendingExchange::streaming(&gateway.client(), "m", 100_000);
     assert_eq!(outcome(&gateway, "m", "stop")["state"], "done");
     let told = stream.rest();
     assert!(told.broke_off_with("engine_failed"), "{}", told.text());
@@ -221,9 +222,9 @@ fn a_stop_tells_the_streams_that_it_ends() {
 
 #[test]
 fn with_a_token_nobody_asks_without_it() {
-    let gateway = Fixture::new(&["2Gi"])
+    let gateway = GatewayFixture::new(&["2Gi"])
         .settings("admin: {token: secret, metrics: token}")
-        .model(&Sim::new("m"))
+        .model(&SimModel::new("m"))
         .start();
     let ask = |method: &str, path: &str, headers: &str| {
         gateway.admin().raw(&format!(
@@ -261,7 +262,7 @@ fn with_a_token_nobody_asks_without_it() {
 
 #[test]
 fn without_a_token_only_loopback_names_and_no_foreign_pages() {
-    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
     let ask = |method: &str, path: &str, headers: &str| {
         let head =
             format!("{method} {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: 0\r\n{headers}\r\n");
@@ -278,9 +279,10 @@ fn without_a_token_only_loopback_names_and_no_foreign_pages() {
 
 #[test]
 fn events_are_the_journal_as_it_happens() {
-    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).model(&Sim::new("other")).start();
+    let gateway =
+        GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).model(&SimModel::new("other")).start();
     let get = "GET /admin/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    let open = Open::raw(&gateway.admin(), get).until("text/event-stream");
+    let open = PendingExchange::raw(&gateway.admin(), get).until("text/event-stream");
     let mut printing = cli(&gateway, &["events"]).stdout(Stdio::piped()).spawn().unwrap();
     let printed = BufReader::new(printing.stdout.take().unwrap()).lines().map(Result::unwrap);
     let (tell, lines) = std::sync::mpsc::channel();
@@ -292,7 +294,7 @@ fn events_are_the_journal_as_it_happens() {
     });
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
     let open = open.until(r#""event":"ready""#).until(r#""event":"canary""#);
-    let told = open.sse();
+    let told = open.sse_data();
     let events: Vec<Value> = told.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(events.iter().all(|turn| turn["at"].is_u64() && turn["events"].is_array()), "{events:?}");
     drop(open);
@@ -307,7 +309,7 @@ fn events_are_the_journal_as_it_happens() {
 
 #[test]
 fn logs_are_the_engines_output_and_can_be_followed() {
-    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
     assert_eq!(gateway.admin().get("/admin/v1/models/m/logs").status, 404);
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
     let logs = gateway.admin().get("/admin/v1/models/m/logs");
@@ -315,7 +317,7 @@ fn logs_are_the_engines_output_and_can_be_followed() {
     let printed = cli(&gateway, &["logs", "m"]).output().unwrap();
     assert_eq!((printed.status.code(), text(&printed.stdout)), (Some(0), logs.text()));
     let get = "GET /admin/v1/models/m/logs?follow=true HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    let following = Open::raw(&gateway.admin(), get).until("generation 1");
+    let following = PendingExchange::raw(&gateway.admin(), get).until("generation 1");
     assert_eq!(outcome(&gateway, "m", "stop")["state"], "done");
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
     drop(following.until("generation 2"));
@@ -323,7 +325,9 @@ fn logs_are_the_engines_output_and_can_be_followed() {
 
 #[test]
 fn each_engine_of_a_model_has_its_output() {
-    let gateway = Fixture::new(&["2Gi", "2Gi"]).model(&Sim { keys: "replicas: 2", ..Sim::new("m") }).start();
+    let gateway = GatewayFixture::new(&["2Gi", "2Gi"])
+        .model(&SimModel { keys: "replicas: 2", ..SimModel::new("m") })
+        .start();
     assert!(gateway.client().chat("m", true, 1).is_whole_stream());
     // Before that it writes there itself.
     gateway
@@ -343,15 +347,15 @@ fn explain_says_at_each_moment_of_a_swap_why() {
     let slow = "--start-time 400ms --sleep-time 400ms --wake-time 400ms --itl 10ms";
     // What the engines do themselves lasts until it was seen.
     let (sleeps, starts) = (format!("{slow} --fault hang-sleep"), format!("{slow} --fault hang"));
-    let gateway = Fixture::new(&["1200Mi"])
+    let gateway = GatewayFixture::new(&["1200Mi"])
         .settings(TURNS)
-        .model(&Sim { flags: &sleeps, ..Sim::new("first") })
-        .model(&Sim { flags: &starts, ..Sim::new("second") })
+        .model(&SimModel { flags: &sleeps, ..SimModel::new("first") })
+        .model(&SimModel { flags: &starts, ..SimModel::new("second") })
         .start();
     let explain = || -> Value { gateway.admin().get("/admin/v1/models/second/explain").json() };
     assert_eq!(explain()["state"], "cold");
-    let stream = Open::streaming(&gateway.client(), "first", 100_000);
-    let waiter = Open::chat(&gateway.client(), "second", true, 4);
+    let stream = PendingExchange::streaming(&gateway.client(), "first", 100_000);
+    let waiter = PendingExchange::chat(&gateway.client(), "second", true, 4);
     let mut reasons: Vec<String> = Vec::new();
     gateway.until("second is awake", Duration::from_secs(10), || {
         let now = explain();
@@ -388,11 +392,11 @@ fn explain_says_at_each_moment_of_a_swap_why() {
 
 #[test]
 fn the_command_line_shows_the_fleet_and_ends_with_the_right_code() {
-    let fixture = Fixture::new(&["4Gi"]);
+    let fixture = GatewayFixture::new(&["4Gi"]);
     let journal = fixture.dir().join("journal.jsonl");
     let gateway = fixture
-        .model(&Sim::new("big/model"))
-        .model(&Sim { keys: "pinned: true", ..Sim::new("small") })
+        .model(&SimModel::new("big/model"))
+        .model(&SimModel { keys: "pinned: true", ..SimModel::new("small") })
         .flag("--journal")
         .flag(journal.to_str().unwrap())
         .start();
@@ -441,7 +445,7 @@ fn the_command_line_shows_the_fleet_and_ends_with_the_right_code() {
         assert_eq!(output.status.code(), Some(code), "{args:?}: {}", text(&output.stderr));
         assert!(!output.stderr.is_empty() && output.stdout.is_empty(), "{args:?}");
     }
-    let nobody = Reserved::port();
+    let nobody = ReservedPort::bind();
     let gone = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
         .args(["ps", "--admin", &format!("http://{}", nobody.address())])
         .output()
@@ -451,16 +455,16 @@ fn the_command_line_shows_the_fleet_and_ends_with_the_right_code() {
 
 #[test]
 fn an_unused_model_scales_to_zero_and_the_metrics_show_it_under_the_seeds_names() {
-    let gateway = Fixture::new(&["2Gi"])
+    let gateway = GatewayFixture::new(&["2Gi"])
         .settings("timeouts: {health: {every: 300ms}}")
-        .model(&Sim { keys: "idle: {sleepAfter: 800ms, stopAfter: 2s}", ..Sim::new("m") })
+        .model(&SimModel { keys: "idle: {sleepAfter: 800ms, stopAfter: 2s}", ..SimModel::new("m") })
         .start();
     assert_eq!(metric(&gateway, "inference_budget_total_bytes{node_pool=\"local\"}"), (2_u64 << 30) as f64);
     assert_eq!(of_model(&gateway, "inference_model_ready"), 0.0);
     // A long stream is not idle, and it ends once that was seen.
     gateway.wake("m");
     gateway.stall("m#0", true);
-    let long = Open::chat(&gateway.client(), "m", true, 300);
+    let long = PendingExchange::chat(&gateway.client(), "m", true, 300);
     gateway.until("it streams", Duration::from_secs(5), || gateway.leases() == 1);
     pause(Duration::from_millis(1000));
     assert_eq!(gateway.engine("m#0")["state"], "Awake");
@@ -473,7 +477,7 @@ fn an_unused_model_scales_to_zero_and_the_metrics_show_it_under_the_seeds_names(
     }
     let allocated = || metric(&gateway, "inference_budget_allocated_bytes{node_pool=\"local\"}");
     assert_eq!(allocated(), (1_u64 << 30) as f64);
-    let engine = Engine::of(&gateway, "m#0");
+    let engine = EngineUnderTest::of(&gateway, "m#0");
     gateway.stall("m#0", false);
     assert!(long.rest().is_whole_stream());
     let ready = || of_model(&gateway, "inference_model_ready");
@@ -498,7 +502,7 @@ fn an_unused_model_scales_to_zero_and_the_metrics_show_it_under_the_seeds_names(
 }
 
 /// Gives an order and waits for its outcome.
-fn outcome(gateway: &Gateway, model: &str, order: &str) -> Value {
+fn outcome(gateway: &GatewayProcess, model: &str, order: &str) -> Value {
     let given = gateway.admin().post(&format!("/admin/v1/models/{model}/{order}"), "");
     assert_eq!(given.status, 202, "{order}: {}", given.text());
     let path = format!("/admin/v1/operations/{}", given.json()["operation"]);
@@ -510,12 +514,12 @@ fn outcome(gateway: &Gateway, model: &str, order: &str) -> Value {
     last
 }
 
-fn gateway_state(fleet: &Answer) -> String {
+fn gateway_state(fleet: &TestResponse) -> String {
     fleet.json()["engines"][0]["state"].as_str().unwrap().to_owned()
 }
 
 /// This build's command line, asking this gateway.
-pub(crate) fn cli(gateway: &Gateway, args: &[&str]) -> Command {
+pub(crate) fn cli(gateway: &GatewayProcess, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"));
     command.args(args).arg("--admin").arg(format!("http://{}", gateway.admin));
     command
@@ -526,12 +530,12 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// One sample of `/metrics`, by its name and labels as they are printed.
-fn metric(gateway: &Gateway, sample: &str) -> f64 {
+fn metric(gateway: &GatewayProcess, sample: &str) -> f64 {
     let metrics = gateway.admin().get("/metrics").text();
     let line = metrics.lines().find_map(|line| line.strip_prefix(sample));
     line.unwrap_or_else(|| panic!("no {sample} in\n{metrics}")).trim().parse().unwrap()
 }
 
-fn of_model(gateway: &Gateway, name: &str) -> f64 {
+fn of_model(gateway: &GatewayProcess, name: &str) -> f64 {
     metric(gateway, &format!("{name}{{model=\"m\",namespace=\"local\"}}"))
 }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::support::Answer;
+use crate::support::TestResponse;
 
 mod body;
 mod end;
@@ -11,7 +11,7 @@ mod head;
 mod memory;
 
 /// What must hold of every refusal, and of this one. Gives the envelope's `error`.
-pub(crate) fn refusal(answer: &Answer, status: u16, code: &str) -> Value {
+pub(crate) fn refusal(answer: &TestResponse, status: u16, code: &str) -> Value {
     let error = answer.json()["error"].clone();
     let told = format!("{} {:?} {}", answer.status, answer.headers, answer.text());
     assert_eq!((answer.status, error["code"].as_str()), (status, Some(code)), "{told}");

@@ -3,19 +3,19 @@
 use std::time::Duration;
 
 use crate::{
-    live::Engine,
-    support::{Fixture, Sim},
+    live::EngineUnderTest,
+    support::{GatewayFixture, SimModel},
 };
 
 const SOON: Duration = Duration::from_secs(20);
 
 #[test]
 fn two_engines_serve_a_model_and_one_of_them_makes_room_for_another() {
-    let twice = Sim { keys: "replicas: 2\nmaxConcurrency: 1", ..Sim::new("twice") };
-    let gateway = Fixture::new(&["1Gi", "1Gi"])
+    let twice = SimModel { keys: "replicas: 2\nmaxConcurrency: 1", ..SimModel::new("twice") };
+    let gateway = GatewayFixture::new(&["1Gi", "1Gi"])
         .settings("turns: {protect: always, residency: 60s, maxTurn: 120s}")
         .model(&twice)
-        .model(&Sim { awake: "900Mi", ..Sim::new("other") })
+        .model(&SimModel { awake: "900Mi", ..SimModel::new("other") })
         .start();
     assert!(gateway.client().chat("twice", true, 3).is_whole_stream());
     let awake = |engine: &str| gateway.engine(engine)["state"] == "Awake";
@@ -44,8 +44,8 @@ fn two_engines_serve_a_model_and_one_of_them_makes_room_for_another() {
 /// An engine that fails at once always has the least to do; what it is given of a queue is what is lost.
 #[test]
 fn an_engine_that_fails_at_once_does_not_eat_the_queue() {
-    let sim = Sim { keys: "replicas: 2\nmaxConcurrency: 1", flags: "--itl 20ms", ..Sim::new("m") };
-    let gateway = Fixture::new(&["1Gi", "1Gi"])
+    let sim = SimModel { keys: "replicas: 2\nmaxConcurrency: 1", flags: "--itl 20ms", ..SimModel::new("m") };
+    let gateway = GatewayFixture::new(&["1Gi", "1Gi"])
         .settings("timeouts: {health: {every: 200ms, timeout: 500ms}}")
         .model(&sim)
         .start();
@@ -54,7 +54,7 @@ fn an_engine_that_fails_at_once_does_not_eat_the_queue() {
     gateway.until("both are awake", SOON, || {
         ["m#0", "m#1"].iter().all(|engine| gateway.engine(engine)["state"] == "Awake")
     });
-    Engine::of(&gateway, "m#0").faults(r#"{"status": 500}"#);
+    EngineUnderTest::of(&gateway, "m#0").faults(r#"{"status": 500}"#);
     let ask = || client.chat("m", true, 5).status;
     let statuses: Vec<u16> = std::thread::scope(|scope| {
         let asked: Vec<_> = (0..50).map(|_| scope.spawn(ask)).collect();

@@ -11,38 +11,38 @@ use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
 use crate::{
-    live::{Engine, Open, lives},
-    support::{Fixture, Gateway, Sim, pause, read},
+    live::{EngineUnderTest, PendingExchange, is_alive},
+    support::{GatewayFixture, GatewayProcess, SimModel, pause, read},
 };
 
 const ADOPTED_WITHIN: Duration = Duration::from_secs(2);
 
 #[test]
 fn engines_outlive_a_killed_gateway_and_are_adopted_as_they_are_with_their_idle_clocks() {
-    let gateway = Fixture::new(&["4Gi"])
-        .model(&Sim { keys: "idle: {sleepAfter: 6s}", ..Sim::new("awake") })
-        .model(&Sim { keys: "idle: {sleepAfter: 1s, stopAfter: 7s}", ..Sim::new("asleep") })
-        .model(&Sim::new("cold"))
+    let gateway = GatewayFixture::new(&["4Gi"])
+        .model(&SimModel { keys: "idle: {sleepAfter: 6s}", ..SimModel::new("awake") })
+        .model(&SimModel { keys: "idle: {sleepAfter: 1s, stopAfter: 7s}", ..SimModel::new("asleep") })
+        .model(&SimModel::new("cold"))
         .start();
     assert!(gateway.client().chat("asleep", true, 4).is_whole_stream());
     sleep(&gateway, "asleep");
     let slept = Instant::now();
     assert!(gateway.client().chat("awake", true, 4).is_whole_stream());
     let used = Instant::now();
-    let before = ["awake#0", "asleep#0"].map(|id| Engine::of(&gateway, id).pid);
+    let before = ["awake#0", "asleep#0"].map(|id| EngineUnderTest::of(&gateway, id).pid);
     // The clocks are on disk so long after they changed, at the latest.
     pause(Duration::from_secs(3));
     let mut gateway = gateway;
     kill(&mut gateway);
-    assert!(before.iter().all(|pid| lives(*pid)));
+    assert!(before.iter().all(|pid| is_alive(*pid)));
 
     let began = Instant::now();
-    let again = Gateway::spawn(&gateway.dir, &[]);
+    let again = GatewayProcess::spawn(&gateway.dir, &[]);
     println!("ready again after {:?}", began.elapsed());
     assert!(began.elapsed() < ADOPTED_WITHIN);
     assert_eq!(again.engine("awake#0")["state"], "Awake");
     assert_eq!(again.engine("asleep#0")["state"], "Asleep(1)");
-    assert_eq!(["awake#0", "asleep#0"].map(|id| Engine::of(&again, id).pid), before);
+    assert_eq!(["awake#0", "asleep#0"].map(|id| EngineUnderTest::of(&again, id).pid), before);
     assert_eq!(processes(&gateway.dir), 2);
     // Both are looked at in each round: which of them comes first is not for certain.
     let (mut asleep, mut stopped) = (None, None);
@@ -70,10 +70,10 @@ fn engines_outlive_a_killed_gateway_and_are_adopted_as_they_are_with_their_idle_
 
 #[test]
 fn an_adopted_engine_serves_at_once_and_its_memory_stays_booked() {
-    let mut gateway = Fixture::new(&["1200Mi"]).model(&Sim::new("m")).start();
+    let mut gateway = GatewayFixture::new(&["1200Mi"]).model(&SimModel::new("m")).start();
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
     kill(&mut gateway);
-    let again = Gateway::spawn(&gateway.dir, &[]);
+    let again = GatewayProcess::spawn(&gateway.dir, &[]);
     assert_eq!(again.fleet()["accelerators"][0]["reserved"], 1_u64 << 30);
     let answer = again.client().chat("m", true, 4);
     assert!(answer.is_whole_stream(), "{}", answer.text());
@@ -82,15 +82,16 @@ fn an_adopted_engine_serves_at_once_and_its_memory_stays_booked() {
 
 #[test]
 fn a_stream_that_ran_when_the_gateway_was_killed_counts_as_use_and_leaves_nothing_behind() {
-    let mut gateway =
-        Fixture::new(&["2Gi"]).model(&Sim { keys: "idle: {sleepAfter: 5s}", ..Sim::new("m") }).start();
-    let stream = Open::streaming(&gateway.client(), "m", 100_000);
-    let engine = Engine::of(&gateway, "m#0");
+    let mut gateway = GatewayFixture::new(&["2Gi"])
+        .model(&SimModel { keys: "idle: {sleepAfter: 5s}", ..SimModel::new("m") })
+        .start();
+    let stream = PendingExchange::streaming(&gateway.client(), "m", 100_000);
+    let engine = EngineUnderTest::of(&gateway, "m#0");
     pause(Duration::from_secs(6));
     kill(&mut gateway);
     let killed = Instant::now();
     assert!(!stream.rest().complete);
-    let again = Gateway::spawn(&gateway.dir, &[]);
+    let again = GatewayProcess::spawn(&gateway.dir, &[]);
     again.until("the engine aborted it", Duration::from_secs(1), || engine.counters()["running"] == 0);
     assert_eq!(again.engine("m#0")["leases"], 0);
     again.until("asleep", Duration::from_secs(10), || again.engine("m#0")["state"] == "Asleep(1)");
@@ -101,8 +102,8 @@ fn a_stream_that_ran_when_the_gateway_was_killed_counts_as_use_and_leaves_nothin
 
 #[test]
 fn a_gateway_killed_while_an_engine_falls_asleep_or_wakes_serves_it_afterwards() {
-    let slow = Sim { flags: "--sleep-time 1s --wake-time 1s", ..Sim::new("m") };
-    let mut gateway = Fixture::new(&["1200Mi"]).model(&slow).start();
+    let slow = SimModel { flags: "--sleep-time 1s --wake-time 1s", ..SimModel::new("m") };
+    let mut gateway = GatewayFixture::new(&["1200Mi"]).model(&slow).start();
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
     // It is on its way until that was seen, and for a second more.
     gateway.fault("m#0", r#"{"hang-sleep": true}"#);
@@ -112,80 +113,83 @@ fn a_gateway_killed_while_an_engine_falls_asleep_or_wakes_serves_it_afterwards()
     gateway.fault("m#0", r#"{"hang-sleep": null}"#);
     pause(Duration::from_millis(300));
     kill(&mut gateway);
-    let mut again = Gateway::spawn(&gateway.dir, &[]);
+    let mut again = GatewayProcess::spawn(&gateway.dir, &[]);
     assert!(again.client().chat("m", true, 4).is_whole_stream());
     sleep(&again, "m");
     again.fault("m#0", r#"{"hang-wake": true}"#);
-    let waiter = Open::chat(&again.client(), "m", true, 4);
+    let waiter = PendingExchange::chat(&again.client(), "m", true, 4);
     again.until("on its way", Duration::from_secs(5), || again.engine("m#0")["state"] == "Waking(1)");
     again.fault("m#0", r#"{"hang-wake": null}"#);
     pause(Duration::from_millis(300));
     kill(&mut again);
     drop(waiter);
-    let last = Gateway::spawn(&gateway.dir, &[]);
+    let last = GatewayProcess::spawn(&gateway.dir, &[]);
     assert!(last.client().chat("m", true, 4).is_whole_stream());
     assert_eq!(processes(&gateway.dir), 1);
 }
 
 #[test]
 fn a_gateway_killed_during_a_launch_adopts_what_is_still_starting() {
-    let mut gateway =
-        Fixture::new(&["2Gi"]).model(&Sim { flags: "--start-time 2s", ..Sim::new("m") }).start();
-    let waiting = Open::chat(&gateway.client(), "m", true, 4);
-    let engine = Engine::of(&gateway, "m#0");
+    let mut gateway = GatewayFixture::new(&["2Gi"])
+        .model(&SimModel { flags: "--start-time 2s", ..SimModel::new("m") })
+        .start();
+    let waiting = PendingExchange::chat(&gateway.client(), "m", true, 4);
+    let engine = EngineUnderTest::of(&gateway, "m#0");
     kill(&mut gateway);
     drop(waiting);
-    let again = Gateway::spawn(&gateway.dir, &[]);
+    let again = GatewayProcess::spawn(&gateway.dir, &[]);
     assert!(again.client().chat("m", true, 4).is_whole_stream());
-    assert_eq!((Engine::of(&again, "m#0").pid, launches(&gateway.dir, "m")), (engine.pid, 1));
+    assert_eq!((EngineUnderTest::of(&again, "m#0").pid, launches(&gateway.dir, "m")), (engine.pid, 1));
 }
 
 #[test]
 fn an_engine_that_is_silent_while_it_is_adopted_gets_time_to_answer() {
-    let mut gateway =
-        Fixture::new(&["2Gi"]).model(&Sim { engine: "startTimeout: 5s", ..Sim::new("m") }).start();
+    let mut gateway = GatewayFixture::new(&["2Gi"])
+        .model(&SimModel { engine: "startTimeout: 5s", ..SimModel::new("m") })
+        .start();
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
-    let engine = Engine::of(&gateway, "m#0");
+    let engine = EngineUnderTest::of(&gateway, "m#0");
     pause(Duration::from_secs(5));
     kill(&mut gateway);
     engine.signal(Signal::SIGSTOP);
-    let again = Gateway::spawn(&gateway.dir, &[]);
+    let again = GatewayProcess::spawn(&gateway.dir, &[]);
     engine.signal(Signal::SIGCONT);
     let answer = again.client().chat("m", true, 4);
     assert!(answer.is_whole_stream(), "{}", answer.text());
-    assert_eq!((Engine::of(&again, "m#0").pid, launches(&gateway.dir, "m")), (engine.pid, 1));
+    assert_eq!((EngineUnderTest::of(&again, "m#0").pid, launches(&gateway.dir, "m")), (engine.pid, 1));
 }
 
 #[test]
 fn left_overs_of_models_that_are_gone_are_ended_and_those_of_another_command_replaced() {
-    let mut gateway = Fixture::new(&["4Gi"])
-        .model(&Sim::new("kept"))
-        .model(&Sim::new("changed"))
-        .model(&Sim::new("removed"))
+    let mut gateway = GatewayFixture::new(&["4Gi"])
+        .model(&SimModel::new("kept"))
+        .model(&SimModel::new("changed"))
+        .model(&SimModel::new("removed"))
         .start();
     for model in ["kept", "changed", "removed"] {
         assert!(gateway.client().chat(model, true, 4).is_whole_stream());
     }
-    let [kept, changed, removed] = ["kept#0", "changed#0", "removed#0"].map(|id| Engine::of(&gateway, id));
+    let [kept, changed, removed] =
+        ["kept#0", "changed#0", "removed#0"].map(|id| EngineUnderTest::of(&gateway, id));
     kill(&mut gateway);
     let file = gateway.dir.join("rouse.yaml");
     let text = without(&read(&file), "removed");
     let changed_text = text.replace(r#""--model", "changed","#, r#""--model", "changed", "--tokens", "3","#);
     assert_ne!(text, changed_text);
     fs::write(&file, changed_text).unwrap();
-    let again = Gateway::spawn(&gateway.dir, &[]);
+    let again = GatewayProcess::spawn(&gateway.dir, &[]);
     assert!(!removed.lives());
     again.until_logged("left over");
     again.until("the outdated one was put away", Duration::from_secs(5), || !changed.lives());
     assert!(again.client().chat("changed", true, 4).is_whole_stream());
-    assert_ne!(Engine::of(&again, "changed#0").pid, changed.pid);
-    assert_eq!(Engine::of(&again, "kept#0").pid, kept.pid);
+    assert_ne!(EngineUnderTest::of(&again, "changed#0").pid, changed.pid);
+    assert_eq!(EngineUnderTest::of(&again, "kept#0").pid, kept.pid);
     assert_eq!(again.client().chat("removed", true, 4).status, 404);
 }
 
 #[test]
 fn a_second_gateway_on_one_state_directory_says_so_and_goes() {
-    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
     let second = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
         .arg("--config")
@@ -202,13 +206,13 @@ fn a_second_gateway_on_one_state_directory_says_so_and_goes() {
 
 #[test]
 fn sigterm_lets_a_stream_finish_and_then_ends_the_engines() {
-    let mut gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    let mut gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
     gateway.wake("m");
     let (client, admin) = (gateway.client(), gateway.admin());
-    let engine = Engine::of(&gateway, "m#0");
+    let engine = EngineUnderTest::of(&gateway, "m#0");
     // The gateway is there for as long as the stream is, which ends once that was looked at.
     gateway.stall("m#0", true);
-    let stream = Open::chat(&client, "m", true, 100);
+    let stream = PendingExchange::chat(&client, "m", true, 100);
     gateway.until("it streams", Duration::from_secs(5), || engine.counters()["running"] == 1);
     gateway.signal(Signal::SIGTERM);
     gateway.until("not ready any more", Duration::from_secs(2), || admin.get("/readyz").status == 503);
@@ -223,14 +227,14 @@ fn sigterm_lets_a_stream_finish_and_then_ends_the_engines() {
 
 #[test]
 fn after_the_grace_streams_and_waiters_are_told_that_the_gateway_goes() {
-    let mut gateway = Fixture::new(&["4Gi"])
+    let mut gateway = GatewayFixture::new(&["4Gi"])
         .settings("shutdown: {grace: 500ms}\nstream: {grace: 100ms}")
-        .model(&Sim::new("m"))
-        .model(&Sim { flags: "--start-time 1m", ..Sim::new("starts") })
+        .model(&SimModel::new("m"))
+        .model(&SimModel { flags: "--start-time 1m", ..SimModel::new("starts") })
         .start();
-    let running = Open::streaming(&gateway.client(), "m", 100_000);
-    let begun = Open::chat(&gateway.client(), "starts", true, 4).until(":");
-    let plain = Open::chat(&gateway.client(), "starts", false, 4);
+    let running = PendingExchange::streaming(&gateway.client(), "m", 100_000);
+    let begun = PendingExchange::chat(&gateway.client(), "starts", true, 4).until(":");
+    let plain = PendingExchange::chat(&gateway.client(), "starts", false, 4);
     gateway.until("both wait", Duration::from_secs(5), || {
         gateway.fleet()["models"].as_array().unwrap().iter().any(|model| model["waiting"] == 2)
     });
@@ -251,8 +255,9 @@ fn after_the_grace_streams_and_waiters_are_told_that_the_gateway_goes() {
 
 #[test]
 fn a_second_sigterm_means_now() {
-    let mut gateway = Fixture::new(&["2Gi"]).settings("shutdown: {grace: 1m}").model(&Sim::new("m")).start();
-    let stream = Open::streaming(&gateway.client(), "m", 100_000);
+    let mut gateway =
+        GatewayFixture::new(&["2Gi"]).settings("shutdown: {grace: 1m}").model(&SimModel::new("m")).start();
+    let stream = PendingExchange::streaming(&gateway.client(), "m", 100_000);
     gateway.signal(Signal::SIGTERM);
     // A second signal that comes before the first was taken is none.
     gateway.until("it goes", Duration::from_secs(5), || gateway.admin().get("/readyz").status == 503);
@@ -265,44 +270,45 @@ fn a_second_sigterm_means_now() {
 
 #[test]
 fn engines_that_are_left_are_adopted_by_the_next_start() {
-    let mut gateway = Fixture::new(&["4Gi"])
+    let mut gateway = GatewayFixture::new(&["4Gi"])
         .settings("shutdown: {engines: leave}")
-        .model(&Sim::new("awake"))
-        .model(&Sim::new("asleep"))
+        .model(&SimModel::new("awake"))
+        .model(&SimModel::new("asleep"))
         .start();
     for model in ["awake", "asleep"] {
         assert!(gateway.client().chat(model, true, 4).is_whole_stream());
     }
     sleep(&gateway, "asleep");
-    let before = ["awake#0", "asleep#0"].map(|id| Engine::of(&gateway, id).pid);
+    let before = ["awake#0", "asleep#0"].map(|id| EngineUnderTest::of(&gateway, id).pid);
     gateway.signal(Signal::SIGTERM);
     assert_eq!(gateway.wait(), Some(0));
-    assert!(before.iter().all(|pid| lives(*pid)));
-    let again = Gateway::spawn(&gateway.dir, &[]);
-    assert_eq!(["awake#0", "asleep#0"].map(|id| Engine::of(&again, id).pid), before);
+    assert!(before.iter().all(|pid| is_alive(*pid)));
+    let again = GatewayProcess::spawn(&gateway.dir, &[]);
+    assert_eq!(["awake#0", "asleep#0"].map(|id| EngineUnderTest::of(&again, id).pid), before);
     assert_eq!(again.engine("asleep#0")["state"], "Asleep(1)");
     let file = gateway.dir.join("rouse.yaml");
     fs::write(&file, read(&file).replace("engines: leave", "engines: stop")).unwrap();
     again.until("reloaded", Duration::from_secs(5), || again.log().contains("configuration reloaded"));
     assert_eq!(again.terminate(), Some(0));
-    assert!(before.iter().all(|pid| !lives(*pid)));
+    assert!(before.iter().all(|pid| !is_alive(*pid)));
 }
 
 #[test]
 fn a_reload_touches_what_changed_and_nothing_else() {
-    let gateway = Fixture::new(&["8Gi"])
-        .model(&Sim::new("kept"))
-        .model(&Sim::new("changed"))
-        .model(&Sim::new("removed"))
-        .model(&Sim { flags: "--start-time 1m", ..Sim::new("awaited") })
+    let gateway = GatewayFixture::new(&["8Gi"])
+        .model(&SimModel::new("kept"))
+        .model(&SimModel::new("changed"))
+        .model(&SimModel::new("removed"))
+        .model(&SimModel { flags: "--start-time 1m", ..SimModel::new("awaited") })
         .start();
     for model in ["kept", "changed", "removed"] {
         assert!(gateway.client().chat(model, true, 4).is_whole_stream());
     }
-    let [kept, changed, removed] = ["kept#0", "changed#0", "removed#0"].map(|id| Engine::of(&gateway, id));
-    let stream = Open::streaming(&gateway.client(), "kept", 300);
-    let waiter = Open::chat(&gateway.client(), "awaited", false, 4);
-    let awaited = Engine::of(&gateway, "awaited#0");
+    let [kept, changed, removed] =
+        ["kept#0", "changed#0", "removed#0"].map(|id| EngineUnderTest::of(&gateway, id));
+    let stream = PendingExchange::streaming(&gateway.client(), "kept", 300);
+    let waiter = PendingExchange::chat(&gateway.client(), "awaited", false, 4);
+    let awaited = EngineUnderTest::of(&gateway, "awaited#0");
     let file = gateway.dir.join("rouse.yaml");
     let text = without(&without(&read(&file), "removed"), "awaited");
     fs::write(&file, text.replace(r#""--model", "changed","#, r#""--model", "changed", "--tokens", "3","#))
@@ -320,15 +326,15 @@ fn a_reload_touches_what_changed_and_nothing_else() {
     assert!(stream.rest().is_whole_stream());
     assert_eq!(gateway.client().chat("removed", true, 4).status, 404);
     assert!(gateway.client().chat("changed", true, 4).is_whole_stream());
-    assert_eq!(Engine::of(&gateway, "kept#0").pid, kept.pid);
+    assert_eq!(EngineUnderTest::of(&gateway, "kept#0").pid, kept.pid);
     assert_eq!(launches(&gateway.dir, "kept"), 1);
 }
 
 #[test]
 fn an_invalid_file_is_refused_whole_and_sighup_reads_a_good_one() {
-    let gateway = Fixture::new(&["4Gi"]).model(&Sim::new("m")).start();
+    let gateway = GatewayFixture::new(&["4Gi"]).model(&SimModel::new("m")).start();
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
-    let engine = Engine::of(&gateway, "m#0");
+    let engine = EngineUnderTest::of(&gateway, "m#0");
     let file = gateway.dir.join("rouse.yaml");
     let good = read(&file);
     let more = good.replace("    accelerators: 1", "    aliases: [n]\n    accelerators: 1");
@@ -352,19 +358,19 @@ fn an_invalid_file_is_refused_whole_and_sighup_reads_a_good_one() {
     fs::write(&target, &more).unwrap();
     gateway.signal(Signal::SIGHUP);
     gateway.until("reloaded", Duration::from_secs(5), || gateway.client().chat("n", true, 4).status == 200);
-    assert_eq!(Engine::of(&gateway, "m#0").pid, engine.pid);
+    assert_eq!(EngineUnderTest::of(&gateway, "m#0").pid, engine.pid);
     let changes = gateway.log().matches("configuration reloaded: changed m").count();
     assert_eq!(changes, 1, "{}", gateway.log());
 }
 
-fn kill(gateway: &mut Gateway) {
+fn kill(gateway: &mut GatewayProcess) {
     gateway.signal(Signal::SIGKILL);
     assert_eq!(gateway.wait(), None);
 }
 
 #[test]
 fn a_start_that_fails_leaves_the_journal_of_the_gateway_that_runs_as_it_is() {
-    let fixture = Fixture::new(&["2Gi"]).model(&Sim::new("m"));
+    let fixture = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m"));
     let journal = fixture.dir().join("journal");
     let gateway = fixture.flag("--journal").flag(journal.to_str().unwrap()).start();
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
@@ -391,7 +397,7 @@ fn a_start_that_fails_leaves_the_journal_of_the_gateway_that_runs_as_it_is() {
     assert!(read(&journal).starts_with(&before), "it was begun anew");
 }
 
-fn sleep(gateway: &Gateway, model: &str) {
+fn sleep(gateway: &GatewayProcess, model: &str) {
     let order = gateway.admin().post(&format!("/admin/v1/models/{model}/sleep?level=1"), "");
     assert_eq!(order.status, 202, "{}", order.text());
     let id = format!("{model}#0");

@@ -9,14 +9,14 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{Answer, Fixture, Gateway, read, row};
+use crate::support::{GatewayFixture, GatewayProcess, TestResponse, read, row};
 
 mod rows;
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// A request that is not as it should be.
-pub(crate) struct Row {
+pub(crate) struct SmugglingCase {
     pub(crate) name: &'static str,
     /// What is written; each further part once a `100 Continue` has come.
     pub(crate) parts: Vec<Vec<u8>>,
@@ -29,17 +29,17 @@ pub(crate) struct Row {
 }
 
 /// A gateway before a model `m` whose engine writes everything down.
-pub(crate) struct Recorded {
-    pub(crate) gateway: Gateway,
+pub(crate) struct RecordingGateway {
+    pub(crate) gateway: GatewayProcess,
     file: PathBuf,
 }
 
-impl Recorded {
+impl RecordingGateway {
     pub(crate) fn start(settings: &str) -> Self {
-        let fixture = Fixture::new(&["2Gi"]).settings(settings);
+        let fixture = GatewayFixture::new(&["2Gi"]).settings(settings);
         let file = fixture.dir().join("recorded");
         let told = ["RECORD_AT=${HOST}:${PORT}", &format!("RECORD_TO={}", file.display())];
-        let (command, env, behind) = row::test("smuggling::recorder", &told);
+        let (command, env, behind) = row::test_engine_command("smuggling::recorder", &told);
         let gateway = fixture
             .model_yaml(&format!(
                 r#"  - name: m
@@ -124,7 +124,7 @@ fn record(mut stream: TcpStream, file: &str) {
 
 #[test]
 fn nothing_is_forwarded_wrong() {
-    let recorded = Recorded::start("limits: {header: 16Ki}");
+    let recorded = RecordingGateway::start("limits: {header: 16Ki}");
     let mut failed = Vec::new();
     let rows = rows::rows();
     for row in &rows {
@@ -153,7 +153,7 @@ struct Got {
 }
 
 impl Got {
-    fn of(gateway: &Gateway, row: &Row) -> Self {
+    fn of(gateway: &GatewayProcess, row: &SmugglingCase) -> Self {
         let mut stream = gateway.client().connect();
         stream.set_read_timeout(Some(Duration::from_secs(8))).unwrap();
         let mut got = Self { answers: Vec::new(), open: false, continued: 0 };
@@ -196,7 +196,7 @@ impl Got {
             self.continued += 1;
         }
         let head = bytes.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
-        let answer = Answer::parse(&bytes[..head])?;
+        let answer = TestResponse::parse(&bytes[..head])?;
         let length: usize = answer.header("content-length").parse().unwrap_or(0);
         if bytes.len() < head + length {
             return None;
@@ -206,7 +206,7 @@ impl Got {
         Some((answer.status, body))
     }
 
-    fn is_as(&self, row: &Row) -> Result<(), String> {
+    fn is_as(&self, row: &SmugglingCase) -> Result<(), String> {
         let statuses: Vec<u16> = self.answers.iter().map(|(status, _)| *status).collect();
         if statuses != row.answers {
             return Err(format!("expected {:?}", row.answers));
@@ -229,7 +229,7 @@ impl Got {
 }
 
 /// What the engine saw is one request for each body, with that body and a length.
-fn forwarded(seen: &[String], row: &Row) -> Result<(), String> {
+fn forwarded(seen: &[String], row: &SmugglingCase) -> Result<(), String> {
     if seen.len() != row.engine.len() {
         return Err(format!("{} requests reached the engine, not {}", seen.len(), row.engine.len()));
     }
@@ -260,7 +260,7 @@ fn more(stream: &mut TcpStream, bytes: &mut Vec<u8>) -> bool {
 
 #[test]
 fn an_engine_that_answers_early_is_heard_and_its_client_reads_the_answer() {
-    let recorded = Recorded::start("");
+    let recorded = RecordingGateway::start("");
     let body = format!("{{\"model\":\"m\",\"x\":\"{}\"}}", "e".repeat(8 << 20));
     let answer = recorded.gateway.client().post_with("/v1/chat/completions", "x-early: 1\r\n", &body);
     assert_eq!((answer.status, answer.text().as_str()), (413, "early"));

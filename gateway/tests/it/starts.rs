@@ -8,13 +8,13 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use crate::support::{Fixture, Gateway, Sim, read};
+use crate::support::{GatewayFixture, GatewayProcess, SimModel, read};
 
 /// Which file it is, when it was last changed, and what is in it.
-type Found = (u64, (i64, i64), Vec<u8>);
+type FileSnapshot = (u64, (i64, i64), Vec<u8>);
 
 /// The folder and all that is in it.
-fn all(dir: &Path) -> BTreeMap<PathBuf, Found> {
+fn all(dir: &Path) -> BTreeMap<PathBuf, FileSnapshot> {
     let about = fs::symlink_metadata(dir).unwrap();
     let content = if about.is_file() { fs::read(dir).unwrap() } else { Vec::new() };
     let here = (dir.to_owned(), (about.ino(), (about.mtime(), about.mtime_nsec()), content));
@@ -29,7 +29,7 @@ fn all(dir: &Path) -> BTreeMap<PathBuf, Found> {
 
 /// A folder in which a gateway was that has ended: its configuration, a journal, and a state that cannot be read. `state`: it
 /// had that directory instead.
-fn left(gateway: &Gateway, name: &str, state: Option<&Path>) -> PathBuf {
+fn left(gateway: &GatewayProcess, name: &str, state: Option<&Path>) -> PathBuf {
     let dir = gateway.dir.join(name);
     fs::create_dir_all(dir.join("state")).unwrap();
     fs::write(dir.join("state/engines.json"), "{").unwrap();
@@ -52,7 +52,7 @@ fn started(command: &mut Command, api: &str, admin: &str) -> Output {
 
 #[test]
 fn a_start_that_fails_for_a_port_or_the_lock_changes_nothing_on_disk() {
-    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
     let (api, admin) = (gateway.api.to_string(), gateway.admin.to_string());
     let (free, theirs) = ("127.0.0.1:0", gateway.dir.join("state"));
@@ -75,7 +75,7 @@ fn a_start_that_fails_for_a_port_or_the_lock_changes_nothing_on_disk() {
 
 #[test]
 fn a_demonstration_that_cannot_listen_leaves_nothing_behind() {
-    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
     let home = gateway.dir.join("home");
     fs::create_dir(&home).unwrap();
     let before = all(&home);

@@ -14,10 +14,10 @@ use nix::{
 };
 
 use crate::support::{
-    Answer, Client, Fixture, Gateway, Sim,
+    GatewayFixture, GatewayProcess, SimModel, TestClient, TestResponse,
     client::{chat_body, request},
-    forms::{self, Framing},
-    open::Open,
+    forms::{self, FormFraming},
+    open::OpenExchange,
     row,
 };
 
@@ -25,23 +25,23 @@ const CHAT: &str = "/v1/chat/completions";
 const CLOSE: &str = r#"{"epoch":1,"generation":1,"drainDeadline":20000}"#;
 const OPEN: &str = r#"{"epoch":1,"generation":1}"#;
 
-struct Row {
-    gateway: Gateway,
+struct GatewayWithStub {
+    gateway: GatewayProcess,
     admin: u16,
 }
 
-impl Row {
+impl GatewayWithStub {
     /// An engine that is awake behind its stub, with these keys of its model.
     fn start(flags: &str, keys: &str) -> Self {
-        let row = Self::behind(row::Place::new(), "", flags, keys);
+        let row = Self::behind(row::StubInRow::new(), "", flags, keys);
         row.gateway.wake("small");
         row
     }
 
     /// An engine that nobody has asked for yet.
-    fn behind(stub: row::Place<'_>, settings: &str, flags: &str, keys: &str) -> Self {
-        let sim = Sim { flags, keys, stub: Some(stub), ..Sim::new("small") };
-        let gateway = Fixture::new(&["2Gi"])
+    fn behind(stub: row::StubInRow<'_>, settings: &str, flags: &str, keys: &str) -> Self {
+        let sim = SimModel { flags, keys, stub: Some(stub), ..SimModel::new("small") };
+        let gateway = GatewayFixture::new(&["2Gi"])
             .settings("stream: {grace: 50ms, heartbeat: 50ms}")
             .settings(settings)
             .model(&sim)
@@ -50,22 +50,22 @@ impl Row {
     }
 
     fn close(&self) -> serde_json::Value {
-        let answer = row::order(self.admin, "POST", "/v1/gate", CLOSE);
+        let answer = row::stub_request(self.admin, "POST", "/v1/gate", CLOSE);
         assert_eq!(answer.status, 202, "{}", answer.text());
         answer.json()
     }
 
     fn open(&self) {
-        let answer = row::order(self.admin, "DELETE", "/v1/gate", OPEN);
+        let answer = row::stub_request(self.admin, "DELETE", "/v1/gate", OPEN);
         assert!((200..300).contains(&answer.status), "{}", answer.text());
     }
 
     /// The stub's.
     fn leases(&self) -> serde_json::Value {
-        row::order(self.admin, "GET", "/v1/gate", "").json()["leases"].clone()
+        row::stub_request(self.admin, "GET", "/v1/gate", "").json()["leases"].clone()
     }
 
-    fn ask(&self, stream: bool, tokens: u32) -> Open {
+    fn ask(&self, stream: bool, tokens: u32) -> OpenExchange {
         self.gateway.client().open(request(CHAT, "", &chat_body("small", stream, tokens)))
     }
 
@@ -79,7 +79,7 @@ impl Row {
     }
 }
 
-fn is_whole(answer: &Answer) -> bool {
+fn is_whole(answer: &TestResponse) -> bool {
     let plain = || answer.complete && answer.json()["choices"].is_array();
     answer.status == 200 && (answer.is_whole_stream() || plain())
 }
@@ -87,9 +87,11 @@ fn is_whole(answer: &Answer) -> bool {
 #[test]
 fn nobody_is_lost_or_refused_by_a_stub_that_closes_its_gate_over_fifty_requests() {
     let folder = tempfile::tempdir().unwrap();
-    let (told, place) =
-        (Told(folder.path()), row::Place { folder: Some(folder.path()), ..row::Place::new() });
-    let row = Row::behind(place, "", "--itl 40ms", "");
+    let (told, place) = (
+        StubRowFolder(folder.path()),
+        row::StubInRow { folder: Some(folder.path()), ..row::StubInRow::new() },
+    );
+    let row = GatewayWithStub::behind(place, "", "--itl 40ms", "");
     assert_eq!(row.gateway.admin().post("/admin/v1/models/small/wake", "").status, 202);
     told.listens(&row);
     told.tell();
@@ -98,13 +100,13 @@ fn nobody_is_lost_or_refused_by_a_stub_that_closes_its_gate_over_fifty_requests(
     assert!(is_whole(&row.ask(false, 1).rest()));
     // Whatever becomes of the gate: the engine itself is told, past its stub, that nobody's answer goes on before all have begun.
     told.fault(r#"{"stall-streams": true}"#);
-    let under_way: Vec<Open> = (0..50).map(|n| row.ask(n % 2 == 0, 40)).collect();
+    let under_way: Vec<OpenExchange> = (0..50).map(|n| row.ask(n % 2 == 0, 40)).collect();
     // The gateway's own leases come first.
     row.gateway.until("fifty are under way", Duration::from_secs(10), || row.leases() == 50);
     assert_eq!(row.gateway.leases(), 50);
     assert_eq!(row.close()["leases"], 50);
 
-    let late: Vec<Open> = (0..20).map(|n| row.ask(n % 2 == 0, 3)).collect();
+    let late: Vec<OpenExchange> = (0..20).map(|n| row.ask(n % 2 == 0, 3)).collect();
     row.until_waiting(20);
     let reason = row.model()["reason"].as_str().unwrap().to_owned();
     assert!(reason.contains("its gate is closed by its stub"), "{reason}");
@@ -130,7 +132,7 @@ fn nobody_is_lost_or_refused_by_a_stub_that_closes_its_gate_over_fifty_requests(
 
 #[test]
 fn who_came_first_is_let_in_first_and_nobody_waits_past_a_deadline() {
-    let row = Row::start("", "maxConcurrency: 1");
+    let row = GatewayWithStub::start("", "maxConcurrency: 1");
     row.close();
     let clients: Vec<_> = (0..6_u64)
         .map(|n| {
@@ -160,9 +162,9 @@ fn who_came_first_is_let_in_first_and_nobody_waits_past_a_deadline() {
 }
 
 /// What a test tells the stub of its row.
-struct Told<'a>(&'a Path);
+struct StubRowFolder<'a>(&'a Path);
 
-impl Told<'_> {
+impl StubRowFolder<'_> {
     fn read(&self, name: &str) -> Option<String> {
         fs::read_to_string(self.0.join(name)).ok().filter(|text| !text.is_empty())
     }
@@ -176,7 +178,7 @@ impl Told<'_> {
     }
 
     /// Kills it; another is there when this returns, and knows nothing.
-    fn restart(&self, row: &Row) {
+    fn restart(&self, row: &GatewayWithStub) {
         fs::remove_file(self.0.join("target")).unwrap();
         let before = self.read("pid").unwrap();
         kill(Pid::from_raw(before.parse().unwrap()), Signal::SIGKILL).unwrap();
@@ -185,17 +187,17 @@ impl Told<'_> {
         self.listens(row);
     }
 
-    fn listens(&self, row: &Row) {
+    fn listens(&self, row: &GatewayWithStub) {
         let is_there = |address: SocketAddr| TcpStream::connect(address).is_ok();
         row.gateway.until("the stub listens", Duration::from_secs(10), || {
             self.address("relay").is_some_and(is_there) && is_there(([127, 0, 0, 1], row.admin).into())
         });
-        assert_eq!(row::order(row.admin, "GET", "/v1/proxy/config", "").status, 404);
+        assert_eq!(row::stub_request(row.admin, "GET", "/v1/proxy/config", "").status, 404);
     }
 
     /// The engine, past its stub.
-    fn engine(&self) -> Client {
-        Client::new(self.address("engine").unwrap())
+    fn engine(&self) -> TestClient {
+        TestClient::new(self.address("engine").unwrap())
     }
 
     fn fault(&self, faults: &str) {
@@ -213,19 +215,21 @@ impl Told<'_> {
 #[test]
 fn clients_notice_nothing_of_a_stub_that_was_not_told_yet_where_its_engine_is() {
     let folder = tempfile::tempdir().unwrap();
-    let (told, place) =
-        (Told(folder.path()), row::Place { folder: Some(folder.path()), ..row::Place::new() });
+    let (told, place) = (
+        StubRowFolder(folder.path()),
+        row::StubInRow { folder: Some(folder.path()), ..row::StubInRow::new() },
+    );
     // It is no probe of the gateway's that hears of it, but requests.
-    let row = Row::behind(place, "timeouts: {health: {every: 1h}}", "", "");
-    let served = |open: Open| {
+    let row = GatewayWithStub::behind(place, "timeouts: {health: {every: 1h}}", "", "");
+    let served = |open: OpenExchange| {
         let answer = open.rest();
         assert!(is_whole(&answer), "{} {}", answer.status, answer.text());
         assert_eq!(answer.header("x-rouse-not-ready"), "");
     };
 
-    let early: Vec<Open> = (0..10).map(|n| row.ask(n % 2 == 0, 3)).collect();
+    let early: Vec<OpenExchange> = (0..10).map(|n| row.ask(n % 2 == 0, 3)).collect();
     told.listens(&row);
-    let direct = || Client::new(told.address("relay").unwrap()).post(CHAT, &chat_body("small", false, 1));
+    let direct = || TestClient::new(told.address("relay").unwrap()).post(CHAT, &chat_body("small", false, 1));
     let (first, mark) = (direct(), "x-rouse-not-ready");
     assert_eq!((first.status, first.header(mark)), (503, "1"), "what the gateway is answered");
     row.until_waiting(10);
@@ -236,7 +240,7 @@ fn clients_notice_nothing_of_a_stub_that_was_not_told_yet_where_its_engine_is() 
     let seen = told.seen();
     told.restart(&row);
     assert_eq!((direct().status, direct().header(mark)), (503, "1"));
-    let late: Vec<Open> = (0..20).map(|n| row.ask(n % 2 == 0, 3)).collect();
+    let late: Vec<OpenExchange> = (0..20).map(|n| row.ask(n % 2 == 0, 3)).collect();
     row.until_waiting(20);
     let reason = row.model()["reason"].as_str().unwrap().to_owned();
     assert!(reason.contains("its gate is closed by its stub"), "{reason}");
@@ -253,16 +257,16 @@ const CUTS: [usize; 6] = [1, 2, 3, 7, 64, 1000];
 
 #[test]
 fn every_form_of_an_answer_arrives_byte_for_byte_however_it_is_cut() {
-    let gateway = Fixture::new(&["1Gi"]).forms("raw", row::free_port()).start();
+    let gateway = GatewayFixture::new(&["1Gi"]).forms_model("raw", row::free_port()).start();
     gateway.wake("raw");
     let client = gateway.client();
     let ask = |number: usize, cut: usize, version: &str| {
-        let headers = format!("{}: {number}\r\n{}: {cut}\r\n", forms::FORM, forms::CUT);
+        let headers = format!("{}: {number}\r\n{}: {cut}\r\n", forms::FORM_HEADER, forms::CUT_HEADER);
         let request = request(CHAT, &headers, &chat_body("raw", number.is_multiple_of(2), 1));
         client.raw(&request.replacen("HTTP/1.1", version, 1))
     };
     thread::scope(|scope| {
-        for (number, form) in forms::all().into_iter().enumerate() {
+        for (number, form) in forms::all_forms().into_iter().enumerate() {
             scope.spawn(move || {
                 let told = format!("form {number}, {:?} of {}", form.framing, form.kind);
                 let cuts = if form.body.len() > 100_000 { &[4093, 70_001][..] } else { &CUTS };
@@ -273,7 +277,7 @@ fn every_form_of_an_answer_arrives_byte_for_byte_however_it_is_cut() {
                     assert!(answer.body == form.body, "{told} by {cut} to {version}: {}", answer.text());
                     assert!(answer.complete, "{told} by {cut} to {version}");
                     let length = form.body.len().to_string();
-                    let says = form.framing == Framing::Length;
+                    let says = form.framing == FormFraming::Length;
                     assert!(!says || answer.header("content-length") == length, "{told}");
                 }
             });

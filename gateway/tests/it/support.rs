@@ -17,13 +17,13 @@ pub(crate) mod forms;
 pub(crate) mod frames;
 pub(crate) mod open;
 pub(crate) mod row;
-pub(crate) mod secure;
 pub(crate) mod threads;
+pub(crate) mod tls;
 
-pub(crate) use client::{Answer, Client};
+pub(crate) use client::{TestClient, TestResponse};
 
 /// A configuration in the making. Accelerators are simulated and enforce their memory.
-pub(crate) struct Fixture {
+pub(crate) struct GatewayFixture {
     dir: TempDir,
     accelerators: Vec<(String, u64)>,
     models: Vec<String>,
@@ -32,7 +32,7 @@ pub(crate) struct Fixture {
 }
 
 /// One model over engine-sim.
-pub(crate) struct Sim<'a> {
+pub(crate) struct SimModel<'a> {
     pub(crate) name: &'a str,
     /// Of which kind the gateway takes it to be.
     pub(crate) kind: &'a str,
@@ -46,11 +46,11 @@ pub(crate) struct Sim<'a> {
     /// More keys of its engine, likewise.
     pub(crate) engine: &'a str,
     /// A stub stands in front of its engine, with its orders there. Such an engine does not sleep.
-    pub(crate) stub: Option<row::Place<'a>>,
+    pub(crate) stub: Option<row::StubInRow<'a>>,
 }
 
 /// A running gateway; ended by its own pid when dropped.
-pub(crate) struct Gateway {
+pub(crate) struct GatewayProcess {
     child: Child,
     pub(crate) api: SocketAddr,
     pub(crate) admin: SocketAddr,
@@ -58,10 +58,10 @@ pub(crate) struct Gateway {
     _fixture: Option<TempDir>,
 }
 
-impl<'a> Sim<'a> {
+impl<'a> SimModel<'a> {
     /// Fast: starts in 100 ms, wakes and sleeps in 50 ms, holds 1Gi awake and 64Mi asleep on one accelerator.
     pub(crate) fn new(name: &'a str) -> Self {
-        Sim {
+        SimModel {
             name,
             kind: "vllm",
             awake: "1Gi",
@@ -70,12 +70,12 @@ impl<'a> Sim<'a> {
             flags: "",
             keys: "",
             engine: "",
-            stub: row::asked(),
+            stub: row::stub_if_enabled(),
         }
     }
 }
 
-impl Fixture {
+impl GatewayFixture {
     /// Accelerators by their memory: `["2Gi", "2Gi"]` are gpu-0 and gpu-1.
     pub(crate) fn new(accelerators: &[&str]) -> Self {
         let size = |text: &&str| text.parse::<rouse::units::Bytes>().unwrap().0;
@@ -99,10 +99,10 @@ impl Fixture {
         self
     }
 
-    pub(crate) fn model(mut self, sim: &Sim<'_>) -> Self {
+    pub(crate) fn model(mut self, sim: &SimModel<'_>) -> Self {
         let exe = env!("CARGO_BIN_EXE_rouse-gateway");
         let meter = self.meter();
-        let Sim { name, kind, awake, asleep, accelerators, flags, keys, engine, stub } = sim;
+        let SimModel { name, kind, awake, asleep, accelerators, flags, keys, engine, stub } = sim;
         let indent = |text: &str, by: &str| text.lines().fold(String::new(), |t, l| format!("{t}{by}{l}\n"));
         let meter = meter.display().to_string();
         let mut words = vec![exe];
@@ -114,7 +114,7 @@ impl Fixture {
         words.extend("--ttft 5ms --itl 5ms --enable-sleep-mode".split(' '));
         words.extend(flags.split_whitespace());
         let (command, env, behind) = match stub {
-            Some(place) => row::command(&words, *place),
+            Some(place) => row::stub_command(&words, *place),
             None => (format!("{words:?}"), r#"{VLLM_SERVER_DEV_MODE: "1"}"#.to_owned(), ""),
         };
         self.models.push(format!(
@@ -160,32 +160,32 @@ impl Fixture {
             writeln!(text, "  - {{id: {id}, memory: {bytes}, meter: {meter:?}, visible: {visible}}}")
                 .unwrap();
         }
-        text.push_str(&taking_over(&self.settings));
+        text.push_str(&with_take_over(&self.settings));
         text.push_str("models:\n");
         text.extend(self.models.iter().map(String::as_str));
         text
     }
 
     /// Writes the file and starts a gateway with it; returns when it is ready.
-    pub(crate) fn start(self) -> Gateway {
+    pub(crate) fn start(self) -> GatewayProcess {
         self.start_as(|_| {})
     }
 
     /// With something else than usual about the process.
-    pub(crate) fn start_as(self, change: impl FnOnce(&mut Command)) -> Gateway {
+    pub(crate) fn start_as(self, change: impl FnOnce(&mut Command)) -> GatewayProcess {
         let accelerators: Vec<(&str, u64)> =
             self.accelerators.iter().map(|(id, b)| (id.as_str(), *b)).collect();
-        engine_sim::accelerator::Book::create(self.meter(), &accelerators).unwrap();
+        engine_sim::accelerator::AcceleratorFile::create(self.meter(), &accelerators).unwrap();
         let file = self.dir.path().join("rouse.yaml");
         std::fs::write(&file, self.yaml()).unwrap();
-        let mut gateway = Gateway::spawn_as(self.dir.path(), &self.flags, change);
+        let mut gateway = GatewayProcess::spawn_as(self.dir.path(), &self.flags, change);
         gateway._fixture = Some(self.dir);
         gateway
     }
 }
 
 /// All tests hold either way: `ROUSE_TAKE_OVER=false` and `true` say which, and else what is usual.
-fn taking_over(settings: &str) -> String {
+fn with_take_over(settings: &str) -> String {
     match std::env::var("ROUSE_TAKE_OVER") {
         Err(_) => settings.to_owned(),
         Ok(_) if settings.contains("takeOver") => settings.to_owned(),
@@ -196,7 +196,7 @@ fn taking_over(settings: &str) -> String {
     }
 }
 
-impl Gateway {
+impl GatewayProcess {
     /// Starts a gateway on `dir/rouse.yaml`; again on the same folder after a crash, too.
     pub(crate) fn spawn(dir: &Path, flags: &[String]) -> Self {
         Self::spawn_as(dir, flags, |_| {})
@@ -233,12 +233,12 @@ impl Gateway {
         gateway
     }
 
-    pub(crate) fn client(&self) -> Client {
-        Client::new(self.api)
+    pub(crate) fn client(&self) -> TestClient {
+        TestClient::new(self.api)
     }
 
-    pub(crate) fn admin(&self) -> Client {
-        Client::new(self.admin)
+    pub(crate) fn admin(&self) -> TestClient {
+        TestClient::new(self.admin)
     }
 
     pub(crate) fn pid(&self) -> i32 {
@@ -287,7 +287,7 @@ impl Gateway {
     }
 
     /// Nothing is left of any exchange: no lease in the gateway, no request in the engine.
-    pub(crate) fn settled(&self, id: &str) {
+    pub(crate) fn until_unused(&self, id: &str) {
         let unused = || self.engine(id)["leases"] == 0 && self.counters(id)["running"] == 0;
         self.until(&format!("{id} is unused"), Duration::from_secs(5), unused);
     }
@@ -317,7 +317,7 @@ impl Gateway {
     }
 }
 
-impl Drop for Gateway {
+impl Drop for GatewayProcess {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
             self.signal(nix::sys::signal::Signal::SIGTERM);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     refusals::refusal,
-    support::{Answer, Client, Fixture, Gateway, Sim},
+    support::{GatewayFixture, GatewayProcess, SimModel, TestClient, TestResponse},
 };
 
 mod upload;
@@ -52,13 +52,13 @@ const JSON: [(&str, &str, &str); 16] = [
 ];
 
 /// An engine whose answers follow from the request alone, under another name than clients use.
-fn gateway() -> Gateway {
-    Fixture::new(&["2Gi"])
-        .model(&Sim {
+fn gateway() -> GatewayProcess {
+    GatewayFixture::new(&["2Gi"])
+        .model(&SimModel {
             flags: "--fixed-ids --model engines-own",
             engine: "servedName: engines-own",
             keys: "aliases: [org/nick]",
-            ..Sim::new("small")
+            ..SimModel::new("small")
         })
         .start()
 }
@@ -67,7 +67,7 @@ fn body(template: &str, model: &str, stream: bool) -> String {
     template.replace("\"M\"", &format!("{model:?}")).replace(":S", &format!(":{stream}"))
 }
 
-fn ask(client: &Client, path: &str, body: &str) -> Answer {
+fn ask(client: &TestClient, path: &str, body: &str) -> TestResponse {
     client.post(path, body)
 }
 
@@ -100,7 +100,7 @@ fn every_route_passes_the_engines_answer_byte_for_byte_under_every_name() {
             assert!(through.body == direct.body, "{path} {}", through.text());
         }
     }
-    gateway.settled("small#0");
+    gateway.until_unused("small#0");
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn every_route_is_counted_under_its_label() {
 }
 
 /// What Anthropic's SDKs need of a refusal.
-fn anthropic(answer: &Answer, status: u16, kind: &str) {
+fn anthropic(answer: &TestResponse, status: u16, kind: &str) {
     let told = format!("{} {:?} {}", answer.status, answer.headers, answer.text());
     let body = answer.json();
     assert_eq!(
@@ -207,7 +207,7 @@ fn an_engines_own_refusal_passes_as_it_is() {
 
 #[test]
 fn headers_of_anthropics_clients_reach_the_engine_and_their_key_does_not() {
-    let gateway = Fixture::new(&["1Gi"]).echo("mirror", "passage: [/v1/messages]").start();
+    let gateway = GatewayFixture::new(&["1Gi"]).echo_model("mirror", "passthrough: [/v1/messages]").start();
     let headers = "anthropic-version: 2023-06-01\r\nanthropic-beta: a,b\r\nx-api-key: secret\r\n";
     let seen = gateway.client().post_with(MESSAGES, headers, r#"{"model":"mirror"}"#).text();
     for line in ["anthropic-version: 2023-06-01", "anthropic-beta: a,b"] {

@@ -5,18 +5,18 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::{
-    live::Open,
-    support::{Fixture, Sim, client::chat_body, read},
+    live::PendingExchange,
+    support::{GatewayFixture, SimModel, client::chat_body, read},
 };
 
 const TURNS: &str = "turns: {residency: 200ms, maxTurn: 1s, drain: {deadline: 2s, onDeadline: cut}}";
 
 #[test]
 fn a_cold_model_is_launched_and_a_second_one_takes_its_place_and_back() {
-    let gateway = Fixture::new(&["1200Mi"])
+    let gateway = GatewayFixture::new(&["1200Mi"])
         .settings(TURNS)
-        .model(&Sim::new("first"))
-        .model(&Sim::new("second"))
+        .model(&SimModel::new("first"))
+        .model(&SimModel::new("second"))
         .start();
     let cold = gateway.client().chat("first", true, 4);
     assert!(cold.is_whole_stream(), "{}", cold.text());
@@ -33,10 +33,10 @@ fn a_cold_model_is_launched_and_a_second_one_takes_its_place_and_back() {
 
 #[test]
 fn a_model_gives_up_its_place_as_soon_as_its_last_stream_ends() {
-    let gateway = Fixture::new(&["1200Mi"])
+    let gateway = GatewayFixture::new(&["1200Mi"])
         .settings("turns: {residency: 200ms, maxTurn: 60s}")
-        .model(&Sim::new("first"))
-        .model(&Sim::new("second"))
+        .model(&SimModel::new("first"))
+        .model(&SimModel::new("second"))
         .start();
     assert!(gateway.client().chat("first", true, 1).is_whole_stream());
     // It ends when the other one waits for it, and no sooner.
@@ -44,7 +44,7 @@ fn a_model_gives_up_its_place_as_soon_as_its_last_stream_ends() {
     let client = gateway.client();
     let stream = std::thread::spawn(move || client.chat("first", true, 300));
     gateway.until("first is in use", Duration::from_secs(5), || gateway.engine("first#0")["leases"] == 1);
-    let second = Open::chat(&gateway.client(), "second", true, 1);
+    let second = PendingExchange::chat(&gateway.client(), "second", true, 1);
     let waits = || gateway.fleet()["models"].as_array().unwrap().iter().any(|model| model["waiting"] == 1);
     gateway.until("second waits", Duration::from_secs(5), waits);
     let began = Instant::now();
@@ -56,7 +56,10 @@ fn a_model_gives_up_its_place_as_soon_as_its_last_stream_ends() {
 
 #[test]
 fn a_client_who_alternates_between_two_models_waits_for_the_engines_alone() {
-    let gateway = Fixture::new(&["1200Mi"]).model(&Sim::new("first")).model(&Sim::new("second")).start();
+    let gateway = GatewayFixture::new(&["1200Mi"])
+        .model(&SimModel::new("first"))
+        .model(&SimModel::new("second"))
+        .start();
     let began = Instant::now();
     for model in ["first", "second"].repeat(3) {
         assert!(gateway.client().chat(model, true, 1).is_whole_stream(), "{model}");
@@ -66,11 +69,12 @@ fn a_client_who_alternates_between_two_models_waits_for_the_engines_alone() {
 
 #[test]
 fn another_limit_on_concurrency_holds_from_the_reload_on() {
-    let gateway =
-        Fixture::new(&["1200Mi"]).model(&Sim { keys: "maxConcurrency: 1", ..Sim::new("small") }).start();
+    let gateway = GatewayFixture::new(&["1200Mi"])
+        .model(&SimModel { keys: "maxConcurrency: 1", ..SimModel::new("small") })
+        .start();
     assert!(gateway.client().chat("small", true, 1).is_whole_stream());
     // Longer than any test: who is served before it ends has a place beside it.
-    let long = Open::streaming(&gateway.client(), "small", 100_000);
+    let long = PendingExchange::streaming(&gateway.client(), "small", 100_000);
     let file = gateway.dir.join("rouse.yaml");
     let yaml = read(&file).replace("maxConcurrency: 1", "maxConcurrency: 2");
     std::fs::write(&file, yaml).unwrap();

@@ -7,9 +7,9 @@ use opentelemetry_proto::tonic::trace::v1::{Span, span::SpanKind, status::Status
 use serde_json::Value;
 
 use crate::{
-    live::Open,
+    live::PendingExchange,
     support::{
-        Fixture, Gateway, Sim,
+        GatewayFixture, GatewayProcess, SimModel,
         client::{chat_body, request},
         read,
     },
@@ -25,15 +25,15 @@ const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
 
 /// One model that sleeps, one that takes minutes to start.
-fn traced(collector: &Collector, more: &str) -> Gateway {
-    Fixture::new(&["4Gi"])
+fn traced(collector: &Collector, more: &str) -> GatewayProcess {
+    GatewayFixture::new(&["4Gi"])
         .settings(&format!("telemetry: {{otlp: \"{}\"{more}}}", collector.url()))
-        .model(&Sim { flags: "--itl 20ms", ..Sim::new("m") })
-        .model(&Sim { flags: "--start-time 5m", ..Sim::new("parks") })
+        .model(&SimModel { flags: "--itl 20ms", ..SimModel::new("m") })
+        .model(&SimModel { flags: "--start-time 5m", ..SimModel::new("parks") })
         .start()
 }
 
-fn ask(gateway: &Gateway, id: &str, headers: &str, model: &str, stream: bool) -> u16 {
+fn ask(gateway: &GatewayProcess, id: &str, headers: &str, model: &str, stream: bool) -> u16 {
     let headers = format!("x-request-id: {id}\r\n{headers}");
     gateway.client().post_with(CHAT, &headers, &chat_body(model, stream, 3)).status
 }
@@ -115,7 +115,7 @@ fn a_refusal_and_a_client_that_left_say_so_in_their_spans() {
     assert_eq!(own.status.unwrap().code, StatusCode::Error as i32);
 
     let text_of = request(CHAT, "x-request-id: left\r\n", &chat_body("parks", false, 1));
-    let open = Open::raw(&gateway.client(), &text_of);
+    let open = PendingExchange::raw(&gateway.client(), &text_of);
     parked(&gateway, "parks");
     drop(open);
     let (own, below) = collector.tree(&gateway, "left");
@@ -125,7 +125,7 @@ fn a_refusal_and_a_client_that_left_say_so_in_their_spans() {
     assert_eq!(format!("{:?}", event.attributes).matches("parked").count(), 1);
 }
 
-fn parked(gateway: &Gateway, model: &str) {
+fn parked(gateway: &GatewayProcess, model: &str) {
     gateway.until("parked", Duration::from_secs(5), || {
         let fleet = gateway.fleet();
         fleet["models"].as_array().unwrap().iter().any(|m| m["name"] == model && m["waiting"] == 1)
@@ -133,7 +133,7 @@ fn parked(gateway: &Gateway, model: &str) {
 }
 
 /// What the engine got of these headers.
-fn passed(gateway: &Gateway, headers: &str, name: &str) -> Option<String> {
+fn passed(gateway: &GatewayProcess, headers: &str, name: &str) -> Option<String> {
     let answer = gateway.client().post_with(CHAT, headers, &chat_body("echo", false, 1));
     assert_eq!(answer.status, 200, "{}", answer.text());
     let prefix = format!("{name}: ");
@@ -144,7 +144,7 @@ fn passed(gateway: &Gateway, headers: &str, name: &str) -> Option<String> {
 fn the_engine_is_told_of_the_gateways_span_and_the_clients_is_its_parent() {
     let collector = Collector::start();
     let settings = format!("telemetry: {{otlp: \"{}/custom/path\", sample: 0}}", collector.url());
-    let gateway = Fixture::new(&["1Gi"]).settings(&settings).echo("echo", "").start();
+    let gateway = GatewayFixture::new(&["1Gi"]).settings(&settings).echo_model("echo", "").start();
     gateway.wake("echo");
 
     let client = format!("traceparent: 00-{TRACE}-{PARENT}-01\r\ntracestate: a=1\r\nx-request-id: child\r\n");
@@ -172,7 +172,7 @@ fn the_engine_is_told_of_the_gateways_span_and_the_clients_is_its_parent() {
 
 #[test]
 fn without_traces_the_clients_own_headers_pass_as_they_are() {
-    let gateway = Fixture::new(&["1Gi"]).echo("echo", "").start();
+    let gateway = GatewayFixture::new(&["1Gi"]).echo_model("echo", "").start();
     gateway.wake("echo");
     for sent in [format!("00-{TRACE}-{PARENT}-01"), "malformed".to_owned()] {
         let headers = format!("traceparent: {sent}\r\ntracestate: a=1\r\n");
@@ -183,7 +183,7 @@ fn without_traces_the_clients_own_headers_pass_as_they_are() {
 }
 
 /// How much of this was dropped so far.
-fn dropped(gateway: &Gateway, signal: &str, reason: &str) -> u64 {
+fn dropped(gateway: &GatewayProcess, signal: &str, reason: &str) -> u64 {
     let text = gateway.admin().get("/metrics").text();
     let name = format!("rouse_telemetry_dropped_total{{reason=\"{reason}\",signal=\"{signal}\"}} ");
     text.lines().find_map(|line| line.strip_prefix(&name)?.parse().ok()).unwrap()
@@ -220,7 +220,7 @@ fn what_is_queued_goes_out_before_the_gateway_ends() {
 }
 
 /// The line of the request with this id, once it is there.
-fn line(gateway: &Gateway, id: &str) -> Value {
+fn line(gateway: &GatewayProcess, id: &str) -> Value {
     let find = || {
         let log = read(&gateway.dir.join("access.log"));
         let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -230,15 +230,15 @@ fn line(gateway: &Gateway, id: &str) -> Value {
     find().unwrap()
 }
 
-fn logging(more: &str) -> Gateway {
-    let fixture = Fixture::new(&["4Gi"]);
+fn logging(more: &str) -> GatewayProcess {
+    let fixture = GatewayFixture::new(&["4Gi"]);
     let log = fixture.dir().join("access.log").display().to_string();
     fixture
         .settings(&format!("logs: {{access: {log:?}}}\n{more}"))
         // Three tokens take ten times as long as the least that a test holds them to: the first may be read late, and the engine
         // makes up for what it was late itself.
-        .model(&Sim { flags: "--itl 200ms", ..Sim::new("m") })
-        .model(&Sim { flags: "--start-time 5m", ..Sim::new("parks") })
+        .model(&SimModel { flags: "--itl 200ms", ..SimModel::new("m") })
+        .model(&SimModel { flags: "--start-time 5m", ..SimModel::new("parks") })
         .start()
 }
 
@@ -268,8 +268,11 @@ fn every_request_has_its_line_in_the_access_log() {
         assert_eq!(cold[name], value, "{name}");
     }
     assert!(cold["ts"].as_str().unwrap().ends_with('Z'));
-    assert_eq!((&cold["status"], &cold["code"], &cold["left"]), (&200.into(), &Value::Null, &Value::Null));
-    assert_eq!((cold["tokens_out"].as_u64(), cold["replays"].as_u64()), (Some(3), Some(0)));
+    assert_eq!(
+        (&cold["status"], &cold["code"], &cold["disconnect_phase"]),
+        (&200.into(), &Value::Null, &Value::Null)
+    );
+    assert_eq!((cold["tokens_out"].as_u64(), cold["retries"].as_u64()), (Some(3), Some(0)));
     assert_eq!(cold["bytes_in"].as_u64(), Some(body.len() as u64));
     assert_eq!(cold["bytes_out"].as_u64(), Some(answer.body.len() as u64));
     let at = |name: &str| cold[name].as_f64().unwrap();
@@ -310,24 +313,24 @@ fn a_client_that_left_is_499_with_the_phase_it_left_in() {
         request(CHAT, &headers, &chat_body(model, stream, tokens))
     };
     let whole = ask("sending", "m", true, 1);
-    drop(Open::raw(&client, whole.get(..whole.len() - 2).unwrap()));
+    drop(PendingExchange::raw(&client, whole.get(..whole.len() - 2).unwrap()));
 
-    let open = Open::raw(&client, &ask("parked", "parks", false, 1));
+    let open = PendingExchange::raw(&client, &ask("parked", "parks", false, 1));
     parked(&gateway, "parks");
     drop(open);
 
     // No stream: its head comes with the last token.
-    let open = Open::raw(&client, &ask("headers", "m", false, 10_000));
+    let open = PendingExchange::raw(&client, &ask("headers", "m", false, 10_000));
     gateway.until("it runs", Duration::from_secs(5), || gateway.counters("m#0")["running"] == 1);
     drop(open);
 
-    drop(Open::raw(&client, &ask("streaming", "m", true, 10_000)).until("data: "));
+    drop(PendingExchange::raw(&client, &ask("streaming", "m", true, 10_000)).until("data: "));
 
     for (id, phase) in
         [("sending", "connecting"), ("parked", "parked"), ("headers", "headers"), ("streaming", "streaming")]
     {
         let line = line(&gateway, id);
-        assert_eq!((&line["status"], &line["left"]), (&499.into(), &phase.into()), "{line}");
+        assert_eq!((&line["status"], &line["disconnect_phase"]), (&499.into(), &phase.into()), "{line}");
         let metric = format!("rouse_client_disconnects_total{{phase=\"{phase}\"}} 1");
         assert!(gateway.admin().get("/metrics").text().contains(&metric), "{metric}");
     }

@@ -9,13 +9,13 @@ use std::{
 
 use nix::sys::signal::Signal;
 
-use crate::support::{Fixture, Sim};
+use crate::support::{GatewayFixture, SimModel};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_rouse-gateway");
 
 #[test]
 fn states_are_coloured_on_a_terminal_that_has_not_asked_for_none_and_nowhere_else() {
-    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
     gateway.wake("m");
     let shown = |command: &mut Command| {
         let output = command.stdin(Stdio::null()).output().unwrap();
@@ -38,7 +38,7 @@ fn states_are_coloured_on_a_terminal_that_has_not_asked_for_none_and_nowhere_els
 
 #[test]
 fn a_watched_fleet_is_shown_anew_until_its_gateway_is_gone() {
-    let mut gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    let mut gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
     let mut watching = Command::new(PROGRAM)
         .args(["ps", "--watch", "--admin", &format!("http://{}", gateway.admin)])
         .stdout(Stdio::piped())

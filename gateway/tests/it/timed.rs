@@ -15,7 +15,7 @@ mod support;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Held by each test from its beginning to its end.
-fn alone() -> MutexGuard<'static, ()> {
+fn lock_timed_tests() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -11,20 +11,20 @@ use nix::sys::signal::Signal;
 use rustls::pki_types::CertificateDer;
 
 use crate::support::{
-    Answer, Fixture, Gateway, Sim,
+    GatewayFixture, GatewayProcess, SimModel, TestResponse,
     client::{chat_body, request},
-    secure::{Authority, Secure, secure},
+    tls::{BlockingTlsStream, CertificateAuthority, connect_tls},
 };
 
-fn start(more: &str) -> (Gateway, Authority) {
-    let fixture = Fixture::new(&["2Gi"]).model(&Sim::new("m"));
-    let authority = Authority::new(fixture.dir());
+fn start(more: &str) -> (GatewayProcess, CertificateAuthority) {
+    let fixture = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m"));
+    let authority = CertificateAuthority::new(fixture.dir());
     authority.issue("server");
     let settings = authority.settings(&more.replace("DIR", &fixture.dir().display().to_string()));
     (fixture.settings(&settings).start(), authority)
 }
 
-fn ask(stream: &mut Secure) -> String {
+fn ask(stream: &mut BlockingTlsStream) -> String {
     stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let mut seen = Vec::new();
     while !seen.ends_with(b"ok\n") {
@@ -36,8 +36,8 @@ fn ask(stream: &mut Secure) -> String {
     String::from_utf8(seen).unwrap()
 }
 
-fn shown(gateway: &Gateway, authority: &Authority) -> CertificateDer<'static> {
-    let mut stream = secure(gateway.api, &authority.client(&[], None));
+fn shown(gateway: &GatewayProcess, authority: &CertificateAuthority) -> CertificateDer<'static> {
+    let mut stream = connect_tls(gateway.api, &authority.client(&[], None));
     ask(&mut stream);
     stream.conn.peer_certificates().unwrap()[0].clone().into_owned()
 }
@@ -45,12 +45,12 @@ fn shown(gateway: &Gateway, authority: &Authority) -> CertificateDer<'static> {
 #[test]
 fn a_stream_comes_whole_over_tls_and_the_port_says_so_to_others() {
     let (gateway, authority) = start("");
-    let mut stream = secure(gateway.api, &authority.client(&["http/1.1"], None));
+    let mut stream = connect_tls(gateway.api, &authority.client(&["http/1.1"], None));
     let text = request("/v1/chat/completions", "", &chat_body("m", true, 50));
     stream.write_all(text.as_bytes()).unwrap();
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).expect("the end was not announced");
-    assert!(Answer::parse(&bytes).unwrap().is_whole_stream());
+    assert!(TestResponse::parse(&bytes).unwrap().is_whole_stream());
     let plain = gateway.client().get("/healthz");
     assert_eq!(plain.status, 400);
     assert!(plain.text().contains("https"), "{}", plain.text());
@@ -59,7 +59,7 @@ fn a_stream_comes_whole_over_tls_and_the_port_says_so_to_others() {
 #[test]
 fn certificates_are_replaced_when_their_files_are_and_connections_stay() {
     let (gateway, authority) = start("");
-    let mut kept = secure(gateway.api, &authority.client(&[], None));
+    let mut kept = connect_tls(gateway.api, &authority.client(&[], None));
     ask(&mut kept);
     let soon = Duration::from_secs(10);
     let (second, _) = authority.issue("server");
@@ -127,7 +127,7 @@ fn connections_that_queued_when_the_gateway_goes_are_served() {
     let served = std::thread::scope(|scope| {
         let clients: Vec<_> = (0..CLIENTS)
             .map(|_| {
-                let mut stream = secure(gateway.api, &client);
+                let mut stream = connect_tls(gateway.api, &client);
                 scope.spawn(move || {
                     stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").ok()?;
                     let mut answer = [0; 12];
@@ -146,12 +146,12 @@ fn connections_that_queued_when_the_gateway_goes_are_served() {
 #[test]
 fn clients_without_a_certificate_of_the_authority_do_not_get_in() {
     let (gateway, authority) = start(", clientCa: DIR/ca.pem");
-    let mut stream = secure(gateway.api, &authority.client(&[], Some(authority.issue("client"))));
+    let mut stream = connect_tls(gateway.api, &authority.client(&[], Some(authority.issue("client"))));
     ask(&mut stream);
     let elsewhere = tempfile::tempdir().unwrap();
-    let foreign = Authority::new(elsewhere.path()).issue("client");
+    let foreign = CertificateAuthority::new(elsewhere.path()).issue("client");
     for refused in [None, Some(foreign)] {
-        let mut stream = secure(gateway.api, &authority.client(&[], refused));
+        let mut stream = connect_tls(gateway.api, &authority.client(&[], refused));
         stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n").unwrap_or_default();
         assert!(stream.read(&mut [0; 16]).is_err());
     }
@@ -165,9 +165,9 @@ fn check(dir: &Path) -> (Option<i32>, String) {
 
 #[test]
 fn a_start_with_certificates_that_do_not_fit_says_which_file_and_why() {
-    let fixture = Fixture::new(&["2Gi"]).model(&Sim::new("m"));
+    let fixture = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m"));
     let dir = fixture.dir().to_owned();
-    let authority = Authority::new(&dir);
+    let authority = CertificateAuthority::new(&dir);
     let fixture = fixture.settings(&authority.settings(""));
     std::fs::write(dir.join("rouse.yaml"), fixture.yaml()).unwrap();
     let (code, said) = check(&dir);

@@ -5,21 +5,21 @@ use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
 use serde_json::{Value, json};
 
 use crate::{
-    live::Engine,
+    live::EngineUnderTest,
     operators::cli,
     refusals::refusal,
-    support::{Fixture, Gateway, Sim, client::chat_body, read},
+    support::{GatewayFixture, GatewayProcess, SimModel, client::chat_body, read},
 };
 
 const CHAT: &str = "/v1/chat/completions";
 
-fn why(gateway: &Gateway, model: &str) -> String {
+fn why(gateway: &GatewayProcess, model: &str) -> String {
     let explained = gateway.admin().get(&format!("/admin/v1/models/{model}/explain")).json();
     explained["reason"].as_str().unwrap().to_owned()
 }
 
 /// The admin API and the command line have all of these words of the model.
-fn everywhere(gateway: &Gateway, model: &str, words: &[&str]) {
+fn everywhere(gateway: &GatewayProcess, model: &str, words: &[&str]) {
     let fleet = gateway.fleet();
     let models = fleet["models"].as_array().unwrap();
     let shown = models.iter().find(|view| view["name"] == model).unwrap();
@@ -42,19 +42,22 @@ fn everywhere(gateway: &Gateway, model: &str, words: &[&str]) {
     }
 }
 
-fn listed(gateway: &Gateway, model: &str) -> Value {
+fn listed(gateway: &GatewayProcess, model: &str) -> Value {
     gateway.client().get(&format!("/v1/models/{model}")).json()
 }
 
 #[test]
 fn an_eviction_and_a_death_are_told_the_same_wherever_one_looks() {
-    let gateway = Fixture::new(&["1200Mi"]).model(&Sim::new("first")).model(&Sim::new("second")).start();
+    let gateway = GatewayFixture::new(&["1200Mi"])
+        .model(&SimModel::new("first"))
+        .model(&SimModel::new("second"))
+        .start();
     for model in ["first", "second"] {
         assert!(gateway.client().chat(model, true, 1).is_whole_stream());
     }
     everywhere(&gateway, "first", &["asleep at level 1; evicted at ", " for second"]);
     assert_eq!(listed(&gateway, "first")["state"], "asleep");
-    Engine::of(&gateway, "second#0").signal(nix::sys::signal::Signal::SIGKILL);
+    EngineUnderTest::of(&gateway, "second#0").signal(nix::sys::signal::Signal::SIGKILL);
     let rests = || why(&gateway, "second").starts_with("not running");
     gateway.until("seen dead, and left alone no more", Duration::from_secs(10), rests);
     everywhere(
@@ -68,7 +71,8 @@ fn an_eviction_and_a_death_are_told_the_same_wherever_one_looks() {
 /// Nothing of it runs that would have to end for that, and nobody has asked.
 #[test]
 fn a_reload_to_a_size_that_fits_nowhere_is_told_before_anybody_asks() {
-    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("slept")).model(&Sim::new("new")).start();
+    let gateway =
+        GatewayFixture::new(&["2Gi"]).model(&SimModel::new("slept")).model(&SimModel::new("new")).start();
     assert!(gateway.client().chat("slept", true, 1).is_whole_stream());
     assert_eq!(gateway.admin().post("/admin/v1/models/slept/sleep?level=1", "").status, 202);
     gateway.until("asleep", Duration::from_secs(10), || gateway.engine("slept#0")["state"] == "Asleep(1)");
@@ -87,8 +91,8 @@ fn a_reload_to_a_size_that_fits_nowhere_is_told_before_anybody_asks() {
 
 #[test]
 fn an_engine_without_a_health_route_says_so_while_it_loads_and_once_it_has_failed() {
-    let sim = Sim { flags: "--fault no-health", engine: "startTimeout: 5s", ..Sim::new("m") };
-    let gateway = Fixture::new(&["2Gi"]).model(&sim).start();
+    let sim = SimModel { flags: "--fault no-health", engine: "startTimeout: 5s", ..SimModel::new("m") };
+    let gateway = GatewayFixture::new(&["2Gi"]).model(&sim).start();
     let probe = "its last probe: GET /health was answered with status 404";
     let asks = || {
         let body = chat_body("m", false, 1);
@@ -116,7 +120,7 @@ fn an_engine_without_a_health_route_says_so_while_it_loads_and_once_it_has_faile
 
 #[test]
 fn a_command_that_may_not_be_run_has_a_cause_of_its_own_wherever_one_looks() {
-    let fixture = Fixture::new(&["2Gi"]);
+    let fixture = GatewayFixture::new(&["2Gi"]);
     let program = fixture.dir().join("locked");
     fs::write(&program, "#!/bin/sh\n").unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o644)).unwrap();

@@ -11,7 +11,7 @@ use engine_sim::content;
 use rouse::{
     sim::{
         fcfs,
-        trace::{self, Arrival},
+        trace::{self, TraceArrival},
     },
     units::Millis,
 };
@@ -23,7 +23,7 @@ use tokio::{
 };
 
 use crate::support::{
-    Answer, Fixture, Gateway, Sim,
+    GatewayFixture, GatewayProcess, SimModel, TestResponse,
     client::{chat_body, request},
     read,
 };
@@ -77,7 +77,7 @@ fn two_hundred_clients_wait_within_the_bound_and_swaps_are_few() {
     assert!(figures.swaps * 5 <= figures.swaps_by_arrival, "{figures}\ntoo many swaps");
     for model in MODELS {
         let id = format!("{model}#0");
-        gateway.settled(&id);
+        gateway.until_unused(&id);
         let counters = gateway.counters(&id);
         for trouble in ["failed", "aborts", "aborted_by_sleep", "requests_while_asleep", "malformed"] {
             assert_eq!(counters[trouble], 0, "{id} counted {trouble}: {counters}");
@@ -123,7 +123,7 @@ const fn bound() -> u64 {
     (MODELS.len() as u64 - 1) * (MAX_TURN + DRAIN_DEADLINE + SLEEP + WAKE)
 }
 
-fn arrivals() -> Vec<Arrival> {
+fn arrivals() -> Vec<TraceArrival> {
     match std::env::var("ROUSE_SOAK_SECONDS") {
         Ok(seconds) => trace::open_loop(1, 200, MODELS.len() as u32, seconds.parse().unwrap()),
         Err(_) => trace::read(include_str!("../data/trace-200.csv")).unwrap(),
@@ -131,7 +131,7 @@ fn arrivals() -> Vec<Arrival> {
 }
 
 /// An accelerator has room for two awake and what the others keep when asleep, however those are spread.
-fn six_models_with_room_for_four() -> Gateway {
+fn six_models_with_room_for_four() -> GatewayProcess {
     let turns = format!(
         "turns: {{residency: 1s, maxTurn: {MAX_TURN}ms, drain: {{deadline: {DRAIN_DEADLINE}ms, onDeadline: cut}}}}\n\
          queue: {{maxWaiting: 4096}}"
@@ -139,13 +139,14 @@ fn six_models_with_room_for_four() -> Gateway {
     let flags = format!(
         "--sleep-time {SLEEP}ms --wake-time {WAKE}ms --ttft {FIRST_TOKEN}ms --itl {NEXT_TOKEN}ms --start-time 100ms"
     );
-    let fixture = Fixture::new(&["2400Mi", "2400Mi"]).settings(&turns);
-    let with = |fixture: Fixture, name| fixture.model(&Sim { flags: &flags, ..Sim::new(name) });
+    let fixture = GatewayFixture::new(&["2400Mi", "2400Mi"]).settings(&turns);
+    let with =
+        |fixture: GatewayFixture, name| fixture.model(&SimModel { flags: &flags, ..SimModel::new(name) });
     MODELS.into_iter().fold(fixture, with).start()
 }
 
 /// Cold starts are no swaps, and the bound is about wakes: everything runs before the trace begins.
-fn launch_all(gateway: &Gateway) {
+fn launch_all(gateway: &GatewayProcess) {
     for model in MODELS {
         let answer = gateway.client().chat(model, true, 1);
         assert!(answer.is_whole_stream(), "{model}: {}", answer.text());
@@ -153,14 +154,14 @@ fn launch_all(gateway: &Gateway) {
 }
 
 /// Engines on each accelerator.
-fn placed(gateway: &Gateway) -> [usize; 2] {
+fn placed(gateway: &GatewayProcess) -> [usize; 2] {
     let fleet = gateway.fleet();
     let engines = fleet["engines"].as_array().unwrap();
     ["gpu-0", "gpu-1"].map(|id| engines.iter().filter(|e| e["accelerators"][0] == id).count())
 }
 
 /// For every arrival its wait in milliseconds, or what went wrong.
-async fn play(api: SocketAddr, arrivals: &[Arrival]) -> Vec<Result<u64, String>> {
+async fn play(api: SocketAddr, arrivals: &[TraceArrival]) -> Vec<Result<u64, String>> {
     let start = Instant::now() + Duration::from_millis(100);
     let mut asked = JoinSet::new();
     for (number, arrival) in arrivals.iter().copied().enumerate() {
@@ -175,7 +176,7 @@ async fn play(api: SocketAddr, arrivals: &[Arrival]) -> Vec<Result<u64, String>>
     asked.join_all().await
 }
 
-async fn ask(api: SocketAddr, number: usize, arrival: Arrival, at: Instant) -> Result<u64, String> {
+async fn ask(api: SocketAddr, number: usize, arrival: TraceArrival, at: Instant) -> Result<u64, String> {
     let model = MODELS.get(arrival.model as usize).ok_or("no such model")?;
     let (prompt, tokens) = (format!("request {number}"), tokens(arrival.stream));
     let body = chat_body(model, true, tokens).replace("hello", &prompt);
@@ -186,7 +187,7 @@ async fn ask(api: SocketAddr, number: usize, arrival: Arrival, at: Instant) -> R
     stream.read_buf(&mut bytes).await.map_err(|e| e.to_string())?;
     let waited = at.elapsed().as_millis() as u64;
     stream.read_to_end(&mut bytes).await.map_err(|e| e.to_string())?;
-    let answer = Answer::parse(&bytes).ok_or("no answer")?;
+    let answer = TestResponse::parse(&bytes).ok_or("no answer")?;
     if !answer.is_whole_stream() {
         return Err(format!("{} after {waited} ms: {}", answer.status, answer.text()));
     }
@@ -201,7 +202,7 @@ fn tokens(stream: Millis) -> u32 {
 }
 
 /// The text of a stream.
-fn said(answer: &Answer) -> String {
+fn said(answer: &TestResponse) -> String {
     let text = |event: &String| -> Option<String> {
         let chunk: serde_json::Value = serde_json::from_str(event).ok()?;
         Some(chunk["choices"][0]["delta"]["content"].as_str()?.to_owned())
@@ -216,12 +217,12 @@ fn out_of_memory(dir: &Path) -> usize {
     texts.map(|text| text.matches("OutOfMemory").count() + text.matches("out of memory").count()).sum()
 }
 
-fn swaps(gateway: &Gateway) -> u64 {
+fn swaps(gateway: &GatewayProcess) -> u64 {
     sum(gateway, "rouse_swaps_total", "")
 }
 
 /// Over all samples of a metric whose labels hold this text.
-fn sum(gateway: &Gateway, name: &str, label: &str) -> u64 {
+fn sum(gateway: &GatewayProcess, name: &str, label: &str) -> u64 {
     let text = gateway.admin().get("/metrics").text();
     let samples = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
     samples.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap() as u64).sum()

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     refusals::refusal,
     support::{
-        Answer, Fixture, Gateway, Sim,
+        GatewayFixture, GatewayProcess, SimModel, TestResponse,
         client::{chat_body, request},
     },
 };
@@ -15,12 +15,12 @@ mod passing;
 const CHAT: &str = "/v1/chat/completions";
 const QUICK: &str = "stream: {grace: 50ms, heartbeat: 50ms}";
 
-fn one(settings: &str, sim: &Sim<'_>) -> Gateway {
-    Fixture::new(&["2Gi"]).settings(settings).model(sim).start()
+fn one(settings: &str, sim: &SimModel<'_>) -> GatewayProcess {
+    GatewayFixture::new(&["2Gi"]).settings(settings).model(sim).start()
 }
 
 /// Heartbeats of the stream, each a line of one space and never an id: no SDK makes an event of them.
-fn beats(answer: &Answer) -> usize {
+fn beats(answer: &TestResponse) -> usize {
     let text = answer.text();
     assert!(!text.contains(" \n\n") && !text.lines().any(|line| line.starts_with("id:")), "{text}");
     text.lines().filter(|line| *line == " ").count()
@@ -29,14 +29,14 @@ fn beats(answer: &Answer) -> usize {
 #[test]
 fn a_parked_stream_gets_its_head_and_heartbeats_and_then_its_tokens() {
     // Its start lasts until that was seen.
-    let gateway = one(QUICK, &Sim { flags: "--fault hang", ..Sim::new("slow") });
+    let gateway = one(QUICK, &SimModel { flags: "--fault hang", ..SimModel::new("slow") });
     let mut open =
         gateway.client().open(request(CHAT, "x-request-id: mine\r\n", &chat_body("slow", true, 3)));
     open.until("\r\n\r\n");
     assert!(!open.has("data: "));
     gateway.until_state("slow", "launching");
     while open.text().lines().filter(|line| *line == " ").count() < 3 {
-        let seen = open.seen.len();
+        let seen = open.received.len();
         open.until_more_than(seen);
     }
     gateway.fault("slow#0", r#"{"hang": null}"#);
@@ -48,7 +48,7 @@ fn a_parked_stream_gets_its_head_and_heartbeats_and_then_its_tokens() {
     assert!(beats(&answer) >= 3, "{}", answer.text());
     // The rest is what an engine that was awake says, byte for byte.
     let awake = gateway.client().chat("slow", true, 3);
-    let texts = |answer: &Answer| -> Vec<_> {
+    let texts = |answer: &TestResponse| -> Vec<_> {
         let events = answer.events();
         let parsed = events.iter().filter_map(|e| serde_json::from_str::<serde_json::Value>(e).ok());
         parsed.map(|event| event["choices"].clone()).collect()
@@ -60,7 +60,7 @@ fn a_parked_stream_gets_its_head_and_heartbeats_and_then_its_tokens() {
 #[test]
 fn a_failure_after_the_grace_is_one_event_without_done_and_an_unclean_end() {
     let flags = "--fault slow-start=400ms --fault exit-at-start=3";
-    let gateway = one(QUICK, &Sim { flags, ..Sim::new("dies") });
+    let gateway = one(QUICK, &SimModel { flags, ..SimModel::new("dies") });
     for path in [CHAT, "/v1/completions"] {
         let answer =
             gateway.client().post(path, r#"{"model":"dies","stream":true,"prompt":"x","messages":[]}"#);
@@ -81,7 +81,8 @@ fn a_failure_after_the_grace_is_one_event_without_done_and_an_unclean_end() {
 
 #[test]
 fn an_engines_own_refusal_after_the_grace_is_an_event_and_before_it_an_answer() {
-    let gateway = one(QUICK, &Sim { flags: "--start-time 500ms --fault status=418", ..Sim::new("teapot") });
+    let gateway =
+        one(QUICK, &SimModel { flags: "--start-time 500ms --fault status=418", ..SimModel::new("teapot") });
     let late = gateway.client().chat("teapot", true, 1);
     assert_eq!(late.status, 200);
     let last = late.events().pop().unwrap();
@@ -94,17 +95,19 @@ fn an_engines_own_refusal_after_the_grace_is_an_event_and_before_it_an_answer() 
 fn a_clients_own_deadline_ends_its_wait_before_the_gateways_and_never_lengthens_it() {
     // The gateway's own bound is so far away that a busy machine cannot be what keeps the client's from it; then it is near.
     let own = {
-        let gateway = one("queue: {maxWait: 1m}", &Sim { flags: "--start-time 1h", ..Sim::new("never") });
+        let gateway =
+            one("queue: {maxWait: 1m}", &SimModel { flags: "--start-time 1h", ..SimModel::new("never") });
         waited(&gateway, "x-request-timeout: 0.1\r\n")
     };
     assert!((100..60_000).contains(&own), "{own}");
-    let gateway = one("queue: {maxWait: 400ms}", &Sim { flags: "--start-time 1h", ..Sim::new("never") });
+    let gateway =
+        one("queue: {maxWait: 400ms}", &SimModel { flags: "--start-time 1h", ..SimModel::new("never") });
     assert!((400..3_600_000).contains(&waited(&gateway, "x-request-timeout: 3600\r\n")));
     assert!(waited(&gateway, "") >= 400);
 }
 
 /// How many milliseconds a request for the model that never starts has waited when it is refused.
-fn waited(gateway: &Gateway, headers: &str) -> u64 {
+fn waited(gateway: &GatewayProcess, headers: &str) -> u64 {
     let answer = gateway.client().post_with(CHAT, headers, &chat_body("never", false, 1));
     let error = refusal(&answer, 503, "model_not_ready");
     let text = error["details"]["waited"].as_str().unwrap().to_owned();
@@ -113,10 +116,10 @@ fn waited(gateway: &Gateway, headers: &str) -> u64 {
 
 #[test]
 fn who_waited_is_told_for_what_and_who_did_not_is_not() {
-    let gateway = Fixture::new(&["1200Mi"])
+    let gateway = GatewayFixture::new(&["1200Mi"])
         .settings("turns: {residency: 50ms, maxTurn: 1s}")
-        .model(&Sim::new("first"))
-        .model(&Sim::new("second"))
+        .model(&SimModel::new("first"))
+        .model(&SimModel::new("second"))
         .start();
     let start = |model, stream| {
         let answer = gateway.client().chat(model, stream, 1);
@@ -142,12 +145,12 @@ fn who_waited_is_told_for_what_and_who_did_not_is_not() {
 
 #[test]
 fn models_are_listed_with_their_states_under_every_name() {
-    let gateway = Fixture::new(&["4Gi", "4Gi"])
-        .model(&Sim { keys: "aliases: [default, org/nick]", ..Sim::new("org/awake") })
-        .model(&Sim::new("asleep"))
-        .model(&Sim::new("cold"))
-        .model(&Sim { flags: "--start-time 1h", ..Sim::new("launching") })
-        .model(&Sim { flags: "--fault exit-at-start=1", ..Sim::new("failed") })
+    let gateway = GatewayFixture::new(&["4Gi", "4Gi"])
+        .model(&SimModel { keys: "aliases: [default, org/nick]", ..SimModel::new("org/awake") })
+        .model(&SimModel::new("asleep"))
+        .model(&SimModel::new("cold"))
+        .model(&SimModel { flags: "--start-time 1h", ..SimModel::new("launching") })
+        .model(&SimModel { flags: "--fault exit-at-start=1", ..SimModel::new("failed") })
         .start();
     gateway.wake("org/awake");
     gateway.wake("asleep");
@@ -197,7 +200,7 @@ fn models_are_listed_with_their_states_under_every_name() {
 
 #[test]
 fn a_client_that_leaves_while_it_waits_is_forgotten() {
-    let gateway = one("", &Sim { flags: "--start-time 1h", ..Sim::new("never") });
+    let gateway = one("", &SimModel { flags: "--start-time 1h", ..SimModel::new("never") });
     let waiting = |n: u64| {
         gateway.until("the queue has its length", Duration::from_secs(5), || {
             gateway.fleet()["models"].as_array().unwrap().iter().any(|model| model["waiting"] == n)
@@ -213,7 +216,7 @@ fn a_client_that_leaves_while_it_waits_is_forgotten() {
 #[test]
 fn a_client_that_takes_nothing_is_cut_and_pins_no_engine() {
     let flags = "--itl 0 --ttft 0";
-    let gateway = one("limits: {clientStall: 400ms}", &Sim { flags, ..Sim::new("fast") });
+    let gateway = one("limits: {clientStall: 400ms}", &SimModel { flags, ..SimModel::new("fast") });
     gateway.wake("fast");
     let asked = || gateway.counters("fast#0")["total"].as_u64().unwrap();
     // The gateway's own request, by which the engine proved itself, is counted as well.
@@ -230,7 +233,7 @@ fn a_client_that_takes_nothing_is_cut_and_pins_no_engine() {
 
 #[test]
 fn a_connection_that_says_nothing_is_closed() {
-    let gateway = one("limits: {connectionIdle: 300ms}", &Sim::new("small"));
+    let gateway = one("limits: {connectionIdle: 300ms}", &SimModel::new("small"));
     let mut open = gateway.client().open("GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n");
     assert_eq!(open.answer().status, 200);
     assert!(open.closes());
@@ -238,7 +241,7 @@ fn a_connection_that_says_nothing_is_closed() {
 
 #[test]
 fn one_address_may_hold_only_so_many_connections() {
-    let gateway = one("limits: {connectionsPerAddress: 3}", &Sim::new("small"));
+    let gateway = one("limits: {connectionsPerAddress: 3}", &SimModel::new("small"));
     let served = || {
         let mut open = gateway.client().open("GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n");
         (open.is_answered() && !open.has("HTTP/1.1 429 ")).then_some(open)

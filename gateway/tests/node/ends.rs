@@ -3,19 +3,19 @@
 use kube::ResourceExt as _;
 use rouse_gateway::controllers::crd::inference_model::EngineState;
 
-use crate::ground::{ground, idle_after, run};
+use crate::shared_node::{idle_after, run, shared_node};
 
 /// Another template is another Deployment. The engine of the former one is drained while a stream runs on it; and a stream that
 /// is longer than the cooldown keeps it from being idle.
 #[test]
 fn a_stream_that_is_open_when_its_deployment_is_scaled_down_is_not_cut() {
     run(async {
-        let ground = ground().await;
+        let ground = shared_node().await;
         ground.model("drained", "--itl 50ms", idle_after("2s")).await;
         let stream = ground.stream("drained", 120).await;
         let pod = ground.pods("drained").await.remove(0);
         ground.model("drained", "--itl 10ms", idle_after("2s")).await;
-        let drains = ground.world.until("drained", "draining", |model| {
+        let drains = ground.installation.until("drained", "draining", |model| {
             let engines = model.status.iter().flat_map(|status| &status.engines);
             engines
                 .into_iter()
@@ -25,7 +25,7 @@ fn a_stream_that_is_open_when_its_deployment_is_scaled_down_is_not_cut() {
         assert_eq!(ground.pods("drained").await[0].metadata.deletion_timestamp, None);
         let whole = stream.ended().await;
         assert!(whole.is_whole_stream(), "{whole:?}");
-        ground.gone(&pod).await;
+        ground.until_gone(&pod).await;
         let replicas = |deployments: Vec<k8s_openapi::api::apps::v1::Deployment>| {
             deployments.iter().map(|d| d.spec.as_ref().unwrap().replicas.unwrap()).sum::<i32>()
         };

@@ -10,42 +10,44 @@ use rouse_gateway::controllers::crd::InferenceModel;
 use serde_json::{Value, json};
 
 use crate::{
-    ground::{engine, ground, run},
-    world::reason,
+    installation::reason,
+    shared_node::{engine_pid, run, shared_node},
 };
 
 /// The kubelet would start its container again, beside a stub that knows of nothing. The gateway begins anew instead.
 #[test]
 fn an_engine_that_is_killed_is_told_and_replaced_by_another_pod() {
     run(async {
-        let ground = ground().await;
+        let ground = shared_node().await;
         ground.model("killed", "--itl 50ms", |_| {}).await;
         let stream = ground.stream("killed", 2000).await;
         let pod = ground.pods("killed").await.remove(0);
-        let killed = engine(&pod, &ground.world.runner.processes(&pod).unwrap());
+        let killed = engine_pid(&pod, &ground.installation.runner.processes(&pod).unwrap());
         kill(Pid::from_raw(killed), Signal::SIGKILL).unwrap();
         let cut = stream.ended().await;
         assert!(!cut.is_whole_stream(), "{}", cut.text());
         let events = cut.events();
         assert!(events.iter().any(|event| event.contains("\"error\"")), "{events:?}");
-        let failed =
-            ground.world.until("killed", "seen dead", |model| reason(model, "Ready") != "Deployed").await;
+        let failed = ground
+            .installation
+            .until("killed", "seen dead", |model| reason(model, "Ready") != "Deployed")
+            .await;
         assert!(!failed.status.unwrap().ready);
 
         let again = ground.chat("killed", true).await;
         assert!(again.is_whole_stream(), "{again:?}");
-        ground.gone(&pod).await;
+        ground.until_gone(&pod).await;
         let now = ground.pods("killed").await;
         assert_eq!(now.len(), 1);
         assert_ne!(now[0].uid(), pod.uid());
-        assert_eq!(ground.booked("killed").await, [40]);
+        assert_eq!(ground.reserved_gib("killed").await, [40]);
     });
 }
 
 #[test]
 fn an_image_that_cannot_be_had_ends_the_start_and_the_client_is_told() {
     run(async {
-        let ground = ground().await;
+        let ground = shared_node().await;
         // Nobody listens where this name leads, so no registry is asked.
         ground.model("pulled", "", with_image("localhost/nowhere:1")).await;
         let answer = ground.chat("pulled", false).await;
@@ -65,16 +67,16 @@ fn an_image_that_cannot_be_had_ends_the_start_and_the_client_is_told() {
                 && says(model, "ImagePullBackOff")
                 && says(model, "localhost/nowhere:1")
         };
-        ground.world.until("pulled", "the kubelet's words", failed).await;
+        ground.installation.until("pulled", "the kubelet's words", failed).await;
         assert!(ground.pods("pulled").await.is_empty());
-        assert_eq!(ground.booked("pulled").await, [0; 0]);
+        assert_eq!(ground.reserved_gib("pulled").await, [0; 0]);
 
         ground.model("pulled", "", with_image(&image("engine-sim"))).await;
         let seen = |model: &InferenceModel| {
             let status = model.status.as_ref();
             status.is_some_and(|status| status.observed_generation == model.metadata.generation)
         };
-        ground.world.until("pulled", "seen as it is now", seen).await;
+        ground.installation.until("pulled", "seen as it is now", seen).await;
         let mended = ground.chat("pulled", true).await;
         assert!(mended.is_whole_stream(), "{mended:?}");
     });

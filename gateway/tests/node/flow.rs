@@ -8,10 +8,10 @@ use rouse_gateway::controllers::{
 };
 
 use crate::{
-    client::Client,
-    ground::{ground, idle_after, run},
+    client::TestClient,
+    installation::{blocking, reason},
     pairs::is_ready,
-    world::{aside, reason},
+    shared_node::{idle_after, run, shared_node},
 };
 
 /// Whether the kubelet has started this container, and finds it ready.
@@ -24,7 +24,7 @@ fn container(pod: &Pod, name: &str) -> Option<(bool, bool)> {
 #[test]
 fn a_cold_request_starts_a_deployment_and_streams_and_idleness_takes_it_to_zero() {
     run(async {
-        let ground = ground().await;
+        let ground = shared_node().await;
         let made = ground.model("cold", "--start-time 2s", idle_after("4s")).await;
         assert!(ground.deployments("cold").await.is_empty(), "nothing is made before somebody asks");
 
@@ -38,8 +38,8 @@ fn a_cold_request_starts_a_deployment_and_streams_and_idleness_takes_it_to_zero(
         assert!(!is_ready(&loaded));
         assert!(answer.is_whole_stream(), "{answer:?}");
         // Its head went out while it waited, so only the count knows.
-        let admin = Client::new(ground.gateway.admin);
-        let metrics = aside(move || admin.get("/metrics").text()).await;
+        let admin = TestClient::new(ground.gateway.admin);
+        let metrics = blocking(move || admin.get("/metrics").text()).await;
         let of_it = |line: &&str| line.starts_with("rouse_requests_total") && line.contains("model=\"cold\"");
         let counted: Vec<&str> = metrics.lines().filter(of_it).collect();
         assert_eq!(counted.len(), 1, "{counted:?}");
@@ -48,29 +48,29 @@ fn a_cold_request_starts_a_deployment_and_streams_and_idleness_takes_it_to_zero(
         assert_eq!(pod.uid(), loaded.uid());
 
         let deployed =
-            ground.world.until("cold", "deployed", |model| reason(model, "Ready") == "Deployed").await;
+            ground.installation.until("cold", "deployed", |model| reason(model, "Ready") == "Deployed").await;
         let status = deployed.status.unwrap();
         let [engine] = &status.engines[..] else { panic!("{:?}", status.engines) };
         assert_eq!((engine.state, engine.pod.as_str()), (EngineState::Awake, pod.name_any().as_str()));
         let ip = pod.status.as_ref().unwrap().pod_ip.clone().unwrap();
         assert_eq!(engine.address.as_deref(), Some(format!("{ip}:{PROXY_PORT}").as_str()));
-        assert_eq!(pod.spec.as_ref().unwrap().node_name.as_deref(), Some(ground.world.runner.name()));
+        assert_eq!(pod.spec.as_ref().unwrap().node_name.as_deref(), Some(ground.installation.runner.name()));
         assert_eq!(
-            ground.world.runner.processes(&pod).unwrap().len(),
+            ground.installation.runner.processes(&pod).unwrap().len(),
             3,
             "stub, engine, and what holds the network"
         );
         let [deployment] = &ground.deployments("cold").await[..] else { panic!("not one Deployment") };
         assert_eq!(deployment.owner_references()[0].uid, made.uid().unwrap());
         assert_eq!(deployment.spec.as_ref().unwrap().replicas, Some(1));
-        assert_eq!(ground.booked("cold").await, [40]);
+        assert_eq!(ground.reserved_gib("cold").await, [40]);
 
         let hot = ground.chat("cold", false).await;
         assert_eq!((hot.status, hot.header("x-rouse-cold-start")), (200, ""), "{}", hot.text());
 
-        ground.world.until("cold", "idle", |model| reason(model, "Ready") == "ScaledToZero").await;
-        ground.gone(&pod).await;
-        assert_eq!(ground.booked("cold").await, [0; 0]);
+        ground.installation.until("cold", "idle", |model| reason(model, "Ready") == "ScaledToZero").await;
+        ground.until_gone(&pod).await;
+        assert_eq!(ground.reserved_gib("cold").await, [0; 0]);
         assert!(ground.pods("cold").await.is_empty());
         let [deployment] = &ground.deployments("cold").await[..] else { panic!("not one Deployment") };
         assert_eq!(deployment.spec.as_ref().unwrap().replicas, Some(0));

@@ -11,19 +11,19 @@ mod ends;
 mod external;
 mod failures;
 mod flow;
-mod ground;
+#[path = "../cluster/installation.rs"]
+#[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
+mod installation;
 #[path = "../cluster/launched.rs"]
 #[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
 mod launched;
 #[path = "../cluster/pairs.rs"]
 #[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
 mod pairs;
+mod shared_node;
 #[path = "../cluster/site.rs"]
 #[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
 mod site;
 #[path = "../cluster/support.rs"]
 #[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
 mod support;
-#[path = "../cluster/world.rs"]
-#[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
-mod world;

@@ -5,8 +5,8 @@ use std::{fmt, str::FromStr, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    load::{Check, OPENED, Pace, Requests, Streams},
-    peers::{MODEL, Proxy, Target},
+    load::{MAX_OPENED_PER_SECOND, RequestLoad, RequestPace, ResponseCheck, StreamLoad},
+    peers::{ComparedProxy, MODEL, RunningProxy},
 };
 
 pub(crate) mod order;
@@ -17,7 +17,7 @@ pub(crate) mod watch;
 /// One row of measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Case {
+pub(crate) enum BenchCase {
     /// As many requests as go through one core.
     Saturated,
     /// A thousand requests a second, on a schedule.
@@ -45,15 +45,15 @@ pub(crate) enum Case {
 
 /// What a case consists of.
 #[derive(Clone, Debug)]
-pub(crate) enum Work {
-    Requests(Requests),
-    Streams(Streams),
+pub(crate) enum CaseLoad {
+    Requests(RequestLoad),
+    Streams(StreamLoad),
     /// Streams, and one body of 200 MB beside them.
-    Stall(Streams),
+    Stall(StreamLoad),
     Nothing,
 }
 
-impl Case {
+impl BenchCase {
     pub(crate) const ALL: [Self; 11] = [
         Self::Saturated,
         Self::Fixed,
@@ -101,31 +101,33 @@ impl Case {
     }
 
     /// Whether it says something about `target`.
-    pub(crate) fn takes(self, target: Target) -> bool {
+    pub(crate) fn applies_to(self, target: ComparedProxy) -> bool {
         match (self, target) {
             // What its log costs shows there.
-            (case, Target::SmgQuiet) => case == Self::Saturated,
+            (case, ComparedProxy::SmgQuiet) => case == Self::Saturated,
             // A hundred requests a second are its most: the rest would time out.
-            (case, Target::Litellm) => matches!(case, Self::Saturated | Self::Start),
+            (case, ComparedProxy::Litellm) => matches!(case, Self::Saturated | Self::Start),
             // Judged against Rouse, by the cost of an event: that is what is promised of it.
-            (case, Target::Stub) => matches!(case, Self::Streams400 | Self::Start),
+            (case, ComparedProxy::Stub) => matches!(case, Self::Streams400 | Self::Start),
             // Nginx is what every goal is measured against. The others show where one stands, for which these are enough:
             // with all of them in all cases a run would take three quarters of an hour. (sglang-router also writes
             // requests anew, and the engine would not find in a long one how long to take.)
             (
                 Self::Fixed | Self::Streams1000 | Self::Opening | Self::Streams0 | Self::Bodies,
-                Target::Haproxy | Target::Smg,
+                ComparedProxy::Haproxy | ComparedProxy::Smg,
             ) => false,
-            (Self::Start, target) => target != Target::Direct,
-            (Self::Workers, target) => matches!(target, Target::Rouse | Target::Nginx),
-            (Self::Stall, target) => matches!(target, Target::Direct | Target::Rouse | Target::Nginx),
+            (Self::Start, target) => target != ComparedProxy::Direct,
+            (Self::Workers, target) => matches!(target, ComparedProxy::Rouse | ComparedProxy::Nginx),
+            (Self::Stall, target) => {
+                matches!(target, ComparedProxy::Direct | ComparedProxy::Rouse | ComparedProxy::Nginx)
+            }
             _ => true,
         }
     }
 
     /// The load, for about `lasts`.
-    pub(crate) fn work(self, target: Target, proxy: &Proxy, lasts: Duration) -> Work {
-        let requests = |connections, pace| Requests {
+    pub(crate) fn load(self, target: ComparedProxy, proxy: &RunningProxy, lasts: Duration) -> CaseLoad {
+        let requests = |connections, pace| RequestLoad {
             proxy: proxy.address,
             model: MODEL.to_owned(),
             key: proxy.key.clone(),
@@ -133,68 +135,72 @@ impl Case {
             body: 1024,
             engine_time: Duration::ZERO,
             pace,
-            lasts,
+            duration: lasts,
             check: check(target),
         };
-        let streams = |streams, interval_ms, events| Streams {
+        let streams = |streams, interval_ms, events| StreamLoad {
             proxy: proxy.address,
             model: MODEL.to_owned(),
             key: proxy.key.clone(),
             streams,
             interval: Duration::from_millis(interval_ms),
             events,
-            opened: OPENED,
+            opened_per_second: MAX_OPENED_PER_SECOND,
             check: check(target),
         };
         let events = |interval_ms: u64, at_least: u32| {
             u32::try_from(lasts.as_millis() / u128::from(interval_ms)).unwrap_or(u32::MAX).max(at_least)
         };
         match self {
-            Self::Saturated | Self::Workers => Work::Requests(requests(64, Pace::Closed)),
-            Self::Fixed => Work::Requests(requests(32, Pace::Open { per_second: 1000.0 })),
-            Self::Streams400 => Work::Streams(streams(400, 20, events(20, 25))),
+            Self::Saturated | Self::Workers => CaseLoad::Requests(requests(64, RequestPace::Closed)),
+            Self::Fixed => CaseLoad::Requests(requests(32, RequestPace::Open { per_second: 1000.0 })),
+            Self::Streams400 => CaseLoad::Streams(streams(400, 20, events(20, 25))),
             // Two thousand new streams a second and the fifty thousand events of those that are open fill a core: what is told
             // of the first event would be how far behind it has fallen. All of them are there together for the time of a
             // measurement.
-            Self::Streams1000 => {
-                Work::Streams(Streams { opened: 500, ..streams(1000, 20, events(20, 50) + 100) })
-            }
+            Self::Streams1000 => CaseLoad::Streams(StreamLoad {
+                opened_per_second: 500,
+                ..streams(1000, 20, events(20, 50) + 100)
+            }),
             // Fifty thousand events a second also fill the core of engine and reader, whose bursts are then what a first event
             // waits behind. These are as many as those of the four hundred.
-            Self::Opening => Work::Streams(Streams { opened: 500, ..streams(1000, 50, events(50, 20) + 40) }),
+            Self::Opening => CaseLoad::Streams(StreamLoad {
+                opened_per_second: 500,
+                ..streams(1000, 50, events(50, 20) + 40)
+            }),
             // They are opened over two and a half seconds; all must be there together for a while after that.
-            Self::Streams5000 => Work::Streams(streams(5000, 200, events(200, 10) + 20)),
+            Self::Streams5000 => CaseLoad::Streams(streams(5000, 200, events(200, 10) + 20)),
             Self::Streams0 => {
                 let events = (lasts.as_secs_f64() * 1000.0) as u32;
-                Work::Streams(streams(200, 0, events.max(200)))
+                CaseLoad::Streams(streams(200, 0, events.max(200)))
             }
-            Self::Bodies => Work::Requests(Requests {
+            Self::Bodies => CaseLoad::Requests(RequestLoad {
                 body: 220_000,
                 engine_time: Duration::from_secs(1),
-                lasts: lasts + Duration::from_secs(1),
-                ..requests(400, Pace::Open { per_second: 150.0 })
+                duration: lasts + Duration::from_secs(1),
+                ..requests(400, RequestPace::Open { per_second: 150.0 })
             }),
-            Self::Stall => Work::Stall(streams(20, 20, events(20, 300))),
-            Self::Start => Work::Nothing,
+            Self::Stall => CaseLoad::Stall(streams(20, 20, events(20, 300))),
+            Self::Start => CaseLoad::Nothing,
         }
     }
 }
 
 /// LiteLLM writes answers anew.
-const fn check(target: Target) -> Check {
+const fn check(target: ComparedProxy) -> ResponseCheck {
     match target {
-        Target::Litellm => Check::Content,
-        _ => Check::Bytes,
+        ComparedProxy::Litellm => ResponseCheck::Content,
+        _ => ResponseCheck::Bytes,
     }
 }
 
-impl fmt::Display for Case {
+impl fmt::Display for BenchCase {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.pad(self.name())
     }
 }
 
-impl FromStr for Case {
+impl FromStr for BenchCase {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {

@@ -4,10 +4,10 @@
 //! one read and one write each, and no more of HTTP than answers of a known shape need. Each byte of them is checked all the same.
 
 mod ad_hoc;
-mod answer;
 mod chunks;
 mod http;
 mod requests;
+mod response_check;
 mod soak;
 mod streams;
 mod tally;
@@ -18,14 +18,14 @@ use anyhow::ensure;
 use hdrhistogram::Histogram;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-pub(crate) use ad_hoc::AdHoc;
+pub(crate) use ad_hoc::AdHocLoad;
 pub(crate) use requests::requests;
-pub(crate) use soak::Soak;
-pub(crate) use streams::{OPENED, streams};
+pub(crate) use soak::SoakArgs;
+pub(crate) use streams::{MAX_OPENED_PER_SECOND, streams};
 
 /// How requests are spaced.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Pace {
+pub(crate) enum RequestPace {
     /// Each connection sends its next request when the last one is answered.
     Closed,
     /// So many requests a second over all connections, on a schedule that a slow answer does not shift: latency is
@@ -35,7 +35,7 @@ pub(crate) enum Pace {
 
 /// What must hold of each answer and event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Check {
+pub(crate) enum ResponseCheck {
     /// Every byte is what the engine sent.
     #[default]
     Bytes,
@@ -45,7 +45,7 @@ pub(crate) enum Check {
 
 /// Non-streaming requests for a time.
 #[derive(Clone, Debug)]
-pub(crate) struct Requests {
+pub(crate) struct RequestLoad {
     pub(crate) proxy: SocketAddr,
     pub(crate) model: String,
     /// Sent as a bearer.
@@ -55,14 +55,14 @@ pub(crate) struct Requests {
     pub(crate) body: usize,
     /// How long the engine takes for an answer.
     pub(crate) engine_time: Duration,
-    pub(crate) pace: Pace,
-    pub(crate) lasts: Duration,
-    pub(crate) check: Check,
+    pub(crate) pace: RequestPace,
+    pub(crate) duration: Duration,
+    pub(crate) check: ResponseCheck,
 }
 
 /// Streams, all open at once.
 #[derive(Clone, Debug)]
-pub(crate) struct Streams {
+pub(crate) struct StreamLoad {
     pub(crate) proxy: SocketAddr,
     pub(crate) model: String,
     pub(crate) key: String,
@@ -72,13 +72,13 @@ pub(crate) struct Streams {
     /// Events of one stream.
     pub(crate) events: u32,
     /// Streams opened in a second.
-    pub(crate) opened: u32,
-    pub(crate) check: Check,
+    pub(crate) opened_per_second: u32,
+    pub(crate) check: ResponseCheck,
 }
 
 /// What became of a load. Times in microseconds.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct LoadResult {
     /// Requests that were answered in full, or events that came.
     pub(crate) units: u64,
     pub(crate) errors: u64,
@@ -91,23 +91,23 @@ pub(crate) struct Seen {
     /// From an event's sending by the engine to its coming.
     pub(crate) lag: Histogram<u64>,
     /// What went wrong first.
-    pub(crate) complaint: Option<String>,
+    pub(crate) first_error: Option<String>,
 }
 
 /// Beyond these a typing error would load the machine, not a proxy.
-const CONNECTIONS: usize = 20_000;
-const BODY: usize = 1 << 30;
-const LONGEST: Duration = Duration::from_hours(24);
+const MAX_CONNECTIONS: usize = 20_000;
+const MAX_BODY_BYTES: usize = 1 << 30;
+const MAX_DURATION: Duration = Duration::from_hours(24);
 
 /// Refuses what is not this machine, or not bounded.
-fn bounded(proxy: SocketAddr, connections: usize, body: usize, lasts: Duration) -> anyhow::Result<()> {
+fn check_bounds(proxy: SocketAddr, connections: usize, body: usize, lasts: Duration) -> anyhow::Result<()> {
     ensure!(proxy.ip().is_loopback(), "load goes to loopback addresses alone, and {proxy} is none");
     ensure!(
-        (1..=CONNECTIONS).contains(&connections),
-        "{connections} connections: 1 to {CONNECTIONS} can be had"
+        (1..=MAX_CONNECTIONS).contains(&connections),
+        "{connections} connections: 1 to {MAX_CONNECTIONS} can be had"
     );
-    ensure!(body <= BODY, "a body of {body} bytes is over {BODY}");
-    ensure!(lasts <= LONGEST, "{lasts:?} is over {LONGEST:?}");
+    ensure!(body <= MAX_BODY_BYTES, "a body of {body} bytes is over {MAX_BODY_BYTES}");
+    ensure!(lasts <= MAX_DURATION, "{lasts:?} is over {MAX_DURATION:?}");
     Ok(())
 }
 

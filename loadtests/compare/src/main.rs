@@ -13,30 +13,30 @@ use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
 #[command(version, about)]
-struct Cli {
+struct CompareCli {
     #[command(subcommand)]
-    command: Command,
+    command: CompareCommand,
 }
 
 #[derive(Subcommand)]
-enum Command {
-    Run(run::Run),
-    Report(run::Report),
-    Load(load::AdHoc),
+enum CompareCommand {
+    Run(run::RunArgs),
+    Report(run::ReportArgs),
+    Load(load::AdHocLoad),
     #[command(hide = true)]
     SendBody(cases::stall::SendBody),
-    Soak(load::Soak),
+    Soak(load::SoakArgs),
 }
 
 // One thread, which the load has to itself: where it runs is a part of what is measured.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<ExitCode> {
-    match Cli::parse().command {
-        Command::Run(run) => return run.run().await,
-        Command::Report(report) => return report.run(),
-        Command::Load(load) => println!("{}", load.run().await?),
-        Command::SendBody(body) => body.run()?,
-        Command::Soak(soak) => println!("{}", soak.run().await?),
+    match CompareCli::parse().command {
+        CompareCommand::Run(run) => return run.run().await,
+        CompareCommand::Report(report) => return report.run(),
+        CompareCommand::Load(load) => println!("{}", load.run().await?),
+        CompareCommand::SendBody(body) => body.run()?,
+        CompareCommand::Soak(soak) => println!("{}", soak.run().await?),
     }
     Ok(ExitCode::SUCCESS)
 }

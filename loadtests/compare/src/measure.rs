@@ -4,17 +4,17 @@
 mod cpu;
 mod machine;
 mod memory;
-mod tree;
+mod process_tree;
 
 use nix::{
     sched::{CpuSet, sched_setaffinity},
     unistd::Pid,
 };
 
-pub(crate) use cpu::Cpu;
-pub(crate) use machine::Machine;
-pub(crate) use memory::Memory;
-pub(crate) use tree::{children, tree};
+pub(crate) use cpu::CpuMeter;
+pub(crate) use machine::MachineTicks;
+pub(crate) use memory::ProcessMemory;
+pub(crate) use process_tree::{children, tree};
 
 /// Keeps the calling thread, and the threads and processes that it starts from now on, on one core.
 ///
@@ -26,7 +26,7 @@ pub(crate) fn pin(core: usize) -> anyhow::Result<()> {
 }
 
 /// Nothing, where a process or thread ended between being listed and being read.
-fn alive<T>(read: std::io::Result<T>) -> std::io::Result<Option<T>> {
+fn if_alive<T>(read: std::io::Result<T>) -> std::io::Result<Option<T>> {
     use std::io::ErrorKind::NotFound;
     match read {
         Ok(value) => Ok(Some(value)),

@@ -12,26 +12,26 @@ use std::{
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::peers::process::{Command, Process};
+use crate::peers::process::{BenchCommand, BenchProcess};
 
 pub(crate) mod config;
 pub(crate) mod install;
 pub(crate) mod probe;
 pub(crate) mod process;
 
-pub(crate) use install::Installed;
+pub(crate) use install::InstalledPrograms;
 
 /// The model that all engines serve here.
 pub(crate) const MODEL: &str = "load";
 /// The longest any of them may take until it serves; LiteLLM imports for many seconds.
-const START: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Somebody else may take a port between its choice and its use.
-const TRIES: u32 = 3;
+const MAX_START_TRIES: u32 = 3;
 
 /// One side of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Target {
+pub(crate) enum ComparedProxy {
     /// No proxy: the load asks the engine itself. What is added is counted from here.
     Direct,
     Rouse,
@@ -48,7 +48,7 @@ pub(crate) enum Target {
     Litellm,
 }
 
-impl Target {
+impl ComparedProxy {
     pub(crate) const ALL: [Self; 9] = [
         Self::Direct,
         Self::Rouse,
@@ -76,13 +76,13 @@ impl Target {
     }
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for ComparedProxy {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.pad(self.name())
     }
 }
 
-impl FromStr for Target {
+impl FromStr for ComparedProxy {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -97,41 +97,41 @@ impl FromStr for Target {
 
 /// The two processors that are used: the proxy has one for itself, load and engine share the other.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cores {
+pub(crate) struct BenchCores {
     pub(crate) proxy: usize,
     pub(crate) load: usize,
 }
 
-impl Cores {
+impl BenchCores {
     /// For `taskset`.
-    fn of_proxy(self, workers: usize) -> String {
+    fn proxy_cores(self, workers: usize) -> String {
         if workers > 1 { format!("{},{}", self.proxy, self.load) } else { self.proxy.to_string() }
     }
 }
 
 /// Where processes keep what they write, and what they are made of.
 #[derive(Debug)]
-pub(crate) struct Place {
-    pub(crate) installed: Installed,
-    pub(crate) cores: Cores,
+pub(crate) struct BenchEnvironment {
+    pub(crate) installed: InstalledPrograms,
+    pub(crate) cores: BenchCores,
     /// Gone when the run is.
     pub(crate) folder: PathBuf,
 }
 
-/// A proxy (or, for [`Target::Direct`], nothing) that serves.
-pub(crate) struct Proxy {
+/// A proxy (or, for [`ComparedProxy::Direct`], nothing) that serves.
+pub(crate) struct RunningProxy {
     pub(crate) address: SocketAddr,
     /// Sent by clients.
     pub(crate) key: String,
-    pub(crate) process: Option<Process>,
+    pub(crate) process: Option<BenchProcess>,
     /// From its launch until it took a connection.
     pub(crate) listening: Duration,
 }
 
-impl Proxy {
+impl RunningProxy {
     /// Its process, whose CPU time and memory count.
     pub(crate) fn pid(&self) -> Option<u32> {
-        self.process.as_ref().map(Process::pid)
+        self.process.as_ref().map(BenchProcess::pid)
     }
 
     pub(crate) async fn stop(self) {
@@ -141,13 +141,13 @@ impl Proxy {
     }
 }
 
-impl Place {
+impl BenchEnvironment {
     /// Starts an engine on the load's core, for all targets but Rouse, which launches its own.
     ///
     /// Errors: it does not serve within a minute.
-    pub(crate) async fn engine(&self) -> anyhow::Result<(Process, SocketAddr)> {
+    pub(crate) async fn engine(&self) -> anyhow::Result<(BenchProcess, SocketAddr)> {
         let address = free_address()?;
-        let command = Command::new(&self.installed.engine).args([
+        let command = BenchCommand::new(&self.installed.engine).args([
             "--fast",
             "--host",
             &address.ip().to_string(),
@@ -156,8 +156,8 @@ impl Place {
             "--model",
             MODEL,
         ]);
-        let mut process = Process::spawn("engine", command, &self.cores.load.to_string(), &self.folder)?;
-        probe::serves(&mut process, address, MODEL, "none", START).await?;
+        let mut process = BenchProcess::spawn("engine", command, &self.cores.load.to_string(), &self.folder)?;
+        probe::wait_until_serving(&mut process, address, MODEL, "none", START_TIMEOUT).await?;
         Ok((process, address))
     }
 
@@ -166,16 +166,16 @@ impl Place {
     /// Errors: it does not serve within a minute.
     pub(crate) async fn start(
         &self,
-        target: Target,
+        target: ComparedProxy,
         workers: usize,
         engine: SocketAddr,
-    ) -> anyhow::Result<Proxy> {
-        if target == Target::Direct {
+    ) -> anyhow::Result<RunningProxy> {
+        if target == ComparedProxy::Direct {
             let key = config::KEY.to_owned();
-            return Ok(Proxy { address: engine, key, process: None, listening: Duration::ZERO });
+            return Ok(RunningProxy { address: engine, key, process: None, listening: Duration::ZERO });
         }
         let mut last = None;
-        for _ in 0..TRIES {
+        for _ in 0..MAX_START_TRIES {
             match self.try_start(target, workers, engine).await {
                 Ok(proxy) => return Ok(proxy),
                 Err(error) => last = Some(error),
@@ -185,26 +185,32 @@ impl Place {
         Err(error.context(format!("{target} does not start")))
     }
 
-    async fn try_start(&self, target: Target, workers: usize, engine: SocketAddr) -> anyhow::Result<Proxy> {
+    async fn try_start(
+        &self,
+        target: ComparedProxy,
+        workers: usize,
+        engine: SocketAddr,
+    ) -> anyhow::Result<RunningProxy> {
         let address = free_address()?;
         let folder = tempfolder(&self.folder, target)?;
         let (command, key) = self.command(target, workers, address, engine, &folder)?;
         let began = tokio::time::Instant::now();
-        let mut process = Process::spawn(target.name(), command, &self.cores.of_proxy(workers), &folder)?;
-        probe::listens(&mut process, address, START).await?;
+        let mut process =
+            BenchProcess::spawn(target.name(), command, &self.cores.proxy_cores(workers), &folder)?;
+        probe::wait_until_listening(&mut process, address, START_TIMEOUT).await?;
         let listening = began.elapsed();
-        probe::serves(&mut process, address, MODEL, &key, START).await?;
-        Ok(Proxy { address, key, process: Some(process), listening })
+        probe::wait_until_serving(&mut process, address, MODEL, &key, START_TIMEOUT).await?;
+        Ok(RunningProxy { address, key, process: Some(process), listening })
     }
 
     fn command(
         &self,
-        target: Target,
+        target: ComparedProxy,
         workers: usize,
         listen: SocketAddr,
         engine: SocketAddr,
         folder: &std::path::Path,
-    ) -> anyhow::Result<(Command, String)> {
+    ) -> anyhow::Result<(BenchCommand, String)> {
         let file = |name: &str, text: String| -> anyhow::Result<PathBuf> {
             let path = folder.join(name);
             std::fs::write(&path, text)?;
@@ -213,18 +219,18 @@ impl Place {
         let installed = &self.installed;
         let key = config::KEY.to_owned();
         Ok(match target {
-            Target::Direct => bail!("direct is no process"),
-            Target::Rouse => {
+            ComparedProxy::Direct => bail!("direct is no process"),
+            ComparedProxy::Rouse => {
                 let admin = free_address()?;
                 let text = config::rouse(listen, admin, &installed.engine, self.cores.load, folder);
                 let path = file("rouse.yaml", text)?;
-                (Command::new(&installed.gateway).args(["--config".as_ref(), path.as_os_str()]), key)
+                (BenchCommand::new(&installed.gateway).args(["--config".as_ref(), path.as_os_str()]), key)
             }
-            Target::Stub => {
+            ComparedProxy::Stub => {
                 let path = file("engine", engine.to_string())?;
-                (Command::new(installed.find(target)?).args(config::stub(listen, &path, workers)), key)
+                (BenchCommand::new(installed.find(target)?).args(config::stub(listen, &path, workers)), key)
             }
-            Target::Nginx => {
+            ComparedProxy::Nginx => {
                 let path = file("nginx.conf", config::nginx(listen, engine, workers, folder))?;
                 let program = installed.find(target)?;
                 let prefix = folder.as_os_str();
@@ -236,12 +242,12 @@ impl Place {
                     "-c".as_ref(),
                     path.as_os_str(),
                 ];
-                (Command::new(program).args(args), key)
+                (BenchCommand::new(program).args(args), key)
             }
-            Target::Haproxy => {
+            ComparedProxy::Haproxy => {
                 let path = file("haproxy.cfg", config::haproxy(listen, engine, workers))?;
                 (
-                    Command::new(installed.find(target)?).args([
+                    BenchCommand::new(installed.find(target)?).args([
                         "-db".as_ref(),
                         "-f".as_ref(),
                         path.as_os_str(),
@@ -249,24 +255,24 @@ impl Place {
                     key,
                 )
             }
-            Target::Smg | Target::SmgQuiet => {
+            ComparedProxy::Smg | ComparedProxy::SmgQuiet => {
                 let metrics = free_address()?.port().to_string();
                 let (port, url) = (listen.port().to_string(), format!("http://{engine}"));
-                let args = config::smg(&port, &url, &metrics, target == Target::SmgQuiet);
-                (Command::new(installed.find(target)?).args(args), key)
+                let args = config::smg(&port, &url, &metrics, target == ComparedProxy::SmgQuiet);
+                (BenchCommand::new(installed.find(target)?).args(args), key)
             }
-            Target::Envoy => {
+            ComparedProxy::Envoy => {
                 let path = file("envoy.yaml", config::envoy(listen, engine))?;
                 let workers = workers.to_string();
                 let args = ["--disable-hot-restart", "--log-level", "error", "--concurrency", &workers, "-c"];
-                (Command::new(installed.find(target)?).args(args).args([path.as_os_str()]), key)
+                (BenchCommand::new(installed.find(target)?).args(args).args([path.as_os_str()]), key)
             }
-            Target::Litellm => {
+            ComparedProxy::Litellm => {
                 let key = config::random_key()?;
                 let path = file("litellm.yaml", config::litellm(engine))?;
                 let port = listen.port().to_string();
                 let args = ["--host", "127.0.0.1", "--port", &port, "--num_workers", "1", "--config"];
-                let command = Command::new(installed.find(target)?).args(args).args([path.as_os_str()]);
+                let command = BenchCommand::new(installed.find(target)?).args(args).args([path.as_os_str()]);
                 (command.env("LITELLM_MASTER_KEY", &key).env("LITELLM_TELEMETRY", "False"), key)
             }
         })
@@ -280,7 +286,7 @@ fn free_address() -> anyhow::Result<SocketAddr> {
 }
 
 /// A folder of its own for each start: what one left behind is no start for the next.
-fn tempfolder(under: &std::path::Path, target: Target) -> anyhow::Result<PathBuf> {
+fn tempfolder(under: &std::path::Path, target: ComparedProxy) -> anyhow::Result<PathBuf> {
     (0..u32::MAX)
         .map(|number| under.join(format!("{target}-{number}")))
         .find(|path| !path.exists())

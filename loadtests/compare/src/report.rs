@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-use crate::{cases::Case, peers::Target};
+use crate::{cases::BenchCase, peers::ComparedProxy};
 
 pub(crate) mod goals;
 pub(crate) mod plot;
@@ -16,21 +16,21 @@ pub(crate) mod table;
 
 /// All of one run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Results {
+pub(crate) struct CompareResults {
     pub(crate) rounds: u32,
     /// Of one measurement, about.
     pub(crate) seconds: f64,
-    pub(crate) machine: Machine,
+    pub(crate) machine: MachineInfo,
     /// Of all that took part.
     pub(crate) versions: BTreeMap<String, String>,
     /// Bytes of the stripped gateway.
     pub(crate) binary: Option<u64>,
-    pub(crate) cells: Vec<Cell>,
+    pub(crate) cells: Vec<ResultCell>,
 }
 
 /// What the figures depend on.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Machine {
+pub(crate) struct MachineInfo {
     pub(crate) kernel: String,
     pub(crate) processor: String,
     pub(crate) processors: usize,
@@ -39,9 +39,9 @@ pub(crate) struct Machine {
 
 /// One measurement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Cell {
-    pub(crate) case: Case,
-    pub(crate) target: Target,
+pub(crate) struct ResultCell {
+    pub(crate) case: BenchCase,
+    pub(crate) target: ComparedProxy,
     pub(crate) workers: usize,
     pub(crate) round: u32,
     /// Neighbours in time share it.
@@ -58,13 +58,13 @@ pub(crate) struct Cell {
     pub(crate) corrupted: u64,
     /// What went wrong first, if anything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) complaint: Option<String>,
+    pub(crate) first_error: Option<String>,
     pub(crate) wall_s: f64,
     /// Of the proxy's processes.
     pub(crate) cpu_s: f64,
     /// Of requests until the whole answer, of streams until the first event.
-    pub(crate) latency_us: Times,
-    pub(crate) lag_us: Times,
+    pub(crate) latency_us: LatencyQuantiles,
+    pub(crate) lag_us: LatencyQuantiles,
     pub(crate) listening_ms: f64,
     /// Proportional set size of the proxy's processes: after the start, when warm, and while all streams were open.
     pub(crate) idle_bytes: u64,
@@ -78,7 +78,7 @@ pub(crate) struct Cell {
 
 /// A distribution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Times {
+pub(crate) struct LatencyQuantiles {
     pub(crate) count: u64,
     pub(crate) p10: u64,
     pub(crate) p50: u64,
@@ -89,7 +89,7 @@ pub(crate) struct Times {
     pub(crate) max: u64,
 }
 
-impl From<&Histogram<u64>> for Times {
+impl From<&Histogram<u64>> for LatencyQuantiles {
     fn from(of: &Histogram<u64>) -> Self {
         let at = |share| if of.is_empty() { 0 } else { of.value_at_quantile(share) };
         Self {
@@ -105,7 +105,7 @@ impl From<&Histogram<u64>> for Times {
     }
 }
 
-impl Times {
+impl LatencyQuantiles {
     /// Shares and what they stay below.
     pub(crate) const fn points(&self) -> [(f64, u64); 6] {
         [
@@ -119,7 +119,7 @@ impl Times {
     }
 }
 
-impl Cell {
+impl ResultCell {
     /// Microseconds of the proxy's CPU time for a request or an event.
     pub(crate) fn cpu_per_unit(&self) -> Option<f64> {
         (self.units > 0 && self.cpu_s > 0.0).then(|| self.cpu_s * 1e6 / self.units as f64)
@@ -136,23 +136,32 @@ impl Cell {
     }
 
     /// Whether it says anything: work was done, and none of it went wrong.
-    pub(crate) fn counts(&self) -> bool {
+    pub(crate) fn is_valid(&self) -> bool {
         !self.discarded
             && self.errors == 0
             && self.corrupted == 0
-            && (self.units > 0 || self.case == Case::Start)
+            && (self.units > 0 || self.case == BenchCase::Start)
     }
 }
 
-impl Results {
+impl CompareResults {
     /// Of one case and target with one worker, in the order of rounds.
-    pub(crate) fn of(&self, case: Case, target: Target) -> impl Iterator<Item = &Cell> {
-        self.with(case, target, 1)
+    pub(crate) fn cells_of(
+        &self,
+        case: BenchCase,
+        target: ComparedProxy,
+    ) -> impl Iterator<Item = &ResultCell> {
+        self.cells_with_workers(case, target, 1)
     }
 
-    pub(crate) fn with(&self, case: Case, target: Target, workers: usize) -> impl Iterator<Item = &Cell> {
+    pub(crate) fn cells_with_workers(
+        &self,
+        case: BenchCase,
+        target: ComparedProxy,
+        workers: usize,
+    ) -> impl Iterator<Item = &ResultCell> {
         self.cells.iter().filter(move |cell| {
-            cell.case == case && cell.target == target && cell.workers == workers && cell.counts()
+            cell.case == case && cell.target == target && cell.workers == workers && cell.is_valid()
         })
     }
 
@@ -172,7 +181,7 @@ impl Results {
 }
 
 /// A text with no more of each path than the file's own name.
-pub(crate) fn without_folders(text: &str) -> String {
+pub(crate) fn redact_folders(text: &str) -> String {
     let of_path = |c: char| c.is_alphanumeric() || "/._-+@~".contains(c);
     let (mut plain, mut rest) = (String::with_capacity(text.len()), text);
     while let Some(at) = rest.find('/') {

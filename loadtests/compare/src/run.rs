@@ -16,19 +16,19 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     cases::{
-        Case,
-        run::{Plan, Run as Measuring},
+        BenchCase,
+        run::{ComparePlan, CompareRun as Measuring},
     },
     measure,
-    peers::{Cores, Installed, Place, Target, process::end_strays},
-    report::{Machine, Results, table},
+    peers::{BenchCores, BenchEnvironment, ComparedProxy, InstalledPrograms, process::kill_orphans},
+    report::{CompareResults, MachineInfo, table},
 };
 
 /// Compare: start everything, measure everything, write table and plots
 #[derive(Args, Clone, Debug)]
 // What is said last holds, also where a script said it before.
 #[command(args_override_self = true)]
-pub(crate) struct Run {
+pub(crate) struct RunArgs {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
     /// Of one measurement
@@ -36,11 +36,11 @@ pub(crate) struct Run {
     seconds: f64,
     /// Cases to measure; all without it
     #[arg(long, value_delimiter = ',')]
-    only: Vec<Case>,
+    only: Vec<BenchCase>,
     /// Whom to compare with. Nginx is always among them: everything is measured beside it [default:
     /// nginx,haproxy,smg,smg-quiet, and stub where it is built]
     #[arg(long, value_delimiter = ',')]
-    peers: Vec<Target>,
+    peers: Vec<ComparedProxy>,
     /// Where results go
     #[arg(long, default_value = "loadtests/results")]
     out: PathBuf,
@@ -63,13 +63,13 @@ pub(crate) struct Run {
 
 /// Make table and plots again from results
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Report {
+pub(crate) struct ReportArgs {
     /// The folder with results.json
     #[arg(default_value = "loadtests/results")]
     folder: PathBuf,
 }
 
-impl Run {
+impl RunArgs {
     pub(crate) async fn run(self) -> anyhow::Result<ExitCode> {
         let lasts = Duration::try_from_secs_f64(self.seconds).context("--seconds")?;
         if !(Duration::from_millis(100)..=Duration::from_secs(60)).contains(&lasts) {
@@ -80,11 +80,11 @@ impl Run {
         // A client and an engine's socket for each of 5,000 streams; all that is started inherits it.
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
-        let installed = Installed::new(self.gateway.clone(), self.engine.clone(), self.stub.clone())?;
+        let installed = InstalledPrograms::new(self.gateway.clone(), self.engine.clone(), self.stub.clone())?;
         let targets = self.targets(&installed)?;
         let folder =
             tempfile::Builder::new().prefix("rouse-compare-").tempdir().context("no temporary folder")?;
-        let place = Place { installed, cores: cores()?, folder: folder.path().to_owned() };
+        let place = BenchEnvironment { installed, cores: cores()?, folder: folder.path().to_owned() };
         measure::pin(place.cores.load)?;
         let mut results = self.results(&place, &targets)?;
         let (mut interrupt, mut terminate) =
@@ -94,7 +94,7 @@ impl Run {
             _ = interrupt.recv() => Err(anyhow::anyhow!("interrupted")),
             _ = terminate.recv() => Err(anyhow::anyhow!("told to end")),
         };
-        end_strays();
+        kill_orphans();
         if let Err(error) = measured {
             if !results.cells.is_empty() {
                 results.write(&self.out)?;
@@ -111,40 +111,43 @@ impl Run {
 
     async fn measure(
         &self,
-        place: &Place,
-        targets: Vec<Target>,
+        place: &BenchEnvironment,
+        targets: Vec<ComparedProxy>,
         lasts: Duration,
-        results: &mut Results,
+        results: &mut CompareResults,
     ) -> anyhow::Result<()> {
         let (engine, address) = place.engine().await.context("the engine does not start")?;
-        let cases = if self.only.is_empty() { Case::ALL.to_vec() } else { self.only.clone() };
-        let plan = Plan { cases, targets, rounds: self.rounds, lasts, repeats: self.repeats };
-        Measuring::new(place, plan, (address, engine.pid())).all(results, &self.out).await?;
+        let cases = if self.only.is_empty() { BenchCase::ALL.to_vec() } else { self.only.clone() };
+        let plan =
+            ComparePlan { cases, targets, rounds: self.rounds, duration: lasts, repeats: self.repeats };
+        Measuring::new(place, plan, (address, engine.pid())).run(results, &self.out).await?;
         engine.stop().await;
         Ok(())
     }
 
-    fn targets(&self, installed: &Installed) -> anyhow::Result<Vec<Target>> {
-        let mut targets = vec![Target::Direct, Target::Rouse, Target::Nginx];
+    fn targets(&self, installed: &InstalledPrograms) -> anyhow::Result<Vec<ComparedProxy>> {
+        let mut targets = vec![ComparedProxy::Direct, ComparedProxy::Rouse, ComparedProxy::Nginx];
         if self.peers.is_empty() {
-            targets.extend([Target::Haproxy, Target::Smg, Target::SmgQuiet]);
-            targets.extend(installed.has(Target::Stub).then_some(Target::Stub));
+            targets.extend([ComparedProxy::Haproxy, ComparedProxy::Smg, ComparedProxy::SmgQuiet]);
+            targets.extend(installed.has(ComparedProxy::Stub).then_some(ComparedProxy::Stub));
         }
         targets.extend(&self.peers);
         targets.sort();
         targets.dedup();
-        for &target in targets.iter().filter(|target| !matches!(target, Target::Direct | Target::Rouse)) {
+        for &target in
+            targets.iter().filter(|target| !matches!(target, ComparedProxy::Direct | ComparedProxy::Rouse))
+        {
             installed.find(target)?;
         }
         Ok(targets)
     }
 
-    fn results(&self, place: &Place, targets: &[Target]) -> anyhow::Result<Results> {
+    fn results(&self, place: &BenchEnvironment, targets: &[ComparedProxy]) -> anyhow::Result<CompareResults> {
         let versions: BTreeMap<_, _> = targets
             .iter()
             .filter_map(|&target| Some((target.name().to_owned(), place.installed.version(target)?)))
             .collect();
-        Ok(Results {
+        Ok(CompareResults {
             rounds: self.rounds,
             seconds: self.seconds,
             machine: machine()?,
@@ -155,9 +158,9 @@ impl Run {
     }
 }
 
-impl Report {
+impl ReportArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
-        let results = Results::read(&self.folder.join("results.json"))?;
+        let results = CompareResults::read(&self.folder.join("results.json"))?;
         results.write(&self.folder)?;
         print!("{}", table::markdown(&results));
         Ok(ExitCode::SUCCESS)
@@ -165,17 +168,17 @@ impl Report {
 }
 
 /// The first two processors that this process may use.
-fn cores() -> anyhow::Result<Cores> {
+fn cores() -> anyhow::Result<BenchCores> {
     let allowed = sched_getaffinity(Pid::from_raw(0))?;
     let is_allowed = |&processor: &usize| allowed.is_set(processor).unwrap_or(false);
     let mut both = (0..nix::sched::CpuSet::count()).filter(is_allowed);
     match (both.next(), both.next()) {
-        (Some(proxy), Some(load)) => Ok(Cores { proxy, load }),
+        (Some(proxy), Some(load)) => Ok(BenchCores { proxy, load }),
         _ => bail!("a comparison takes two processors: one for the proxy, one for load and engine"),
     }
 }
 
-fn machine() -> anyhow::Result<Machine> {
+fn machine() -> anyhow::Result<MachineInfo> {
     let processors = fs::read_to_string("/proc/cpuinfo")?;
     let field = |name: &str| {
         let line = processors.lines().find_map(|line| line.strip_prefix(name));
@@ -186,7 +189,7 @@ fn machine() -> anyhow::Result<Machine> {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?;
     // What follows is who built it.
     let kernel = kernel.trim().split('-').next().unwrap_or_default().to_owned();
-    Ok(Machine {
+    Ok(MachineInfo {
         kernel,
         processor: field("model name").to_owned(),
         processors: processors.lines().filter(|line| line.starts_with("processor")).count(),

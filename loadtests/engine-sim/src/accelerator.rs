@@ -23,9 +23,9 @@ use thiserror::Error;
 
 use crate::clock;
 
-pub use holder::{Holder, Session};
+pub use holder::{AccountTransaction, MemoryAccount};
 
-use state::{Card, State};
+use state::{AcceleratorFileState, SimAcceleratorState};
 
 #[derive(Debug, Error)]
 pub enum Error {
@@ -41,7 +41,7 @@ pub enum Error {
 
 /// What one accelerator holds; all in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct SimAcceleratorUsage {
     pub capacity: u64,
     /// All that is in use, memory of processes that are gone but whose memory comes back late included.
     pub used_total: u64,
@@ -49,7 +49,7 @@ pub struct Usage {
     pub by_pid: BTreeMap<u32, u64>,
 }
 
-impl Usage {
+impl SimAcceleratorUsage {
     #[must_use]
     pub fn free(&self) -> u64 {
         self.capacity.saturating_sub(self.used_total)
@@ -58,26 +58,26 @@ impl Usage {
 
 /// The shared file.
 #[derive(Clone, Debug)]
-pub struct Book {
+pub struct AcceleratorFile {
     path: PathBuf,
 }
 
-impl Book {
+impl AcceleratorFile {
     /// Makes the file with accelerators of the given capacities in bytes, replacing one that is there.
     pub fn create(path: impl AsRef<Path>, accelerators: &[(impl AsRef<str>, u64)]) -> Result<Self, Error> {
         let book = Self { path: path.as_ref().to_owned() };
         let accelerators = accelerators
             .iter()
             .map(|(id, capacity)| {
-                (id.as_ref().to_owned(), Card { capacity: *capacity, used: BTreeMap::new() })
+                (id.as_ref().to_owned(), SimAcceleratorState { capacity: *capacity, used: BTreeMap::new() })
             })
             .collect();
-        let _lock = book.lock()?;
-        book.write(&State { accelerators, ..State::default() })?;
+        let _lock = book.lock_file()?;
+        book.write(&AcceleratorFileState { accelerators, ..AcceleratorFileState::default() })?;
         Ok(book)
     }
 
-    /// Opens a file that [`Book::create`] made.
+    /// Opens a file that [`AcceleratorFile::create`] made.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let book = Self { path: path.as_ref().to_owned() };
         book.read()?;
@@ -90,7 +90,7 @@ impl Book {
     }
 
     /// What is in use now, by accelerator id.
-    pub fn usage(&self) -> Result<BTreeMap<String, Usage>, Error> {
+    pub fn usage(&self) -> Result<BTreeMap<String, SimAcceleratorUsage>, Error> {
         self.transact(|state, _| {
             Ok(state.accelerators.keys().map(|id| (id.clone(), state.usage(id))).collect())
         })
@@ -102,13 +102,18 @@ impl Book {
     }
 
     /// What did not fit, in words, the last of it: an engine that dies of that is gone, and its log may go with it.
-    pub fn refused(&self) -> Result<Vec<String>, Error> {
+    pub fn refusals(&self) -> Result<Vec<String>, Error> {
         Ok(self.read()?.refused)
     }
 
     /// An account for the calling process on `ids`; a number that is no id is an index, as in `CUDA_VISIBLE_DEVICES`.
     /// No ids is the first accelerator. Memory that it frees stays counted for `late`.
-    pub fn holder(&self, ids: &[String], label: &str, late: Option<Duration>) -> Result<Holder, Error> {
+    pub fn holder(
+        &self,
+        ids: &[String],
+        label: &str,
+        late: Option<Duration>,
+    ) -> Result<MemoryAccount, Error> {
         let known: Vec<String> = self.usage()?.into_keys().collect();
         let find = |id: &String| {
             let by_index = || id.parse().ok().and_then(|index: usize| known.get(index));
@@ -124,20 +129,23 @@ impl Book {
         }
         let pid = std::process::id();
         let start = process::start_ticks(pid).unwrap_or_default();
-        Ok(Holder { book: self.clone(), ids, pid, start, label: label.to_owned(), late })
+        Ok(MemoryAccount { file: self.clone(), ids, pid, start, label: label.to_owned(), free_delay: late })
     }
 
-    fn transact<T>(&self, change: impl FnOnce(&mut State, u64) -> Result<T, Error>) -> Result<T, Error> {
-        let _lock = self.lock()?;
+    fn transact<T>(
+        &self,
+        change: impl FnOnce(&mut AcceleratorFileState, u64) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let _lock = self.lock_file()?;
         let mut state = self.read()?;
         let before = state.clone();
         let now_ms = clock::wall_us() / 1000;
-        state.drop_gone(now_ms);
+        state.drop_dead_processes(now_ms);
         let unchanged = state.clone();
         let result = change(&mut state, now_ms);
         match &result {
             Ok(_) => {}
-            Err(error @ Error::OutOfMemory { .. }) => state = unchanged.refusing(error.to_string()),
+            Err(error @ Error::OutOfMemory { .. }) => state = unchanged.with_refusal(error.to_string()),
             Err(_) => return result,
         }
         if state != before {
@@ -146,8 +154,8 @@ impl Book {
         result
     }
 
-    fn lock(&self) -> Result<Flock<File>, Error> {
-        let path = self.beside("lock");
+    fn lock_file(&self) -> Result<Flock<File>, Error> {
+        let path = self.sibling_path("lock");
         let file = File::options().create(true).truncate(false).write(true).open(&path);
         let file = file.map_err(|source| Error::Io { path: path.clone(), source })?;
         // A transaction is a read and a rename: waiting for it does not hold up the streams noticeably.
@@ -155,21 +163,21 @@ impl Book {
             .map_err(|(_, errno)| Error::Io { path, source: errno.into() })
     }
 
-    fn read(&self) -> Result<State, Error> {
+    fn read(&self) -> Result<AcceleratorFileState, Error> {
         let text = fs::read(&self.path).map_err(|source| Error::Io { path: self.path.clone(), source })?;
         serde_json::from_slice(&text).map_err(|source| Error::Format { path: self.path.clone(), source })
     }
 
-    fn write(&self, state: &State) -> Result<(), Error> {
+    fn write(&self, state: &AcceleratorFileState) -> Result<(), Error> {
         let format = |source| Error::Format { path: self.path.clone(), source };
         let text = serde_json::to_vec_pretty(state).map_err(format)?;
-        let new = self.beside("new");
+        let new = self.sibling_path("new");
         fs::write(&new, text)
             .and_then(|()| fs::rename(&new, &self.path))
             .map_err(|source| Error::Io { path: new, source })
     }
 
-    fn beside(&self, extension: &str) -> PathBuf {
+    fn sibling_path(&self, extension: &str) -> PathBuf {
         let mut name = self.path.clone().into_os_string();
         name.push(".");
         name.push(extension);

@@ -1,7 +1,7 @@
 //! The inference routes, and how their answers differ in kind.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Api {
+pub(crate) enum SimApi {
     Chat,
     Completions,
     Responses,
@@ -17,8 +17,8 @@ pub(crate) enum Api {
     Translations,
 }
 
-impl Api {
-    pub(crate) fn of(path: &str) -> Option<Self> {
+impl SimApi {
+    pub(crate) fn from_path(path: &str) -> Option<Self> {
         Some(match path {
             "/v1/chat/completions" => Self::Chat,
             "/v1/completions" => Self::Completions,
@@ -39,21 +39,22 @@ impl Api {
 
     /// It says something token by token, and streams when asked to; the others answer at once and whole.
     pub(crate) fn generates(self) -> bool {
-        matches!(self, Self::Chat | Self::Completions | Self::Responses | Self::Messages) || self.hears()
+        matches!(self, Self::Chat | Self::Completions | Self::Responses | Self::Messages)
+            || self.takes_audio()
     }
 
     /// Its body is a form with a file in it.
-    pub(crate) fn hears(self) -> bool {
+    pub(crate) fn takes_audio(self) -> bool {
         matches!(self, Self::Transcriptions | Self::Translations)
     }
 
     /// Its errors and events are in Anthropic's form.
-    pub(crate) fn is_anthropics(self) -> bool {
+    pub(crate) fn is_anthropic(self) -> bool {
         matches!(self, Self::Messages | Self::CountTokens)
     }
 
     /// What its answers' ids begin with.
-    pub(crate) fn prefix(self) -> &'static str {
+    pub(crate) fn id_prefix(self) -> &'static str {
         match self {
             Self::Chat => "chatcmpl",
             Self::Completions => "cmpl",

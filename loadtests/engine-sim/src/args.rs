@@ -8,11 +8,11 @@ use crate::{faults, units};
 // The last of two wins, as in vLLM: a caller's default can be overridden by appending.
 #[derive(clap::Args, Clone, Debug)]
 #[command(args_override_self = true)]
-pub struct Args {
+pub struct EngineSimArgs {
     /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1")]
     pub host: String,
-    /// Port to listen on; 0 picks one. `listening on ADDR` on stdout says which.
+    /// Port to listen on; 0 picks one. `listening accelerators ADDR` on stdout says which.
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
     /// Name that the engine answers to; repeat for aliases, the first one is shown in answers to all.
@@ -83,15 +83,15 @@ pub struct Args {
     pub fixed_ids: bool,
     /// Misbehave: NAME or NAME=VALUE, repeatable; the README lists them.
     #[arg(long = "fault", value_name = "NAME[=VALUE]")]
-    pub faults: Vec<faults::Setting>,
+    pub faults: Vec<faults::FaultSetting>,
     /// Answer chat requests as cheaply as possible and nothing else of vLLM: the backend of load tests.
-    #[arg(long, conflicts_with_all = NOT_FAST)]
+    #[arg(long, conflicts_with_all = ARGS_EXCLUDED_BY_FAST)]
     pub fast: bool,
 }
 
 /// What makes no sense with `--fast`: all but the address, the names, and the accelerators, which a gateway sets in any engine's
 /// environment.
-const NOT_FAST: [&str; 21] = [
+const ARGS_EXCLUDED_BY_FAST: [&str; 21] = [
     "start_time",
     "load_time",
     "wake_time",
@@ -115,7 +115,7 @@ const NOT_FAST: [&str; 21] = [
     "faults",
 ];
 
-impl Args {
+impl EngineSimArgs {
     /// Bytes of the weights on each accelerator.
     pub(crate) fn weights(&self) -> u64 {
         self.memory_weights.unwrap_or(self.memory_awake / 2).min(self.memory_awake)

@@ -8,7 +8,7 @@ pub const CORRUPT: &str = " !!!!!!";
 pub const TOKEN_BYTES: usize = 7;
 
 /// An embedding may have so many values: no model has more, and what is made of them must fit into memory.
-pub const MOST_DIMENSIONS: usize = 65_536;
+pub const MAX_DIMENSIONS: usize = 65_536;
 
 /// The stream's key. `prompt` is the text of the last message (chat, messages), the prompt (completions) or the input
 /// (responses, embeddings); text parts are concatenated, token ids joined by a space. `seed` is the request's, else 0;

@@ -14,10 +14,10 @@ use tokio::{sync::Notify, time::Instant};
 use crate::clock;
 
 /// Arrivals kept; a test reads them before so many more have come.
-const ARRIVALS: usize = 1024;
+const MAX_ARRIVALS: usize = 1024;
 
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct SimCounters {
     pub(crate) running: AtomicU64,
     pub(crate) waiting: AtomicU64,
     pub(crate) total: AtomicU64,
@@ -36,13 +36,13 @@ pub(crate) struct Counters {
     pub(crate) wakes: AtomicU64,
     pub(crate) prompt_tokens: AtomicU64,
     pub(crate) generation_tokens: AtomicU64,
-    pub(crate) latency: Latency,
+    pub(crate) latency: LatencySums,
     /// Tokens that running requests hold in the KV cache.
     pub(crate) cached_tokens: AtomicU64,
     pub(crate) last_abort_unix_us: AtomicU64,
     pub(crate) first_ready_unix_us: AtomicU64,
     pub(crate) last_wake_unix_us: AtomicU64,
-    arrivals: Mutex<VecDeque<Arrival>>,
+    arrivals: Mutex<VecDeque<SimArrival>>,
     /// Requests by path, of those in `total`.
     paths: Mutex<BTreeMap<String, u64>>,
     emptied: Notify,
@@ -50,7 +50,7 @@ pub(crate) struct Counters {
 
 /// Sums behind vLLM's latency histograms; times in microseconds.
 #[derive(Debug, Default)]
-pub(crate) struct Latency {
+pub(crate) struct LatencySums {
     pub(crate) first_tokens: AtomicU64,
     pub(crate) to_first_token: AtomicU64,
     pub(crate) later_tokens: AtomicU64,
@@ -59,43 +59,43 @@ pub(crate) struct Latency {
 
 /// One inference request's first byte.
 #[derive(Debug)]
-pub(crate) struct Arrival {
+pub(crate) struct SimArrival {
     pub(crate) unix_us: u64,
     pub(crate) path: String,
     pub(crate) request_id: Option<String>,
     pub(crate) body_bytes: u64,
 }
 
-impl Counters {
-    pub(crate) fn arrived(&self, arrival: Arrival) {
+impl SimCounters {
+    pub(crate) fn record_arrival(&self, arrival: SimArrival) {
         self.total.fetch_add(1, Relaxed);
         let mut paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
         *paths.entry(arrival.path.clone()).or_default() += 1;
         drop(paths);
         let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
-        if arrivals.len() == ARRIVALS {
+        if arrivals.len() == MAX_ARRIVALS {
             arrivals.pop_front();
         }
         arrivals.push_back(arrival);
     }
 
-    pub(crate) fn became_ready(&self) {
+    pub(crate) fn record_first_ready(&self) {
         // Only the first one counts; a lost race is somebody else's first one.
         self.first_ready_unix_us.compare_exchange(0, clock::wall_us(), Relaxed, Relaxed).ok();
     }
 
     /// Returns once no request runs or waits.
-    pub(crate) async fn empty(&self) {
+    pub(crate) async fn wait_until_idle(&self) {
         loop {
             let emptied = self.emptied.notified();
-            if self.busy() == 0 {
+            if self.in_flight() == 0 {
                 return;
             }
             emptied.await;
         }
     }
 
-    pub(crate) fn busy(&self) -> u64 {
+    pub(crate) fn in_flight(&self) -> u64 {
         self.running.load(Relaxed) + self.waiting.load(Relaxed)
     }
 
@@ -145,90 +145,97 @@ impl Counters {
 
 /// A request's place in the counters, from admission to its end. Dropped without a word it is an abort: the connection's
 /// task ended because the client left.
-pub(crate) struct Seat {
-    counters: Arc<Counters>,
-    runs: bool,
-    cached: u64,
+pub(crate) struct RequestSlot {
+    counters: Arc<SimCounters>,
+    running: bool,
+    cached_tokens: u64,
     /// The arrival, then the last step's moment.
-    stepped: Instant,
-    made: u64,
-    left: bool,
+    last_step: Instant,
+    generated: u64,
+    ended: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum RequestEnd {
     Finished,
     Aborted,
     AbortedBySleep,
     Failed,
 }
 
-impl Seat {
-    pub(crate) fn waiting(counters: &Arc<Counters>) -> Self {
+impl RequestSlot {
+    pub(crate) fn waiting(counters: &Arc<SimCounters>) -> Self {
         counters.waiting.fetch_add(1, Relaxed);
         let counters = Arc::clone(counters);
-        Self { counters, runs: false, cached: 0, stepped: Instant::now(), made: 0, left: false }
+        Self {
+            counters,
+            running: false,
+            cached_tokens: 0,
+            last_step: Instant::now(),
+            generated: 0,
+            ended: false,
+        }
     }
 
-    pub(crate) fn run(&mut self) {
-        self.runs = true;
+    pub(crate) fn start_running(&mut self) {
+        self.running = true;
         self.counters.running.fetch_add(1, Relaxed);
         self.counters.waiting.fetch_sub(1, Relaxed);
     }
 
-    pub(crate) fn prefilled(&mut self, tokens: u64) {
+    pub(crate) fn record_prefill(&mut self, tokens: u64) {
         self.counters.prompt_tokens.fetch_add(tokens, Relaxed);
         self.cache(tokens);
     }
 
     /// One step: a token of each of `choices`.
-    pub(crate) fn generated(&mut self, choices: u64) {
+    pub(crate) fn record_step(&mut self, choices: u64) {
         self.counters.generation_tokens.fetch_add(choices, Relaxed);
         self.cache(choices);
         let now = Instant::now();
-        let took = now.duration_since(std::mem::replace(&mut self.stepped, now)).as_micros() as u64;
+        let took = now.duration_since(std::mem::replace(&mut self.last_step, now)).as_micros() as u64;
         let latency = &self.counters.latency;
-        let (count, sum) = if self.made == 0 {
+        let (count, sum) = if self.generated == 0 {
             (&latency.first_tokens, &latency.to_first_token)
         } else {
             (&latency.later_tokens, &latency.between_tokens)
         };
         count.fetch_add(1, Relaxed);
         sum.fetch_add(took, Relaxed);
-        self.made += choices;
+        self.generated += choices;
     }
 
     fn cache(&mut self, tokens: u64) {
-        self.cached += tokens;
+        self.cached_tokens += tokens;
         self.counters.cached_tokens.fetch_add(tokens, Relaxed);
     }
 
     /// Gives the place up; only the first call counts.
-    pub(crate) fn leave(&mut self, end: End) {
-        if std::mem::replace(&mut self.left, true) {
+    pub(crate) fn end(&mut self, end: RequestEnd) {
+        if std::mem::replace(&mut self.ended, true) {
             return;
         }
         let counters = &self.counters;
-        counters.cached_tokens.fetch_sub(self.cached, Relaxed);
+        counters.cached_tokens.fetch_sub(self.cached_tokens, Relaxed);
         match end {
-            End::Finished => counters.finished.fetch_add(1, Relaxed),
-            End::Failed => counters.failed.fetch_add(1, Relaxed),
-            End::AbortedBySleep => counters.aborted_by_sleep.fetch_add(1, Relaxed),
-            End::Aborted => {
+            RequestEnd::Finished => counters.finished.fetch_add(1, Relaxed),
+            RequestEnd::Failed => counters.failed.fetch_add(1, Relaxed),
+            RequestEnd::AbortedBySleep => counters.aborted_by_sleep.fetch_add(1, Relaxed),
+            RequestEnd::Aborted => {
                 counters.last_abort_unix_us.store(clock::wall_us(), Relaxed);
                 counters.aborts.fetch_add(1, Relaxed)
             }
         };
-        let held = if self.runs { &counters.running } else { &counters.waiting };
+        let held = if self.running { &counters.running } else { &counters.waiting };
         held.fetch_sub(1, Relaxed);
-        if counters.busy() == 0 {
+        if counters.in_flight() == 0 {
             counters.emptied.notify_waiters();
         }
     }
 }
 
-impl Drop for Seat {
+impl Drop for RequestSlot {
     fn drop(&mut self) {
-        self.leave(End::Aborted);
+        self.end(RequestEnd::Aborted);
     }
 }

@@ -6,25 +6,25 @@ use serde_json::{Map, Value, json};
 use crate::content;
 
 /// Schemas that nest deeper, or refer to themselves, end in null.
-const DEPTH: u32 = 8;
+const MAX_SCHEMA_DEPTH: u32 = 8;
 
 /// A document with every property that `schema` names.
-pub(crate) fn fitting(schema: &Value, key: u64) -> Value {
-    let mut writer = Writer { root: schema, key, made: 0 };
+pub(crate) fn fit_schema(schema: &Value, key: u64) -> Value {
+    let mut writer = DocumentWriter { root: schema, key, made: 0 };
     // The arguments of a tool and the answer to "any JSON" are objects, whatever the schema leaves open.
     let is_open =
         schema.as_object().is_none_or(|schema| !schema.contains_key("properties") && schema.len() < 2);
-    if is_open { json!({"answer": writer.word()}) } else { writer.value(schema, DEPTH) }
+    if is_open { json!({"answer": writer.word()}) } else { writer.value(schema, MAX_SCHEMA_DEPTH) }
 }
 
-struct Writer<'a> {
+struct DocumentWriter<'a> {
     root: &'a Value,
     key: u64,
     /// Values made so far, so that no two are alike.
     made: u64,
 }
 
-impl Writer<'_> {
+impl DocumentWriter<'_> {
     fn value(&mut self, schema: &Value, depth: u32) -> Value {
         if depth == 0 {
             return Value::Null;
@@ -101,9 +101,9 @@ mod tests {
             },
             "$defs": {"More": {"type": "object", "properties": {"on": {"type": "boolean"}, "more": {"$ref": "#/$defs/More"}}}},
         });
-        let made = fitting(&schema, 7);
-        assert_eq!(made, fitting(&schema, 7));
-        assert_ne!(made, fitting(&schema, 8));
+        let made = fit_schema(&schema, 7);
+        assert_eq!(made, fit_schema(&schema, 7));
+        assert_ne!(made, fit_schema(&schema, 8));
         assert!(made["name"].is_string() && made["share"].is_f64() && made["more"]["on"].is_boolean());
         assert!(matches!(made["age"].as_i64(), Some(5 | 6)), "{made}");
         assert_eq!(made["color"], "red");
@@ -112,8 +112,8 @@ mod tests {
 
     #[test]
     fn where_the_schema_leaves_all_open_it_is_an_object_still() {
-        assert!(fitting(&json!({}), 1)["answer"].is_string());
-        assert!(fitting(&Value::Null, 1)["answer"].is_string());
-        assert_eq!(fitting(&json!({"type": "object", "properties": {}}), 1), json!({}));
+        assert!(fit_schema(&json!({}), 1)["answer"].is_string());
+        assert!(fit_schema(&Value::Null, 1)["answer"].is_string());
+        assert_eq!(fit_schema(&json!({"type": "object", "properties": {}}), 1), json!({}));
     }
 }

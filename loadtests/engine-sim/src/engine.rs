@@ -8,29 +8,29 @@ use std::sync::{
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::{
-    args::Args,
-    counters::Counters,
-    faults::{Fault, Faults},
-    lifecycle::{Life, Order, Outcome, Refusal, View},
+    args::EngineSimArgs,
+    counters::SimCounters,
+    faults::{ActiveFaults, SimFault},
+    lifecycle::{EngineLifecycle, LifecycleCommand, LifecycleError, LifecycleResult, LifecycleView},
 };
 
-pub(crate) struct Shared {
-    pub(crate) args: Args,
-    pub(crate) faults: Faults,
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) fatal: Fatal,
+pub(crate) struct EngineShared {
+    pub(crate) args: EngineSimArgs,
+    pub(crate) faults: ActiveFaults,
+    pub(crate) counters: Arc<SimCounters>,
+    pub(crate) fatal: ExitSignal,
 }
 
 /// Ends the process, from wherever it went wrong.
-pub(crate) struct Fatal(watch::Sender<Option<u8>>);
+pub(crate) struct ExitSignal(watch::Sender<Option<u8>>);
 
-impl Fatal {
-    pub(crate) fn die(&self, code: u8) {
+impl ExitSignal {
+    pub(crate) fn exit(&self, code: u8) {
         self.0.send_replace(Some(code));
     }
 
     /// The exit code, once there is a reason to exit.
-    pub(crate) async fn died(&self) -> u8 {
+    pub(crate) async fn wait(&self) -> u8 {
         let mut codes = self.0.subscribe();
         loop {
             if let Some(code) = *codes.borrow_and_update() {
@@ -44,45 +44,45 @@ impl Fatal {
 }
 
 /// The engine as its server sees it.
-pub(crate) struct Engine {
-    shared: Arc<Shared>,
-    view: watch::Receiver<View>,
+pub(crate) struct SimEngine {
+    shared: Arc<EngineShared>,
+    view: watch::Receiver<LifecycleView>,
     aborts: watch::Receiver<u64>,
-    orders: mpsc::Sender<(Order, oneshot::Sender<Outcome>)>,
-    seats: Semaphore,
+    commands: mpsc::Sender<(LifecycleCommand, oneshot::Sender<LifecycleResult>)>,
+    running_permits: Semaphore,
     serial: AtomicU64,
 }
 
-impl std::ops::Deref for Engine {
-    type Target = Shared;
+impl std::ops::Deref for SimEngine {
+    type Target = EngineShared;
 
-    fn deref(&self) -> &Shared {
+    fn deref(&self) -> &EngineShared {
         &self.shared
     }
 }
 
-impl Engine {
+impl SimEngine {
     /// Makes the engine and the future of its life, which starts it.
-    pub(crate) fn new(args: Args) -> (Arc<Self>, impl Future<Output = ()> + Send) {
-        let faults = Faults::new(&args.faults);
-        let counters = Arc::new(Counters::default());
+    pub(crate) fn new(args: EngineSimArgs) -> (Arc<Self>, impl Future<Output = ()> + Send) {
+        let faults = ActiveFaults::new(&args.faults);
+        let counters = Arc::new(SimCounters::default());
         let seats = if args.max_running == 0 { Semaphore::MAX_PERMITS } else { args.max_running };
-        let fatal = Fatal(watch::Sender::new(None));
-        let shared = Arc::new(Shared { args, faults, counters, fatal });
-        let (view_tx, view) = watch::channel(View::default());
+        let fatal = ExitSignal(watch::Sender::new(None));
+        let shared = Arc::new(EngineShared { args, faults, counters, fatal });
+        let (view_tx, view) = watch::channel(LifecycleView::default());
         let (abort_tx, aborts) = watch::channel(0);
         let (orders, orders_rx) = mpsc::channel(16);
-        let life = Life::new(Arc::clone(&shared), view_tx, abort_tx).run(orders_rx);
+        let life = EngineLifecycle::new(Arc::clone(&shared), view_tx, abort_tx).run(orders_rx);
         let (seats, serial) = (Semaphore::new(seats), AtomicU64::new(0));
-        (Arc::new(Self { shared, view, aborts, orders, seats, serial }), life)
+        (Arc::new(Self { shared, view, aborts, commands: orders, running_permits: seats, serial }), life)
     }
 
-    pub(crate) fn view(&self) -> View {
+    pub(crate) fn view(&self) -> LifecycleView {
         *self.view.borrow()
     }
 
     /// Returns once the engine has reached a state that `wanted` accepts.
-    pub(crate) async fn until(&self, wanted: impl FnMut(&View) -> bool) {
+    pub(crate) async fn wait_until(&self, wanted: impl FnMut(&LifecycleView) -> bool) {
         if self.view.clone().wait_for(wanted).await.is_err() {
             // The life ended before: the process is about to.
             std::future::pending().await
@@ -90,10 +90,10 @@ impl Engine {
     }
 
     /// Gives an order and returns its outcome, however long it takes.
-    pub(crate) async fn order(&self, order: Order) -> Outcome {
-        let gone = || Refusal { message: "EngineDeadError".to_owned(), fatal: false };
+    pub(crate) async fn execute(&self, order: LifecycleCommand) -> LifecycleResult {
+        let gone = || LifecycleError { message: "EngineDeadError".to_owned(), fatal: false };
         let (told, outcome) = oneshot::channel();
-        self.orders.send((order, told)).await.map_err(|_| gone())?;
+        self.commands.send((order, told)).await.map_err(|_| gone())?;
         outcome.await.map_err(|_| gone())?
     }
 
@@ -105,8 +105,8 @@ impl Engine {
     }
 
     /// Waits for a place among the running requests; first come, first served.
-    pub(crate) async fn seat(&self) -> tokio::sync::SemaphorePermit<'_> {
-        match self.seats.acquire().await {
+    pub(crate) async fn acquire_running(&self) -> tokio::sync::SemaphorePermit<'_> {
+        match self.running_permits.acquire().await {
             Ok(seat) => seat,
             // The semaphore is never closed.
             Err(_) => std::future::pending().await,
@@ -120,7 +120,7 @@ impl Engine {
 
     /// The names that requests may use; the first is shown in answers.
     pub(crate) fn names(&self) -> Vec<String> {
-        let wrong = self.faults.on(Fault::WrongModelName);
+        let wrong = self.faults.is_on(SimFault::WrongModelName);
         self.args
             .model
             .iter()

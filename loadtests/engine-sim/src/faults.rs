@@ -12,7 +12,7 @@ use crate::units;
 
 /// The faults by name; `README.md` says what each does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum Fault {
+pub enum SimFault {
     RefuseWake,
     HangWake,
     RefuseSleep,
@@ -51,7 +51,7 @@ pub enum Fault {
 
 /// A fault's value, in the unit that its name implies.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Amount {
+pub enum FaultAmount {
     On,
     Count(u64),
     Time(Duration),
@@ -60,9 +60,9 @@ pub enum Amount {
 
 /// One `NAME[=VALUE]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Setting {
-    pub fault: Fault,
-    pub amount: Amount,
+pub struct FaultSetting {
+    pub fault: SimFault,
+    pub amount: FaultAmount,
 }
 
 #[derive(Debug, Error)]
@@ -75,17 +75,17 @@ pub enum Error {
     Invalid(String, String, &'static str),
 }
 
-impl Fault {
+impl SimFault {
     fn name(self) -> String {
         self.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default()
     }
 
-    fn named(name: &str) -> Result<Self, Error> {
+    fn from_name(name: &str) -> Result<Self, Error> {
         <Self as ValueEnum>::from_str(name, false).map_err(|_| Error::Unknown(name.to_owned()))
     }
 
     /// The value's type in words, `None` for a plain switch.
-    fn wants(self) -> Option<&'static str> {
+    fn value_kind(self) -> Option<&'static str> {
         match self {
             Self::DieMidStream | Self::CutMidStream | Self::FinMidStream => Some("number of events"),
             Self::FailNext => Some("number of requests"),
@@ -97,46 +97,46 @@ impl Fault {
         }
     }
 
-    fn amount(self, value: Option<&str>) -> Result<Amount, Error> {
-        let Some(wants) = self.wants() else {
-            return Ok(Amount::On);
+    fn amount(self, value: Option<&str>) -> Result<FaultAmount, Error> {
+        let Some(wants) = self.value_kind() else {
+            return Ok(FaultAmount::On);
         };
         let text = value.ok_or_else(|| Error::Missing(self.name(), wants))?;
         let invalid = || Error::Invalid(self.name(), text.to_owned(), wants);
         Ok(match wants {
-            "duration" => Amount::Time(units::duration(text).map_err(|_| invalid())?),
+            "duration" => FaultAmount::Time(units::duration(text).map_err(|_| invalid())?),
             "share from 0 to 1" => {
                 let share: f64 = text.parse().map_err(|_| invalid())?;
                 if !(0.0..=1.0).contains(&share) {
                     return Err(invalid());
                 }
-                Amount::Share(share)
+                FaultAmount::Share(share)
             }
-            _ => Amount::Count(text.parse().map_err(|_| invalid())?),
+            _ => FaultAmount::Count(text.parse().map_err(|_| invalid())?),
         })
     }
 }
 
-impl FromStr for Setting {
+impl FromStr for FaultSetting {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let (name, value) = text.split_once('=').map_or((text, None), |(n, v)| (n, Some(v)));
-        let fault = Fault::named(name)?;
+        let fault = SimFault::from_name(name)?;
         Ok(Self { fault, amount: fault.amount(value)? })
     }
 }
 
 /// The faults now in force.
 #[derive(Debug)]
-pub(crate) struct Faults {
-    set: Mutex<BTreeMap<Fault, Amount>>,
+pub(crate) struct ActiveFaults {
+    set: Mutex<BTreeMap<SimFault, FaultAmount>>,
     /// Told of every change: who stands still because of a fault goes on when it is cleared.
     changed: watch::Sender<()>,
 }
 
-impl Faults {
-    pub(crate) fn new(settings: &[Setting]) -> Self {
+impl ActiveFaults {
+    pub(crate) fn new(settings: &[FaultSetting]) -> Self {
         let set = settings.iter().map(|s| (s.fault, s.amount)).collect();
         Self { set: Mutex::new(set), changed: watch::Sender::new(()) }
     }
@@ -145,7 +145,7 @@ impl Faults {
     pub(crate) fn apply(&self, changes: &serde_json::Map<String, Value>) -> Result<(), Error> {
         let mut parsed = Vec::new();
         for (name, value) in changes {
-            let fault = Fault::named(name)?;
+            let fault = SimFault::from_name(name)?;
             let amount = match value {
                 Value::Null | Value::Bool(false) => None,
                 Value::Bool(true) => Some(fault.amount(None)?),
@@ -166,27 +166,27 @@ impl Faults {
         Ok(())
     }
 
-    pub(crate) fn on(&self, fault: Fault) -> bool {
+    pub(crate) fn is_on(&self, fault: SimFault) -> bool {
         self.get(fault).is_some()
     }
 
-    pub(crate) fn count(&self, fault: Fault) -> Option<u64> {
-        self.get(fault).and_then(|a| if let Amount::Count(n) = a { Some(n) } else { None })
+    pub(crate) fn count(&self, fault: SimFault) -> Option<u64> {
+        self.get(fault).and_then(|a| if let FaultAmount::Count(n) = a { Some(n) } else { None })
     }
 
-    pub(crate) fn time(&self, fault: Fault) -> Option<Duration> {
-        self.get(fault).and_then(|a| if let Amount::Time(t) = a { Some(t) } else { None })
+    pub(crate) fn time(&self, fault: SimFault) -> Option<Duration> {
+        self.get(fault).and_then(|a| if let FaultAmount::Time(t) = a { Some(t) } else { None })
     }
 
-    pub(crate) fn share(&self, fault: Fault) -> Option<f64> {
-        self.get(fault).and_then(|a| if let Amount::Share(s) = a { Some(s) } else { None })
+    pub(crate) fn share(&self, fault: SimFault) -> Option<f64> {
+        self.get(fault).and_then(|a| if let FaultAmount::Share(s) = a { Some(s) } else { None })
     }
 
     /// Uses a counted fault up by one; whether there was one left.
-    pub(crate) fn take(&self, fault: Fault) -> bool {
+    pub(crate) fn take_one(&self, fault: SimFault) -> bool {
         let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
         match set.get_mut(&fault) {
-            Some(Amount::Count(left)) if *left > 0 => {
+            Some(FaultAmount::Count(left)) if *left > 0 => {
                 *left -= 1;
                 true
             }
@@ -195,20 +195,20 @@ impl Faults {
     }
 
     /// Returns once none of `faults` is in force.
-    pub(crate) async fn cleared(&self, faults: &[Fault]) {
+    pub(crate) async fn wait_until_cleared(&self, faults: &[SimFault]) {
         // The common case, for each token of each stream.
-        if !faults.iter().any(|f| self.on(*f)) {
+        if !faults.iter().any(|f| self.is_on(*f)) {
             return;
         }
         let mut changed = self.changed.subscribe();
-        while faults.iter().any(|f| self.on(*f)) {
+        while faults.iter().any(|f| self.is_on(*f)) {
             if changed.changed().await.is_err() {
                 return;
             }
         }
     }
 
-    fn get(&self, fault: Fault) -> Option<Amount> {
+    fn get(&self, fault: SimFault) -> Option<FaultAmount> {
         self.set.lock().unwrap_or_else(PoisonError::into_inner).get(&fault).copied()
     }
 }
@@ -219,10 +219,10 @@ mod tests {
 
     #[test]
     fn settings_are_typed_by_their_name() {
-        let parse = |text: &str| text.parse::<Setting>();
-        assert_eq!(parse("die-mid-stream=3").unwrap().amount, Amount::Count(3));
-        assert_eq!(parse("late-memory=1.5s").unwrap().amount, Amount::Time(Duration::from_millis(1500)));
-        assert_eq!(parse("429").unwrap().fault, Fault::TooManyRequests);
+        let parse = |text: &str| text.parse::<FaultSetting>();
+        assert_eq!(parse("die-mid-stream=3").unwrap().amount, FaultAmount::Count(3));
+        assert_eq!(parse("late-memory=1.5s").unwrap().amount, FaultAmount::Time(Duration::from_millis(1500)));
+        assert_eq!(parse("429").unwrap().fault, SimFault::TooManyRequests);
         assert!(parse("die-mid-stream").is_err());
         assert!(parse("error-rate=2").is_err());
         assert!(parse("no-such-fault").is_err());
@@ -230,9 +230,9 @@ mod tests {
 
     #[test]
     fn a_bad_change_changes_nothing() {
-        let faults = Faults::new(&[]);
+        let faults = ActiveFaults::new(&[]);
         let changes = serde_json::json!({"hang": true, "nonsense": true});
         assert!(faults.apply(changes.as_object().unwrap()).is_err());
-        assert!(!faults.on(Fault::Hang));
+        assert!(!faults.is_on(SimFault::Hang));
     }
 }

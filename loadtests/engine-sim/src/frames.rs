@@ -8,19 +8,19 @@ mod transcript;
 use serde_json::{Value, json};
 
 use crate::{
-    api::Api,
+    api::SimApi,
+    choice::{SimChoice, TokenPiece},
     clock, content,
-    engine::Engine,
-    voice::{Piece, Voice},
+    engine::SimEngine,
 };
 
 #[derive(Clone, Copy)]
-pub(crate) struct Usage {
+pub(crate) struct FrameUsage {
     pub(crate) prompt: u64,
     pub(crate) completion: u64,
 }
 
-impl Usage {
+impl FrameUsage {
     /// As chat counts.
     pub(crate) fn json(self) -> Value {
         let Self { prompt, completion } = self;
@@ -29,15 +29,15 @@ impl Usage {
 }
 
 /// What tells one answer from another that says the same.
-pub(crate) struct Name {
+pub(crate) struct AnswerIdentity {
     pub(crate) id: String,
     /// Seconds since the epoch.
     pub(crate) created: u64,
 }
 
-impl Name {
-    pub(crate) fn new(engine: &Engine, api: Api, serial: u64, body: &[u8]) -> Self {
-        let prefix = api.prefix();
+impl AnswerIdentity {
+    pub(crate) fn new(engine: &SimEngine, api: SimApi, serial: u64, body: &[u8]) -> Self {
+        let prefix = api.id_prefix();
         if engine.args.fixed_ids {
             let id = format!("{prefix}-{:016x}", content::hash(body));
             return Self { id, created: 1_700_000_000 };
@@ -48,9 +48,9 @@ impl Name {
 }
 
 /// Writes one answer's events and bodies.
-pub(crate) struct Frames {
-    api: Api,
-    name: Name,
+pub(crate) struct AnswerWriter {
+    api: SimApi,
+    identity: AnswerIdentity,
     model: String,
     /// Ready for a JSON string.
     escaped: String,
@@ -58,32 +58,46 @@ pub(crate) struct Frames {
     sequence: u64,
     prompt_tokens: u64,
     /// What an answer repeats of its request.
-    echo: Value,
+    echoed_fields: Value,
 }
 
-impl Frames {
-    pub(crate) fn new(api: Api, name: Name, model: &str, prompt_tokens: u64, echo: Value) -> Self {
+impl AnswerWriter {
+    pub(crate) fn new(
+        api: SimApi,
+        name: AnswerIdentity,
+        model: &str,
+        prompt_tokens: u64,
+        echo: Value,
+    ) -> Self {
         let escaped = Value::from(model).to_string();
-        Self { api, name, model: model.to_owned(), escaped, sequence: 0, prompt_tokens, echo }
+        Self {
+            api,
+            identity: name,
+            model: model.to_owned(),
+            escaped,
+            sequence: 0,
+            prompt_tokens,
+            echoed_fields: echo,
+        }
     }
 
     /// What precedes the first token.
-    pub(crate) fn opening(&mut self, voices: &[Voice]) -> Vec<String> {
+    pub(crate) fn opening(&mut self, voices: &[SimChoice]) -> Vec<String> {
         match self.api {
-            Api::Chat => self.chat_opening(voices.len() as u64),
-            Api::Responses => self.responses_opening(voices),
-            Api::Messages => self.messages_opening(voices),
+            SimApi::Chat => self.chat_opening(voices.len() as u64),
+            SimApi::Responses => self.responses_opening(voices),
+            SimApi::Messages => self.messages_opening(voices),
             _ => Vec::new(),
         }
     }
 
     /// One token of choice `n`; `finish` is the reason when it is the last one.
-    pub(crate) fn token(&mut self, n: u64, piece: &Piece<'_>, finish: Option<&str>) -> Vec<String> {
+    pub(crate) fn token(&mut self, n: u64, piece: &TokenPiece<'_>, finish: Option<&str>) -> Vec<String> {
         match self.api {
-            Api::Chat => self.chat_token(n, piece, finish),
-            Api::Responses => self.responses_token(piece),
-            Api::Messages => self.messages_token(piece),
-            Api::Transcriptions | Api::Translations => vec![transcript::token(&piece.text)],
+            SimApi::Chat => self.chat_token(n, piece, finish),
+            SimApi::Responses => self.responses_token(piece),
+            SimApi::Messages => self.messages_token(piece),
+            SimApi::Transcriptions | SimApi::Translations => vec![transcript::token(&piece.text)],
             _ => vec![self.completions_token(n, &piece.text, finish)],
         }
     }
@@ -91,59 +105,61 @@ impl Frames {
     /// What follows the last token, of which there were `made`; `finish` when something else than the voices decides.
     pub(crate) fn closing(
         &mut self,
-        voices: &[Voice],
+        voices: &[SimChoice],
         made: u64,
         show_usage: bool,
         finish: Option<&str>,
     ) -> Vec<String> {
         let usage = self.usage(voices, made);
         match self.api {
-            Api::Responses => self.responses_closing(voices, made, finish),
-            Api::Messages => self.messages_closing(voices, made, finish),
-            Api::Transcriptions | Api::Translations => transcript::closing(&said(voices, made), usage),
+            SimApi::Responses => self.responses_closing(voices, made, finish),
+            SimApi::Messages => self.messages_closing(voices, made, finish),
+            SimApi::Transcriptions | SimApi::Translations => {
+                transcript::closing(&text_of(voices, made), usage)
+            }
             _ => self.chat_closing(show_usage.then_some(usage)),
         }
     }
 
     /// The body of an answer that is no stream.
-    pub(crate) fn whole(&self, voices: &[Voice], made: u64, finish: Option<&str>) -> Value {
+    pub(crate) fn whole(&self, voices: &[SimChoice], made: u64, finish: Option<&str>) -> Value {
         match self.api {
-            Api::Responses => self.responses_whole(voices, made, finish),
-            Api::Messages => self.messages_whole(voices, made, finish),
-            Api::Transcriptions | Api::Translations => {
-                transcript::whole(&said(voices, made), self.usage(voices, made))
+            SimApi::Responses => self.responses_whole(voices, made, finish),
+            SimApi::Messages => self.messages_whole(voices, made, finish),
+            SimApi::Transcriptions | SimApi::Translations => {
+                transcript::whole(&text_of(voices, made), self.usage(voices, made))
             }
             _ => self.chat_whole(voices, made, finish),
         }
     }
 
-    fn usage(&self, voices: &[Voice], made: u64) -> Usage {
+    fn usage(&self, voices: &[SimChoice], made: u64) -> FrameUsage {
         let completion = voices.iter().map(|voice| voice.tokens.min(made)).sum();
-        Usage { prompt: self.prompt_tokens, completion }
+        FrameUsage { prompt: self.prompt_tokens, completion }
     }
 
     /// The id of another thing in this answer: its own with another beginning.
     fn id_of(&self, prefix: &str) -> String {
-        let rest = self.name.id.split_once('-').map_or("", |(_, rest)| rest);
+        let rest = self.identity.id.split_once('-').map_or("", |(_, rest)| rest);
         format!("{prefix}_{rest}")
     }
 }
 
-fn said(voices: &[Voice], made: u64) -> String {
-    voices.iter().map(|voice| voice.said(made)).collect()
+fn text_of(voices: &[SimChoice], made: u64) -> String {
+    voices.iter().map(|voice| voice.text_so_far(made)).collect()
 }
 
-fn is_calling(voices: &[Voice]) -> bool {
-    voices.iter().any(Voice::is_calling)
+fn has_tool_calls(voices: &[SimChoice]) -> bool {
+    voices.iter().any(SimChoice::is_tool_call)
 }
 
 /// Why the answer as a whole ended.
-fn ended<'a>(voices: &[Voice], finish: Option<&'a str>) -> &'a str {
+fn finish_reason<'a>(voices: &[SimChoice], finish: Option<&'a str>) -> &'a str {
     finish.unwrap_or_else(|| voices.first().map_or("stop", |voice| voice.finish))
 }
 
 /// An event that says its type twice, as Anthropic's and the responses API do.
-fn named(name: &str, body: &Value) -> String {
+fn named_event(name: &str, body: &Value) -> String {
     format!("event: {name}\ndata: {body}\n\n")
 }
 

@@ -20,53 +20,63 @@ use tokio::{
     time,
 };
 
-use crate::{clock, counters::Counters};
+use crate::{clock, counters::SimCounters};
 
-pub(crate) use head::Head;
+pub(crate) use head::SimRequestHead;
 
-use head::{Framing, parse};
+use head::{SimRequestFraming, parse};
 
-const HEAD_LIMIT: usize = 64 << 10;
+const MAX_HEAD_BYTES: usize = 64 << 10;
 /// What a client may send ahead while its answer is made; past it, reading stops as uvicorn's does.
-const AHEAD_LIMIT: usize = 64 << 10;
+const MAX_READ_AHEAD_BYTES: usize = 64 << 10;
 
 /// Why a connection ends.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Broken {
+pub(crate) enum SimConnectionError {
     /// The client left, or was idle for too long.
-    Gone,
+    ClientLeft,
     /// What came is not HTTP as RFC 9112 has it.
     Malformed(&'static str),
     /// The engine breaks it off, by a fault.
     Fault,
 }
 
-impl From<io::Error> for Broken {
+impl From<io::Error> for SimConnectionError {
     fn from(_: io::Error) -> Self {
-        Self::Gone
+        Self::ClientLeft
     }
 }
 
-pub(crate) struct Conn {
+pub(crate) struct SimConnection {
     io: TcpStream,
     buf: BytesMut,
-    counters: Arc<Counters>,
+    counters: Arc<SimCounters>,
     unix_us: u64,
     /// A write was begun and not completed.
-    partial: bool,
+    write_incomplete: bool,
     /// Whether what is written counts: the engine's own `/sim` paths do not.
-    pub(crate) counts: bool,
+    pub(crate) counts_bytes: bool,
 }
 
-impl Conn {
-    pub(crate) fn new(io: TcpStream, counters: Arc<Counters>) -> Self {
+impl SimConnection {
+    pub(crate) fn new(io: TcpStream, counters: Arc<SimCounters>) -> Self {
         counters.connections_open.fetch_add(1, Relaxed);
         counters.connections_total.fetch_add(1, Relaxed);
-        Self { io, buf: BytesMut::with_capacity(4096), counters, unix_us: 0, partial: false, counts: false }
+        Self {
+            io,
+            buf: BytesMut::with_capacity(4096),
+            counters,
+            unix_us: 0,
+            write_incomplete: false,
+            counts_bytes: false,
+        }
     }
 
-    /// The next request's head; [`Broken::Gone`] when none begins within `idle`.
-    pub(crate) async fn head(&mut self, idle: Option<Duration>) -> Result<Head, Broken> {
+    /// The next request's head; [`SimConnectionError::ClientLeft`] when none begins within `idle`.
+    pub(crate) async fn head(
+        &mut self,
+        idle: Option<Duration>,
+    ) -> Result<SimRequestHead, SimConnectionError> {
         if !self.buf.is_empty() {
             self.unix_us = clock::wall_us();
         }
@@ -78,12 +88,14 @@ impl Conn {
             if let Some(head) = parse(&mut self.buf, self.unix_us)? {
                 return Ok(head);
             }
-            if self.buf.len() > HEAD_LIMIT {
-                return Err(Broken::Malformed("head too long"));
+            if self.buf.len() > MAX_HEAD_BYTES {
+                return Err(SimConnectionError::Malformed("head too long"));
             }
             let begins = self.buf.is_empty();
             match idle.filter(|_| begins) {
-                Some(idle) => time::timeout(idle, self.fill()).await.map_err(|_| Broken::Gone)??,
+                Some(idle) => {
+                    time::timeout(idle, self.fill()).await.map_err(|_| SimConnectionError::ClientLeft)??
+                }
                 None => self.fill().await?,
             }
             if begins {
@@ -93,32 +105,32 @@ impl Conn {
     }
 
     /// Reads the body that `head` announces.
-    pub(crate) async fn body(&mut self, head: &Head) -> Result<Bytes, Broken> {
+    pub(crate) async fn body(&mut self, head: &SimRequestHead) -> Result<Bytes, SimConnectionError> {
         if head.header("expect").is_some_and(|v| v.eq_ignore_ascii_case("100-continue")) {
             self.send(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
         }
-        let Framing::Length(length) = head.body else {
+        let SimRequestFraming::Length(length) = head.body else {
             return self.chunked().await;
         };
-        let length = usize::try_from(length).map_err(|_| Broken::Malformed("body too long"))?;
-        self.at_least(length).await?;
+        let length = usize::try_from(length).map_err(|_| SimConnectionError::Malformed("body too long"))?;
+        self.fill_to(length).await?;
         Ok(self.buf.split_to(length).freeze())
     }
 
-    async fn chunked(&mut self) -> Result<Bytes, Broken> {
+    async fn chunked(&mut self) -> Result<Bytes, SimConnectionError> {
         let mut body = BytesMut::new();
         loop {
             let line = self.line().await?;
             let digits = line.split(';').next().unwrap_or_default().trim();
             let sized = usize::from_str_radix(digits, 16).ok().filter(|_| !digits.starts_with('+'));
-            let size = sized.ok_or(Broken::Malformed("chunk size"))?;
+            let size = sized.ok_or(SimConnectionError::Malformed("chunk size"))?;
             if size == 0 {
                 break;
             }
-            self.at_least(size.checked_add(2).ok_or(Broken::Malformed("chunk size"))?).await?;
+            self.fill_to(size.checked_add(2).ok_or(SimConnectionError::Malformed("chunk size"))?).await?;
             body.extend_from_slice(&self.buf.split_to(size));
             if !self.buf.starts_with(b"\r\n") {
-                return Err(Broken::Malformed("chunk end"));
+                return Err(SimConnectionError::Malformed("chunk end"));
             }
             self.buf.advance(2);
         }
@@ -126,21 +138,21 @@ impl Conn {
         Ok(body.freeze())
     }
 
-    async fn line(&mut self) -> Result<String, Broken> {
+    async fn line(&mut self) -> Result<String, SimConnectionError> {
         loop {
             if let Some(end) = self.buf.windows(2).position(|w| w == b"\r\n") {
                 let line = String::from_utf8_lossy(&self.buf.split_to(end)).into_owned();
                 self.buf.advance(2);
                 return Ok(line);
             }
-            if self.buf.len() > HEAD_LIMIT {
-                return Err(Broken::Malformed("line too long"));
+            if self.buf.len() > MAX_HEAD_BYTES {
+                return Err(SimConnectionError::Malformed("line too long"));
             }
             self.fill().await?;
         }
     }
 
-    async fn at_least(&mut self, length: usize) -> Result<(), Broken> {
+    async fn fill_to(&mut self, length: usize) -> Result<(), SimConnectionError> {
         while self.buf.len() < length {
             // By steps: a length is a claim, and memory is given for bytes that came.
             self.buf.reserve((length - self.buf.len()).min(1 << 20));
@@ -149,16 +161,16 @@ impl Conn {
         Ok(())
     }
 
-    async fn fill(&mut self) -> Result<(), Broken> {
+    async fn fill(&mut self) -> Result<(), SimConnectionError> {
         if self.buf.capacity() - self.buf.len() < 1024 {
             self.buf.reserve(4096);
         }
-        if self.io.read_buf(&mut self.buf).await? == 0 { Err(Broken::Gone) } else { Ok(()) }
+        if self.io.read_buf(&mut self.buf).await? == 0 { Err(SimConnectionError::ClientLeft) } else { Ok(()) }
     }
 
     /// Returns when the client is gone; until then it keeps what comes.
-    pub(crate) async fn gone(&mut self) -> Broken {
-        while self.buf.len() < AHEAD_LIMIT {
+    pub(crate) async fn client_left(&mut self) -> SimConnectionError {
+        while self.buf.len() < MAX_READ_AHEAD_BYTES {
             if let Err(broken) = self.fill().await {
                 return broken;
             }
@@ -167,46 +179,46 @@ impl Conn {
     }
 
     /// Writes all of `bytes`, or learns that nobody reads them.
-    pub(crate) async fn send(&mut self, mut bytes: &[u8]) -> Result<(), Broken> {
+    pub(crate) async fn send(&mut self, mut bytes: &[u8]) -> Result<(), SimConnectionError> {
         // Writing to a socket that has room costs no budget, and a stream without pauses would keep the thread.
         tokio::task::coop::consume_budget().await;
-        self.partial = true;
+        self.write_incomplete = true;
         loop {
             self.read_ahead()?;
             match self.io.try_write(bytes) {
                 Ok(n) => {
-                    if self.counts {
+                    if self.counts_bytes {
                         self.counters.bytes_out.fetch_add(n as u64, Relaxed);
                     }
                     bytes = &bytes[n..];
                     if bytes.is_empty() {
-                        self.partial = false;
+                        self.write_incomplete = false;
                         return Ok(());
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let reads = self.buf.len() < AHEAD_LIMIT;
+                    let reads = self.buf.len() < MAX_READ_AHEAD_BYTES;
                     let interest =
                         if reads { Interest::READABLE | Interest::WRITABLE } else { Interest::WRITABLE };
                     self.io.ready(interest).await?;
                 }
-                Err(_) => return Err(Broken::Gone),
+                Err(_) => return Err(SimConnectionError::ClientLeft),
             }
         }
     }
 
     /// Whether a write was given up in its middle: nothing that follows would be understood.
-    pub(crate) fn broke_off(&self) -> bool {
-        self.partial
+    pub(crate) fn has_incomplete_write(&self) -> bool {
+        self.write_incomplete
     }
 
-    fn read_ahead(&mut self) -> Result<(), Broken> {
-        if self.buf.len() >= AHEAD_LIMIT {
+    fn read_ahead(&mut self) -> Result<(), SimConnectionError> {
+        if self.buf.len() >= MAX_READ_AHEAD_BYTES {
             return Ok(());
         }
         match self.io.try_read_buf(&mut self.buf) {
-            Ok(0) => Err(Broken::Gone),
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(Broken::Gone),
+            Ok(0) => Err(SimConnectionError::ClientLeft),
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(SimConnectionError::ClientLeft),
             _ => Ok(()),
         }
     }
@@ -218,7 +230,7 @@ impl Conn {
     }
 }
 
-impl Drop for Conn {
+impl Drop for SimConnection {
     fn drop(&mut self) {
         self.counters.connections_open.fetch_sub(1, Relaxed);
     }

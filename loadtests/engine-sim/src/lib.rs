@@ -6,7 +6,7 @@
 pub mod accelerator;
 mod api;
 mod args;
-mod ask;
+mod choice;
 mod clock;
 pub mod content;
 mod counters;
@@ -23,9 +23,9 @@ mod log;
 mod memory;
 mod metrics;
 mod reply;
+mod request;
 mod server;
 pub mod units;
-mod voice;
 
 use std::{net::SocketAddr, process::ExitCode, sync::Arc};
 
@@ -41,21 +41,21 @@ use tokio::{
     task::JoinSet,
 };
 
-pub use args::Args;
+pub use args::EngineSimArgs;
 
-use engine::Engine;
-use faults::Fault;
-use memory::Memory;
+use engine::SimEngine;
+use faults::SimFault;
+use memory::SimMemory;
 
 /// uvicorn's backlog.
-const BACKLOG: u32 = 2048;
+const LISTEN_BACKLOG: u32 = 2048;
 
 /// Runs an engine until SIGTERM (exit code 0), or until it dies of itself (1, or what a fault says).
 ///
 /// Needs nothing but a current-thread runtime with I/O and time. Errors: the address cannot be bound, or is no address.
-pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
+pub async fn run(args: EngineSimArgs) -> anyhow::Result<ExitCode> {
     let mut signals =
-        Signals { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? };
+        SimSignals { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? };
     raise_descriptor_limit();
     // As vLLM does: the port is taken at once, and a port that is taken already is known at once; only later does it listen.
     let socket = bind(&args).await?;
@@ -65,21 +65,22 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
         log::plain(&format!("listening on {}", listener.local_addr()?));
         select! {
             () = fast::serve(listener, model) => {}
-            () = signals.heard() => {}
+            () = signals.next() => {}
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let (engine, life) = Engine::new(args);
+    let (engine, life) = SimEngine::new(args);
     let mut tasks = JoinSet::new();
     tasks.spawn(life);
     let code = select! {
         code = serve(&engine, socket, &mut tasks) => code?,
-        code = engine.fatal.died() => code,
-        () = signals.obeyed(&engine) => 0,
+        code = engine.fatal.wait() => code,
+        () = signals.wait_for_shutdown(&engine) => 0,
     };
     // Nothing is finished: what runs is cut off, as by vLLM.
     tasks.abort_all();
-    match Memory::new(&engine.args, engine.faults.time(Fault::LateMemory)).and_then(|memory| memory.release())
+    match SimMemory::new(&engine.args, engine.faults.time(SimFault::LateMemory))
+        .and_then(|memory| memory.release())
     {
         Ok(()) => {}
         // What is left in the book is dropped by its next reader.
@@ -97,7 +98,7 @@ fn raise_descriptor_limit() {
     }
 }
 
-async fn bind(args: &Args) -> anyhow::Result<TcpSocket> {
+async fn bind(args: &EngineSimArgs) -> anyhow::Result<TcpSocket> {
     let named = (args.host.as_str(), args.port);
     let address = lookup_host(named).await.with_context(|| format!("{} is no address", args.host))?.next();
     let address = address.with_context(|| format!("{} has no address", args.host))?;
@@ -108,9 +109,9 @@ async fn bind(args: &Args) -> anyhow::Result<TcpSocket> {
     Ok(socket)
 }
 
-async fn serve(engine: &Arc<Engine>, socket: TcpSocket, tasks: &mut JoinSet<()>) -> anyhow::Result<u8> {
-    engine.until(|view| view.listening).await;
-    let listener: TcpListener = socket.listen(BACKLOG)?;
+async fn serve(engine: &Arc<SimEngine>, socket: TcpSocket, tasks: &mut JoinSet<()>) -> anyhow::Result<u8> {
+    engine.wait_until(|view| view.listening).await;
+    let listener: TcpListener = socket.listen(LISTEN_BACKLOG)?;
     let address: SocketAddr = listener.local_addr()?;
     log::plain(&format!("listening on {address}"));
     loop {
@@ -136,13 +137,13 @@ fn out_of_descriptors(error: &std::io::Error) -> bool {
     matches!(errno, Some(Errno::EMFILE | Errno::ENFILE))
 }
 
-struct Signals {
+struct SimSignals {
     term: Signal,
     int: Signal,
 }
 
-impl Signals {
-    async fn heard(&mut self) {
+impl SimSignals {
+    async fn next(&mut self) {
         select! {
             _ = self.term.recv() => {}
             _ = self.int.recv() => {}
@@ -150,10 +151,10 @@ impl Signals {
     }
 
     /// Returns at the first signal that the engine does not ignore.
-    async fn obeyed(&mut self, engine: &Engine) {
+    async fn wait_for_shutdown(&mut self, engine: &SimEngine) {
         loop {
-            self.heard().await;
-            if !engine.faults.on(Fault::IgnoreSigterm) {
+            self.next().await;
+            if !engine.faults.is_on(SimFault::IgnoreSigterm) {
                 return;
             }
             log::info("a signal was ignored");
@@ -168,16 +169,18 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Cli {
+    struct SpawnedEngineCli {
         #[command(flatten)]
-        args: Args,
+        args: EngineSimArgs,
     }
 
     #[test]
     fn another_binary_can_offer_it_and_spawn_it() {
         fn spawnable(_: impl Future + Send) {}
 
-        let cli = Cli::parse_from(["demo", "--model", "a", "--port", "1", "--port", "0", "--model", "b"]);
+        let cli = SpawnedEngineCli::parse_from([
+            "demo", "--model", "a", "--port", "1", "--port", "0", "--model", "b",
+        ]);
         assert_eq!((&*cli.args.model, cli.args.port), (&["a".to_owned(), "b".to_owned()][..], 0));
         spawnable(run(cli.args));
     }

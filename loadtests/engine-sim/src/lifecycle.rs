@@ -1,5 +1,5 @@
 //! The engine's life: start, sleep, wake. One task owns it, so that a sleep and a wake that arrive together happen one
-//! after the other; the rest of the engine sees a [`View`].
+//! after the other; the rest of the engine sees a [`LifecycleView`].
 //!
 //! Level 2 is modelled for the mistakes it invites: the weights are discarded, so that a plain wake gives an engine that is
 //! healthy and talks garbage until it was told to reload them and to forget its prefix cache.
@@ -13,15 +13,15 @@ use tokio::{
 
 use crate::{
     clock,
-    engine::Shared,
-    faults::Fault,
+    engine::EngineShared,
+    faults::SimFault,
     log,
-    memory::{self, Memory},
+    memory::{self, SimMemory},
 };
 
 /// What the rest of the engine knows of its life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct View {
+pub(crate) struct LifecycleView {
     pub(crate) listening: bool,
     pub(crate) ready: bool,
     /// What `/is_sleeping` says.
@@ -33,7 +33,7 @@ pub(crate) struct View {
 }
 
 #[derive(Debug)]
-pub(crate) enum Order {
+pub(crate) enum LifecycleCommand {
     Sleep {
         level: u8,
         wait: bool,
@@ -49,34 +49,34 @@ pub(crate) enum Order {
 
 /// An order that was not carried out.
 #[derive(Debug)]
-pub(crate) struct Refusal {
+pub(crate) struct LifecycleError {
     pub(crate) message: String,
     /// The process dies of it, once this was told.
     pub(crate) fatal: bool,
 }
 
-pub(crate) type Outcome = Result<(), Refusal>;
-pub(crate) type Orders = mpsc::Receiver<(Order, oneshot::Sender<Outcome>)>;
+pub(crate) type LifecycleResult = Result<(), LifecycleError>;
+pub(crate) type LifecycleReceiver = mpsc::Receiver<(LifecycleCommand, oneshot::Sender<LifecycleResult>)>;
 
-pub(crate) struct Life {
-    shared: Arc<Shared>,
-    view: watch::Sender<View>,
+pub(crate) struct EngineLifecycle {
+    engine: Arc<EngineShared>,
+    view: watch::Sender<LifecycleView>,
     /// Counts the times that running requests were aborted.
     abort: watch::Sender<u64>,
-    asleep: Parts,
+    asleep: MemoryParts,
     /// What a level-2 sleep discarded and nobody has made good.
-    stale: Parts,
+    stale: MemoryParts,
     /// Damaged for good by a fault.
     damaged: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Parts {
+struct MemoryParts {
     weights: bool,
     cache: bool,
 }
 
-impl Parts {
+impl MemoryParts {
     const ALL: Self = Self { weights: true, cache: true };
 
     fn any(self) -> bool {
@@ -84,48 +84,59 @@ impl Parts {
     }
 }
 
-impl Life {
-    pub(crate) fn new(shared: Arc<Shared>, view: watch::Sender<View>, abort: watch::Sender<u64>) -> Self {
-        Self { shared, view, abort, asleep: Parts::default(), stale: Parts::default(), damaged: false }
+impl EngineLifecycle {
+    pub(crate) fn new(
+        shared: Arc<EngineShared>,
+        view: watch::Sender<LifecycleView>,
+        abort: watch::Sender<u64>,
+    ) -> Self {
+        Self {
+            engine: shared,
+            view,
+            abort,
+            asleep: MemoryParts::default(),
+            stale: MemoryParts::default(),
+            damaged: false,
+        }
     }
 
     /// Starts the engine and obeys `orders`; returns when it cannot start, or when nobody can give orders any more.
-    pub(crate) async fn run(mut self, mut orders: Orders) {
+    pub(crate) async fn run(mut self, mut orders: LifecycleReceiver) {
         let mut memory = match self.start().await {
             Ok(memory) => memory,
             Err(error) => {
                 log::error(&error.to_string());
-                self.shared.fatal.die(1);
+                self.engine.fatal.exit(1);
                 return;
             }
         };
         while let Some((order, told)) = orders.recv().await {
-            memory.set_late(self.shared.faults.time(Fault::LateMemory));
-            let outcome = self.obey(order, &memory).await;
+            memory.set_free_delay(self.engine.faults.time(SimFault::LateMemory));
+            let outcome = self.execute(order, &memory).await;
             self.publish(&memory);
             // Whoever asked may have left; the order is carried out all the same.
             told.send(outcome).ok();
         }
     }
 
-    async fn start(&self) -> Result<Memory, memory::Error> {
-        let Shared { args, faults, fatal, .. } = &*self.shared;
+    async fn start(&self) -> Result<SimMemory, memory::Error> {
+        let EngineShared { args, faults, fatal, .. } = &*self.engine;
         let began = Instant::now();
-        let slow = faults.time(Fault::SlowStart);
-        if let Some(code) = faults.count(Fault::ExitAtStart) {
+        let slow = faults.time(SimFault::SlowStart);
+        if let Some(code) = faults.count(SimFault::ExitAtStart) {
             sleep_until(began + slow.unwrap_or_default()).await;
             log::error("RuntimeError: Engine core initialization failed. See root cause above.");
-            fatal.die(code as u8);
+            fatal.exit(code as u8);
             return std::future::pending().await;
         }
         let ready_at = began + args.start_time + slow.unwrap_or_default();
         let listen_at = ready_at.checked_sub(args.load_time).unwrap_or(began);
         let profile_at = ready_at.checked_sub(args.profile_time).unwrap_or(began);
-        let mut memory = Memory::new(args, faults.time(Fault::LateMemory))?;
+        let mut memory = SimMemory::new(args, faults.time(SimFault::LateMemory))?;
         memory.load()?;
         let load = async {
             sleep_until(profile_at).await;
-            if faults.on(Fault::OomAtStart) {
+            if faults.is_on(SimFault::OomAtStart) {
                 return Err(memory::Error::OutOfMemory {
                     accelerator: "0".to_owned(),
                     asked: 512.0,
@@ -145,24 +156,24 @@ impl Life {
         tokio::try_join!(load, listen)?;
         self.view.send_modify(|view| {
             let cache_bytes = memory.cache();
-            *view = View { listening: true, ready: true, awake: true, cache_bytes, ..*view };
+            *view = LifecycleView { listening: true, ready: true, awake: true, cache_bytes, ..*view };
         });
         log::info("Application startup complete.");
         Ok(memory)
     }
 
-    async fn obey(&mut self, order: Order, memory: &Memory) -> Outcome {
+    async fn execute(&mut self, order: LifecycleCommand, memory: &SimMemory) -> LifecycleResult {
         match order {
-            Order::Sleep { level, wait } => self.sleep(level, wait, memory).await,
-            Order::Wake { weights, cache } => self.wake(weights, cache, memory).await,
-            Order::ReloadWeights if self.asleep.weights => Err(Refusal::plain(
+            LifecycleCommand::Sleep { level, wait } => self.sleep(level, wait, memory).await,
+            LifecycleCommand::Wake { weights, cache } => self.wake(weights, cache, memory).await,
+            LifecycleCommand::ReloadWeights if self.asleep.weights => Err(LifecycleError::recoverable(
                 "CUDA error: an illegal memory access was encountered (the weights are asleep)",
             )),
-            Order::ReloadWeights => {
+            LifecycleCommand::ReloadWeights => {
                 self.stale.weights = false;
                 Ok(())
             }
-            Order::ResetPrefixCache => {
+            LifecycleCommand::ResetPrefixCache => {
                 // What is asleep cannot be reset: the stale prefixes come back with the cache.
                 self.stale.cache &= self.asleep.cache;
                 Ok(())
@@ -170,13 +181,13 @@ impl Life {
         }
     }
 
-    async fn sleep(&mut self, level: u8, wait: bool, memory: &Memory) -> Outcome {
-        let Shared { args, faults, counters, .. } = &*self.shared;
-        if faults.on(Fault::RefuseSleep) {
-            return Err(Refusal::plain("sleep failed"));
+    async fn sleep(&mut self, level: u8, wait: bool, memory: &SimMemory) -> LifecycleResult {
+        let EngineShared { args, faults, counters, .. } = &*self.engine;
+        if faults.is_on(SimFault::RefuseSleep) {
+            return Err(LifecycleError::recoverable("sleep failed"));
         }
-        faults.cleared(&[Fault::HangSleep]).await;
-        if faults.on(Fault::IgnoreSleep) {
+        faults.wait_until_cleared(&[SimFault::HangSleep]).await;
+        if faults.is_on(SimFault::IgnoreSleep) {
             return Ok(());
         }
         if self.asleep.any() {
@@ -187,39 +198,40 @@ impl Life {
         if !wait {
             self.abort.send_modify(|aborts| *aborts += 1);
         }
-        counters.empty().await;
+        counters.wait_until_idle().await;
         sleep(args.sleep_time).await;
-        memory.sleep(level).map_err(|error| Refusal::fatal(&error))?;
-        self.asleep = Parts::ALL;
+        memory.sleep(level).map_err(|error| LifecycleError::fatal(&error))?;
+        self.asleep = MemoryParts::ALL;
         if level == 2 {
-            self.stale = Parts::ALL;
+            self.stale = MemoryParts::ALL;
         }
         counters.sleeps.fetch_add(1, Relaxed);
         Ok(())
     }
 
-    async fn wake(&mut self, weights: bool, cache: bool, memory: &Memory) -> Outcome {
-        let Shared { args, faults, counters, .. } = &*self.shared;
-        if faults.on(Fault::RefuseWake) {
-            return Err(Refusal::plain("wake_up failed"));
+    async fn wake(&mut self, weights: bool, cache: bool, memory: &SimMemory) -> LifecycleResult {
+        let EngineShared { args, faults, counters, .. } = &*self.engine;
+        if faults.is_on(SimFault::RefuseWake) {
+            return Err(LifecycleError::recoverable("wake_up failed"));
         }
-        faults.cleared(&[Fault::HangWake]).await;
+        faults.wait_until_cleared(&[SimFault::HangWake]).await;
         let parts = u32::from(weights && self.asleep.weights) + u32::from(cache && self.asleep.cache);
         if parts == 0 {
             log::info("Executor is not sleeping.");
             return Ok(());
         }
-        let asleep = Parts { weights: self.asleep.weights && !weights, cache: self.asleep.cache && !cache };
-        memory.wake(!asleep.weights, !asleep.cache).map_err(|error| Refusal::fatal(&error))?;
+        let asleep =
+            MemoryParts { weights: self.asleep.weights && !weights, cache: self.asleep.cache && !cache };
+        memory.wake(!asleep.weights, !asleep.cache).map_err(|error| LifecycleError::fatal(&error))?;
         sleep(args.wake_time * parts / 2).await;
         self.asleep = asleep;
-        self.damaged |= faults.on(Fault::CorruptAfterWake);
+        self.damaged |= faults.is_on(SimFault::CorruptAfterWake);
         counters.wakes.fetch_add(u64::from(!self.asleep.any()), Relaxed);
         counters.last_wake_unix_us.store(clock::wall_us(), Relaxed);
         Ok(())
     }
 
-    fn publish(&self, memory: &Memory) {
+    fn publish(&self, memory: &SimMemory) {
         let asleep = self.asleep.any();
         self.view.send_modify(|view| {
             view.sleeping = asleep;
@@ -230,8 +242,8 @@ impl Life {
     }
 }
 
-impl Refusal {
-    fn plain(message: &str) -> Self {
+impl LifecycleError {
+    fn recoverable(message: &str) -> Self {
         Self { message: message.to_owned(), fatal: false }
     }
 

@@ -7,13 +7,13 @@ use clap::Parser;
 /// An inference server that behaves like vLLM as a gateway sees it.
 #[derive(Parser)]
 #[command(version)]
-struct Cli {
+struct EngineSimCli {
     #[command(flatten)]
-    args: engine_sim::Args,
+    args: engine_sim::EngineSimArgs,
 }
 
 // One thread: many engines run on one machine, and a gateway measured against them needs the cores.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<ExitCode> {
-    engine_sim::run(Cli::parse().args).await
+    engine_sim::run(EngineSimCli::parse().args).await
 }

@@ -6,8 +6,8 @@ use thiserror::Error;
 use tokio::time::{Instant, sleep_until};
 
 use crate::{
-    accelerator::{self, Book, Holder, Usage},
-    args::Args,
+    accelerator::{self, AcceleratorFile, MemoryAccount, SimAcceleratorUsage},
+    args::EngineSimArgs,
 };
 
 /// Why the engine cannot go on; the text is what vLLM prints.
@@ -45,8 +45,8 @@ impl From<accelerator::Error> for Error {
 }
 
 /// The memory of one engine; with no accelerator file nothing is accounted and nothing fails.
-pub(crate) struct Memory {
-    holder: Option<Holder>,
+pub(crate) struct SimMemory {
+    account: Option<MemoryAccount>,
     weights: u64,
     cache: u64,
     asleep: u64,
@@ -54,10 +54,10 @@ pub(crate) struct Memory {
     share: Option<f64>,
 }
 
-impl Memory {
-    pub(crate) fn new(args: &Args, late: Option<Duration>) -> Result<Self, Error> {
+impl SimMemory {
+    pub(crate) fn new(args: &EngineSimArgs, late: Option<Duration>) -> Result<Self, Error> {
         let label = args.model.first().map_or("", String::as_str);
-        let open = |path| Book::open(path)?.holder(&args.accelerators, label, late);
+        let open = |path| AcceleratorFile::open(path)?.holder(&args.accelerators, label, late);
         let holder = args.accelerator_file.as_ref().map(open).transpose()?;
         let weights = args.weights();
         let rest = args.memory_awake - weights;
@@ -67,7 +67,7 @@ impl Memory {
             asleep: args.memory_asleep,
             host: args.memory_host,
             share: args.gpu_memory_utilization.filter(|_| args.kv_cache_memory_bytes.is_none()),
-            holder,
+            account: holder,
         })
     }
 
@@ -76,18 +76,18 @@ impl Memory {
         self.cache
     }
 
-    pub(crate) fn set_late(&mut self, late: Option<Duration>) {
-        if let Some(holder) = &mut self.holder {
-            holder.set_late(late);
+    pub(crate) fn set_free_delay(&mut self, late: Option<Duration>) {
+        if let Some(holder) = &mut self.account {
+            holder.set_free_delay(late);
         }
     }
 
     /// Checks that the share which vLLM was told to take is free, and loads the weights.
     pub(crate) fn load(&self) -> Result<(), Error> {
-        let Some(holder) = &self.holder else { return Ok(()) };
+        let Some(holder) = &self.account else { return Ok(()) };
         if let Some(share) = self.share {
-            for Usage { capacity, used_total, .. } in usages(holder)? {
-                let (want, free) = (part(capacity, share), capacity.saturating_sub(used_total));
+            for SimAcceleratorUsage { capacity, used_total, .. } in usages(holder)? {
+                let (want, free) = (share_of(capacity, share), capacity.saturating_sub(used_total));
                 if free < want {
                     let (want, free, capacity) = (mib(want), mib(free), mib(capacity));
                     return Err(Error::ShareNotFree { free, capacity, share, want });
@@ -100,7 +100,7 @@ impl Memory {
     /// Profiles until `until` and allocates the KV cache. vLLM measures the whole device, not its own process: what
     /// another engine takes meanwhile counts as its own need, and its cache comes out that much smaller.
     pub(crate) async fn profile(&mut self, until: Instant) -> Result<(), Error> {
-        let Some(holder) = &self.holder else {
+        let Some(holder) = &self.account else {
             sleep_until(until).await;
             return Ok(());
         };
@@ -115,18 +115,18 @@ impl Memory {
         self.cache = holder.transact(|session| {
             let measured = holder.ids().iter().zip(&before).map(|(id, before)| {
                 let foreign = i128::from(session.usage(id).used_total) - i128::from(before.used_total);
-                i128::from(part(before.capacity, share)) - i128::from(weights) - foreign
+                i128::from(share_of(before.capacity, share)) - i128::from(weights) - foreign
             });
             let cache = u64::try_from(measured.min().unwrap_or(0)).unwrap_or(0);
-            if cache >= least(weights) {
+            if cache >= min_cache(weights) {
                 holder.ids().iter().try_for_each(|id| session.resize(id, weights + cache))?;
             }
             Ok(cache)
         })?;
         match self.cache {
             0 => Err(Error::NoCache),
-            cache if cache < least(weights) => {
-                Err(Error::SmallCache { least: mib(least(weights)), cache: mib(cache) })
+            cache if cache < min_cache(weights) => {
+                Err(Error::SmallCache { least: mib(min_cache(weights)), cache: mib(cache) })
             }
             _ => Ok(()),
         }
@@ -134,7 +134,7 @@ impl Memory {
 
     /// Frees all but the residue; level 1 keeps the weights in host memory.
     pub(crate) fn sleep(&self, level: u8) -> Result<(), Error> {
-        let Some(holder) = &self.holder else { return Ok(()) };
+        let Some(holder) = &self.account else { return Ok(()) };
         let host = if level == 1 { self.host * holder.ids().len() as u64 } else { 0 };
         holder.resize_host(host)?;
         Ok(holder.resize(self.asleep.min(self.weights + self.cache))?)
@@ -142,7 +142,7 @@ impl Memory {
 
     /// Takes back what a wake of the given parts needs.
     pub(crate) fn wake(&self, weights: bool, cache: bool) -> Result<(), Error> {
-        let Some(holder) = &self.holder else { return Ok(()) };
+        let Some(holder) = &self.account else { return Ok(()) };
         let all = self.weights + self.cache;
         let bytes = match (weights, cache) {
             (true, true) => all,
@@ -159,22 +159,22 @@ impl Memory {
 
     /// Gives all back, at the end of the process.
     pub(crate) fn release(&self) -> Result<(), Error> {
-        let Some(holder) = &self.holder else { return Ok(()) };
+        let Some(holder) = &self.account else { return Ok(()) };
         holder.resize_host(0)?;
         Ok(holder.resize(0)?)
     }
 }
 
-fn usages(holder: &Holder) -> Result<Vec<Usage>, accelerator::Error> {
+fn usages(holder: &MemoryAccount) -> Result<Vec<SimAcceleratorUsage>, accelerator::Error> {
     holder.transact(|session| Ok(holder.ids().iter().map(|id| session.usage(id)).collect()))
 }
 
-fn part(capacity: u64, share: f64) -> u64 {
+fn share_of(capacity: u64, share: f64) -> u64 {
     (capacity as f64 * share) as u64
 }
 
 /// The smallest cache that holds one request of the longest length.
-fn least(weights: u64) -> u64 {
+fn min_cache(weights: u64) -> u64 {
     weights / 8
 }
 

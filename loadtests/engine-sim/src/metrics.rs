@@ -8,18 +8,18 @@ use std::{
 
 use serde_json::Value;
 
-use crate::engine::Engine;
+use crate::engine::SimEngine;
 
 /// KV cache bytes of a token: what makes the usage gauge move in proportion.
 const TOKEN_BYTES: u64 = 128 << 10;
 /// Tokens of a KV cache block.
-const BLOCK: u64 = 16;
+const BLOCK_TOKENS: u64 = 16;
 
-pub(crate) fn text(engine: &Engine) -> String {
+pub(crate) fn text(engine: &SimEngine) -> String {
     let counters = &engine.counters;
     let room = (engine.view().cache_bytes / TOKEN_BYTES).max(1);
     let full = (read(&counters.cached_tokens) / room as f64).min(1.0);
-    let mut page = Page::new(&engine.names());
+    let mut page = MetricsPage::new(&engine.names());
     page.value("gauge", "num_requests_running", read(&counters.running));
     page.value("gauge", "num_requests_waiting", read(&counters.waiting));
     page.value("gauge", "kv_cache_usage_perc", full);
@@ -38,7 +38,7 @@ pub(crate) fn text(engine: &Engine) -> String {
     let awake = f64::from(u8::from(!engine.view().sleeping));
     page.line("engine_sleep_state", ",sleep_state=\"awake\"", awake);
     page.family("gauge", "cache_config_info");
-    let blocks = format!(",block_size=\"{BLOCK}\",num_gpu_blocks=\"{}\"", room / BLOCK);
+    let blocks = format!(",block_size=\"{BLOCK_TOKENS}\",num_gpu_blocks=\"{}\"", room / BLOCK_TOKENS);
     page.line("cache_config_info", &blocks, 1.0);
 
     let latency = &counters.latency;
@@ -56,12 +56,12 @@ fn read(counter: &AtomicU64) -> f64 {
     counter.load(Relaxed) as f64
 }
 
-struct Page {
+struct MetricsPage {
     labels: String,
     out: String,
 }
 
-impl Page {
+impl MetricsPage {
     fn new(names: &[String]) -> Self {
         let name = Value::from(names.first().map_or("", String::as_str));
         Self { labels: format!("engine=\"0\",model_name={name}"), out: String::with_capacity(4096) }

@@ -3,17 +3,17 @@
 use serde_json::{Value, json};
 
 use crate::{
-    api::Api,
-    faults::{Fault, Faults},
+    api::SimApi,
+    faults::{ActiveFaults, SimFault},
     gzip::Gzip,
-    http1::{Broken, Conn, Head},
+    http1::{SimConnection, SimConnectionError, SimRequestHead},
 };
 
 const TRAILER: &str = "x-sim-trailer: yes\r\n";
 
 /// One request's way of being answered.
-pub(crate) struct Wire {
-    old: bool,
+pub(crate) struct ResponseEncoding {
+    http10: bool,
     bodiless: bool,
     keep_alive: bool,
     gzip: bool,
@@ -22,10 +22,10 @@ pub(crate) struct Wire {
     interim: String,
 }
 
-impl Wire {
-    pub(crate) fn plain(head: &Head) -> Self {
+impl ResponseEncoding {
+    pub(crate) fn without_faults(head: &SimRequestHead) -> Self {
         Self {
-            old: head.old,
+            http10: head.http10,
             bodiless: head.method == "HEAD",
             keep_alive: head.keeps_alive(),
             gzip: false,
@@ -35,20 +35,20 @@ impl Wire {
         }
     }
 
-    pub(crate) fn faulty(head: &Head, faults: &Faults) -> Self {
-        let mut wire = Self::plain(head);
+    pub(crate) fn with_faults(head: &SimRequestHead, faults: &ActiveFaults) -> Self {
+        let mut wire = Self::without_faults(head);
         // Probes and metrics stay readable: what these faults try is how answers are passed on.
-        if !head.path.starts_with("/v1/") && Api::of(&head.path).is_none() {
+        if !head.path.starts_with("/v1/") && SimApi::from_path(&head.path).is_none() {
             return wire;
         }
-        wire.gzip = faults.on(Fault::GzipAlways) || faults.on(Fault::Gzip) && head.accepts_gzip();
-        wire.trailers = faults.on(Fault::Trailers) && !head.old;
-        wire.close_delimited = faults.on(Fault::CloseDelimited);
+        wire.gzip = faults.is_on(SimFault::GzipAlways) || faults.is_on(SimFault::Gzip) && head.accepts_gzip();
+        wire.trailers = faults.is_on(SimFault::Trailers) && !head.http10;
+        wire.close_delimited = faults.is_on(SimFault::CloseDelimited);
         wire.keep_alive &= !wire.close_delimited;
-        if faults.on(Fault::EarlyHints) {
+        if faults.is_on(SimFault::EarlyHints) {
             wire.interim += "HTTP/1.1 103 Early Hints\r\nlink: </style.css>; rel=preload\r\n\r\n";
         }
-        if faults.on(Fault::Interim) {
+        if faults.is_on(SimFault::Interim) {
             wire.interim += "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 102 Processing\r\n\r\n";
         }
         wire
@@ -94,7 +94,7 @@ impl Wire {
         if self.trailers {
             line("trailer", &"x-sim-trailer");
         }
-        match (self.keep_alive, self.old) {
+        match (self.keep_alive, self.http10) {
             (false, _) => line("connection", &"close"),
             (true, true) => line("connection", &"keep-alive"),
             (true, false) => {}
@@ -104,27 +104,33 @@ impl Wire {
     }
 
     fn closes_at_end(&self) -> bool {
-        self.close_delimited || self.old
+        self.close_delimited || self.http10
     }
 }
 
 /// A refusal in the words of the API that was asked, as vLLM has them.
-pub(crate) fn refusal(api: Api, status: u16, kind: &str, message: &str, param: Option<&str>) -> Reply {
-    if !api.is_anthropics() {
-        return Reply::error(status, kind, message, param);
+pub(crate) fn api_error(
+    api: SimApi,
+    status: u16,
+    kind: &str,
+    message: &str,
+    param: Option<&str>,
+) -> SimReply {
+    if !api.is_anthropic() {
+        return SimReply::error(status, kind, message, param);
     }
-    Reply::json(status, &json!({"type": "error", "error": {"type": kind, "message": message}}))
+    SimReply::json(status, &json!({"type": "error", "error": {"type": kind, "message": message}}))
 }
 
 /// An answer whose body is known when it begins.
-pub(crate) struct Reply {
+pub(crate) struct SimReply {
     status: u16,
     content_type: &'static str,
     headers: Vec<(&'static str, String)>,
     body: Vec<u8>,
 }
 
-impl Reply {
+impl SimReply {
     pub(crate) fn json(status: u16, body: &Value) -> Self {
         Self {
             status,
@@ -162,7 +168,11 @@ impl Reply {
         self
     }
 
-    pub(crate) async fn send(self, conn: &mut Conn, wire: &Wire) -> Result<(), Broken> {
+    pub(crate) async fn send(
+        self,
+        conn: &mut SimConnection,
+        wire: &ResponseEncoding,
+    ) -> Result<(), SimConnectionError> {
         let mut body = self.body;
         if wire.gzip {
             let mut gzip = Gzip::new();
@@ -185,18 +195,25 @@ impl Reply {
 
 /// An answer that is made while it is sent, one write for each event.
 pub(crate) struct EventStream<'a> {
-    wire: &'a Wire,
+    wire: &'a ResponseEncoding,
     gzip: Option<Gzip>,
 }
 
 impl<'a> EventStream<'a> {
-    pub(crate) async fn begin(conn: &mut Conn, wire: &'a Wire) -> Result<Self, Broken> {
+    pub(crate) async fn begin(
+        conn: &mut SimConnection,
+        wire: &'a ResponseEncoding,
+    ) -> Result<Self, SimConnectionError> {
         let head = wire.head(200, "text/event-stream; charset=utf-8", None, &[]);
         conn.send(head.as_bytes()).await?;
         Ok(Self { wire, gzip: wire.gzip.then(Gzip::new) })
     }
 
-    pub(crate) async fn event(&mut self, conn: &mut Conn, event: &[u8]) -> Result<(), Broken> {
+    pub(crate) async fn event(
+        &mut self,
+        conn: &mut SimConnection,
+        event: &[u8],
+    ) -> Result<(), SimConnectionError> {
         match &mut self.gzip {
             Some(gzip) => {
                 let part = gzip.part(event);
@@ -206,7 +223,7 @@ impl<'a> EventStream<'a> {
         }
     }
 
-    pub(crate) async fn end(mut self, conn: &mut Conn) -> Result<(), Broken> {
+    pub(crate) async fn end(mut self, conn: &mut SimConnection) -> Result<(), SimConnectionError> {
         if let Some(gzip) = self.gzip.take() {
             self.write(conn, &gzip.end()).await?;
         }
@@ -216,7 +233,7 @@ impl<'a> EventStream<'a> {
         conn.send(&last_chunk(self.wire)).await
     }
 
-    async fn write(&self, conn: &mut Conn, bytes: &[u8]) -> Result<(), Broken> {
+    async fn write(&self, conn: &mut SimConnection, bytes: &[u8]) -> Result<(), SimConnectionError> {
         if self.wire.closes_at_end() { conn.send(bytes).await } else { conn.send(&chunk(bytes)).await }
     }
 }
@@ -232,7 +249,7 @@ fn chunk(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-fn last_chunk(wire: &Wire) -> Vec<u8> {
+fn last_chunk(wire: &ResponseEncoding) -> Vec<u8> {
     format!("0\r\n{}\r\n", if wire.trailers { TRAILER } else { "" }).into_bytes()
 }
 

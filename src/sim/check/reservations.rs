@@ -1,12 +1,12 @@
 //! What may be booked, and when a booking may become smaller.
 
-use super::super::world::World;
+use super::super::world::SimulatedWorld;
 use crate::{
     model::{AcceleratorId, EngineId},
     units::{Bytes, Generation},
 };
 
-impl World {
+impl SimulatedWorld {
     /// Accelerators that an engine of this model takes of its pool.
     pub(in crate::sim) fn units_of(&self, engine: &EngineId) -> u32 {
         let mut models = self.scenario.configuration.models.iter();
@@ -21,28 +21,29 @@ impl World {
         bytes: Bytes,
     ) {
         for id in accelerators {
-            let Some(device) = self.machine.devices.get(id) else {
-                self.violation(format!("{engine} is placed on {id}, which does not exist"));
+            let Some(device) = self.machine.accelerators.get(id) else {
+                self.record_violation(format!("{engine} is placed on {id}, which does not exist"));
                 continue;
             };
-            let own = self.machine.bookings.get(engine).filter(|booking| booking.accelerators.contains(id));
+            let own =
+                self.machine.reservations.get(engine).filter(|booking| booking.accelerators.contains(id));
             let (own, has) = own.map_or((Bytes::ZERO, 0), |booking| (booking.bytes, booking.units));
-            let others = self.machine.booked(id).saturating_sub(own);
-            let beside = self.machine.bookings_on(id).filter(|(other, _)| *other != engine);
+            let others = self.machine.reserved_on(id).saturating_sub(own);
+            let beside = self.machine.reservations_on(id).filter(|(other, _)| *other != engine);
             let taken: u32 = beside.map(|(_, booking)| booking.units).sum();
             // What it has it keeps, though the pool be smaller by now.
             let units = self.units_of(engine).max(has);
-            if others + bytes > device.granted {
-                self.violation(format!(
+            if others + bytes > device.configured_capacity {
+                self.record_violation(format!(
                     "{engine} {generation} reserves {bytes} on {id}, where {others} of {} are booked",
-                    device.granted
+                    device.configured_capacity
                 ));
             } else if let Some(all) = device.units.filter(|all| units > has && taken + units > *all) {
-                self.violation(format!(
+                self.record_violation(format!(
                     "{engine} {generation} takes {units} accelerators of {id}, where {taken} of {all} are taken"
                 ));
             } else if device.lost && bytes > own {
-                self.violation(format!("{engine} is placed on {id}, which is lost"));
+                self.record_violation(format!("{engine} is placed on {id}, which is lost"));
             }
         }
     }
@@ -54,22 +55,22 @@ impl World {
         let Some(process) = self.machine.process(engine, generation) else {
             return;
         };
-        let (held, phase, accelerators) = (process.held, process.phase, process.accelerators.clone());
-        let per_process = self.scenario.nature.per_process;
-        if !per_process && process.adopted_with.is_some_and(|known| bytes >= known) {
+        let (held, phase, accelerators) = (process.memory_held, process.phase, process.accelerators.clone());
+        let per_process = self.scenario.hardware.meter_per_process;
+        if !per_process && process.adopted_bytes.is_some_and(|known| bytes >= known) {
             return;
         }
-        if held <= bytes || accelerators.is_empty() || !self.machine.metered(&accelerators) {
+        if held <= bytes || accelerators.is_empty() || !self.machine.are_metered(&accelerators) {
             return;
         }
-        let own = self.machine.bookings.get(engine).map_or(Bytes::ZERO, |b| b.bytes);
+        let own = self.machine.reservations.get(engine).map_or(Bytes::ZERO, |b| b.bytes);
         let covered = accelerators.iter().all(|id| {
-            let foreign = self.machine.devices.get(id).map_or(Bytes::ZERO, |d| d.foreign);
-            let booked = self.machine.booked(id).saturating_sub(own) + bytes;
+            let foreign = self.machine.accelerators.get(id).map_or(Bytes::ZERO, |d| d.foreign_bytes);
+            let booked = self.machine.reserved_on(id).saturating_sub(own) + bytes;
             self.machine.used(id).saturating_sub(foreign) <= booked
         });
         if per_process || !covered {
-            self.violation(format!(
+            self.record_violation(format!(
                 "the reservation of {engine} {generation} shrinks to {bytes} while it is {phase:?} and holds {held}"
             ));
         }

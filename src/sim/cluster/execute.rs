@@ -1,125 +1,137 @@
 //! What becomes of commands: they arrive late or not at all, have an effect and lose the answer, or come from a leader of before.
 
 use super::{
-    Cluster, Happening,
-    pods::{Phase, Process, ProviderKey, Stub},
+    ClusterEvent, SimulatedCluster,
+    pods::{PodProcess, PodProcessPhase, ProviderKey, SimulatedStub},
 };
 use crate::{
-    engine::SLEEP_DENIAL,
+    engine::SLEEP_DENIAL_TIMEOUT,
     pairing::{
-        command::{Command, OfProvider, OfRequester, Order, Step, Why},
-        event::{Answer, Cause, Condition, Epoch, Event, Stage},
-        ids::{EngineId, ProviderId, RequesterId, Uid},
+        command::{EngineStep, EngineStopReason, PairingAction, PairingCommand, ProviderStep, RequesterStep},
+        event::{CommandFailure, CommandReply, Epoch, PairingEvent, ProviderPhase, QueriedCondition},
+        ids::{PairingEngineId, ProviderId, RequesterId, Uid},
     },
     units::{Generation, Millis},
 };
 
 /// What a command came to; `None`: that will be known when it has finished.
-type Came = Option<Result<Answer, Cause>>;
+type ImmediateReply = Option<Result<CommandReply, CommandFailure>>;
 
-const DONE: Came = Some(Ok(Answer::Done));
-const UNREACHABLE: Came = Some(Err(Cause::Unreachable));
-const CONFLICT: Came = Some(Err(Cause::Conflict));
-const ABSENT: Came = Some(Ok(Answer::Condition(Condition::Absent)));
+const DONE: ImmediateReply = Some(Ok(CommandReply::Done));
+const UNREACHABLE: ImmediateReply = Some(Err(CommandFailure::Unreachable));
+const CONFLICT: ImmediateReply = Some(Err(CommandFailure::Conflict));
+const ABSENT: ImmediateReply = Some(Ok(CommandReply::Condition(QueriedCondition::Absent)));
 
-impl Cluster {
+impl SimulatedCluster {
     /// A command leaves the controller.
-    pub(super) fn send(&mut self, command: Command) {
-        let (call, troubles) = (self.plot.settings.call, self.plot.troubles);
+    pub(super) fn send(&mut self, command: PairingCommand) {
+        let (call, troubles) = (self.scenario.settings.call_timeout, self.scenario.fault_rates);
         let key = (command.epoch, command.serial);
         if self.chance(troubles.calls_lost) {
-            return self.answer_after(call, &command, Err(Cause::Unreachable));
+            return self.reply_after(call, &command, Err(CommandFailure::Unreachable));
         }
-        if self.chance(troubles.answers_lost) {
-            self.books.unanswered.insert(key);
+        if self.chance(troubles.replies_lost) {
+            self.audit.replies_to_drop.insert(key);
             if self.random.chance(0.5) {
-                self.answer_after(call, &command, Err(Cause::Unreachable));
+                self.reply_after(call, &command, Err(CommandFailure::Unreachable));
             }
         }
-        let starts = matches!(command.order, Order::Engine { step: Step::Launch | Step::Create { .. }, .. });
+        let starts = matches!(
+            command.action,
+            PairingAction::Engine { step: EngineStep::Launch | EngineStep::Create { .. }, .. }
+        );
         if starts && self.chance(troubles.starts_late) {
             // Given up, and carried out all the same.
-            self.books.unanswered.insert(key);
-            self.answer_after(call, &command, Err(Cause::Unreachable));
-            let after = self.draw((call.0, call.0 * 2 - 100));
-            return self.leave_for(after, command);
+            self.audit.replies_to_drop.insert(key);
+            self.reply_after(call, &command, Err(CommandFailure::Unreachable));
+            let after = self.random_duration((call.0, call.0 * 2 - 100));
+            return self.send_after(after, command);
         }
-        let after = self.draw(self.plot.network);
-        self.leave_for(after, command);
+        let after = self.random_duration(self.scenario.network_delay);
+        self.send_after(after, command);
     }
 
-    fn leave_for(&mut self, after: Millis, command: Command) {
+    fn send_after(&mut self, after: Millis, command: PairingCommand) {
         let key = (command.epoch, command.serial);
-        self.books.under_way.insert(key, command.clone());
-        if let Order::Engine { engine, .. } = &command.order
-            && let Some(place) = self.place_of(&command, engine)
+        self.audit.in_flight.insert(key, command.clone());
+        if let PairingAction::Engine { engine, .. } = &command.action
+            && let Some(place) = self.provider_of(&command, engine)
             && let Some(provider) = self.providers.get(&place)
         {
-            self.books.sent_to.insert(key, (provider.uid.clone(), provider.restarts));
+            self.audit.target_containers.insert(key, (provider.uid.clone(), provider.restarts));
         }
-        self.add(after, Happening::Arrive(command));
+        self.schedule(after, ClusterEvent::CommandArrives(command));
     }
 
     /// Of a leader of before, if somebody can refuse it.
-    pub(super) fn leave_late(&mut self, command: Command) {
-        if is_fenced(&command.order) {
-            let after = self.draw(self.plot.network);
-            self.add(after, Happening::Arrive(command));
+    pub(super) fn send_from_old_leader(&mut self, command: PairingCommand) {
+        if is_fenced(&command.action) {
+            let after = self.random_duration(self.scenario.network_delay);
+            self.schedule(after, ClusterEvent::CommandArrives(command));
         }
     }
 
     /// Who leads next does so only after every write of the leader before has been carried out or can be no more. Calls to stubs and
     /// launchers stay under way: those are told the epoch.
     pub(super) fn flush_writes(&mut self) {
-        for (_, command) in std::mem::take(&mut self.books.under_way) {
-            if is_fenced(&command.order) {
+        for (_, command) in std::mem::take(&mut self.audit.in_flight) {
+            if is_fenced(&command.action) {
                 continue;
             }
             if self.random.chance(0.5) {
-                self.carry_out(&command);
+                self.execute(&command);
             }
         }
     }
 
-    pub(super) fn arrive(&mut self, command: Command) {
-        self.books.under_way.remove(&(command.epoch, command.serial));
-        if command.epoch != self.epoch && !is_fenced(&command.order) {
+    pub(super) fn command_arrives(&mut self, command: PairingCommand) {
+        self.audit.in_flight.remove(&(command.epoch, command.serial));
+        if command.epoch != self.epoch && !is_fenced(&command.action) {
             return;
         }
-        if let Some(result) = self.carry_out(&command) {
-            self.answer(&command, result);
+        if let Some(result) = self.execute(&command) {
+            self.reply(&command, result);
         }
     }
 
-    fn answer(&mut self, command: &Command, result: Result<Answer, Cause>) {
-        if self.books.unanswered.remove(&(command.epoch, command.serial)) {
+    fn reply(&mut self, command: &PairingCommand, result: Result<CommandReply, CommandFailure>) {
+        if self.audit.replies_to_drop.remove(&(command.epoch, command.serial)) {
             return;
         }
-        let after = self.draw(self.plot.network);
-        self.answer_after(after, command, result);
+        let after = self.random_duration(self.scenario.network_delay);
+        self.reply_after(after, command, result);
     }
 
-    fn answer_after(&mut self, after: Millis, command: &Command, result: Result<Answer, Cause>) {
-        let (node, target) = (command.node.clone(), command.order.target());
-        let event = Event::Outcome { node, target, serial: command.serial, result };
-        self.add(after, Happening::Deliver(command.epoch, event));
+    fn reply_after(
+        &mut self,
+        after: Millis,
+        command: &PairingCommand,
+        result: Result<CommandReply, CommandFailure>,
+    ) {
+        let (node, target) = (command.node.clone(), command.action.target());
+        let event = PairingEvent::Outcome { node, target, serial: command.serial, result };
+        self.schedule(after, ClusterEvent::DeliverWatchEvent(command.epoch, event));
     }
 
-    fn carry_out(&mut self, command: &Command) -> Came {
-        match &command.order {
-            Order::Engine { engine, generation, step } => self.step(command, engine, *generation, step),
-            Order::Requester { requester, step } => self.of_requester(command, requester, step),
-            Order::Provider { provider, step } => {
-                let key = Self::key(&command.node, provider);
+    fn execute(&mut self, command: &PairingCommand) -> ImmediateReply {
+        match &command.action {
+            PairingAction::Engine { engine, generation, step } => {
+                self.execute_engine_step(command, engine, *generation, step)
+            }
+            PairingAction::Requester { requester, step } => {
+                self.execute_requester_step(command, requester, step)
+            }
+            PairingAction::Provider { provider, step } => {
+                let key = Self::provider_key(&command.node, provider);
                 match (step, self.providers.contains_key(&key)) {
-                    (OfProvider::Create { .. }, true) => CONFLICT,
-                    (OfProvider::Create { asker }, false) => {
+                    (ProviderStep::Create { .. }, true) => CONFLICT,
+                    (ProviderStep::Create { requester: asker }, false) => {
                         let build = self.build_for(asker.as_ref());
                         self.create_provider(&key, Some(build), Vec::new(), command.epoch);
                         DONE
                     }
-                    (OfProvider::Delete { .. }, false) => ABSENT,
-                    (OfProvider::Delete { .. }, true) => {
+                    (ProviderStep::Delete { .. }, false) => ABSENT,
+                    (ProviderStep::Delete { .. }, true) => {
                         self.delete_provider(&key);
                         DONE
                     }
@@ -128,41 +140,46 @@ impl Cluster {
         }
     }
 
-    fn of_requester(&mut self, command: &Command, id: &RequesterId, step: &OfRequester) -> Came {
+    fn execute_requester_step(
+        &mut self,
+        command: &PairingCommand,
+        id: &RequesterId,
+        step: &RequesterStep,
+    ) -> ImmediateReply {
         match step {
-            OfRequester::Accelerators { gate } => {
-                let Some(stub) = self.stub(command, id) else { return UNREACHABLE };
+            RequesterStep::QueryAccelerators { close_gate: gate } => {
+                let Some(stub) = self.reachable_stub(command, id) else { return UNREACHABLE };
                 if *gate {
-                    stub.open = None;
+                    stub.open_to = None;
                 }
                 let requester = self.requesters.get(id)?;
-                Some(Ok(Answer::Accelerators(requester.accelerators.clone())))
+                Some(Ok(CommandReply::Accelerators(requester.accelerators.clone())))
             }
-            OfRequester::Gate => {
-                let Some(stub) = self.stub(command, id) else { return UNREACHABLE };
-                stub.open = None;
+            RequesterStep::CloseGate => {
+                let Some(stub) = self.reachable_stub(command, id) else { return UNREACHABLE };
+                stub.open_to = None;
                 DONE
             }
-            OfRequester::Release => {
-                if self.stub(command, id).is_none() {
+            RequesterStep::Release => {
+                if self.reachable_stub(command, id).is_none() {
                     return UNREACHABLE;
                 }
-                self.add(Millis(5), Happening::StubEnds(id.clone()));
+                self.schedule(Millis(5), ClusterEvent::StubEnds(id.clone()));
                 DONE
             }
-            OfRequester::Delete { why } => {
+            RequesterStep::Delete { reason: why } => {
                 self.count("requesters deleted");
-                self.narrate(|| format!("  ({why})"));
+                self.record_line(|| format!("  ({why})"));
                 self.delete_requester(id);
                 DONE
             }
-            OfRequester::Finalize { wanted } => {
+            RequesterStep::SetFinalizer { present: wanted } => {
                 let Some(requester) = self.requesters.get_mut(id) else { return CONFLICT };
-                if *wanted && requester.deleting.is_some() {
+                if *wanted && requester.deleting_since.is_some() {
                     return CONFLICT;
                 }
                 requester.finalizer = *wanted;
-                self.show_requester(id);
+                self.emit_requester(id);
                 self.collect_requester(id);
                 DONE
             }
@@ -170,7 +187,7 @@ impl Cluster {
     }
 
     /// The stub of this requester, if it runs, can be reached, and has heard of no younger leader.
-    fn stub(&mut self, command: &Command, id: &RequesterId) -> Option<&mut Stub> {
+    fn reachable_stub(&mut self, command: &PairingCommand, id: &RequesterId) -> Option<&mut SimulatedStub> {
         if self.is_cut_off(&command.node) {
             return None;
         }
@@ -182,43 +199,51 @@ impl Cluster {
         Some(stub)
     }
 
-    fn step(&mut self, command: &Command, engine: &EngineId, generation: Generation, step: &Step) -> Came {
+    fn execute_engine_step(
+        &mut self,
+        command: &PairingCommand,
+        engine: &PairingEngineId,
+        generation: Generation,
+        step: &EngineStep,
+    ) -> ImmediateReply {
         match step {
-            Step::Create { record } => {
-                let key = Self::key(&command.node, &ProviderId::direct(engine));
+            EngineStep::Create { record } => {
+                let key = Self::provider_key(&command.node, &ProviderId::direct(engine));
                 if self.providers.contains_key(&key) {
                     return CONFLICT;
                 }
                 self.create_provider(&key, None, vec![record.clone()], command.epoch);
                 return DONE;
             }
-            Step::Open { requester } => {
-                let place = self.place_of(command, engine);
+            EngineStep::OpenGate { requester } => {
+                let place = self.provider_of(command, engine);
                 let pod = place.and_then(|key| self.providers.get(&key)).map(|provider| provider.uid.clone());
                 let address = pod.map(|pod| (engine.clone(), pod));
-                let Some(stub) = self.stub(command, requester) else { return UNREACHABLE };
-                stub.open = address;
+                let Some(stub) = self.reachable_stub(command, requester) else { return UNREACHABLE };
+                stub.open_to = address;
                 return DONE;
             }
-            Step::Gate { requester, .. } => {
-                let Some(stub) = self.stub(command, requester) else { return UNREACHABLE };
-                stub.open = None;
-                let drains = self.draw((0, 3000));
-                self.add(drains, Happening::Finish(command.clone()));
+            EngineStep::CloseGate { requester, .. } => {
+                let Some(stub) = self.reachable_stub(command, requester) else { return UNREACHABLE };
+                stub.open_to = None;
+                let drains = self.random_duration((0, 3000));
+                self.schedule(drains, ClusterEvent::CommandFinishes(command.clone()));
                 return None;
             }
             _ => {}
         }
-        let Some(key) = self.place_of(command, engine) else {
+        let Some(key) = self.provider_of(command, engine) else {
             return match step {
-                Step::Unbind { .. } => DONE,
-                Step::End { .. } if engine.mode != crate::pairing::ids::Mode::Launcher => ABSENT,
+                EngineStep::Unbind { .. } => DONE,
+                EngineStep::Stop { .. } if engine.mode != crate::pairing::ids::ProviderMode::Launcher => {
+                    ABSENT
+                }
                 _ => UNREACHABLE,
             };
         };
         match step {
-            Step::Bind { record } => self.bind(&key, record.clone()),
-            Step::Unbind { last_used, forget } => {
+            EngineStep::Bind { record } => self.bind(&key, record.clone()),
+            EngineStep::Unbind { last_used, forget } => {
                 if let Some(provider) = self.providers.get_mut(&key) {
                     if let Some(record) = provider.record(engine).filter(|r| r.generation == generation) {
                         (record.requester, record.last_used) = (None, *last_used);
@@ -227,13 +252,13 @@ impl Cluster {
                         .records
                         .retain(|r| !(*forget && r.engine == *engine && r.generation == generation));
                 }
-                self.show_provider(&key);
+                self.emit_provider(&key);
                 self.collect_provider(&key);
                 DONE
             }
-            Step::End { why } if !key.1.is_launcher() => {
+            EngineStep::Stop { reason: why } if !key.1.is_launcher() => {
                 self.count("engines ended");
-                self.narrate(|| format!("  ({why})"));
+                self.record_line(|| format!("  ({why})"));
                 let same = self
                     .providers
                     .get(&key)
@@ -249,59 +274,61 @@ impl Cluster {
     }
 
     /// Where this engine runs or is to run.
-    fn place_of(&self, command: &Command, engine: &EngineId) -> Option<ProviderKey> {
+    fn provider_of(&self, command: &PairingCommand, engine: &PairingEngineId) -> Option<ProviderKey> {
         let node = self.pairing.node(&command.node);
         let known = node.and_then(|node| node.engines.get(engine)).map(|known| known.provider.clone());
         let index = |a: &crate::model::AcceleratorId| {
-            let machine = self.machines.get(&command.node);
+            let machine = self.nodes.get(&command.node);
             machine.and_then(|machine| machine.accelerators.get(a)).map_or(u32::MAX, |facts| facts.index)
         };
         let lowest = || engine.accelerators.iter().min_by_key(|a| index(a)).cloned();
         let provider = match known {
             Some(provider) => provider,
-            None if engine.mode == crate::pairing::ids::Mode::Launcher => ProviderId::launcher(lowest()?),
+            None if engine.mode == crate::pairing::ids::ProviderMode::Launcher => {
+                ProviderId::launcher(lowest()?)
+            }
             None => ProviderId::direct(engine),
         };
-        Some(Self::key(&command.node, &provider)).filter(|key| self.providers.contains_key(key))
+        Some(Self::provider_key(&command.node, &provider)).filter(|key| self.providers.contains_key(key))
     }
 
-    fn bind(&mut self, key: &ProviderKey, record: crate::pairing::event::Record) -> Came {
+    fn bind(&mut self, key: &ProviderKey, record: crate::pairing::event::EngineRecord) -> ImmediateReply {
         let Some(provider) = self.providers.get_mut(key) else { return UNREACHABLE };
         if provider.deleting {
             return CONFLICT;
         }
         provider.records.retain(|known| known.engine != record.engine);
         provider.records.push(record);
-        self.show_provider(key);
+        self.emit_provider(key);
         DONE
     }
 
     /// What is asked of the launcher, the engine, or the stub before the engine.
     fn call(
         &mut self,
-        command: &Command,
+        command: &PairingCommand,
         key: &ProviderKey,
-        id: &EngineId,
+        id: &PairingEngineId,
         generation: Generation,
-        step: &Step,
-    ) -> Came {
+        step: &EngineStep,
+    ) -> ImmediateReply {
         let bound = self.providers.get_mut(key)?.record(id).and_then(|record| record.requester.clone());
-        if let Step::Sleep { via: Some(via), .. } | Step::Wake { via, .. } = step
-            && self.stub(command, via).is_none()
+        if let EngineStep::Sleep { via: Some(via), .. } | EngineStep::Wake { via, .. } = step
+            && self.reachable_stub(command, via).is_none()
         {
             return UNREACHABLE;
         }
-        if let Step::Sleep { via: Some(via), .. } = step
-            && let Some(stub) = self.stub(command, via)
+        if let EngineStep::Sleep { via: Some(via), .. } = step
+            && let Some(stub) = self.reachable_stub(command, via)
         {
-            stub.open = None;
+            stub.open_to = None;
         }
-        if *step == Step::Query
+        if *step == EngineStep::Query
             && let Some(stub) = bound.as_ref().and_then(|bound| self.requesters.get_mut(bound)?.stub.as_mut())
         {
             stub.epoch = stub.epoch.max(command.epoch);
         }
-        let sent_to = self.books.sent_to.get(&(command.epoch, command.serial));
+        let sent_to = self.audit.target_containers.get(&(command.epoch, command.serial));
         let other = |(uid, restarts): &(Uid, u32)| {
             self.providers.get(key).is_some_and(|own| own.uid != *uid || own.restarts != *restarts)
         };
@@ -310,164 +337,197 @@ impl Cluster {
         }
         let (cut_off, launcher) = (self.is_cut_off(&command.node), key.1.is_launcher());
         let Some(provider) = self.providers.get_mut(key) else { return UNREACHABLE };
-        let answers = !cut_off && !provider.hung && !matches!(provider.stage, Stage::Pending | Stage::Ended);
-        if !answers || launcher && provider.stage != Stage::Ready {
+        let answers = !cut_off
+            && !provider.hung
+            && !matches!(provider.phase, ProviderPhase::Pending | ProviderPhase::Terminated);
+        if !answers || launcher && provider.phase != ProviderPhase::Ready {
             return UNREACHABLE;
         }
         if launcher && provider.epoch > command.epoch {
             return CONFLICT;
         }
         provider.epoch = provider.epoch.max(command.epoch);
-        let puts_away = *step == Step::Query && provider.stopped.contains_key(id);
-        if launcher && (puts_away || matches!(step, Step::End { .. })) {
-            let ended = provider.ended.entry(id.clone()).or_insert(generation);
+        let puts_away = *step == EngineStep::Query && provider.exited.contains_key(id);
+        if launcher && (puts_away || matches!(step, EngineStep::Stop { .. })) {
+            let ended = provider.last_stopped.entry(id.clone()).or_insert(generation);
             *ended = generation.max(*ended);
         }
         let there = provider.processes.get(id).filter(|process| process.generation == generation).cloned();
         match (step, there) {
             // It was obeyed before, and the answer was lost.
-            (Step::Launch, Some(_)) => DONE,
-            (Step::Launch, _) if provider.stopped.get(id) == Some(&generation) => DONE,
-            (Step::Launch, _) if provider.processes.contains_key(id) || provider.stopped.contains_key(id) => {
+            (EngineStep::Launch, Some(_)) => DONE,
+            (EngineStep::Launch, _) if provider.exited.get(id) == Some(&generation) => DONE,
+            (EngineStep::Launch, _)
+                if provider.processes.contains_key(id) || provider.exited.contains_key(id) =>
+            {
                 CONFLICT
             }
-            (Step::Launch, _) if provider.ended.get(id).is_some_and(|ended| generation <= *ended) => {
-                Some(Err(Cause::Refused))
+            (EngineStep::Launch, _)
+                if provider.last_stopped.get(id).is_some_and(|ended| generation <= *ended) =>
+            {
+                Some(Err(CommandFailure::Refused))
             }
-            (Step::Launch, _) => {
+            (EngineStep::Launch, _) => {
                 self.start_process(key, id, generation);
                 DONE
             }
-            (Step::End { why }, Some(_)) => {
-                self.count(if *why == Why::Displaced { "engines displaced" } else { "engines ended" });
-                let after = self.draw((20, 3000));
-                self.add(after, Happening::Finish(command.clone()));
+            (EngineStep::Stop { reason: why }, Some(_)) => {
+                self.count(if *why == EngineStopReason::Displaced {
+                    "engines displaced"
+                } else {
+                    "engines ended"
+                });
+                let after = self.random_duration((20, 3000));
+                self.schedule(after, ClusterEvent::CommandFinishes(command.clone()));
                 None
             }
-            (Step::End { .. } | Step::Query, None) if launcher => {
-                self.put_away(key, id);
-                if *step == Step::Query { ABSENT } else { DONE }
+            (EngineStep::Stop { .. } | EngineStep::Query, None) if launcher => {
+                self.remove_exited(key, id);
+                if *step == EngineStep::Query { ABSENT } else { DONE }
             }
-            (Step::End { .. }, None) => DONE,
-            (Step::Query, Some(process)) => Some(condition(&process, self.plot.knows_level)),
+            (EngineStep::Stop { .. }, None) => DONE,
+            (EngineStep::Query, Some(process)) => {
+                Some(query_condition(&process, self.scenario.reports_sleep_level))
+            }
             (_, None) => UNREACHABLE,
-            (_, Some(process)) => self.order(command, key, id, step, &process),
+            (_, Some(process)) => self.call_engine(command, key, id, step, &process),
         }
     }
 
     /// The engine itself is told. A hung one says nothing.
-    fn order(
+    fn call_engine(
         &mut self,
-        command: &Command,
+        command: &PairingCommand,
         key: &ProviderKey,
-        id: &EngineId,
-        step: &Step,
-        process: &Process,
-    ) -> Came {
+        id: &PairingEngineId,
+        step: &EngineStep,
+        process: &PodProcess,
+    ) -> ImmediateReply {
         if process.hung {
             return None;
         }
-        let troubles = self.plot.troubles;
+        let troubles = self.scenario.fault_rates;
         let (phase, after, fails) = match (step, process.phase) {
-            (Step::Sleep { level, .. }, Phase::Awake) => {
-                self.check_gate(command, id);
-                (Phase::FallingAsleep(*level), self.draw(self.plot.sleep), troubles.sleep_fails)
+            (EngineStep::Sleep { level, .. }, PodProcessPhase::Awake) => {
+                self.check_gate_before_sleep(command, id);
+                (
+                    PodProcessPhase::FallingAsleep(*level),
+                    self.random_duration(self.scenario.sleep_time),
+                    troubles.sleep_fails,
+                )
             }
-            (Step::Wake { .. }, Phase::Asleep(level)) => {
-                (Phase::Waking(level), self.draw(self.plot.wake), troubles.wake_fails)
+            (EngineStep::Wake { .. }, PodProcessPhase::Asleep(level)) => (
+                PodProcessPhase::Waking(level),
+                self.random_duration(self.scenario.wake_time),
+                troubles.wake_fails,
+            ),
+            (EngineStep::SendCanary, PodProcessPhase::Awake) => {
+                (PodProcessPhase::Awake, self.random_duration((5, 200)), troubles.canary_fails)
             }
-            (Step::Prove, Phase::Awake) => (Phase::Awake, self.draw((5, 200)), troubles.canary_fails),
-            _ => return Some(Err(Cause::Refused)),
+            _ => return Some(Err(CommandFailure::Refused)),
         };
         if self.chance(troubles.hangs) {
             self.count("hangs");
-            self.change(key, id, |process| (process.hung, process.phase) = (true, phase));
+            self.update_process(key, id, |process| (process.hung, process.phase) = (true, phase));
             return None;
         }
         if self.chance(fails) {
             self.count("refusals");
-            return Some(Err(Cause::Refused));
+            return Some(Err(CommandFailure::Refused));
         }
-        if matches!(step, Step::Sleep { .. }) && self.chance(troubles.sleep_denied) {
+        if matches!(step, EngineStep::Sleep { .. }) && self.chance(troubles.sleep_denied) {
             self.count("sleeps denied");
             // It is awake all the time, and that is found out.
-            if !self.books.unanswered.remove(&(command.epoch, command.serial)) {
-                self.answer_after(SLEEP_DENIAL, command, Err(Cause::Refused));
+            if !self.audit.replies_to_drop.remove(&(command.epoch, command.serial)) {
+                self.reply_after(SLEEP_DENIAL_TIMEOUT, command, Err(CommandFailure::Refused));
             }
             return None;
         }
-        self.change(key, id, |process| process.phase = phase);
-        self.add(after, Happening::Finish(command.clone()));
+        self.update_process(key, id, |process| process.phase = phase);
+        self.schedule(after, ClusterEvent::CommandFinishes(command.clone()));
         None
     }
 
-    fn change(&mut self, key: &ProviderKey, id: &EngineId, change: impl FnOnce(&mut Process)) {
+    fn update_process(
+        &mut self,
+        key: &ProviderKey,
+        id: &PairingEngineId,
+        change: impl FnOnce(&mut PodProcess),
+    ) {
         if let Some(process) = self.providers.get_mut(key).and_then(|provider| provider.processes.get_mut(id))
         {
             change(process);
         }
     }
 
-    pub(super) fn finish(&mut self, command: Command) {
-        let Order::Engine { engine, generation, step } = &command.order else { return };
-        let key = self.place_of(&command, engine);
+    pub(super) fn command_finishes(&mut self, command: PairingCommand) {
+        let PairingAction::Engine { engine, generation, step } = &command.action else { return };
+        let key = self.provider_of(&command, engine);
         let process = key.as_ref().and_then(|key| self.providers.get(key)?.processes.get(engine));
         let process = process.filter(|process| process.generation == *generation).cloned();
         let result = match (step, process, key) {
-            (Step::Gate { .. }, ..) => Ok(Answer::Done),
-            (Step::End { .. }, process, Some(key)) => {
+            (EngineStep::CloseGate { .. }, ..) => Ok(CommandReply::Done),
+            (EngineStep::Stop { .. }, process, Some(key)) => {
                 if process.is_some() {
-                    self.process_dies(&key, engine);
+                    self.remove_process(&key, engine);
                 }
-                Ok(Answer::Done)
+                Ok(CommandReply::Done)
             }
-            (Step::Sleep { level, .. }, Some(process), Some(key)) => {
-                self.change(&key, engine, |process| process.phase = Phase::Asleep(*level));
-                self.books.slept(&command.node, engine, self.now);
+            (EngineStep::Sleep { level, .. }, Some(process), Some(key)) => {
+                self.update_process(&key, engine, |process| process.phase = PodProcessPhase::Asleep(*level));
+                self.audit.record_sleep(&command.node, engine, self.now);
                 self.count("sleeps");
-                Ok(Answer::Asleep { residue: Some(process.residue) })
+                Ok(CommandReply::Asleep { residue: Some(process.residue) })
             }
-            (Step::Wake { .. }, Some(_), Some(key)) => {
-                self.change(&key, engine, |process| process.phase = Phase::Awake);
+            (EngineStep::Wake { .. }, Some(_), Some(key)) => {
+                self.update_process(&key, engine, |process| process.phase = PodProcessPhase::Awake);
                 self.count("wakes");
-                Ok(Answer::Done)
+                Ok(CommandReply::Done)
             }
-            (Step::Prove, Some(_), Some(_)) => Ok(Answer::Done),
-            _ => Err(Cause::Unreachable),
+            (EngineStep::SendCanary, Some(_), Some(_)) => Ok(CommandReply::Done),
+            _ => Err(CommandFailure::Unreachable),
         };
-        self.answer(&command, result);
+        self.reply(&command, result);
     }
 }
 
-fn condition(process: &Process, knows_level: bool) -> Result<Answer, Cause> {
+fn query_condition(process: &PodProcess, knows_level: bool) -> Result<CommandReply, CommandFailure> {
     if process.hung {
-        return Err(Cause::Unreachable);
+        return Err(CommandFailure::Unreachable);
     }
-    Ok(Answer::Condition(match process.phase {
-        Phase::Loading => Condition::Starting,
-        Phase::Awake => Condition::Awake,
-        Phase::Asleep(_) if !knows_level => Condition::AsleepSomehow { residue: Some(process.residue) },
-        Phase::Asleep(level) => Condition::Asleep { level, residue: Some(process.residue) },
-        Phase::FallingAsleep(_) | Phase::Waking(_) => Condition::Busy,
+    Ok(CommandReply::Condition(match process.phase {
+        PodProcessPhase::Loading => QueriedCondition::Starting,
+        PodProcessPhase::Awake => QueriedCondition::Awake,
+        PodProcessPhase::Asleep(_) if !knows_level => {
+            QueriedCondition::AsleepAtUnknownLevel { residue: Some(process.residue) }
+        }
+        PodProcessPhase::Asleep(level) => QueriedCondition::Asleep { level, residue: Some(process.residue) },
+        PodProcessPhase::FallingAsleep(_) | PodProcessPhase::Waking(_) => QueriedCondition::Busy,
     }))
 }
 
 /// A stub or launcher hears it, and knows which leader is the last.
-fn is_fenced(order: &Order) -> bool {
+fn is_fenced(order: &PairingAction) -> bool {
     match order {
-        Order::Engine { engine, step, .. } => match step {
-            Step::Open { .. } | Step::Gate { .. } | Step::Wake { .. } | Step::Sleep { via: Some(_), .. } => {
-                true
+        PairingAction::Engine { engine, step, .. } => match step {
+            EngineStep::OpenGate { .. }
+            | EngineStep::CloseGate { .. }
+            | EngineStep::Wake { .. }
+            | EngineStep::Sleep { via: Some(_), .. } => true,
+            EngineStep::Launch | EngineStep::Stop { .. } => {
+                engine.mode == crate::pairing::ids::ProviderMode::Launcher
             }
-            Step::Launch | Step::End { .. } => engine.mode == crate::pairing::ids::Mode::Launcher,
             _ => false,
         },
-        Order::Requester { step, .. } => {
-            matches!(step, OfRequester::Accelerators { .. } | OfRequester::Gate | OfRequester::Release)
+        PairingAction::Requester { step, .. } => {
+            matches!(
+                step,
+                RequesterStep::QueryAccelerators { .. } | RequesterStep::CloseGate | RequesterStep::Release
+            )
         }
-        Order::Provider { .. } => false,
+        PairingAction::Provider { .. } => false,
     }
 }
 
 /// Of which leader a command is, and which of its commands.
-pub(super) type Key = (Epoch, u64);
+pub(super) type CommandKey = (Epoch, u64);

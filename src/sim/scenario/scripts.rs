@@ -1,25 +1,25 @@
 //! Worlds written by hand, one for each thing a reader should see happen. Their stories are golden: see
 //! `tests/scenarios.rs`.
 
-mod needs;
+mod dependencies;
 
-use super::{Deed, Scenario};
+use super::{Scenario, ScenarioAction};
 use crate::{
-    fleet::event::Order,
+    fleet::event::OperatorAction,
     model::{
-        Accelerator, Accelerators, Configuration, EngineId, Idle, LevelPolicy, Memory, ModelSpec, OnDeadline,
-        OwnQueue, Settings,
+        Accelerator, AcceleratorRequirement, DrainDeadlinePolicy, EngineId, EngineMemory, FleetConfig,
+        FleetSettings, IdlePolicy, ModelSpec, QueueOverrides, SleepLevelPolicy,
     },
-    sim::client::Request,
+    sim::client::SimulatedRequest,
     units::{Bytes, Millis},
 };
 
 /// A scenario and how long it is watched.
-pub type Script = (Scenario, Millis);
+pub type ScriptedScenario = (Scenario, Millis);
 
 /// Every script.
 #[must_use]
-pub fn all() -> Vec<Script> {
+pub fn all() -> Vec<ScriptedScenario> {
     let mut all = vec![
         two_models_on_one_gpu(),
         alternating_bursts(),
@@ -37,186 +37,213 @@ pub fn all() -> Vec<Script> {
         a_stub_closes_its_gate(),
         a_stub_that_never_opens(),
     ];
-    all.extend(needs::all());
+    all.extend(dependencies::all());
     all
 }
 
 /// Neither fits beside the other: the first is put to sleep for the second, and woken again.
-fn two_models_on_one_gpu() -> Script {
-    let scenario = world("two-models-on-one-gpu", 1, vec![model("qwen", 20), model("llama", 20)]);
-    let scenario = ask(scenario, 1, "qwen", 2);
-    let scenario = ask(scenario, 30, "llama", 2);
-    (ask(scenario, 60, "qwen", 2), Millis::secs(70))
+fn two_models_on_one_gpu() -> ScriptedScenario {
+    let scenario = base_scenario("two-models-on-one-gpu", 1, vec![model("qwen", 20), model("llama", 20)]);
+    let scenario = with_request(scenario, 1, "qwen", 2);
+    let scenario = with_request(scenario, 30, "llama", 2);
+    (with_request(scenario, 60, "qwen", 2), Millis::secs(70))
 }
 
 /// Five requests every three seconds, by turns for one model and the other: a swap for each burst would be thrash.
-fn alternating_bursts() -> Script {
-    let mut scenario = world("alternating-bursts", 1, vec![model("qwen", 20), model("llama", 20)]);
+fn alternating_bursts() -> ScriptedScenario {
+    let mut scenario = base_scenario("alternating-bursts", 1, vec![model("qwen", 20), model("llama", 20)]);
     for burst in 0..12 {
         let name = if burst % 2 == 0 { "qwen" } else { "llama" };
         for request in 0..5 {
             let after = Millis(1000 + burst * 3000 + request * 20);
-            scenario = scenario.at(after, Deed::Ask(Request::stream(name, Millis(500))));
+            scenario =
+                scenario.at(after, ScenarioAction::SendRequest(SimulatedRequest::stream(name, Millis(500))));
         }
     }
     (scenario, Millis::secs(60))
 }
 
 /// A request waits in vain for a pinned model's memory; once it is unpinned, the next one is served.
-fn a_pinned_model_in_the_way() -> Script {
+fn a_pinned_model_in_the_way() -> ScriptedScenario {
     let mut pinned = model("llama", 20);
     pinned.pinned = true;
-    let mut scenario = world("a-pinned-model-in-the-way", 1, vec![model("qwen", 20), pinned]);
+    let mut scenario = base_scenario("a-pinned-model-in-the-way", 1, vec![model("qwen", 20), pinned]);
     scenario.configuration.settings.queue.max_wait = Millis::secs(20);
-    let scenario = ask(scenario, 20, "qwen", 1);
-    let scenario = ask(scenario, 50, "qwen", 1);
-    (scenario.at(Millis::secs(55), Deed::Order("llama".into(), Order::Unpin)), Millis::secs(75))
+    let scenario = with_request(scenario, 20, "qwen", 1);
+    let scenario = with_request(scenario, 50, "qwen", 1);
+    (
+        scenario.at(Millis::secs(55), ScenarioAction::OperatorAction("llama".into(), OperatorAction::Unpin)),
+        Millis::secs(75),
+    )
 }
 
 /// Two idle models, one on each accelerator, make room for one that needs both.
-fn two_victims_for_a_model_on_two_gpus() -> Script {
+fn two_victims_for_a_model_on_two_gpus() -> ScriptedScenario {
     let mut large = model("large", 18);
-    large.accelerators = Accelerators::Count(2);
+    large.accelerators = AcceleratorRequirement::Count(2);
     let models = vec![model("qwen", 20), model("llama", 20), large];
-    let scenario = world("two-victims-for-a-model-on-two-gpus", 2, models);
-    let scenario = ask(scenario, 1, "qwen", 1);
-    let scenario = ask(scenario, 2, "llama", 3);
-    (ask(scenario, 30, "large", 1), Millis::secs(50))
+    let scenario = base_scenario("two-victims-for-a-model-on-two-gpus", 2, models);
+    let scenario = with_request(scenario, 1, "qwen", 1);
+    let scenario = with_request(scenario, 2, "llama", 3);
+    (with_request(scenario, 30, "large", 1), Millis::secs(50))
 }
 
 /// The engine says that it sleeps, and its memory is free only two seconds later: nothing is launched on its word.
-fn memory_that_comes_back_late() -> Script {
-    let mut scenario = world("memory-that-comes-back-late", 1, vec![model("qwen", 20), model("llama", 20)]);
-    scenario.configuration.settings.timeouts.settle = Millis::secs(5);
-    let scenario = ask(scenario, 1, "qwen", 1);
-    let late = Deed::LateMemory(engine("qwen"), Millis::secs(2));
-    (ask(scenario.at(Millis::secs(20), late), 30, "llama", 1), Millis::secs(50))
+fn memory_that_comes_back_late() -> ScriptedScenario {
+    let mut scenario =
+        base_scenario("memory-that-comes-back-late", 1, vec![model("qwen", 20), model("llama", 20)]);
+    scenario.configuration.settings.timeouts.meter_lag = Millis::secs(5);
+    let scenario = with_request(scenario, 1, "qwen", 1);
+    let late = ScenarioAction::DelayNextRelease(engine("qwen"), Millis::secs(2));
+    (with_request(scenario.at(Millis::secs(20), late), 30, "llama", 1), Millis::secs(50))
 }
 
 /// The engine refuses to wake: it is stopped and started from nothing, and whoever waited is served.
-fn a_wake_that_fails() -> Script {
-    let scenario = world("a-wake-that-fails", 1, vec![model("qwen", 20)]);
-    let scenario = ask(scenario, 1, "qwen", 1);
+fn a_wake_that_fails() -> ScriptedScenario {
+    let scenario = base_scenario("a-wake-that-fails", 1, vec![model("qwen", 20)]);
+    let scenario = with_request(scenario, 1, "qwen", 1);
     let scenario = scenario
-        .at(Millis::secs(20), Deed::Order("qwen".into(), Order::Sleep { level: None }))
-        .at(Millis::secs(25), Deed::RefuseWake(engine("qwen")));
-    (ask(scenario, 30, "qwen", 1), Millis::secs(50))
+        .at(
+            Millis::secs(20),
+            ScenarioAction::OperatorAction("qwen".into(), OperatorAction::Sleep { level: None }),
+        )
+        .at(Millis::secs(25), ScenarioAction::RefuseNextWake(engine("qwen")));
+    (with_request(scenario, 30, "qwen", 1), Millis::secs(50))
 }
 
 /// Starts fail: whoever waits is told, and what failed is remembered until somebody asks again. Another model fits nowhere.
-fn a_start_that_fails() -> Script {
-    let mut scenario = world("a-start-that-fails", 1, vec![model("qwen", 20), model("huge", 90)]);
-    scenario.faults.exit_at_start = 1.0;
-    let scenario = ask(ask(scenario, 1, "qwen", 1), 2, "huge", 1);
-    (ask(scenario, 40, "qwen", 1), Millis::secs(60))
+fn a_start_that_fails() -> ScriptedScenario {
+    let mut scenario = base_scenario("a-start-that-fails", 1, vec![model("qwen", 20), model("huge", 90)]);
+    scenario.fault_rates.exit_at_start = 1.0;
+    let scenario = with_request(with_request(scenario, 1, "qwen", 1), 2, "huge", 1);
+    (with_request(scenario, 40, "qwen", 1), Millis::secs(60))
 }
 
 /// A model that is never idle has its turn; then its gate closes, its streams run out, and the other has its own.
-fn a_busy_model_gives_up_its_turn() -> Script {
+fn a_busy_model_gives_up_its_turn() -> ScriptedScenario {
     let mut scenario =
-        world("a-busy-model-gives-up-its-turn", 1, vec![model("qwen", 20), model("llama", 20)]);
+        base_scenario("a-busy-model-gives-up-its-turn", 1, vec![model("qwen", 20), model("llama", 20)]);
     for n in 0..30 {
-        scenario = scenario.at(Millis(1000 + n * 1500), Deed::Ask(Request::stream("qwen", Millis::secs(3))));
+        scenario = scenario.at(
+            Millis(1000 + n * 1500),
+            ScenarioAction::SendRequest(SimulatedRequest::stream("qwen", Millis::secs(3))),
+        );
     }
-    (ask(scenario, 15, "llama", 1), Millis::secs(65))
+    (with_request(scenario, 15, "llama", 1), Millis::secs(65))
 }
 
 /// As before, but a stream runs longer than policy lets a drain last: it is cut.
-fn a_stream_outlasts_its_turn() -> Script {
-    let mut scenario = world("a-stream-outlasts-its-turn", 1, vec![model("qwen", 20), model("llama", 20)]);
-    scenario.configuration.settings.turns.on_deadline = OnDeadline::Cut;
-    let scenario = ask(scenario, 1, "qwen", 120);
-    (ask(scenario, 15, "llama", 1), Millis::secs(60))
+fn a_stream_outlasts_its_turn() -> ScriptedScenario {
+    let mut scenario =
+        base_scenario("a-stream-outlasts-its-turn", 1, vec![model("qwen", 20), model("llama", 20)]);
+    scenario.configuration.settings.turns.on_deadline = DrainDeadlinePolicy::Cut;
+    let scenario = with_request(scenario, 1, "qwen", 120);
+    (with_request(scenario, 15, "llama", 1), Millis::secs(60))
 }
 
 /// Two engines start for one burst, each on its own accelerator, and each takes half of it; unused, both fall asleep.
-fn two_replicas_share_the_load() -> Script {
+fn two_replicas_share_the_load() -> ScriptedScenario {
     let mut twice = model("qwen", 20);
     twice.replicas = 2;
     twice.max_concurrency = Some(2);
     twice.idle.sleep_after = Some(Millis::secs(10));
-    let scenario = world("two-replicas-share-the-load", 2, vec![twice]);
-    let scenario = ask(scenario, 1, "qwen", 4);
-    let scenario = (0..5).fold(scenario, |scenario, _| ask(scenario, 15, "qwen", 4));
+    let scenario = base_scenario("two-replicas-share-the-load", 2, vec![twice]);
+    let scenario = with_request(scenario, 1, "qwen", 4);
+    let scenario = (0..5).fold(scenario, |scenario, _| with_request(scenario, 15, "qwen", 4));
     (scenario, Millis::secs(40))
 }
 
 /// The second engine has the only accelerator that another model could have: in use as it is, it gives way at once,
 /// and comes back once the other has been put away.
-fn a_replica_makes_room() -> Script {
+fn a_replica_makes_room() -> ScriptedScenario {
     let mut twice = model("qwen", 20);
     twice.replicas = 2;
     let mut other = model("llama", 20);
     other.idle.sleep_after = Some(Millis::secs(5));
-    let scenario = world("a-replica-makes-room", 2, vec![twice, other]);
-    let scenario = ask(ask(scenario, 1, "qwen", 30), 12, "qwen", 5);
-    let scenario = ask(scenario, 13, "llama", 2);
+    let scenario = base_scenario("a-replica-makes-room", 2, vec![twice, other]);
+    let scenario = with_request(with_request(scenario, 1, "qwen", 30), 12, "qwen", 5);
+    let scenario = with_request(scenario, 13, "llama", 2);
     (scenario, Millis::secs(50))
 }
 
 /// One engine becomes three while it is in use, and one again: the two that are too many end their streams first.
-fn replicas_by_reload() -> Script {
-    let scenario = world("replicas-by-reload", 3, vec![model("qwen", 20)]);
+fn replicas_by_reload() -> ScriptedScenario {
+    let scenario = base_scenario("replicas-by-reload", 3, vec![model("qwen", 20)]);
     let mut three = scenario.configuration.clone();
     three.models[0].replicas = 3;
     let one = scenario.configuration.clone();
-    let mut scenario = ask(scenario, 1, "qwen", 40);
-    scenario = scenario.at(Millis::secs(15), Deed::Reload(Box::new(three)));
+    let mut scenario = with_request(scenario, 1, "qwen", 40);
+    scenario = scenario.at(Millis::secs(15), ScenarioAction::ReloadConfig(Box::new(three)));
     for n in 0..3 {
-        scenario = ask(scenario, 26 + n, "qwen", 10);
+        scenario = with_request(scenario, 26 + n, "qwen", 10);
     }
-    (scenario.at(Millis::secs(30), Deed::Reload(Box::new(one))), Millis::secs(50))
+    (scenario.at(Millis::secs(30), ScenarioAction::ReloadConfig(Box::new(one))), Millis::secs(50))
 }
 
 /// Six requests of one key wait before the first of another comes: it is next all the same.
-fn two_keys_take_turns() -> Script {
+fn two_keys_take_turns() -> ScriptedScenario {
     let mut narrow = model("qwen", 20);
     narrow.max_concurrency = Some(1);
-    let mut scenario = world("two-keys-take-turns", 1, vec![narrow]);
-    let request =
-        |key: &str| Request { key: key.into(), tokens: 300, ..Request::stream("qwen", Millis::secs(2)) };
+    let mut scenario = base_scenario("two-keys-take-turns", 1, vec![narrow]);
+    let request = |key: &str| SimulatedRequest {
+        key: key.into(),
+        tokens: 300,
+        ..SimulatedRequest::stream("qwen", Millis::secs(2))
+    };
     for n in 0..6 {
-        scenario = scenario.at(Millis(1000 + n * 10), Deed::Ask(request("team-a")));
+        scenario = scenario.at(Millis(1000 + n * 10), ScenarioAction::SendRequest(request("team-a")));
     }
     for n in 0..2 {
-        scenario = scenario.at(Millis(12_000 + n * 10), Deed::Ask(request("team-b")));
+        scenario = scenario.at(Millis(12_000 + n * 10), ScenarioAction::SendRequest(request("team-b")));
     }
     (scenario, Millis::secs(30))
 }
 
 /// Streams run when the stub closes its gate; those that come wait, and are let in by their arrival when it opens.
-fn a_stub_closes_its_gate() -> Script {
-    let scenario = world("a-stub-closes-its-gate", 1, vec![model("qwen", 20)]);
-    let scenario = ask(ask(scenario, 1, "qwen", 1), 15, "qwen", 3);
-    let mut scenario = scenario.at(Millis::secs(16), Deed::Gate(engine("qwen"), true));
+fn a_stub_closes_its_gate() -> ScriptedScenario {
+    let scenario = base_scenario("a-stub-closes-its-gate", 1, vec![model("qwen", 20)]);
+    let scenario = with_request(with_request(scenario, 1, "qwen", 1), 15, "qwen", 3);
+    let mut scenario = scenario.at(Millis::secs(16), ScenarioAction::SetStubGateClosed(engine("qwen"), true));
     for n in 0..4 {
-        scenario = scenario.at(Millis(17_000 + n * 300), Deed::Ask(Request::stream("qwen", Millis(500))));
+        scenario = scenario.at(
+            Millis(17_000 + n * 300),
+            ScenarioAction::SendRequest(SimulatedRequest::stream("qwen", Millis(500))),
+        );
     }
-    (scenario.at(Millis::secs(20), Deed::Gate(engine("qwen"), false)), Millis::secs(25))
+    (
+        scenario.at(Millis::secs(20), ScenarioAction::SetStubGateClosed(engine("qwen"), false)),
+        Millis::secs(25),
+    )
 }
 
 /// One of two engines is behind a gate that stays closed: the other serves everybody, and the first falls asleep in its
 /// time and is there for others.
-fn a_stub_that_never_opens() -> Script {
+fn a_stub_that_never_opens() -> ScriptedScenario {
     let mut twice = model("qwen", 20);
     twice.replicas = 2;
     twice.max_concurrency = Some(2);
     twice.idle.sleep_after = Some(Millis::secs(10));
-    let scenario = world("a-stub-that-never-opens", 2, vec![twice]);
-    let scenario = ask(ask(scenario, 1, "qwen", 2), 12, "qwen", 2);
-    let mut scenario = scenario.at(Millis::secs(15), Deed::Gate(engine("qwen"), true));
+    let scenario = base_scenario("a-stub-that-never-opens", 2, vec![twice]);
+    let scenario = with_request(with_request(scenario, 1, "qwen", 2), 12, "qwen", 2);
+    let mut scenario = scenario.at(Millis::secs(15), ScenarioAction::SetStubGateClosed(engine("qwen"), true));
     for n in 0..4 {
-        scenario = scenario.at(Millis(16_000 + n * 100), Deed::Ask(Request::stream("qwen", Millis::secs(1))));
+        scenario = scenario.at(
+            Millis(16_000 + n * 100),
+            ScenarioAction::SendRequest(SimulatedRequest::stream("qwen", Millis::secs(1))),
+        );
     }
     (scenario, Millis::secs(40))
 }
 
-fn ask(scenario: Scenario, at: u64, model: &str, lasts: u64) -> Scenario {
-    scenario.at(Millis::secs(at), Deed::Ask(Request::stream(model, Millis::secs(lasts))))
+fn with_request(scenario: Scenario, at: u64, model: &str, lasts: u64) -> Scenario {
+    scenario.at(
+        Millis::secs(at),
+        ScenarioAction::SendRequest(SimulatedRequest::stream(model, Millis::secs(lasts))),
+    )
 }
 
-fn world(name: &str, gpus: u64, models: Vec<ModelSpec>) -> Scenario {
-    let mut settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
+fn base_scenario(name: &str, gpus: u64, models: Vec<ModelSpec>) -> Scenario {
+    let mut settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
     settings.turns.residency = Millis::secs(5);
     settings.turns.max_turn = Millis::secs(20);
     settings.turns.drain_deadline = Millis::secs(10);
@@ -226,7 +253,7 @@ fn world(name: &str, gpus: u64, models: Vec<ModelSpec>) -> Scenario {
         metered: true,
         units: None,
     };
-    Scenario::new(name, Configuration { settings, accelerators: (0..gpus).map(gpu).collect(), models })
+    Scenario::new(name, FleetConfig { settings, accelerators: (0..gpus).map(gpu).collect(), models })
 }
 
 /// A model on one accelerator that takes `gib` GiB awake, 1 GiB asleep, and sleeps only to make room.
@@ -235,9 +262,9 @@ pub fn model(name: &str, gib: u64) -> ModelSpec {
     ModelSpec {
         name: name.into(),
         aliases: Vec::new(),
-        accelerators: Accelerators::Count(1),
-        memory: Memory { awake: Bytes::gib(gib), asleep: Bytes::gib(1), host: Bytes::gib(gib / 2) },
-        idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
+        accelerators: AcceleratorRequirement::Count(1),
+        memory: EngineMemory { awake: Bytes::gib(gib), asleep: Bytes::gib(1), host: Bytes::gib(gib / 2) },
+        idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
         replicas: 1,
         pinned: false,
         min_replicas: 0,
@@ -249,7 +276,7 @@ pub fn model(name: &str, gib: u64) -> ModelSpec {
         can_sleep: true,
         fingerprint: 1,
         eviction: None,
-        queue: OwnQueue::default(),
+        queue: QueueOverrides::default(),
     }
 }
 

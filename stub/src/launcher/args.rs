@@ -4,17 +4,17 @@ use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use rouse::{
+    shell_words,
     units::{Bytes, Millis},
-    words,
 };
 use tracing::level_filters::LevelFilter;
 
-use super::accelerators::{Accelerators, Source};
-use crate::token::{Hash, Token};
+use super::accelerators::{AcceleratorListSource, NodeAccelerators};
+use crate::token::{BearerToken, TokenHash};
 
 /// Flags of the launcher.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Args {
+pub struct LauncherArgs {
     /// Listen on this address
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0")]
     host: String,
@@ -23,7 +23,7 @@ pub struct Args {
     port: u16,
     /// What is written to stderr
     #[arg(long, value_name = "LEVEL", default_value = "info", value_enum)]
-    log_level: Level,
+    log_level: LauncherLogLevel,
     /// Pretend to have accelerators, with the UUIDs GPU-0, GPU-1 and so on
     #[arg(long)]
     mock_gpus: bool,
@@ -51,7 +51,7 @@ pub struct Args {
     token_file: Option<PathBuf>,
     /// Demand there the bearer token that has this SHA-256, as hexadecimal digits; with both, either is obeyed
     #[arg(long, env = "ROUSE_TOKEN_SHA256", value_name = "HASH")]
-    token_sha256: Option<Hash>,
+    token_sha256: Option<TokenHash>,
     /// Demand none: whoever reaches the port may start any program here, with all accelerators. For controllers that show none
     #[arg(long)]
     no_token: bool,
@@ -68,7 +68,7 @@ pub struct Args {
 
 /// As the public launcher names them.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Level {
+enum LauncherLogLevel {
     Critical,
     Error,
     Warning,
@@ -78,46 +78,46 @@ enum Level {
 
 /// What the flags mean.
 #[derive(Debug)]
-pub(crate) struct Settings {
+pub(crate) struct LauncherSettings {
     pub(crate) host: String,
     pub(crate) port: u16,
-    pub(crate) accelerators: Accelerators,
+    pub(crate) accelerators: NodeAccelerators,
     pub(crate) command: Vec<String>,
     pub(crate) log_dir: PathBuf,
     pub(crate) log_cap: u64,
     pub(crate) grace: Duration,
     /// Of which one is to be shown; none, where nobody has to show any.
-    pub(crate) tokens: Arc<[Token]>,
+    pub(crate) tokens: Arc<[BearerToken]>,
     pub(crate) max_instances: usize,
     pub(crate) public_conflicts: bool,
     pub(crate) plain_options: bool,
 }
 
-impl Args {
+impl LauncherArgs {
     pub(crate) const fn level(&self) -> LevelFilter {
         match self.log_level {
-            Level::Critical | Level::Error => LevelFilter::ERROR,
-            Level::Warning => LevelFilter::WARN,
-            Level::Info => LevelFilter::INFO,
-            Level::Debug => LevelFilter::DEBUG,
+            LauncherLogLevel::Critical | LauncherLogLevel::Error => LevelFilter::ERROR,
+            LauncherLogLevel::Warning => LevelFilter::WARN,
+            LauncherLogLevel::Info => LevelFilter::INFO,
+            LauncherLogLevel::Debug => LevelFilter::DEBUG,
         }
     }
 
     /// # Errors
     /// What cannot work, before anything is begun.
-    pub(crate) fn settings(self) -> anyhow::Result<Settings> {
-        let command = words::split(&self.command).context("--command")?;
+    pub(crate) fn settings(self) -> anyhow::Result<LauncherSettings> {
+        let command = shell_words::split(&self.command).context("--command")?;
         ensure!(!command.is_empty(), "--command is empty: say what runs an engine, as in 'vllm serve'");
         let tokens = self.tokens()?;
         let source = match self.accelerators_file {
-            Some(path) => Source::File(path),
-            None if self.mock_gpus => Source::Mock(self.mock_gpu_count),
-            None => Source::Driver,
+            Some(path) => AcceleratorListSource::File(path),
+            None if self.mock_gpus => AcceleratorListSource::Mock(self.mock_gpu_count),
+            None => AcceleratorListSource::Driver,
         };
-        let accelerators = source.open().context("--accelerators-file")?;
+        let accelerators = source.load().context("--accelerators-file")?;
         let log_dir = self.log_dir.unwrap_or_else(std::env::temp_dir);
         fs::create_dir_all(&log_dir).with_context(|| format!("--log-dir {}", log_dir.display()))?;
-        Ok(Settings {
+        Ok(LauncherSettings {
             host: self.host,
             port: self.port,
             accelerators,
@@ -132,16 +132,16 @@ impl Args {
         })
     }
 
-    fn tokens(&self) -> anyhow::Result<Arc<[Token]>> {
+    fn tokens(&self) -> anyhow::Result<Arc<[BearerToken]>> {
         if self.no_token {
             return Ok(Arc::default());
         }
         let file = self.token_file.clone().map(|path| {
             let named = format!("--token-file {}", path.display());
-            Token::in_file(path).context(named)
+            BearerToken::from_file(path).context(named)
         });
-        let tokens: Arc<[Token]> =
-            file.transpose()?.into_iter().chain(self.token_sha256.map(Token::Hashed)).collect();
+        let tokens: Arc<[BearerToken]> =
+            file.transpose()?.into_iter().chain(self.token_sha256.map(BearerToken::Hashed)).collect();
         ensure!(
             !tokens.is_empty(),
             "nothing says who may give orders: name a token by --token-file, --token-sha256 or ROUSE_TOKEN_SHA256 (gateways set \

@@ -14,25 +14,25 @@ use tokio::{
     task,
 };
 
-use crate::serve::Gone;
+use crate::serve::PeerDisconnect;
 
 use super::{
-    events::Revision,
-    log::Part,
-    registry::{Next, Registry},
+    events::EventRevision,
+    log::LogPart,
+    registry::{InstanceRegistry, WatchStep},
 };
 
 /// Of a log, at a time.
-const PIECE: usize = 256 << 10;
+const LOG_PIECE_BYTES: usize = 256 << 10;
 
 /// What another task sends. That task waits while nobody takes it, and hears when nobody will.
 #[derive(Debug)]
-pub(crate) struct Pieces {
+pub(crate) struct ChannelBody {
     pieces: Receiver<io::Result<Bytes>>,
     length: Option<u64>,
 }
 
-impl Body for Pieces {
+impl Body for ChannelBody {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -50,21 +50,21 @@ impl Body for Pieces {
 
 /// A part of a log. It ends with an error where it is no longer there: fewer bytes come than were announced, which no
 /// client takes for the whole.
-pub(crate) fn log(part: Part) -> Pieces {
+pub(crate) fn log_body(part: LogPart) -> ChannelBody {
     // One piece is read while the one before is sent.
     let (sender, pieces) = mpsc::channel(1);
     let length = Some(part.len());
     task::spawn(send_log(part, sender));
-    Pieces { pieces, length }
+    ChannelBody { pieces, length }
 }
 
-async fn send_log(part: Part, sender: Sender<io::Result<Bytes>>) {
+async fn send_log(part: LogPart, sender: Sender<io::Result<Bytes>>) {
     let part = Arc::new(part);
     let mut at = part.start;
     while at <= part.end {
         let part = Arc::clone(&part);
         let read = task::spawn_blocking(move || {
-            let mut piece = vec![0; PIECE];
+            let mut piece = vec![0; LOG_PIECE_BYTES];
             let length = part.read(at, &mut piece)?;
             piece.truncate(length);
             if length == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(Bytes::from(piece)) }
@@ -83,12 +83,12 @@ async fn send_log(part: Part, sender: Sender<io::Result<Bytes>>) {
 
 /// Events after `seen`, as they come, after those that `first` holds. It ends when the watcher is too slow, or the
 /// launcher ends.
-pub(crate) fn watch(
-    registry: Arc<Registry>,
+pub(crate) fn watch_body(
+    registry: Arc<InstanceRegistry>,
     first: Bytes,
-    (seen, updates): (Revision, bool),
-    gone: Option<Gone>,
-) -> Pieces {
+    (seen, updates): (EventRevision, bool),
+    gone: Option<PeerDisconnect>,
+) -> ChannelBody {
     let (sender, pieces) = mpsc::channel(1);
     task::spawn(async move {
         if first.is_empty() || sender.send(Ok(first)).await.is_ok() {
@@ -99,25 +99,25 @@ pub(crate) fn watch(
             }
         }
     });
-    Pieces { pieces, length: None }
+    ChannelBody { pieces, length: None }
 }
 
 async fn send_events(
-    registry: &Registry,
+    registry: &InstanceRegistry,
     sender: &Sender<io::Result<Bytes>>,
-    mut seen: Revision,
+    mut seen: EventRevision,
     updates: bool,
 ) {
-    let mut news = registry.news();
+    let mut news = registry.subscribe();
     loop {
         news.mark_unchanged();
-        match registry.after(seen, updates) {
-            Next::End => return,
-            Next::Wait => tokio::select! {
+        match registry.events_after(seen, updates) {
+            WatchStep::End => return,
+            WatchStep::Wait => tokio::select! {
                 () = sender.closed() => return,
                 _ = news.changed() => {}
             },
-            Next::Lines(lines, revision) => {
+            WatchStep::Lines(lines, revision) => {
                 seen = revision;
                 if !lines.is_empty() && sender.send(Ok(lines)).await.is_err() {
                     return;

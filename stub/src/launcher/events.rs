@@ -9,18 +9,18 @@ use bytes::{Bytes, BytesMut};
 use serde::Serialize;
 
 /// Events that are kept for those who come back.
-pub(crate) const KEPT: usize = 1000;
+pub(crate) const MAX_EVENTS: usize = 1000;
 /// What they may take, in bytes: an instance is as large as whoever made it said, up to the largest body that is taken.
 /// Usual ones come nowhere near.
-pub(crate) const MOST: usize = 8 << 20;
+pub(crate) const MAX_EVENT_BYTES: usize = 8 << 20;
 
 /// Grows by one with every event.
-pub(crate) type Revision = u64;
+pub(crate) type EventRevision = u64;
 
 /// What happened to an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
-pub(crate) enum Kind {
+pub(crate) enum InstanceEventKind {
     Created,
     /// Its process ended by itself.
     Stopped,
@@ -30,79 +30,83 @@ pub(crate) enum Kind {
 }
 
 #[derive(Debug)]
-struct Event {
-    revision: Revision,
-    /// Of [`Kind::Updated`]: the instance.
-    about: Option<String>,
+struct InstanceEvent {
+    revision: EventRevision,
+    /// Of [`InstanceEventKind::Updated`]: the instance.
+    updated_instance: Option<String>,
     line: Bytes,
 }
 
 /// The last events.
 #[derive(Debug, Default)]
-pub(crate) struct Events {
-    kept: VecDeque<Event>,
+pub(crate) struct InstanceEventLog {
+    events: VecDeque<InstanceEvent>,
     /// Of the lines that are kept.
     bytes: usize,
     /// Of the newest event that is not kept any more.
-    oldest: Revision,
+    last_dropped: EventRevision,
 }
 
 /// One line of the stream.
-pub(crate) fn line(kind: Kind, object: &impl Serialize) -> Bytes {
+pub(crate) fn event_line(kind: InstanceEventKind, object: &impl Serialize) -> Bytes {
     #[derive(Serialize)]
-    struct Line<'a, T> {
+    struct EventLine<'a, T> {
         #[serde(rename = "type")]
-        kind: Kind,
+        kind: InstanceEventKind,
         object: &'a T,
     }
-    let mut text = serde_json::to_vec(&Line { kind, object }).unwrap_or_default();
+    let mut text = serde_json::to_vec(&EventLine { kind, object }).unwrap_or_default();
     text.push(b'\n');
     text.into()
 }
 
-impl Events {
+impl InstanceEventLog {
     /// Adds an event. `revision` is larger than all before.
     pub(crate) fn publish(
         &mut self,
-        kind: Kind,
-        revision: Revision,
+        kind: InstanceEventKind,
+        revision: EventRevision,
         instance: &str,
         object: &impl Serialize,
     ) {
-        let about = (kind == Kind::Updated).then(|| instance.to_owned());
+        let about = (kind == InstanceEventKind::Updated).then(|| instance.to_owned());
         // Of each instance only the newest is kept: one that comes and goes would push out what others wait for.
         if about.is_some() {
-            self.kept.retain(|event| event.about != about);
-            self.bytes = self.kept.iter().map(|event| event.line.len()).sum();
+            self.events.retain(|event| event.updated_instance != about);
+            self.bytes = self.events.iter().map(|event| event.line.len()).sum();
         }
-        let line = line(kind, object);
+        let line = event_line(kind, object);
         self.bytes += line.len();
-        self.kept.push_back(Event { revision, about, line });
+        self.events.push_back(InstanceEvent { revision, updated_instance: about, line });
         // The newest stays, whatever its size: those who watch wait for it.
-        while self.kept.len() > KEPT || self.kept.len() > 1 && self.bytes > MOST {
-            let Some(event) = self.kept.pop_front() else { break };
+        while self.events.len() > MAX_EVENTS || self.events.len() > 1 && self.bytes > MAX_EVENT_BYTES {
+            let Some(event) = self.events.pop_front() else { break };
             self.bytes -= event.line.len();
-            self.oldest = event.revision;
+            self.last_dropped = event.revision;
         }
     }
 
     /// Who has not seen what came up to here has missed something.
-    pub(crate) const fn oldest(&self) -> Revision {
-        self.oldest
+    pub(crate) const fn last_dropped(&self) -> EventRevision {
+        self.last_dropped
     }
 
     /// The lines of all events after `seen`, and the revision of the last; nothing, when there is none.
     ///
     /// # Errors
     /// Some of them are not kept any more.
-    pub(crate) fn after(&self, seen: Revision, updates: bool) -> Result<Option<(Bytes, Revision)>, Missed> {
-        if seen < self.oldest {
-            return Err(Missed);
+    pub(crate) fn events_after(
+        &self,
+        seen: EventRevision,
+        updates: bool,
+    ) -> Result<Option<(Bytes, EventRevision)>, EventsMissed> {
+        if seen < self.last_dropped {
+            return Err(EventsMissed);
         }
         let mut lines = BytesMut::new();
         let mut last = None;
-        for event in self.kept.iter().skip_while(|event| event.revision <= seen) {
-            if updates || event.about.is_none() {
+        for event in self.events.iter().skip_while(|event| event.revision <= seen) {
+            if updates || event.updated_instance.is_none() {
                 lines.extend_from_slice(&event.line);
             }
             last = Some(event.revision);
@@ -113,7 +117,7 @@ impl Events {
 
 /// There were more events than are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Missed;
+pub(crate) struct EventsMissed;
 
 #[cfg(test)]
 mod tests {
@@ -121,27 +125,27 @@ mod tests {
 
     use super::*;
 
-    fn text(events: &Events, seen: Revision, updates: bool) -> String {
-        let lines = events.after(seen, updates).unwrap();
+    fn text(events: &InstanceEventLog, seen: EventRevision, updates: bool) -> String {
+        let lines = events.events_after(seen, updates).unwrap();
         lines.map(|(lines, _)| String::from_utf8(lines.to_vec()).unwrap()).unwrap_or_default()
     }
 
-    fn published(count: u64) -> Events {
-        let mut events = Events::default();
+    fn published(count: u64) -> InstanceEventLog {
+        let mut events = InstanceEventLog::default();
         for i in 1..=count {
-            events.publish(Kind::Created, i, "x", &json!({"i": i}));
+            events.publish(InstanceEventKind::Created, i, "x", &json!({"i": i}));
         }
         events
     }
 
     #[test]
     fn publish_and_watch() {
-        let mut events = Events::default();
-        assert_eq!(events.after(0, true), Ok(None));
-        events.publish(Kind::Created, 1, "abc", &json!({"instance_id": "abc"}));
+        let mut events = InstanceEventLog::default();
+        assert_eq!(events.events_after(0, true), Ok(None));
+        events.publish(InstanceEventKind::Created, 1, "abc", &json!({"instance_id": "abc"}));
         assert_eq!(text(&events, 0, false), "{\"type\":\"CREATED\",\"object\":{\"instance_id\":\"abc\"}}\n");
-        assert_eq!(events.after(0, false).unwrap().unwrap().1, 1);
-        assert_eq!(events.after(1, false), Ok(None));
+        assert_eq!(events.events_after(0, false).unwrap().unwrap().1, 1);
+        assert_eq!(events.events_after(1, false), Ok(None));
     }
 
     #[test]
@@ -150,39 +154,39 @@ mod tests {
         assert_eq!(text(&events, 1, false).lines().count(), 2);
         assert!(text(&events, 2, false).contains(r#"{"i":3}"#));
         // One that was announced and did not happen yet is waited for.
-        assert_eq!(events.after(7, false), Ok(None));
+        assert_eq!(events.events_after(7, false), Ok(None));
     }
 
     #[test]
     fn revision_too_old_raises() {
-        let events = published(KEPT as u64 + 10);
-        assert_eq!(events.oldest(), 10);
-        assert_eq!(events.after(9, false), Err(Missed));
-        assert_eq!(text(&events, 10, false).lines().count(), KEPT);
+        let events = published(MAX_EVENTS as u64 + 10);
+        assert_eq!(events.last_dropped(), 10);
+        assert_eq!(events.events_after(9, false), Err(EventsMissed));
+        assert_eq!(text(&events, 10, false).lines().count(), MAX_EVENTS);
     }
 
     #[test]
     fn the_record_is_bounded_by_its_bytes_too_and_the_newest_event_stays() {
-        let mut events = Events::default();
-        let quarter = "x".repeat(MOST / 4);
+        let mut events = InstanceEventLog::default();
+        let quarter = "x".repeat(MAX_EVENT_BYTES / 4);
         for revision in 1..=10 {
-            events.publish(Kind::Created, revision, "x", &quarter);
-            assert!(events.bytes <= MOST, "{}", events.bytes);
+            events.publish(InstanceEventKind::Created, revision, "x", &quarter);
+            assert!(events.bytes <= MAX_EVENT_BYTES, "{}", events.bytes);
         }
-        assert_eq!((events.kept.len(), events.oldest()), (3, 7));
-        assert_eq!(events.after(6, false), Err(Missed));
-        assert_eq!(events.after(7, false).unwrap().unwrap().1, 10);
+        assert_eq!((events.events.len(), events.last_dropped()), (3, 7));
+        assert_eq!(events.events_after(6, false), Err(EventsMissed));
+        assert_eq!(events.events_after(7, false).unwrap().unwrap().1, 10);
         // Of one instance only the newest update counts.
         for revision in 11..=20 {
-            events.publish(Kind::Updated, revision, "a", &"");
+            events.publish(InstanceEventKind::Updated, revision, "a", &"");
         }
-        assert_eq!((events.kept.len(), events.oldest()), (4, 7));
-        events.publish(Kind::Created, 21, "x", &"x".repeat(2 * MOST));
-        assert_eq!((events.kept.len(), events.oldest()), (1, 20));
+        assert_eq!((events.events.len(), events.last_dropped()), (4, 7));
+        events.publish(InstanceEventKind::Created, 21, "x", &"x".repeat(2 * MAX_EVENT_BYTES));
+        assert_eq!((events.events.len(), events.last_dropped()), (1, 20));
         assert_eq!(text(&events, 20, false).lines().count(), 1);
-        events.publish(Kind::Deleted, 22, "x", &"small");
+        events.publish(InstanceEventKind::Deleted, 22, "x", &"small");
         assert_eq!(
-            (events.kept.len(), events.oldest(), events.bytes),
+            (events.events.len(), events.last_dropped(), events.bytes),
             (1, 21, text(&events, 21, false).len())
         );
     }
@@ -192,19 +196,19 @@ mod tests {
         let mut events = published(1);
         for revision in 2..=3000 {
             events.publish(
-                Kind::Updated,
+                InstanceEventKind::Updated,
                 revision,
                 if revision % 2 == 0 { "a" } else { "b" },
                 &json!(revision),
             );
         }
-        events.publish(Kind::Stopped, 3001, "a", &json!({}));
-        assert_eq!(events.oldest(), 0);
+        events.publish(InstanceEventKind::Stopped, 3001, "a", &json!({}));
+        assert_eq!(events.last_dropped(), 0);
         assert_eq!(text(&events, 0, false).lines().count(), 2);
         let all = text(&events, 0, true);
         assert_eq!(all.lines().nth(1).unwrap(), r#"{"type":"UPDATED","object":2999}"#);
         assert_eq!(all.lines().count(), 4);
         // What is left out was seen all the same.
-        assert_eq!(events.after(1, false).unwrap().unwrap().1, 3001);
+        assert_eq!(events.events_after(1, false).unwrap().unwrap().1, 3001);
     }
 }

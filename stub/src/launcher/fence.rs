@@ -12,67 +12,74 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use rouse::wire::{EPOCH, Epoch};
+use rouse_net::stub_api::{EPOCH_HEADER, Epoch};
 
-use super::answer::{Problem, Refusal};
-use crate::{epoch::believe, token::Token};
+use super::rejection::{LauncherRejection, ValidationProblem};
+use crate::{epoch::check_plausible, token::BearerToken};
 
 /// The newest epoch that was heard. Orders of an older one are refused; those without one are not asked.
 #[derive(Debug, Default)]
-pub(crate) struct Fence {
-    newest: Mutex<Epoch>,
+pub(crate) struct LauncherFence {
+    newest_epoch: Mutex<Epoch>,
     /// The last life of each instance that was ordered to end, where the order named one.
-    ended: Mutex<BTreeMap<String, u64>>,
+    last_ended: Mutex<BTreeMap<String, u64>>,
 }
 
-impl Fence {
+impl LauncherFence {
     /// Of a write.
-    pub(crate) fn pass(&self, headers: &HeaderMap) -> Result<(), Refusal> {
-        let Some(value) = headers.get(EPOCH) else {
+    pub(crate) fn check_headers(&self, headers: &HeaderMap) -> Result<(), LauncherRejection> {
+        let Some(value) = headers.get(EPOCH_HEADER) else {
             return Ok(());
         };
         let text = String::from_utf8_lossy(value.as_bytes());
         let told: Epoch = text.parse().map_err(|_| {
             let msg = "Input should be a valid integer";
-            Problem::new("int_parsing", &["header", EPOCH], msg, text.clone().into())
+            ValidationProblem::new("int_parsing", &["header", EPOCH_HEADER], msg, text.clone().into())
         })?;
-        self.obey(told)
+        self.accept_epoch(told)
     }
 
     /// No leader before this one is obeyed from here on.
-    pub(crate) fn obey(&self, told: Epoch) -> Result<(), Refusal> {
-        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn accept_epoch(&self, told: Epoch) -> Result<(), LauncherRejection> {
+        let mut newest = self.newest_epoch.lock().unwrap_or_else(PoisonError::into_inner);
         if told < *newest {
-            return Err(Refusal::Fenced { told, newest: *newest });
+            return Err(LauncherRejection::Fenced { told, newest: *newest });
         }
-        believe(told, *newest).map_err(|far| Refusal::With(StatusCode::BAD_REQUEST, far.to_string()))?;
+        check_plausible(told, *newest)
+            .map_err(|far| LauncherRejection::Status(StatusCode::BAD_REQUEST, far.to_string()))?;
         *newest = told;
         Ok(())
     }
 
     /// This life of the instance, and each before it, is not started from here on.
-    pub(crate) fn end(&self, id: &str, life: u64) {
-        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn mark_ended(&self, id: &str, life: u64) {
+        let mut ended = self.last_ended.lock().unwrap_or_else(PoisonError::into_inner);
         let last = ended.entry(id.to_owned()).or_default();
         *last = life.max(*last);
     }
 
     /// Whether this life may be started. One without a number is anybody's.
-    pub(crate) fn may_start(&self, id: &str, life: Option<u64>) -> Result<(), Refusal> {
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner).get(id).copied();
+    pub(crate) fn may_start(&self, id: &str, life: Option<u64>) -> Result<(), LauncherRejection> {
+        let ended = self.last_ended.lock().unwrap_or_else(PoisonError::into_inner).get(id).copied();
         match (life, ended) {
-            (Some(life), Some(ended)) if life <= ended => Err(Refusal::Ended { id: id.to_owned(), life }),
+            (Some(life), Some(ended)) if life <= ended => {
+                Err(LauncherRejection::Ended { id: id.to_owned(), life })
+            }
             _ => Ok(()),
         }
     }
 }
 
 /// Lets pass what shows one of the tokens.
-pub(crate) async fn demand(State(tokens): State<Arc<[Token]>>, request: Request, next: Next) -> Response {
-    if tokens.iter().any(|token| token.is_shown(request.headers())) {
+pub(crate) async fn require_token(
+    State(tokens): State<Arc<[BearerToken]>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if tokens.iter().any(|token| token.is_presented(request.headers())) {
         next.run(request).await
     } else {
-        Refusal::NoToken.into_response()
+        LauncherRejection::NoToken.into_response()
     }
 }
 
@@ -84,14 +91,14 @@ mod tests {
 
     #[test]
     fn what_was_ended_is_not_started_by_an_order_from_before() {
-        let fence = Fence::default();
+        let fence = LauncherFence::default();
         assert_eq!(fence.may_start("one", Some(7)), Ok(()));
-        fence.end("one", 7);
-        fence.end("one", 5);
+        fence.mark_ended("one", 7);
+        fence.mark_ended("one", 5);
         for life in [5, 7] {
             assert_eq!(
                 fence.may_start("one", Some(life)),
-                Err(Refusal::Ended { id: "one".to_owned(), life })
+                Err(LauncherRejection::Ended { id: "one".to_owned(), life })
             );
         }
         assert_eq!(fence.may_start("one", Some(8)), Ok(()), "the next life");
@@ -101,21 +108,24 @@ mod tests {
 
     #[test]
     fn an_older_epoch_is_refused_and_none_is_not_asked() {
-        let fence = Fence::default();
+        let fence = LauncherFence::default();
         let pass = |epoch: &'static str| {
             let mut headers = HeaderMap::new();
-            headers.insert(EPOCH, HeaderValue::from_static(epoch));
-            fence.pass(&headers)
+            headers.insert(EPOCH_HEADER, HeaderValue::from_static(epoch));
+            fence.check_headers(&headers)
         };
-        assert_eq!(fence.pass(&HeaderMap::new()), Ok(()));
+        assert_eq!(fence.check_headers(&HeaderMap::new()), Ok(()));
         assert_eq!(pass("3"), Ok(()));
         assert_eq!(pass("3"), Ok(()));
-        assert_eq!(pass("2"), Err(Refusal::Fenced { told: 2, newest: 3 }));
+        assert_eq!(pass("2"), Err(LauncherRejection::Fenced { told: 2, newest: 3 }));
         assert_eq!(pass("4"), Ok(()));
-        assert_eq!(pass("3"), Err(Refusal::Fenced { told: 3, newest: 4 }));
-        assert!(matches!(pass("four"), Err(Refusal::Invalid(_))));
-        assert!(matches!(pass("18446744073709551615"), Err(Refusal::With(StatusCode::BAD_REQUEST, _))));
+        assert_eq!(pass("3"), Err(LauncherRejection::Fenced { told: 3, newest: 4 }));
+        assert!(matches!(pass("four"), Err(LauncherRejection::Invalid(_))));
+        assert!(matches!(
+            pass("18446744073709551615"),
+            Err(LauncherRejection::Status(StatusCode::BAD_REQUEST, _))
+        ));
         assert_eq!(pass("4"), Ok(()), "as before");
-        assert_eq!(fence.pass(&HeaderMap::new()), Ok(()));
+        assert_eq!(fence.check_headers(&HeaderMap::new()), Ok(()));
     }
 }

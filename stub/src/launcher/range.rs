@@ -1,8 +1,8 @@
-//! The `Range` header as the launcher's clients may send it: one range, with a beginning.
+//! The `LogRange` header as the launcher's clients may send it: one range, with a beginning.
 
 /// Bytes from `start` to `end`, both of them included; to the end of the log, or to the usual limit, without `end`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Range {
+pub(crate) struct LogRange {
     pub(crate) start: u64,
     pub(crate) end: Option<u64>,
 }
@@ -17,7 +17,7 @@ pub(crate) enum Error {
 }
 
 /// Reads a header's value. Suffixes (`bytes=-500`) and lists of ranges are refused.
-pub(crate) fn parse(header: &str) -> Result<Range, Error> {
+pub(crate) fn parse(header: &str) -> Result<LogRange, Error> {
     let malformed = || Error::Malformed(header.to_owned());
     let (start, end) =
         header.strip_prefix("bytes=").and_then(|range| range.split_once('-')).ok_or_else(malformed)?;
@@ -25,7 +25,7 @@ pub(crate) fn parse(header: &str) -> Result<Range, Error> {
     let end = if end.is_empty() { None } else { Some(number(end).ok_or_else(malformed)?) };
     match end {
         Some(end) if end < start => Err(Error::Backwards { start, end }),
-        end => Ok(Range { start, end }),
+        end => Ok(LogRange { start, end }),
     }
 }
 
@@ -41,19 +41,19 @@ mod tests {
 
     #[test]
     fn full_range() {
-        assert_eq!(parse("bytes=0-99"), Ok(Range { start: 0, end: Some(99) }));
+        assert_eq!(parse("bytes=0-99"), Ok(LogRange { start: 0, end: Some(99) }));
     }
 
     #[test]
     fn open_ended_range() {
-        assert_eq!(parse("bytes=100-"), Ok(Range { start: 100, end: None }));
+        assert_eq!(parse("bytes=100-"), Ok(LogRange { start: 100, end: None }));
     }
 
     #[test]
     fn large_values() {
-        assert_eq!(parse("bytes=1048576-2097151"), Ok(Range { start: 1 << 20, end: Some((2 << 20) - 1) }));
+        assert_eq!(parse("bytes=1048576-2097151"), Ok(LogRange { start: 1 << 20, end: Some((2 << 20) - 1) }));
         let past = parse("bytes=99999999999999999999-").unwrap();
-        assert_eq!(past, Range { start: u64::MAX, end: None });
+        assert_eq!(past, LogRange { start: u64::MAX, end: None });
     }
 
     #[test]

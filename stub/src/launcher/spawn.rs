@@ -7,18 +7,18 @@ use std::{
     process::{Command, Stdio},
 };
 
-use rouse::process::Process;
+use rouse_net::process::ProcessGroup;
 
-use super::{family::Family, log::Log, spec::Spec};
+use super::{children::ChildProcesses, log::InstanceLog, spec::InstanceSpec};
 
 /// The variable that marks every process of an engine, wherever it moves.
-const MARK: &str = "ROUSE_ENGINE";
+const ENGINE_MARK_ENV: &str = "ROUSE_ENGINE";
 
 /// Everything that a process is made from.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct SpawnPlan {
     /// Program and arguments.
-    pub(crate) words: Vec<String>,
+    pub(crate) command_line: Vec<String>,
     /// Told apart from every other engine's on this machine.
     pub(crate) mark: String,
 }
@@ -32,29 +32,35 @@ pub(crate) enum Error {
     Spawn { program: String, source: io::Error },
 }
 
-impl Plan {
+impl SpawnPlan {
     /// The mark as it stands in the environment.
-    pub(crate) fn marked(&self) -> String {
-        format!("{MARK}={}", self.mark)
+    pub(crate) fn mark_entry(&self) -> String {
+        format!("{ENGINE_MARK_ENV}={}", self.mark)
     }
 
     /// Starts it, in a group of its own, with its output in `log`. Blocks for as long as a process takes to be made.
-    pub(crate) fn carry_out(&self, spec: &Spec, log: &Log, family: &Family) -> Result<Process, Error> {
+    pub(crate) fn spawn(
+        &self,
+        spec: &InstanceSpec,
+        log: &InstanceLog,
+        family: &ChildProcesses,
+    ) -> Result<ProcessGroup, Error> {
         let output = log.writer().map_err(Error::Log)?;
         let errors = output.try_clone().map_err(Error::Log)?;
-        let (program, _) = self.words.split_first().map_or(("", &[][..]), |(first, rest)| (first, rest));
+        let (program, _) =
+            self.command_line.split_first().map_or(("", &[][..]), |(first, rest)| (first, rest));
         let failed = |source| Error::Spawn { program: program.to_owned(), source };
         let mut command = tokio::process::Command::from(self.command(spec, output, errors));
         let start = || {
-            let process = Process::ours(command.spawn()?, self.marked())?;
+            let process = ProcessGroup::from_child(command.spawn()?, self.mark_entry())?;
             let pid = process.pid();
             Ok((process, pid))
         };
-        family.add(start).map_err(failed)
+        family.register(start).map_err(failed)
     }
 
-    fn command(&self, spec: &Spec, output: File, errors: File) -> Command {
-        let mut words = self.words.iter();
+    fn command(&self, spec: &InstanceSpec, output: File, errors: File) -> Command {
+        let mut words = self.command_line.iter();
         let mut command = Command::new(words.next().map_or("", String::as_str));
         // Our own secrets and settings are none of an engine's business.
         let ours = std::env::vars_os().map(|(name, _)| name);
@@ -72,7 +78,7 @@ impl Plan {
         }
         command
             .args(words)
-            .env(MARK, &self.mark)
+            .env(ENGINE_MARK_ENV, &self.mark)
             .process_group(0)
             .stdin(Stdio::null())
             .stdout(output)
@@ -88,9 +94,9 @@ mod tests {
     /// What a process of this spec would have in its environment beyond ours.
     fn environment(body: &str) -> Vec<(String, String)> {
         let dir = tempfile::tempdir().unwrap();
-        let log = Log::create(dir.path(), "x").unwrap();
-        let spec = Spec::read(body.as_bytes()).unwrap();
-        let plan = Plan { words: vec!["/bin/true".into()], mark: "m".into() };
+        let log = InstanceLog::create(dir.path(), "x").unwrap();
+        let spec = InstanceSpec::parse(body.as_bytes()).unwrap();
+        let plan = SpawnPlan { command_line: vec!["/bin/true".into()], mark: "m".into() };
         let command = plan.command(&spec, log.writer().unwrap(), log.writer().unwrap());
         let text = |text: &std::ffi::OsStr| text.to_str().unwrap().to_owned();
         command.get_envs().filter_map(|(name, value)| Some((text(name), text(value?)))).collect()

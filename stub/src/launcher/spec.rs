@@ -10,74 +10,79 @@ use serde::{
 };
 use serde_json::{Value, value::RawValue};
 
-use super::answer::{Problem, Refusal};
+use super::rejection::{LauncherRejection, ValidationProblem};
 
 /// The annotation in which our controller says which life of an engine it starts.
-const LIFE: &str = "rouse.dev/generation";
+const GENERATION_ANNOTATION: &str = "rouse.dev/generation";
 
 /// Names and values, in the order in which they came. A name that comes again replaces the value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Pairs<T = String>(Vec<(String, T)>);
+pub(crate) struct OrderedPairs<T = String>(Vec<(String, T)>);
 
 /// A request to run an engine; also the part of an instance that its creator chose.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Spec {
+pub(crate) struct InstanceSpec {
     pub(crate) options: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) gpu_uuids: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) env_vars: Option<Pairs>,
+    pub(crate) env_vars: Option<OrderedPairs>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) annotations: Option<Pairs>,
+    pub(crate) annotations: Option<OrderedPairs>,
 }
 
-impl Spec {
+impl InstanceSpec {
     /// Reads a body. Unknown fields are ignored, and `null` is the same as nothing.
     ///
     /// # Errors
     /// All that is wrong with it.
-    pub(crate) fn read(body: &[u8]) -> Result<Self, Refusal> {
+    pub(crate) fn parse(body: &[u8]) -> Result<Self, LauncherRejection> {
         if body.is_empty() {
-            return Err(Problem::new("missing", &["body"], "Field required", Value::Null).into());
+            return Err(ValidationProblem::new("missing", &["body"], "Field required", Value::Null).into());
         }
         let body: &RawValue = serde_json::from_slice(body).map_err(|error| {
             let input = Value::Object(serde_json::Map::new());
-            Refusal::from(Problem::new(
+            LauncherRejection::from(ValidationProblem::new(
                 "json_invalid",
                 &["body"],
                 format!("JSON decode error: {error}"),
                 input,
             ))
         })?;
-        let Ok(fields) = serde_json::from_str::<Pairs<Box<RawValue>>>(body.get()) else {
+        let Ok(fields) = serde_json::from_str::<OrderedPairs<Box<RawValue>>>(body.get()) else {
             let msg = "Input should be a valid dictionary";
-            return Err(Problem::new("model_attributes_type", &["body"], msg, value(body)).into());
+            return Err(ValidationProblem::new("model_attributes_type", &["body"], msg, value(body)).into());
         };
         let mut problems = Vec::new();
         let options = match fields.get("options") {
-            Some(raw) => string(raw, &["body", "options"], &mut problems),
+            Some(raw) => parse_string(raw, &["body", "options"], &mut problems),
             None => {
-                problems.push(Problem::new("missing", &["body", "options"], "Field required", value(body)));
+                problems.push(ValidationProblem::new(
+                    "missing",
+                    &["body", "options"],
+                    "Field required",
+                    value(body),
+                ));
                 None
             }
         };
         let given = |name| fields.get(name).filter(|raw| raw.get() != "null");
-        let gpu_uuids = given("gpu_uuids").and_then(|raw| list(raw, &mut problems));
-        let env_vars = given("env_vars").and_then(|raw| pairs(raw, "env_vars", &mut problems));
-        let annotations = given("annotations").and_then(|raw| pairs(raw, "annotations", &mut problems));
+        let gpu_uuids = given("gpu_uuids").and_then(|raw| parse_uuids(raw, &mut problems));
+        let env_vars = given("env_vars").and_then(|raw| parse_pairs(raw, "env_vars", &mut problems));
+        let annotations = given("annotations").and_then(|raw| parse_pairs(raw, "annotations", &mut problems));
         match options {
             Some(options) if problems.is_empty() => Ok(Self { options, gpu_uuids, env_vars, annotations }),
-            _ => Err(Refusal::Invalid(problems)),
+            _ => Err(LauncherRejection::Invalid(problems)),
         }
     }
 
     /// Which life of the engine it is, where whoever ordered it counts them.
-    pub(crate) fn life(&self) -> Option<u64> {
-        self.annotations.as_ref()?.get(LIFE)?.parse().ok()
+    pub(crate) fn generation(&self) -> Option<u64> {
+        self.annotations.as_ref()?.get(GENERATION_ANNOTATION)?.parse().ok()
     }
 
     /// Shows the engine these accelerators and no others, whatever its environment said.
-    pub(crate) fn see_only(&mut self, accelerators: String) {
+    pub(crate) fn set_visible_devices(&mut self, accelerators: String) {
         self.env_vars.get_or_insert_default().set("CUDA_VISIBLE_DEVICES".to_owned(), accelerators);
     }
 }
@@ -86,44 +91,49 @@ fn value(raw: &RawValue) -> Value {
     serde_json::from_str(raw.get()).unwrap_or_default()
 }
 
-fn string(raw: &RawValue, loc: &[&str], problems: &mut Vec<Problem>) -> Option<String> {
+fn parse_string(raw: &RawValue, loc: &[&str], problems: &mut Vec<ValidationProblem>) -> Option<String> {
     let text = serde_json::from_str(raw.get()).ok();
     if text.is_none() {
-        problems.push(Problem::new("string_type", loc, "Input should be a valid string", value(raw)));
+        problems.push(ValidationProblem::new(
+            "string_type",
+            loc,
+            "Input should be a valid string",
+            value(raw),
+        ));
     }
     text
 }
 
-fn list(raw: &RawValue, problems: &mut Vec<Problem>) -> Option<Vec<String>> {
+fn parse_uuids(raw: &RawValue, problems: &mut Vec<ValidationProblem>) -> Option<Vec<String>> {
     let loc = ["body", "gpu_uuids"];
     let Ok(items) = serde_json::from_str::<Vec<Box<RawValue>>>(raw.get()) else {
-        problems.push(Problem::new("list_type", &loc, "Input should be a valid list", value(raw)));
+        problems.push(ValidationProblem::new("list_type", &loc, "Input should be a valid list", value(raw)));
         return None;
     };
     let mut uuids = Vec::new();
     for (at, item) in items.iter().enumerate() {
         let before = problems.len();
-        uuids.extend(string(item, &loc, problems));
+        uuids.extend(parse_string(item, &loc, problems));
         // A place in a list is a number.
         problems.iter_mut().skip(before).for_each(|problem| problem.loc.push(at.into()));
     }
     Some(uuids)
 }
 
-fn pairs(raw: &RawValue, name: &str, problems: &mut Vec<Problem>) -> Option<Pairs> {
-    let Ok(Pairs(entries)) = serde_json::from_str::<Pairs<Box<RawValue>>>(raw.get()) else {
+fn parse_pairs(raw: &RawValue, name: &str, problems: &mut Vec<ValidationProblem>) -> Option<OrderedPairs> {
+    let Ok(OrderedPairs(entries)) = serde_json::from_str::<OrderedPairs<Box<RawValue>>>(raw.get()) else {
         let msg = "Input should be a valid dictionary";
-        problems.push(Problem::new("dict_type", &["body", name], msg, value(raw)));
+        problems.push(ValidationProblem::new("dict_type", &["body", name], msg, value(raw)));
         return None;
     };
     let text = |(key, raw): (String, Box<RawValue>)| {
-        let text = string(&raw, &["body", name, &key], problems);
+        let text = parse_string(&raw, &["body", name, &key], problems);
         text.map(|text| (key, text))
     };
-    Some(Pairs(entries.into_iter().filter_map(text).collect()))
+    Some(OrderedPairs(entries.into_iter().filter_map(text).collect()))
 }
 
-impl<T> Pairs<T> {
+impl<T> OrderedPairs<T> {
     pub(crate) fn get(&self, name: &str) -> Option<&T> {
         self.0.iter().find_map(|(key, value)| (key == name).then_some(value))
     }
@@ -140,17 +150,17 @@ impl<T> Pairs<T> {
     }
 }
 
-impl<T: Serialize> Serialize for Pairs<T> {
+impl<T: Serialize> Serialize for OrderedPairs<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.iter())
     }
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for OrderedPairs<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Reader<T>(Pairs<T>);
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Reader<T> {
-            type Value = Pairs<T>;
+        struct OrderedPairsVisitor<T>(OrderedPairs<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for OrderedPairsVisitor<T> {
+            type Value = OrderedPairs<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
@@ -163,7 +173,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
                 Ok(self.0)
             }
         }
-        deserializer.deserialize_map(Reader(Self(Vec::new())))
+        deserializer.deserialize_map(OrderedPairsVisitor(Self(Vec::new())))
     }
 }
 
@@ -174,8 +184,8 @@ mod tests {
     use super::*;
 
     fn problems(body: &str) -> Value {
-        match Spec::read(body.as_bytes()) {
-            Err(Refusal::Invalid(problems)) => json!(problems),
+        match InstanceSpec::parse(body.as_bytes()) {
+            Err(LauncherRejection::Invalid(problems)) => json!(problems),
             other => panic!("{body}: {other:?}"),
         }
     }
@@ -183,30 +193,31 @@ mod tests {
     #[test]
     fn vllm_config_with_env_vars() {
         let body = r#"{"env_vars":{"KEY2":"2","KEY1":"1","KEY2":"3"},"options":"--model test --port 8000","gpu_uuids":["u1","u2"],"more":1}"#;
-        let spec = Spec::read(body.as_bytes()).unwrap();
+        let spec = InstanceSpec::parse(body.as_bytes()).unwrap();
         let shown = r#"{"options":"--model test --port 8000","gpu_uuids":["u1","u2"],"env_vars":{"KEY2":"3","KEY1":"1"}}"#;
         assert_eq!(serde_json::to_string(&spec).unwrap(), shown);
     }
 
     #[test]
     fn vllm_config_without_env_vars() {
-        let spec = Spec::read(br#"{"options":"--model test","gpu_uuids":null,"env_vars":null}"#).unwrap();
+        let spec =
+            InstanceSpec::parse(br#"{"options":"--model test","gpu_uuids":null,"env_vars":null}"#).unwrap();
         assert_eq!((&spec.gpu_uuids, &spec.env_vars, &spec.annotations), (&None, &None, &None));
         assert_eq!(serde_json::to_string(&spec).unwrap(), r#"{"options":"--model test"}"#);
     }
 
     #[test]
     fn instance_uuid_translation_creates_env_vars_if_none() {
-        let mut spec = Spec::default();
-        spec.see_only("1,3".into());
+        let mut spec = InstanceSpec::default();
+        spec.set_visible_devices("1,3".into());
         assert_eq!(serde_json::to_string(&spec.env_vars).unwrap(), r#"{"CUDA_VISIBLE_DEVICES":"1,3"}"#);
     }
 
     #[test]
     fn instance_uuid_translation_preserves_existing_env_vars() {
         let body = br#"{"options":"","env_vars":{"B":"b","CUDA_VISIBLE_DEVICES":"7","A":"123"}}"#;
-        let mut spec = Spec::read(body).unwrap();
-        spec.see_only("0".into());
+        let mut spec = InstanceSpec::parse(body).unwrap();
+        spec.set_visible_devices("0".into());
         let shown = serde_json::to_string(&spec.env_vars).unwrap();
         assert_eq!(shown, r#"{"B":"b","CUDA_VISIBLE_DEVICES":"0","A":"123"}"#);
     }

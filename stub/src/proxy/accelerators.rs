@@ -1,11 +1,11 @@
 //! Which accelerators this Pod was given: `GET /v1/dual-pods/accelerators`.
 //!
-//! Four may tell, and the first that names any is believed: our own device plugin, by [`PLUGIN`]; NVIDIA's, by
-//! [`RUNTIME`]; the driver, which shows a container only what was put into it; a file, for machines without one. They
+//! Four may tell, and the first that names any is believed: our own device plugin, by [`PLUGIN_ENV`]; NVIDIA's, by
+//! [`RUNTIME_ENV`]; the driver, which shows a container only what was put into it; a file, for machines without one. They
 //! are asked once, at the start: what a container was given does not change while it lives.
 //!
 //! The driver may hang. So it is asked on a thread that nobody waits for (not on the runtime's, which would then not
-//! end), while all ports are served already; whoever asks before it has answered waits [`nvml::DEADLINE`] at most.
+//! end), while all ports are served already; whoever asks before it has answered waits [`nvml::QUERY_TIMEOUT`] at most.
 
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
@@ -16,24 +16,25 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use rouse::{model::AcceleratorId, nvml};
+use rouse::model::AcceleratorId;
+use rouse_net::nvml;
 use tokio::{sync::watch, time};
 
 use crate::{
-    accelerators::{Listed, in_file},
-    driver::Driver,
+    accelerator_driver::AcceleratorDriver,
+    accelerators::{AcceleratorEntry, read_accelerators_file},
 };
 
 pub(crate) const PATH: &str = "/v1/dual-pods/accelerators";
 
 /// Set by our device plugin when it allocates: UUIDs with commas between them.
-pub(crate) const PLUGIN: &str = "ROUSE_ACCELERATORS";
+pub(crate) const PLUGIN_ENV: &str = "ROUSE_ACCELERATORS";
 /// Set by NVIDIA's device plugin, or by an image, for NVIDIA's container runtime.
-pub(crate) const RUNTIME: &str = "NVIDIA_VISIBLE_DEVICES";
+pub(crate) const RUNTIME_ENV: &str = "NVIDIA_VISIBLE_DEVICES";
 
 /// What the accelerators are asked of.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Sources {
+pub(crate) struct DiscoverySources {
     plugin: Option<String>,
     runtime: Option<String>,
     file: Option<PathBuf>,
@@ -41,7 +42,7 @@ pub(crate) struct Sources {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Source {
+pub(crate) enum AcceleratorSource {
     Plugin,
     Runtime,
     Driver,
@@ -50,10 +51,10 @@ pub(crate) enum Source {
 
 /// The accelerators, or, where there are none, what each source said instead.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub(crate) struct Found {
+pub(crate) struct DiscoveredAccelerators {
     pub(crate) ids: Vec<AcceleratorId>,
-    pub(crate) source: Option<Source>,
-    pub(crate) silent: Vec<(Source, String)>,
+    pub(crate) source: Option<AcceleratorSource>,
+    pub(crate) failed_sources: Vec<(AcceleratorSource, String)>,
 }
 
 /// Why no accelerators can be told.
@@ -68,29 +69,31 @@ pub(crate) enum Error {
 
 /// The accelerators, as soon as they are known.
 #[derive(Clone, Debug)]
-pub(crate) struct Accelerators {
-    found: watch::Receiver<Option<Arc<Found>>>,
-    within: Duration,
+pub(crate) struct AcceleratorDiscovery {
+    result_rx: watch::Receiver<Option<Arc<DiscoveredAccelerators>>>,
+    timeout: Duration,
 }
 
-impl Sources {
+impl DiscoverySources {
     /// Those of this process.
-    pub(crate) fn of_environment(file: Option<PathBuf>) -> Self {
+    pub(crate) fn from_env(file: Option<PathBuf>) -> Self {
         // Text that is no UTF-8 names no UUID, and saying so is better than to pass it over.
         let variable = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-        Self { plugin: variable(PLUGIN), runtime: variable(RUNTIME), file }
+        Self { plugin: variable(PLUGIN_ENV), runtime: variable(RUNTIME_ENV), file }
     }
 
     #[cfg(test)]
-    pub(super) fn of_file(file: PathBuf) -> Self {
+    pub(super) fn from_file(file: PathBuf) -> Self {
         Self { file: Some(file), ..Self::default() }
     }
 
     /// Asks one after the other. Blocks, and for ever if the driver hangs.
-    fn ask(&self, driver: &dyn Driver) -> Found {
+    fn discover(&self, driver: &dyn AcceleratorDriver) -> DiscoveredAccelerators {
         let mut silent = Vec::new();
         let mut ask = |source, answer: Result<Vec<AcceleratorId>, String>| match answer {
-            Ok(ids) if !ids.is_empty() => Some(Found { ids, source: Some(source), silent: Vec::new() }),
+            Ok(ids) if !ids.is_empty() => {
+                Some(DiscoveredAccelerators { ids, source: Some(source), failed_sources: Vec::new() })
+            }
             Ok(_) => {
                 silent.push((source, "names none".to_owned()));
                 None
@@ -101,85 +104,93 @@ impl Sources {
             }
         };
         let plugin =
-            || self.plugin.as_deref().map_or_else(|| Err("is not set".to_owned()), |it| Ok(listed(it)));
-        let runtime =
-            || self.runtime.as_deref().map_or_else(|| Err("is not set".to_owned()), |it| visible(it, driver));
+            || self.plugin.as_deref().map_or_else(|| Err("is not set".to_owned()), |it| Ok(parse_uuids(it)));
+        let runtime = || {
+            self.runtime
+                .as_deref()
+                .map_or_else(|| Err("is not set".to_owned()), |it| parse_visible_devices(it, driver))
+        };
         let all = || match self.runtime.as_deref().map(str::trim) {
-            Some("none") => Err(format!("is not asked: {RUNTIME} is 'none'")),
-            _ => driver.all().map(ids).map_err(|error| error.to_string()),
+            Some("none") => Err(format!("is not asked: {RUNTIME_ENV} is 'none'")),
+            _ => driver.list().map(ids).map_err(|error| error.to_string()),
         };
         let file = || match self.file.as_deref() {
-            Some(file) => in_file(file).map(ids).map_err(|error| error.to_string()),
+            Some(file) => read_accelerators_file(file).map(ids).map_err(|error| error.to_string()),
             None => Err("is not given".to_owned()),
         };
-        let found = ask(Source::Plugin, plugin())
-            .or_else(|| ask(Source::Runtime, runtime()))
-            .or_else(|| ask(Source::Driver, all()))
-            .or_else(|| ask(Source::File, file()));
+        let found = ask(AcceleratorSource::Plugin, plugin())
+            .or_else(|| ask(AcceleratorSource::Runtime, runtime()))
+            .or_else(|| ask(AcceleratorSource::Driver, all()))
+            .or_else(|| ask(AcceleratorSource::File, file()));
         match found {
-            Some(found) => Found { silent, ..found },
-            None => Found { ids: Vec::new(), source: None, silent },
+            Some(found) => DiscoveredAccelerators { failed_sources: silent, ..found },
+            None => DiscoveredAccelerators { ids: Vec::new(), source: None, failed_sources: silent },
         }
     }
 }
 
-impl Accelerators {
+impl AcceleratorDiscovery {
     /// Begins to ask, on a thread of its own, and returns at once.
-    pub(crate) fn discover(sources: Sources, driver: Arc<dyn Driver>) -> Self {
-        Self::discover_within(sources, driver, nvml::DEADLINE)
+    pub(crate) fn discover(sources: DiscoverySources, driver: Arc<dyn AcceleratorDriver>) -> Self {
+        Self::discover_with_timeout(sources, driver, nvml::QUERY_TIMEOUT)
     }
 
-    pub(super) fn discover_within(sources: Sources, driver: Arc<dyn Driver>, within: Duration) -> Self {
+    pub(super) fn discover_with_timeout(
+        sources: DiscoverySources,
+        driver: Arc<dyn AcceleratorDriver>,
+        within: Duration,
+    ) -> Self {
         let (tell, found) = watch::channel(None);
         let asking = std::thread::Builder::new().name("accelerators".to_owned()).spawn(move || {
-            let found = sources.ask(&*driver);
+            let found = sources.discover(&*driver);
             found.log();
             tell.send_replace(Some(Arc::new(found)));
         });
         if let Err(error) = asking {
             tracing::error!(%error, "no thread on which to ask for the accelerators");
         }
-        Self { found, within }
+        Self { result_rx: found, timeout: within }
     }
 
     /// What was found, as soon as it is.
     ///
     /// # Errors
     /// There are none, or the driver hangs.
-    pub(crate) async fn get(&self) -> Result<Arc<Found>, Error> {
-        let mut found = self.found.clone();
-        let known = time::timeout(self.within, found.wait_for(Option::is_some)).await;
-        match known.map_err(|_| Error::Hung(self.within))? {
+    pub(crate) async fn get(&self) -> Result<Arc<DiscoveredAccelerators>, Error> {
+        let mut found = self.result_rx.clone();
+        let known = time::timeout(self.timeout, found.wait_for(Option::is_some)).await;
+        match known.map_err(|_| Error::Hung(self.timeout))? {
             Ok(found) => found.clone().filter(|found| !found.ids.is_empty()).ok_or(Error::None),
             Err(_) => Err(Error::None),
         }
     }
 
     /// What is known by now; `None` while the driver is still asked.
-    pub(crate) fn now(&self) -> Option<Arc<Found>> {
-        self.found.borrow().clone()
+    pub(crate) fn current(&self) -> Option<Arc<DiscoveredAccelerators>> {
+        self.result_rx.borrow().clone()
     }
 }
 
-impl Found {
+impl DiscoveredAccelerators {
     fn log(&self) {
         let ids: Vec<&str> = self.ids.iter().map(AcceleratorId::as_str).collect();
         if let Some(source) = self.source {
             return tracing::info!(%source, accelerators = ids.join(","), "accelerators");
         }
-        let said: Vec<String> = self.silent.iter().map(|(source, why)| format!("{source} {why}")).collect();
+        let said: Vec<String> =
+            self.failed_sources.iter().map(|(source, why)| format!("{source} {why}")).collect();
         tracing::error!(
             said = said.join("; "),
-            "no GPUs found: give them with {PLUGIN} or --accelerators-file"
+            "no GPUs found: give them with {PLUGIN_ENV} or --accelerators-file"
         );
     }
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for AcceleratorSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Plugin => PLUGIN,
-            Self::Runtime => RUNTIME,
+            Self::Plugin => PLUGIN_ENV,
+            Self::Runtime => RUNTIME_ENV,
             Self::Driver => "NVML",
             Self::File => "--accelerators-file",
         })
@@ -187,11 +198,11 @@ impl fmt::Display for Source {
 }
 
 /// Answers [`PATH`].
-pub(crate) fn routes(accelerators: Accelerators) -> Router {
+pub(crate) fn routes(accelerators: AcceleratorDiscovery) -> Router {
     Router::new().route(PATH, get(list)).with_state(accelerators)
 }
 
-async fn list(State(accelerators): State<Accelerators>) -> Response {
+async fn list(State(accelerators): State<AcceleratorDiscovery>) -> Response {
     match accelerators.get().await {
         Ok(found) => {
             let json = serde_json::json!(found.ids);
@@ -207,12 +218,12 @@ async fn list(State(accelerators): State<Accelerators>) -> Response {
     }
 }
 
-fn ids(listed: Vec<Listed>) -> Vec<AcceleratorId> {
+fn ids(listed: Vec<AcceleratorEntry>) -> Vec<AcceleratorId> {
     listed.into_iter().map(|listed| listed.id).collect()
 }
 
 /// Names with commas between them, each once.
-fn listed(text: &str) -> Vec<AcceleratorId> {
+fn parse_uuids(text: &str) -> Vec<AcceleratorId> {
     let mut ids = Vec::new();
     for id in text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(AcceleratorId::from) {
         if !ids.contains(&id) {
@@ -224,7 +235,7 @@ fn listed(text: &str) -> Vec<AcceleratorId> {
 
 /// What NVIDIA's runtime is told. UUIDs are taken as they are, numbers are the driver's. `all` names nothing, and
 /// neither does `void`, with which the devices come by another way (CDI): the driver knows.
-fn visible(text: &str, driver: &dyn Driver) -> Result<Vec<AcceleratorId>, String> {
+fn parse_visible_devices(text: &str, driver: &dyn AcceleratorDriver) -> Result<Vec<AcceleratorId>, String> {
     let text = text.trim();
     if matches!(text, "" | "all" | "void" | "none") {
         return Err(format!("is '{text}'"));
@@ -234,9 +245,9 @@ fn visible(text: &str, driver: &dyn Driver) -> Result<Vec<AcceleratorId>, String
         let id = if name.starts_with("GPU-") || name.starts_with("MIG-") {
             name.into()
         } else {
-            let (index, part) =
-                number(name).ok_or_else(|| format!("has '{name}', which is no UUID and no number"))?;
-            driver.numbered(index, part).map_err(|error| format!("has '{name}', and {error}"))?
+            let (index, part) = parse_device_index(name)
+                .ok_or_else(|| format!("has '{name}', which is no UUID and no number"))?;
+            driver.id_at_index(index, part).map_err(|error| format!("has '{name}', and {error}"))?
         };
         if !ids.contains(&id) {
             ids.push(id);
@@ -246,7 +257,7 @@ fn visible(text: &str, driver: &dyn Driver) -> Result<Vec<AcceleratorId>, String
 }
 
 /// `3`, or `3:1`: the part 1 of the device 3.
-fn number(name: &str) -> Option<(u32, Option<u32>)> {
+fn parse_device_index(name: &str) -> Option<(u32, Option<u32>)> {
     match name.split_once(':') {
         Some((index, part)) => Some((index.parse().ok()?, Some(part.parse().ok()?))),
         None => Some((name.parse().ok()?, None)),

@@ -12,24 +12,24 @@ use axum::{
 };
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, Uri, header};
-use rouse::wire::{self, Close, Epoch, Leads, Open};
+use rouse_net::stub_api::{self, CloseGateRequest, Epoch, EpochAnnouncement, OpenGateRequest};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::time::Instant;
 
-use super::{engine, gate, state::Proxy, target};
-use crate::{pages, serve::Gone};
+use super::{actuation, gate, state::Proxy, target};
+use crate::{browser_guard, serve::PeerDisconnect};
 
 /// Why an order was refused, beside the gate as it stands.
 #[derive(Debug, Serialize)]
-struct Reason {
+struct GateRejectionBody {
     reason: String,
     #[serde(flatten)]
-    gate: wire::Gate,
+    gate: stub_api::GateStatus,
 }
 
 /// `?wait=true`
 #[derive(Debug, Default, Deserialize)]
-struct Waits {
+struct CloseGateQuery {
     #[serde(default)]
     wait: bool,
 }
@@ -37,10 +37,10 @@ struct Waits {
 /// All paths; `more` are those of the proxy's other parts.
 pub(super) fn router(proxy: &Arc<Proxy>, more: Router) -> Router {
     Router::new()
-        .route("/v1/gate", get(look).post(close).delete(open))
-        .route(wire::LEADS, post(lead))
-        .route("/v1/engine/wake", post(engine::wake))
-        .route("/v1/engine/sleep", post(engine::sleep))
+        .route("/v1/gate", get(get_gate).post(close_gate).delete(open_gate))
+        .route(stub_api::EPOCH_PATH, post(announce_epoch))
+        .route("/v1/engine/wake", post(actuation::wake))
+        .route("/v1/engine/sleep", post(actuation::sleep))
         .route("/v1/release", post(release))
         .route("/v1/proxy/config", get(target::get).put(target::put))
         .with_state(Arc::clone(proxy))
@@ -50,11 +50,11 @@ pub(super) fn router(proxy: &Arc<Proxy>, more: Router) -> Router {
 
 /// Refuses web pages, and demands the token where there is one.
 async fn guard(State(proxy): State<Arc<Proxy>>, request: Request, next: Next) -> Response {
-    if let Some(why) = pages::refused(request.headers(), proxy.token.is_some()) {
-        return text(StatusCode::FORBIDDEN, why);
+    if let Some(why) = browser_guard::refusal_reason(request.headers(), proxy.token.is_some()) {
+        return text_response(StatusCode::FORBIDDEN, why);
     }
     match &proxy.token {
-        Some(token) if !token.is_shown(request.headers()) => {
+        Some(token) if !token.is_presented(request.headers()) => {
             let wanted = [(header::WWW_AUTHENTICATE, "Bearer")];
             (StatusCode::UNAUTHORIZED, wanted, "a bearer token is wanted\n").into_response()
         }
@@ -63,35 +63,35 @@ async fn guard(State(proxy): State<Arc<Proxy>>, request: Request, next: Next) ->
 }
 
 /// Changes nothing, whatever the request says of an epoch.
-async fn look(State(proxy): State<Arc<Proxy>>) -> Json<wire::Gate> {
-    Json(proxy.keeper.view())
+async fn get_gate(State(proxy): State<Arc<Proxy>>) -> Json<stub_api::GateStatus> {
+    Json(proxy.gate.view())
 }
 
 /// A new leader says so before it orders anything: no leader before it is obeyed from here on.
-async fn lead(State(proxy): State<Arc<Proxy>>, body: Bytes) -> Response {
-    match obey(&proxy, &body) {
-        Ok(()) => Json(proxy.keeper.view()).into_response(),
+async fn announce_epoch(State(proxy): State<Arc<Proxy>>, body: Bytes) -> Response {
+    match accept_epoch(&proxy, &body) {
+        Ok(()) => Json(proxy.gate.view()).into_response(),
         Err(refusal) => refusal,
     }
 }
 
-async fn close(
+async fn close_gate(
     State(proxy): State<Arc<Proxy>>,
-    query: Query<Waits>,
-    gone: Option<Extension<Gone>>,
+    query: Query<CloseGateQuery>,
+    gone: Option<Extension<PeerDisconnect>>,
     body: Bytes,
 ) -> Response {
-    let order: Close = match parse(&body) {
+    let order: CloseGateRequest = match parse_body(&body) {
         Ok(order) => order,
         Err(refusal) => return refusal,
     };
-    match proxy.keeper.close(&order, Instant::now()) {
+    match proxy.gate.close(&order, Instant::now()) {
         Ok(view) if query.wait => {
             // The drain goes on without its caller; only the answer does not.
             let view = match gone {
-                None => proxy.keeper.drained().await,
+                None => proxy.gate.wait_drained().await,
                 Some(Extension(gone)) => tokio::select! {
-                    drained = proxy.keeper.drained() => drained,
+                    drained = proxy.gate.wait_drained() => drained,
                     () = gone.wait() => view,
                 },
             };
@@ -102,13 +102,13 @@ async fn close(
     }
 }
 
-async fn open(State(proxy): State<Arc<Proxy>>, uri: Uri, body: Bytes) -> Response {
+async fn open_gate(State(proxy): State<Arc<Proxy>>, uri: Uri, body: Bytes) -> Response {
     let order = if body.is_empty() {
-        Query::<Open>::try_from_uri(&uri).map(|query| query.0).map_err(IntoResponse::into_response)
+        Query::<OpenGateRequest>::try_from_uri(&uri).map(|query| query.0).map_err(IntoResponse::into_response)
     } else {
-        parse(&body)
+        parse_body(&body)
     };
-    match order.map(|order| proxy.keeper.open(&order)) {
+    match order.map(|order| proxy.gate.open(&order)) {
         Ok(Ok(view)) => {
             proxy.released.send_replace(false);
             Json(view).into_response()
@@ -119,27 +119,27 @@ async fn open(State(proxy): State<Arc<Proxy>>, uri: Uri, body: Bytes) -> Respons
 }
 
 async fn release(State(proxy): State<Arc<Proxy>>, body: Bytes) -> Response {
-    if let Err(refusal) = obey(&proxy, &body) {
+    if let Err(refusal) = accept_epoch(&proxy, &body) {
         return refusal;
     }
     proxy.released.send_replace(true);
-    Json(proxy.keeper.view()).into_response()
+    Json(proxy.gate.view()).into_response()
 }
 
 /// Takes note of who orders, where nothing but that is in the body.
-fn obey(proxy: &Proxy, body: &[u8]) -> Result<(), Response> {
-    let Leads { epoch } = parse(body)?;
-    proxy.keeper.hear_epoch(epoch).map_err(IntoResponse::into_response)
+fn accept_epoch(proxy: &Proxy, body: &[u8]) -> Result<(), Response> {
+    let EpochAnnouncement { epoch } = parse_body(body)?;
+    proxy.gate.accept_epoch(epoch).map_err(IntoResponse::into_response)
 }
 
 /// An order's body; a refusal with what is wrong with it.
-pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Response> {
+pub(super) fn parse_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, Response> {
     serde_json::from_slice(body)
-        .map_err(|error| text(StatusCode::BAD_REQUEST, format!("not as expected: {error}")))
+        .map_err(|error| text_response(StatusCode::BAD_REQUEST, format!("not as expected: {error}")))
 }
 
 /// An answer in words.
-pub(super) fn text(status: StatusCode, words: impl Into<String>) -> Response {
+pub(super) fn text_response(status: StatusCode, words: impl Into<String>) -> Response {
     let mut words = words.into();
     words.push('\n');
     (status, words).into_response()
@@ -147,23 +147,26 @@ pub(super) fn text(status: StatusCode, words: impl Into<String>) -> Response {
 
 /// Takes note of who orders, where a call says so in its head; the refusal of an older leader's order. One that names none is
 /// not asked: a public controller's.
-pub(super) fn hear(proxy: &Proxy, headers: &HeaderMap) -> Result<(), Response> {
-    let Some(value) = headers.get(wire::EPOCH) else { return Ok(()) };
+pub(super) fn accept_epoch_header(proxy: &Proxy, headers: &HeaderMap) -> Result<(), Response> {
+    let Some(value) = headers.get(stub_api::EPOCH_HEADER) else { return Ok(()) };
     let epoch: Option<Epoch> = value.to_str().ok().and_then(|value| value.parse().ok());
     let Some(epoch) = epoch else {
-        return Err(text(StatusCode::BAD_REQUEST, format!("{} must be a number", wire::EPOCH)));
+        return Err(text_response(
+            StatusCode::BAD_REQUEST,
+            format!("{} must be a number", stub_api::EPOCH_HEADER),
+        ));
     };
-    proxy.keeper.hear_epoch(epoch).map_err(IntoResponse::into_response)
+    proxy.gate.accept_epoch(epoch).map_err(IntoResponse::into_response)
 }
 
-impl IntoResponse for gate::Refused {
+impl IntoResponse for gate::GateRejection {
     fn into_response(self) -> Response<Body> {
         let reason = self.to_string();
         let (status, gate) = match self {
-            Self::Stale(gate) | Self::Barred(gate, _) => (StatusCode::CONFLICT, gate),
-            Self::TooFar(gate, _) => (StatusCode::BAD_REQUEST, gate),
+            Self::Stale(gate) | Self::OpenBlocked(gate, _) => (StatusCode::CONFLICT, gate),
+            Self::EpochTooFarAhead(gate, _) => (StatusCode::BAD_REQUEST, gate),
         };
-        (status, Json(Reason { reason, gate })).into_response()
+        (status, Json(GateRejectionBody { reason, gate })).into_response()
     }
 }
 

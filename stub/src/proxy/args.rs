@@ -2,19 +2,20 @@
 
 use std::{net::IpAddr, path::PathBuf, time::Duration};
 
-use rouse::{adapter::Kind, units::Millis};
+use rouse::units::Millis;
+use rouse_net::adapter::EngineKind;
 
-use crate::token::Hash;
+use crate::token::TokenHash;
 
 /// What the earlier design's ports are when any of them is named.
-const RELAY: u16 = 8000;
-const ADMIN: u16 = 8001;
-const METRICS: u16 = 8002;
-const DEBUG: u16 = 8003;
+const DEFAULT_RELAY_PORT: u16 = 8000;
+const DEFAULT_ADMIN_PORT: u16 = 8001;
+const DEFAULT_METRICS_PORT: u16 = 8002;
+const DEFAULT_DEBUG_PORT: u16 = 8003;
 
 /// Flags of the proxy. A port of 0 is any that is free; where each listens is written to stderr.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct ProxyArgs {
     /// Listen on this address only [default: all addresses; the debug port always on loopback]
     #[arg(long, value_name = "ADDRESS")]
     pub(super) host: Option<IpAddr>,
@@ -41,13 +42,13 @@ pub struct Args {
     #[arg(long, value_name = "PORT")]
     pub(super) debug_port: Option<u16>,
     /// Longest time to get a connection to the engine
-    #[arg(long, value_name = "TIME", value_parser = time, default_value = "10s")]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "10s")]
     pub(super) proxy_dial_timeout: Duration,
     /// Largest body of a request; 0 for any size. Bodies are passed on as they come
     #[arg(long, value_name = "SIZE", default_value = "256Mi")]
     pub(super) max_body: rouse::units::Bytes,
     /// How long a client may pause in a request's body, and how long the first 64 KiB of it may take
-    #[arg(long, value_name = "TIME", value_parser = time, default_value = "60s")]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s")]
     pub(super) body_timeout: Duration,
     /// Clients' connections at a time, over all ports for requests; further ones wait until one of them ends
     #[arg(long, value_name = "COUNT", default_value_t = 2048)]
@@ -57,17 +58,17 @@ pub struct Args {
     #[arg(long)]
     pub(super) epoch_gate: bool,
     /// How long the hold after SIGTERM lasts at most; requests that still run then are cut
-    #[arg(long, value_name = "TIME", value_parser = time, default_value = "60s")]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s")]
     pub(super) hold: Duration,
     /// Without a hold: how long requests may go on after SIGTERM
-    #[arg(long, value_name = "TIME", value_parser = time, default_value = "60s")]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s")]
     pub(super) shutdown: Duration,
     /// Demand the bearer token of this file on the SPI and admin ports; read again when it changes
     #[arg(long, value_name = "FILE")]
     pub(super) token_file: Option<PathBuf>,
     /// Demand there the bearer token that has this SHA-256, as hexadecimal digits
     #[arg(long, value_name = "HASH", conflicts_with = "token_file")]
-    pub(super) token_sha256: Option<Hash>,
+    pub(super) token_sha256: Option<TokenHash>,
     /// UUIDs of the accelerators, one a line, where nothing else tells them
     #[arg(long, value_name = "FILE")]
     pub(super) accelerators_file: Option<PathBuf>,
@@ -78,8 +79,8 @@ pub struct Args {
     #[arg(long, value_name = "PORT", default_value_t = 8000)]
     pub(super) server_port: u16,
     /// Which program the engine is: it decides which paths pass, and how it is put to sleep
-    #[arg(long, value_name = "KIND", default_value = "vllm", value_parser = kind)]
-    pub(super) engine_kind: Kind,
+    #[arg(long, value_name = "KIND", default_value = "vllm", value_parser = parse_engine_kind)]
+    pub(super) engine_kind: EngineKind,
     /// The model's name as the engine knows it, for messages and for the one token that is asked for when an engine's
     /// counters are stuck
     #[arg(long, value_name = "NAME", default_value = "this model")]
@@ -93,23 +94,27 @@ pub struct Args {
 }
 
 /// The ports of the earlier design.
-pub(super) struct Earlier {
+pub(super) struct LegacyPorts {
     pub(super) relay: Vec<u16>,
     pub(super) admin: u16,
     pub(super) metrics: u16,
     pub(super) debug: u16,
 }
 
-impl Args {
+impl ProxyArgs {
     /// Some, when any of them was named.
-    pub(super) fn earlier(&self) -> Option<Earlier> {
+    pub(super) fn legacy_ports(&self) -> Option<LegacyPorts> {
         let named = !self.relay_port.is_empty()
             || [self.admin_port, self.metrics_port, self.debug_port].iter().any(Option::is_some);
-        named.then(|| Earlier {
-            relay: if self.relay_port.is_empty() { vec![RELAY] } else { self.relay_port.clone() },
-            admin: self.admin_port.unwrap_or(ADMIN),
-            metrics: self.metrics_port.unwrap_or(METRICS),
-            debug: self.debug_port.unwrap_or(DEBUG),
+        named.then(|| LegacyPorts {
+            relay: if self.relay_port.is_empty() {
+                vec![DEFAULT_RELAY_PORT]
+            } else {
+                self.relay_port.clone()
+            },
+            admin: self.admin_port.unwrap_or(DEFAULT_ADMIN_PORT),
+            metrics: self.metrics_port.unwrap_or(DEFAULT_METRICS_PORT),
+            debug: self.debug_port.unwrap_or(DEFAULT_DEBUG_PORT),
         })
     }
 
@@ -119,16 +124,16 @@ impl Args {
     }
 }
 
-fn time(text: &str) -> Result<Duration, rouse::units::Error> {
+fn parse_duration(text: &str) -> Result<Duration, rouse::units::Error> {
     text.parse().map(Millis::duration)
 }
 
-fn kind(name: &str) -> Result<Kind, String> {
+fn parse_engine_kind(name: &str) -> Result<EngineKind, String> {
     Ok(match name {
-        "vllm" => Kind::Vllm,
-        "sglang" => Kind::Sglang,
-        "llamacpp" => Kind::LlamaCpp,
-        "custom" => Kind::Custom,
+        "vllm" => EngineKind::Vllm,
+        "sglang" => EngineKind::Sglang,
+        "llamacpp" => EngineKind::LlamaCpp,
+        "custom" => EngineKind::Custom,
         _ => return Err("must be vllm, sglang, llamacpp or custom".into()),
     })
 }
@@ -140,21 +145,21 @@ mod tests {
     use super::*;
 
     #[derive(clap::Parser)]
-    struct Line {
+    struct ProxyFlagsLine {
         #[command(flatten)]
-        args: Args,
+        args: ProxyArgs,
     }
 
     #[test]
     fn the_hold_lasts_as_long_as_a_drain_and_a_sleep_unless_the_flags_say_otherwise() {
-        let line = Line::try_parse_from(["proxy"]).unwrap();
-        let defaults = rouse::pairing::settings::Settings::default();
-        assert_eq!(line.args.hold, (defaults.drain + defaults.sleep).duration());
+        let line = ProxyFlagsLine::try_parse_from(["proxy"]).unwrap();
+        let defaults = rouse::pairing::settings::PairingSettings::default();
+        assert_eq!(line.args.hold, (defaults.drain_timeout + defaults.sleep_timeout).duration());
     }
 
     fn earlier(flags: &[&str]) -> Option<(Vec<u16>, u16, u16, u16)> {
-        let line = Line::try_parse_from(std::iter::once(&"proxy").chain(flags)).unwrap();
-        line.args.earlier().map(|ports| (ports.relay, ports.admin, ports.metrics, ports.debug))
+        let line = ProxyFlagsLine::try_parse_from(std::iter::once(&"proxy").chain(flags)).unwrap();
+        line.args.legacy_ports().map(|ports| (ports.relay, ports.admin, ports.metrics, ports.debug))
     }
 
     #[test]
@@ -169,8 +174,8 @@ mod tests {
     #[test]
     fn the_kinds_of_engines_are_those_of_the_gateway() {
         for name in ["vllm", "sglang", "llamacpp", "custom"] {
-            assert!(kind(name).is_ok(), "{name}");
+            assert!(parse_engine_kind(name).is_ok(), "{name}");
         }
-        assert!(kind("vLLM").is_err());
+        assert!(parse_engine_kind("vLLM").is_err());
     }
 }

@@ -19,14 +19,14 @@ use serde::Serialize;
 use serde_json::Value;
 use tokio::task;
 
-use crate::pages;
+use crate::browser_guard;
 
 /// Tells all that is believed now.
-pub(crate) type State = Arc<dyn Fn() -> Value + Send + Sync>;
+pub(crate) type StateDumpFn = Arc<dyn Fn() -> Value + Send + Sync>;
 
 /// Memory of this process, in bytes, by the kernel's own names.
 #[derive(Debug, Serialize)]
-struct Heap {
+struct HeapUsage {
     /// From `/proc/self/status`: the sizes, and what they were at most.
     status: BTreeMap<String, u64>,
     threads: u64,
@@ -37,17 +37,17 @@ struct Heap {
 }
 
 /// Answers `/debug/state` and `/debug/heap`.
-pub(crate) fn routes(state: State) -> Router {
+pub(crate) fn routes(state: StateDumpFn) -> Router {
     let dump = move || std::future::ready(Json(state()));
     Router::new()
         .route("/debug/state", get(dump))
         .route("/debug/heap", get(heap))
-        .layer(middleware::from_fn(unless_page))
+        .layer(middleware::from_fn(refuse_browsers))
 }
 
 /// A person's browser reaches loopback, whoever made the page.
-async fn unless_page(request: Request, next: Next) -> Response {
-    match pages::refused(request.headers(), false) {
+async fn refuse_browsers(request: Request, next: Next) -> Response {
+    match browser_guard::refusal_reason(request.headers(), false) {
         Some(why) => (StatusCode::FORBIDDEN, format!("{why}\n")).into_response(),
         None => next.run(request).await,
     }
@@ -55,18 +55,18 @@ async fn unless_page(request: Request, next: Next) -> Response {
 
 async fn heap() -> Response {
     // The kernel walks all pages for it.
-    match task::spawn_blocking(Heap::read).await {
+    match task::spawn_blocking(HeapUsage::read).await {
         Ok(Ok(heap)) => Json(heap).into_response(),
-        Ok(Err(error)) => failed(&error),
-        Err(error) => failed(&error),
+        Ok(Err(error)) => proc_read_error(&error),
+        Err(error) => proc_read_error(&error),
     }
 }
 
-fn failed(error: &dyn std::error::Error) -> Response {
+fn proc_read_error(error: &dyn std::error::Error) -> Response {
     (StatusCode::INTERNAL_SERVER_ERROR, format!("/proc/self cannot be read: {error}\n")).into_response()
 }
 
-impl Heap {
+impl HeapUsage {
     fn read() -> io::Result<Self> {
         let status = std::fs::read_to_string("/proc/self/status")?;
         let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
@@ -75,16 +75,16 @@ impl Heap {
         let threads = status.lines().find_map(|line| line.strip_prefix("Threads:")?.trim().parse().ok());
         Ok(Self {
             threads: threads.unwrap_or_default(),
-            status: sizes(status.lines()),
-            rollup: sizes(rollup.lines()),
+            status: parse_sizes(status.lines()),
+            rollup: parse_sizes(rollup.lines()),
             // A mapping ends with its flags.
-            brk: sizes(brk.lines().take_while(|line| !line.starts_with("VmFlags"))),
+            brk: parse_sizes(brk.lines().take_while(|line| !line.starts_with("VmFlags"))),
         })
     }
 }
 
 /// Lines like `VmRSS:      5120 kB`.
-fn sizes<'a>(lines: impl Iterator<Item = &'a str>) -> BTreeMap<String, u64> {
+fn parse_sizes<'a>(lines: impl Iterator<Item = &'a str>) -> BTreeMap<String, u64> {
     let size = |line: &'a str| {
         let (name, rest) = line.split_once(':')?;
         let kib: u64 = rest.trim().strip_suffix(" kB")?.trim().parse().ok()?;
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn the_heap_is_shown_in_bytes() {
-        let heap = Heap::read().unwrap();
+        let heap = HeapUsage::read().unwrap();
         assert!(heap.threads >= 1);
         let resident = heap.status["VmRSS"];
         assert!((1 << 20..1 << 32).contains(&resident), "{resident}");

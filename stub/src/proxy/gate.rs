@@ -1,6 +1,6 @@
 //! The gate with its epochs, and where requests go while it is open.
 //!
-//! Relays read one thing, the [`Route`]: the present life's gate, and the engine's address. Orders change it under a lock
+//! Relays read one thing, the [`GateRoute`]: the present life's gate, and the engine's address. Orders change it under a lock
 //! that no request takes. A life is one generation of an engine; a gate that was closed for good, by a revocation or by
 //! a newer generation, is never opened again, so that no lease of a former life counts for the present one. What it has
 //! out still does count against a drain: an engine is not unused because it got another number.
@@ -19,137 +19,139 @@ use std::{
 use arc_swap::{ArcSwap, Guard};
 use rouse::{
     fault::Fault,
-    lease::{Clock, Gate, Lease},
     model::ModelName,
     units::{Generation, Millis, Tick},
-    wire::{self, Close, Epoch, OnDeadline, Open},
+};
+use rouse_net::{
+    lease::{Gate, Lease, TickClock},
+    stub_api::{self, CloseGateRequest, DrainDeadlineAction, Epoch, OpenGateRequest},
 };
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, sleep_until},
 };
 
-use crate::epoch::{TooFar, believe};
+use crate::epoch::{EpochTooFarAhead, check_plausible};
 
 /// One generation of the engine.
 #[derive(Debug)]
-pub(crate) struct Life {
+pub(crate) struct GateGeneration {
     pub(crate) generation: Generation,
     pub(crate) gate: Arc<Gate>,
     /// Exchanges whose end is not told yet; a lease ends a moment before.
-    untold: AtomicU32,
+    unfinished_exchanges: AtomicU32,
     /// Exchanges that a revocation ended.
-    cut: AtomicU32,
-    keeper: Arc<Notify>,
+    cut_exchanges: AtomicU32,
+    notify: Arc<Notify>,
 }
 
 /// What a request needs to know.
 #[derive(Clone, Debug)]
-pub(crate) struct Route {
-    pub(crate) life: Arc<Life>,
+pub(crate) struct GateRoute {
+    pub(crate) current: Arc<GateGeneration>,
     pub(crate) target: Option<SocketAddr>,
 }
 
 /// One request's part in a life, from its lease until its end is told.
 #[derive(Debug)]
-pub(crate) struct Part(Arc<Life>);
+pub(crate) struct ExchangeTracker(Arc<GateGeneration>);
 
 /// Why an order was not followed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Refused {
+pub(crate) enum GateRejection {
     #[error("an order of epoch {} and generation {} was heard before", .0.epoch, .0.generation.0)]
-    Stale(wire::Gate),
+    Stale(stub_api::GateStatus),
     #[error("{1}")]
-    Barred(wire::Gate, &'static str),
+    OpenBlocked(stub_api::GateStatus, &'static str),
     #[error("{1}")]
-    TooFar(wire::Gate, TooFar),
+    EpochTooFarAhead(stub_api::GateStatus, EpochTooFarAhead),
 }
 
 /// Closes and opens.
 #[derive(Debug)]
-pub(crate) struct Keeper {
-    inner: Mutex<Inner>,
-    route: ArcSwap<Route>,
+pub(crate) struct GateController {
+    state: Mutex<GateState>,
+    route: ArcSwap<GateRoute>,
     /// Something ended, or an order came.
-    wake: Arc<Notify>,
+    notify: Arc<Notify>,
     /// A drain came to its end.
-    ends: watch::Sender<()>,
-    clock: Clock,
+    drain_ended_tx: watch::Sender<()>,
+    clock: TickClock,
     model: ModelName,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct GateState {
     epoch: Epoch,
     generation: Generation,
-    life: Arc<Life>,
+    current: Arc<GateGeneration>,
     /// Former ones that have leases out.
-    past: Vec<Arc<Life>>,
-    drain: Option<Drain>,
+    previous: Vec<Arc<GateGeneration>>,
+    drain: Option<GateDrain>,
     /// What the last drain cut.
-    cut: Cut,
+    cut: CutGenerations,
     /// Why the gate may not be opened now.
-    bar: Option<&'static str>,
+    open_blocker: Option<&'static str>,
     /// It will not be opened again.
-    ends: bool,
+    shutting_down: bool,
     target: Option<SocketAddr>,
 }
 
 /// The lives that one drain revoked. A life is revoked once, so that what is cut of it is of that drain, also when it ends
 /// after the gate was opened again.
 #[derive(Debug, Default)]
-struct Cut {
-    lives: Vec<Arc<Life>>,
+struct CutGenerations {
+    generations: Vec<Arc<GateGeneration>>,
     /// The drain is over.
-    over: bool,
+    drain_over: bool,
 }
 
 #[derive(Debug)]
-struct Drain {
+struct GateDrain {
     deadline: Option<Instant>,
-    on_deadline: OnDeadline,
-    stage: Stage,
+    on_deadline: DrainDeadlineAction,
+    stage: DrainStage,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
-    Runs,
+enum DrainStage {
+    Running,
     /// The deadline passed, and what was under way goes on, or ends just now.
-    Lapsed,
-    Over,
+    DeadlinePassed,
+    Done,
 }
 
-impl Keeper {
+impl GateController {
     pub(crate) fn new(model: ModelName, open: bool) -> Self {
         let wake = Arc::<Notify>::default();
-        let clock = Clock::new(Instant::now(), Tick(1));
-        let life = Life::new(Generation(0), clock, &wake);
+        let clock = TickClock::new(Instant::now(), Tick(1));
+        let life = GateGeneration::new(Generation(0), clock, &wake);
         if open {
             life.gate.open();
         }
-        let inner = Inner {
+        let inner = GateState {
             epoch: 0,
             generation: Generation(0),
-            life: Arc::clone(&life),
-            past: Vec::new(),
+            current: Arc::clone(&life),
+            previous: Vec::new(),
             drain: None,
-            cut: Cut::default(),
-            bar: None,
-            ends: false,
+            cut: CutGenerations::default(),
+            open_blocker: None,
+            shutting_down: false,
             target: None,
         };
         Self {
-            inner: Mutex::new(inner),
-            route: ArcSwap::from_pointee(Route { life, target: None }),
-            wake,
-            ends: watch::Sender::new(()),
+            state: Mutex::new(inner),
+            route: ArcSwap::from_pointee(GateRoute { current: life, target: None }),
+            notify: wake,
+            drain_ended_tx: watch::Sender::new(()),
             clock,
             model,
         }
     }
 
     /// For one request.
-    pub(crate) fn route(&self) -> Guard<Arc<Route>> {
+    pub(crate) fn route(&self) -> Guard<Arc<GateRoute>> {
         self.route.load()
     }
 
@@ -158,26 +160,30 @@ impl Keeper {
     }
 
     pub(crate) fn set_target(&self, target: SocketAddr) {
-        self.with(|inner| inner.target = Some(target));
+        self.update(|inner| inner.target = Some(target));
     }
 
-    pub(crate) fn view(&self) -> wire::Gate {
-        self.with(|inner| inner.view())
+    pub(crate) fn view(&self) -> stub_api::GateStatus {
+        self.update(|inner| inner.view())
     }
 
     pub(crate) fn is_open(&self) -> bool {
-        self.route.load().life.gate.is_open()
+        self.route.load().current.gate.is_open()
     }
 
     /// Closes the gate: no lease is given from here on.
-    pub(crate) fn close(&self, order: &Close, now: Instant) -> Result<wire::Gate, Refused> {
-        self.with(|inner| {
+    pub(crate) fn close(
+        &self,
+        order: &CloseGateRequest,
+        now: Instant,
+    ) -> Result<stub_api::GateStatus, GateRejection> {
+        self.update(|inner| {
             // At the end of the process an order may hasten the last drain, and not put it off.
-            let again = inner.hear(order.epoch, order.generation)? || inner.ends;
-            let drain = Drain {
+            let again = inner.accept(order.epoch, order.generation)? || inner.shutting_down;
+            let drain = GateDrain {
                 deadline: order.drain_deadline.map(|ms| now + Millis(ms).duration()),
                 on_deadline: order.on_deadline,
-                stage: Stage::Runs,
+                stage: DrainStage::Running,
             };
             inner.close(drain, again);
             Ok(inner.view())
@@ -185,84 +191,91 @@ impl Keeper {
     }
 
     /// Opens the gate for this life.
-    pub(crate) fn open(&self, order: &Open) -> Result<wire::Gate, Refused> {
-        let opened = self.with(|inner| {
-            if let Some(bar) = inner.bar.or_else(|| inner.ends.then_some("the stub is shutting down")) {
+    pub(crate) fn open(&self, order: &OpenGateRequest) -> Result<stub_api::GateStatus, GateRejection> {
+        let opened = self.update(|inner| {
+            if let Some(bar) =
+                inner.open_blocker.or_else(|| inner.shutting_down.then_some("the stub is shutting down"))
+            {
                 inner.fence(order.epoch, order.generation)?;
-                return Err(Refused::Barred(inner.view(), bar));
+                return Err(GateRejection::OpenBlocked(inner.view(), bar));
             }
-            inner.hear(order.epoch, order.generation)?;
-            let spent = inner.life.gate.revoked().is_some() || inner.life.generation != order.generation;
+            inner.accept(order.epoch, order.generation)?;
+            let spent =
+                inner.current.gate.revoked().is_some() || inner.current.generation != order.generation;
             if spent {
                 // Nobody gets in there any more, also not by a route that was read before.
-                inner.life.gate.close();
-                let life = Life::new(order.generation, self.clock, &self.wake);
-                inner.past.push(std::mem::replace(&mut inner.life, life));
+                inner.current.gate.close();
+                let life = GateGeneration::new(order.generation, self.clock, &self.notify);
+                inner.previous.push(std::mem::replace(&mut inner.current, life));
             }
             inner.drain = None;
-            inner.past.retain(|life| life.is_used());
+            inner.previous.retain(|life| life.is_used());
             // Nobody knows a new gate yet: the route shows it a moment later.
-            inner.life.gate.open();
+            inner.current.gate.open();
             Ok(inner.view())
         })?;
         // Whoever waits for the end of a drain waits for nothing now.
-        self.ends.send_replace(());
+        self.drain_ended_tx.send_replace(());
         Ok(opened)
     }
 
     /// An order about the engine itself: heard like one about the gate.
-    pub(crate) fn hear(&self, epoch: Epoch, generation: Generation) -> Result<(), Refused> {
-        self.with(|inner| inner.hear(epoch, generation).map(drop))
+    pub(crate) fn accept(&self, epoch: Epoch, generation: Generation) -> Result<(), GateRejection> {
+        self.update(|inner| inner.accept(epoch, generation).map(drop))
     }
 
     /// An order that names no life.
-    pub(crate) fn hear_epoch(&self, epoch: Epoch) -> Result<(), Refused> {
-        self.with(|inner| {
+    pub(crate) fn accept_epoch(&self, epoch: Epoch) -> Result<(), GateRejection> {
+        self.update(|inner| {
             let generation = inner.generation;
-            inner.hear(epoch, generation).map(drop)
+            inner.accept(epoch, generation).map(drop)
         })
     }
 
     /// Keeps the gate from being opened while `bar` holds. `unused`: only when it is closed and nothing is under way.
-    pub(crate) fn bar(&self, bar: &'static str, unused: bool) -> Result<(), Refused> {
-        self.with(|inner| {
-            let why = match inner.bar {
+    pub(crate) fn block_open(&self, bar: &'static str, unused: bool) -> Result<(), GateRejection> {
+        self.update(|inner| {
+            let why = match inner.open_blocker {
                 Some(other) => Some(other),
-                None if unused && inner.life.gate.is_open() => Some("the gate is open: close it first"),
+                None if unused && inner.current.gate.is_open() => Some("the gate is open: close it first"),
                 None if unused && inner.is_used() => {
                     Some("requests are under way: wait until they are drained")
                 }
                 None => None,
             };
             match why {
-                Some(why) => Err(Refused::Barred(inner.view(), why)),
+                Some(why) => Err(GateRejection::OpenBlocked(inner.view(), why)),
                 None => {
-                    inner.bar = Some(bar);
+                    inner.open_blocker = Some(bar);
                     Ok(())
                 }
             }
         })
     }
 
-    pub(crate) fn unbar(&self) {
-        self.with(|inner| inner.bar = None);
+    pub(crate) fn unblock_open(&self) {
+        self.update(|inner| inner.open_blocker = None);
     }
 
     /// Closes for good, whoever leads: this process ends.
-    pub(crate) fn shut(&self, deadline: Instant) {
-        self.with(|inner| {
-            inner.ends = true;
-            let drain = Drain { deadline: Some(deadline), on_deadline: OnDeadline::Cut, stage: Stage::Runs };
+    pub(crate) fn close_for_shutdown(&self, deadline: Instant) {
+        self.update(|inner| {
+            inner.shutting_down = true;
+            let drain = GateDrain {
+                deadline: Some(deadline),
+                on_deadline: DrainDeadlineAction::Cut,
+                stage: DrainStage::Running,
+            };
             // A drain that is to cut already is not given more time by the end, and one that is not is given all of it.
             inner.close(drain, true);
         });
     }
 
     /// Completes when nothing is under way, or the deadline of the present drain has passed and it is kept all the same.
-    pub(crate) async fn drained(&self) -> wire::Gate {
-        let mut ends = self.ends.subscribe();
+    pub(crate) async fn wait_drained(&self) -> stub_api::GateStatus {
+        let mut ends = self.drain_ended_tx.subscribe();
         loop {
-            let (done, view) = self.with(|inner| (inner.is_settled(), inner.view()));
+            let (done, view) = self.update(|inner| (inner.is_drain_resolved(), inner.view()));
             if done || ends.changed().await.is_err() {
                 return view;
             }
@@ -272,8 +285,8 @@ impl Keeper {
     /// Ends drains; never returns. To be run once.
     pub(crate) async fn run(&self) {
         loop {
-            let woken = self.wake.notified();
-            match self.with(|inner| self.turn(inner, Instant::now())) {
+            let woken = self.notify.notified();
+            match self.update(|inner| self.advance_drain(inner, Instant::now())) {
                 Some(due) => tokio::select! { () = woken => {}, () = sleep_until(due) => {} },
                 None => woken.await,
             }
@@ -281,163 +294,172 @@ impl Keeper {
     }
 
     /// Looks whether a drain is over, and when it is to be looked at again.
-    fn turn(&self, inner: &mut Inner, now: Instant) -> Option<Instant> {
+    fn advance_drain(&self, inner: &mut GateState, now: Instant) -> Option<Instant> {
         let used = inner.is_used();
         let drain = inner.drain.as_mut()?;
-        if drain.stage < Stage::Over && !used {
-            drain.stage = Stage::Over;
-            inner.cut.over = true;
-            inner.past.clear();
-            self.ends.send_replace(());
+        if drain.stage < DrainStage::Done && !used {
+            drain.stage = DrainStage::Done;
+            inner.cut.drain_over = true;
+            inner.previous.clear();
+            self.drain_ended_tx.send_replace(());
             return None;
         }
-        let deadline = drain.deadline.filter(|_| drain.stage == Stage::Runs)?;
+        let deadline = drain.deadline.filter(|_| drain.stage == DrainStage::Running)?;
         if now < deadline {
             return Some(deadline);
         }
-        drain.stage = Stage::Lapsed;
-        if drain.on_deadline == OnDeadline::Cut {
-            let over = || Fault::TurnOver { model: self.model.clone() };
-            inner.cut.lives =
-                inner.lives().filter(|life| life.gate.revoked().is_none()).map(Arc::clone).collect();
-            inner.cut.lives.iter().for_each(|life| life.gate.revoke(over()));
+        drain.stage = DrainStage::DeadlinePassed;
+        if drain.on_deadline == DrainDeadlineAction::Cut {
+            let over = || Fault::TurnEnded { model: self.model.clone() };
+            inner.cut.generations = inner
+                .all_generations()
+                .filter(|life| life.gate.revoked().is_none())
+                .map(Arc::clone)
+                .collect();
+            inner.cut.generations.iter().for_each(|life| life.gate.revoke(over()));
         }
-        self.ends.send_replace(());
+        self.drain_ended_tx.send_replace(());
         None
     }
 
-    fn with<T>(&self, change: impl FnOnce(&mut Inner) -> T) -> T {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+    fn update<T>(&self, change: impl FnOnce(&mut GateState) -> T) -> T {
+        let mut inner = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut inner);
         let route = self.route.load();
-        if route.target != inner.target || !Arc::ptr_eq(&route.life, &inner.life) {
-            self.route.store(Arc::new(Route { life: Arc::clone(&inner.life), target: inner.target }));
+        if route.target != inner.target || !Arc::ptr_eq(&route.current, &inner.current) {
+            self.route
+                .store(Arc::new(GateRoute { current: Arc::clone(&inner.current), target: inner.target }));
         }
         result
     }
 }
 
-impl Inner {
-    fn fence(&self, epoch: Epoch, generation: Generation) -> Result<bool, Refused> {
+impl GateState {
+    fn fence(&self, epoch: Epoch, generation: Generation) -> Result<bool, GateRejection> {
         match (epoch, generation).cmp(&(self.epoch, self.generation)) {
-            std::cmp::Ordering::Less => Err(Refused::Stale(self.view())),
-            order => match believe(epoch, self.epoch) {
+            std::cmp::Ordering::Less => Err(GateRejection::Stale(self.view())),
+            order => match check_plausible(epoch, self.epoch) {
                 Ok(()) => Ok(order.is_eq()),
-                Err(far) => Err(Refused::TooFar(self.view(), far)),
+                Err(far) => Err(GateRejection::EpochTooFarAhead(self.view(), far)),
             },
         }
     }
 
     /// Takes note of an order; returns whether one of the same leader and life was heard before.
-    fn hear(&mut self, epoch: Epoch, generation: Generation) -> Result<bool, Refused> {
+    fn accept(&mut self, epoch: Epoch, generation: Generation) -> Result<bool, GateRejection> {
         let again = self.fence(epoch, generation)?;
         (self.epoch, self.generation) = (epoch, generation);
         Ok(again)
     }
 
-    fn close(&mut self, drain: Drain, again: bool) {
-        let was_open = self.life.gate.is_open();
-        self.life.gate.close();
+    fn close(&mut self, drain: GateDrain, again: bool) {
+        let was_open = self.current.gate.is_open();
+        self.current.gate.close();
         match &mut self.drain {
-            Some(running) if again && !was_open => running.hasten(drain),
+            Some(running) if again && !was_open => running.tighten(drain),
             _ => {
                 self.drain = Some(drain);
-                self.cut = Cut::default();
+                self.cut = CutGenerations::default();
             }
         }
-        self.life.keeper.notify_one();
+        self.current.notify.notify_one();
     }
 
-    fn lives(&self) -> impl Iterator<Item = &Arc<Life>> {
-        self.past.iter().chain([&self.life])
+    fn all_generations(&self) -> impl Iterator<Item = &Arc<GateGeneration>> {
+        self.previous.iter().chain([&self.current])
     }
 
     fn is_used(&self) -> bool {
-        self.lives().any(|life| life.is_used())
+        self.all_generations().any(|life| life.is_used())
     }
 
-    fn is_settled(&self) -> bool {
+    fn is_drain_resolved(&self) -> bool {
         self.drain.as_ref().is_none_or(|drain| match drain.stage {
-            Stage::Runs => false,
-            Stage::Lapsed => drain.on_deadline == OnDeadline::Keep,
-            Stage::Over => true,
+            DrainStage::Running => false,
+            DrainStage::DeadlinePassed => drain.on_deadline == DrainDeadlineAction::Keep,
+            DrainStage::Done => true,
         })
     }
 
-    fn view(&self) -> wire::Gate {
-        let runs = self.drain.as_ref().filter(|drain| drain.stage == Stage::Runs);
+    fn view(&self) -> stub_api::GateStatus {
+        let runs = self.drain.as_ref().filter(|drain| drain.stage == DrainStage::Running);
         let left = runs.and_then(|drain| drain.deadline).map(|at| Millis::from(at - Instant::now()).0);
-        wire::Gate {
-            gated: !self.life.gate.is_open(),
+        stub_api::GateStatus {
+            gated: !self.current.gate.is_open(),
             epoch: self.epoch,
             generation: self.generation,
-            leases: self.lives().map(|life| life.gate.leases()).sum(),
+            leases: self.all_generations().map(|life| life.gate.leases()).sum(),
             deadline: left,
             cut: self.cut.count(),
         }
     }
 }
 
-impl Cut {
+impl CutGenerations {
     /// `None` while it may still grow, or where a drain was given up before its deadline.
     fn count(&self) -> Option<u32> {
-        let ended = !self.lives.is_empty() && !self.lives.iter().any(|life| life.is_used());
-        (self.over || ended).then(|| self.lives.iter().map(|life| life.cut.load(Ordering::Acquire)).sum())
+        let ended = !self.generations.is_empty() && !self.generations.iter().any(|life| life.is_used());
+        (self.drain_over || ended)
+            .then(|| self.generations.iter().map(|life| life.cut_exchanges.load(Ordering::Acquire)).sum())
     }
 }
 
-impl Drain {
+impl GateDrain {
     /// The same order again. It counts from the first time, or somebody who repeats it would put its deadline off.
     /// Whoever is cut is cut at a deadline that was given for that, and never at one at which they were to be kept.
-    fn hasten(&mut self, again: Self) {
+    fn tighten(&mut self, again: Self) {
         match (self.stage, self.on_deadline, again.on_deadline) {
-            (Stage::Runs, before, now) if before == now => {
+            (DrainStage::Running, before, now) if before == now => {
                 self.deadline = [self.deadline, again.deadline].into_iter().flatten().min();
             }
-            (Stage::Runs | Stage::Lapsed, OnDeadline::Keep, OnDeadline::Cut) => *self = again,
-            (Stage::Runs | Stage::Lapsed | Stage::Over, _, _) => {}
+            (
+                DrainStage::Running | DrainStage::DeadlinePassed,
+                DrainDeadlineAction::Keep,
+                DrainDeadlineAction::Cut,
+            ) => *self = again,
+            (DrainStage::Running | DrainStage::DeadlinePassed | DrainStage::Done, _, _) => {}
         }
     }
 }
 
-impl Life {
-    fn new(generation: Generation, clock: Clock, keeper: &Arc<Notify>) -> Arc<Self> {
+impl GateGeneration {
+    fn new(generation: Generation, clock: TickClock, keeper: &Arc<Notify>) -> Arc<Self> {
         Arc::new(Self {
             generation,
             gate: Gate::new(None, clock, Arc::clone(keeper)),
-            untold: AtomicU32::new(0),
-            cut: AtomicU32::new(0),
-            keeper: Arc::clone(keeper),
+            unfinished_exchanges: AtomicU32::new(0),
+            cut_exchanges: AtomicU32::new(0),
+            notify: Arc::clone(keeper),
         })
     }
 
     fn is_used(&self) -> bool {
-        self.gate.leases() > 0 || self.untold.load(Ordering::Acquire) > 0
+        self.gate.leases() > 0 || self.unfinished_exchanges.load(Ordering::Acquire) > 0
     }
 
     /// A lease for one request, when the gate is open.
-    pub(crate) fn take(self: &Arc<Self>) -> Option<(Lease, Part)> {
-        self.untold.fetch_add(1, Ordering::AcqRel);
-        let part = Part(Arc::clone(self));
+    pub(crate) fn take_lease(self: &Arc<Self>) -> Option<(Lease, ExchangeTracker)> {
+        self.unfinished_exchanges.fetch_add(1, Ordering::AcqRel);
+        let part = ExchangeTracker(Arc::clone(self));
         Some((self.gate.take()?, part))
     }
 }
 
-impl Part {
+impl ExchangeTracker {
     /// It did not end by itself. True, when a revocation is why.
-    pub(crate) fn broke(&self) -> bool {
+    pub(crate) fn record_abnormal_end(&self) -> bool {
         let cut = self.0.gate.revoked().is_some();
         if cut {
-            self.0.cut.fetch_add(1, Ordering::AcqRel);
+            self.0.cut_exchanges.fetch_add(1, Ordering::AcqRel);
         }
         cut
     }
 }
 
-impl Drop for Part {
+impl Drop for ExchangeTracker {
     fn drop(&mut self) {
-        if self.0.untold.fetch_sub(1, Ordering::AcqRel) == 1 && !self.0.gate.is_open() {
-            self.0.keeper.notify_one();
+        if self.0.unfinished_exchanges.fetch_sub(1, Ordering::AcqRel) == 1 && !self.0.gate.is_open() {
+            self.0.notify.notify_one();
         }
     }
 }

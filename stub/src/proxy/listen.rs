@@ -12,7 +12,7 @@ use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 const BACKLOG: i32 = 4096;
 /// A peer that is silent for so long is asked whether it is there: a machine that lost its power says nothing, and its
 /// request would hold the engine.
-const SILENT: Duration = Duration::from_secs(30);
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 
 /// A port that cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -27,14 +27,14 @@ pub(crate) struct Error {
 
 /// Binds one port, for IPv4 and IPv6 where `host` says nothing else, and says so in the log.
 pub(super) fn bind(name: &'static str, host: Option<IpAddr>, port: u16) -> Result<TcpListener, Error> {
-    let any = || open(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)));
+    let any = || bind_socket(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)));
     let (address, bound) = match host {
-        Some(host) => (SocketAddr::from((host, port)), open(SocketAddr::from((host, port)))),
+        Some(host) => (SocketAddr::from((host, port)), bind_socket(SocketAddr::from((host, port)))),
         None => {
             let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
             let bound = match any() {
                 // A kernel without IPv6.
-                Err(error) if error.kind() != io::ErrorKind::AddrInUse => open(address),
+                Err(error) if error.kind() != io::ErrorKind::AddrInUse => bind_socket(address),
                 bound => bound,
             };
             (address, bound)
@@ -47,7 +47,7 @@ pub(super) fn bind(name: &'static str, host: Option<IpAddr>, port: u16) -> Resul
     Ok(listener)
 }
 
-fn open(address: SocketAddr) -> io::Result<TcpListener> {
+fn bind_socket(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
     socket.set_reuse_address(true)?;
@@ -56,7 +56,7 @@ fn open(address: SocketAddr) -> io::Result<TcpListener> {
     }
     // Connections have it from the listener that accepts them.
     socket.set_tcp_keepalive(
-        &TcpKeepalive::new().with_time(SILENT).with_interval(SILENT / 3).with_retries(3),
+        &TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_IDLE / 3).with_retries(3),
     )?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;

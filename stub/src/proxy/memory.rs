@@ -3,7 +3,7 @@
 //! *Now* is a promise: who asks after an engine was put to sleep must not be shown what was so before. So nobody is
 //! given a reading that had begun before he asked. *Nothing blocks* is the other one: a driver that hangs must cost one
 //! thread, not one for each question. Both follow from one rule: at most one reading runs, and all who come meanwhile
-//! share the next. Whoever has waited [`nvml::DEADLINE`] is told at which accelerator the driver hangs; while it hangs,
+//! share the next. Whoever has waited [`nvml::QUERY_TIMEOUT`] is told at which accelerator the driver hangs; while it hangs,
 //! those who come later are told at once.
 //!
 //! The reading has a thread of its own, and not one of the runtime's, which would wait for it when it ends.
@@ -24,21 +24,21 @@ use axum::{
 };
 use rouse::{
     model::AcceleratorId,
-    nvml,
     units::{Bytes, Millis},
 };
+use rouse_net::nvml;
 use tokio::{
     sync::watch,
     time::{self, Instant},
 };
 
-use super::accelerators::{self, Accelerators};
-use crate::driver::Driver;
+use super::accelerators::{self, AcceleratorDiscovery};
+use crate::accelerator_driver::AcceleratorDriver;
 
 pub(crate) const PATH: &str = "/v1/dual-pods/accelerator-memory-usage";
 
 /// UUID to MiB in use.
-pub(crate) type Usage = BTreeMap<String, u64>;
+pub(crate) type UsedMibByUuid = BTreeMap<String, u64>;
 
 /// Why there is no usage: a reading of some of the accelerators would look like one of all of them.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -46,61 +46,72 @@ pub(crate) enum Error {
     #[error(transparent)]
     Accelerators(#[from] accelerators::Error),
     /// Which, and why; one or more.
-    #[error("{}", lines(.0))]
+    #[error("{}", error_lines(.0))]
     Failed(Vec<(AcceleratorId, String)>),
 }
 
 /// Reads the memory of this Pod's accelerators.
 #[derive(Clone)]
-pub(crate) struct Memory {
-    shared: Arc<Shared>,
+pub(crate) struct MemoryReader {
+    inner: Arc<MemoryReaderInner>,
 }
 
-struct Shared {
-    accelerators: Accelerators,
-    driver: Arc<dyn Driver>,
-    within: Duration,
-    turn: Mutex<Turn>,
+struct MemoryReaderInner {
+    accelerators: AcceleratorDiscovery,
+    driver: Arc<dyn AcceleratorDriver>,
+    timeout: Duration,
+    queue: Mutex<ReadingQueue>,
 }
 
 /// The reading that runs, and the one after it, as soon as somebody wants it.
 #[derive(Default)]
-struct Turn {
-    running: Option<Running>,
-    next: Option<Reading>,
+struct ReadingQueue {
+    running: Option<RunningReading>,
+    next: Option<MemoryReadingTx>,
 }
 
-struct Running {
-    reading: Reading,
-    since: Instant,
+struct RunningReading {
+    reading: MemoryReadingTx,
+    started_at: Instant,
 }
 
 /// What was read so far, in the order of the accelerators.
-type Reading = Arc<watch::Sender<Vec<Result<Bytes, String>>>>;
+type MemoryReadingTx = Arc<watch::Sender<Vec<Result<Bytes, String>>>>;
 
-impl Memory {
-    pub(crate) fn new(accelerators: Accelerators, driver: Arc<dyn Driver>) -> Self {
-        Self::within(accelerators, driver, nvml::DEADLINE)
+impl MemoryReader {
+    pub(crate) fn new(accelerators: AcceleratorDiscovery, driver: Arc<dyn AcceleratorDriver>) -> Self {
+        Self::with_timeout(accelerators, driver, nvml::QUERY_TIMEOUT)
     }
 
-    pub(super) fn within(accelerators: Accelerators, driver: Arc<dyn Driver>, within: Duration) -> Self {
-        Self { shared: Arc::new(Shared { accelerators, driver, within, turn: Mutex::default() }) }
+    pub(super) fn with_timeout(
+        accelerators: AcceleratorDiscovery,
+        driver: Arc<dyn AcceleratorDriver>,
+        within: Duration,
+    ) -> Self {
+        Self {
+            inner: Arc::new(MemoryReaderInner {
+                accelerators,
+                driver,
+                timeout: within,
+                queue: Mutex::default(),
+            }),
+        }
     }
 
     /// Reads all accelerators, from now on.
     ///
     /// # Errors
     /// There are none, or one of them does not tell, or the driver hangs.
-    pub(crate) async fn read(&self) -> Result<Usage, Error> {
-        let found = self.shared.accelerators.get().await?;
+    pub(crate) async fn read(&self) -> Result<UsedMibByUuid, Error> {
+        let found = self.inner.accelerators.get().await?;
         let ids = &found.ids;
-        let mut reading = self.shared.join(ids).ok_or_else(|| self.shared.hang(ids))?;
+        let mut reading = self.inner.join(ids).ok_or_else(|| self.inner.hung_error(ids))?;
         let whole = reading.wait_for(|read| read.len() == ids.len());
-        let read = match time::timeout(self.shared.within, whole).await {
+        let read = match time::timeout(self.inner.timeout, whole).await {
             Ok(Ok(read)) => read.clone(),
-            Ok(Err(_)) | Err(_) => return Err(self.shared.hang(ids)),
+            Ok(Err(_)) | Err(_) => return Err(self.inner.hung_error(ids)),
         };
-        let mut usage = Usage::new();
+        let mut usage = UsedMibByUuid::new();
         let mut failed = Vec::new();
         for (id, read) in ids.iter().zip(read) {
             match read {
@@ -114,51 +125,52 @@ impl Memory {
     }
 }
 
-impl Shared {
+impl MemoryReaderInner {
     /// A reading that begins after this call; `None` when the one that runs is overdue, and none will begin.
     fn join(self: &Arc<Self>, ids: &[AcceleratorId]) -> Option<watch::Receiver<Vec<Result<Bytes, String>>>> {
-        let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turn = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(running) = &turn.running {
-            let overdue = running.since.elapsed() >= self.within;
+            let overdue = running.started_at.elapsed() >= self.timeout;
             return (!overdue).then(|| turn.next.get_or_insert_default().subscribe());
         }
-        let reading = Reading::default();
+        let reading = MemoryReadingTx::default();
         let receiver = reading.subscribe();
         let (shared, ids) = (Arc::clone(self), ids.to_vec());
         let begun = std::thread::Builder::new()
             .name("accelerator-memory".to_owned())
-            .spawn(move || shared.read_until_nobody_asks(&ids));
+            .spawn(move || shared.run_readings(&ids));
         if let Err(error) = begun {
             // Nobody holds the sender, so whoever waits is told.
             tracing::error!(%error, "no thread on which to read the accelerators' memory");
         } else {
-            turn.running = Some(Running { reading, since: Instant::now() });
+            turn.running = Some(RunningReading { reading, started_at: Instant::now() });
         }
         Some(receiver)
     }
 
-    fn read_until_nobody_asks(&self, ids: &[AcceleratorId]) {
-        let now = |turn: &Turn| turn.running.as_ref().map(|running| Arc::clone(&running.reading));
-        let mut running = now(&self.turn.lock().unwrap_or_else(PoisonError::into_inner));
+    fn run_readings(&self, ids: &[AcceleratorId]) {
+        let now = |turn: &ReadingQueue| turn.running.as_ref().map(|running| Arc::clone(&running.reading));
+        let mut running = now(&self.queue.lock().unwrap_or_else(PoisonError::into_inner));
         while let Some(reading) = running {
             for id in ids {
-                let read = self.driver.used(id).map_err(|error| error.to_string());
+                let read = self.driver.used_memory(id).map_err(|error| error.to_string());
                 reading.send_modify(|so_far| so_far.push(read));
             }
-            let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-            turn.running = turn.next.take().map(|reading| Running { reading, since: Instant::now() });
+            let mut turn = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            turn.running =
+                turn.next.take().map(|reading| RunningReading { reading, started_at: Instant::now() });
             running = now(&turn);
         }
     }
 
     /// What is to be said while the driver hangs.
-    fn hang(&self, ids: &[AcceleratorId]) -> Error {
-        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+    fn hung_error(&self, ids: &[AcceleratorId]) -> Error {
+        let turn = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(running) = &turn.running else {
-            let why = format!("was not read within {:?}", self.within);
+            let why = format!("was not read within {:?}", self.timeout);
             return Error::Failed(ids.iter().map(|id| (id.clone(), why.clone())).collect());
         };
-        let span = Millis::from(running.since.elapsed());
+        let span = Millis::from(running.started_at.elapsed());
         let read = running.reading.borrow().len();
         let mut left = ids.iter().skip(read);
         let hung = left.next().map(|id| (id.clone(), format!("NVML hangs, and has not answered for {span}")));
@@ -167,7 +179,7 @@ impl Shared {
     }
 }
 
-fn lines(failed: &[(AcceleratorId, String)]) -> String {
+fn error_lines(failed: &[(AcceleratorId, String)]) -> String {
     failed.iter().fold(String::new(), |mut text, (id, why)| {
         let gap = if text.is_empty() { "" } else { "\n" };
         // Writing to a String cannot fail.
@@ -177,11 +189,11 @@ fn lines(failed: &[(AcceleratorId, String)]) -> String {
 }
 
 /// Answers [`PATH`].
-pub(crate) fn routes(memory: Memory) -> Router {
+pub(crate) fn routes(memory: MemoryReader) -> Router {
     Router::new().route(PATH, get(usage)).with_state(memory)
 }
 
-async fn usage(State(memory): State<Memory>) -> Response {
+async fn usage(State(memory): State<MemoryReader>) -> Response {
     match memory.read().await {
         Ok(usage) => {
             let json = serde_json::json!(usage);

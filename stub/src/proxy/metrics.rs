@@ -19,15 +19,16 @@ use prometheus::{
     IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
     process_collector::ProcessCollector,
 };
-use rouse::{units::Generation, wire::Epoch};
+use rouse::units::Generation;
+use rouse_net::stub_api::Epoch;
 
 /// How a request at a relay port ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum RelayRequestOutcome {
     /// The engine's answer was passed on whole.
     Complete,
     /// The client left first.
-    Left,
+    ClientLeft,
     /// The engine gave no answer, or broke off.
     Failed,
     /// It was under way at a drain's deadline.
@@ -42,73 +43,80 @@ pub(crate) enum Outcome {
 
 /// Which way bytes of bodies go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
+pub(crate) enum ByteDirection {
     ToEngine,
     ToClient,
 }
 
 /// What is true at the moment of a scrape.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Now {
+pub(crate) struct ScrapeSnapshot {
     pub(crate) leases: u32,
     pub(crate) gated: bool,
     pub(crate) epoch: Epoch,
     pub(crate) generation: Generation,
     pub(crate) ready: bool,
     /// How often `ready` has changed.
-    pub(crate) changes: u64,
+    pub(crate) readiness_changes: u64,
     /// Bytes of the engine's log that came by set-log.
-    pub(crate) log: u64,
+    pub(crate) log_bytes: u64,
 }
 
 /// All of the proxy's metrics.
 #[derive(Debug)]
-pub(crate) struct Metrics {
+pub(crate) struct ProxyMetrics {
     registry: Registry,
-    requests: [IntCounter; Outcome::ALL.len()],
+    requests: [IntCounter; RelayRequestOutcome::ALL.len()],
     connections: IntGauge,
     streams: IntGauge,
-    state: Mutex<State>,
+    scraped: Mutex<ScrapedMetrics>,
 }
 
 #[derive(Debug)]
-struct State {
-    bytes: [IntCounter; Direction::ALL.len()],
-    traffic: Vec<Arc<Passed>>,
+struct ScrapedMetrics {
+    bytes: [IntCounter; ByteDirection::ALL.len()],
+    thread_counts: Vec<Arc<ThreadByteCounts>>,
     leases: IntGauge,
     gated: IntGauge,
     epoch: IntGauge,
     generation: IntGauge,
     ready: IntGauge,
-    changes: IntCounter,
-    log: IntCounter,
+    readiness_changes: IntCounter,
+    log_bytes: IntCounter,
 }
 
 /// Counts the bytes of bodies that one thread passes on.
 #[derive(Debug)]
-pub(crate) struct Traffic {
-    passed: Arc<Passed>,
+pub(crate) struct ThreadTraffic {
+    counts: Arc<ThreadByteCounts>,
     /// For one thread alone: what it counts is read and written in two steps.
-    _here: PhantomData<Cell<()>>,
+    _not_sync: PhantomData<Cell<()>>,
 }
 
 /// By direction. Apart from those of other threads, whose processors would wait for each other else.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Passed([AtomicU64; Direction::ALL.len()]);
+struct ThreadByteCounts([AtomicU64; ByteDirection::ALL.len()]);
 
 /// One of those that are there now; gone when dropped.
 #[derive(Debug)]
-pub(crate) struct Present(IntGauge);
+pub(crate) struct GaugeGuard(IntGauge);
 
-impl Outcome {
-    const ALL: [Self; 7] =
-        [Self::Complete, Self::Left, Self::Failed, Self::Cut, Self::Gated, Self::NotReady, Self::Refused];
+impl RelayRequestOutcome {
+    const ALL: [Self; 7] = [
+        Self::Complete,
+        Self::ClientLeft,
+        Self::Failed,
+        Self::Cut,
+        Self::Gated,
+        Self::NotReady,
+        Self::Refused,
+    ];
 
     const fn as_str(self) -> &'static str {
         match self {
             Self::Complete => "complete",
-            Self::Left => "left",
+            Self::ClientLeft => "left",
             Self::Failed => "failed",
             Self::Cut => "cut",
             Self::Gated => "gated",
@@ -118,7 +126,7 @@ impl Outcome {
     }
 }
 
-impl Direction {
+impl ByteDirection {
     const ALL: [Self; 2] = [Self::ToEngine, Self::ToClient];
 
     const fn as_str(self) -> &'static str {
@@ -129,38 +137,41 @@ impl Direction {
     }
 }
 
-impl Metrics {
+impl ProxyMetrics {
     pub(crate) fn new() -> Self {
         let registry = Registry::new();
-        valid(registry.register(Box::new(ProcessCollector::for_self())));
+        expect_valid(registry.register(Box::new(ProcessCollector::for_self())));
         let build = Opts::new("rouse_stub_build_info", "Always 1; the label says which build this is");
-        let build = register(&registry, valid(IntGaugeVec::new(build, &["version"])));
+        let build = register(&registry, expect_valid(IntGaugeVec::new(build, &["version"])));
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let requests =
             Opts::new("rouse_stub_requests_total", "Requests at the relay ports, by how they ended");
-        let requests = register(&registry, valid(IntCounterVec::new(requests, &["outcome"])));
+        let requests = register(&registry, expect_valid(IntCounterVec::new(requests, &["outcome"])));
         let bytes =
             Opts::new("rouse_stub_relayed_bytes_total", "Bytes of bodies that were passed on, by direction");
-        let bytes = register(&registry, valid(IntCounterVec::new(bytes, &["direction"])));
-        let gauge = |name, help| register(&registry, valid(IntGauge::new(name, help)));
-        let counter = |name, help| register(&registry, valid(IntCounter::new(name, help)));
+        let bytes = register(&registry, expect_valid(IntCounterVec::new(bytes, &["direction"])));
+        let gauge = |name, help| register(&registry, expect_valid(IntGauge::new(name, help)));
+        let counter = |name, help| register(&registry, expect_valid(IntCounter::new(name, help)));
         Self {
-            requests: Outcome::ALL.map(|outcome| requests.with_label_values(&[outcome.as_str()])),
+            requests: RelayRequestOutcome::ALL.map(|outcome| requests.with_label_values(&[outcome.as_str()])),
             connections: gauge("rouse_stub_connections", "Open connections of clients to the relay ports"),
             streams: gauge("rouse_stub_open_streams", "Answers of the engine that are being passed on"),
-            state: Mutex::new(State {
-                bytes: Direction::ALL.map(|direction| bytes.with_label_values(&[direction.as_str()])),
-                traffic: Vec::new(),
+            scraped: Mutex::new(ScrapedMetrics {
+                bytes: ByteDirection::ALL.map(|direction| bytes.with_label_values(&[direction.as_str()])),
+                thread_counts: Vec::new(),
                 leases: gauge("rouse_stub_leases", "Requests that hold the engine"),
                 gated: gauge("rouse_stub_gated", "1 while the gate is closed"),
                 epoch: gauge("rouse_stub_epoch", "The newest epoch that was heard of; 0 before any"),
                 generation: gauge("rouse_stub_generation", "Which life of the engine the gate belongs to"),
                 ready: gauge("rouse_stub_ready", "1 while the engine is said to be ready"),
-                changes: counter(
+                readiness_changes: counter(
                     "rouse_stub_readiness_changes_total",
                     "How often rouse_stub_ready has changed",
                 ),
-                log: counter("rouse_stub_log_bytes_total", "Bytes of the engine's log that came by set-log"),
+                log_bytes: counter(
+                    "rouse_stub_log_bytes_total",
+                    "Bytes of the engine's log that came by set-log",
+                ),
             }),
             registry,
         }
@@ -168,67 +179,67 @@ impl Metrics {
 
     /// Requests that ended so.
     #[expect(clippy::indexing_slicing, reason = "there is a counter for each outcome")]
-    pub(crate) fn requests(&self, outcome: Outcome) -> IntCounter {
+    pub(crate) fn request_counter(&self, outcome: RelayRequestOutcome) -> IntCounter {
         self.requests[outcome as usize].clone()
     }
 
     /// For one thread of the relays.
-    pub(crate) fn traffic(&self) -> Traffic {
-        let passed = Arc::<Passed>::default();
-        self.state().traffic.push(Arc::clone(&passed));
-        Traffic { passed, _here: PhantomData }
+    pub(crate) fn thread_traffic(&self) -> ThreadTraffic {
+        let passed = Arc::<ThreadByteCounts>::default();
+        self.scraped().thread_counts.push(Arc::clone(&passed));
+        ThreadTraffic { counts: passed, _not_sync: PhantomData }
     }
 
     /// A client's connection, as long as it is open.
-    pub(crate) fn connection(&self) -> Present {
-        Present::new(&self.connections)
+    pub(crate) fn connection(&self) -> GaugeGuard {
+        GaugeGuard::new(&self.connections)
     }
 
     /// An answer, as long as it is passed on.
-    pub(crate) fn stream(&self) -> Present {
-        Present::new(&self.streams)
+    pub(crate) fn stream(&self) -> GaugeGuard {
+        GaugeGuard::new(&self.streams)
     }
 
     /// Open connections of clients, and answers that are being passed on.
-    pub(crate) fn open(&self) -> (i64, i64) {
+    pub(crate) fn open_counts(&self) -> (i64, i64) {
         (self.connections.get(), self.streams.get())
     }
 
     /// Prometheus's text format, version 0.0.4.
-    pub(crate) fn encode(&self, now: &Now) -> String {
+    pub(crate) fn encode(&self, now: &ScrapeSnapshot) -> String {
         // Held until all is gathered: else a second scrape could set a counter between the two halves of the first.
-        let state = self.state();
+        let state = self.scraped();
         state.set(now);
         TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_default()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn scraped(&self) -> MutexGuard<'_, ScrapedMetrics> {
+        self.scraped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Traffic {
+impl ThreadTraffic {
     /// Bytes of a body passed on.
-    pub(crate) fn passed(&self, direction: Direction, bytes: usize) {
-        let Some(passed) = self.passed.0.get(direction as usize) else { return };
+    pub(crate) fn add(&self, direction: ByteDirection, bytes: usize) {
+        let Some(passed) = self.counts.0.get(direction as usize) else { return };
         passed.store(passed.load(Relaxed) + bytes as u64, Relaxed);
     }
 }
 
-impl State {
-    fn set(&self, now: &Now) {
+impl ScrapedMetrics {
+    fn set(&self, now: &ScrapeSnapshot) {
         let large = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         self.leases.set(i64::from(now.leases));
         self.gated.set(i64::from(now.gated));
         self.epoch.set(large(now.epoch));
         self.generation.set(large(now.generation.0));
         self.ready.set(i64::from(now.ready));
-        reach(&self.changes, now.changes);
-        reach(&self.log, now.log);
+        raise_to(&self.readiness_changes, now.readiness_changes);
+        raise_to(&self.log_bytes, now.log_bytes);
         for (direction, counter) in self.bytes.iter().enumerate() {
-            reach(
+            raise_to(
                 counter,
-                self.traffic
+                self.thread_counts
                     .iter()
                     .filter_map(|passed| passed.0.get(direction))
                     .map(|n| n.load(Relaxed))
@@ -238,36 +249,39 @@ impl State {
     }
 }
 
-impl Present {
+impl GaugeGuard {
     fn new(gauge: &IntGauge) -> Self {
         gauge.inc();
         Self(gauge.clone())
     }
 }
 
-impl Drop for Present {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         self.0.dec();
     }
 }
 
 /// Has a counter show what was counted elsewhere.
-fn reach(counter: &IntCounter, count: u64) {
+fn raise_to(counter: &IntCounter, count: u64) {
     counter.inc_by(count.saturating_sub(counter.get()));
 }
 
 fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> C {
-    valid(registry.register(Box::new(collector.clone())));
+    expect_valid(registry.register(Box::new(collector.clone())));
     collector
 }
 
 /// Names and labels are constants of this module: an error is a defect that the first test finds.
-fn valid<T>(result: prometheus::Result<T>) -> T {
+fn expect_valid<T>(result: prometheus::Result<T>) -> T {
     result.expect("the names and labels of metrics are valid and different")
 }
 
 /// Answers `/metrics`; `now` is asked at each scrape.
-pub(crate) fn routes(metrics: Arc<Metrics>, now: Arc<dyn Fn() -> Now + Send + Sync>) -> Router {
+pub(crate) fn routes(
+    metrics: Arc<ProxyMetrics>,
+    now: Arc<dyn Fn() -> ScrapeSnapshot + Send + Sync>,
+) -> Router {
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
     let scrape = move || std::future::ready((kind, metrics.encode(&now())).into_response());
     Router::new().route("/metrics", get(scrape))
@@ -279,27 +293,27 @@ mod tests {
 
     #[test]
     fn every_family_is_there_and_says_what_is() {
-        let metrics = Metrics::new();
-        for (number, outcome) in Outcome::ALL.into_iter().enumerate() {
+        let metrics = ProxyMetrics::new();
+        for (number, outcome) in RelayRequestOutcome::ALL.into_iter().enumerate() {
             assert_eq!(outcome as usize, number);
-            metrics.requests(outcome).inc_by(number as u64 + 1);
+            metrics.request_counter(outcome).inc_by(number as u64 + 1);
         }
-        let threads = [metrics.traffic(), metrics.traffic()];
+        let threads = [metrics.thread_traffic(), metrics.thread_traffic()];
         for (thread, bytes) in threads.iter().zip([100, 40]) {
-            thread.passed(Direction::ToEngine, bytes);
-            thread.passed(Direction::ToClient, 30 * bytes);
-            thread.passed(Direction::ToClient, 20 * bytes);
+            thread.add(ByteDirection::ToEngine, bytes);
+            thread.add(ByteDirection::ToClient, 30 * bytes);
+            thread.add(ByteDirection::ToClient, 20 * bytes);
         }
         let (connection, stream) = (metrics.connection(), metrics.stream());
         drop(metrics.stream());
-        let now = Now {
+        let now = ScrapeSnapshot {
             leases: 3,
             gated: true,
             epoch: 17,
             generation: Generation(4),
             ready: true,
-            changes: 5,
-            log: 1 << 20,
+            readiness_changes: 5,
+            log_bytes: 1 << 20,
         };
         let text = metrics.encode(&now);
         for line in [
@@ -328,8 +342,8 @@ mod tests {
         assert!(text.lines().any(|line| line.starts_with("process_resident_memory_bytes ")));
         drop((connection, stream));
 
-        threads[1].passed(Direction::ToClient, 1);
-        let text = metrics.encode(&Now { changes: 6, ..Now::default() });
+        threads[1].add(ByteDirection::ToClient, 1);
+        let text = metrics.encode(&ScrapeSnapshot { readiness_changes: 6, ..ScrapeSnapshot::default() });
         for line in [
             "rouse_stub_relayed_bytes_total{direction=\"to_engine\"} 140",
             "rouse_stub_relayed_bytes_total{direction=\"to_client\"} 7001",
@@ -340,6 +354,6 @@ mod tests {
         ] {
             assert!(text.lines().any(|shown| shown == line), "{line} is not in\n{text}");
         }
-        assert_eq!(metrics.open(), (0, 0));
+        assert_eq!(metrics.open_counts(), (0, 0));
     }
 }

@@ -10,24 +10,24 @@ use axum::{Router, extract::State, http::StatusCode, routing::get};
 use super::readiness::Readiness;
 
 /// Whether the gate is closed now.
-pub(crate) type Gated = Arc<dyn Fn() -> bool + Send + Sync>;
+pub(crate) type IsGatedFn = Arc<dyn Fn() -> bool + Send + Sync>;
 
 #[derive(Clone)]
-struct Probes {
+struct ProbesState {
     readiness: Arc<Readiness>,
-    gated: Gated,
+    is_gated: IsGatedFn,
 }
 
 /// Answers `/ready` and `/health`.
-pub(crate) fn routes(readiness: Arc<Readiness>, gated: Gated) -> Router {
+pub(crate) fn routes(readiness: Arc<Readiness>, gated: IsGatedFn) -> Router {
     Router::new()
         .route("/ready", get(ready))
         .route("/health", get(async || "OK\n"))
-        .with_state(Probes { readiness, gated })
+        .with_state(ProbesState { readiness, is_gated: gated })
 }
 
-async fn ready(State(probes): State<Probes>) -> (StatusCode, &'static str) {
-    if probes.readiness.ready() && !(probes.gated)() {
+async fn ready(State(probes): State<ProbesState>) -> (StatusCode, &'static str) {
+    if probes.readiness.ready() && !(probes.is_gated)() {
         (StatusCode::OK, "OK\n")
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "Service Unavailable\n")

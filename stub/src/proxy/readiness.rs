@@ -3,12 +3,12 @@
 //! One bit, and two who may set it. A controller of the public design watches the engine itself and posts
 //! `become-ready` and `become-unready`. One of the older design posts the URL of the engine's own readiness, and the
 //! stub polls it. **The newest order holds**: an explicit word ends a poller, and a URL replaces the one before it, in
-//! the same step under one lock, so that no answer to an older order can still be noted ([`Readiness::note`]).
+//! the same step under one lock, so that no answer to an older order can still be noted ([`Readiness::record_response`]).
 //! A URL of another place makes unready at once, since nothing is known of that place; the same place again changes
 //! nothing but begins to poll anew, quickly: whoever sends it has just woken the engine there. Without a poller nobody
 //! knows any more, so the end of one (`DELETE`) makes unready.
 //!
-//! When to ask, and what follows from the answers, is [`judge`]'s, without a clock; what may be asked is [`place`]'s.
+//! When to ask, and what follows from the answers, is [`tracker`]'s, without a clock; what may be asked is [`endpoint`]'s.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -27,29 +27,29 @@ use rouse::units::Millis;
 use serde::{Deserialize, Serialize};
 use tokio::{task::AbortHandle, time::Instant};
 
-mod judge;
-mod place;
+mod endpoint;
 mod poll;
+mod tracker;
 
-use judge::Judge;
-use place::Place;
-pub(super) use place::may_be_a_pod;
+use endpoint::PolledEndpoint;
+pub(super) use endpoint::is_possible_pod_ip;
+use tracker::ReadinessTracker;
 
-pub(crate) const READY: &str = "/v1/become-ready";
-pub(crate) const UNREADY: &str = "/v1/become-unready";
-pub(crate) const URL: &str = "/v1/readiness-url";
+pub(crate) const BECOME_READY_PATH: &str = "/v1/become-ready";
+pub(crate) const BECOME_UNREADY_PATH: &str = "/v1/become-unready";
+pub(crate) const READINESS_URL_PATH: &str = "/v1/readiness-url";
 
 /// While ready, where nothing is said: as often as a person would notice, and no burden for an engine.
-const PERIOD: Millis = Millis::secs(1);
+const DEFAULT_PERIOD: Millis = Millis::secs(1);
 /// As Kubernetes has it: one lost answer of a busy engine means nothing.
-const THRESHOLD: u32 = 3;
+const DEFAULT_FAILURE_THRESHOLD: u32 = 3;
 /// More would be no watch any more.
-const LONGEST: Millis = Millis::secs(3600);
+const MAX_PERIOD: Millis = Millis::secs(3600);
 
 /// `POST /v1/readiness-url`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Order {
+struct ReadinessUrlRequest {
     url: String,
     /// Milliseconds, or a text like `500ms`.
     #[serde(default = "period")]
@@ -60,8 +60,8 @@ struct Order {
 
 /// What is to be polled, once it was understood.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Watched {
-    place: Place,
+struct PollSpec {
+    endpoint: PolledEndpoint,
     period: Duration,
     threshold: u32,
 }
@@ -72,7 +72,7 @@ enum Error {
     #[error("the body is not {{\"url\", \"period\"?, \"failureThreshold\"?}}: {0}")]
     Body(#[from] serde_json::Error),
     #[error("the url {0}")]
-    Place(#[from] place::Error),
+    Endpoint(#[from] endpoint::Error),
     #[error("period must be from 1 ms to 1 h, and is {0}")]
     Period(Millis),
     #[error("failureThreshold must be 1 or more")]
@@ -82,22 +82,22 @@ enum Error {
 /// The bit, and who keeps it.
 #[derive(Debug, Default)]
 pub(crate) struct Readiness {
-    state: Mutex<Known>,
+    state: Mutex<ReadinessState>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct ReadinessState {
     ready: bool,
     changes: u64,
     /// Counts the orders: an answer to an older one is not noted.
-    life: u64,
+    order_seq: u64,
     poller: Option<Poller>,
 }
 
 #[derive(Debug)]
 struct Poller {
-    place: Place,
-    judge: Judge,
+    endpoint: PolledEndpoint,
+    tracker: ReadinessTracker,
     /// The last answer, in words.
     last: Option<String>,
     task: AbortHandle,
@@ -105,7 +105,7 @@ struct Poller {
 
 /// Everything that is known, for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Dump {
+pub(crate) struct ReadinessDump {
     pub(crate) ready: bool,
     pub(crate) changes: u64,
     pub(crate) poller: Option<PollerDump>,
@@ -123,64 +123,75 @@ pub(crate) struct PollerDump {
 
 impl Readiness {
     pub(crate) fn ready(&self) -> bool {
-        self.known().ready
+        self.state().ready
     }
 
     /// The explicit word; whatever was polled is polled no more.
     pub(crate) fn become_ready(&self, ready: bool) {
-        let mut known = self.known();
+        let mut known = self.state();
         known.end_poller();
         known.set(ready);
     }
 
     /// Nobody polls any more, and nobody knows.
-    pub(crate) fn forget(&self) {
+    pub(crate) fn stop_polling(&self) {
         self.become_ready(false);
     }
 
     /// Polls from now on, and until another order comes.
-    fn watch(self: &Arc<Self>, watched: Watched) {
-        let mut known = self.known();
-        let same = known.poller.as_ref().is_some_and(|poller| poller.place == watched.place);
+    fn start_polling(self: &Arc<Self>, watched: PollSpec) {
+        let mut known = self.state();
+        let same = known.poller.as_ref().is_some_and(|poller| poller.endpoint == watched.endpoint);
         known.end_poller();
         if !same {
             known.set(false);
         }
-        let judge = Judge::new(&watched, known.ready, Instant::now());
+        let judge = ReadinessTracker::new(&watched, known.ready, Instant::now());
         // Its first answer can be noted only when this lock is free.
-        let task = tokio::spawn(poll::run(Arc::clone(self), known.life, watched.place.clone()));
-        known.poller = Some(Poller { place: watched.place, judge, last: None, task: task.abort_handle() });
+        let task = tokio::spawn(poll::run(Arc::clone(self), known.order_seq, watched.endpoint.clone()));
+        known.poller = Some(Poller {
+            endpoint: watched.endpoint,
+            tracker: judge,
+            last: None,
+            task: task.abort_handle(),
+        });
     }
 
     /// An answer that the order of this `life` has got, to a question of the moment `asked`; when to ask again, or `None`
     /// when a newer order came.
-    fn note(&self, life: u64, answer: &poll::Answer, asked: Instant, now: Instant) -> Option<Instant> {
-        let mut known = self.known();
-        let poller = (known.life == life).then_some(known.poller.as_mut()).flatten()?;
-        let verdict = poller.judge.note(answer.is_good(), asked, now);
+    fn record_response(
+        &self,
+        life: u64,
+        answer: &poll::PollResponse,
+        asked: Instant,
+        now: Instant,
+    ) -> Option<Instant> {
+        let mut known = self.state();
+        let poller = (known.order_seq == life).then_some(known.poller.as_mut()).flatten()?;
+        let verdict = poller.tracker.record(answer.is_success(), asked, now);
         poller.last = Some(answer.to_string());
         known.set(verdict.ready);
-        Some(verdict.again)
+        Some(verdict.next_poll_at)
     }
 
-    pub(crate) fn dump(&self) -> Dump {
-        let known = self.known();
+    pub(crate) fn dump(&self) -> ReadinessDump {
+        let known = self.state();
         let poller = known.poller.as_ref().map(|poller| PollerDump {
-            url: poller.place.to_string(),
-            period: poller.judge.period().into(),
-            failure_threshold: poller.judge.threshold(),
-            failures: poller.judge.failures(),
+            url: poller.endpoint.to_string(),
+            period: poller.tracker.period().into(),
+            failure_threshold: poller.tracker.threshold(),
+            failures: poller.tracker.failures(),
             last: poller.last.clone(),
         });
-        Dump { ready: known.ready, changes: known.changes, poller }
+        ReadinessDump { ready: known.ready, changes: known.changes, poller }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn state(&self) -> MutexGuard<'_, ReadinessState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Known {
+impl ReadinessState {
     fn set(&mut self, ready: bool) {
         if self.ready != ready {
             self.ready = ready;
@@ -190,24 +201,24 @@ impl Known {
     }
 
     fn end_poller(&mut self) {
-        self.life += 1;
+        self.order_seq += 1;
         if let Some(poller) = self.poller.take() {
             poller.task.abort();
         }
     }
 }
 
-impl Order {
-    fn read(body: &[u8]) -> Result<Watched, Error> {
+impl ReadinessUrlRequest {
+    fn parse(body: &[u8]) -> Result<PollSpec, Error> {
         let order: Self = serde_json::from_slice(body)?;
-        if order.period == Millis::ZERO || order.period > LONGEST {
+        if order.period == Millis::ZERO || order.period > MAX_PERIOD {
             return Err(Error::Period(order.period));
         }
         if order.failure_threshold == 0 {
             return Err(Error::Threshold);
         }
-        Ok(Watched {
-            place: order.url.parse()?,
+        Ok(PollSpec {
+            endpoint: order.url.parse()?,
             period: order.period.duration(),
             threshold: order.failure_threshold,
         })
@@ -215,51 +226,55 @@ impl Order {
 }
 
 const fn period() -> Millis {
-    PERIOD
+    DEFAULT_PERIOD
 }
 
 const fn threshold() -> u32 {
-    THRESHOLD
+    DEFAULT_FAILURE_THRESHOLD
 }
 
 /// Why an order with this head must not be followed. It is asked when nothing is left to wait for, so that no order of a
 /// newer leader comes between the answer and what follows from it.
-type Fence = Arc<dyn Fn(&HeaderMap) -> Result<(), Response> + Send + Sync>;
+type ReadinessFenceFn = Arc<dyn Fn(&HeaderMap) -> Result<(), Response> + Send + Sync>;
 
 /// What an order meets.
 #[derive(Clone)]
-struct Met {
+struct ReadinessRouteState {
     readiness: Arc<Readiness>,
-    fence: Fence,
+    fence: ReadinessFenceFn,
 }
 
-/// Answers [`READY`], [`UNREADY`] and [`URL`].
-pub(crate) fn routes(readiness: Arc<Readiness>, fence: Fence) -> Router {
+/// Answers [`BECOME_READY_PATH`], [`BECOME_UNREADY_PATH`] and [`READINESS_URL_PATH`].
+pub(crate) fn routes(readiness: Arc<Readiness>, fence: ReadinessFenceFn) -> Router {
     let word = |ready| {
-        post(move |State(met): State<Met>, headers: HeaderMap| async move {
-            met.follow(&headers, |readiness| readiness.become_ready(ready))
+        post(move |State(met): State<ReadinessRouteState>, headers: HeaderMap| async move {
+            met.apply_fenced(&headers, |readiness| readiness.become_ready(ready))
         })
     };
     Router::new()
-        .route(READY, word(true))
-        .route(UNREADY, word(false))
-        .route(URL, post(watch).delete(forget))
-        .with_state(Met { readiness, fence })
+        .route(BECOME_READY_PATH, word(true))
+        .route(BECOME_UNREADY_PATH, word(false))
+        .route(READINESS_URL_PATH, post(set_readiness_url).delete(delete_readiness_url))
+        .with_state(ReadinessRouteState { readiness, fence })
 }
 
-async fn watch(State(met): State<Met>, headers: HeaderMap, body: Bytes) -> Response {
-    match Order::read(&body) {
-        Ok(watched) => met.follow(&headers, |readiness| readiness.watch(watched)),
+async fn set_readiness_url(
+    State(met): State<ReadinessRouteState>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    match ReadinessUrlRequest::parse(&body) {
+        Ok(watched) => met.apply_fenced(&headers, |readiness| readiness.start_polling(watched)),
         Err(error) => (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
     }
 }
 
-async fn forget(State(met): State<Met>, headers: HeaderMap) -> Response {
-    met.follow(&headers, |readiness| readiness.forget())
+async fn delete_readiness_url(State(met): State<ReadinessRouteState>, headers: HeaderMap) -> Response {
+    met.apply_fenced(&headers, |readiness| readiness.stop_polling())
 }
 
-impl Met {
-    fn follow(&self, headers: &HeaderMap, order: impl FnOnce(&Arc<Readiness>)) -> Response {
+impl ReadinessRouteState {
+    fn apply_fenced(&self, headers: &HeaderMap, order: impl FnOnce(&Arc<Readiness>)) -> Response {
         match (self.fence)(headers) {
             Ok(()) => {
                 order(&self.readiness);

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use rouse::{client::Dates, relay::Pool};
+use rouse_net::{downstream::DateCache, relay::ConnectionPool};
 use tokio::{
     net::TcpStream,
     runtime::LocalOptions,
@@ -22,7 +22,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{listen, metrics::Traffic, state::Proxy};
+use super::{listen, metrics::ThreadTraffic, state::Proxy};
 
 mod body;
 mod connection;
@@ -30,51 +30,58 @@ mod exchange;
 mod policy;
 mod socket;
 
-use socket::Socket;
+use socket::RelaySocket;
 
 /// After an accept that failed for want of descriptors: until a connection of ours ends, or so long.
-const BACK_OFF: Duration = Duration::from_millis(500);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(500);
 /// So often at the end of the process.
-const TRIES: u32 = 8;
+const MAX_FINAL_ACCEPT_ERRORS: u32 = 8;
 
 /// The way to the threads.
 #[derive(Debug)]
-pub(super) struct Threads {
+pub(super) struct RelayThreads {
     /// A few listeners each, in the life of a process.
-    ways: Vec<UnboundedSender<TcpListener>>,
-    closes: watch::Sender<bool>,
+    listener_txs: Vec<UnboundedSender<TcpListener>>,
+    shutdown_tx: watch::Sender<bool>,
 }
 
 /// What a thread starts with.
-pub(super) struct Start {
-    listeners: UnboundedReceiver<TcpListener>,
-    closes: watch::Receiver<bool>,
+pub(super) struct RelayThreadSetup {
+    listener_rx: UnboundedReceiver<TcpListener>,
+    shutdown_rx: watch::Receiver<bool>,
     /// For connections, of all threads together.
-    places: Arc<Semaphore>,
+    connection_permits: Arc<Semaphore>,
 }
 
 /// The threads while they run.
-pub(super) struct Relaying(Vec<oneshot::Receiver<()>>);
+pub(super) struct RunningRelays(Vec<oneshot::Receiver<()>>);
 
-impl Threads {
+impl RelayThreads {
     /// So many threads, with `most` connections at a time among them.
-    pub(super) fn new(count: usize, most: usize) -> (Self, Vec<Start>) {
+    pub(super) fn new(count: usize, most: usize) -> (Self, Vec<RelayThreadSetup>) {
         let closes = watch::Sender::new(false);
         let places = Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
         let (ways, starts) = (0..count)
             .map(|_| {
                 let (way, listeners) = mpsc::unbounded_channel();
-                (way, Start { listeners, closes: closes.subscribe(), places: Arc::clone(&places) })
+                (
+                    way,
+                    RelayThreadSetup {
+                        listener_rx: listeners,
+                        shutdown_rx: closes.subscribe(),
+                        connection_permits: Arc::clone(&places),
+                    },
+                )
             })
             .unzip();
-        (Self { ways, closes }, starts)
+        (Self { listener_txs: ways, shutdown_tx: closes }, starts)
     }
 
     /// Has every thread accept from this listener; returns its address.
     pub(super) fn serve(&self, listener: TcpListener) -> Result<SocketAddr, listen::Error> {
         let failed = |source| listen::Error { name: "relay", address: ([0; 4], 0).into(), source };
         let address = listener.local_addr().map_err(failed)?;
-        for way in &self.ways {
+        for way in &self.listener_txs {
             let one = listener.try_clone().map_err(failed)?;
             way.send(one).map_err(|_| failed(io::Error::other("a relay's thread has ended")))?;
         }
@@ -83,13 +90,13 @@ impl Threads {
 
     /// Ends the threads when their requests are over.
     pub(super) fn close(&self) {
-        self.closes.send_replace(true);
+        self.shutdown_tx.send_replace(true);
     }
 }
 
-impl Relaying {
+impl RunningRelays {
     /// Completes when no request runs any more.
-    pub(super) async fn ended(self) {
+    pub(super) async fn join(self) {
         for end in self.0 {
             end.await.unwrap_or_default();
         }
@@ -97,13 +104,13 @@ impl Relaying {
 }
 
 /// Starts the threads.
-pub(super) fn start(proxy: &Arc<Proxy>, starts: Vec<Start>) -> io::Result<Relaying> {
+pub(super) fn start(proxy: &Arc<Proxy>, starts: Vec<RelayThreadSetup>) -> io::Result<RunningRelays> {
     let mut ends = Vec::new();
     for (number, start) in starts.into_iter().enumerate() {
         let (tell, end) = oneshot::channel();
         let proxy = Arc::clone(proxy);
         std::thread::Builder::new().name(format!("relay-{number}")).spawn(move || {
-            if let Err(error) = run(proxy, start) {
+            if let Err(error) = run_thread(proxy, start) {
                 tracing::error!(%error, "a relay's thread ended");
             }
             // Nobody listens any more when the control thread has ended.
@@ -111,42 +118,46 @@ pub(super) fn start(proxy: &Arc<Proxy>, starts: Vec<Start>) -> io::Result<Relayi
         })?;
         ends.push(end);
     }
-    Ok(Relaying(ends))
+    Ok(RunningRelays(ends))
 }
 
 /// What the connections of one thread share.
-struct Core {
+struct RelayThreadContext {
     proxy: Arc<Proxy>,
-    pool: Pool,
-    dates: Rc<Dates>,
-    traffic: Traffic,
+    pool: ConnectionPool,
+    dates: Rc<DateCache>,
+    traffic: ThreadTraffic,
 }
 
 /// The connections of one thread.
-struct Connections {
-    core: Rc<Core>,
-    open: RefCell<BTreeMap<u64, Rc<Socket>>>,
-    next: Cell<u64>,
-    places: Arc<Semaphore>,
+struct RelayConnections {
+    context: Rc<RelayThreadContext>,
+    open: RefCell<BTreeMap<u64, Rc<RelaySocket>>>,
+    next_id: Cell<u64>,
+    permits: Arc<Semaphore>,
     /// One has ended.
-    changed: Notify,
+    connection_ended: Notify,
 }
 
-fn run(proxy: Arc<Proxy>, start: Start) -> io::Result<()> {
+fn run_thread(proxy: Arc<Proxy>, start: RelayThreadSetup) -> io::Result<()> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build_local(LocalOptions::default())?;
     runtime.block_on(async move {
-        let Start { mut listeners, mut closes, places } = start;
-        let pool = Pool::default();
-        let traffic = proxy.metrics.traffic();
-        let core = Rc::new(Core { proxy, pool: pool.clone(), dates: Rc::default(), traffic });
+        let RelayThreadSetup {
+            listener_rx: mut listeners,
+            shutdown_rx: mut closes,
+            connection_permits: places,
+        } = start;
+        let pool = ConnectionPool::default();
+        let traffic = proxy.metrics.thread_traffic();
+        let core = Rc::new(RelayThreadContext { proxy, pool: pool.clone(), dates: Rc::default(), traffic });
         tokio::task::spawn_local(async move { pool.expire().await });
-        let connections = Rc::new(Connections {
-            core,
+        let connections = Rc::new(RelayConnections {
+            context: core,
             open: RefCell::default(),
-            next: Cell::new(0),
-            places,
-            changed: Notify::new(),
+            next_id: Cell::new(0),
+            permits: places,
+            connection_ended: Notify::new(),
         });
         let mut accepting = Vec::new();
         loop {
@@ -170,7 +181,7 @@ fn run(proxy: Arc<Proxy>, start: Start) -> io::Result<()> {
 /// Accepts until the proxy goes, and then what already queued.
 async fn accept(
     listener: tokio::net::TcpListener,
-    connections: Rc<Connections>,
+    connections: Rc<RelayConnections>,
     mut closes: watch::Receiver<bool>,
 ) {
     loop {
@@ -184,12 +195,12 @@ async fn accept(
                 let place = tokio::select! {
                     biased;
                     _ = closes.wait_for(|closes| *closes) => None,
-                    place = Arc::clone(&connections.places).acquire_owned() => place.ok(),
+                    place = Arc::clone(&connections.permits).acquire_owned() => place.ok(),
                 };
                 connections.serve(stream, place);
             }
-            Err(error) if is_momentary(&error) => {}
-            Err(error) => connections.pause(&error).await,
+            Err(error) if is_transient(&error) => {}
+            Err(error) => connections.wait_after_accept_error(&error).await,
         }
     }
     // Off the poller, which need not have heard of those that came last.
@@ -200,26 +211,26 @@ async fn accept(
             connections.serve(stream, None);
         }
     };
-    take_queued(
+    accept_queued(
         || listener.accept().map(|(stream, _)| stream),
         served,
-        async |error| connections.pause(&error).await,
+        async |error| connections.wait_after_accept_error(&error).await,
     )
     .await;
 }
 
 /// All that queued. What fails may be the affair of one connection, or be over in a moment.
-async fn take_queued<T>(
+async fn accept_queued<T>(
     mut accept: impl FnMut() -> io::Result<T>,
     mut serve: impl FnMut(T),
     mut pause: impl AsyncFnMut(io::Error),
 ) {
     let mut tries = 0;
-    while tries < TRIES {
+    while tries < MAX_FINAL_ACCEPT_ERRORS {
         match accept() {
             Ok(stream) => serve(stream),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-            Err(error) if is_momentary(&error) => {}
+            Err(error) if is_transient(&error) => {}
             Err(error) => {
                 tries += 1;
                 pause(error).await;
@@ -229,40 +240,40 @@ async fn take_queued<T>(
 }
 
 /// The peer was gone before it was accepted.
-fn is_momentary(error: &io::Error) -> bool {
+fn is_transient(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted)
 }
 
-impl Connections {
+impl RelayConnections {
     /// Without a place it is one more than there may be.
     fn serve(self: &Rc<Self>, stream: TcpStream, place: Option<OwnedSemaphorePermit>) {
         if stream.set_nodelay(true).is_err() {
             return;
         }
-        let number = self.next.replace(self.next.get() + 1);
-        let socket = Socket::new(stream);
+        let number = self.next_id.replace(self.next_id.get() + 1);
+        let socket = RelaySocket::new(stream);
         self.open.borrow_mut().insert(number, Rc::clone(&socket));
         let connections = Rc::clone(self);
-        let present = self.core.proxy.metrics.connection();
+        let present = self.context.proxy.metrics.connection();
         tokio::task::spawn_local(async move {
-            connection::serve(Rc::clone(&connections.core), socket).await;
+            connection::serve(Rc::clone(&connections.context), socket).await;
             drop((present, place));
             connections.open.borrow_mut().remove(&number);
-            connections.changed.notify_waiters();
+            connections.connection_ended.notify_waiters();
         });
     }
 
     /// After an accept that failed. The socket stays readable, so trying again at once would spin.
-    async fn pause(&self, error: &io::Error) {
+    async fn wait_after_accept_error(&self, error: &io::Error) {
         tracing::warn!(%error, "cannot accept connections");
-        drop(timeout(BACK_OFF, self.changed.notified()).await);
+        drop(timeout(ACCEPT_RETRY_DELAY, self.connection_ended.notified()).await);
     }
 
     /// Ends every connection behind its present request; returns when none is left.
     async fn drain(&self) {
         loop {
-            let ended = self.changed.notified();
+            let ended = self.connection_ended.notified();
             let open: Vec<_> = self.open.borrow().values().map(Rc::clone).collect();
             if open.is_empty() {
                 return;
@@ -294,10 +305,10 @@ mod tests {
         ]
         .into_iter();
         let (mut served, mut pauses) = (Vec::new(), 0);
-        take_queued(|| queue.next().unwrap(), |stream| served.push(stream), async |_| pauses += 1).await;
+        accept_queued(|| queue.next().unwrap(), |stream| served.push(stream), async |_| pauses += 1).await;
         assert_eq!((served, pauses), (vec![1, 2, 3], 2), "and the queue is empty then");
         // One that does not get over it is given up.
-        take_queued(|| failed(HostUnreachable), |_: i32| (), async |_| pauses += 1).await;
-        assert_eq!(pauses, 2 + TRIES);
+        accept_queued(|| failed(HostUnreachable), |_: i32| (), async |_| pauses += 1).await;
+        assert_eq!(pauses, 2 + MAX_FINAL_ACCEPT_ERRORS);
     }
 }

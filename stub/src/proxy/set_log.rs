@@ -4,7 +4,7 @@
 //! A piece says where in the log it begins. What this output has already is left out, so a piece may be sent again,
 //! overlapping or whole; what would leave a gap is refused. Because every byte has its position, a body needs no bound
 //! and no memory: each of its frames is appended as it comes, also between those of another caller's piece. Only the
-//! append itself is for one at a time ([`Log`]); it may block, as long as nobody reads this container's output, and so runs
+//! append itself is for one at a time ([`ContainerLog`]); it may block, as long as nobody reads this container's output, and so runs
 //! on a thread that may.
 //!
 //! The log of one process of the stub begins at 0: that of the engine is then to be sent from its beginning.
@@ -49,15 +49,15 @@ enum Error {
 
 /// The log, as far as it is here.
 #[derive(Clone)]
-pub(crate) struct Log {
-    out: Arc<Mutex<Box<dyn Write + Send>>>,
+pub(crate) struct ContainerLog {
+    output: Arc<Mutex<Box<dyn Write + Send>>>,
     end: Arc<AtomicU64>,
 }
 
-impl Log {
+impl ContainerLog {
     /// Appends to `out`, which is to be this container's output.
     pub(crate) fn new(out: impl Write + Send + 'static) -> Self {
-        Self { out: Arc::new(Mutex::new(Box::new(out))), end: Arc::default() }
+        Self { output: Arc::new(Mutex::new(Box::new(out))), end: Arc::default() }
     }
 
     /// Its length by now.
@@ -67,10 +67,10 @@ impl Log {
 
     /// Appends what is new of the bytes that begin at `start`; how many those were.
     async fn append(&self, start: u64, bytes: Bytes) -> Result<u64, Error> {
-        let mut out = Arc::clone(&self.out).lock_owned().await;
+        let mut out = Arc::clone(&self.output).lock_owned().await;
         let end = Arc::clone(&self.end);
         // The lock goes along: a caller who leaves must not let the next one in while this still writes.
-        let written = task::spawn_blocking(move || write(&mut **out, &end, start, &bytes)).await;
+        let written = task::spawn_blocking(move || append_unseen(&mut **out, &end, start, &bytes)).await;
         written.unwrap_or_else(|error| {
             Err(Error::Write { end: self.end(), error: io::Error::other(error.to_string()) })
         })
@@ -97,7 +97,7 @@ impl Log {
 }
 
 /// Blocks as long as the output does.
-fn write(out: &mut dyn Write, end: &AtomicU64, start: u64, bytes: &[u8]) -> Result<u64, Error> {
+fn append_unseen(out: &mut dyn Write, end: &AtomicU64, start: u64, bytes: &[u8]) -> Result<u64, Error> {
     let before = end.load(Ordering::SeqCst);
     let known = usize::try_from(before.saturating_sub(start)).unwrap_or(usize::MAX);
     let mut fresh = bytes.get(known..).unwrap_or_default();
@@ -119,12 +119,12 @@ fn write(out: &mut dyn Write, end: &AtomicU64, start: u64, bytes: &[u8]) -> Resu
 }
 
 /// Answers [`PATH`].
-pub(crate) fn routes(log: Log) -> Router {
+pub(crate) fn routes(log: ContainerLog) -> Router {
     Router::new().route(PATH, post(set_log)).with_state(log)
 }
 
-async fn set_log(State(log): State<Log>, RawQuery(query): RawQuery, body: Body) -> Response {
-    let appended = match start(query.as_deref()) {
+async fn set_log(State(log): State<ContainerLog>, RawQuery(query): RawQuery, body: Body) -> Response {
+    let appended = match parse_start_pos(query.as_deref()) {
         Ok(start) => log.copy(start, body).await,
         Err(error) => Err(error),
     };
@@ -142,7 +142,7 @@ async fn set_log(State(log): State<Log>, RawQuery(query): RawQuery, body: Body) 
 }
 
 /// The first `startPos`.
-fn start(query: Option<&str>) -> Result<u64, Error> {
+fn parse_start_pos(query: Option<&str>) -> Result<u64, Error> {
     let pairs = query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
     let (_, text) = { pairs }.find(|(name, _)| *name == "startPos").ok_or(Error::Missing)?;
     let number = |digits: &str| !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());

@@ -7,110 +7,115 @@ use std::{
 };
 
 use prometheus::IntCounter;
-use rouse::{adapter::Kind, model::ModelName, nvml::Nvml};
+use rouse::model::ModelName;
+use rouse_net::{adapter::EngineKind, nvml::Nvml};
 use tokio::sync::{Mutex, watch};
 
 use super::{
-    accelerators::{Accelerators, Sources},
-    args::Args,
-    engine::Depth,
-    gate::Keeper,
+    accelerators::{AcceleratorDiscovery, DiscoverySources},
+    actuation::SleepLevelRecord,
+    args::ProxyArgs,
+    gate::GateController,
     listen,
-    memory::Memory,
-    metrics::{Metrics, Outcome},
+    memory::MemoryReader,
+    metrics::{ProxyMetrics, RelayRequestOutcome},
     readiness::Readiness,
     relay,
-    set_log::Log,
+    set_log::ContainerLog,
 };
-use crate::{driver::Driver, token::Token};
+use crate::{accelerator_driver::AcceleratorDriver, token::BearerToken};
 
 /// All of it. Made once, and passed down.
 pub(crate) struct Proxy {
-    pub(crate) settings: Settings,
-    pub(crate) keeper: Keeper,
-    pub(super) depth: Depth,
-    pub(crate) counts: Counts,
-    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) settings: ProxySettings,
+    pub(crate) gate: GateController,
+    pub(super) sleep_level: SleepLevelRecord,
+    pub(crate) counts: RelayCounts,
+    pub(crate) metrics: Arc<ProxyMetrics>,
     pub(crate) readiness: Arc<Readiness>,
-    pub(crate) accelerators: Accelerators,
-    pub(crate) memory: Memory,
-    pub(crate) log: Log,
-    pub(crate) token: Option<Token>,
+    pub(crate) accelerators: AcceleratorDiscovery,
+    pub(crate) memory: MemoryReader,
+    pub(crate) log: ContainerLog,
+    pub(crate) token: Option<BearerToken>,
     /// The process may go after SIGTERM; no longer so when the gate is opened again.
     pub(super) released: watch::Sender<bool>,
     /// The relays' threads, and where the public proxy port listens once it does.
-    pub(super) relays: relay::Threads,
-    pub(super) listening: Mutex<Option<SocketAddr>>,
+    pub(super) relays: relay::RelayThreads,
+    pub(super) proxy_port_address: Mutex<Option<SocketAddr>>,
 }
 
 /// What the flags say.
 #[derive(Clone, Debug)]
-pub(crate) struct Settings {
+pub(crate) struct ProxySettings {
     pub(crate) host: Option<IpAddr>,
     pub(crate) proxy_port: u16,
-    pub(crate) dial: Duration,
+    pub(crate) dial_timeout: Duration,
     /// In bytes.
     pub(crate) max_body: u64,
     pub(crate) body_timeout: Duration,
     pub(crate) epoch_gate: bool,
-    pub(crate) kind: Kind,
+    pub(crate) engine_kind: EngineKind,
     pub(crate) model: ModelName,
 }
 
 /// What is counted, from the start of the process on.
 #[derive(Debug)]
-pub(crate) struct Counts {
+pub(crate) struct RelayCounts {
     /// Exchanges with the engine, by how they ended.
-    pub(crate) complete: Count,
-    pub(crate) left: Count,
-    pub(crate) failed: Count,
-    pub(crate) cut: Count,
+    pub(crate) complete: OutcomeCounter,
+    pub(crate) client_left: OutcomeCounter,
+    pub(crate) failed: OutcomeCounter,
+    pub(crate) cut: OutcomeCounter,
     /// Requests that saw no engine.
-    pub(crate) gated: Count,
-    pub(crate) not_ready: Count,
-    pub(crate) refused: Count,
+    pub(crate) gated: OutcomeCounter,
+    pub(crate) not_ready: OutcomeCounter,
+    pub(crate) refused: OutcomeCounter,
 }
 
 /// Grows by one.
 #[derive(Debug)]
-pub(crate) struct Count(IntCounter);
+pub(crate) struct OutcomeCounter(IntCounter);
 
 impl Proxy {
-    pub(super) fn new(args: &Args, token: Option<Token>, relays: relay::Threads) -> Arc<Self> {
-        let settings = Settings {
+    pub(super) fn new(
+        args: &ProxyArgs,
+        token: Option<BearerToken>,
+        relays: relay::RelayThreads,
+    ) -> Arc<Self> {
+        let settings = ProxySettings {
             host: args.host,
             proxy_port: args.proxy_port,
-            dial: args.proxy_dial_timeout,
+            dial_timeout: args.proxy_dial_timeout,
             max_body: if args.max_body.0 == 0 { u64::MAX } else { args.max_body.0 },
             body_timeout: args.body_timeout,
             epoch_gate: args.epoch_gate,
-            kind: args.engine_kind,
+            engine_kind: args.engine_kind,
             model: args.model.as_str().into(),
         };
-        let metrics = Metrics::new();
-        let driver: Arc<dyn Driver> = Arc::new(Nvml::default());
-        let sources = Sources::of_environment(args.accelerators_file.clone());
-        let accelerators = Accelerators::discover(sources, Arc::clone(&driver));
+        let metrics = ProxyMetrics::new();
+        let driver: Arc<dyn AcceleratorDriver> = Arc::new(Nvml::default());
+        let sources = DiscoverySources::from_env(args.accelerators_file.clone());
+        let accelerators = AcceleratorDiscovery::discover(sources, Arc::clone(&driver));
         Arc::new(Self {
-            keeper: Keeper::new(settings.model.clone(), !settings.epoch_gate),
-            depth: Depth::default(),
+            gate: GateController::new(settings.model.clone(), !settings.epoch_gate),
+            sleep_level: SleepLevelRecord::default(),
             settings,
-            counts: Counts::of(&metrics),
+            counts: RelayCounts::new(&metrics),
             metrics: Arc::new(metrics),
             readiness: Arc::default(),
-            memory: Memory::new(accelerators.clone(), driver),
+            memory: MemoryReader::new(accelerators.clone(), driver),
             accelerators,
-            log: Log::new(std::io::stdout()),
+            log: ContainerLog::new(std::io::stdout()),
             token,
             released: watch::Sender::new(false),
             relays,
-            listening: Mutex::new(None),
+            proxy_port_address: Mutex::new(None),
         })
     }
 
     /// The public proxy port listens from the first call on; returns where.
-    pub(super) async fn listen(&self) -> Result<SocketAddr, listen::Error> {
-        let mut listening = self.listening.lock().await;
+    pub(super) async fn listen_proxy_port(&self) -> Result<SocketAddr, listen::Error> {
+        let mut listening = self.proxy_port_address.lock().await;
         if let Some(address) = *listening {
             return Ok(address);
         }
@@ -124,34 +129,34 @@ impl Proxy {
 #[cfg(test)]
 impl Proxy {
     /// With these flags, and threads that nobody starts.
-    pub(super) fn of_flags(flags: &[&str]) -> Arc<Self> {
+    pub(super) fn from_flags(flags: &[&str]) -> Arc<Self> {
         #[derive(clap::Parser)]
-        struct Line {
+        struct ProxyCommandLine {
             #[command(flatten)]
-            args: Args,
+            args: ProxyArgs,
         }
         let words = std::iter::once(&"proxy").chain(flags);
-        let args = <Line as clap::Parser>::try_parse_from(words).unwrap().args;
-        Self::new(&args, None, relay::Threads::new(1, 1).0)
+        let args = <ProxyCommandLine as clap::Parser>::try_parse_from(words).unwrap().args;
+        Self::new(&args, None, relay::RelayThreads::new(1, 1).0)
     }
 }
 
-impl Counts {
-    fn of(metrics: &Metrics) -> Self {
-        let count = |outcome| Count(metrics.requests(outcome));
+impl RelayCounts {
+    fn new(metrics: &ProxyMetrics) -> Self {
+        let count = |outcome| OutcomeCounter(metrics.request_counter(outcome));
         Self {
-            complete: count(Outcome::Complete),
-            left: count(Outcome::Left),
-            failed: count(Outcome::Failed),
-            cut: count(Outcome::Cut),
-            gated: count(Outcome::Gated),
-            not_ready: count(Outcome::NotReady),
-            refused: count(Outcome::Refused),
+            complete: count(RelayRequestOutcome::Complete),
+            client_left: count(RelayRequestOutcome::ClientLeft),
+            failed: count(RelayRequestOutcome::Failed),
+            cut: count(RelayRequestOutcome::Cut),
+            gated: count(RelayRequestOutcome::Gated),
+            not_ready: count(RelayRequestOutcome::NotReady),
+            refused: count(RelayRequestOutcome::Refused),
         }
     }
 }
 
-impl Count {
+impl OutcomeCounter {
     pub(crate) fn add(&self) {
         self.0.inc();
     }

@@ -1,13 +1,13 @@
-//! `GET /v1/dual-pods/accelerators` and `/v1/dual-pods/accelerator-memory-usage`.
+//! `GET /v1/dual-pods/set_accelerators` and `/v1/dual-pods/accelerator-memory-usage`.
 
-use crate::support::Setting;
+use crate::support::StubBuilder;
 
 const LIST: &str = "/v1/dual-pods/accelerators";
 const MEMORY: &str = "/v1/dual-pods/accelerator-memory-usage";
 
-fn missing() -> Setting {
+fn missing() -> StubBuilder {
     // No library is found in an empty folder, nor where this machine has one.
-    let setting = Setting::new();
+    let setting = StubBuilder::new();
     let empty = setting.dir().join("libnvidia-ml.so.1");
     std::fs::write(&empty, "no library").unwrap();
     let dir = setting.dir().to_owned();
@@ -21,7 +21,7 @@ fn without_any_both_are_500_and_the_log_says_who_was_asked() {
         let answer = stub.get("spi", path);
         assert_eq!((answer.status, &*answer.text()), (500, "no GPUs found\n"));
     }
-    let line = stub.says(&["no GPUs found"]);
+    let line = stub.until_logged(&["no GPUs found"]);
     for said in [
         "ROUSE_ACCELERATORS is not set; NVIDIA_VISIBLE_DEVICES is not set; NVML no NVIDIA driver here (",
         "; --accelerators-file is not given",
@@ -32,12 +32,12 @@ fn without_any_both_are_500_and_the_log_says_who_was_asked() {
 
 #[test]
 fn each_source_is_asked_in_its_turn() {
-    let file = |setting: Setting, text: &str| {
+    let file = |setting: StubBuilder, text: &str| {
         let file = setting.dir().join("list");
         std::fs::write(&file, text).unwrap();
         setting.flag(format!("--accelerators-file={}", file.display()))
     };
-    let list = |setting: Setting| {
+    let list = |setting: StubBuilder| {
         let stub = setting.start();
         let [admin, spi] = ["admin", "spi"].map(|port| {
             let answer = stub.get(port, LIST);
@@ -62,7 +62,7 @@ fn each_source_is_asked_in_its_turn() {
 #[test]
 fn the_driver_tells_its_accelerators_and_the_parts_of_those_that_are_cut() {
     let lines = ["GPU-a - 100", "GPU-b - 0", "MIG-b0 GPU-b 20", "MIG-b1 GPU-b 30", "GPU-c - 7"];
-    let (setting, _fake) = Setting::new().nvml(&lines);
+    let (setting, _fake) = StubBuilder::new().nvml(&lines);
     let stub = setting.start();
     assert_eq!(stub.get("spi", LIST).text(), "[\"GPU-a\",\"MIG-b0\",\"MIG-b1\",\"GPU-c\"]\n");
     let usage = stub.get("spi", MEMORY);
@@ -72,23 +72,23 @@ fn the_driver_tells_its_accelerators_and_the_parts_of_those_that_are_cut() {
     );
     assert_eq!(usage.header("content-type"), "application/json");
 
-    let (setting, _fake) = Setting::new().nvml(&lines);
+    let (setting, _fake) = StubBuilder::new().nvml(&lines);
     let stub = setting.env("NVIDIA_VISIBLE_DEVICES", "2,1:1").start();
     assert_eq!(stub.get("spi", LIST).text(), "[\"GPU-c\",\"MIG-b1\"]\n");
 }
 
 #[test]
 fn memory_is_as_it_is_now_and_an_accelerator_that_fails_is_named() {
-    let (setting, fake) = Setting::new().nvml(&["GPU-a - 100", "GPU-b - 200"]);
+    let (setting, fake) = StubBuilder::new().nvml(&["GPU-a - 100", "GPU-b - 200"]);
     let stub = setting.start();
     assert_eq!(stub.get("spi", MEMORY).text(), "{\"GPU-a\":100,\"GPU-b\":200}\n");
-    fake.set(&["GPU-a - 101", "GPU-b - lost"]);
+    fake.set_accelerators(&["GPU-a - 101", "GPU-b - lost"]);
     let answer = stub.get("spi", MEMORY);
     assert_eq!((answer.status, &*answer.text()), (500, "GPU-b: accelerator GPU-b is gone\n"));
     // The set was read once.
-    fake.set(&["GPU-a - 102"]);
+    fake.set_accelerators(&["GPU-a - 102"]);
     assert_eq!(stub.get("spi", LIST).text(), "[\"GPU-a\",\"GPU-b\"]\n");
-    fake.set(&["GPU-a - 102", "GPU-b - 3"]);
+    fake.set_accelerators(&["GPU-a - 102", "GPU-b - 3"]);
     assert_eq!(stub.get("spi", MEMORY).text(), "{\"GPU-a\":102,\"GPU-b\":3}\n");
 }
 

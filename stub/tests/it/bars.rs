@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-use crate::support::{Open, Stub, before, client::chat, engine::sim, stub, until};
+use crate::support::{StubProcess, StubTestExchange, client::chat, engine::sim, stub, stub_before, until};
 
 /// KiB.
 const IDLE: u64 = 15 << 10;
@@ -10,10 +10,10 @@ const BUSY: u64 = 64 << 10;
 /// The memory limit of a requester in the documentation's example.
 const EXAMPLE: u64 = 250 << 10;
 
-fn streams(stub: &Stub, count: usize) -> Vec<Open> {
+fn streams(stub: &StubProcess, count: usize) -> Vec<StubTestExchange> {
     let relay = stub.relay();
     let asked = relay.request("POST", "/v1/chat/completions", "", &chat(1_000_000));
-    let mut open: Vec<Open> = (0..count).map(|_| relay.open(&asked)).collect();
+    let mut open: Vec<StubTestExchange> = (0..count).map(|_| relay.open(&asked)).collect();
     open.iter_mut().for_each(|open| open.until("data: "));
     open
 }
@@ -29,9 +29,9 @@ fn an_idle_stub_is_small() {
 
 #[test]
 fn a_thousand_open_streams_are_small_too() {
-    rouse::limits::raise().unwrap();
+    rouse_net::fd_limit::raise().unwrap();
     let engine = sim("--ttft 1ms --itl 500ms");
-    let stub = before(engine.address, &[]);
+    let stub = stub_before(engine.address, &[]);
     let mut open = streams(&stub, 1000);
     assert_eq!(stub.leases(), 1000);
     // Each has passed something since.
@@ -71,9 +71,9 @@ fn cgroup(limit: u64) -> Result<PathBuf, String> {
 /// memory must stay within that limit on every machine.
 #[test]
 fn in_the_memory_of_the_example_two_thousand_streams_do_not_kill_it() {
-    rouse::limits::raise().unwrap();
+    rouse_net::fd_limit::raise().unwrap();
     let engine = sim("--ttft 1ms --itl 500ms");
-    let mut stub = before(engine.address, &[]);
+    let mut stub = stub_before(engine.address, &[]);
     let group = cgroup(EXAMPLE << 10);
     match &group {
         Ok(group) => fs::write(group.join("cgroup.procs"), stub.pid().to_string()).unwrap(),
@@ -84,7 +84,7 @@ fn in_the_memory_of_the_example_two_thousand_streams_do_not_kill_it() {
     let peak = peak(&stub);
     eprintln!("two thousand streams: {peak} KiB at most");
     assert!(peak <= EXAMPLE, "{peak} KiB");
-    assert!(stub.runs());
+    assert!(stub.is_running());
     assert_eq!(stub.leases(), 2000);
     drop((open, stub));
     if let Ok(group) = group {
@@ -93,7 +93,7 @@ fn in_the_memory_of_the_example_two_thousand_streams_do_not_kill_it() {
 }
 
 /// The peak of this stub's resident memory so far, in KiB.
-fn peak(stub: &Stub) -> u64 {
+fn peak(stub: &StubProcess) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", stub.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.split_whitespace().next().unwrap().parse().unwrap()

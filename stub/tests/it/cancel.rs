@@ -11,8 +11,8 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    alone,
-    support::{Open, Stub, before, client::chat, engine::scripted, until},
+    lock_timed_tests,
+    support::{StubProcess, StubTestExchange, client::chat, engine::scripted, stub_before, until},
 };
 
 const AT_ONCE: Duration = Duration::from_millis(50);
@@ -43,7 +43,7 @@ fn soon(mut once: impl FnMut() -> Duration) -> Duration {
 }
 
 /// How the client goes.
-const WAYS: [fn(Open) -> Option<Open>; 2] = [
+const WAYS: [fn(StubTestExchange) -> Option<StubTestExchange>; 2] = [
     |open| {
         drop(open);
         None
@@ -56,10 +56,10 @@ const WAYS: [fn(Open) -> Option<Open>; 2] = [
 
 #[test]
 fn it_leaves_while_the_engine_thinks_or_answers() {
-    let _alone = alone();
+    let _alone = lock_timed_tests();
     for (says, began) in [(&b""[..], false), (EVENTS, true), (SIZED, true)] {
         let (address, met, told) = engine(says);
-        let stub = before(address, &[]);
+        let stub = stub_before(address, &[]);
         let relay = stub.relay();
         for stray in ["", "\r\n", "GET / HT"] {
             for way in WAYS {
@@ -85,10 +85,10 @@ fn it_leaves_while_the_engine_thinks_or_answers() {
 
 #[test]
 fn it_leaves_in_the_midst_of_its_body() {
-    let _alone = alone();
+    let _alone = lock_timed_tests();
     for head in ["Content-Length: 1000000", "Transfer-Encoding: chunked"] {
         let (address, met, told) = engine(b"");
-        let stub = before(address, &[]);
+        let stub = stub_before(address, &[]);
         let relay = stub.relay();
         let late = soon(|| {
             let mut open = relay.open(format!("POST {PATH} HTTP/1.1\r\nHost: a\r\n{head}\r\n\r\n"));
@@ -118,9 +118,9 @@ fn full() -> (TcpListener, Vec<TcpStream>) {
 
 #[test]
 fn it_leaves_before_there_is_a_connection_and_the_dial_timeout_holds() {
-    let _alone = alone();
+    let _alone = lock_timed_tests();
     let (listener, _held) = full();
-    let stub: Stub = before(listener.local_addr().unwrap(), &["--proxy-dial-timeout=700ms"]);
+    let stub: StubProcess = stub_before(listener.local_addr().unwrap(), &["--proxy-dial-timeout=700ms"]);
     let relay = stub.relay();
     let late = soon(|| {
         let open = relay.open(relay.request("POST", PATH, "", &chat(9)));

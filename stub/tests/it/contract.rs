@@ -4,11 +4,11 @@ use std::{net::TcpListener, process::Command};
 
 use nix::sys::signal::Signal;
 
-use crate::support::{Client, Reserved, Setting, engine::scripted, stub, until};
+use crate::support::{ReservedPort, StubBuilder, StubTestClient, engine::scripted, stub, until};
 
 const GATE: [&str; 6] = ["cut", "deadline", "epoch", "gated", "generation", "leases"];
 
-fn statuses(client: &Client, rows: &[(&str, &str, &str, u16)]) {
+fn statuses(client: &StubTestClient, rows: &[(&str, &str, &str, u16)]) {
     for (method, path, body, status) in rows {
         let answer = client.send(method, path, body);
         assert_eq!(answer.status, *status, "{method} {path} {body}: {}", answer.text());
@@ -79,7 +79,7 @@ fn a_target_is_named_once_and_the_proxy_port_listens_from_then_on() {
             ("GET", path, "", 404),
         ],
     );
-    assert!(!stub.has_said(&["port=\"proxy\""]));
+    assert!(!stub.has_logged(&["port=\"proxy\""]));
     let target = named("127.0.0.1", engine.port());
     statuses(
         &spi,
@@ -138,12 +138,12 @@ fn readiness_is_set_by_nobody_who_was_replaced() {
 fn a_proxy_port_that_is_taken_is_told_and_tried_again() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
-    let stub = Setting::but(&["proxy"]).flag(format!("--proxy-port={port}")).start();
+    let stub = StubBuilder::without_ports(&["proxy"]).flag(format!("--proxy-port={port}")).start();
     let target = "127.0.0.1:9".parse().unwrap();
-    assert_eq!(stub.target(target), 500);
+    assert_eq!(stub.set_target(target), 500);
     assert_eq!(stub.spi().get("/v1/proxy/config").status, 404);
     drop(taken);
-    assert_eq!(stub.target(target), 200);
+    assert_eq!(stub.set_target(target), 200);
 }
 
 #[test]
@@ -168,8 +168,8 @@ fn orders_to_the_engine_are_refused_with_a_reason() {
         ],
     );
     assert!(spi.post("/v1/engine/sleep", said).text().contains("no target"));
-    let nobody = Reserved::port();
-    assert_eq!(stub.target(nobody.address()), 200);
+    let nobody = ReservedPort::bind();
+    assert_eq!(stub.set_target(nobody.address()), 200);
     let refused = spi.post("/v1/engine/sleep", said);
     assert_eq!(refused.json()["reason"], "the gate is open: close it first");
     assert_eq!(spi.post("/v1/gate?wait=true", said).status, 200);
@@ -233,7 +233,7 @@ fn a_restarted_stub_with_an_epoch_gate_is_gated_and_without_a_target() {
         assert_eq!(stub.gate()["gated"], true);
         assert_eq!(stub.spi().get("/v1/proxy/config").status, 404);
         let engine = scripted(|_, _| {});
-        assert_eq!(stub.target(engine), 200);
+        assert_eq!(stub.set_target(engine), 200);
         let refused = stub.relay().post("/v1/completions", "{}");
         assert_eq!((refused.status, refused.header("x-rouse-gated")), (503, "1"));
         assert_eq!(stub.spi().send("DELETE", "/v1/gate?epoch=1&generation=1", "").status, 200);
@@ -248,15 +248,15 @@ fn a_port_that_is_taken_a_bad_token_file_and_a_bad_flag_have_exit_codes() {
     for (flag, code) in
         [("spi", 10), ("admin", 10), ("probes", 11), ("relay", 12), ("metrics", 12), ("debug", 12)]
     {
-        let mut stub = Setting::but(&[flag]).flag(format!("--{flag}-port={port}")).spawn();
-        assert_eq!(stub.exits().code(), Some(code), "{flag}");
-        stub.says(&[&format!("the {flag} port"), &format!("--{flag}-port")]);
+        let mut stub = StubBuilder::without_ports(&[flag]).flag(format!("--{flag}-port={port}")).spawn();
+        assert_eq!(stub.wait_exit().code(), Some(code), "{flag}");
+        stub.until_logged(&[&format!("the {flag} port"), &format!("--{flag}-port")]);
     }
-    let mut stub = Setting::new().flag("--token-file=/nowhere").spawn();
-    assert_eq!(stub.exits().code(), Some(13));
+    let mut stub = StubBuilder::new().flag("--token-file=/nowhere").spawn();
+    assert_eq!(stub.wait_exit().code(), Some(13));
     for flag in ["--engine-kind=other", "--token-sha256=token"] {
-        let mut stub = Setting::new().flag(flag).spawn();
-        assert_eq!(stub.exits().code(), Some(2), "{flag}");
+        let mut stub = StubBuilder::new().flag(flag).spawn();
+        assert_eq!(stub.wait_exit().code(), Some(2), "{flag}");
     }
 }
 
@@ -288,7 +288,7 @@ fn an_address_in_a_file_is_followed() {
         until("it is followed", || shown() == wanted);
     }
     put("5", "nowhere");
-    stub.says(&["no address of one machine"]);
+    stub.until_logged(&["no address of one machine"]);
     assert!(shown().contains("fd00::1"));
 }
 
@@ -305,8 +305,8 @@ fn the_example_of_the_earlier_design_runs_as_it_is_written() {
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_rouse-stub"), &proxy).unwrap();
     let mut command = Command::new(proxy);
     command.args(["--relay-port-1=8000", "--admin-port=8001", "--metrics-port=8002", "--debug-port=8003"]);
-    let mut stub = Setting::of(command).flag(format!("--host={own}")).spawn();
-    stub.says(&["port=\"debug\" address=127.0.0.1:8003"]);
+    let mut stub = StubBuilder::from_command(command).flag(format!("--host={own}")).spawn();
+    stub.until_logged(&["port=\"debug\" address=127.0.0.1:8003"]);
     for (port, number) in
         [("probes", 8080), ("spi", 8081), ("relay", 8000), ("admin", 8001), ("metrics", 8002)]
     {
@@ -316,5 +316,5 @@ fn the_example_of_the_earlier_design_runs_as_it_is_written() {
     assert_eq!((refused.status, refused.header("x-rouse-not-ready")), (503, "1"));
     assert_eq!(stub.port("admin").get("/v1/gate").json()["gated"], false);
     stub.signal(Signal::SIGTERM);
-    assert_eq!(stub.exits().code(), Some(0));
+    assert_eq!(stub.wait_exit().code(), Some(0));
 }

@@ -9,25 +9,25 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    alone,
+    lock_timed_tests,
     support::{
-        Reserved, Setting, Stub, before,
+        ReservedPort, StubBuilder, StubProcess,
         client::chat,
-        engine::{Probed, sim},
-        turns::{Thread, Turns},
-        within,
+        engine::{ProbedHttpServer, sim},
+        run_queue_meter::{ProcThread, RunQueueMeter},
+        stub_before, within,
     },
 };
 
 const LIST: &str = "/v1/dual-pods/accelerators";
 const MEMORY: &str = "/v1/dual-pods/accelerator-memory-usage";
 
-fn watch(stub: &Stub, url: &str, more: &str) {
+fn watch(stub: &StubProcess, url: &str, more: &str) {
     let answer = stub.post("/v1/readiness-url", &format!("{{\"url\": \"{url}\"{more}}}"));
     assert_eq!(answer.status, 200, "{}", answer.text());
 }
 
-fn poller(stub: &Stub) -> serde_json::Value {
+fn poller(stub: &StubProcess) -> serde_json::Value {
     stub.get("debug", "/debug/state").json()["readiness"]["poller"].clone()
 }
 
@@ -42,19 +42,19 @@ fn look_until(what: &str, mut is_so: impl FnMut() -> bool) -> Instant {
 
 #[test]
 fn ready_within_20_ms_of_the_engines_first_good_answer() {
-    let _alone = alone();
-    let stub = Setting::new().start();
+    let _alone = lock_timed_tests();
+    let stub = StubBuilder::new().start();
     for run in 0..20 {
-        let reserved = Reserved::port();
+        let reserved = ReservedPort::bind();
         watch(&stub, &format!("http://{}/health", reserved.address()), "");
         assert!(!stub.ready());
         within("it was refused", Duration::from_secs(5), || poller(&stub)["failures"].as_u64() > Some(5));
-        let turns = Turns::of([Thread::this(), Thread::control(&stub)]);
+        let turns = RunQueueMeter::start([ProcThread::current(), ProcThread::control(&stub)]);
         let listens = Instant::now();
-        let engine = Probed::on(reserved.listen(), 200);
+        let engine = ProbedHttpServer::on(reserved.listen(), 200);
         let seen = look_until("it is ready", || stub.ready());
         let good = engine.first_good().unwrap();
-        let late = turns.and(engine.thread).own(seen - good);
+        let late = turns.with_thread(engine.thread).without_waits(seen - good);
         println!(
             "run {run}: asked {:?} after it listens, seen {:?} after its answer, of which {late:?} are the stub's",
             good - listens,
@@ -66,57 +66,62 @@ fn ready_within_20_ms_of_the_engines_first_good_answer() {
 
 #[test]
 fn unready_after_the_threshold_and_not_before() {
-    let _alone = alone();
-    let stub = Setting::new().start();
-    let engine = Probed::start(200);
+    let _alone = lock_timed_tests();
+    let stub = StubBuilder::new().start();
+    let engine = ProbedHttpServer::start(200);
     watch(&stub, &engine.url(), ", \"period\": \"200ms\", \"failureThreshold\": 4");
     within("it is ready", Duration::from_secs(2), || stub.ready());
-    let turns = Turns::of([Thread::this(), Thread::control(&stub), engine.thread.clone()]);
+    let turns =
+        RunQueueMeter::start([ProcThread::current(), ProcThread::control(&stub), engine.thread.clone()]);
     engine.set(500);
     let began = Instant::now();
     within("it is unready", Duration::from_secs(5), || !stub.ready());
     let (took, bad) = (began.elapsed(), engine.bad());
     // Four questions, 200 ms apart.
     assert!(bad >= 4, "unready after {bad} bad answers");
-    assert!(took >= Duration::from_millis(600) && turns.own(took) < Duration::from_millis(1500), "{took:?}");
+    assert!(
+        took >= Duration::from_millis(600) && turns.without_waits(took) < Duration::from_millis(1500),
+        "{took:?}"
+    );
 }
 
 #[test]
 fn by_itself_the_period_is_a_second_and_the_threshold_three() {
-    let _alone = alone();
-    let stub = Setting::new().start();
-    let engine = Probed::start(200);
+    let _alone = lock_timed_tests();
+    let stub = StubBuilder::new().start();
+    let engine = ProbedHttpServer::start(200);
     watch(&stub, &engine.url(), "");
     within("it is ready", Duration::from_secs(2), || stub.ready());
     let poller = poller(&stub);
     assert_eq!((&poller["period"], &poller["failureThreshold"]), (&1000.into(), &3.into()));
-    let turns = Turns::of([Thread::this(), Thread::control(&stub), engine.thread.clone()]);
+    let turns =
+        RunQueueMeter::start([ProcThread::current(), ProcThread::control(&stub), engine.thread.clone()]);
     engine.set(500);
     let began = Instant::now();
     within("it is unready", Duration::from_secs(10), || !stub.ready());
     let (took, bad) = (began.elapsed(), engine.bad());
     assert!(bad >= 3, "unready after {bad} bad answers");
-    assert!(took >= Duration::from_secs(2) && turns.own(took) < Duration::from_secs(5), "{took:?}");
+    assert!(took >= Duration::from_secs(2) && turns.without_waits(took) < Duration::from_secs(5), "{took:?}");
 }
 
 /// What is under way meanwhile makes no difference.
 #[test]
 fn a_gate_is_shown_closed_within_5_ms_of_the_order() {
-    let _alone = alone();
+    let _alone = lock_timed_tests();
     let engine = sim("--ttft 1ms --itl 20ms");
-    let stub = before(engine.address, &[]);
+    let stub = stub_before(engine.address, &[]);
     let (spi, relay) = (stub.spi(), stub.relay());
     let asked = relay.request("POST", "/v1/chat/completions", "", &chat(100_000));
     let mut streams: Vec<_> = (0..100).map(|_| relay.open(&asked)).collect();
     streams.iter_mut().for_each(|open| open.until("data: "));
     for generation in 1..=20 {
         let said = format!(r#"{{"epoch":1,"generation":{generation}}}"#);
-        let turns = Turns::of([Thread::this(), Thread::control(&stub)]);
+        let turns = RunQueueMeter::start([ProcThread::current(), ProcThread::control(&stub)]);
         let asked = Instant::now();
         assert_eq!(spi.post("/v1/gate", &said).status, 202);
         assert_eq!(stub.gate()["gated"], true);
         let took = asked.elapsed();
-        let own = turns.own(took);
+        let own = turns.without_waits(took);
         println!("generation {generation}: closed and shown after {took:?}, of which {own:?} are the stub's");
         assert!(own < Duration::from_millis(5), "closed and shown after {took:?}, {own:?} of them its own");
         assert_eq!(spi.send("DELETE", "/v1/gate", &said).status, 200);
@@ -125,11 +130,11 @@ fn a_gate_is_shown_closed_within_5_ms_of_the_order() {
 
 #[test]
 fn a_driver_that_hangs_is_told_after_its_deadline_and_blocks_nobody() {
-    let _alone = alone();
-    let (setting, fake) = Setting::new().nvml(&["GPU-a - 1", "GPU-b - 2", "GPU-c - 3"]);
+    let _alone = lock_timed_tests();
+    let (setting, fake) = StubBuilder::new().nvml(&["GPU-a - 1", "GPU-b - 2", "GPU-c - 3"]);
     let mut stub = setting.start();
     assert_eq!(stub.get("spi", MEMORY).status, 200);
-    fake.set(&["GPU-a - 1", "GPU-b - hang", "GPU-c - 3"]);
+    fake.set_accelerators(&["GPU-a - 1", "GPU-b - hang", "GPU-c - 3"]);
 
     let names = || {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", stub.pid())).unwrap();
@@ -143,7 +148,7 @@ fn a_driver_that_hangs_is_told_after_its_deadline_and_blocks_nobody() {
     within("nobody asks the driver", Duration::from_secs(2), || asking("accelerator") == 0);
     let before = names().len();
     let answered = AtomicUsize::new(0);
-    let turns = Turns::of([Thread::this(), Thread::control(&stub)]);
+    let turns = RunQueueMeter::start([ProcThread::current(), ProcThread::control(&stub)]);
     let began = Instant::now();
     std::thread::scope(|scope| {
         let ask = || {
@@ -154,11 +159,11 @@ fn a_driver_that_hangs_is_told_after_its_deadline_and_blocks_nobody() {
         let asking: Vec<_> = (0..30).map(|_| scope.spawn(ask)).collect();
         within("it is asked", Duration::from_secs(2), || readers() > 0);
         for _ in 0..20 {
-            let turns = Turns::of([Thread::this(), Thread::control(&stub)]);
+            let turns = RunQueueMeter::start([ProcThread::current(), ProcThread::control(&stub)]);
             let asked = Instant::now();
             assert!(!stub.ready());
             assert_eq!(stub.get("spi", LIST).status, 200);
-            assert!(turns.own(asked.elapsed()) < Duration::from_secs(1), "{:?}", asked.elapsed());
+            assert!(turns.without_waits(asked.elapsed()) < Duration::from_secs(1), "{:?}", asked.elapsed());
         }
         assert_eq!((readers(), names().len()), (1, before + 1), "not a thread for each question");
         assert_eq!(answered.load(Ordering::SeqCst), 0, "all others had their answers while the driver hung");
@@ -172,19 +177,19 @@ fn a_driver_that_hangs_is_told_after_its_deadline_and_blocks_nobody() {
         }
     });
     let took = began.elapsed();
-    assert!(took >= Duration::from_secs(5) && turns.own(took) < Duration::from_secs(8), "{took:?}");
-    let turns = Turns::of([Thread::this(), Thread::control(&stub)]);
+    assert!(took >= Duration::from_secs(5) && turns.without_waits(took) < Duration::from_secs(8), "{took:?}");
+    let turns = RunQueueMeter::start([ProcThread::current(), ProcThread::control(&stub)]);
     let later = Instant::now();
     assert_eq!(stub.get("spi", MEMORY).status, 500);
-    assert!(turns.own(later.elapsed()) < Duration::from_secs(1), "it is known to hang");
+    assert!(turns.without_waits(later.elapsed()) < Duration::from_secs(1), "it is known to hang");
 
-    fake.set(&["GPU-a - 1", "GPU-b - 5", "GPU-c - 3"]);
+    fake.set_accelerators(&["GPU-a - 1", "GPU-b - 5", "GPU-c - 3"]);
     within("it reads again", Duration::from_secs(5), || stub.get("spi", MEMORY).status == 200);
     assert_eq!(stub.get("spi", MEMORY).text(), "{\"GPU-a\":1,\"GPU-b\":5,\"GPU-c\":3}\n");
 
     // It hangs once more, and the process can end all the same.
-    fake.set(&["GPU-a - hang", "GPU-b - 5", "GPU-c - 3"]);
+    fake.set_accelerators(&["GPU-a - hang", "GPU-b - 5", "GPU-c - 3"]);
     assert_eq!(stub.get("spi", MEMORY).status, 500);
     stub.signal(nix::sys::signal::Signal::SIGTERM);
-    assert_eq!(stub.exits_within(Duration::from_secs(5)).code(), Some(0));
+    assert_eq!(stub.wait_exit_within(Duration::from_secs(5)).code(), Some(0));
 }

@@ -8,9 +8,10 @@ use std::{
 };
 
 use crate::support::{
-    Answer, Client, before,
+    StubTestClient, StubTestResponse,
     client::chat,
     engine::{scripted, sim},
+    stub_before,
 };
 
 const PATH: &str = "/v1/chat/completions";
@@ -65,14 +66,14 @@ fn request(size: usize, chunked: bool) -> Vec<u8> {
 }
 
 /// Sends all of it, as simple clients do, and only then reads; the connection must not break before its end.
-fn asked(relay: &Client, request: &[u8]) -> Answer {
+fn asked(relay: &StubTestClient, request: &[u8]) -> StubTestResponse {
     let mut open = relay.open("");
     assert!(open.try_write(request), "the client can send all of it");
     while open.try_more().expect("the connection ends, and is not reset") {}
     open.rest()
 }
 
-fn is_refused(relay: &Client) {
+fn is_refused(relay: &StubTestClient) {
     for (size, times) in SIZES {
         for chunked in [false, true] {
             let request = request(size, chunked);
@@ -93,7 +94,7 @@ fn is_refused(relay: &Client) {
 fn an_answer_that_comes_before_the_body_was_read_arrives() {
     for says in [LENGTH, CHUNKED, CLOSES] {
         for reads in [0, 100 << 10] {
-            let stub = before(hasty(says, reads), &[]);
+            let stub = stub_before(hasty(says, reads), &[]);
             is_refused(&stub.relay());
             assert_eq!(stub.leases(), 0);
         }
@@ -103,7 +104,7 @@ fn an_answer_that_comes_before_the_body_was_read_arrives() {
 #[test]
 fn an_engine_that_answers_and_listens_no_more_holds_nobody_up() {
     let (address, _kept) = patient(LENGTH);
-    let stub = before(address, &[]);
+    let stub = stub_before(address, &[]);
     is_refused(&stub.relay());
     assert_eq!(stub.leases(), 0);
 }
@@ -111,7 +112,7 @@ fn an_engine_that_answers_and_listens_no_more_holds_nobody_up() {
 #[test]
 fn a_large_body_that_was_read_ends_no_connection() {
     let engine = sim("--fixed-ids --ttft 1ms --itl 1ms");
-    let stub = before(engine.address, &[]);
+    let stub = stub_before(engine.address, &[]);
     let relay = stub.relay();
     for stream in ["true", "false"] {
         let body = chat(3).replace("hello", &"x".repeat(300 << 10)).replace("true", stream);

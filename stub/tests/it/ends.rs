@@ -10,16 +10,16 @@ use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
 use crate::support::{
-    LONG, Open, Setting, Stub, before,
+    StubBuilder, StubProcess, StubTestExchange, TEST_TIMEOUT,
     client::chat,
-    engine::{Sim, sim},
-    until, within,
+    engine::{SimEngineProcess, sim},
+    stub_before, until, within,
 };
 
 const SAID: &str = r#"{"epoch":1,"generation":1}"#;
 
-fn held(engine: &Sim, hold: &str) -> Stub {
-    let stub = before(engine.address, &["--epoch-gate", hold]);
+fn held(engine: &SimEngineProcess, hold: &str) -> StubProcess {
+    let stub = stub_before(engine.address, &["--epoch-gate", hold]);
     assert_eq!(stub.spi().send("DELETE", "/v1/gate?epoch=1&generation=1", "").status, 200);
     stub
 }
@@ -30,7 +30,7 @@ fn it_drains_and_stays_until_its_engine_is_put_away_and_it_is_released() {
     let mut stub = held(&engine, "--hold=60s");
     let stream = stub.relay().stream(30);
     stub.signal(Signal::SIGTERM);
-    stub.says(&["waits to be released"]);
+    stub.until_logged(&["waits to be released"]);
     let refused = stub.relay().post("/v1/completions", "{}");
     assert_eq!((refused.status, refused.header("x-rouse-gated")), (503, "1"));
     let spi = stub.spi();
@@ -39,10 +39,10 @@ fn it_drains_and_stays_until_its_engine_is_put_away_and_it_is_released() {
     assert!(stream.all().contains("[DONE]"), "what was under way ends by itself");
     until("it is drained", || stub.leases() == 0);
     assert_eq!(spi.post("/v1/engine/sleep", SAID).status, 200);
-    assert!(stub.runs());
+    assert!(stub.is_running());
     assert_eq!(spi.post("/v1/release", r#"{"epoch":0}"#).status, 409);
     assert_eq!(spi.post("/v1/release", r#"{"epoch":1}"#).status, 200);
-    assert_eq!(stub.exits().code(), Some(0));
+    assert_eq!(stub.wait_exit().code(), Some(0));
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_release_waits_for_the_drain_and_may_come_before_the_signal() {
     assert_eq!(stub.spi().post("/v1/release", r#"{"epoch":1}"#).status, 200);
     stub.signal(Signal::SIGTERM);
     assert!(stream.all().contains("[DONE]"));
-    assert_eq!(stub.exits().code(), Some(0));
+    assert_eq!(stub.wait_exit().code(), Some(0));
 }
 
 #[test]
@@ -65,9 +65,9 @@ fn nobody_who_opens_the_gate_again_has_released_it() {
     assert_eq!(spi.send("DELETE", "/v1/gate?epoch=1&generation=1", "").status, 200);
     let began = Instant::now();
     stub.signal(Signal::SIGTERM);
-    assert_eq!(stub.exits().code(), Some(0));
+    assert_eq!(stub.wait_exit().code(), Some(0));
     assert!(began.elapsed() >= Duration::from_millis(500));
-    stub.says(&["not released in time"]);
+    stub.until_logged(&["not released in time"]);
 }
 
 #[test]
@@ -78,14 +78,14 @@ fn at_the_end_of_the_hold_what_runs_is_cut_with_an_error() {
     stub.signal(Signal::SIGTERM);
     let text = stream.all();
     assert!(text.contains("turn_over") && !text.contains("[DONE]"), "{text}");
-    assert_eq!(stub.exits().code(), Some(0));
+    assert_eq!(stub.wait_exit().code(), Some(0));
 }
 
 #[test]
 fn a_second_signal_ends_it_at_once() {
     let engine = sim("--ttft 1ms --itl 20ms");
     for flags in [&["--epoch-gate", "--hold=60s"][..], &["--shutdown=60s"]] {
-        let mut stub = before(engine.address, flags);
+        let mut stub = stub_before(engine.address, flags);
         stub.spi().send("DELETE", "/v1/gate?epoch=1&generation=1", "");
         let _stream = stub.relay().stream(100_000);
         let relay = stub.relay();
@@ -97,7 +97,7 @@ fn a_second_signal_ends_it_at_once() {
         });
         stub.signal(Signal::SIGTERM);
         let began = Instant::now();
-        assert_eq!(stub.exits().code(), Some(0));
+        assert_eq!(stub.wait_exit().code(), Some(0));
         assert!(began.elapsed() < Duration::from_secs(5));
     }
 }
@@ -105,41 +105,41 @@ fn a_second_signal_ends_it_at_once() {
 #[test]
 fn without_the_hold_requests_are_finished_and_no_others_accepted() {
     let engine = sim("--ttft 1ms --itl 20ms");
-    let mut stub = before(engine.address, &[]);
+    let mut stub = stub_before(engine.address, &[]);
     let relay = stub.relay();
     let (stream, _idle) = (relay.stream(40), relay.open(""));
     stub.signal(Signal::SIGTERM);
     until("nobody is accepted", || TcpStream::connect(relay.address).is_err());
     assert!(stream.all().contains("[DONE]"));
-    assert_eq!(stub.exits().code(), Some(0));
+    assert_eq!(stub.wait_exit().code(), Some(0));
 }
 
 #[test]
 fn without_the_hold_what_takes_too_long_is_cut_off() {
     let engine = sim("--ttft 1ms --itl 20ms");
-    let mut stub = before(engine.address, &["--shutdown=300ms"]);
+    let mut stub = stub_before(engine.address, &["--shutdown=300ms"]);
     let stream = stub.relay().stream(100_000);
     stub.signal(Signal::SIGINT);
     assert!(!stream.all().contains("[DONE]"));
-    assert_eq!(stub.exits().code(), Some(0));
+    assert_eq!(stub.wait_exit().code(), Some(0));
 }
 
-fn close(stub: &Stub, more: &str) {
+fn close(stub: &StubProcess, more: &str) {
     let order = format!(r#"{{"epoch":1,"generation":1{more}}}"#);
     let answer = stub.spi().post("/v1/gate", &order);
     assert_eq!(answer.status, 202, "{}", answer.text());
 }
 
 /// It is cut, with an error in its stream.
-fn is_cut(stream: Open) {
+fn is_cut(stream: StubTestExchange) {
     let text = stream.all();
     assert!(text.contains("turn_over") && !text.contains("[DONE]"), "{text}");
 }
 
-fn release(mut stub: Stub) {
+fn release(mut stub: StubProcess) {
     assert_eq!(stub.spi().post("/v1/release", r#"{"epoch":1}"#).status, 200);
-    assert_eq!(stub.exits().code(), Some(0));
-    assert!(!stub.has_said(&["not released in time"]));
+    assert_eq!(stub.wait_exit().code(), Some(0));
+    assert!(!stub.has_logged(&["not released in time"]));
 }
 
 #[test]
@@ -150,10 +150,10 @@ fn a_drain_that_is_to_cut_keeps_its_deadline_through_the_signal() {
     let stream = stub.relay().stream(100_000);
     close(&stub, r#","drainDeadline":500,"onDeadline":"cut""#);
     stub.signal(Signal::SIGTERM);
-    stub.says(&["waits to be released"]);
+    stub.until_logged(&["waits to be released"]);
     is_cut(stream);
     until("it is drained", || stub.gate()["cut"] == 1);
-    assert!(stub.runs(), "to be drained is not to be released");
+    assert!(stub.is_running(), "to be drained is not to be released");
     release(stub);
 }
 
@@ -164,7 +164,7 @@ fn what_a_drain_was_to_keep_is_kept_through_the_signal() {
     let stream = stub.relay().stream(60);
     close(&stub, r#","drainDeadline":300"#);
     stub.signal(Signal::SIGTERM);
-    stub.says(&["waits to be released"]);
+    stub.until_logged(&["waits to be released"]);
     let text = stream.all();
     assert!(text.contains("[DONE]") && !text.contains("turn_over"), "{text}");
     until("it is drained", || stub.gate()["cut"] == 0);
@@ -180,14 +180,14 @@ fn what_a_drain_has_kept_beyond_its_deadline_is_cut_at_the_end_of_the_hold() {
     assert_eq!((kept.status, &kept.json()["leases"]), (200, &1.into()));
     stub.signal(Signal::SIGTERM);
     is_cut(stream);
-    assert_eq!(stub.exits().code(), Some(0));
-    stub.says(&["not released in time"]);
+    assert_eq!(stub.wait_exit().code(), Some(0));
+    stub.until_logged(&["not released in time"]);
 }
 
 #[test]
 fn who_waits_for_a_drain_is_answered_though_the_process_ends() {
     let engine = sim("--ttft 1ms --itl 20ms");
-    let wait = |stub: &Stub| {
+    let wait = |stub: &StubProcess| {
         let spi = stub.spi();
         let waits = spi.open(spi.request("POST", "/v1/gate?wait=true", "Connection: close\r\n", SAID));
         until("it drains", || stub.gate()["gated"] == true);
@@ -203,7 +203,7 @@ fn who_waits_for_a_drain_is_answered_though_the_process_ends() {
         (drained.status, &drained.json()["leases"], &drained.json()["cut"]),
         (200, &0.into(), &0.into())
     );
-    assert!(stream.all().contains("[DONE]") && stub.runs());
+    assert!(stream.all().contains("[DONE]") && stub.is_running());
     release(stub);
     // At the end of the hold.
     let mut stub = held(&engine, "--hold=300ms");
@@ -213,7 +213,7 @@ fn who_waits_for_a_drain_is_answered_though_the_process_ends() {
     let cut = waits.rest();
     assert_eq!((cut.status, &cut.json()["leases"], &cut.json()["cut"]), (200, &0.into(), &1.into()));
     is_cut(stream);
-    assert_eq!(stub.exits().code(), Some(0));
+    assert_eq!(stub.wait_exit().code(), Some(0));
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn an_order_after_the_signal_hastens_the_end_and_puts_it_off_in_no_way() {
     let mut stub = held(&engine, "--hold=1h");
     let mut stream = stub.relay().stream(100_000);
     stub.signal(Signal::SIGTERM);
-    stub.says(&["waits to be released"]);
+    stub.until_logged(&["waits to be released"]);
     for more in [r#","drainDeadline":7200000,"onDeadline":"cut""#, r#","drainDeadline":0"#, ""] {
         close(&stub, more);
         let left = stub.gate()["deadline"].as_u64().unwrap();
@@ -234,7 +234,7 @@ fn an_order_after_the_signal_hastens_the_end_and_puts_it_off_in_no_way() {
     }
     close(&stub, r#","drainDeadline":0,"onDeadline":"cut""#);
     is_cut(stream);
-    assert!(stub.runs());
+    assert!(stub.is_running());
     release(stub);
 }
 
@@ -247,7 +247,7 @@ fn a_drain_that_is_over_when_the_signal_comes_leaves_nothing_but_the_release_to_
     let over = stub.spi().post("/v1/gate?wait=true", order).json();
     is_cut(stream);
     stub.signal(Signal::SIGTERM);
-    stub.says(&["waits to be released"]);
+    stub.until_logged(&["waits to be released"]);
     assert_eq!(stub.gate(), over);
     release(stub);
 }
@@ -255,19 +255,19 @@ fn a_drain_that_is_over_when_the_signal_comes_leaves_nothing_but_the_release_to_
 #[test]
 fn without_the_hold_a_drain_keeps_its_deadline_too() {
     let engine = sim("--ttft 1ms --itl 20ms");
-    let mut stub = before(engine.address, &["--shutdown=1h"]);
+    let mut stub = stub_before(engine.address, &["--shutdown=1h"]);
     let relay = stub.relay();
     let stream = relay.stream(100_000);
     close(&stub, r#","drainDeadline":500,"onDeadline":"cut""#);
     stub.signal(Signal::SIGTERM);
     until("nobody is accepted", || TcpStream::connect(relay.address).is_err());
     is_cut(stream);
-    assert_eq!(stub.exits().code(), Some(0));
+    assert_eq!(stub.wait_exit().code(), Some(0));
 }
 
 #[test]
 fn the_answer_that_is_being_given_is_waited_for() {
-    let mut stub = Setting::new().start();
+    let mut stub = StubBuilder::new().start();
     let mut stream = TcpStream::connect(stub.address("spi")).unwrap();
     let head = "POST /v1/set-log?startPos=0 HTTP/1.1\r\nhost: stub\r\nconnection: close\r\ncontent-length: 6\r\n\r\n";
     stream.write_all(format!("{head}one").as_bytes()).unwrap();
@@ -278,7 +278,7 @@ fn the_answer_that_is_being_given_is_waited_for() {
     stream.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     assert_eq!(stub.output(), "onetwo");
-    assert_eq!(stub.exits_within(Duration::from_secs(10)).code(), Some(0));
+    assert_eq!(stub.wait_exit_within(Duration::from_secs(10)).code(), Some(0));
 }
 
 /// A request whose body of ten bytes never comes.
@@ -287,7 +287,7 @@ const LATE: &str = "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Len
 #[test]
 fn a_body_that_never_comes_is_not_waited_for_without_end() {
     let engine = sim("");
-    let stub = before(engine.address, &["--body-timeout=200ms"]);
+    let stub = stub_before(engine.address, &["--body-timeout=200ms"]);
     let answer = stub.relay().open(LATE).rest();
     assert_eq!(answer.status, 408, "{}", answer.text());
     assert_eq!(answer.json()["error"]["code"], "request_timeout");
@@ -297,18 +297,18 @@ fn a_body_that_never_comes_is_not_waited_for_without_end() {
 #[test]
 fn a_body_that_never_comes_holds_up_no_end() {
     let engine = sim("");
-    let mut stub = before(engine.address, &[]);
+    let mut stub = stub_before(engine.address, &[]);
     let late = stub.relay().open(LATE);
     until("it is served", || stub.get("debug", "/debug/state").json()["connections"] == 1);
     stub.signal(Signal::SIGTERM);
     assert!(late.all().starts_with("HTTP/1.1 408"), "long before the minute that bodies have else");
-    assert_eq!(stub.exits().code(), Some(0));
+    assert_eq!(stub.wait_exit().code(), Some(0));
 }
 
 #[test]
 fn so_many_clients_are_connected_and_the_next_when_one_has_left() {
     let engine = sim("--ttft 1ms --itl 20ms");
-    let stub = before(engine.address, &["--max-connections=1"]);
+    let stub = stub_before(engine.address, &["--max-connections=1"]);
     let relay = stub.relay();
     let first = relay.stream(100_000);
     let mut second = TcpStream::connect(relay.address).unwrap();
@@ -317,6 +317,6 @@ fn so_many_clients_are_connected_and_the_next_when_one_has_left() {
     let mut byte = [0];
     assert!(second.read(&mut byte).is_err(), "two are served");
     drop(first);
-    second.set_read_timeout(Some(LONG)).unwrap();
+    second.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     second.read_exact(&mut byte).unwrap();
 }

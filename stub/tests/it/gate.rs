@@ -12,30 +12,30 @@ use std::{
 };
 
 use crate::support::{
-    Client, LONG, Open, Stub, before,
+    StubProcess, StubTestClient, StubTestExchange, TEST_TIMEOUT,
     client::chat,
-    engine::{Sim, scripted, sim},
-    until,
+    engine::{SimEngineProcess, scripted, sim},
+    stub_before, until,
 };
 
 const STREAMS: usize = 100;
 
-fn streams(stub: &Stub, count: usize, tokens: u64) -> Vec<Open> {
+fn streams(stub: &StubProcess, count: usize, tokens: u64) -> Vec<StubTestExchange> {
     let relay = stub.relay();
     let asked = relay.request("POST", "/v1/chat/completions", "Connection: close\r\n", &chat(tokens));
-    let mut open: Vec<Open> = (0..count).map(|_| relay.open(&asked)).collect();
+    let mut open: Vec<StubTestExchange> = (0..count).map(|_| relay.open(&asked)).collect();
     open.iter_mut().for_each(|open| open.until("data: "));
     open
 }
 
-fn endless() -> Sim {
+fn endless() -> SimEngineProcess {
     sim("--ttft 1ms --itl 20ms")
 }
 
 #[test]
 fn with_a_hundred_streams_open_those_beyond_the_deadline_are_cut_and_counted() {
     let engine = endless();
-    let stub = before(engine.address, &["--epoch-gate"]);
+    let stub = stub_before(engine.address, &["--epoch-gate"]);
     let spi = stub.spi();
     assert_eq!(spi.send("DELETE", "/v1/gate?epoch=1&generation=1", "").status, 200);
     // 40 end by themselves in time, 60 never would.
@@ -81,7 +81,7 @@ fn with_a_hundred_streams_open_those_beyond_the_deadline_are_cut_and_counted() {
 #[test]
 fn from_the_moment_that_the_gate_is_shown_closed_nobody_gets_in() {
     let engine = sim("--ttft 0ms --itl 0ms");
-    let stub = before(engine.address, &[]);
+    let stub = stub_before(engine.address, &[]);
     let (spi, crowd) = (stub.spi(), Crowd::default());
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -129,7 +129,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    fn ask(&self, relay: &Client) {
+    fn ask(&self, relay: &StubTestClient) {
         while !self.over.load(Ordering::SeqCst) {
             let before = self.phase.load(Ordering::SeqCst);
             let status = relay.post("/v1/chat/completions", &chat(1)).status;
@@ -158,7 +158,7 @@ impl Drop for Stop<'_> {
 #[test]
 fn a_caller_that_hangs_up_changes_nothing() {
     let engine = endless();
-    let stub = before(engine.address, &[]);
+    let stub = stub_before(engine.address, &[]);
     let spi = stub.spi();
     let open = streams(&stub, 5, 100_000);
     let order = r#"{"epoch":4,"generation":2,"drainDeadline":400,"onDeadline":"cut"}"#;
@@ -174,7 +174,7 @@ fn a_caller_that_hangs_up_changes_nothing() {
 #[test]
 fn what_is_kept_at_the_deadline_goes_on_behind_a_closed_gate_until_it_is_cut_after_all() {
     let engine = endless();
-    let stub = before(engine.address, &[]);
+    let stub = stub_before(engine.address, &[]);
     let spi = stub.spi();
     let mut open = streams(&stub, 2, 100_000);
     let kept = spi.post("/v1/gate?wait=true", r#"{"epoch":1,"generation":1,"drainDeadline":50}"#);
@@ -198,7 +198,7 @@ fn what_is_kept_at_the_deadline_goes_on_behind_a_closed_gate_until_it_is_cut_aft
 #[test]
 fn who_waits_for_a_drain_is_answered_when_the_gate_is_opened_again() {
     let engine = endless();
-    let stub = before(engine.address, &[]);
+    let stub = stub_before(engine.address, &[]);
     let spi = stub.spi();
     let _open = streams(&stub, 1, 100_000);
     let order = r#"{"epoch":1,"generation":1}"#;
@@ -214,7 +214,7 @@ fn who_waits_for_a_drain_is_answered_when_the_gate_is_opened_again() {
 #[test]
 fn an_engine_that_got_another_number_is_as_used_as_before() {
     let engine = endless();
-    let stub = before(engine.address, &[]);
+    let stub = stub_before(engine.address, &[]);
     let spi = stub.spi();
     let open = streams(&stub, 3, 100_000);
     assert_eq!(spi.post("/v1/gate", r#"{"epoch":1,"generation":1}"#).status, 202);
@@ -243,7 +243,7 @@ fn flooding() -> (SocketAddr, mpsc::Receiver<TcpStream>) {
 #[test]
 fn what_one_drain_cut_is_never_counted_for_the_next() {
     let (engine, stuck) = flooding();
-    let stub = before(engine, &["--log-level=debug"]);
+    let stub = stub_before(engine, &["--log-level=debug"]);
     let (spi, relay) = (stub.spi(), stub.relay());
     let asked = relay.request("POST", "/v1/chat/completions", "", &chat(9));
     let opens = |generation: u64| {
@@ -255,8 +255,9 @@ fn what_one_drain_cut_is_never_counted_for_the_next() {
     // log tells; such a round shows nothing, and three others come.
     let mut cut_and_opened_again = |mut generation: u64| {
         for _ in 0..20 {
-            let stalled: Vec<Open> = (0..3).map(|_| relay.open(&asked)).collect();
-            let held: Vec<TcpStream> = stalled.iter().map(|_| stuck.recv_timeout(LONG).unwrap()).collect();
+            let stalled: Vec<StubTestExchange> = (0..3).map(|_| relay.open(&asked)).collect();
+            let held: Vec<TcpStream> =
+                stalled.iter().map(|_| stuck.recv_timeout(TEST_TIMEOUT).unwrap()).collect();
             let order =
                 format!(r#"{{"epoch":1,"generation":{generation},"drainDeadline":0,"onDeadline":"cut"}}"#);
             assert_eq!(spi.post("/v1/gate", &order).status, 202);
@@ -269,7 +270,7 @@ fn what_one_drain_cut_is_never_counted_for_the_next() {
                 assert_eq!(seen["cut"], serde_json::Value::Null);
                 return (generation, stalled, held);
             }
-            until("each was thrown out", || stub.times_said("cut a client that took nothing") == cut);
+            until("each was thrown out", || stub.count_logged("cut a client that took nothing") == cut);
         }
         panic!("the gate never opened before those that were cut had been thrown out");
     };
@@ -286,7 +287,7 @@ fn what_one_drain_cut_is_never_counted_for_the_next() {
 #[test]
 fn a_client_that_takes_nothing_holds_up_no_cut() {
     let engine = sim("--ttft 0ms --itl 0ms");
-    let stub = before(engine.address, &[]);
+    let stub = stub_before(engine.address, &[]);
     let relay = stub.relay();
     let stalled = relay.open(relay.request("POST", "/v1/chat/completions", "", &chat(10_000_000)));
     until("it has a lease", || stub.leases() == 1);
@@ -299,7 +300,7 @@ fn a_client_that_takes_nothing_holds_up_no_cut() {
 #[test]
 fn an_engine_sleeps_and_wakes_behind_its_gate() {
     let engine = endless();
-    let stub = before(engine.address, &["--epoch-gate"]);
+    let stub = stub_before(engine.address, &["--epoch-gate"]);
     let spi = stub.spi();
     let said = r#"{"epoch":1,"generation":1,"level":1}"#;
     for _ in 0..2 {
@@ -324,7 +325,7 @@ fn an_engine_sleeps_and_wakes_behind_its_gate() {
 #[test]
 fn an_engine_that_takes_the_order_to_sleep_and_stays_awake_is_told_of_and_may_serve() {
     let engine = sim("--ttft 1ms --itl 20ms --fault ignore-sleep");
-    let stub = before(engine.address, &["--epoch-gate"]);
+    let stub = stub_before(engine.address, &["--epoch-gate"]);
     let denied = stub.spi().post("/v1/engine/sleep", r#"{"epoch":1,"generation":1,"level":1}"#);
     assert_eq!((denied.status, &denied.json()["staysAwake"]), (502, &true.into()), "{}", denied.text());
     assert!(denied.json()["error"].as_str().is_some_and(|why| why.contains("(stays_awake)")));
@@ -336,7 +337,7 @@ fn an_engine_that_takes_the_order_to_sleep_and_stays_awake_is_told_of_and_may_se
 #[test]
 fn an_engine_that_sleeps_is_not_said_to_sleep_at_another_level() {
     let engine = endless();
-    let stub = before(engine.address, &["--epoch-gate"]);
+    let stub = stub_before(engine.address, &["--epoch-gate"]);
     let spi = stub.spi();
     let order = |what: &str, level: u8| {
         let said = format!(r#"{{"epoch":1,"generation":1,"level":{level}}}"#);
@@ -392,11 +393,11 @@ fn drowsy() -> (SocketAddr, mpsc::Receiver<()>, mpsc::Sender<()>) {
 #[test]
 fn while_the_engine_is_put_to_sleep_nobody_opens_its_gate() {
     let (address, told, go) = drowsy();
-    let stub = before(address, &["--epoch-gate"]);
+    let stub = stub_before(address, &["--epoch-gate"]);
     let spi = stub.spi();
     let said = r#"{"epoch":1,"generation":1}"#;
     let ordered = spi.open(spi.request("POST", "/v1/engine/sleep", "Connection: close\r\n", said));
-    told.recv_timeout(LONG).unwrap();
+    told.recv_timeout(TEST_TIMEOUT).unwrap();
     for refused in [spi.send("DELETE", "/v1/gate", said), spi.post("/v1/engine/wake", said)] {
         assert_eq!(
             (refused.status, &refused.json()["reason"]),

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, process::Command};
 
-use crate::support::Setting;
+use crate::support::StubBuilder;
 
 /// UUID to MiB in use; why there is none.
 fn nvidia_smi() -> Result<BTreeMap<String, u64>, String> {
@@ -26,7 +26,7 @@ fn uuids_and_used_memory_are_those_of_nvidia_smi() {
         Ok(_) => return eprintln!("skipped: nvidia-smi lists no accelerator here"),
         Err(why) => return eprintln!("skipped: nvidia-smi does not tell of any accelerator here: {why}"),
     };
-    let mut setting = Setting::new();
+    let mut setting = StubBuilder::new();
     if let Ok(path) = std::env::var("LD_LIBRARY_PATH") {
         setting = setting.env("LD_LIBRARY_PATH", path);
     }

@@ -10,7 +10,7 @@ mod early;
 mod ends;
 mod gate;
 mod gpu;
-mod passage;
+mod passthrough;
 mod probes;
 mod public_cases;
 mod readiness;

@@ -1,10 +1,10 @@
 //! The probes port, and the two words by which a controller sets what it says.
 
-use crate::support::Setting;
+use crate::support::StubBuilder;
 
 #[test]
 fn a_thousand_flips_are_all_seen_in_order() {
-    let stub = Setting::new().start();
+    let stub = StubBuilder::new().start();
     assert!(!stub.ready());
     for flip in 1..=1000 {
         let ready = flip % 2 == 1;
@@ -23,7 +23,7 @@ fn a_thousand_flips_are_all_seen_in_order() {
 
 #[test]
 fn a_closed_gate_is_unready_whatever_the_engine_is() {
-    let stub = Setting::new().flag("--epoch-gate").start();
+    let stub = StubBuilder::new().flag("--epoch-gate").start();
     assert_eq!(stub.post("/v1/become-ready", "").status, 200);
     assert!(!stub.ready(), "it starts gated");
     let open = stub.spi().send("DELETE", "/v1/gate", r#"{"epoch": 3, "generation": 1}"#);
@@ -36,14 +36,14 @@ fn a_closed_gate_is_unready_whatever_the_engine_is() {
 
 #[test]
 fn without_epochs_the_word_acts_at_once() {
-    let stub = Setting::with(&[("spi", 0), ("probes", 0)]).start();
+    let stub = StubBuilder::with_ports(&[("spi", 0), ("probes", 0)]).start();
     assert_eq!(stub.post("/v1/become-ready", "").status, 200);
     assert!(stub.ready());
 }
 
 #[test]
 fn the_stub_itself_is_healthy_and_says_nothing_else() {
-    let stub = Setting::new().start();
+    let stub = StubBuilder::new().start();
     let health = stub.get("probes", "/health");
     assert_eq!((health.status, &*health.text()), (200, "OK\n"));
     assert_eq!(stub.get("probes", "/v1/become-ready").status, 404);
@@ -59,7 +59,7 @@ fn the_stub_itself_is_healthy_and_says_nothing_else() {
 
 #[test]
 fn the_words_want_the_token_and_the_probes_do_not() {
-    let setting = Setting::new();
+    let setting = StubBuilder::new();
     let file = setting.dir().join("token");
     std::fs::write(&file, "secret\n").unwrap();
     let stub = setting.flag(format!("--token-file={}", file.display())).start();

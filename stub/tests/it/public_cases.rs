@@ -12,9 +12,9 @@ use nix::sys::signal::Signal;
 use crate::{
     set_log::send,
     support::{
-        Client, Reserved, Setting, Stub, before,
-        engine::{echo, head_of},
-        within,
+        ReservedPort, StubBuilder, StubProcess, StubTestClient,
+        engine::{echo, head_length},
+        stub_before, within,
     },
 };
 
@@ -29,15 +29,15 @@ fn named(target: SocketAddr) -> String {
 }
 
 /// The stub that the public one is: probes, SPI, and a proxy port, of which it is known where it will be.
-fn public() -> (Stub, Reserved) {
-    let proxy = Reserved::port();
-    let stub = Setting::with(&[("spi", 0), ("probes", 0), ("proxy", proxy.number())]).start();
+fn public() -> (StubProcess, ReservedPort) {
+    let proxy = ReservedPort::bind();
+    let stub = StubBuilder::with_ports(&[("spi", 0), ("probes", 0), ("proxy", proxy.number())]).start();
     (stub, proxy)
 }
 
 #[test]
 fn log_chunking_overlap_gap_negative() {
-    let stub = Setting::new().start();
+    let stub = StubBuilder::new().start();
     for (start, piece, status) in [
         ("0", "line 1\n", 200),
         ("7", "line 2\n", 200),
@@ -65,9 +65,9 @@ fn log_chunking_overlap_gap_negative() {
 
 #[test]
 fn request_before_serve() {
-    let (spi, probes) = (Reserved::port(), Reserved::port());
+    let (spi, probes) = (ReservedPort::bind(), ReservedPort::bind());
     let ports = [("spi", spi.number()), ("probes", probes.number())];
-    let setting = Setting::with(&ports).env("ROUSE_ACCELERATORS", "a");
+    let setting = StubBuilder::with_ports(&ports).env("ROUSE_ACCELERATORS", "a");
     assert!(refuses(spi.address()));
     let _stub = setting.spawn();
     // The first connection that is taken gets its answer, however early it comes.
@@ -86,12 +86,13 @@ fn request_before_serve() {
 
 #[test]
 fn shutdown() {
-    let ports = ["spi", "probes", "admin", "metrics", "debug", "relay"].map(|port| (port, Reserved::port()));
+    let ports =
+        ["spi", "probes", "admin", "metrics", "debug", "relay"].map(|port| (port, ReservedPort::bind()));
     let mut stub =
-        Setting::with(&ports.each_ref().map(|(port, reserved)| (*port, reserved.number()))).start();
+        StubBuilder::with_ports(&ports.each_ref().map(|(port, reserved)| (*port, reserved.number()))).start();
     assert_eq!(stub.post("/v1/become-ready", "").status, 200);
     stub.signal(Signal::SIGTERM);
-    assert_eq!(stub.exits_within(Duration::from_secs(10)).code(), Some(0));
+    assert_eq!(stub.wait_exit_within(Duration::from_secs(10)).code(), Some(0));
     for (port, reserved) in ports {
         assert!(refuses(reserved.address()), "{port} is still open");
     }
@@ -99,10 +100,10 @@ fn shutdown() {
 
 #[test]
 fn probes_shutdown_before_serve() {
-    let mut stub = Setting::with(&[("spi", 0), ("probes", 0)]).spawn();
+    let mut stub = StubBuilder::with_ports(&[("spi", 0), ("probes", 0)]).spawn();
     stub.signal(Signal::SIGTERM);
     // By the signal itself where it came before anything else.
-    let code = stub.exits_within(Duration::from_secs(10)).code();
+    let code = stub.wait_exit_within(Duration::from_secs(10)).code();
     assert!(matches!(code, None | Some(0)), "{code:?}");
 }
 
@@ -111,8 +112,8 @@ fn a_port_that_is_taken_ends_it_with_the_public_stubs_code() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     for (ports, code) in [([("spi", port), ("probes", 0)], 10), ([("spi", 0), ("probes", port)], 11)] {
-        let mut stub = Setting::with(&ports).spawn();
-        assert_eq!(stub.exits_within(Duration::from_secs(10)).code(), Some(code));
+        let mut stub = StubBuilder::with_ports(&ports).spawn();
+        assert_eq!(stub.wait_exit_within(Duration::from_secs(10)).code(), Some(code));
     }
 }
 
@@ -122,7 +123,7 @@ fn body(size: usize, own: usize) -> Vec<u8> {
 }
 
 /// What comes back of it.
-fn round_trip(proxy: &Client, sent: &[u8]) -> Vec<u8> {
+fn round_trip(proxy: &StubTestClient, sent: &[u8]) -> Vec<u8> {
     let head = format!(
         "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
         sent.len()
@@ -131,13 +132,13 @@ fn round_trip(proxy: &Client, sent: &[u8]) -> Vec<u8> {
     assert!(open.try_write(sent));
     let answer = open.rest();
     assert_eq!((answer.status, answer.complete), (200, true), "{}", answer.text());
-    let head = head_of(&answer.body).unwrap();
+    let head = head_length(&answer.body).unwrap();
     answer.body.get(head..).unwrap().to_vec()
 }
 
 #[test]
 fn proxy_echo_round_trip() {
-    let stub = before(echo(), &[]);
+    let stub = stub_before(echo(), &[]);
     let proxy = stub.port("proxy");
     for size in [0, 1, 256, 70_000, 1 << 20] {
         let sent = body(size, 0);
@@ -161,7 +162,7 @@ fn proxy_no_listener_before_configure() {
     assert!(refuses(proxy.address()));
     assert_eq!(stub.spi().get(CONFIG).status, 404);
     assert!(refuses(proxy.address()), "to ask configures nothing");
-    assert_eq!(stub.target(echo()), 200);
+    assert_eq!(stub.set_target(echo()), 200);
     // The answer to the order comes when it listens, and not before.
     assert!(!refuses(proxy.address()));
     assert_eq!(stub.address("proxy"), proxy.address());
@@ -172,7 +173,7 @@ fn proxy_configure_lifecycle() {
     for _ in 0..2 {
         // A process that is started anew knows nothing of what the one before it was told.
         let (mut stub, reserved) = public();
-        let (spi, proxy, engine) = (stub.spi(), Client::new(reserved.address()), echo());
+        let (spi, proxy, engine) = (stub.spi(), StubTestClient::new(reserved.address()), echo());
         assert_eq!(spi.get(CONFIG).status, 404);
         assert_eq!(spi.send("PUT", CONFIG, &named(engine)).status, 200);
         let shown = spi.get(CONFIG);
@@ -188,7 +189,7 @@ fn proxy_configure_lifecycle() {
         }
         assert_eq!(spi.get(CONFIG).text(), named(engine));
         stub.signal(Signal::SIGTERM);
-        assert_eq!(stub.exits().code(), Some(0));
+        assert_eq!(stub.wait_exit().code(), Some(0));
         assert!(refuses(reserved.address()));
     }
 }
@@ -218,7 +219,7 @@ fn proxy_bad_requests() {
         assert_eq!(spi.get(CONFIG).status, 404, "{body}");
         assert!(refuses(proxy.address()), "{body}");
     }
-    assert_eq!(stub.target(echo()), 200, "a bad order is in the way of no good one");
+    assert_eq!(stub.set_target(echo()), 200, "a bad order is in the way of no good one");
 }
 
 #[test]
@@ -226,14 +227,14 @@ fn proxy_different_target_conflict() {
     let (stub, proxy) = public();
     let spi = stub.spi();
     let (first, other) = (echo(), TcpListener::bind("127.0.0.1:0").unwrap());
-    assert_eq!(stub.target(first), 200);
+    assert_eq!(stub.set_target(first), 200);
     for target in [other.local_addr().unwrap(), SocketAddr::new([127, 0, 0, 2].into(), first.port())] {
         let refused = spi.send("PUT", CONFIG, &named(target));
         assert_eq!(refused.status, 409, "{}", refused.text());
         assert!(refused.text().contains(&first.to_string()), "{}", refused.text());
     }
     assert_eq!(spi.get(CONFIG).text(), named(first));
-    assert_eq!(round_trip(&Client::new(proxy.address()), b"hello"), b"hello");
+    assert_eq!(round_trip(&StubTestClient::new(proxy.address()), b"hello"), b"hello");
     other.set_nonblocking(true).unwrap();
     assert_eq!(other.accept().unwrap_err().kind(), ErrorKind::WouldBlock, "somebody was sent there");
 }

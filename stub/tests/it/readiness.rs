@@ -2,23 +2,23 @@
 
 use std::time::Duration;
 
-use crate::support::{Setting, Stub, engine::Probed, until, within};
+use crate::support::{StubBuilder, StubProcess, engine::ProbedHttpServer, until, within};
 
 const URL: &str = "/v1/readiness-url";
 
-fn order(stub: &Stub, url: &str, more: &str) {
+fn order(stub: &StubProcess, url: &str, more: &str) {
     let answer = stub.post(URL, &format!("{{\"url\": \"{url}\"{more}}}"));
     assert_eq!((answer.status, &*answer.text()), (200, "OK\n"));
 }
 
-fn poller(stub: &Stub) -> serde_json::Value {
+fn poller(stub: &StubProcess) -> serde_json::Value {
     stub.get("debug", "/debug/state").json()["readiness"]["poller"].clone()
 }
 
 #[test]
 fn an_engine_that_loads_is_ready_when_it_says_so() {
-    let stub = Setting::new().start();
-    let engine = Probed::start(503);
+    let stub = StubBuilder::new().start();
+    let engine = ProbedHttpServer::start(503);
     order(&stub, &engine.url(), "");
     until("it was asked often", || poller(&stub)["failures"].as_u64() > Some(20));
     assert!(!stub.ready());
@@ -29,8 +29,8 @@ fn an_engine_that_loads_is_ready_when_it_says_so() {
 
 #[test]
 fn a_thousand_flaps_of_the_engine_lose_none() {
-    let stub = Setting::new().start();
-    let engine = Probed::start(503);
+    let stub = StubBuilder::new().start();
+    let engine = ProbedHttpServer::start(503);
     order(&stub, &engine.url(), ", \"period\": 2, \"failureThreshold\": 2");
     for flap in 1..=1000 {
         let ready = flap % 2 == 1;
@@ -43,8 +43,8 @@ fn a_thousand_flaps_of_the_engine_lose_none() {
 
 #[test]
 fn a_second_url_replaces_the_first_at_once_and_delete_ends_it() {
-    let stub = Setting::new().start();
-    let (first, second) = (Probed::start(200), Probed::start(503));
+    let stub = StubBuilder::new().start();
+    let (first, second) = (ProbedHttpServer::start(200), ProbedHttpServer::start(503));
     order(&stub, &first.url(), "");
     within("it is ready", Duration::from_secs(2), || stub.ready());
     order(&stub, &first.url(), "");
@@ -65,7 +65,7 @@ fn a_second_url_replaces_the_first_at_once_and_delete_ends_it() {
 
 #[test]
 fn what_may_not_be_polled_is_refused() {
-    let stub = Setting::new().start();
+    let stub = StubBuilder::new().start();
     for (body, why) in [
         ("not json", "the body is not"),
         ("[]", "the body is not"),

@@ -3,10 +3,10 @@
 use std::io::{Read as _, Write as _};
 
 use crate::support::{
-    Answer, Reserved, before,
+    ReservedPort, StubTestResponse,
     client::chat,
-    engine::{echo, head_of, scripted, sim},
-    stub,
+    engine::{echo, head_length, scripted, sim},
+    stub, stub_before,
 };
 
 const PATH: &str = "/v1/chat/completions";
@@ -14,7 +14,7 @@ const PATH: &str = "/v1/chat/completions";
 #[test]
 fn a_stream_is_the_engines_byte_for_byte() {
     let engine = sim("--fixed-ids --ttft 1ms --itl 1ms");
-    let stub = before(engine.address, &[]);
+    let stub = stub_before(engine.address, &[]);
     for path in [PATH, "/v1/completions", "/v1/responses", "/v1/messages"] {
         let body = match path {
             "/v1/completions" => r#"{"model":"m","stream":true,"max_tokens":30,"prompt":"x"}"#.to_owned(),
@@ -44,8 +44,8 @@ fn answers(bytes: &'static str) -> std::net::SocketAddr {
     scripted(move |mut stream, _| stream.write_all(bytes.as_bytes()).unwrap())
 }
 
-fn answer(method: &str, bytes: &'static str) -> Answer {
-    let stub = before(answers(bytes), &[]);
+fn answer(method: &str, bytes: &'static str) -> StubTestResponse {
+    let stub = stub_before(answers(bytes), &[]);
     stub.relay().send(method, if method == "POST" { PATH } else { "/v1/models" }, "")
 }
 
@@ -75,10 +75,10 @@ fn every_framing_of_an_answer_passes() {
 #[test]
 fn an_answer_that_breaks_off_never_looks_whole() {
     // Of an answer with a length hyper may not have sent a byte yet.
-    let stub = before(answers("HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhello"), &[]);
+    let stub = stub_before(answers("HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhello"), &[]);
     let short = stub.relay();
     let came = short.open(short.request("POST", PATH, "Connection: close\r\n", "")).all();
-    assert!(Answer::parse(came.as_bytes()).is_none_or(|answer| !answer.complete), "{came}");
+    assert!(StubTestResponse::parse(came.as_bytes()).is_none_or(|answer| !answer.complete), "{came}");
     let chunked = answer("POST", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n");
     assert!(!chunked.complete);
     let events = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: {}\n\ndata: {\"half";
@@ -109,7 +109,7 @@ fn unchunked(mut body: &str) -> String {
 
 #[test]
 fn a_request_passes_with_its_body_in_every_framing_and_size() {
-    let stub = before(echo(), &[]);
+    let stub = stub_before(echo(), &[]);
     let relay = stub.relay();
     for size in [0, 1, 1000, 64 << 10, (64 << 10) + 1, 1 << 20] {
         let body = "x".repeat(size);
@@ -144,14 +144,14 @@ fn a_request_passes_with_its_body_in_every_framing_and_size() {
 fn a_large_body_is_passed_on_and_not_held() {
     const SIZE: usize = 120 << 20;
     let engine = scripted(|mut stream, came| {
-        let mut left = SIZE - (came.len() - head_of(&came).unwrap());
+        let mut left = SIZE - (came.len() - head_length(&came).unwrap());
         let mut buffer = vec![0; 1 << 16];
         while left > 0 {
             left -= stream.read(&mut buffer).unwrap();
         }
         stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").unwrap();
     });
-    let stub = before(engine, &[]);
+    let stub = stub_before(engine, &[]);
     let before = stub.memory("Rss");
     let mut open = stub.relay().open(format!(
         "POST {PATH} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {SIZE}\r\n\r\n"
@@ -168,7 +168,7 @@ fn a_large_body_is_passed_on_and_not_held() {
 
 #[test]
 fn a_body_beyond_the_limit_is_413_and_the_client_can_read_that() {
-    let stub = before(echo(), &["--max-body=100Ki"]);
+    let stub = stub_before(echo(), &["--max-body=100Ki"]);
     let relay = stub.relay();
     for size in [100 << 10, (100 << 10) + 1, 8 << 20] {
         let answer = relay.post(PATH, &"x".repeat(size));
@@ -190,7 +190,7 @@ fn a_body_beyond_the_limit_is_413_and_the_client_can_read_that() {
 #[test]
 fn a_connection_is_kept_for_the_next_request_on_both_sides() {
     let engine = sim("--fixed-ids");
-    let stub = before(engine.address, &["--relay-threads=1"]);
+    let stub = stub_before(engine.address, &["--relay-threads=1"]);
     let relay = stub.relay();
     let mut open = relay.open("");
     for number in 1..=5 {
@@ -219,8 +219,8 @@ fn without_an_engine_and_with_one_that_is_not_there_it_says_so() {
         (refused.header("retry-after"), &refused.json()["error"]["code"]),
         ("1", &"not_serving".into())
     );
-    let nobody = Reserved::port();
-    assert_eq!(stub.target(nobody.address()), 200);
+    let nobody = ReservedPort::bind();
+    assert_eq!(stub.set_target(nobody.address()), 200);
     let unreachable = stub.relay().post(PATH, &chat(1));
     assert_eq!(
         (unreachable.status, &unreachable.json()["error"]["code"]),
@@ -236,7 +236,7 @@ fn without_an_engine_and_with_one_that_is_not_there_it_says_so() {
 
 #[test]
 fn http2_is_not_spoken() {
-    let stub = before(echo(), &[]);
+    let stub = stub_before(echo(), &[]);
     let text = stub.relay().open("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").all();
     assert!(text.is_empty() || text.starts_with("HTTP/1.1 "), "{text}");
 }

@@ -4,9 +4,9 @@ use std::{fs::File, io::Write as _, net::TcpStream, time::Duration};
 
 use nix::sys::signal::Signal;
 
-use crate::support::{Answer, Setting, Stub, within};
+use crate::support::{StubBuilder, StubProcess, StubTestResponse, within};
 
-pub(crate) fn send(stub: &Stub, start: &str, piece: &str) -> Answer {
+pub(crate) fn send(stub: &StubProcess, start: &str, piece: &str) -> StubTestResponse {
     let answer = stub.post(&format!("/v1/set-log?startPos={start}"), piece);
     assert!(answer.text().ends_with("\r\n"), "{answer:?}");
     answer
@@ -14,7 +14,7 @@ pub(crate) fn send(stub: &Stub, start: &str, piece: &str) -> Answer {
 
 #[test]
 fn many_copies_of_one_long_log_at_once_are_one_log() {
-    let stub = Setting::new().start();
+    let stub = StubBuilder::new().start();
     let whole: String = (0..400_000).map(|line| format!("line {line}\n")).collect();
     std::thread::scope(|scope| {
         let senders: Vec<_> = (0..6).map(|_| scope.spawn(|| send(&stub, "0", &whole))).collect();
@@ -27,7 +27,7 @@ fn many_copies_of_one_long_log_at_once_are_one_log() {
 
 #[test]
 fn a_body_that_breaks_off_is_kept_as_far_as_it_came_and_goes_on_from_there() {
-    let stub = Setting::new().start();
+    let stub = StubBuilder::new().start();
     let mut stream = TcpStream::connect(stub.address("spi")).unwrap();
     let head = "POST /v1/set-log?startPos=0 HTTP/1.1\r\nhost: stub\r\ncontent-length: 100\r\n\r\n";
     stream.write_all(format!("{head}the first half, ").as_bytes()).unwrap();
@@ -40,7 +40,7 @@ fn a_body_that_breaks_off_is_kept_as_far_as_it_came_and_goes_on_from_there() {
 #[test]
 fn an_output_that_takes_nothing_is_500() {
     let full = File::options().write(true).open("/dev/full").unwrap();
-    let stub = Setting::new().stdout(full).start();
+    let stub = StubBuilder::new().stdout(full).start();
     let answer = send(&stub, "0", "piece\n");
     assert_eq!(answer.status, 500);
     assert!(answer.text().starts_with("writing the log failed; it ends at "), "{answer:?}");
@@ -48,7 +48,7 @@ fn an_output_that_takes_nothing_is_500() {
 
 #[test]
 fn an_output_that_nobody_reads_holds_up_nothing_else_nor_the_end() {
-    let mut stub = Setting::new().stdout(std::process::Stdio::piped()).start();
+    let mut stub = StubBuilder::new().stdout(std::process::Stdio::piped()).start();
     let (size, piece) = (64 << 20, [b'x'; 64 << 10]);
     let mut stream = TcpStream::connect(stub.address("spi")).unwrap();
     let head =
@@ -65,5 +65,5 @@ fn an_output_that_nobody_reads_holds_up_nothing_else_nor_the_end() {
         assert!(!stub.ready());
     }
     stub.signal(Signal::SIGTERM);
-    assert_eq!(stub.exits_within(Duration::from_secs(10)).code(), Some(0));
+    assert_eq!(stub.wait_exit_within(Duration::from_secs(10)).code(), Some(0));
 }

@@ -22,19 +22,19 @@ use tokio::time::Instant;
 pub(crate) mod client;
 pub(crate) mod engine;
 pub(crate) mod nvml;
-pub(crate) mod turns;
+pub(crate) mod run_queue_meter;
 
-pub(crate) use client::{Answer, Client, Open};
-pub(crate) use rouse_testing::port::Reserved;
+pub(crate) use client::{StubTestClient, StubTestExchange, StubTestResponse};
+pub(crate) use rouse_testing::port::ReservedPort;
 
 /// Longer than anything that is waited for takes.
-pub(crate) const LONG: Duration = Duration::from_secs(20);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Every port, of both designs.
 const PORTS: [&str; 7] = ["probes", "spi", "proxy", "relay", "admin", "metrics", "debug"];
 
 /// What a test says about the stub it wants. Nothing of this machine's accelerators is known to it.
-pub(crate) struct Setting {
+pub(crate) struct StubBuilder {
     dir: TempDir,
     command: Command,
     /// Are to listen once it has started.
@@ -43,54 +43,54 @@ pub(crate) struct Setting {
 }
 
 /// A running stub; killed by its own pid when dropped.
-pub(crate) struct Stub {
+pub(crate) struct StubProcess {
     child: Child,
-    log: Arc<Log>,
+    log: Arc<StubLog>,
     dir: TempDir,
 }
 
 /// What the stub wrote to stderr, as it comes.
 #[derive(Default)]
-struct Log {
-    said: Mutex<Said>,
+struct StubLog {
+    text: Mutex<StubLogText>,
     more: Condvar,
 }
 
 #[derive(Default)]
-struct Said {
+struct StubLogText {
     text: String,
     /// No more will come.
     ended: bool,
 }
 
 /// A stub with all ports, each of them free, and more flags.
-pub(crate) fn stub(flags: &[&str]) -> Stub {
-    Setting::new().flags(flags).start()
+pub(crate) fn stub(flags: &[&str]) -> StubProcess {
+    StubBuilder::new().flags(flags).start()
 }
 
 /// The same, and requests go to this engine.
-pub(crate) fn before(engine: SocketAddr, flags: &[&str]) -> Stub {
+pub(crate) fn stub_before(engine: SocketAddr, flags: &[&str]) -> StubProcess {
     let stub = stub(flags);
-    assert_eq!(stub.target(engine), 200);
+    assert_eq!(stub.set_target(engine), 200);
     stub
 }
 
-impl Setting {
+impl StubBuilder {
     /// With all ports, each of them free.
     pub(crate) fn new() -> Self {
-        Self::but(&[])
+        Self::without_ports(&[])
     }
 
     /// With all ports but these, which flags are to name.
-    pub(crate) fn but(these: &[&str]) -> Self {
+    pub(crate) fn without_ports(these: &[&str]) -> Self {
         let ports: Vec<_> =
             PORTS.iter().filter(|port| !these.contains(port)).map(|port| (*port, 0)).collect();
-        Self::with(&ports)
+        Self::with_ports(&ports)
     }
 
     /// With these ports only, on loopback.
-    pub(crate) fn with(ports: &[(&'static str, u16)]) -> Self {
-        let mut setting = Self::of(Command::new(env!("CARGO_BIN_EXE_rouse-stub"))).flag("proxy");
+    pub(crate) fn with_ports(ports: &[(&'static str, u16)]) -> Self {
+        let mut setting = Self::from_command(Command::new(env!("CARGO_BIN_EXE_rouse-stub"))).flag("proxy");
         for (port, number) in ports {
             setting = setting.flag(format!("--{port}-port={number}"));
         }
@@ -100,7 +100,7 @@ impl Setting {
     }
 
     /// A command line as it stands; nothing is added to it.
-    pub(crate) fn of(mut command: Command) -> Self {
+    pub(crate) fn from_command(mut command: Command) -> Self {
         let dir = tempfile::tempdir().unwrap();
         command
             .env_remove("ROUSE_ACCELERATORS")
@@ -133,8 +133,8 @@ impl Setting {
     }
 
     /// With accelerators as [`nvml`] describes them.
-    pub(crate) fn nvml(mut self, lines: &[&str]) -> (Self, nvml::Fake) {
-        let fake = nvml::Fake::new(lines);
+    pub(crate) fn nvml(mut self, lines: &[&str]) -> (Self, nvml::FakeNvmlLibrary) {
+        let fake = nvml::FakeNvmlLibrary::new(lines);
         self.command.envs(fake.environment());
         (self, fake)
     }
@@ -151,27 +151,27 @@ impl Setting {
     }
 
     /// Starts it, and does not wait for anything.
-    pub(crate) fn spawn(mut self) -> Stub {
+    pub(crate) fn spawn(mut self) -> StubProcess {
         self.command.args(self.host.map(|host| format!("--host={host}")));
         let mut child = self.command.spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let log = Arc::<Log>::default();
+        let log = Arc::<StubLog>::default();
         let told = Arc::clone(&log);
         std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
-                let text = &mut told.said.lock().unwrap().text;
+                let text = &mut told.text.lock().unwrap().text;
                 text.push_str(&line);
                 text.push('\n');
                 told.more.notify_all();
             }
-            told.said.lock().unwrap().ended = true;
+            told.text.lock().unwrap().ended = true;
             told.more.notify_all();
         });
-        Stub { child, log, dir: self.dir }
+        StubProcess { child, log, dir: self.dir }
     }
 
     /// Returns when all its ports listen.
-    pub(crate) fn start(self) -> Stub {
+    pub(crate) fn start(self) -> StubProcess {
         let ports = self.ports.clone();
         let stub = self.spawn();
         for port in ports {
@@ -181,22 +181,22 @@ impl Setting {
     }
 }
 
-impl Stub {
+impl StubProcess {
     /// Waits for a line of the log that has all of this in it.
-    pub(crate) fn says(&self, wanted: &[&str]) -> String {
-        let said = self.log.said.lock().unwrap();
-        let waits = |said: &mut Said| !said.ended && said.line(wanted).is_none();
-        let (said, _) = self.log.more.wait_timeout_while(said, LONG, waits).unwrap();
+    pub(crate) fn until_logged(&self, wanted: &[&str]) -> String {
+        let said = self.log.text.lock().unwrap();
+        let waits = |said: &mut StubLogText| !said.ended && said.line(wanted).is_none();
+        let (said, _) = self.log.more.wait_timeout_while(said, TEST_TIMEOUT, waits).unwrap();
         said.line(wanted).unwrap_or_else(|| panic!("never said {wanted:?}: {}", said.text)).to_owned()
     }
 
-    pub(crate) fn has_said(&self, wanted: &[&str]) -> bool {
-        self.log.said.lock().unwrap().line(wanted).is_some()
+    pub(crate) fn has_logged(&self, wanted: &[&str]) -> bool {
+        self.log.text.lock().unwrap().line(wanted).is_some()
     }
 
     /// How many lines of its log so far have this in them.
-    pub(crate) fn times_said(&self, wanted: &str) -> usize {
-        self.log.said.lock().unwrap().text.matches(wanted).count()
+    pub(crate) fn count_logged(&self, wanted: &str) -> usize {
+        self.log.text.lock().unwrap().text.matches(wanted).count()
     }
 
     /// What it wrote to its output so far.
@@ -205,39 +205,39 @@ impl Stub {
     }
 
     /// Where this port listens; waits until it does.
-    pub(crate) fn port(&self, name: &str) -> Client {
-        let line = self.says(&["listening", &format!("port=\"{name}\""), "address="]);
+    pub(crate) fn port(&self, name: &str) -> StubTestClient {
+        let line = self.until_logged(&["listening", &format!("port=\"{name}\""), "address="]);
         let address = line.split("address=").nth(1).unwrap().split_whitespace().next().unwrap();
         let mut address: SocketAddr = address.parse().unwrap();
         if address.ip().is_unspecified() {
             address.set_ip([127, 0, 0, 1].into());
         }
-        Client::new(address)
+        StubTestClient::new(address)
     }
 
     pub(crate) fn address(&self, port: &str) -> SocketAddr {
         self.port(port).address
     }
 
-    pub(crate) fn spi(&self) -> Client {
+    pub(crate) fn spi(&self) -> StubTestClient {
         self.port("spi")
     }
 
-    pub(crate) fn relay(&self) -> Client {
+    pub(crate) fn relay(&self) -> StubTestClient {
         self.port("relay")
     }
 
-    pub(crate) fn get(&self, port: &str, path: &str) -> Answer {
+    pub(crate) fn get(&self, port: &str, path: &str) -> StubTestResponse {
         self.port(port).get(path)
     }
 
     /// An order, at the SPI.
-    pub(crate) fn post(&self, path: &str, body: &str) -> Answer {
+    pub(crate) fn post(&self, path: &str, body: &str) -> StubTestResponse {
         self.spi().post(path, body)
     }
 
     /// Names the engine; the status of the answer.
-    pub(crate) fn target(&self, engine: SocketAddr) -> u16 {
+    pub(crate) fn set_target(&self, engine: SocketAddr) -> u16 {
         let (address, port) = (engine.ip(), engine.port());
         let body = format!(r#"{{"address":"{address}","port":{port}}}"#);
         self.spi().send("PUT", "/v1/proxy/config", &body).status
@@ -269,11 +269,11 @@ impl Stub {
     }
 
     /// Its exit, which must come soon.
-    pub(crate) fn exits(&mut self) -> ExitStatus {
-        self.exits_within(LONG)
+    pub(crate) fn wait_exit(&mut self) -> ExitStatus {
+        self.wait_exit_within(TEST_TIMEOUT)
     }
 
-    pub(crate) fn exits_within(&mut self, span: Duration) -> ExitStatus {
+    pub(crate) fn wait_exit_within(&mut self, span: Duration) -> ExitStatus {
         let mut status = None;
         within("it ends", span, || {
             status = self.child.try_wait().unwrap();
@@ -282,7 +282,7 @@ impl Stub {
         status.unwrap()
     }
 
-    pub(crate) fn runs(&mut self) -> bool {
+    pub(crate) fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
 
@@ -298,17 +298,17 @@ impl Stub {
     }
 }
 
-impl Drop for Stub {
+impl Drop for StubProcess {
     fn drop(&mut self) {
         self.child.kill().ok();
         self.child.wait().ok();
         if std::thread::panicking() {
-            eprintln!("--- the stub's log\n{}", self.log.said.lock().unwrap().text);
+            eprintln!("--- the stub's log\n{}", self.log.text.lock().unwrap().text);
         }
     }
 }
 
-impl Said {
+impl StubLogText {
     fn line(&self, wanted: &[&str]) -> Option<&str> {
         self.text.lines().find(|line| wanted.iter().all(|word| line.contains(word)))
     }
@@ -316,7 +316,7 @@ impl Said {
 
 /// Looks until it is so.
 pub(crate) fn until(what: &str, is_so: impl FnMut() -> bool) {
-    within(what, LONG, is_so);
+    within(what, TEST_TIMEOUT, is_so);
 }
 
 /// The same, where it is said how soon it must be so.

@@ -6,15 +6,15 @@ use std::{
 };
 
 use crate::support::{
-    Setting, before,
+    StubBuilder,
     client::chat,
-    engine::{Probed, scripted, sim},
-    until,
+    engine::{ProbedHttpServer, scripted, sim},
+    stub_before, until,
 };
 
 #[test]
 fn metrics_are_prometheus_text_and_every_family_is_there() {
-    let stub = Setting::new().flag("--epoch-gate").start();
+    let stub = StubBuilder::new().flag("--epoch-gate").start();
     let answer = stub.get("metrics", "/metrics");
     assert_eq!(answer.status, 200);
     assert_eq!(answer.header("content-type"), "text/plain; version=0.0.4; charset=utf-8");
@@ -61,8 +61,8 @@ fn metrics_are_prometheus_text_and_every_family_is_there() {
 
 #[test]
 fn the_state_shows_everything_that_is_believed() {
-    let stub = Setting::new().env("ROUSE_ACCELERATORS", "a,b").flag("--model=small").start();
-    let engine = Probed::start(503);
+    let stub = StubBuilder::new().env("ROUSE_ACCELERATORS", "a,b").flag("--model=small").start();
+    let engine = ProbedHttpServer::start(503);
     let order = format!("{{\"url\": \"{}\", \"period\": 50}}", engine.url());
     assert_eq!(stub.post("/v1/readiness-url", &order).status, 200);
     let target = format!("{{\"address\": \"127.0.0.1\", \"port\": {}}}", engine.address.port());
@@ -90,7 +90,7 @@ fn the_state_shows_everything_that_is_believed() {
 
 #[test]
 fn the_heap_is_told_in_bytes() {
-    let stub = Setting::new().start();
+    let stub = StubBuilder::new().start();
     let answer = stub.get("debug", "/debug/heap");
     assert_eq!(answer.status, 200);
     let heap = answer.json();
@@ -106,7 +106,7 @@ fn the_heap_is_told_in_bytes() {
 
 #[test]
 fn the_debug_port_is_on_loopback_wherever_the_others_are() {
-    let stub = Setting::new().host("127.0.0.2").start();
+    let stub = StubBuilder::new().host("127.0.0.2").start();
     assert!(stub.address("spi").to_string().starts_with("127.0.0.2:"));
     assert!(stub.address("debug").to_string().starts_with("127.0.0.1:"));
 }
@@ -122,7 +122,7 @@ fn bytes_are_counted_as_they_pass() {
             stream.write_all(&[b'x'; 5000]).unwrap();
         }
     });
-    let stub = before(engine, &["--relay-threads=2"]);
+    let stub = stub_before(engine, &["--relay-threads=2"]);
     let head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\n\r\n";
     // Whichever of the threads has them.
     let _open: Vec<_> = (0..4).map(|_| stub.relay().open(head)).collect();
@@ -138,7 +138,7 @@ fn bytes_are_counted_as_they_pass() {
 #[test]
 fn what_is_relayed_is_counted() {
     let engine = sim("--ttft 1ms --itl 1ms");
-    let stub = before(engine.address, &[]);
+    let stub = stub_before(engine.address, &[]);
     let shown = || stub.port("metrics").get("/metrics").text();
     let (stream, large) = (chat(20), "x".repeat(300_000));
 

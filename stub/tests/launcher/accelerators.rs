@@ -2,22 +2,22 @@
 
 use std::{io::Write as _, thread};
 
-use rouse::nvml::DEADLINE;
+use rouse_net::nvml::QUERY_TIMEOUT;
 use serde_json::json;
 use tokio::time::Instant;
 
 use crate::{
-    nvml::Fake,
-    support::{Launcher, start, start_in},
+    nvml::FakeNvmlLibrary,
+    support::{LauncherProcess, start, start_with_env},
 };
 
 /// What an engine with these accelerators finds in its environment; the instance is called after the first.
-fn seen(launcher: &Launcher, uuids: &[&str]) -> String {
+fn seen(launcher: &LauncherProcess, uuids: &[&str]) -> String {
     let id = uuids[0];
     let script = "'echo \"sees $CUDA_VISIBLE_DEVICES\"; exec sleep 100'";
     let answer = launcher.put(id, &json!({"options": script, "gpu_uuids": uuids}));
     assert_eq!(answer.status, 201, "{}", answer.text());
-    let said = launcher.logged(id, "\n");
+    let said = launcher.until_logged(id, "\n");
     let sees = said.trim_end().strip_prefix("sees ").unwrap().to_owned();
     assert_eq!(answer.json()["env_vars"]["CUDA_VISIBLE_DEVICES"], *sees);
     sees
@@ -27,8 +27,8 @@ fn seen(launcher: &Launcher, uuids: &[&str]) -> String {
 #[test]
 fn a_part_goes_by_its_uuid_and_a_whole_one_by_the_drivers_number() {
     let lines = ["GPU-a - 0", "GPU-b - 0", "MIG-b0 GPU-b 0", "MIG-b1 GPU-b 0", "GPU-c - 0"];
-    let fake = Fake::new(&lines);
-    let launcher = start_in(&fake.environment(), &["--command", "sh -c"]);
+    let fake = FakeNvmlLibrary::new(&lines);
+    let launcher = start_with_env(&fake.environment(), &["--command", "sh -c"]);
     assert_eq!(seen(&launcher, &["MIG-b1"]), "MIG-b1");
     assert_eq!(seen(&launcher, &["GPU-c", "GPU-a"]), "2,0");
     // As a whole it cannot be used.
@@ -55,8 +55,8 @@ fn a_file_may_name_parts() {
 
 #[test]
 fn a_driver_that_hangs_costs_all_who_wait_one_deadline_and_others_nothing() {
-    let fake = Fake::new(&["GPU-a - hang"]);
-    let launcher = start_in(&fake.environment(), &["--command", "sh -c"]);
+    let fake = FakeNvmlLibrary::new(&["GPU-a - hang"]);
+    let launcher = start_with_env(&fake.environment(), &["--command", "sh -c"]);
     let body = json!({"options": "'exec sleep 100'", "gpu_uuids": ["GPU-a"]});
     let asked = Instant::now();
     let mut served = 0;
@@ -87,11 +87,11 @@ fn a_driver_that_hangs_costs_all_who_wait_one_deadline_and_others_nothing() {
     println!("six callers were answered after {took:?}; {served} engines started and stopped meanwhile");
     assert!(served > 3, "{served}");
     // One after the other they would have waited six times as long.
-    assert!(took < DEADLINE * 2, "{took:?}");
+    assert!(took < QUERY_TIMEOUT * 2, "{took:?}");
     let late = Instant::now();
     assert_eq!(launcher.put("late", &body).status, 500);
-    assert!(late.elapsed() < DEADLINE / 2, "it waited for a driver that is known to hang");
-    fake.set(&["GPU-a - 0"]);
+    assert!(late.elapsed() < QUERY_TIMEOUT / 2, "it waited for a driver that is known to hang");
+    fake.set_accelerators(&["GPU-a - 0"]);
     crate::support::until("the driver's answer counts", || launcher.put("a", &body).status == 201);
     assert_eq!(launcher.instance("a")["env_vars"]["CUDA_VISIBLE_DEVICES"], "0");
 }

@@ -2,17 +2,17 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Answer, launcher, start};
+use crate::support::{LauncherTestResponse, launcher, start};
 
 const INSTANCES: &str = "/v2/vllm/instances";
 
-fn is_json(answer: &Answer, status: u16) {
+fn is_json(answer: &LauncherTestResponse, status: u16) {
     assert_eq!(answer.status, status, "{}", answer.text());
     assert_eq!(answer.header("content-type"), Some("application/json"));
 }
 
 /// An error says in `detail` what happened.
-fn refused(answer: &Answer, status: u16, what: &str) {
+fn refused(answer: &LauncherTestResponse, status: u16, what: &str) {
     is_json(answer, status);
     let detail = answer.json()["detail"].to_string();
     assert!(detail.contains(what), "{detail}");
@@ -41,13 +41,13 @@ fn what_there_is_not_is_said_in_the_same_form() {
     let launcher = launcher();
     refused(&launcher.get("/v2/vllm/elsewhere"), 404, "Not Found");
     refused(&launcher.delete("/health"), 405, "Method Not Allowed");
-    refused(&launcher.ask("PUT", INSTANCES, "", "{}"), 405, "Method Not Allowed");
+    refused(&launcher.request("PUT", INSTANCES, "", "{}"), 405, "Method Not Allowed");
 }
 
 #[test]
 fn create_vllm_instance() {
     let launcher = launcher();
-    let answer = launcher.ask("POST", INSTANCES, "", r#"{"options":"'exec sleep 100'"}"#);
+    let answer = launcher.request("POST", INSTANCES, "", r#"{"options":"'exec sleep 100'"}"#);
     is_json(&answer, 201);
     let id = answer.json()["instance_id"].as_str().unwrap().to_owned();
     assert_eq!((id.len(), id.split('-').count()), (36, 5), "{id}");
@@ -62,7 +62,7 @@ fn create_vllm_instance() {
 fn create_id_vllm_instance() {
     let launcher = launcher();
     let body = r#"{"annotations":{"b":"2","a":"1"},"options":"'exec sleep 100'","env_vars":{"Z":"z","A":"ü"},"gpu_uuids":["GPU-2","GPU-0"]}"#;
-    let answer = launcher.ask("PUT", &format!("{INSTANCES}/custom-id"), "", body);
+    let answer = launcher.request("PUT", &format!("{INSTANCES}/custom-id"), "", body);
     is_json(&answer, 201);
     assert_eq!(
         answer.text(),
@@ -86,7 +86,7 @@ fn what_cannot_be_read_is_422_with_its_place() {
     let launcher = launcher();
     for (method, path) in [("POST", INSTANCES.to_owned()), ("PUT", format!("{INSTANCES}/a"))] {
         let problem = |body: &str| {
-            let answer = launcher.ask(method, &path, "", body);
+            let answer = launcher.request(method, &path, "", body);
             is_json(&answer, 422);
             answer.json()["detail"][0].clone()
         };
@@ -113,10 +113,10 @@ fn a_body_beyond_two_mebibytes_is_413() {
     let launcher = launcher();
     let (most, more) = (" ".repeat(2 << 20), " ".repeat((2 << 20) + 1));
     for (method, path) in [("POST", INSTANCES.to_owned()), ("PUT", format!("{INSTANCES}/a"))] {
-        let read = launcher.ask(method, &path, "", &most);
+        let read = launcher.request(method, &path, "", &most);
         is_json(&read, 422);
         assert_eq!(read.json()["detail"][0]["type"], "json_invalid");
-        refused(&launcher.ask(method, &path, "", &more), 413, "length limit exceeded");
+        refused(&launcher.request(method, &path, "", &more), 413, "length limit exceeded");
     }
     assert_eq!(launcher.get(INSTANCES).json()["revision"], 0);
 }
@@ -125,12 +125,12 @@ fn a_body_beyond_two_mebibytes_is_413() {
 fn an_unknown_accelerator_is_422_or_what_the_public_launcher_says() {
     let body = json!({"options": "", "gpu_uuids": ["GPU-0", "GPU-9"]});
     let ours = launcher();
-    for answer in [ours.put("a", &body), ours.ask("POST", INSTANCES, "", &body.to_string())] {
+    for answer in [ours.put("a", &body), ours.request("POST", INSTANCES, "", &body.to_string())] {
         refused(&answer, 422, "GPU-9 is not on this node: it has GPU-0, GPU-1, GPU-2");
     }
     let public = start(&["--public-conflicts", "--mock-gpus", "--mock-gpu-count", "0"]);
     refused(&public.put("a", &body), 409, "GPU-0 is not on this node: it has none");
-    refused(&public.ask("POST", INSTANCES, "", &body.to_string()), 500, "it has none");
+    refused(&public.request("POST", INSTANCES, "", &body.to_string()), 500, "it has none");
     // Its id is free again.
     let nothing = json!({"options": "", "gpu_uuids": []});
     refused(&public.put("a", &nothing), 500, "'vllm' cannot be run");
@@ -178,7 +178,7 @@ fn exit_codes_tell_what_is_wrong() {
 fn what_cannot_be_run_is_500_and_leaves_nothing() {
     let launcher = start(&["--command", "/nowhere/vllm serve"]);
     refused(&launcher.put("a", &json!({"options": "m"})), 500, "/nowhere/vllm");
-    let answer = launcher.ask("POST", INSTANCES, "", r#"{"options":"m"}"#);
+    let answer = launcher.request("POST", INSTANCES, "", r#"{"options":"m"}"#);
     refused(&answer, 500, "/nowhere/vllm");
     let env = json!({"options": "m", "env_vars": {"A=B": "c"}});
     assert_eq!(launcher.put("a", &env).status, 500);
@@ -260,27 +260,27 @@ fn writes_of_an_older_epoch_are_refused_and_reads_are_not() {
     let body = r#"{"options":"'exec sleep 100'"}"#;
     let path = format!("{INSTANCES}/a");
     let epoch = |epoch: u64| format!("x-rouse-epoch: {epoch}\r\n");
-    assert_eq!(launcher.ask("PUT", &path, &epoch(5), body).status, 201);
-    refused(&launcher.ask("DELETE", &path, &epoch(4), ""), 409, "epoch 4");
-    refused(&launcher.ask("DELETE", INSTANCES, &epoch(4), ""), 409, "epoch 4");
-    refused(&launcher.ask("POST", INSTANCES, &epoch(4), body), 409, "epoch 4");
-    refused(&launcher.ask("PUT", &format!("{INSTANCES}/b"), &epoch(4), body), 409, "epoch 4");
-    is_json(&launcher.ask("DELETE", &path, "x-rouse-epoch: new\r\n", ""), 422);
-    assert_eq!(launcher.ask("GET", &path, &epoch(4), "").status, 200);
+    assert_eq!(launcher.request("PUT", &path, &epoch(5), body).status, 201);
+    refused(&launcher.request("DELETE", &path, &epoch(4), ""), 409, "epoch 4");
+    refused(&launcher.request("DELETE", INSTANCES, &epoch(4), ""), 409, "epoch 4");
+    refused(&launcher.request("POST", INSTANCES, &epoch(4), body), 409, "epoch 4");
+    refused(&launcher.request("PUT", &format!("{INSTANCES}/b"), &epoch(4), body), 409, "epoch 4");
+    is_json(&launcher.request("DELETE", &path, "x-rouse-epoch: new\r\n", ""), 422);
+    assert_eq!(launcher.request("GET", &path, &epoch(4), "").status, 200);
     // A public controller says none, and is obeyed.
     assert_eq!(launcher.delete(&path).status, 200);
     // What reads says nothing of who leads, and no number shuts leaders out.
-    refused(&launcher.ask("GET", &path, &epoch(u64::MAX), ""), 404, "a");
-    refused(&launcher.ask("PUT", &path, &epoch(u64::MAX), body), 400, "further ahead");
-    assert_eq!(launcher.ask("PUT", &path, &epoch(6), body).status, 201);
+    refused(&launcher.request("GET", &path, &epoch(u64::MAX), ""), 404, "a");
+    refused(&launcher.request("PUT", &path, &epoch(u64::MAX), body), 400, "further ahead");
+    assert_eq!(launcher.request("PUT", &path, &epoch(6), body).status, 201);
     // A new leader says so before it orders anything.
-    let lead = |epoch: u64| launcher.ask("POST", "/v1/epoch", "", &json!({"epoch": epoch}).to_string());
+    let lead = |epoch: u64| launcher.request("POST", "/v1/epoch", "", &json!({"epoch": epoch}).to_string());
     assert_eq!(lead(7).status, 200);
     refused(&lead(6), 409, "epoch 6");
     refused(&lead(u64::MAX), 400, "further ahead");
-    is_json(&launcher.ask("POST", "/v1/epoch", "", "7"), 422);
-    refused(&launcher.ask("DELETE", &path, &epoch(6), ""), 409, "epoch 6");
-    assert_eq!(launcher.ask("DELETE", &path, &epoch(7), "").status, 200);
+    is_json(&launcher.request("POST", "/v1/epoch", "", "7"), 422);
+    refused(&launcher.request("DELETE", &path, &epoch(6), ""), 409, "epoch 6");
+    assert_eq!(launcher.request("DELETE", &path, &epoch(7), "").status, 200);
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn no_web_page_is_answered() {
     for page in ["origin: https://page.example\r\n", "host: page.example\r\n"] {
         for (method, path) in [("GET", INSTANCES), ("PUT", "/v2/vllm/instances/a"), ("GET", "/none")] {
             refused(
-                &launcher.ask(method, path, page, r#"{"options":"'exec sleep 100'"}"#),
+                &launcher.request(method, path, page, r#"{"options":"'exec sleep 100'"}"#),
                 403,
                 "a web page",
             );
@@ -306,7 +306,7 @@ fn what_was_told_to_end_is_not_started_by_an_order_that_comes_later() {
         json!({"options": "'exec sleep 100'", "annotations": {"rouse.dev/generation": life.to_string()}})
             .to_string()
     };
-    let put = |of: u64| launcher.ask("PUT", &path, "", &life(of));
+    let put = |of: u64| launcher.request("PUT", &path, "", &life(of));
     assert_eq!(put(7).status, 201);
     assert_eq!(launcher.delete(&format!("{path}?generation=7")).status, 200);
     refused(&put(7), 410, "life 7 of instance a");
@@ -331,18 +331,18 @@ fn with_a_token_file_all_but_the_probes_demand_it() {
         ("GET", "/v2/vllm/instances/a/log"),
         ("PUT", "/v2/vllm/instances/a"),
     ] {
-        let answer = launcher.ask(method, path, "authorization: Bearer secreT\r\n", "");
+        let answer = launcher.request(method, path, "authorization: Bearer secreT\r\n", "");
         refused(&answer, 401, "token");
         assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
     }
-    let listed = || launcher.ask("GET", INSTANCES, "authorization: Bearer secret\r\n", "").status;
+    let listed = || launcher.request("GET", INSTANCES, "authorization: Bearer secret\r\n", "").status;
     assert_eq!(listed(), 200);
     // A new one counts at once.
     std::fs::write(file.path(), "other").unwrap();
     assert_eq!(listed(), 401);
     // And holds while the file says nothing.
     std::fs::write(file.path(), "").unwrap();
-    assert_eq!(launcher.ask("GET", INSTANCES, "authorization: Bearer other\r\n", "").status, 200);
+    assert_eq!(launcher.request("GET", INSTANCES, "authorization: Bearer other\r\n", "").status, 200);
     assert_eq!((listed(), launcher.get(INSTANCES).status), (401, 401));
 }
 
@@ -357,7 +357,7 @@ fn a_token_may_be_known_by_its_hash_and_holds_beside_that_of_a_file() {
     let body = r#"{"options":"'exec sleep 100'"}"#;
     for (id, token, status) in [("a", "token", 201), ("b", "secret", 201), ("c", HASH, 401), ("c", "", 401)] {
         let shown = format!("authorization: Bearer {token}\r\n");
-        let answer = launcher.ask("PUT", &format!("{INSTANCES}/{id}"), &shown, body);
+        let answer = launcher.request("PUT", &format!("{INSTANCES}/{id}"), &shown, body);
         assert_eq!(answer.status, status, "{token}: {}", answer.text());
     }
 }
@@ -382,5 +382,5 @@ fn plain_options_are_split_at_white_space_alone() {
     let launcher = start(&["--command", "echo", "--plain-options"]);
     let answer = launcher.put("a", &json!({"options": r#"--x={"level":3}  'y z"#}));
     assert_eq!(answer.status, 201, "{}", answer.text());
-    assert_eq!(launcher.logged("a", "\n"), "--x={\"level\":3} 'y z\n");
+    assert_eq!(launcher.until_logged("a", "\n"), "--x={\"level\":3} 'y z\n");
 }

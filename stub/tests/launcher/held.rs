@@ -12,17 +12,17 @@ use nix::{
 };
 use serde_json::json;
 
-use crate::support::{LONG, Launcher, delete_in_vain, number, start};
+use crate::support::{LauncherProcess, TEST_TIMEOUT, delete_with_long_timeout, first_logged_number, start};
 
-fn launcher() -> Launcher {
+fn launcher() -> LauncherProcess {
     start(&["--command", "sh -c", "--grace", "100ms"])
 }
 
 /// A process that a debugger holds can be killed, but stays in the table until the debugger has looked at it: nobody else
 /// can make it go, which is what a driver that hangs does to an engine. The debugger is the thread that calls this.
-fn held(launcher: &Launcher, id: &str) -> Pid {
+fn held(launcher: &LauncherProcess, id: &str) -> Pid {
     launcher.run(id, "echo $$; exec sleep 100");
-    let pid = Pid::from_raw(number(launcher, id));
+    let pid = Pid::from_raw(first_logged_number(launcher, id));
     ptrace::seize(pid, ptrace::Options::empty()).unwrap();
     pid
 }
@@ -38,7 +38,7 @@ fn an_engine_that_cannot_be_ended_is_500_and_stays_until_it_can() {
     let pid = held(&launcher, "held");
     assert_eq!(watch.next(), "CREATED held");
     let address = launcher.address;
-    let stop = thread::spawn(move || delete_in_vain(address, "/v2/vllm/instances/held"));
+    let stop = thread::spawn(move || delete_with_long_timeout(address, "/v2/vllm/instances/held"));
     // Nobody else waits for it.
     launcher.run("other", "exec sleep 100");
     assert_eq!(launcher.instance("held")["instance_id"], "held");
@@ -53,8 +53,8 @@ fn an_engine_that_cannot_be_ended_is_500_and_stays_until_it_can() {
     }
     let listed = launcher.get("/v2/vllm/instances?detail=false").json()["instance_ids"].clone();
     assert_eq!(listed, json!(["held"]));
-    println!("the launcher's thread was busy for {:?} meanwhile", launcher.busy());
-    assert!(launcher.busy() < LONG / 30, "it does not wait, it asks again and again");
+    println!("the launcher's thread was busy for {:?} meanwhile", launcher.cpu_time());
+    assert!(launcher.cpu_time() < TEST_TIMEOUT / 30, "it does not wait, it asks again and again");
     let_go(pid);
     assert_eq!(
         [watch.next(), watch.next(), watch.next()],

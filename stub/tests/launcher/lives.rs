@@ -6,16 +6,16 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use rouse::process::table;
+use rouse_net::process::table;
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::support::{Launcher, ask, number, start, until};
+use crate::support::{LauncherProcess, first_logged_number, request, start, until};
 
 /// Says that it does, so that nobody stops it before.
 const STUBBORN: &str = "trap \"\" TERM; echo deaf; while :; do sleep 0.1; done";
 
-fn launcher(grace: &str) -> Launcher {
+fn launcher(grace: &str) -> LauncherProcess {
     start(&["--command", "sh -c", "--mock-gpus", "--grace", grace])
 }
 
@@ -27,7 +27,7 @@ fn path(id: &str) -> String {
 fn instance_force_kill() {
     let launcher = launcher("200ms");
     launcher.run("a", STUBBORN);
-    launcher.logged("a", "deaf");
+    launcher.until_logged("a", "deaf");
     let answer = launcher.delete(&path("a"));
     assert_eq!((answer.status, &answer.json()["status"]), (200, &json!("stopped")));
     assert_eq!(launcher.descendants(), Vec::<i32>::new());
@@ -37,13 +37,13 @@ fn instance_force_kill() {
 fn a_stop_goes_on_when_whoever_ordered_it_is_gone_and_several_share_one() {
     let launcher = launcher("1s");
     launcher.run("a", STUBBORN);
-    launcher.logged("a", "deaf");
+    launcher.until_logged("a", "deaf");
     let mut stream = TcpStream::connect(launcher.address).unwrap();
     write!(stream, "DELETE {} HTTP/1.1\r\nhost: localhost\r\n\r\n", path("a")).unwrap();
     drop(stream);
     until("it is gone", || launcher.get(&path("a")).status == 404);
     launcher.run("b", STUBBORN);
-    launcher.logged("b", "deaf");
+    launcher.until_logged("b", "deaf");
     let last: Vec<_> = thread::scope(|scope| {
         let stops = [(); 3].map(|()| scope.spawn(|| launcher.delete(&path("b"))));
         stops.map(|stop| stop.join().unwrap()).iter().map(|answer| (answer.status, answer.text())).collect()
@@ -57,12 +57,12 @@ fn a_worker_ends_with_its_engine_whichever_way_that_goes() {
     // One in the group, one that left it.
     let script = "sleep 100 & setsid sleep 100 & echo $$; wait";
     launcher.run("deleted", script);
-    number(&launcher, "deleted");
+    first_logged_number(&launcher, "deleted");
     until("both workers run", || launcher.descendants().len() == 3);
     assert_eq!(launcher.delete(&path("deleted")).status, 200);
     assert_eq!(launcher.descendants(), Vec::<i32>::new());
     launcher.run("killed", script);
-    let pid = number(&launcher, "killed");
+    let pid = first_logged_number(&launcher, "killed");
     until("both workers run", || launcher.descendants().len() == 3);
     kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
     until("no worker is left", || launcher.descendants().is_empty());
@@ -74,7 +74,7 @@ fn a_worker_ends_with_its_engine_whichever_way_that_goes() {
 fn an_orphan_that_ends_is_reaped() {
     let launcher = launcher("10s");
     launcher.run("a", "(sleep 0.2 & echo $!); exec sleep 100");
-    let orphan = number(&launcher, "a");
+    let orphan = first_logged_number(&launcher, "a");
     until("the orphan has ended and is reaped", || table::stat(orphan).is_none());
     assert_eq!(launcher.instance("a")["status"], "running");
 }
@@ -89,7 +89,7 @@ fn an_engine_sees_its_own_environment_and_no_socket() {
         "env_vars": {"CUDA_VISIBLE_DEVICES": "0", "TEST_VAR": "test value"},
     });
     assert_eq!(launcher.put("a", &body).status, 201);
-    let said = launcher.logged("a", "done");
+    let said = launcher.until_logged("a", "done");
     let lines: Vec<&str> = said.lines().collect();
     for expected in ["CUDA_VISIBLE_DEVICES=3,1", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "TEST_VAR=test value"] {
         assert!(lines.contains(&expected), "{said}");
@@ -98,17 +98,17 @@ fn an_engine_sees_its_own_environment_and_no_socket() {
     assert!(said.contains("/dev/null"), "{said}");
     // Without accelerators of its own it sees what the launcher saw.
     launcher.run("b", script);
-    assert!(launcher.logged("b", "done").lines().any(|line| line == "CUDA_VISIBLE_DEVICES=7"));
+    assert!(launcher.until_logged("b", "done").lines().any(|line| line == "CUDA_VISIBLE_DEVICES=7"));
 }
 
 #[test]
 fn others_are_answered_while_a_stop_waits() {
     let launcher = launcher("3s");
     launcher.run("stubborn", STUBBORN);
-    launcher.logged("stubborn", "deaf");
+    launcher.until_logged("stubborn", "deaf");
     let address = launcher.address;
     let stop = thread::spawn(move || {
-        let answer = ask(address, "DELETE", "/v2/vllm/instances/stubborn", "", "");
+        let answer = request(address, "DELETE", "/v2/vllm/instances/stubborn", "", "");
         (answer.status, Instant::now())
     });
     let mut answered = 0;
@@ -144,7 +144,7 @@ fn twenty_engines_start_and_stop_side_by_side_and_a_stubborn_one_delays_nobody()
             scope.spawn(|| launcher.run(id, script));
         }
     });
-    launcher.logged("i7", "deaf");
+    launcher.until_logged("i7", "deaf");
     assert_eq!(launcher.get("/v2/vllm/instances").json()["running_instances"], 20);
     let asked = Instant::now();
     let answer = launcher.delete("/v2/vllm/instances");
@@ -155,7 +155,7 @@ fn twenty_engines_start_and_stop_side_by_side_and_a_stubborn_one_delays_nobody()
         let event = watch.event().unwrap();
         if event.json()["type"] == "DELETED" {
             last = event.json()["object"]["instance_id"].as_str().unwrap().to_owned();
-            deleted.insert(last.clone(), event.at - asked);
+            deleted.insert(last.clone(), event.received_at - asked);
         }
     }
     assert_eq!(last, "i7");
@@ -175,23 +175,23 @@ fn sigterm_ends_all_engines_side_by_side_and_leaves_nothing_behind() {
         launcher.run(&format!("i{n}"), "setsid sleep 100 & echo up; exec sleep 100");
     }
     launcher.run("stubborn", STUBBORN);
-    launcher.logged("stubborn", "deaf");
+    launcher.until_logged("stubborn", "deaf");
     // This one hides as well as it can: another session, nothing in its environment, its parent gone.
     launcher.run("hidden", "(env -i setsid sleep 100 & echo $!); exec sleep 100");
-    let hidden = number(&launcher, "hidden");
+    let hidden = first_logged_number(&launcher, "hidden");
     until("it hides", || {
         fs::read(format!("/proc/{hidden}/environ")).is_ok_and(|environment| environment.is_empty())
     });
     let asked = Instant::now();
     launcher.signal(Signal::SIGTERM);
-    let deleted = |event: &crate::support::Event| event.named().starts_with("DELETED");
+    let deleted = |event: &crate::support::WatchedEvent| event.named().starts_with("DELETED");
     let ends: Vec<_> = std::iter::from_fn(|| watch.event()).filter(deleted).collect();
     assert_eq!(ends.len(), 6);
     assert_eq!(ends.last().unwrap().named(), "DELETED stubborn");
     println!(
         "the last of the others after {:?}, the stubborn one after {:?}",
-        ends[4].at - asked,
-        ends[5].at - asked
+        ends[4].received_at - asked,
+        ends[5].received_at - asked
     );
     assert_eq!(launcher.wait(), Some(0));
     assert_eq!(launcher.descendants(), Vec::<i32>::new());
@@ -203,7 +203,7 @@ fn sigterm_ends_all_engines_side_by_side_and_leaves_nothing_behind() {
 fn nothing_is_started_any_more_once_it_ends() {
     let mut launcher = launcher("2s");
     launcher.run("stubborn", STUBBORN);
-    launcher.logged("stubborn", "deaf");
+    launcher.until_logged("stubborn", "deaf");
     launcher.signal(Signal::SIGTERM);
     until("it refuses", || launcher.put("late", &json!({"options": "'exec sleep 100'"})).status == 503);
     assert_eq!(launcher.get("/health").status, 200);

@@ -1,16 +1,16 @@
 //! Logs: what an instance writes, by offset.
 
-use crate::support::{Answer, Launcher, launcher, start, until};
+use crate::support::{LauncherProcess, LauncherTestResponse, launcher, start, until};
 
-fn range(launcher: &Launcher, range: &str) -> Answer {
-    launcher.ask("GET", "/v2/vllm/instances/test-id/log", &format!("range: {range}\r\n"), "")
+fn range(launcher: &LauncherProcess, range: &str) -> LauncherTestResponse {
+    launcher.request("GET", "/v2/vllm/instances/test-id/log", &format!("range: {range}\r\n"), "")
 }
 
 /// Thirty bytes on both of its outputs.
-fn with_log() -> Launcher {
+fn with_log() -> LauncherProcess {
     let launcher = launcher();
     launcher.run("test-id", "printf \"Log line 1Log line 2\"; printf \"Log line 3\" >&2; exec sleep 100");
-    launcher.logged("test-id", "line 3");
+    launcher.until_logged("test-id", "line 3");
     launcher
 }
 
@@ -89,7 +89,7 @@ fn a_long_log_is_kept_within_its_cap_and_its_offsets_hold() {
     launcher.run("test-id", &format!("seq -f %07g 1 {lines}; exec sleep 100"));
     let total = format!("/{}", lines * 8);
     let whole = || launcher.get("/v2/vllm/instances/test-id/log");
-    let first = |answer: &Answer| {
+    let first = |answer: &LauncherTestResponse| {
         let range = answer.header("content-range").unwrap().strip_prefix("bytes ").unwrap().to_owned();
         range.split('-').next().unwrap().parse::<u64>().unwrap()
     };

@@ -9,29 +9,29 @@ use nix::{
 };
 use serde_json::json;
 
-use crate::support::{Launcher, ask, launcher, until};
+use crate::support::{LauncherProcess, launcher, request, until};
 
 #[derive(Parser)]
-struct Engine {
+struct LaunchedEngineCli {
     #[command(flatten)]
-    args: engine_sim::Args,
+    args: engine_sim::EngineSimArgs,
 }
 
 /// An engine, when another test runs this binary as one; among the tests it does nothing.
 #[test]
 fn engine() {
     let Ok(arguments) = std::env::var("ENGINE_ARGS") else { return };
-    let engine = Engine::parse_from(std::iter::once("engine").chain(arguments.split(' ')));
+    let engine = LaunchedEngineCli::parse_from(std::iter::once("engine").chain(arguments.split(' ')));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(engine_sim::run(engine.args)).unwrap();
 }
 
 fn free_port() -> u16 {
-    rouse::port::free().unwrap()
+    rouse_net::port::free().unwrap()
 }
 
 /// The options end as a real engine's do.
-fn run_engine(launcher: &Launcher, id: &str, port: u16) {
+fn run_engine(launcher: &LauncherProcess, id: &str, port: u16) {
     let exe = std::env::current_exe().unwrap();
     let script = format!(
         "ENGINE_ARGS=\"--enable-sleep-mode --port $1\" exec {} readiness::engine --exact --nocapture",
@@ -61,9 +61,9 @@ fn an_instance_is_ready_while_its_engine_is_awake() {
         assert_eq!(launcher.instance("a")["ready"], ready);
     };
     update(true);
-    assert_eq!(ask(engine, "POST", "/sleep?level=1", "", "").status, 200);
+    assert_eq!(request(engine, "POST", "/sleep?level=1", "", "").status, 200);
     update(false);
-    assert_eq!(ask(engine, "POST", "/wake_up", "", "").status, 200);
+    assert_eq!(request(engine, "POST", "/wake_up", "", "").status, 200);
     update(true);
     // Killed, it is ready no longer, at once.
     let pid = launcher.descendants()[0];
@@ -84,13 +84,13 @@ fn an_instance_is_not_ready_by_another_ones_engine() {
     let answer =
         launcher.put("second", &json!({"options": format!("'echo up; exec sleep 100' --port {port}")}));
     assert_eq!(answer.status, 201);
-    launcher.logged("second", "up");
+    launcher.until_logged("second", "up");
     let watch = launcher.watch("?ready=true");
     assert_eq!([watch.next(), watch.next()], ["CREATED first", "CREATED second"]);
     // Several questions later it still is not: the first has changed twice meanwhile, and nothing else has.
     let engine = SocketAddr::from(([127, 0, 0, 1], port));
     for path in ["/sleep?level=1", "/wake_up"] {
-        assert_eq!(ask(engine, "POST", path, "", "").status, 200);
+        assert_eq!(request(engine, "POST", path, "", "").status, 200);
         assert_eq!(watch.next(), "UPDATED first");
     }
     assert_eq!(launcher.instance("second")["ready"], false);

@@ -14,59 +14,59 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use rouse::process::table;
+use rouse_net::process::table;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::Instant;
 
 /// Longer than anything takes here, also on a busy machine: it only bounds a failure.
-pub(crate) const LONG: Duration = Duration::from_secs(30);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// In the environment of the launcher, and so of every process it makes.
-const MARK: &str = "LAUNCHER_TEST";
+const MARK_ENV: &str = "LAUNCHER_TEST";
 
-pub(crate) struct Launcher {
+pub(crate) struct LauncherProcess {
     child: Child,
     pub(crate) address: SocketAddr,
     pub(crate) dir: TempDir,
     mark: String,
 }
 
-pub(crate) struct Answer {
+pub(crate) struct LauncherTestResponse {
     pub(crate) status: u16,
     head: String,
     pub(crate) body: Vec<u8>,
 }
 
 /// One whose body is not taken yet.
-pub(crate) struct Open {
+pub(crate) struct UnreadResponse {
     head: String,
     stream: BufReader<TcpStream>,
 }
 
 /// One event, and when it came.
-pub(crate) struct Event {
-    pub(crate) at: Instant,
+pub(crate) struct WatchedEvent {
+    pub(crate) received_at: Instant,
     pub(crate) line: String,
 }
 
 /// The stream of events, as it comes.
-pub(crate) struct Watch {
+pub(crate) struct EventWatch {
     pub(crate) head: String,
-    lines: Receiver<Event>,
+    lines: Receiver<WatchedEvent>,
 }
 
 /// Instances are scripts: their options are one.
-pub(crate) fn launcher() -> Launcher {
+pub(crate) fn launcher() -> LauncherProcess {
     start(&["--command", "sh -c", "--mock-gpus", "--mock-gpu-count", "3"])
 }
 
-pub(crate) fn start(flags: &[&str]) -> Launcher {
-    start_in(&[], flags)
+pub(crate) fn start(flags: &[&str]) -> LauncherProcess {
+    start_with_env(&[], flags)
 }
 
 /// With these variables in its environment.
-pub(crate) fn start_in(environment: &[(&'static str, PathBuf)], flags: &[&str]) -> Launcher {
+pub(crate) fn start_with_env(environment: &[(&'static str, PathBuf)], flags: &[&str]) -> LauncherProcess {
     let dir = tempfile::tempdir().unwrap();
     let mark = dir.path().display().to_string();
     let open = flags.iter().all(|flag| !flag.starts_with("--token"));
@@ -77,7 +77,7 @@ pub(crate) fn start_in(environment: &[(&'static str, PathBuf)], flags: &[&str]) 
         .args(flags)
         .args(open.then_some("--no-token"))
         .env_remove("ROUSE_TOKEN_SHA256")
-        .env(MARK, &mark)
+        .env(MARK_ENV, &mark)
         .env("ROUSE_SECRET", "not for engines")
         .env("CUDA_VISIBLE_DEVICES", "7")
         .envs(environment.iter().map(|(name, value)| (name, value)))
@@ -95,37 +95,43 @@ pub(crate) fn start_in(environment: &[(&'static str, PathBuf)], flags: &[&str]) 
     };
     // What it says later is shown with a failure, and must not fill the pipe.
     thread::spawn(move || errors.lines().map_while(Result::ok).for_each(|line| println!("{line}")));
-    Launcher { child, address, dir, mark }
+    LauncherProcess { child, address, dir, mark }
 }
 
-impl Launcher {
+impl LauncherProcess {
     pub(crate) fn pid(&self) -> i32 {
         i32::try_from(self.child.id()).unwrap()
     }
 
-    pub(crate) fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
-        ask(self.address, method, path, headers, body)
+    pub(crate) fn request(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &str,
+        body: &str,
+    ) -> LauncherTestResponse {
+        request(self.address, method, path, headers, body)
     }
 
     /// Asks, and takes the head of the answer.
-    pub(crate) fn open(&self, method: &str, path: &str, headers: &str) -> Open {
+    pub(crate) fn open(&self, method: &str, path: &str, headers: &str) -> UnreadResponse {
         let mut stream = connect(self.address);
         send(&mut stream, method, path, headers, "");
         let mut stream = BufReader::new(stream);
         let head = read_head(&mut stream);
-        Open { head, stream }
+        UnreadResponse { head, stream }
     }
 
-    pub(crate) fn get(&self, path: &str) -> Answer {
-        self.ask("GET", path, "", "")
+    pub(crate) fn get(&self, path: &str) -> LauncherTestResponse {
+        self.request("GET", path, "", "")
     }
 
-    pub(crate) fn delete(&self, path: &str) -> Answer {
-        self.ask("DELETE", path, "", "")
+    pub(crate) fn delete(&self, path: &str) -> LauncherTestResponse {
+        self.request("DELETE", path, "", "")
     }
 
-    pub(crate) fn put(&self, id: &str, body: &Value) -> Answer {
-        self.ask("PUT", &format!("/v2/vllm/instances/{id}"), "", &body.to_string())
+    pub(crate) fn put(&self, id: &str, body: &Value) -> LauncherTestResponse {
+        self.request("PUT", &format!("/v2/vllm/instances/{id}"), "", &body.to_string())
     }
 
     /// An instance that runs this script.
@@ -145,12 +151,12 @@ impl Launcher {
     }
 
     /// What it logs once it has logged so much of it.
-    pub(crate) fn logged(&self, id: &str, what: &str) -> String {
+    pub(crate) fn until_logged(&self, id: &str, what: &str) -> String {
         until(&format!("{id} says {what}"), || self.log(id).contains(what));
         self.log(id)
     }
 
-    pub(crate) fn watch(&self, query: &str) -> Watch {
+    pub(crate) fn watch(&self, query: &str) -> EventWatch {
         let mut stream = connect(self.address);
         // How long nothing may be heard is for who waits for an event.
         stream.set_read_timeout(None).unwrap();
@@ -161,28 +167,28 @@ impl Launcher {
         let (sender, lines) = channel();
         thread::spawn(move || {
             for line in reader.lines().map_while(Result::ok) {
-                let event = Event { at: Instant::now(), line };
+                let event = WatchedEvent { received_at: Instant::now(), line };
                 if sender.send(event).is_err() {
                     return;
                 }
             }
         });
-        Watch { head, lines }
+        EventWatch { head, lines }
     }
 
     /// Processes that live and were made by this launcher, however far away.
     pub(crate) fn descendants(&self) -> Vec<i32> {
-        let mark = format!("{MARK}={}", self.mark);
+        let mark = format!("{MARK_ENV}={}", self.mark);
         table::members(None, &mark).into_iter().filter(|&pid| pid != self.pid()).collect()
     }
 
     pub(crate) fn zombies(&self) -> Vec<i32> {
-        let zombie = |stat: table::Stat| stat.zombie && stat.parent == self.pid();
+        let zombie = |stat: table::ProcessStat| stat.zombie && stat.parent == self.pid();
         table::pids().filter(|&pid| table::stat(pid).is_some_and(zombie)).collect()
     }
 
     /// How long the thread that serves has kept a processor busy.
-    pub(crate) fn busy(&self) -> Duration {
+    pub(crate) fn cpu_time(&self) -> Duration {
         let text = std::fs::read_to_string(format!("/proc/{}/schedstat", self.pid())).unwrap();
         Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
     }
@@ -197,7 +203,7 @@ impl Launcher {
     }
 }
 
-impl Drop for Launcher {
+impl Drop for LauncherProcess {
     fn drop(&mut self) {
         if self.child.try_wait().unwrap().is_none() {
             self.signal(Signal::SIGTERM);
@@ -206,7 +212,7 @@ impl Drop for Launcher {
     }
 }
 
-impl Answer {
+impl LauncherTestResponse {
     pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
@@ -220,7 +226,7 @@ impl Answer {
     }
 }
 
-impl Open {
+impl UnreadResponse {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         header(&self.head, name)
     }
@@ -235,14 +241,14 @@ impl Open {
     }
 }
 
-impl Watch {
+impl EventWatch {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         header(&self.head, name)
     }
 
     /// The next event; none, when the stream has ended.
-    pub(crate) fn event(&self) -> Option<Event> {
-        match self.lines.recv_timeout(LONG) {
+    pub(crate) fn event(&self) -> Option<WatchedEvent> {
+        match self.lines.recv_timeout(TEST_TIMEOUT) {
             Ok(event) => Some(event),
             Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => None,
             Err(timeout) => panic!("no event: {timeout}"),
@@ -255,7 +261,7 @@ impl Watch {
     }
 }
 
-impl Event {
+impl WatchedEvent {
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.line).unwrap()
     }
@@ -275,7 +281,7 @@ fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
 
 fn connect(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     stream
 }
 
@@ -298,39 +304,45 @@ fn read_head(reader: &mut impl BufRead) -> String {
 }
 
 /// `headers`: whole lines.
-pub(crate) fn ask(address: SocketAddr, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+pub(crate) fn request(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &str,
+    body: &str,
+) -> LauncherTestResponse {
     let mut stream = connect(address);
     send(&mut stream, method, path, headers, body);
     answer(stream)
 }
 
 /// What waits for as long as a killed engine is waited for, and then is told that it did not end.
-pub(crate) fn delete_in_vain(address: SocketAddr, path: &str) -> Answer {
+pub(crate) fn delete_with_long_timeout(address: SocketAddr, path: &str) -> LauncherTestResponse {
     let mut stream = connect(address);
-    stream.set_read_timeout(Some(LONG * 3)).unwrap();
+    stream.set_read_timeout(Some(TEST_TIMEOUT * 3)).unwrap();
     send(&mut stream, "DELETE", path, "", "");
     answer(stream)
 }
 
-fn answer(mut stream: TcpStream) -> Answer {
+fn answer(mut stream: TcpStream) -> LauncherTestResponse {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
     let end = bytes.windows(4).position(|window| window == b"\r\n\r\n").expect("an answer");
     let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    Answer { status, head, body: bytes[end + 4..].to_vec() }
+    LauncherTestResponse { status, head, body: bytes[end + 4..].to_vec() }
 }
 
 /// The first number that an instance logs.
-pub(crate) fn number(launcher: &Launcher, id: &str) -> i32 {
-    launcher.logged(id, "\n").lines().next().unwrap().trim().parse().unwrap()
+pub(crate) fn first_logged_number(launcher: &LauncherProcess, id: &str) -> i32 {
+    launcher.until_logged(id, "\n").lines().next().unwrap().trim().parse().unwrap()
 }
 
 /// Waits until something is so that no event tells of.
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + LONG;
+    let end = Instant::now() + TEST_TIMEOUT;
     while !is_so() {
-        assert!(Instant::now() < end, "not so within {LONG:?}: {what}");
+        assert!(Instant::now() < end, "not so within {TEST_TIMEOUT:?}: {what}");
         thread::park_timeout(Duration::from_millis(5));
     }
 }

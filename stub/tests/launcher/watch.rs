@@ -103,7 +103,7 @@ fn sentinel_publishes_stopped_event() {
     let watch = launcher.watch("");
     launcher.run("killed", "echo $$; exec sleep 100");
     launcher.run("failed", "exit 3");
-    let pid = launcher.logged("killed", "\n").trim().parse().unwrap();
+    let pid = launcher.until_logged("killed", "\n").trim().parse().unwrap();
     kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
     let mut stopped = Vec::new();
     while stopped.len() < 2 {
@@ -145,12 +145,12 @@ fn a_killed_engine_is_told_within_50_ms() {
     for n in 0..7 {
         launcher.run(&format!("i{n}"), "echo $$; exec sleep 100");
         assert_eq!(watch.next(), format!("CREATED i{n}"));
-        let pid = Pid::from_raw(launcher.logged(&format!("i{n}"), "\n").trim().parse().unwrap());
+        let pid = Pid::from_raw(launcher.until_logged(&format!("i{n}"), "\n").trim().parse().unwrap());
         let killed = tokio::time::Instant::now();
         kill(pid, Signal::SIGKILL).unwrap();
         let event = watch.event().unwrap();
         assert_eq!(event.named(), format!("STOPPED i{n}"));
-        took.push((event.at - killed).as_millis());
+        took.push((event.received_at - killed).as_millis());
     }
     took.sort_unstable();
     println!("from SIGKILL to the event, ms: {took:?}");

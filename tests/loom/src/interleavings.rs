@@ -11,19 +11,19 @@ use loom::{
 
 use super::count::*;
 
-const PLENTY: u32 = 8;
+const AMPLE_LIMIT: u32 = 8;
 
-fn open_with(leases: u32) -> Arc<Count> {
-    let count = Count::closed();
+fn open_with(leases: u32) -> Arc<GateWord> {
+    let count = GateWord::closed();
     count.open();
     for _ in 0..leases {
-        assert!(count.take(PLENTY, true));
+        assert!(count.take(AMPLE_LIMIT, true));
     }
     Arc::new(count)
 }
 
-fn drained(releases: impl IntoIterator<Item = Released>) -> usize {
-    releases.into_iter().filter(|released| *released == Released::Drained).count()
+fn count_drained(releases: impl IntoIterator<Item = ReleaseEffect>) -> usize {
+    releases.into_iter().filter(|released| *released == ReleaseEffect::Drained).count()
 }
 
 #[test]
@@ -33,11 +33,11 @@ fn once_closed_no_take_succeeds_and_those_before_are_counted() {
         let takers: Vec<_> = (0..2)
             .map(|_| {
                 let count = Arc::clone(&count);
-                thread::spawn(move || count.take(PLENTY, false))
+                thread::spawn(move || count.take(AMPLE_LIMIT, false))
             })
             .collect();
         let leases = count.close();
-        assert!(!count.take(PLENTY, true) && !count.take(PLENTY, false));
+        assert!(!count.take(AMPLE_LIMIT, true) && !count.take(AMPLE_LIMIT, false));
         assert_eq!(count.leases(), leases, "nobody got in after the close");
         let taken = takers.into_iter().map(|taker| taker.join().unwrap());
         assert_eq!(taken.filter(|taken| *taken).count(), leases as usize);
@@ -55,7 +55,7 @@ fn a_close_over_leases_is_drained_exactly_once() {
             })
             .collect();
         let leases = count.close();
-        let drains = drained(holders.into_iter().map(|holder| holder.join().unwrap()));
+        let drains = count_drained(holders.into_iter().map(|holder| holder.join().unwrap()));
         assert_eq!(drains, usize::from(leases > 0));
         assert_eq!(count.leases(), 0);
     });
@@ -68,12 +68,12 @@ fn a_request_beside_the_close_is_drained_or_never_was() {
         let requests: Vec<_> = (0..2)
             .map(|_| {
                 let count = Arc::clone(&count);
-                thread::spawn(move || count.take(PLENTY, false).then(|| count.release()))
+                thread::spawn(move || count.take(AMPLE_LIMIT, false).then(|| count.release()))
             })
             .collect();
         let leases = count.close();
         let releases = requests.into_iter().filter_map(|request| request.join().unwrap());
-        assert_eq!(drained(releases), usize::from(leases > 0));
+        assert_eq!(count_drained(releases), usize::from(leases > 0));
         assert_eq!(count.leases(), 0);
         assert!(!count.is_open());
     });
@@ -90,7 +90,7 @@ fn whoever_queues_gets_the_place_or_hears_that_it_came_free() {
         count.set_queued(true);
         let at_once = count.take(1, true);
         let released = holder.join().unwrap();
-        assert!(at_once || released == Released::Freed, "a place was lost");
+        assert!(at_once || released == ReleaseEffect::Freed, "a place was lost");
         assert!(at_once || count.take(1, true));
     });
 }
@@ -109,7 +109,7 @@ fn newcomers_never_overtake_those_who_queue() {
             thread::spawn(move || count.release())
         };
         assert!(!newcomer.join().unwrap());
-        assert_eq!(holder.join().unwrap(), Released::Freed);
+        assert_eq!(holder.join().unwrap(), ReleaseEffect::Freed);
         assert!(count.take(1, true));
     });
 }
@@ -143,7 +143,7 @@ fn a_drain_called_off_by_opening_leaves_no_lease_behind() {
         count.open();
         let released = holder.join().unwrap();
         // A drain that came before the opening is stale news, which the driver finds out by looking at the gate.
-        assert!(released == Released::Unnoticed || leases == 1);
+        assert!(released == ReleaseEffect::NoEffect || leases == 1);
         assert!(count.is_open());
         assert_eq!(count.leases(), 0);
         assert!(count.take(1, false));
@@ -153,7 +153,7 @@ fn a_drain_called_off_by_opening_leaves_no_lease_behind() {
 #[test]
 fn what_was_done_before_the_opening_is_seen_by_whoever_gets_in() {
     loom::model(|| {
-        let count = Arc::new(Count::closed());
+        let count = Arc::new(GateWord::closed());
         let routed = Arc::new(AtomicU32::new(0));
         let request = {
             let (count, routed) = (Arc::clone(&count), Arc::clone(&routed));
@@ -194,11 +194,11 @@ fn the_end_of_a_use_that_was_seen_is_told_once() {
         };
         let other = {
             let count = Arc::clone(&count);
-            thread::spawn(move || count.take(PLENTY, false).then(|| count.release()))
+            thread::spawn(move || count.take(AMPLE_LIMIT, false).then(|| count.release()))
         };
-        let seen = count.watch();
+        let seen = count.watch_for_idle();
         let released = [Some(holder.join().unwrap()), other.join().unwrap()];
-        let told = released.into_iter().flatten().filter(|r| *r == Released::Idle).count();
+        let told = released.into_iter().flatten().filter(|r| *r == ReleaseEffect::Idle).count();
         assert_eq!(told, usize::from(seen > 0), "seen with {seen}: {released:?}");
         assert_eq!(count.leases(), 0);
     });

@@ -5,7 +5,7 @@
 
 #![cfg(test)]
 
-#[path = "../../../src/lease/count.rs"]
+#[path = "../../../net/src/lease/count.rs"]
 pub mod count;
 mod interleavings;
 

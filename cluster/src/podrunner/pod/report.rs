@@ -9,63 +9,63 @@ use kube::{
 };
 use tokio::time::{self, Instant};
 
-use super::{AGAIN, Worker};
-use crate::podrunner::status::{self, Facts};
+use super::{PodWorker, RETRY_DELAY};
+use crate::podrunner::status::{self, PodStatusInputs};
 
 /// Longer a worker does not wait for the API server: containers are restarted and killed in time also when that hangs.
-const ANSWER: Duration = Duration::from_secs(2);
+const API_TIMEOUT: Duration = Duration::from_secs(2);
 
-impl Worker {
+impl PodWorker {
     /// Whether a controller wrote over what we said, as one that gave the node up does.
-    pub(super) fn is_contradicted(&self) -> bool {
-        let ours = self.told.as_ref().is_some_and(|(_, version)| version_of(&self.pod) >= *version);
-        ours && !self.conditions.iter().all(|condition| condition.is_in(&self.pod))
+    pub(super) fn is_overwritten(&self) -> bool {
+        let ours = self.last_reported.as_ref().is_some_and(|(_, version)| version_of(&self.pod) >= *version);
+        ours && !self.conditions.iter().all(|condition| condition.matches(&self.pod))
     }
 
     /// Tells the API server what the Pod is, where that is news.
     pub(super) async fn report(&mut self, ended: bool) {
-        if self.gone || !self.node.tells() || self.tell_at > Instant::now() {
+        if self.deleted || !self.node.reports_pods() || self.report_at > Instant::now() {
             return;
         }
-        let policy = self.policy();
-        let facts = Facts {
+        let policy = self.restart_policy();
+        let facts = PodStatusInputs {
             pod: &self.pod,
             policy: &policy,
             pod_ip: self.ip,
             host_ip: self.node.address(),
-            since: self.since,
+            started_at: self.started_at,
             prepared: self.prepared.is_some(),
             ended,
-            refused: self.refused.as_ref(),
+            admission_error: self.admission_error.as_ref(),
         };
         self.conditions = status::conditions(&facts, &self.containers, &self.conditions, Timestamp::now());
         let patch = status::patch(&facts, &self.containers, &self.conditions);
-        if self.told.as_ref().is_some_and(|(told, _)| *told == patch) {
+        if self.last_reported.as_ref().is_some_and(|(told, _)| *told == patch) {
             return;
         }
         let parameters = PatchParams::default();
         let (name, api, change) = (self.pod.name_any(), self.api(), Patch::Strategic(&patch));
         let written = async {
-            let _pen = self.node.pen.lock().await;
+            let _pen = self.node.status_write_lock.lock().await;
             api.patch_status(&name, &parameters, &change).await
         };
-        match time::timeout(ANSWER, written).await {
-            Ok(Ok(made)) => self.told = Some((patch, version_of(&made))),
+        match time::timeout(API_TIMEOUT, written).await {
+            Ok(Ok(made)) => self.last_reported = Some((patch, version_of(&made))),
             // The object is gone, or another's by now: the watch will say so.
             Ok(Err(kube::Error::Api(status))) if status.is_not_found() || status.is_conflict() => {}
             failed => {
                 let why =
                     failed.map_or_else(|_| "no answer".to_owned(), |answer| format!("{:?}", answer.err()));
-                self.shared.note(&format!("{name}: its status cannot be written: {why}"));
-                self.tell_at = Instant::now() + AGAIN;
+                self.context.log_line(&format!("{name}: its status cannot be written: {why}"));
+                self.report_at = Instant::now() + RETRY_DELAY;
             }
         }
     }
 
     /// Deletes the object of a Pod that was told to go and has; says whether there is nothing more to do.
     pub(super) async fn delete(&mut self) -> bool {
-        let told = self.told.is_some() && self.tell_at <= Instant::now();
-        if self.pod.metadata.deletion_timestamp.is_none() || !self.node.tells() || !told {
+        let told = self.last_reported.is_some() && self.report_at <= Instant::now();
+        if self.pod.metadata.deletion_timestamp.is_none() || !self.node.reports_pods() || !told {
             return false;
         }
         let parameters = DeleteParams {
@@ -73,21 +73,21 @@ impl Worker {
             preconditions: Some(Preconditions { uid: Some(self.uid.clone()), resource_version: None }),
             ..DeleteParams::default()
         };
-        match time::timeout(ANSWER, self.api().delete(&self.pod.name_any(), &parameters)).await {
+        match time::timeout(API_TIMEOUT, self.api().delete(&self.pod.name_any(), &parameters)).await {
             Ok(Ok(_)) => true,
             Ok(Err(kube::Error::Api(status))) if status.is_not_found() || status.is_conflict() => true,
             failed => {
                 let why =
                     failed.map_or_else(|_| "no answer".to_owned(), |answer| format!("{:?}", answer.err()));
-                self.shared.note(&format!("{}: it cannot be deleted: {why}", self.pod.name_any()));
-                self.tell_at = Instant::now() + AGAIN;
+                self.context.log_line(&format!("{}: it cannot be deleted: {why}", self.pod.name_any()));
+                self.report_at = Instant::now() + RETRY_DELAY;
                 false
             }
         }
     }
 
     fn api(&self) -> Api<Pod> {
-        Api::namespaced(self.shared.client.clone(), &self.pod.namespace().unwrap_or_default())
+        Api::namespaced(self.context.client.clone(), &self.pod.namespace().unwrap_or_default())
     }
 }
 

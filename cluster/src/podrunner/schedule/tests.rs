@@ -30,7 +30,7 @@ fn placed(gpus: u32, node: &str, phase: &str) -> Pod {
 #[test]
 fn a_node_is_full_until_a_pod_on_it_is_terminal() {
     let nodes = [node("a", 2, json!({}), json!([])), node("b", 1, json!({}), json!([]))];
-    let chosen = |placed: &[&Pod]| choose(&asking(2, json!({})), nodes.iter(), placed);
+    let chosen = |placed: &[&Pod]| choose_node(&asking(2, json!({})), nodes.iter(), placed);
     assert_eq!(chosen(&[]), Ok("a".to_owned()));
     let refused = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.";
     assert_eq!(chosen(&[&placed(1, "a", "Running")]), Err(refused.to_owned()));
@@ -44,7 +44,7 @@ fn a_node_is_full_until_a_pod_on_it_is_terminal() {
 #[test]
 fn the_node_with_the_most_room_wins_and_then_the_first() {
     let nodes = ["c", "b", "a"].map(|name| node(name, 4, json!({}), json!([])));
-    let chosen = |placed: &[&Pod]| choose(&asking(1, json!({})), nodes.iter(), placed).unwrap();
+    let chosen = |placed: &[&Pod]| choose_node(&asking(1, json!({})), nodes.iter(), placed).unwrap();
     assert_eq!(chosen(&[]), "a");
     let (one, two) = (placed(1, "a", "Running"), placed(2, "b", "Running"));
     assert_eq!(chosen(&[&one, &two]), "c");
@@ -65,7 +65,7 @@ fn a_pod_goes_where_those_are_that_it_prefers() {
         pod.metadata.labels = serde_json::from_value(labels).unwrap();
         pod
     };
-    let chosen = |other: Pod| choose(&own, nodes.iter(), &[&other]).unwrap();
+    let chosen = |other: Pod| choose_node(&own, nodes.iter(), &[&other]).unwrap();
     assert_eq!(chosen(there(json!({ "app": "x", "asleep": "true" }))), "b");
     assert_eq!(chosen(there(json!({ "app": "x", "asleep": "false" }))), "a");
     let mut stranger = there(json!({ "app": "x", "asleep": "true" }));
@@ -73,7 +73,7 @@ fn a_pod_goes_where_those_are_that_it_prefers() {
     assert_eq!(chosen(stranger), "a");
     // Nothing is preferred to what it needs.
     let full = [&there(json!({ "app": "x", "asleep": "true" })), &placed(2, "b", "Running")];
-    assert_eq!(choose(&own, nodes.iter(), &full).unwrap(), "a");
+    assert_eq!(choose_node(&own, nodes.iter(), &full).unwrap(), "a");
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn selectors_affinity_and_taints_keep_a_pod_away_and_say_so() {
     let tainted =
         [node("t", 1, json!({}), json!([{ "key": "gpu", "value": "yes", "effect": "NoSchedule" }]))];
     let nodes = [gpu];
-    let fits = |spec: Value| choose(&asking(1, spec), nodes.iter(), &[]);
+    let fits = |spec: Value| choose_node(&asking(1, spec), nodes.iter(), &[]);
     assert!(fits(json!({ "nodeSelector": { "pool": "x" } })).is_ok());
     let refused = fits(json!({ "nodeSelector": { "pool": "y" } })).unwrap_err();
     assert_eq!(refused, "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.");
@@ -105,7 +105,7 @@ fn selectors_affinity_and_taints_keep_a_pod_away_and_say_so() {
         assert_eq!(chosen.is_ok(), expected, "{key} {operator} {values:?}: {chosen:?}");
     }
 
-    let fits = |spec: Value| choose(&asking(1, spec), tainted.iter(), &[]);
+    let fits = |spec: Value| choose_node(&asking(1, spec), tainted.iter(), &[]);
     assert_eq!(
         fits(json!({})).unwrap_err(),
         "0/1 nodes are available: 1 node(s) had untolerated taint {gpu: yes}."

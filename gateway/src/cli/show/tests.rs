@@ -1,6 +1,6 @@
 use super::*;
 
-fn view() -> View {
+fn view() -> FleetView {
     serde_json::from_str(
         r#"{
         "accelerators": [{"id": "sim-0", "capacity": 24696061952, "reserved": 22548578304, "observed": 1073741824, "healthy": true},
@@ -17,7 +17,7 @@ fn view() -> View {
 
 #[test]
 fn the_fleet_is_three_tables() {
-    insta::assert_snapshot!(fleet(&view(), false), @r###"
+    insta::assert_snapshot!(render_fleet(&view(), false), @r###"
     MODEL         STATE          WAITING  LEASES  MEMORY  WHY
     tiny-llama    awake, pinned  0        2       20Gi    in use
     tiny-mistral  asleep         3        0       16Gi    waiting for sim-0: held by tiny-llama
@@ -31,7 +31,7 @@ fn the_fleet_is_three_tables() {
     sim-1        23Gi      0         -         faulty: nothing new is granted
     host RAM     64Gi      0         -
     "###);
-    let coloured = fleet(&view(), true);
+    let coloured = render_fleet(&view(), true);
     assert!(coloured.contains("\x1b[32mawake, pinned\x1b[0m  0"), "{coloured}");
     assert!(coloured.contains("tiny-mistral  asleep         3"), "{coloured}");
 }
@@ -39,7 +39,7 @@ fn the_fleet_is_three_tables() {
 #[test]
 fn times_are_told_to_the_second_and_nothing_else_is_touched() {
     let text = "held by m, may go at 12:34:56.789; 1.5Gi at 10:00:00.123: 12:34 v1.2.3";
-    assert_eq!(to_the_second(text), "held by m, may go at 12:34:56; 1.5Gi at 10:00:00: 12:34 v1.2.3");
+    assert_eq!(truncate_to_seconds(text), "held by m, may go at 12:34:56; 1.5Gi at 10:00:00: 12:34 v1.2.3");
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn an_explanation_says_why_and_who_holds_the_memory() {
                 "holders": [{"model": "tiny-llama", "memory": 21474836480, "idle_for": 0, "leases": 1, "pinned": true}]}}"#,
     )
     .unwrap();
-    insta::assert_snapshot!(explained(&explanation, false), @r###"
+    insta::assert_snapshot!(render_explanation(&explanation, false), @r###"
     tiny-mistral: asleep, 3 waiting, 0 leases
       waiting for sim-0: held by tiny-llama, 2 leases
       tiny-llama holds 20Gi: 1 lease, idle for 0ms, pinned
@@ -66,9 +66,9 @@ fn events_are_told_in_words_and_what_is_none_is_passed_on_without_control_charac
         r#"{"event":"gone","engine":"a#0","generation":1,"cause":{"wrong_model":{"serves":"\u001b[31m"}}}"#;
     let line = format!(r#"{{"at":3723004,"events":[{{"event":"left","waiter":7}},{gone}]}}"#);
     assert_eq!(
-        event(&line),
+        render_event(&line),
         "01:02:03.004 waiter 7 leaves\n01:02:03.004 a#0 is gone: wrong_model: the engine serves '\u{fffd}[31m'\n"
     );
-    assert_eq!(event(r#"{"at":3723004,"events":[]}"#), "");
-    assert_eq!(event("not\tjson"), "not\u{fffd}json\n");
+    assert_eq!(render_event(r#"{"at":3723004,"events":[]}"#), "");
+    assert_eq!(render_event("not\tjson"), "not\u{fffd}json\n");
 }

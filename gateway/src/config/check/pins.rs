@@ -1,28 +1,31 @@
 //! Pinned models that cannot all be awake. None of them makes room for another, so the last one would never start.
 
 use rouse::{
-    model::{Accelerators, Configuration, ModelName, ModelSpec},
+    model::{AcceleratorRequirement, FleetConfig, ModelName, ModelSpec},
     units::Bytes,
 };
 
 /// Steps of the search for a placement. Past them it is given up and nothing is reported: the file may be right.
-const TRIES: u32 = 10_000;
+const MAX_PLACEMENT_STEPS: u32 = 10_000;
 
 /// What one engine takes of one accelerator.
-struct Share {
+struct PinnedShare {
     model: usize,
     need: Bytes,
     /// The accelerator's index, where the model names it.
-    only: Option<usize>,
+    required_index: Option<usize>,
 }
 
 /// Each pinned model that does not fit beside the pinned ones before it, and why. `fits`: whether a model fits alone.
-pub(super) fn crowded(core: &Configuration, fits: impl Fn(&ModelSpec) -> bool) -> Vec<(ModelName, String)> {
+pub(super) fn unplaceable_pinned(
+    core: &FleetConfig,
+    fits: impl Fn(&ModelSpec) -> bool,
+) -> Vec<(ModelName, String)> {
     let mut together: Vec<&ModelSpec> = Vec::new();
     let mut crowded = Vec::new();
     for spec in core.models.iter().filter(|spec| spec.pinned && fits(spec)) {
         together.push(spec);
-        if fit(core, &together) {
+        if all_fit(core, &together) {
             continue;
         }
         together.pop();
@@ -36,35 +39,35 @@ pub(super) fn crowded(core: &Configuration, fits: impl Fn(&ModelSpec) -> bool) -
     crowded
 }
 
-fn fit(core: &Configuration, models: &[&ModelSpec]) -> bool {
+fn all_fit(core: &FleetConfig, models: &[&ModelSpec]) -> bool {
     let mut free: Vec<Bytes> = core.accelerators.iter().map(|device| device.capacity).collect();
     let mut shares = Vec::new();
     for (model, spec) in models.iter().enumerate() {
         let need = spec.memory.awake;
         match &spec.accelerators {
-            Accelerators::Count(count) => {
-                shares.extend((0..*count).map(|_| Share { model, need, only: None }))
+            AcceleratorRequirement::Count(count) => {
+                shares.extend((0..*count).map(|_| PinnedShare { model, need, required_index: None }))
             }
-            Accelerators::Ids(ids) => shares.extend(ids.iter().map(|id| {
+            AcceleratorRequirement::Ids(ids) => shares.extend(ids.iter().map(|id| {
                 let only = core.accelerators.iter().position(|device| device.id == *id);
-                Share { model, need, only }
+                PinnedShare { model, need, required_index: only }
             })),
             // No file can say that.
-            Accelerators::Of { .. } => {}
+            AcceleratorRequirement::InPool { .. } => {}
         }
     }
-    let mut tries = TRIES;
-    place(&shares, &mut free, 0, &mut tries)
+    let mut tries = MAX_PLACEMENT_STEPS;
+    place_shares(&shares, &mut free, 0, &mut tries)
 }
 
 /// Places the shares one by one, and takes back what leads nowhere. Shares of one model go to different accelerators, in
 /// ascending order: `from` is the first that the next one may have.
 #[expect(clippy::indexing_slicing, reason = "candidates are indices of `free`")]
-fn place(shares: &[Share], free: &mut [Bytes], from: usize, tries: &mut u32) -> bool {
+fn place_shares(shares: &[PinnedShare], free: &mut [Bytes], from: usize, tries: &mut u32) -> bool {
     let Some((share, rest)) = shares.split_first() else { return true };
     let Some(left) = tries.checked_sub(1) else { return true };
     *tries = left;
-    let candidates = share.only.map_or(from..free.len(), |only| only..only + 1);
+    let candidates = share.required_index.map_or(from..free.len(), |only| only..only + 1);
     for at in candidates {
         let before = free[at];
         if before < share.need {
@@ -72,7 +75,7 @@ fn place(shares: &[Share], free: &mut [Bytes], from: usize, tries: &mut u32) -> 
         }
         free[at] = before.saturating_sub(share.need);
         let same = rest.first().is_some_and(|next| next.model == share.model);
-        if place(rest, free, if same { at + 1 } else { 0 }, tries) {
+        if place_shares(rest, free, if same { at + 1 } else { 0 }, tries) {
             return true;
         }
         free[at] = before;

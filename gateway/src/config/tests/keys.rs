@@ -2,11 +2,11 @@
 
 use rouse::model::ModelName;
 
-use super::{Models, Source, check, errors, read};
+use super::{ConfigSource, ModelAccess, check, errors, read};
 
 const HASH: &str = "00000000000000000000000000000000000000000000000000000000000000aF";
 
-fn models(patterns: &str) -> Models {
+fn models(patterns: &str) -> ModelAccess {
     let text = format!(
         "keys: [{{name: k, sha256: \"{HASH}\", models: {patterns}}}]\nmodels:\n\
          {}{}",
@@ -23,8 +23,8 @@ fn model(name: &str, aliases: &str) -> String {
     )
 }
 
-fn some(names: &[&str]) -> Models {
-    Models::Some(names.iter().map(|name| ModelName::from(*name)).collect())
+fn some(names: &[&str]) -> ModelAccess {
+    ModelAccess::Only(names.iter().map(|name| ModelName::from(*name)).collect())
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn a_key_has_defaults_that_limit_nothing() {
     let key = &config.keys[0];
     assert_eq!((key.name.as_ref(), key.hash[31], key.priority), ("team", 0xaf, 0));
     assert!(key.heartbeat);
-    assert_eq!((key.limits.requests, key.limits.tokens, &key.models), (None, None, &Models::All));
+    assert_eq!((key.limits.requests, key.limits.tokens, &key.models), (None, None, &ModelAccess::All));
     assert!(!config.keys_none);
     let full = format!(
         "keys:\n  - {{name: a, sha256: \"{HASH}\", models: [\"*\"], requestsPerMinute: 6, tokensPerMinute: 7, priority: -3, heartbeat: off}}"
@@ -45,7 +45,7 @@ fn a_key_has_defaults_that_limit_nothing() {
 
 #[test]
 fn models_are_meant_by_name_alias_or_beginning() {
-    assert_eq!(models("[\"*\"]"), Models::All);
+    assert_eq!(models("[\"*\"]"), ModelAccess::All);
     assert_eq!(models("[org/a]"), some(&["org/a"]));
     assert_eq!(models("[second, org/a]"), some(&["org/a", "org/b"]));
     assert_eq!(models("[\"org/*\"]"), some(&["org/a", "org/b"]));
@@ -84,7 +84,7 @@ fn every_mistake_in_a_key_is_told_with_its_place_and_without_the_key() {
 fn a_reload_of_half_a_file_is_refused_and_says_what_to_write_if_it_is_meant() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("rouse.yaml");
-    let source = Source { file: Some(path.clone()), ..Source::default() };
+    let source = ConfigSource { file: Some(path.clone()), ..ConfigSource::default() };
     let keys = format!("keys: [{{name: a, sha256: \"{HASH}\"}}]\n");
     let now = read(&format!("queue: {{maxWait: 1m}}\n{keys}")).unwrap();
     let reload = |now, text: &str| {

@@ -2,46 +2,51 @@
 
 use std::sync::Arc;
 
-use rouse::{
-    adapter::{Kind, SleepApi, Task},
-    model::{LevelPolicy, ModelName},
-};
+use rouse::model::{ModelName, SleepLevelPolicy};
+use rouse_net::adapter::{EngineKind, ProbeTask, SleepApi};
 
-use super::{Refusal, Run, pods, read::Reader};
+use super::{ModelHosting, Rejection, pod_template, spec_reader::SpecReader};
 use crate::{
-    config::{self, OnDisconnect, Passage, adapters_by_command, kind_name, says_kv_cache, sleep_by_command},
+    config::{
+        self, OnDisconnect, PassthroughPath, has_lora_by_command, kind_name, sets_kv_cache,
+        sleep_api_by_command,
+    },
     controllers::crd::{
-        InferenceModelSpec, Template,
-        inference_model::{self as written, Level, SleepMode},
+        InferenceModelSpec, PodTemplateJson,
+        inference_model::{self as written, SleepLevelSpec, SleepMode},
     },
 };
 
 pub(super) fn engine(
-    reader: &mut Reader,
+    reader: &mut SpecReader,
     spec: &InferenceModelSpec,
     name: ModelName,
-    run: Option<&Run>,
-) -> config::Model {
+    run: Option<&ModelHosting>,
+) -> config::EngineConfig {
     let kind = kind(spec.engine.kind);
     let sleep = sleep(spec.engine.sleep_mode, kind, run);
-    if sleep == SleepApi::None && matches!(spec.engine.level, Level::One | Level::Two) && run.is_some() {
-        reader.spec(
+    if sleep == SleepApi::None
+        && matches!(spec.engine.level, SleepLevelSpec::One | SleepLevelSpec::Two)
+        && run.is_some()
+    {
+        reader.reject_spec(
             "engine.level 1 and 2 are for engines that sleep: say engine.sleepMode, or give vllm --enable-sleep-mode \
              or sglang --enable-memory-saver in mode dualPods",
         );
     }
     let of_stub = match kind {
-        Kind::Vllm => SleepApi::Vllm,
-        Kind::Sglang => SleepApi::Sglang,
-        Kind::LlamaCpp | Kind::Custom => SleepApi::None,
+        EngineKind::Vllm => SleepApi::Vllm,
+        EngineKind::Sglang => SleepApi::Sglang,
+        EngineKind::LlamaCpp | EngineKind::Custom => SleepApi::None,
     };
-    if matches!(run, Some(Run::Deployment(_))) && sleep != SleepApi::None && sleep != of_stub {
-        reader.spec("engine.sleepMode in mode deployment is that of engine.kind: vllm sleeps as vllm, sglang as sglang");
+    if matches!(run, Some(ModelHosting::Deployment(_))) && sleep != SleepApi::None && sleep != of_stub {
+        reader.reject_spec("engine.sleepMode in mode deployment is that of engine.kind: vllm sleeps as vllm, sglang as sglang");
     }
     let served_name = spec.engine.served_name.clone().unwrap_or_else(|| name.to_string());
-    config::Model {
-        fingerprint: run
-            .map_or(0, |run| pods::fingerprint(run, kind_name(kind), &served_name, &spec.node_selector)),
+    config::EngineConfig {
+        fingerprint: run.map_or(0, |run| {
+            pod_template::fingerprint(run, kind_name(kind), &served_name, &spec.node_selector)
+        }),
         served_name,
         name,
         kind,
@@ -49,96 +54,108 @@ pub(super) fn engine(
         env: std::collections::BTreeMap::new(),
         task: task(spec.engine.task),
         on_disconnect: match spec.engine.on_disconnect {
-            written::OnDisconnect::Abort => OnDisconnect::Abort,
-            written::OnDisconnect::Drain => OnDisconnect::Drain,
+            written::OnDisconnectSpec::Abort => OnDisconnect::Abort,
+            written::OnDisconnectSpec::Drain => OnDisconnect::Drain,
         },
         api_key: None,
-        stub: !matches!(run, Some(Run::External(_))),
-        origin: match run {
-            Some(Run::External(backend)) => Some(Arc::new(backend.origin())),
+        stub: !matches!(run, Some(ModelHosting::External(_))),
+        backend_origin: match run {
+            Some(ModelHosting::External(backend)) => Some(Arc::new(backend.origin())),
             _ => None,
         },
         allow_public: true,
         sleep,
-        passage: passage(reader, &spec.engine.passage, kind),
+        passthrough: passthrough(reader, &spec.engine.passthrough, kind),
     }
 }
 
 /// The engine was told its KV cache's bytes, or is of a kind that does not measure free memory when it starts.
-pub(super) fn explicit_memory(kind: written::Kind, run: &Run) -> bool {
+pub(super) fn explicit_memory(kind: written::EngineKindSpec, run: &ModelHosting) -> bool {
     match kind {
-        written::Kind::LlamaCpp | written::Kind::Custom => true,
-        written::Kind::Vllm | written::Kind::Sglang => says_kv_cache(&pods::command(run)),
+        written::EngineKindSpec::LlamaCpp | written::EngineKindSpec::Custom => true,
+        written::EngineKindSpec::Vllm | written::EngineKindSpec::Sglang => {
+            sets_kv_cache(&pod_template::command(run))
+        }
     }
 }
 
-fn sleep(mode: SleepMode, kind: Kind, run: Option<&Run>) -> SleepApi {
+fn sleep(mode: SleepMode, kind: EngineKind, run: Option<&ModelHosting>) -> SleepApi {
     match (mode, run) {
-        (_, Some(Run::External(_)) | None) | (SleepMode::None, _) => SleepApi::None,
+        (_, Some(ModelHosting::External(_)) | None) | (SleepMode::None, _) => SleepApi::None,
         (SleepMode::Vllm, _) => SleepApi::Vllm,
         (SleepMode::Sglang, _) => SleepApi::Sglang,
-        (SleepMode::Auto, Some(run @ Run::DualPods(_))) => sleep_by_command(kind, false, &pods::command(run)),
+        (SleepMode::Auto, Some(run @ ModelHosting::DualPods(_))) => {
+            sleep_api_by_command(kind, false, &pod_template::command(run))
+        }
         // Its Pod would keep the accelerator from all others, asleep or not.
-        (SleepMode::Auto, Some(Run::Deployment(_))) => SleepApi::None,
+        (SleepMode::Auto, Some(ModelHosting::Deployment(_))) => SleepApi::None,
     }
 }
 
-fn passage(reader: &mut Reader, paths: &[String], kind: Kind) -> Vec<Passage> {
-    if kind != Kind::Custom && !paths.is_empty() {
-        reader.spec("engine.passage is for custom engines: the paths of the other kinds are known");
+fn passthrough(reader: &mut SpecReader, paths: &[String], kind: EngineKind) -> Vec<PassthroughPath> {
+    if kind != EngineKind::Custom && !paths.is_empty() {
+        reader
+            .reject_spec("engine.passthrough is for custom engines: the paths of the other kinds are known");
     }
     let mut all = Vec::with_capacity(paths.len());
     for path in paths {
-        match Passage::parse(path) {
-            Ok(passage) => all.push(passage),
+        match PassthroughPath::parse(path) {
+            Ok(passthrough) => all.push(passthrough),
             Err(error) => {
-                reader.note(Refusal::Spec(format!("engine.passage '{}': {error}", path.escape_debug())));
+                reader.reject(Rejection::Spec(format!(
+                    "engine.passthrough '{}': {error}",
+                    path.escape_debug()
+                )));
             }
         }
     }
     all
 }
 
-const fn kind(kind: written::Kind) -> Kind {
+const fn kind(kind: written::EngineKindSpec) -> EngineKind {
     match kind {
-        written::Kind::Vllm => Kind::Vllm,
-        written::Kind::Sglang => Kind::Sglang,
-        written::Kind::LlamaCpp => Kind::LlamaCpp,
-        written::Kind::Custom => Kind::Custom,
+        written::EngineKindSpec::Vllm => EngineKind::Vllm,
+        written::EngineKindSpec::Sglang => EngineKind::Sglang,
+        written::EngineKindSpec::LlamaCpp => EngineKind::LlamaCpp,
+        written::EngineKindSpec::Custom => EngineKind::Custom,
     }
 }
 
-const fn task(task: written::Task) -> Task {
+const fn task(task: written::ProbeTaskSpec) -> ProbeTask {
     match task {
-        written::Task::Generate => Task::Generate,
-        written::Task::Embed => Task::Embed,
-        written::Task::Score => Task::Score,
-        written::Task::Transcribe => Task::Transcribe,
-        written::Task::None => Task::None,
+        written::ProbeTaskSpec::Generate => ProbeTask::Generate,
+        written::ProbeTaskSpec::Embed => ProbeTask::Embed,
+        written::ProbeTaskSpec::Score => ProbeTask::Score,
+        written::ProbeTaskSpec::Transcribe => ProbeTask::Transcribe,
+        written::ProbeTaskSpec::None => ProbeTask::None,
     }
 }
 
-pub(super) const fn level(level: Level) -> LevelPolicy {
+pub(super) const fn level(level: SleepLevelSpec) -> SleepLevelPolicy {
     match level {
-        Level::One => LevelPolicy::One,
-        Level::Two => LevelPolicy::Two,
-        Level::Auto => LevelPolicy::Auto,
-        Level::Never => LevelPolicy::Never,
+        SleepLevelSpec::One => SleepLevelPolicy::One,
+        SleepLevelSpec::Two => SleepLevelPolicy::Two,
+        SleepLevelSpec::Auto => SleepLevelPolicy::Auto,
+        SleepLevelSpec::Never => SleepLevelPolicy::Never,
     }
 }
 
 /// Whether the engine's template starts it with LoRA adapters, which level 2 loses. An engine of an InferenceServerConfig has no
 /// command in a template; [`crate::pairing`] checks that one.
-pub(super) fn has_adapters(kind: written::Kind, run: Option<&Run>, own: Option<&Template>) -> bool {
-    let configured = matches!(run, Some(Run::DualPods(pods)) if pods.is_configured());
-    let command = || run.map(|run| pods::command_of(run, own)).unwrap_or_default();
-    matches!(kind, written::Kind::Vllm) && !configured && adapters_by_command(&command())
+pub(super) fn has_adapters(
+    kind: written::EngineKindSpec,
+    run: Option<&ModelHosting>,
+    own: Option<&PodTemplateJson>,
+) -> bool {
+    let configured = matches!(run, Some(ModelHosting::DualPods(pods)) if pods.has_server_config());
+    let command = || run.map(|run| pod_template::command_of(run, own)).unwrap_or_default();
+    matches!(kind, written::EngineKindSpec::Vllm) && !configured && has_lora_by_command(&command())
 }
 
 /// The level policy of an engine whose weights do not fit into its Pod's memory limit.
-pub(super) const fn without_host_memory(level: LevelPolicy) -> LevelPolicy {
+pub(super) const fn without_host_memory(level: SleepLevelPolicy) -> SleepLevelPolicy {
     match level {
-        LevelPolicy::One | LevelPolicy::Two | LevelPolicy::Auto => LevelPolicy::Two,
-        LevelPolicy::OnlyOne | LevelPolicy::Never => LevelPolicy::Never,
+        SleepLevelPolicy::One | SleepLevelPolicy::Two | SleepLevelPolicy::Auto => SleepLevelPolicy::Two,
+        SleepLevelPolicy::OneOrStop | SleepLevelPolicy::Never => SleepLevelPolicy::Never,
     }
 }

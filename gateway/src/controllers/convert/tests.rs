@@ -2,8 +2,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    config::{Kind, SleepApi},
-    controllers::address::Host,
+    config::{EngineKind, SleepApi},
+    controllers::backend_address::BackendHost,
 };
 
 /// An object whose spec is the smallest good one with these fields over it; `null` takes one out.
@@ -18,12 +18,13 @@ fn object(fields: Value) -> InferenceModel {
     serde_json::from_value(whole).unwrap()
 }
 
-fn read(fields: Value) -> Model {
-    convert(&object(fields), Policy::default()).unwrap_or_else(|refused| panic!("{refused}"))
+fn read(fields: Value) -> ConvertedModel {
+    convert(&object(fields), ConversionPolicy::default()).unwrap_or_else(|refused| panic!("{refused}"))
 }
 
 fn refused(fields: Value) -> (&'static str, String) {
-    let refused = convert(&object(fields.clone()), Policy::default()).expect_err(&fields.to_string());
+    let refused =
+        convert(&object(fields.clone()), ConversionPolicy::default()).expect_err(&fields.to_string());
     assert!(!refused.all().is_empty(), "{fields}: refused for nothing");
     (refused.reason(), refused.to_string())
 }
@@ -43,29 +44,29 @@ fn the_smallest_object_means_what_its_defaults_say() {
     let [variant] = model.variants.as_slice() else { panic!("{:?}", model.variants) };
     let spec = &variant.spec;
     assert_eq!((variant.name.as_str(), spec.min_replicas, spec.replicas), ("default", 0, 1));
-    assert_eq!(spec.memory, Memory { awake: Bytes::gib(80), asleep: Bytes::ZERO, host: Bytes::ZERO });
-    assert_eq!(spec.accelerators, Accelerators::Count(1));
-    let idle = Idle {
+    assert_eq!(spec.memory, EngineMemory { awake: Bytes::gib(80), asleep: Bytes::ZERO, host: Bytes::ZERO });
+    assert_eq!(spec.accelerators, AcceleratorRequirement::Count(1));
+    let idle = IdlePolicy {
         sleep_after: Some(Millis::secs(600)),
         stop_after: Some(Millis::secs(3600)),
-        level: LevelPolicy::Auto,
+        level: SleepLevelPolicy::Auto,
     };
     assert_eq!((spec.idle, spec.start_timeout), (idle, Millis::secs(300)));
     assert!(!spec.can_sleep && !spec.pinned && spec.explicit_memory);
     assert_eq!(variant.node_selector, super::super::crd::inference_model::default_pool());
-    assert_eq!((model.engine.kind, model.engine.served_name.as_str()), (Kind::Custom, "llama"));
+    assert_eq!((model.engine.kind, model.engine.served_name.as_str()), (EngineKind::Custom, "llama"));
     assert!(model.engine.stub);
     assert_eq!(model.declared, Some(Bytes::gib(80)));
-    assert_eq!((spec.eviction, spec.queue), (None, OwnQueue::default()));
+    assert_eq!((spec.eviction, spec.queue), (None, QueueOverrides::default()));
 }
 
 #[test]
 fn the_short_form_is_a_pod_that_asks_for_the_accelerators() {
-    let Run::Deployment(pods) = read(json!({
+    let ModelHosting::Deployment(pods) = read(json!({
         "accelerators": 2,
         "resources": {"requests": {"cpu": "4", "memory": "32Gi"}, "limits": {"memory": "64Gi"}},
     }))
-    .run
+    .hosting
     else {
         panic!()
     };
@@ -84,7 +85,9 @@ fn the_short_form_is_a_pod_that_asks_for_the_accelerators() {
             "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         }})
     );
-    let Run::Deployment(pods) = read(json!({"resources": {"limits": {"gpu": "0"}}})).run else { panic!() };
+    let ModelHosting::Deployment(pods) = read(json!({"resources": {"limits": {"gpu": "0"}}})).hosting else {
+        panic!()
+    };
     assert!(!Value::Object(pods.template.value()).to_string().contains("nvidia"), "it asked for none");
 }
 
@@ -109,7 +112,7 @@ fn an_engine_sleeps_where_its_command_and_its_mode_let_it() {
     assert_eq!((spec.memory.asleep, spec.memory.host), (Bytes::gib(4), Bytes::gib(20)), "its weights");
     let apart = read(vllm("dualPods", json!(["--kv-cache-memory-bytes", "60Gi", "--enable-sleep-mode"])));
     assert_eq!(apart.variants[0].spec.memory, spec.memory);
-    let Run::DualPods(pods) = &model.run else { panic!() };
+    let ModelHosting::DualPods(pods) = &model.hosting else { panic!() };
     assert_eq!((pods.container.as_str(), pods.port), ("vllm", 80));
     assert_eq!(Value::Object(pods.template.value())["spec"]["newField"], json!(true), "a field was lost");
 
@@ -137,17 +140,17 @@ fn a_pod_with_too_little_memory_for_the_weights_sleeps_at_level_2() {
         assert_eq!(spec.memory.host, Bytes::gib(20));
         spec.idle.level
     };
-    assert_eq!(level(&said), LevelPolicy::Auto);
-    for (limit, expected) in [("20Gi", LevelPolicy::Auto), ("19Gi", LevelPolicy::Two)] {
+    assert_eq!(level(&said), SleepLevelPolicy::Auto);
+    for (limit, expected) in [("20Gi", SleepLevelPolicy::Auto), ("19Gi", SleepLevelPolicy::Two)] {
         said["template"]["spec"]["containers"][1]["resources"] = json!({"limits": {"memory": limit}});
         assert_eq!(level(&said), expected, "{limit}");
     }
     said["engine"]["level"] = "never".into();
-    assert_eq!(level(&said), LevelPolicy::Never);
+    assert_eq!(level(&said), SleepLevelPolicy::Never);
     said["engine"]["level"] = "1".into();
     said["variants"] = json!([{"name": "big", "template":
         {"spec": {"containers": [{"name": "vllm", "resources": {"limits": {"memory": "64Gi"}}}]}}}]);
-    assert_eq!(level(&said), LevelPolicy::One, "a variant says its own");
+    assert_eq!(level(&said), SleepLevelPolicy::One, "a variant says its own");
 }
 
 #[test]
@@ -156,9 +159,11 @@ fn an_engine_with_adapters_does_not_sleep_at_level_2() {
         let mut said = vllm(mode, json!(["--enable-lora"]));
         said["engine"]["sleepMode"] = "vllm".into();
         let level = |said: &Value| read(said.clone()).variants.remove(0).spec.idle.level;
-        for (own, expected) in
-            [("auto", LevelPolicy::OnlyOne), ("1", LevelPolicy::OnlyOne), ("never", LevelPolicy::Never)]
-        {
+        for (own, expected) in [
+            ("auto", SleepLevelPolicy::OneOrStop),
+            ("1", SleepLevelPolicy::OneOrStop),
+            ("never", SleepLevelPolicy::Never),
+        ] {
             said["engine"]["level"] = own.into();
             assert_eq!(level(&said), expected, "{mode} {own}");
         }
@@ -169,14 +174,14 @@ fn an_engine_with_adapters_does_not_sleep_at_level_2() {
         let pod = &mut said["template"];
         pod["metadata"]["annotations"] = json!({SERVER_CONFIG: "one"});
         if mode == "dualPods" {
-            assert_eq!(level(&said), LevelPolicy::Two, "its InferenceServerConfig says what is started");
+            assert_eq!(level(&said), SleepLevelPolicy::Two, "its InferenceServerConfig says what is started");
         }
     }
     let mut own = vllm("deployment", json!([]));
     own["engine"]["sleepMode"] = "vllm".into();
     own["variants"] = json!([{"name": "adapted", "template":
         {"spec": {"containers": [{"name": "vllm", "args": ["--enable-lora"]}]}}}]);
-    assert_eq!(read(own).variants[0].spec.idle.level, LevelPolicy::OnlyOne, "a variant says its own");
+    assert_eq!(read(own).variants[0].spec.idle.level, SleepLevelPolicy::OneOrStop, "a variant says its own");
 }
 
 #[test]
@@ -197,7 +202,7 @@ fn variants_take_from_the_model_what_they_leave_out() {
             (v.name.as_str(), v.spec.memory.awake, &v.spec.accelerators, v.spec.min_replicas, v.spec.replicas)
         })
         .collect();
-    let count = Accelerators::Count;
+    let count = AcceleratorRequirement::Count;
     assert_eq!(
         seen,
         [
@@ -221,14 +226,14 @@ fn every_variant_has_the_queue_and_the_eviction_of_its_model() {
         "queue": {"policy": "reject", "maxWait": "90s", "maxWaiting": 3},
         "variants": [{"name": "big", "cost": 2}, {"name": "small", "cost": 1}],
     }));
-    let queue = OwnQueue {
+    let queue = QueueOverrides {
         policy: Some(QueuePolicy::Reject),
         max_wait: Some(Millis::secs(90)),
         max_waiting: Some(3),
     };
     assert_eq!(model.variants.len(), 2);
-    for Variant { spec, .. } in &model.variants {
-        assert_eq!((spec.eviction, spec.queue), (Some(Eviction::Cooldown), queue));
+    for ModelVariant { spec, .. } in &model.variants {
+        assert_eq!((spec.eviction, spec.queue), (Some(EvictionPolicy::Cooldown), queue));
     }
 }
 
@@ -255,12 +260,12 @@ fn a_fingerprint_is_of_what_an_engine_is_started_with_and_of_nothing_else() {
 #[test]
 fn an_external_model_is_only_spoken_to() {
     let model = read(external(json!({"aliases": ["x"], "maxConcurrency": 4, "engine": {"kind": "vllm"}})));
-    let Run::External(backend) = &model.run else { panic!() };
-    assert_eq!((&backend.host, backend.port), (&Host::Name("vllm.team-a.svc".into()), 8000));
+    let ModelHosting::External(backend) = &model.hosting else { panic!() };
+    assert_eq!((&backend.host, backend.port), (&BackendHost::Name("vllm.team-a.svc".into()), 8000));
     let spec = &model.variants[0].spec;
     assert!(spec.pinned && !spec.can_sleep);
     assert_eq!((spec.idle.sleep_after, spec.idle.stop_after), (None, None));
-    assert_eq!((&spec.accelerators, spec.memory.awake), (&Accelerators::Count(0), Bytes::ZERO));
+    assert_eq!((&spec.accelerators, spec.memory.awake), (&AcceleratorRequirement::Count(0), Bytes::ZERO));
     assert_eq!((model.engine.sleep, model.engine.stub), (SleepApi::None, false));
     for (field, value) in [
         ("containerImage", json!("x")),
@@ -289,10 +294,12 @@ fn a_backend_is_refused_where_it_is_the_gateway_its_node_or_somebody_elses() {
         assert!(!text.contains("memory"), "{url} needs none: {text}");
     }
     let elsewhere = object(external(json!({"backendUrl": "https://api.example.com/v1"})));
-    assert!(convert(&elsewhere, Policy { any_backend: true, ..Policy::default() }).is_ok());
+    assert!(
+        convert(&elsewhere, ConversionPolicy { any_backend: true, ..ConversionPolicy::default() }).is_ok()
+    );
     let inside = object(external(json!({"backendUrl": "http://127.0.0.1"})));
     assert!(
-        convert(&inside, Policy { any_backend: true, ..Policy::default() }).is_err(),
+        convert(&inside, ConversionPolicy { any_backend: true, ..ConversionPolicy::default() }).is_err(),
         "no flag allows that"
     );
 }
@@ -336,8 +343,8 @@ fn junk_that_slipped_past_the_schema_is_a_reason_and_a_sentence() {
         (json!({"template": {"spec": {}}, "containerImage": null}), "InvalidTemplate", "no container"),
         (json!({"template": {}, "containerImage": null}), "InvalidTemplate", "no container"),
         (json!({"engine": {"container": "x"}}), "InvalidTemplate", "no container 'x', but engine"),
-        (json!({"engine": {"passage": ["/sleep"]}}), "InvalidSpec", "steers the engine"),
-        (json!({"engine": {"kind": "vllm", "passage": ["/x"]}}), "InvalidSpec", "custom engines"),
+        (json!({"engine": {"passthrough": ["/sleep"]}}), "InvalidSpec", "steers the engine"),
+        (json!({"engine": {"kind": "vllm", "passthrough": ["/x"]}}), "InvalidSpec", "custom engines"),
         (json!({"dependencies": ["llama"]}), "DependencyCycle", "llama needs llama"),
         (external(json!({"backendUrl": null})), "InvalidSpec", "needs a backendUrl"),
     ] {
@@ -350,8 +357,8 @@ fn junk_that_slipped_past_the_schema_is_a_reason_and_a_sentence() {
 #[test]
 fn everything_that_is_wrong_is_said_at_once() {
     let fields = json!({"memory": "x", "cooldownPeriod": "y", "modelName": " ", "startTimeout": "z", "maxReplicas": 0});
-    let refused = convert(&object(fields), Policy::default()).unwrap_err();
-    let reasons: Vec<_> = refused.all().iter().map(Refusal::reason).collect();
+    let refused = convert(&object(fields), ConversionPolicy::default()).unwrap_err();
+    let reasons: Vec<_> = refused.all().iter().map(Rejection::reason).collect();
     assert_eq!(
         reasons,
         ["InvalidName", "InvalidDuration", "InvalidDuration", "InvalidQuantity", "InvalidSpec"]

@@ -20,7 +20,8 @@ use serde::{Deserialize, Serialize};
 pub use self::{
     launcher::{CONTAINER, LauncherConfig, LauncherConfigSpec, PodMetadata, PodTemplate},
     population::{
-        CountForLauncher, EnhancedNodeSelector, LauncherPopulationPolicy, LauncherPopulationPolicySpec, Range,
+        CountForLauncher, EnhancedNodeSelector, LauncherPopulationPolicy, LauncherPopulationPolicySpec,
+        ResourceRange,
     },
     server::{InferenceServerConfig, InferenceServerConfigSpec, ModelServerConfig},
 };
@@ -33,13 +34,13 @@ pub const GROUP: &str = "fma.llm-d.ai";
 pub fn all() -> [CustomResourceDefinition; 3] {
     let mut all =
         super::tidied([InferenceServerConfig::crd(), LauncherConfig::crd(), LauncherPopulationPolicy::crd()]);
-    super::schemas(&mut all).for_each(as_the_public_ones);
+    super::schemas(&mut all).for_each(match_public_schema);
     all
 }
 
 /// The public definitions fill nothing in, and ask for a list of launchers that is read here as empty where there is none.
-fn as_the_public_ones(schema: &mut JSONSchemaProps) {
-    super::each(schema, &mut |below: &mut JSONSchemaProps| below.default = None);
+fn match_public_schema(schema: &mut JSONSchemaProps) {
+    super::for_each_schema(schema, &mut |below: &mut JSONSchemaProps| below.default = None);
     let spec = schema.properties.as_mut().and_then(|properties| properties.get_mut("spec"));
     let launchers = "countForLauncher";
     if let Some(spec) =
@@ -53,14 +54,14 @@ fn as_the_public_ones(schema: &mut JSONSchemaProps) {
 ///
 /// # Errors
 /// As [`super::documents`].
-pub fn documents() -> Result<Vec<super::Document>, serde_saphyr::ser::Error> {
-    super::written(&all())
+pub fn documents() -> Result<Vec<super::CrdDocument>, serde_saphyr::ser::Error> {
+    super::to_documents(&all())
 }
 
 /// What a controller says of an object.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Status {
+pub struct FmaStatus {
     /// The generation of the object that was seen last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,

@@ -13,13 +13,13 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     scalar::{self, Quantity, Span, SpanOrNever},
-    template::{self, Template},
+    template::{self, PodTemplateJson},
 };
 
 pub use self::{
-    engine::{Engine, Kind, Level, OnDisconnect, SleepMode, Task},
+    engine::{EngineKindSpec, EngineSpec, OnDisconnectSpec, ProbeTaskSpec, SleepLevelSpec, SleepMode},
     status::{
-        DEFAULT_VARIANT, EngineFailure, EngineState, EngineStatus, InferenceModelStatus, Learned,
+        DEFAULT_VARIANT, EngineFailure, EngineState, EngineStatus, InferenceModelStatus, LearnedStatus,
         VariantStatus,
     },
 };
@@ -122,7 +122,7 @@ pub struct InferenceModelSpec {
     /// hold the accelerators, and engines that outlive them. `external`: somebody else; Rouse only forwards to
     /// backendUrl.
     #[serde(default)]
-    pub mode: Mode,
+    pub mode: ServingMode,
     /// Where a model of mode external is served: http or https, no redirects. A Service of the same namespace, unless the
     /// gateway is started to allow more; never a loopback, link-local or metadata address.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -131,23 +131,23 @@ pub struct InferenceModelSpec {
     /// The engine's Pod, as in a Deployment. Every field is passed on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "template::whole")]
-    pub template: Option<Template>,
+    pub template: Option<PodTemplateJson>,
     /// In place of a template: the image of a Pod with one container, `engine`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minLength" = 1, "maxLength" = 1024))]
     pub container_image: Option<String>,
     /// With containerImage: what its container asks for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub resources: Option<Resources>,
+    pub resources: Option<ResourcesSpec>,
     /// What the engine is, and how it is spoken to.
     #[serde(default)]
-    pub engine: Engine,
+    pub engine: EngineSpec,
     /// Ways of running the model, on other hardware or at other costs. What a variant leaves out is as the model has it.
     /// None: one variant, `default`, with the fields above.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("maxItems" = 16))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
-    pub variants: Vec<Variant>,
+    pub variants: Vec<VariantSpec>,
     /// Engines that run also without requests. The model is started for them at once.
     #[serde(default)]
     #[schemars(extend("minimum" = 0, "maximum" = 1000))]
@@ -169,7 +169,7 @@ pub struct InferenceModelSpec {
     /// When this model may be put away for another. `residency`: once idle, unless `turns.protect` protects it. `cooldown`: once idle
     /// for its cooldownPeriod. `never`. Without it as the gateway has it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub eviction: Option<Eviction>,
+    pub eviction: Option<EvictionSpec>,
     /// Kept awake without requests, and never put away for others. Its pool must allow it.
     #[serde(default)]
     pub pinned: bool,
@@ -183,7 +183,7 @@ pub struct InferenceModelSpec {
     pub max_concurrency: Option<u32>,
     /// How requests wait for this model. What it leaves out is as the gateway has it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub queue: Option<Queue>,
+    pub queue: Option<QueueSpec>,
     /// InferenceModels of the same namespace, by their object's name, that must be ready first. All of them are reserved
     /// memory for, or none, and none is put away while this model is awake. Cycles are refused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -192,7 +192,7 @@ pub struct InferenceModelSpec {
     pub dependencies: Vec<String>,
     /// When the model needs another engine, and when it can give one back.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub saturation: Option<Saturation>,
+    pub saturation: Option<SaturationSpec>,
 }
 
 /// One way of running a model.
@@ -202,7 +202,7 @@ pub struct InferenceModelSpec {
         .message("minReplicas is at most maxReplicas"),
 )]
 #[serde(rename_all = "camelCase")]
-pub struct Variant {
+pub struct VariantSpec {
     /// The variant's name, unique in the model.
     #[schemars(extend("minLength" = 1, "maxLength" = 63, "pattern" = DNS_LABEL))]
     pub name: String,
@@ -231,7 +231,7 @@ pub struct Variant {
     /// What is different in the engine's Pod: merged into the model's template as `kubectl patch` would, lists by their
     /// keys.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub template: Option<Template>,
+    pub template: Option<PodTemplateJson>,
     /// Engines that run also without requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0, "maximum" = 1000))]
@@ -245,7 +245,7 @@ pub struct Variant {
 /// Who runs the engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub enum Mode {
+pub enum ServingMode {
     #[default]
     Deployment,
     DualPods,
@@ -254,7 +254,7 @@ pub enum Mode {
 
 /// What the container of a short form asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Resources {
+pub struct ResourcesSpec {
     /// What it is guaranteed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests: Option<ResourceAmounts>,
@@ -283,7 +283,7 @@ pub struct ResourceAmounts {
 /// When a model may be put away for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub enum Eviction {
+pub enum EvictionSpec {
     Residency,
     Cooldown,
     Never,
@@ -292,10 +292,10 @@ pub enum Eviction {
 /// How requests wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Queue {
+pub struct QueueSpec {
     /// `wait`: requests wait for memory that others hold. `reject`: they are refused at once with 429.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub policy: Option<QueuePolicy>,
+    pub policy: Option<QueuePolicySpec>,
     /// The longest a request waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_wait: Option<Span>,
@@ -308,7 +308,7 @@ pub struct Queue {
 /// What becomes of requests for a model whose memory others hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub enum QueuePolicy {
+pub enum QueuePolicySpec {
     Wait,
     Reject,
 }
@@ -324,7 +324,7 @@ pub enum QueuePolicy {
         .message("queueSpareTrigger is at most queueLengthThreshold"),
 )]
 #[serde(rename_all = "camelCase")]
-pub struct Saturation {
+pub struct SaturationSpec {
     /// An engine is saturated from this share of its KV cache on.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0, "maximum" = 1))]

@@ -20,13 +20,13 @@ use rouse::{
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
-use packed::Packed;
+use packed::PackedLedger;
 
 pub use packed::Error;
 
 /// Reservations in the order of their ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Packed", into = "Packed")]
+#[serde(try_from = "PackedLedger", into = "PackedLedger")]
 pub struct Ledger {
     /// The id of the next reservation: ids are never used twice.
     pub next: u64,
@@ -112,6 +112,6 @@ impl JsonSchema for Ledger {
         "Ledger".into()
     }
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        Packed::json_schema(generator)
+        PackedLedger::json_schema(generator)
     }
 }

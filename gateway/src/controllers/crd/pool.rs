@@ -63,7 +63,7 @@ pub struct AcceleratorPoolSpec {
     /// How long after an engine fell asleep what a meter says is not believed. At least the scrape interval, the
     /// exporter's interval and 15s together, where meters are read through Prometheus.
     #[serde(default = "a_minute")]
-    pub settle: Span,
+    pub meter_lag: Span,
     /// Requester Pods that may be scheduled onto one accelerator. 1: it is a Pod's own.
     #[serde(default = "one")]
     #[schemars(extend("minimum" = 1, "maximum" = 256))]

@@ -48,7 +48,7 @@ pub struct GatewayReplicaStatus {
     pub in_flight: u32,
     /// By modelName: each model that has been asked for here.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub models: BTreeMap<String, Demand>,
+    pub models: BTreeMap<String, ModelDemand>,
     /// When it was last written. A gateway that has not written for a minute is taken to be gone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub renewed: Option<Time>,
@@ -61,7 +61,7 @@ pub struct GatewayReplicaStatus {
 /// The demand for one model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Demand {
+pub struct ModelDemand {
     /// Requests that wait for the model. From 0 and to 0 it is written at once, else every few seconds.
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]

@@ -72,7 +72,7 @@ impl From<Bytes> for Quantity {
     }
 }
 
-macro_rules! text {
+macro_rules! impl_text_scalar {
     ($($name:ident)*) => {$(
         impl $name {
             #[must_use]
@@ -92,27 +92,27 @@ macro_rules! text {
         }
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-                d.deserialize_any(Any).map(Self)
+                d.deserialize_any(ScalarVisitor).map(Self)
             }
         }
     )*};
 }
 
-text!(Quantity Span SpanOrNever);
+impl_text_scalar!(Quantity Span SpanOrNever);
 
 /// Any single value, as its text.
 pub(super) struct Scalar(pub(super) String);
 
 impl<'de> Deserialize<'de> for Scalar {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        d.deserialize_any(Any).map(Self)
+        d.deserialize_any(ScalarVisitor).map(Self)
     }
 }
 
 /// What it means is asked later.
-struct Any;
+struct ScalarVisitor;
 
-impl de::Visitor<'_> for Any {
+impl de::Visitor<'_> for ScalarVisitor {
     type Value = String;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

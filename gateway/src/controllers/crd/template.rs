@@ -15,9 +15,9 @@ use serde_json::{Map, Value};
 
 /// A PodTemplateSpec, or a part of one, as the object has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Template(Arc<str>);
+pub struct PodTemplateJson(Arc<str>);
 
-impl Template {
+impl PodTemplateJson {
     /// What is in it.
     #[must_use]
     pub fn value(&self) -> Map<String, Value> {
@@ -45,31 +45,31 @@ impl Template {
     }
 }
 
-impl From<Map<String, Value>> for Template {
+impl From<Map<String, Value>> for PodTemplateJson {
     fn from(map: Map<String, Value>) -> Self {
         Self(Value::Object(map).to_string().into())
     }
 }
 
-impl Default for Template {
+impl Default for PodTemplateJson {
     fn default() -> Self {
         Map::new().into()
     }
 }
 
-impl Serialize for Template {
+impl Serialize for PodTemplateJson {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.value().serialize(serializer)
     }
 }
 
-impl<'de> Deserialize<'de> for Template {
+impl<'de> Deserialize<'de> for PodTemplateJson {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Map::deserialize(deserializer).map(Self::from)
     }
 }
 
-impl JsonSchema for Template {
+impl JsonSchema for PodTemplateJson {
     fn inline_schema() -> bool {
         true
     }

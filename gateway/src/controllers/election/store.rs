@@ -12,68 +12,68 @@ use kube::{
     api::{ObjectMeta, PostParams},
 };
 
-use super::race::{Record, Version};
-use crate::controllers::said::said;
+use super::state::{LeaseRecord, LeaseVersion};
+use crate::controllers::api_error::api_error_message;
 
 /// Why the lease could not be read or written. None of it is final: the call is made again.
 #[derive(Debug, thiserror::Error)]
-pub enum Trouble {
+pub enum LeaseError {
     #[error("another gateway was quicker")]
     Conflict,
     #[error("the API server did not answer in time")]
-    Late,
+    Timeout,
     #[error("the lease's number of transitions is at its end: delete the Lease")]
-    Worn,
+    EpochExhausted,
     #[error("the API server gave a lease without a version")]
     Unversioned,
-    #[error("{}", said(.0))]
+    #[error("{}", api_error_message(.0))]
     Refused(#[source] Box<kube::Error>),
 }
 
-impl Trouble {
+impl LeaseError {
     /// Nobody who could say anything about the lease was heard.
-    pub(super) fn is_silence(&self) -> bool {
+    pub(super) fn is_unreachable(&self) -> bool {
         match self {
-            Self::Late => true,
+            Self::Timeout => true,
             Self::Refused(error) => !matches!(**error, kube::Error::Api(ref status) if status.code < 500),
-            Self::Conflict | Self::Worn | Self::Unversioned => false,
+            Self::Conflict | Self::EpochExhausted | Self::Unversioned => false,
         }
     }
 }
 
 /// Where the record is kept: compare-and-set by version.
-pub trait Store: Send + Sync + 'static {
-    fn get(&self) -> impl Future<Output = Result<Option<(Record, Version)>, Trouble>> + Send;
-    /// [`Trouble::Conflict`] when there is one already.
-    fn create(&self, record: &Record) -> impl Future<Output = Result<Version, Trouble>> + Send;
-    /// [`Trouble::Conflict`] when it has another version by now, or is gone.
+pub trait LeaseStore: Send + Sync + 'static {
+    fn get(&self) -> impl Future<Output = Result<Option<(LeaseRecord, LeaseVersion)>, LeaseError>> + Send;
+    /// [`LeaseError::Conflict`] when there is one already.
+    fn create(&self, record: &LeaseRecord) -> impl Future<Output = Result<LeaseVersion, LeaseError>> + Send;
+    /// [`LeaseError::Conflict`] when it has another version by now, or is gone.
     fn replace(
         &self,
-        record: &Record,
-        version: &Version,
-    ) -> impl Future<Output = Result<Version, Trouble>> + Send;
+        record: &LeaseRecord,
+        version: &LeaseVersion,
+    ) -> impl Future<Output = Result<LeaseVersion, LeaseError>> + Send;
 }
 
 /// One Lease of `coordination.k8s.io/v1`.
 #[derive(Clone, Debug)]
-pub struct Leases {
+pub struct KubeLeaseStore {
     api: Api<Lease>,
     name: String,
 }
 
-impl Leases {
+impl KubeLeaseStore {
     #[must_use]
     pub fn new(client: Client, namespace: &str, name: &str) -> Self {
         Self { api: Api::namespaced(client, namespace), name: name.to_owned() }
     }
 
-    fn object(&self, record: &Record, version: Option<&Version>) -> Result<Lease, Trouble> {
+    fn object(&self, record: &LeaseRecord, version: Option<&LeaseVersion>) -> Result<Lease, LeaseError> {
         let now = MicroTime(Timestamp::now());
         let spec = LeaseSpec {
             // Emptied, not left out: a field that is left out says nothing to people who look.
             holder_identity: Some(record.holder.clone().unwrap_or_default()),
             lease_duration_seconds: i32::try_from(record.duration.as_secs()).ok(),
-            lease_transitions: Some(i32::try_from(record.epoch).map_err(|_| Trouble::Worn)?),
+            lease_transitions: Some(i32::try_from(record.epoch).map_err(|_| LeaseError::EpochExhausted)?),
             acquire_time: Some(now.clone()),
             renew_time: Some(now),
             ..LeaseSpec::default()
@@ -88,26 +88,26 @@ impl Leases {
     }
 }
 
-impl Store for Leases {
-    async fn get(&self) -> Result<Option<(Record, Version)>, Trouble> {
+impl LeaseStore for KubeLeaseStore {
+    async fn get(&self) -> Result<Option<(LeaseRecord, LeaseVersion)>, LeaseError> {
         let Some(lease) = self.api.get_opt(&self.name).await? else { return Ok(None) };
         let version = version(&lease)?;
         Ok(Some((record(lease.spec.unwrap_or_default()), version)))
     }
 
-    async fn create(&self, record: &Record) -> Result<Version, Trouble> {
+    async fn create(&self, record: &LeaseRecord) -> Result<LeaseVersion, LeaseError> {
         version(&self.api.create(&PostParams::default(), &self.object(record, None)?).await?)
     }
 
-    async fn replace(&self, record: &Record, before: &Version) -> Result<Version, Trouble> {
+    async fn replace(&self, record: &LeaseRecord, before: &LeaseVersion) -> Result<LeaseVersion, LeaseError> {
         let lease = self.object(record, Some(before))?;
         version(&self.api.replace(&self.name, &PostParams::default(), &lease).await?)
     }
 }
 
 /// Whatever others may have written there: a number that makes no sense is the least that does.
-fn record(spec: LeaseSpec) -> Record {
-    Record {
+fn record(spec: LeaseSpec) -> LeaseRecord {
+    LeaseRecord {
         holder: spec.holder_identity.filter(|holder| !holder.is_empty()),
         epoch: spec.lease_transitions.and_then(|n| u64::try_from(n).ok()).unwrap_or(0),
         duration: Duration::from_secs(
@@ -116,14 +116,14 @@ fn record(spec: LeaseSpec) -> Record {
     }
 }
 
-fn version(lease: &Lease) -> Result<Version, Trouble> {
+fn version(lease: &Lease) -> Result<LeaseVersion, LeaseError> {
     match (&lease.metadata.uid, &lease.metadata.resource_version) {
-        (Some(object), Some(number)) => Ok(Version { object: object.clone(), number: number.clone() }),
-        _ => Err(Trouble::Unversioned),
+        (Some(object), Some(number)) => Ok(LeaseVersion { object: object.clone(), number: number.clone() }),
+        _ => Err(LeaseError::Unversioned),
     }
 }
 
-impl From<kube::Error> for Trouble {
+impl From<kube::Error> for LeaseError {
     fn from(error: kube::Error) -> Self {
         let quicker = |status: &kube::core::Status| {
             status.is_conflict() || status.is_already_exists() || status.is_not_found()

@@ -9,19 +9,20 @@ use std::{
 use tokio::{sync::watch, time::Instant};
 
 use super::{
-    CALL, DURATION, Election, LOOK_EVERY, RENEW_DEADLINE, RENEW_EVERY, Store, Trouble,
-    race::{Act, Race, Record, Version},
+    CALL_TIMEOUT, Election, LEASE_DURATION, LeaseError, LeaseStore, POLL_INTERVAL, RENEW_DEADLINE,
+    RENEW_INTERVAL,
+    state::{ElectionState, LeaseAction, LeaseRecord, LeaseVersion},
 };
 
 /// The API server as far as a lease needs it.
 #[derive(Default)]
 struct Server {
-    lease: Option<(Record, u64)>,
+    lease: Option<(LeaseRecord, u64)>,
     versions: u64,
 }
 
 impl Server {
-    fn write(&mut self, record: &Record, only: Option<&Version>) -> Option<Version> {
+    fn write(&mut self, record: &LeaseRecord, only: Option<&LeaseVersion>) -> Option<LeaseVersion> {
         let there = self.lease.as_ref().map(|(_, number)| version(*number));
         if there.as_ref() != only {
             return None;
@@ -33,13 +34,13 @@ impl Server {
 }
 
 /// One object is enough: a number is never used twice, also where it is deleted and made anew.
-fn version(number: u64) -> Version {
-    Version { object: "lease".to_owned(), number: number.to_string() }
+fn version(number: u64) -> LeaseVersion {
+    LeaseVersion { object: "lease".to_owned(), number: number.to_string() }
 }
 
 /// What a gateway's calls meet.
 #[derive(Clone, Copy, PartialEq)]
-enum Line {
+enum LinkState {
     Whole,
     /// They do not arrive.
     Cut,
@@ -48,8 +49,8 @@ enum Line {
 }
 
 struct Gateway {
-    race: Race,
-    line: Line,
+    state: ElectionState,
+    link: LinkState,
     /// When it looks next.
     due: Instant,
     /// Stopped as a process: it does nothing, and finds out later.
@@ -58,11 +59,11 @@ struct Gateway {
 
 impl Gateway {
     fn new(name: &str, now: Instant) -> Self {
-        Self { race: Race::new(name.to_owned()), line: Line::Whole, due: now, frozen: false }
+        Self { state: ElectionState::new(name.to_owned()), link: LinkState::Whole, due: now, frozen: false }
     }
 
     fn epoch(&self, now: Instant) -> Option<u64> {
-        self.race.claim(now).map(|(epoch, _)| epoch)
+        self.state.leadership(now).map(|(epoch, _)| epoch)
     }
 
     /// As a runner: look where it is not sure, act, rest. How long its calls took.
@@ -72,35 +73,35 @@ impl Gateway {
             self.attempt(server, now, &mut spent);
         }
         let after = now + spent;
-        let pause = if self.race.claim(after).is_some() { RENEW_EVERY } else { LOOK_EVERY };
-        self.due = after + self.race.due(after).map_or(pause, |due| due.min(pause));
+        let pause = if self.state.leadership(after).is_some() { RENEW_INTERVAL } else { POLL_INTERVAL };
+        self.due = after + self.state.due(after).map_or(pause, |due| due.min(pause));
     }
 
     /// Whether another was quicker.
     fn attempt(&mut self, server: &mut Server, now: Instant, spent: &mut Duration) -> bool {
-        if !self.race.is_sure(now) {
-            if self.line != Line::Whole {
-                *spent = CALL;
+        if !self.state.is_sure(now) {
+            if self.link != LinkState::Whole {
+                *spent = CALL_TIMEOUT;
                 return false;
             }
             let found = server.lease.clone();
-            self.race.saw(found.map(|(record, number)| (record, version(number))), now);
+            self.state.observe(found.map(|(record, number)| (record, version(number))), now);
         }
-        let (record, before) = match self.race.act(now, 1) {
-            Act::Wait => return false,
-            Act::Create(record) => (record, None),
-            Act::Replace(record, version) => (record, Some(version)),
+        let (record, before) = match self.state.next_action(now, 1) {
+            LeaseAction::Wait => return false,
+            LeaseAction::Create(record) => (record, None),
+            LeaseAction::Replace(record, version) => (record, Some(version)),
         };
-        let written = (self.line != Line::Cut).then(|| server.write(&record, before.as_ref())).flatten();
+        let written = (self.link != LinkState::Cut).then(|| server.write(&record, before.as_ref())).flatten();
         match written {
-            Some(version) if self.line == Line::Whole => {
-                self.race.wrote(record, version, now);
+            Some(version) if self.link == LinkState::Whole => {
+                self.state.record_write(record, version, now);
                 false
             }
             _ => {
-                self.race.failed();
-                *spent += if self.line == Line::Whole { Duration::ZERO } else { CALL };
-                self.line == Line::Whole
+                self.state.record_failure();
+                *spent += if self.link == LinkState::Whole { Duration::ZERO } else { CALL_TIMEOUT };
+                self.link == LinkState::Whole
             }
         }
     }
@@ -164,7 +165,7 @@ fn one_that_is_cut_off_or_stopped_gives_up_before_another_begins() {
             let mut world = World::new(2);
             world.pass(ms(5000 + after));
             assert_eq!(world.deciding(), Some((0, 1)));
-            (world.gateways[0].line, world.gateways[0].frozen) = (Line::Cut, frozen);
+            (world.gateways[0].link, world.gateways[0].frozen) = (LinkState::Cut, frozen);
             let cut = world.now;
             while world.deciding().is_some() {
                 world.pass(ms(10));
@@ -174,9 +175,9 @@ fn one_that_is_cut_off_or_stopped_gives_up_before_another_begins() {
                 world.pass(ms(10));
             }
             let taken = world.now - cut;
-            assert!(lost <= RENEW_DEADLINE && taken <= DURATION + ms(2000), "{lost:?}, {taken:?}");
+            assert!(lost <= RENEW_DEADLINE && taken <= LEASE_DURATION + ms(2000), "{lost:?}, {taken:?}");
             assert_eq!(world.deciding(), Some((1, 2)));
-            (world.gateways[0].line, world.gateways[0].frozen) = (Line::Whole, false);
+            (world.gateways[0].link, world.gateways[0].frozen) = (LinkState::Whole, false);
             world.pass(ms(30_000));
             assert_eq!(world.deciding(), Some((1, 2)), "who was replaced stays so");
         }
@@ -187,10 +188,10 @@ fn one_that_is_cut_off_or_stopped_gives_up_before_another_begins() {
 fn a_lease_that_is_given_back_is_taken_at_once() {
     let mut world = World::new(2);
     world.pass(ms(5000));
-    let (record, version) = world.gateways[0].race.release().unwrap();
+    let (record, version) = world.gateways[0].state.release_record().unwrap();
     world.server.write(&record, Some(&version)).unwrap();
     world.gateways.remove(0);
-    world.pass(LOOK_EVERY + ms(10));
+    world.pass(POLL_INTERVAL + ms(10));
     assert_eq!(world.deciding(), Some((0, 2)));
 }
 
@@ -198,10 +199,10 @@ fn a_lease_that_is_given_back_is_taken_at_once() {
 fn renewals_whose_answers_are_lost_keep_nobody_in_office() {
     let mut world = World::new(1);
     world.pass(ms(1000));
-    world.gateways[0].line = Line::Mute;
+    world.gateways[0].link = LinkState::Mute;
     world.pass(RENEW_DEADLINE);
     assert_eq!(world.deciding(), None, "it cannot know that it was renewed");
-    world.gateways[0].line = Line::Whole;
+    world.gateways[0].link = LinkState::Whole;
     world.pass(ms(5000));
     assert_eq!(world.deciding(), Some((0, 2)), "what it ordered before is of another tenure");
 }
@@ -211,11 +212,11 @@ fn a_short_outage_changes_nothing() {
     let mut world = World::new(3);
     world.pass(ms(1000));
     let first = world.deciding();
-    for line in [Line::Cut, Line::Mute].into_iter().cycle().take(40) {
-        world.gateways.iter_mut().for_each(|gateway| gateway.line = line);
+    for line in [LinkState::Cut, LinkState::Mute].into_iter().cycle().take(40) {
+        world.gateways.iter_mut().for_each(|gateway| gateway.link = line);
         world.pass(ms(4000));
         assert_eq!(world.deciding(), first);
-        world.gateways.iter_mut().for_each(|gateway| gateway.line = Line::Whole);
+        world.gateways.iter_mut().for_each(|gateway| gateway.link = LinkState::Whole);
         world.pass(ms(5000));
     }
     assert_eq!(world.deciding(), first);
@@ -237,47 +238,52 @@ fn epochs_grow_even_when_somebody_deletes_the_lease_and_its_holder_stays() {
 #[test]
 fn who_never_saw_the_lease_makes_or_takes_one_with_an_epoch_of_its_time() {
     const FLOOR: u64 = 178_000_000;
-    let mut race = Race::new("new".to_owned());
+    let mut race = ElectionState::new("new".to_owned());
     let now = Instant::now();
-    race.saw(None, now);
-    assert!(matches!(race.act(now, FLOOR), Act::Create(record) if record.epoch == FLOOR));
+    race.observe(None, now);
+    assert!(matches!(race.next_action(now, FLOOR), LeaseAction::Create(record) if record.epoch == FLOOR));
     // Made by somebody who knew nothing of those before; and by one whose clock goes ahead.
     for (found, taken) in [(0, FLOOR), (FLOOR + 5, FLOOR + 6)] {
-        let mut race = Race::new("new".to_owned());
-        race.saw(Some((Record { holder: None, epoch: found, duration: DURATION }, version(1))), now);
-        assert!(matches!(race.act(now, FLOOR), Act::Replace(record, _) if record.epoch == taken));
+        let mut race = ElectionState::new("new".to_owned());
+        race.observe(
+            Some((LeaseRecord { holder: None, epoch: found, duration: LEASE_DURATION }, version(1))),
+            now,
+        );
+        assert!(
+            matches!(race.next_action(now, FLOOR), LeaseAction::Replace(record, _) if record.epoch == taken)
+        );
     }
 }
 
 /// A server whose answers to writes are lost when it is told so.
 #[derive(Clone)]
-struct Mute(Arc<Mutex<Server>>, watch::Sender<bool>);
+struct LossyStore(Arc<Mutex<Server>>, watch::Sender<bool>);
 
-impl Mute {
-    fn write(&self, record: &Record, only: Option<&Version>) -> Result<Version, Trouble> {
-        let written = self.0.lock().unwrap().write(record, only).ok_or(Trouble::Conflict);
-        if *self.1.borrow() { Err(Trouble::Late) } else { written }
+impl LossyStore {
+    fn write(&self, record: &LeaseRecord, only: Option<&LeaseVersion>) -> Result<LeaseVersion, LeaseError> {
+        let written = self.0.lock().unwrap().write(record, only).ok_or(LeaseError::Conflict);
+        if *self.1.borrow() { Err(LeaseError::Timeout) } else { written }
     }
 }
 
-impl Store for Mute {
-    async fn get(&self) -> Result<Option<(Record, Version)>, Trouble> {
+impl LeaseStore for LossyStore {
+    async fn get(&self) -> Result<Option<(LeaseRecord, LeaseVersion)>, LeaseError> {
         Ok(self.0.lock().unwrap().lease.clone().map(|(record, number)| (record, version(number))))
     }
-    async fn create(&self, record: &Record) -> Result<Version, Trouble> {
+    async fn create(&self, record: &LeaseRecord) -> Result<LeaseVersion, LeaseError> {
         self.write(record, None)
     }
-    async fn replace(&self, record: &Record, before: &Version) -> Result<Version, Trouble> {
+    async fn replace(&self, record: &LeaseRecord, before: &LeaseVersion) -> Result<LeaseVersion, LeaseError> {
         self.write(record, Some(before))
     }
 }
 
 #[tokio::test]
 async fn a_lease_is_given_back_also_behind_a_renewal_that_was_never_answered() {
-    let store = Mute(Arc::default(), watch::Sender::new(false));
+    let store = LossyStore(Arc::default(), watch::Sender::new(false));
     let election = Election::start(store.clone(), "one".to_owned());
-    election.claim().wait_for(Option::is_some).await.unwrap();
-    let mut told = election.claim();
+    election.leadership().wait_for(Option::is_some).await.unwrap();
+    let mut told = election.leadership();
     told.mark_unchanged();
     store.1.send_replace(true);
     // The renewal that is lost.
@@ -305,11 +311,11 @@ fn whatever_happens_to_the_lines_never_two_decide() {
         let which = usize::try_from(roll(4)).unwrap();
         let which = &mut world.gateways[which];
         match roll(40) {
-            0 | 1 => which.line = Line::Cut,
-            2 => which.line = Line::Mute,
+            0 | 1 => which.link = LinkState::Cut,
+            2 => which.link = LinkState::Mute,
             3 => which.frozen = true,
             9 if roll(10) == 0 => world.server.lease = None,
-            4..=8 => (which.line, which.frozen) = (Line::Whole, false),
+            4..=8 => (which.link, which.frozen) = (LinkState::Whole, false),
             _ => {}
         }
         world.pass(ms(10 * (10 + roll(30))));
@@ -320,7 +326,7 @@ fn whatever_happens_to_the_lines_never_two_decide() {
         }
     }
     assert!(changes > 50, "only {changes} changes of office: this tests nothing");
-    world.gateways.iter_mut().for_each(|gateway| (gateway.line, gateway.frozen) = (Line::Whole, false));
-    world.pass(DURATION + ms(2000));
+    world.gateways.iter_mut().for_each(|gateway| (gateway.link, gateway.frozen) = (LinkState::Whole, false));
+    world.pass(LEASE_DURATION + ms(2000));
     assert!(world.deciding().is_some());
 }

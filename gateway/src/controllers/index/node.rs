@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Node;
 use rouse::{model::AcceleratorId, units::Bytes};
 
-use super::settled::Room;
+use super::resolved::AcceleratorCapacities;
 use crate::controllers::crd::AcceleratorNode;
 
 /// Memory of each accelerator, in MiB.
@@ -19,44 +19,48 @@ const COUNT: &str = "nvidia.com/gpu.count";
 
 /// Of a Node, what matters here.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct NodeFacts {
+pub(super) struct IndexedNode {
     pub(super) uid: Option<String>,
     pub(super) labels: BTreeMap<String, String>,
     /// Extended resources that Pods may take; `Err`: a text that is no number.
-    offers: BTreeMap<String, Result<u32, String>>,
+    extended_resources: BTreeMap<String, Result<u32, String>>,
 }
 
 /// Of an AcceleratorNode, what matters here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Accelerators {
+pub(super) struct ListedAccelerators {
     /// Of each; nothing of one that is not healthy.
     capacities: BTreeMap<AcceleratorId, Bytes>,
     healthy: u32,
     /// What was left out, and why.
-    doubt: Option<String>,
+    warning: Option<String>,
 }
 
 /// What a node adds to its pool. `None`: nothing says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Share {
+pub(super) struct NodeCapacity {
     pub(super) bytes: Option<Bytes>,
     /// Healthy ones.
     pub(super) accelerators: u32,
-    pub(super) room: Room,
+    pub(super) capacities: AcceleratorCapacities,
     pub(super) units: Option<u32>,
-    pub(super) doubt: Option<String>,
+    pub(super) warning: Option<String>,
 }
 
-impl NodeFacts {
+impl IndexedNode {
     pub(super) fn of(node: Node) -> Self {
         let allocatable = node.status.and_then(|status| status.allocatable).unwrap_or_default();
         let extended = allocatable.into_iter().filter(|(name, _)| name.contains('/'));
         let offers = extended.map(|(name, quantity)| (name, whole(&quantity.0).ok_or(quantity.0))).collect();
-        Self { uid: node.metadata.uid, labels: node.metadata.labels.unwrap_or_default(), offers }
+        Self {
+            uid: node.metadata.uid,
+            labels: node.metadata.labels.unwrap_or_default(),
+            extended_resources: offers,
+        }
     }
 }
 
-impl Accelerators {
+impl ListedAccelerators {
     /// `None`: the node's object lists no accelerators, or not all of them.
     pub(super) fn of(node: &AcceleratorNode) -> Option<Self> {
         let whole = node.status.as_ref().filter(|status| !status.partial);
@@ -82,39 +86,42 @@ impl Accelerators {
             };
             seen.capacities.insert(id, capacity);
         }
-        seen.doubt = (!doubts.is_empty()).then(|| doubts.join("; "));
+        seen.warning = (!doubts.is_empty()).then(|| doubts.join("; "));
         (!listed.is_empty()).then_some(seen)
     }
 }
 
 /// What this node has for a pool whose Pods ask for `resource`.
-pub(super) fn share(
-    node: &NodeFacts,
-    accelerators: Option<&Result<Accelerators, String>>,
+pub(super) fn node_capacity(
+    node: &IndexedNode,
+    accelerators: Option<&Result<ListedAccelerators, String>>,
     resource: &str,
-) -> Share {
-    let (units, odd) = match node.offers.get(resource) {
+) -> NodeCapacity {
+    let (units, odd) = match node.extended_resources.get(resource) {
         None => (None, None),
         Some(Ok(units)) => (Some(*units), None),
         Some(Err(text)) => (None, Some(format!("allocatable {resource} is '{text}', which is no number"))),
     };
     match accelerators {
-        Some(Ok(found)) => Share {
+        Some(Ok(found)) => NodeCapacity {
             bytes: Some(found.capacities.values().copied().sum()),
             accelerators: found.healthy,
-            room: Room { each: None, capacities: found.capacities.clone() },
+            capacities: AcceleratorCapacities { unlisted_each: None, by_uuid: found.capacities.clone() },
             units,
-            doubt: join(odd, found.doubt.clone()),
+            warning: join(odd, found.warning.clone()),
         },
         // The node's AcceleratorNode cannot be read: its accelerators' health is not known.
-        Some(Err(why)) => {
-            Share { bytes: Some(Bytes::ZERO), units, doubt: join(odd, Some(why.clone())), ..Share::default() }
-        }
+        Some(Err(why)) => NodeCapacity {
+            bytes: Some(Bytes::ZERO),
+            units,
+            warning: join(odd, Some(why.clone())),
+            ..NodeCapacity::default()
+        },
         None => by_labels(node, units, odd),
     }
 }
 
-fn by_labels(node: &NodeFacts, units: Option<u32>, odd: Option<String>) -> Share {
+fn by_labels(node: &IndexedNode, units: Option<u32>, odd: Option<String>) -> NodeCapacity {
     let number = |label: &str| {
         let text = node.labels.get(label)?;
         Some(text.parse::<u64>().map_err(|_| format!("the label {label} is '{text}', which is no number")))
@@ -123,7 +130,7 @@ fn by_labels(node: &NodeFacts, units: Option<u32>, odd: Option<String>) -> Share
         (Ok(each), Ok(count)) => (each, count),
         (each, count) => {
             let doubt = join(odd, join(each.err(), count.err()));
-            return Share { units, doubt, ..Share::default() };
+            return NodeCapacity { units, warning: doubt, ..NodeCapacity::default() };
         }
     };
     let accelerators = units.map(|units| match count {
@@ -133,8 +140,14 @@ fn by_labels(node: &NodeFacts, units: Option<u32>, odd: Option<String>) -> Share
     let each = each.map(|mib| Bytes(mib.saturating_mul(1 << 20)));
     let bytes =
         each.zip(accelerators).map(|(Bytes(each), count)| Bytes(each.saturating_mul(u64::from(count))));
-    let room = Room { each, ..Room::default() };
-    Share { bytes, accelerators: accelerators.unwrap_or_default(), room, units, doubt: odd }
+    let room = AcceleratorCapacities { unlisted_each: each, ..AcceleratorCapacities::default() };
+    NodeCapacity {
+        bytes,
+        accelerators: accelerators.unwrap_or_default(),
+        capacities: room,
+        units,
+        warning: odd,
+    }
 }
 
 fn join(one: Option<String>, other: Option<String>) -> Option<String> {

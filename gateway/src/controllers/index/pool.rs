@@ -6,12 +6,12 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp
 use rouse::units::{Bytes, Millis};
 
 use super::{
-    entry::{Version, created},
-    settled::Trouble,
+    model_entry::{SpecVersion, created},
+    resolved::PoolProblem,
 };
 use crate::controllers::{
     crd::{AcceleratorPool, AcceleratorPoolSpec, AcceleratorPoolStatus, Quantity, pool::GpuAccess},
-    refusal::{Refusal, Refused},
+    rejection::{Rejection, Rejections},
 };
 
 /// The namespace that stands for all that are not listed.
@@ -19,14 +19,14 @@ const OTHERS: &str = "*";
 
 /// What a pool's spec means.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct PoolTerms {
     /// Cap on the sum of its accelerators.
     pub memory: Option<Bytes>,
     /// What asleep engines may keep of each accelerator.
     pub sleeping_memory: Option<Bytes>,
     /// RAM of each node for engines asleep at level 1.
     pub host_sleep_memory: Bytes,
-    pub settle: Millis,
+    pub meter_lag: Millis,
     pub slots: u32,
     pub taint: Option<String>,
     pub accelerator_type_label: String,
@@ -40,7 +40,7 @@ pub struct Terms {
     pub pinnable: bool,
 }
 
-impl Terms {
+impl PoolTerms {
     /// Models of this namespace may use the pool.
     #[must_use]
     pub fn allows(&self, namespace: &str) -> bool {
@@ -56,16 +56,16 @@ impl Terms {
 
 #[derive(Debug)]
 pub(super) struct PoolEntry {
-    pub(super) version: Version,
+    pub(super) version: SpecVersion,
     pub(super) created: Option<Timestamp>,
     pub(super) selector: BTreeMap<String, String>,
-    pub(super) terms: Result<Arc<Terms>, Trouble>,
+    pub(super) terms: Result<Arc<PoolTerms>, PoolProblem>,
     pub(super) status: Option<AcceleratorPoolStatus>,
 }
 
 impl PoolEntry {
-    pub(super) fn of(pool: AcceleratorPool, version: Version) -> Self {
-        let terms = terms(&pool.spec).map(Arc::new).map_err(Trouble::Invalid);
+    pub(super) fn of(pool: AcceleratorPool, version: SpecVersion) -> Self {
+        let terms = terms(&pool.spec).map(Arc::new).map_err(PoolProblem::Invalid);
         let created = created(&pool.metadata);
         Self { version, created, selector: pool.spec.node_selector, terms, status: pool.status }
     }
@@ -74,21 +74,21 @@ impl PoolEntry {
     pub(super) fn unreadable(metadata: &ObjectMeta, error: &str, before: Option<Self>) -> Self {
         let (selector, status) = before.map_or_else(Default::default, |old| (old.selector, old.status));
         Self {
-            version: Version::unreadable(metadata),
+            version: SpecVersion::unreadable(metadata),
             created: created(metadata),
             selector,
-            terms: Err(Trouble::Invalid(Refusal::Unreadable(error.to_owned()).into())),
+            terms: Err(PoolProblem::Invalid(Rejection::Unreadable(error.to_owned()).into())),
             status,
         }
     }
 }
 
-fn terms(spec: &AcceleratorPoolSpec) -> Result<Terms, Refused> {
+fn terms(spec: &AcceleratorPoolSpec) -> Result<PoolTerms, Rejections> {
     let mut refused = Vec::new();
     let mut bytes = |field: &str, quantity: &Quantity| match quantity.bytes() {
         Ok(bytes) => bytes,
         Err(error) => {
-            refused.push(Refusal::Quantity { field: field.to_owned(), error });
+            refused.push(Rejection::Quantity { field: field.to_owned(), error });
             Bytes::ZERO
         }
     };
@@ -99,26 +99,26 @@ fn terms(spec: &AcceleratorPoolSpec) -> Result<Terms, Refused> {
         (namespace.clone(), bytes(&format!("namespaceQuota '{namespace}'"), quantity))
     });
     let quota = quota.collect();
-    let settle = spec.settle.millis().unwrap_or_else(|error| {
-        refused.push(Refusal::Duration { field: "settle".to_owned(), error });
+    let settle = spec.meter_lag.millis().unwrap_or_else(|error| {
+        refused.push(Rejection::Duration { field: "meterLag".to_owned(), error });
         Millis::ZERO
     });
     if spec.node_selector.is_empty() {
-        refused.push(Refusal::Spec(
+        refused.push(Rejection::Spec(
             "nodeSelector is empty: name a label that only the pool's nodes have".to_owned(),
         ));
     }
     if spec.slots == 0 {
-        refused.push(Refusal::Spec("slots is at least 1".to_owned()));
+        refused.push(Rejection::Spec("slots is at least 1".to_owned()));
     }
     if !refused.is_empty() {
-        return Err(Refused(refused));
+        return Err(Rejections(refused));
     }
-    Ok(Terms {
+    Ok(PoolTerms {
         memory,
         sleeping_memory,
         host_sleep_memory: host.unwrap_or_default(),
-        settle,
+        meter_lag: settle,
         slots: spec.slots,
         taint: spec.taint.clone(),
         accelerator_type_label: spec.accelerator_type_label.clone(),

@@ -5,19 +5,19 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-type Labels = BTreeMap<String, String>;
+type LabelSet = BTreeMap<String, String>;
 /// A key and its value.
-type Pair<'a> = (&'a str, &'a str);
+type LabelPair<'a> = (&'a str, &'a str);
 
 /// Each selector under the pair of it that the fewest others have: labels are looked up, selectors are not gone through.
 pub(super) struct Selectors<'a> {
-    by_pair: HashMap<Pair<'a>, Vec<(&'a str, &'a Labels)>>,
+    by_pair: HashMap<LabelPair<'a>, Vec<(&'a str, &'a LabelSet)>>,
 }
 
 impl<'a> Selectors<'a> {
     /// By the pools' names. One without a pair selects nothing.
-    pub(super) fn new(pools: impl Iterator<Item = (&'a str, &'a Labels)> + Clone) -> Self {
-        let mut common: HashMap<Pair<'_>, usize> = HashMap::new();
+    pub(super) fn new(pools: impl Iterator<Item = (&'a str, &'a LabelSet)> + Clone) -> Self {
+        let mut common: HashMap<LabelPair<'_>, usize> = HashMap::new();
         for (key, value) in pools.clone().flat_map(|(_, selector)| selector) {
             *common.entry((key, value)).or_default() += 1;
         }
@@ -32,11 +32,11 @@ impl<'a> Selectors<'a> {
     }
 
     /// The pools whose every pair is among these, in the order of their names.
-    pub(super) fn within(&self, labels: &Labels) -> Vec<&'a str> {
+    pub(super) fn matching_pools(&self, labels: &LabelSet) -> Vec<&'a str> {
         let candidates =
             labels.iter().filter_map(|(key, value)| self.by_pair.get(&(key.as_str(), value.as_str())));
         let all_there =
-            |selector: &Labels| selector.iter().all(|(key, value)| labels.get(key) == Some(value));
+            |selector: &LabelSet| selector.iter().all(|(key, value)| labels.get(key) == Some(value));
         let mut found: Vec<_> =
             candidates.flatten().filter(|(_, selector)| all_there(selector)).map(|(pool, _)| *pool).collect();
         found.sort_unstable();

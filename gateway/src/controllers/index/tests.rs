@@ -8,14 +8,17 @@ use serde_json::{Value, json};
 
 use super::*;
 
-const SIGHT: Sight =
-    Sight { policy: Policy { any_backend: false, dual_pods: None }, nodes: true, namespaces: 1 };
+const SCOPE: WatchScope = WatchScope {
+    policy: ConversionPolicy { any_backend: false, dual_pods: None },
+    nodes: true,
+    namespaces: 1,
+};
 
 /// An index that was told these, and what it makes of them.
-fn settled(objects: impl IntoIterator<Item = Object>) -> Arc<Settled> {
-    let mut index = Index::new(SIGHT);
+fn settled(objects: impl IntoIterator<Item = IndexedObject>) -> Arc<Resolved> {
+    let mut index = ClusterIndex::new(SCOPE);
     objects.into_iter().for_each(|object| index.apply(object));
-    index.settled()
+    index.resolved()
 }
 
 fn metadata(namespace: Option<&str>, name: &str, generation: i64) -> Value {
@@ -37,7 +40,7 @@ fn with(mut base: Value, fields: Value) -> Value {
 }
 
 /// The smallest good one, of the namespace `chat`, with these fields of its spec; `null` takes one out.
-fn model(name: &str, fields: Value) -> Object {
+fn model(name: &str, fields: Value) -> IndexedObject {
     model_at(name, fields, 1).into()
 }
 
@@ -53,7 +56,7 @@ fn model_at(name: &str, fields: Value, generation: i64) -> InferenceModel {
 }
 
 /// Of the nodes with `inference-pool: NAME`, unless the fields say otherwise.
-fn pool(name: &str, fields: Value) -> Object {
+fn pool(name: &str, fields: Value) -> IndexedObject {
     pool_at(name, fields, 1).into()
 }
 
@@ -68,11 +71,11 @@ fn pool_at(name: &str, fields: Value, generation: i64) -> AcceleratorPool {
 }
 
 /// Of the pool with that name, with accelerators of 80 GiB.
-fn node(name: &str, pool: &str, units: Value) -> Object {
+fn node(name: &str, pool: &str, units: Value) -> IndexedObject {
     labelled(name, json!({"inference-pool": pool, "nvidia.com/gpu.memory": "81920"}), units)
 }
 
-fn labelled(name: &str, labels: Value, units: Value) -> Object {
+fn labelled(name: &str, labels: Value, units: Value) -> IndexedObject {
     let mut metadata = metadata(None, name, 1);
     metadata["labels"] = labels;
     let allocatable = json!({"cpu": "64", "nvidia.com/gpu": units});
@@ -85,7 +88,7 @@ fn labelled(name: &str, labels: Value, units: Value) -> Object {
 }
 
 /// What a stub says of a node: its accelerators' capacities, and whether they are healthy.
-fn stub(name: &str, accelerators: &[(&str, bool)]) -> Object {
+fn stub(name: &str, accelerators: &[(&str, bool)]) -> IndexedObject {
     let listed: Vec<_> = accelerators
         .iter()
         .enumerate()
@@ -107,12 +110,12 @@ fn object(name: &str) -> ObjectName {
 }
 
 /// Why a model is not served, as its condition has it.
-fn rejected(settled: &Settled, name: &str) -> (&'static str, String) {
+fn rejected(settled: &Resolved, name: &str) -> (&'static str, String) {
     let rejected = settled.rejected.get(&object(name)).unwrap_or_else(|| panic!("{name} is served"));
-    (rejected.refused.reason(), rejected.refused.to_string())
+    (rejected.rejections.reason(), rejected.rejections.to_string())
 }
 
-fn trouble(settled: &Settled, pool: &str) -> (&'static str, String) {
-    let trouble = settled.pools[pool].trouble.as_ref().unwrap_or_else(|| panic!("{pool} is ready"));
+fn trouble(settled: &Resolved, pool: &str) -> (&'static str, String) {
+    let trouble = settled.pools[pool].problem.as_ref().unwrap_or_else(|| panic!("{pool} is ready"));
     (trouble.reason(), trouble.to_string())
 }

@@ -2,7 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use rouse::{
-    model::Idle,
+    model::IdlePolicy,
     units::{self, Bytes, Millis, Tick},
 };
 
@@ -11,49 +11,49 @@ use crate::controllers::{
     condition::{ACCEPTED, AVAILABLE, READY, accepted, condition, tick, time},
     crd::{
         InferenceModelStatus, Quantity,
-        inference_model::{EngineState, EngineStatus, Learned, VariantStatus},
+        inference_model::{EngineState, EngineStatus, LearnedStatus, VariantStatus},
     },
-    index::{Rejected, Served},
+    index::{RejectedModel, ServedModel},
 };
 
 /// A status is not written for a later time of the last request alone, before that much has passed.
-const LEAST_PATIENCE: Millis = Millis::secs(30);
+const MIN_LAST_REQUEST_LAG: Millis = Millis::secs(30);
 /// A peak is written again once it is so much higher, in percent of what was written.
-const STEP: u128 = 1;
+const PEAK_STEP_PERCENT: u128 = 1;
 
 /// What the objects say of the model.
 #[derive(Clone, Copy, Debug)]
-pub enum Seen<'a> {
-    Served(&'a Served),
-    Rejected(&'a Rejected),
+pub enum ResolvedModel<'a> {
+    Served(&'a ServedModel),
+    Rejected(&'a RejectedModel),
 }
 
 /// What is known of it beside objects.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Facts {
+pub struct ModelFacts {
     pub engines: Vec<EngineStatus>,
     /// Engines that there should be.
     pub desired: u32,
     /// Why what should be there is not.
-    pub waiting: Option<Waiting>,
+    pub wait_reason: Option<ModelWaitReason>,
     /// What the last engine that failed had for a trouble.
-    pub trouble: Option<String>,
+    pub last_failure: Option<String>,
     /// It fits nowhere, whatever else is put away: why.
-    pub misfit: Option<String>,
+    pub unplaceable: Option<String>,
     /// What befell it last, where it has not served since.
-    pub past: Option<String>,
+    pub last_outcome: Option<String>,
     /// That is a start that failed, and nothing runs.
-    pub failed: bool,
+    pub start_failed: bool,
     /// The most that an engine was seen to use, on one accelerator.
     pub peak: Option<Bytes>,
     pub observed: Option<Tick>,
-    pub learned: Option<Learned>,
+    pub learned: Option<LearnedStatus>,
     pub last_request: Option<Tick>,
 }
 
 /// Why what should be there is not, as the plan's report has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Waiting {
+pub enum ModelWaitReason {
     /// For memory that others hold, or that there is not.
     Memory(String),
     Other(String),
@@ -62,21 +62,21 @@ pub enum Waiting {
 /// The status that the model should have. What is not known anew stays as it is stored.
 #[must_use]
 pub fn model_status(
-    seen: Seen<'_>,
-    facts: &Facts,
+    seen: ResolvedModel<'_>,
+    facts: &ModelFacts,
     stored: Option<&InferenceModelStatus>,
     now: Tick,
 ) -> InferenceModelStatus {
     let nothing = InferenceModelStatus::default();
     let stored = stored.unwrap_or(&nothing);
-    let state = state(seen, facts);
+    let state = readiness(seen, facts);
     let generation = match seen {
-        Seen::Served(served) => served.generation,
-        Seen::Rejected(rejected) => rejected.generation,
+        ResolvedModel::Served(served) => served.generation,
+        ResolvedModel::Rejected(rejected) => rejected.generation,
     };
     let declared = match seen {
-        Seen::Served(served) => declared(served),
-        Seen::Rejected(_) => None,
+        ResolvedModel::Served(served) => declared(served),
+        ResolvedModel::Rejected(_) => None,
     };
     let peak = peak(facts, stored);
     let used = declared.zip(peak).and_then(|(declared, peak)| usage(declared, peak));
@@ -94,7 +94,7 @@ pub fn model_status(
         utilization_percent: used.as_ref().map(|used| used.percent),
         recommendation: used.and_then(|used| used.recommendation),
         last_observation: facts.observed.max(stored.last_observation.as_ref().map(tick)).map(time),
-        learned: learned.map(|learned| Learned { peak: peak.map(Quantity::from), ..learned }),
+        learned: learned.map(|learned| LearnedStatus { peak: peak.map(Quantity::from), ..learned }),
         last_request_time: last_request.map(time),
         conditions: conditions(seen, &state, generation, &stored.conditions, now),
     }
@@ -125,9 +125,11 @@ pub fn model_differs(
 }
 
 /// The highest that is known. One that is hardly higher than what is stored is not worth a write.
-fn peak(facts: &Facts, stored: &InferenceModelStatus) -> Option<Bytes> {
+fn peak(facts: &ModelFacts, stored: &InferenceModelStatus) -> Option<Bytes> {
     let written = stored.observed_peak_memory.as_ref().and_then(|written| written.bytes().ok());
-    let worth = |seen: Bytes, before: Bytes| u128::from(seen.0) * 100 >= u128::from(before.0) * (100 + STEP);
+    let worth = |seen: Bytes, before: Bytes| {
+        u128::from(seen.0) * 100 >= u128::from(before.0) * (100 + PEAK_STEP_PERCENT)
+    };
     match (facts.peak, written) {
         (Some(seen), Some(before)) if !worth(seen, before) => written,
         (seen, written) => seen.or(written),
@@ -136,20 +138,20 @@ fn peak(facts: &Facts, stored: &InferenceModelStatus) -> Option<Bytes> {
 
 /// How late the time of the last request may be written: a tenth of the time after which it matters.
 #[must_use]
-pub fn patience(idle: &Idle) -> Millis {
-    idle.sleep_after.map_or(LEAST_PATIENCE, |Millis(span)| LEAST_PATIENCE.max(Millis(span / 10)))
+pub fn max_last_request_lag(idle: &IdlePolicy) -> Millis {
+    idle.sleep_after.map_or(MIN_LAST_REQUEST_LAG, |Millis(span)| MIN_LAST_REQUEST_LAG.max(Millis(span / 10)))
 }
 
 /// Of one accelerator, for the variant that is run.
-fn declared(served: &Served) -> Option<Bytes> {
+fn declared(served: &ServedModel) -> Option<Bytes> {
     let run = served.pool.as_ref().and_then(|_| served.variant());
     run.map(|variant| variant.spec.memory.awake).or(served.model.declared)
 }
 
 /// One that has no Pod yet is to be of the variant that is run now.
-fn engines(seen: Seen<'_>, facts: &Facts) -> Vec<EngineStatus> {
+fn engines(seen: ResolvedModel<'_>, facts: &ModelFacts) -> Vec<EngineStatus> {
     let mut engines = facts.engines.clone();
-    if let Seen::Served(served) = seen
+    if let ResolvedModel::Served(served) = seen
         && let Some(now) = served.variant()
     {
         let known = |name: &String| served.model.variants.iter().any(|variant| variant.name == *name);
@@ -161,16 +163,16 @@ fn engines(seen: Seen<'_>, facts: &Facts) -> Vec<EngineStatus> {
 }
 
 fn variants(
-    seen: Seen<'_>,
+    seen: ResolvedModel<'_>,
     engines: &[EngineStatus],
     wanted: u32,
     stored: &[VariantStatus],
     now: Tick,
 ) -> Vec<VariantStatus> {
-    let Seen::Served(served) = seen else {
+    let ResolvedModel::Served(served) = seen else {
         return Vec::new();
     };
-    let status = |(index, variant): (usize, &crate::controllers::convert::Variant)| {
+    let status = |(index, variant): (usize, &crate::controllers::convert::ModelVariant)| {
         let engines = engines.iter().filter(|engine| engine.variant == variant.name).count();
         let desired = if index == served.variant { wanted } else { 0 };
         let before = stored.iter().find(|before| before.name == variant.name && before.desired == desired);
@@ -186,16 +188,16 @@ fn variants(
 }
 
 fn conditions(
-    seen: Seen<'_>,
-    state: &State,
+    seen: ResolvedModel<'_>,
+    state: &ModelReadiness,
     generation: Option<i64>,
     before: &[Condition],
     now: Tick,
 ) -> Vec<Condition> {
     let accepted = match seen {
-        Seen::Rejected(rejected) => accepted(Some(&rejected.refused), generation, before, now),
-        Seen::Served(served) if served.notes.is_empty() => accepted(None, generation, before, now),
-        Seen::Served(served) => {
+        ResolvedModel::Rejected(rejected) => accepted(Some(&rejected.rejections), generation, before, now),
+        ResolvedModel::Served(served) if served.notes.is_empty() => accepted(None, generation, before, now),
+        ResolvedModel::Served(served) => {
             let text = format!("the model is served; {}", served.notes.join("; "));
             condition(ACCEPTED, true, "Accepted", &text, generation, before, now)
         }
@@ -206,14 +208,14 @@ fn conditions(
 
 /// What the conditions Ready and Available say.
 #[derive(Debug)]
-struct State {
+struct ModelReadiness {
     ready: bool,
     available: bool,
     reason: &'static str,
     message: String,
 }
 
-impl State {
+impl ModelReadiness {
     fn available(reason: &'static str, message: impl Into<String>) -> Self {
         Self { ready: false, available: true, reason, message: message.into() }
     }
@@ -224,70 +226,79 @@ impl State {
 }
 
 /// The best that any of its engines is in, before the worst that any waits for.
-fn state(seen: Seen<'_>, facts: &Facts) -> State {
+fn readiness(seen: ResolvedModel<'_>, facts: &ModelFacts) -> ModelReadiness {
     let served = match seen {
-        Seen::Served(served) => served,
-        Seen::Rejected(rejected) => {
-            return State::unavailable(rejected.refused.reason(), rejected.refused.to_string());
+        ResolvedModel::Served(served) => served,
+        ResolvedModel::Rejected(rejected) => {
+            return ModelReadiness::unavailable(
+                rejected.rejections.reason(),
+                rejected.rejections.to_string(),
+            );
         }
     };
     let count = |states: &[EngineState]| {
         let found = facts.engines.iter().filter(|engine| states.contains(&engine.state)).count();
-        (found > 0).then(|| units::count(found, "engine"))
+        (found > 0).then(|| units::pluralize(found, "engine"))
     };
     let external = served.pool.is_none();
     if let Some(engines) = count(&[EngineState::Awake]) {
         let message = if external { "its backend serves".to_owned() } else { format!("awake: {engines}") };
-        return State { ready: true, available: true, reason: "Deployed", message };
+        return ModelReadiness { ready: true, available: true, reason: "Deployed", message };
     }
     if let Some(engines) = count(&[EngineState::Waking]) {
-        return State::available("Waking", format!("waking: {engines}"));
+        return ModelReadiness::available("Waking", format!("waking: {engines}"));
     }
     if let Some(engines) = count(&[EngineState::Launching, EngineState::Loading]) {
         if external {
             // Rouse does not start an external backend: the backend is there, or it is not.
-            let why = facts.trouble.as_deref().unwrap_or("its backend has not answered yet");
-            return State::unavailable("Deploying", why);
+            let why = facts.last_failure.as_deref().unwrap_or("its backend has not answered yet");
+            return ModelReadiness::unavailable("Deploying", why);
         }
-        return State::available("Deploying", format!("starting: {engines}"));
+        return ModelReadiness::available("Deploying", format!("starting: {engines}"));
     }
     // Its pool may be in trouble, which comes to the same.
-    if let Some(why) = facts.misfit.as_ref().filter(|_| served.waits.is_none() && facts.engines.is_empty()) {
-        return State::unavailable("Unplaceable", why);
+    if let Some(why) =
+        facts.unplaceable.as_ref().filter(|_| served.blocked_by.is_none() && facts.engines.is_empty())
+    {
+        return ModelReadiness::unavailable("Unplaceable", why);
     }
-    let why = match &facts.waiting {
-        Some(Waiting::Memory(why)) => return State::unavailable("InsufficientMemory", why),
-        Some(Waiting::Other(why)) => Some(why.as_str()),
+    let why = match &facts.wait_reason {
+        Some(ModelWaitReason::Memory(why)) => return ModelReadiness::unavailable("InsufficientMemory", why),
+        Some(ModelWaitReason::Other(why)) => Some(why.as_str()),
         None => None,
     };
     if let Some(engines) = count(&[EngineState::Failing, EngineState::Backoff]) {
         let why = why.map_or_else(|| format!("failed: {engines}"), str::to_owned);
-        let trouble = facts.trouble.iter().map(|trouble| format!("; {trouble}"));
-        return State::unavailable("Failed", why + &trouble.collect::<String>());
+        let trouble = facts.last_failure.iter().map(|trouble| format!("; {trouble}"));
+        return ModelReadiness::unavailable("Failed", why + &trouble.collect::<String>());
     }
-    if let Some(why) = &served.waits {
-        return State::unavailable("PoolNotReady", why);
+    if let Some(why) = &served.blocked_by {
+        return ModelReadiness::unavailable("PoolNotReady", why);
     }
     if external {
-        return State::unavailable("Deploying", why.unwrap_or("its backend has not answered yet"));
+        return ModelReadiness::unavailable("Deploying", why.unwrap_or("its backend has not answered yet"));
     }
-    at_rest(why, facts, &count)
+    idle_readiness(why, facts, &count)
 }
 
 /// Nothing serves, nothing starts and nothing is in its way.
-fn at_rest(why: Option<&str>, facts: &Facts, count: &dyn Fn(&[EngineState]) -> Option<String>) -> State {
-    let past = facts.past.as_deref();
+fn idle_readiness(
+    why: Option<&str>,
+    facts: &ModelFacts,
+    count: &dyn Fn(&[EngineState]) -> Option<String>,
+) -> ModelReadiness {
+    let past = facts.last_outcome.as_deref();
     let (reason, message) = if let Some(engines) = count(&[EngineState::Draining]) {
         ("Draining", format!("finishing requests, and taking no new ones: {engines}"))
     } else if let Some(engines) = count(&[EngineState::Asleep, EngineState::FallingAsleep]) {
         ("Asleep", format!("asleep, to be woken by the next request: {engines}"))
     } else if let Some(engines) = count(&[EngineState::Stopping]) {
         ("Stopping", format!("stopping: {engines}"))
-    } else if let Some(past) = past.filter(|_| facts.failed) {
-        return State::unavailable("Failed", format!("{past}; the next request starts it again"));
+    } else if let Some(past) = past.filter(|_| facts.start_failed) {
+        return ModelReadiness::unavailable("Failed", format!("{past}; the next request starts it again"));
     } else {
         let past = past.map(|past| format!(", {past}")).unwrap_or_default();
         ("ScaledToZero", format!("no engine runs{past}: the next request starts one"))
     };
-    State::available(reason, why.map_or(message, str::to_owned))
+    ModelReadiness::available(reason, why.map_or(message, str::to_owned))
 }

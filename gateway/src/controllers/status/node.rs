@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use rouse::{
     model::AcceleratorId,
-    units::{Bytes, Tick, count},
+    units::{Bytes, Tick, pluralize},
 };
 
 use crate::controllers::{
@@ -18,22 +18,25 @@ use crate::controllers::{
         ledger::Reservation,
         node::{NodeAccelerator, NodeReservation},
     },
-    index::NodePlace,
+    index::ResolvedNode,
 };
 
 /// The status that the node's object should have; without accelerators where another program lists them.
 #[must_use]
 pub fn node_status(
-    place: &NodePlace,
+    place: &ResolvedNode,
     reservations: &[&Reservation],
     generation: Option<i64>,
     stored: &AcceleratorNodeStatus,
     now: Tick,
 ) -> AcceleratorNodeStatus {
     let before = stored.conditions.as_slice();
-    let listed = u32::try_from(place.room.capacities.len()).unwrap_or(u32::MAX);
-    let accelerators =
-        if others_list(stored) { Vec::new() } else { listed_by_us(place, reservations, stored) };
+    let listed = u32::try_from(place.capacities.by_uuid.len()).unwrap_or(u32::MAX);
+    let accelerators = if is_listed_externally(stored) {
+        Vec::new()
+    } else {
+        reported_accelerators(place, reservations, stored)
+    };
     let reserved: Bytes = reservations.iter().map(|reservation| reservation.sum()).sum();
     AcceleratorNodeStatus {
         count: listed.max(place.accelerators),
@@ -49,7 +52,7 @@ pub fn node_status(
 }
 
 /// Whether another program lists the node's accelerators.
-const fn others_list(stored: &AcceleratorNodeStatus) -> bool {
+const fn is_listed_externally(stored: &AcceleratorNodeStatus) -> bool {
     !stored.partial && !stored.accelerators.is_empty()
 }
 
@@ -57,8 +60,8 @@ const fn others_list(stored: &AcceleratorNodeStatus) -> bool {
 ///
 /// Accelerators are taken out when the node offers fewer than are listed: nothing says which of them are gone, so those stay that
 /// Pods have. A node that offers none is no evidence, since it looks so while its device plugin restarts.
-fn listed_by_us(
-    place: &NodePlace,
+fn reported_accelerators(
+    place: &ResolvedNode,
     reservations: &[&Reservation],
     stored: &AcceleratorNodeStatus,
 ) -> Vec<NodeAccelerator> {
@@ -66,7 +69,7 @@ fn listed_by_us(
     let held: BTreeSet<&str> = held.map(AcceleratorId::as_str).collect();
     let mut listed = stored.accelerators.clone();
     // Without the label that says it, the capacities of those that are listed stay, and those of others are not known.
-    if let Some(each) = place.room.each {
+    if let Some(each) = place.capacities.unlisted_each {
         let known: BTreeSet<&str> = stored.accelerators.iter().map(|own| own.uuid.as_str()).collect();
         listed.iter_mut().for_each(|own| own.capacity = each.into());
         listed.extend(held.difference(&known).map(|uuid| NodeAccelerator {
@@ -89,7 +92,7 @@ fn listed_by_us(
 /// Whether to write it. A list of another program is that program's to change.
 #[must_use]
 pub fn node_differs(stored: &AcceleratorNodeStatus, wanted: &AcceleratorNodeStatus) -> bool {
-    if others_list(stored) {
+    if is_listed_externally(stored) {
         return *stored
             != AcceleratorNodeStatus { accelerators: stored.accelerators.clone(), ..wanted.clone() };
     }
@@ -111,19 +114,23 @@ fn copy(reservation: &Reservation) -> NodeReservation {
 /// The condition Ready of the node's object. `None`: the node is of no pool's selector, or is not there.
 #[must_use]
 pub fn node_condition(
-    place: Option<&NodePlace>,
+    place: Option<&ResolvedNode>,
     generation: Option<i64>,
     before: &[Condition],
     now: Tick,
 ) -> Condition {
-    let doubt = place.and_then(|place| place.doubt.as_deref());
+    let doubt = place.and_then(|place| place.warning.as_deref());
     let said =
         |text: &str| doubt.map_or_else(|| text.to_owned(), |doubt| format!("{text}. Left out: {doubt}"));
     let (ready, reason, message) = match place {
-        Some(NodePlace { pool: Some(pool), accelerators, .. }) if *accelerators > 0 => {
-            (true, "Ready", said(&format!("{} for the pool '{pool}'", count(accelerators, "accelerator"))))
+        Some(ResolvedNode { pool: Some(pool), accelerators, .. }) if *accelerators > 0 => (
+            true,
+            "Ready",
+            said(&format!("{} for the pool '{pool}'", pluralize(accelerators, "accelerator"))),
+        ),
+        Some(ResolvedNode { pool: Some(_), .. }) => {
+            (false, "NoAccelerators", said("it has nothing to grant"))
         }
-        Some(NodePlace { pool: Some(_), .. }) => (false, "NoAccelerators", said("it has nothing to grant")),
         _ => (false, "NoPool", said("it is in no AcceleratorPool")),
     };
     condition(READY, ready, reason, &message, generation, before, now)
@@ -136,7 +143,7 @@ mod tests {
     use super::*;
     use crate::controllers::{
         crd::ledger::{ObjectName, ReservationState},
-        index::Room,
+        index::AcceleratorCapacities,
     };
 
     const NOW: Tick = Tick(1_780_000_000_000);
@@ -157,9 +164,9 @@ mod tests {
     }
 
     /// A node that offers so many accelerators, of `each` as far as its label says.
-    fn offers(accelerators: u32, each: Option<Bytes>) -> NodePlace {
-        let room = Room { each, ..Room::default() };
-        NodePlace { pool: Some("p".into()), accelerators, room, ..NodePlace::default() }
+    fn offers(accelerators: u32, each: Option<Bytes>) -> ResolvedNode {
+        let room = AcceleratorCapacities { unlisted_each: each, ..AcceleratorCapacities::default() };
+        ResolvedNode { pool: Some("p".into()), accelerators, capacities: room, ..ResolvedNode::default() }
     }
 
     #[test]

@@ -1,21 +1,25 @@
 //! The status of an AcceleratorPool: its sums and its condition. The ledger in it is for booking to change.
 
-use rouse::units::{Bytes, Tick, count};
+use rouse::units::{Bytes, Tick, pluralize};
 
 use crate::controllers::{
-    booking::sum_up,
     condition::{READY, condition},
     crd::{AcceleratorPoolStatus, Quantity},
-    index::{Pool, list},
+    index::{ResolvedPool, list},
+    ledger::update_sums,
 };
 
 /// The status that the pool should have, with the ledger that it has.
 #[must_use]
-pub fn pool_status(pool: &Pool, stored: Option<&AcceleratorPoolStatus>, now: Tick) -> AcceleratorPoolStatus {
+pub fn pool_status(
+    pool: &ResolvedPool,
+    stored: Option<&AcceleratorPoolStatus>,
+    now: Tick,
+) -> AcceleratorPoolStatus {
     let before = stored.map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let (ready, reason, message) = match &pool.trouble {
+    let (ready, reason, message) = match &pool.problem {
         Some(trouble) => (false, trouble.reason(), trouble.to_string()),
-        None => (true, "Ready", what_it_has(pool)),
+        None => (true, "Ready", capacity_summary(pool)),
     };
     let ledger = stored.map(|status| status.ledger.clone()).unwrap_or_default();
     let mut status = AcceleratorPoolStatus {
@@ -27,7 +31,7 @@ pub fn pool_status(pool: &Pool, stored: Option<&AcceleratorPoolStatus>, now: Tic
         ledger,
         ..AcceleratorPoolStatus::default()
     };
-    sum_up(&mut status);
+    update_sums(&mut status);
     status
 }
 
@@ -41,16 +45,16 @@ pub fn pool_differs(stored: Option<&AcceleratorPoolStatus>, wanted: &Accelerator
     stored.is_none_or(|stored| own(stored) != own(wanted))
 }
 
-fn what_it_has(pool: &Pool) -> String {
+fn capacity_summary(pool: &ResolvedPool) -> String {
     let mut text = format!(
         "{} with {}, {} to grant",
-        count(pool.nodes, "node"),
-        count(pool.accelerators, "accelerator"),
+        pluralize(pool.nodes, "node"),
+        pluralize(pool.accelerators, "accelerator"),
         pool.total.unwrap_or(Bytes::ZERO)
     );
-    if !pool.doubts.is_empty() {
+    if !pool.warnings.is_empty() {
         text.push_str(". Left out: ");
-        text.push_str(&list(pool.doubts.iter().cloned()));
+        text.push_str(&list(pool.warnings.iter().cloned()));
     }
     text
 }

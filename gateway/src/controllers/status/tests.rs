@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use rouse::{
-    model::{Idle, LevelPolicy},
+    model::{IdlePolicy, SleepLevelPolicy},
     units::{Bytes, Millis, Tick},
 };
 use serde_json::{Value, json};
@@ -10,21 +10,22 @@ use serde_json::{Value, json};
 use super::*;
 use crate::controllers::{
     condition::time,
-    convert::Policy,
+    convert::ConversionPolicy,
     crd::{
         InferenceModelStatus,
-        inference_model::{EngineState, EngineStatus, Learned},
+        inference_model::{EngineState, EngineStatus, LearnedStatus},
         ledger::{Ledger, ObjectName, Reservation, ReservationState},
     },
-    index::{Index, NodePlace, Object, Settled, Sight},
+    index::{ClusterIndex, IndexedObject, Resolved, ResolvedNode, WatchScope},
 };
 
 const NOW: Tick = Tick(1_780_000_000_000);
 const LATER: Tick = Tick(1_780_000_020_000);
 
 /// A pool without nodes, or with what it says of itself, and a model.
-fn settled(pool: Value, model: Value) -> Arc<Settled> {
-    let mut index = Index::new(Sight { policy: Policy::default(), nodes: false, namespaces: 1 });
+fn settled(pool: Value, model: Value) -> Arc<Resolved> {
+    let mut index =
+        ClusterIndex::new(WatchScope { policy: ConversionPolicy::default(), nodes: false, namespaces: 1 });
     let whole = |kind: &str, namespace: Option<&str>, spec: &Value| {
         json!({
             "apiVersion": "rouse.dev/v1alpha1",
@@ -35,9 +36,9 @@ fn settled(pool: Value, model: Value) -> Arc<Settled> {
     };
     let pool = serde_json::from_value(whole("AcceleratorPool", None, &pool)).unwrap();
     let model = serde_json::from_value(whole("InferenceModel", Some("chat"), &model)).unwrap();
-    index.apply(Object::Pool(Box::new(pool)));
-    index.apply(Object::Model(Box::new(model)));
-    index.settled()
+    index.apply(IndexedObject::Pool(Box::new(pool)));
+    index.apply(IndexedObject::Model(Box::new(model)));
+    index.resolved()
 }
 
 fn pool() -> Value {
@@ -48,11 +49,11 @@ fn model() -> Value {
     json!({"modelName": "m", "memory": "80Gi", "containerImage": "vllm:1", "accelerators": 2})
 }
 
-fn seen(settled: &Settled) -> Seen<'_> {
+fn seen(settled: &Resolved) -> ResolvedModel<'_> {
     let object = ObjectName::new("chat", "m");
     match settled.served.get(&object) {
-        Some(served) => Seen::Served(served),
-        None => Seen::Rejected(&settled.rejected[&object]),
+        Some(served) => ResolvedModel::Served(served),
+        None => ResolvedModel::Rejected(&settled.rejected[&object]),
     }
 }
 
@@ -74,7 +75,7 @@ fn found<'a>(conditions: &'a [Condition], kind: &str) -> &'a Condition {
 }
 
 /// Ready, Available, their reason.
-fn told(settled: &Settled, facts: &Facts) -> (bool, bool, String, String) {
+fn told(settled: &Resolved, facts: &ModelFacts) -> (bool, bool, String, String) {
     let status = model_status(seen(settled), facts, None, NOW);
     let [ready, available] = ["Ready", "Available"].map(|kind| found(&status.conditions, kind));
     assert_eq!((&ready.reason, &ready.message), (&available.reason, &available.message));
@@ -101,7 +102,7 @@ fn the_conditions_say_what_the_engines_are_in() {
         (&[Asleep, Backoff], false, false, "Failed"),
     ] {
         let engines = (0..).zip(states).map(|(n, state)| engine(n, *state)).collect();
-        let facts = Facts { engines, ..Facts::default() };
+        let facts = ModelFacts { engines, ..ModelFacts::default() };
         let (is_ready, is_available, found, text) = told(&settled, &facts);
         assert_eq!(
             (is_ready, is_available, found.as_str()),
@@ -113,31 +114,34 @@ fn the_conditions_say_what_the_engines_are_in() {
 
 #[test]
 fn who_waits_says_what_for() {
-    let memory = Facts { waiting: Some(Waiting::Memory("held by b".into())), ..Facts::default() };
+    let memory = ModelFacts {
+        wait_reason: Some(ModelWaitReason::Memory("held by b".into())),
+        ..ModelFacts::default()
+    };
     let settled_well = settled(pool(), model());
     assert_eq!(told(&settled_well, &memory), (false, false, "InsufficientMemory".into(), "held by b".into()));
-    let asleep = Facts { engines: vec![engine(0, EngineState::Asleep)], ..memory.clone() };
+    let asleep = ModelFacts { engines: vec![engine(0, EngineState::Asleep)], ..memory.clone() };
     assert_eq!(told(&settled_well, &asleep).2, "InsufficientMemory", "it cannot be woken");
-    let awake = Facts { engines: vec![engine(0, EngineState::Awake)], ..memory };
+    let awake = ModelFacts { engines: vec![engine(0, EngineState::Awake)], ..memory };
     assert_eq!(told(&settled_well, &awake).2, "Deployed", "it serves, whatever a second one waits for");
-    let pulled = Facts {
+    let pulled = ModelFacts {
         engines: vec![engine(0, EngineState::Backoff)],
-        trouble: Some("ErrImagePull: why".into()),
-        ..Facts::default()
+        last_failure: Some("ErrImagePull: why".into()),
+        ..ModelFacts::default()
     };
     assert_eq!(told(&settled_well, &pulled).3, "failed: 1 engine; ErrImagePull: why");
-    let backoff = Facts {
+    let backoff = ModelFacts {
         engines: vec![engine(0, EngineState::Backoff)],
-        waiting: Some(Waiting::Other("exit status 1; starts again in 8s".into())),
-        ..Facts::default()
+        wait_reason: Some(ModelWaitReason::Other("exit status 1; starts again in 8s".into())),
+        ..ModelFacts::default()
     };
     assert_eq!(told(&settled_well, &backoff).3, "exit status 1; starts again in 8s");
 
     let broken = settled(json!({"nodeSelector": {"inference-pool": "default"}, "memory": "x"}), model());
-    let (ready, available, reason, text) = told(&broken, &Facts::default());
+    let (ready, available, reason, text) = told(&broken, &ModelFacts::default());
     assert_eq!((ready, available, reason.as_str()), (false, false, "PoolNotReady"));
     assert!(text.contains("memory: 'x'"), "{text}");
-    let awake = Facts { engines: vec![engine(0, EngineState::Awake)], ..Facts::default() };
+    let awake = ModelFacts { engines: vec![engine(0, EngineState::Awake)], ..ModelFacts::default() };
     assert_eq!(told(&broken, &awake).2, "Deployed", "what runs goes on");
 }
 
@@ -145,29 +149,30 @@ fn who_waits_says_what_for() {
 fn a_backend_that_is_not_found_is_not_available_and_the_resolver_says_why() {
     let external = json!({"modelName": "m", "mode": "external", "backendUrl": "http://vllm:8000"});
     let settled = settled(pool(), external);
-    let starting = Facts { engines: vec![engine(0, EngineState::Launching)], ..Facts::default() };
+    let starting = ModelFacts { engines: vec![engine(0, EngineState::Launching)], ..ModelFacts::default() };
     let (ready, available, reason, text) = told(&settled, &starting);
     assert_eq!((ready, available, reason.as_str()), (false, false, "Deploying"));
     assert_eq!(text, "its backend has not answered yet");
     let why = "the backend's name 'vllm' leads nowhere: Name or service not known".to_owned();
-    let lost = Facts { trouble: Some(why.clone()), ..starting };
+    let lost = ModelFacts { last_failure: Some(why.clone()), ..starting };
     assert_eq!(told(&settled, &lost), (false, false, "Deploying".into(), why));
 }
 
 #[test]
 fn what_can_never_start_and_what_did_not_start_are_not_scaled_to_zero() {
     let settled = settled(pool(), model());
-    let misfit = Facts { misfit: Some("it needs 400Gi".into()), ..Facts::default() };
+    let misfit = ModelFacts { unplaceable: Some("it needs 400Gi".into()), ..ModelFacts::default() };
     assert_eq!(told(&settled, &misfit), (false, false, "Unplaceable".into(), "it needs 400Gi".into()));
-    let failed = Facts {
-        past: Some("last start failed at 10:00:00.000: exit status 1 (exited:1)".into()),
-        failed: true,
-        ..Facts::default()
+    let failed = ModelFacts {
+        last_outcome: Some("last start failed at 10:00:00.000: exit status 1 (exited:1)".into()),
+        start_failed: true,
+        ..ModelFacts::default()
     };
     let (_, available, reason, text) = told(&settled, &failed);
     assert_eq!((available, reason.as_str()), (false, "Failed"), "{text}");
     assert!(text.contains("exit status 1"), "{text}");
-    let evicted = Facts { past: Some("evicted at 10:00:00.000 for b".into()), ..Facts::default() };
+    let evicted =
+        ModelFacts { last_outcome: Some("evicted at 10:00:00.000 for b".into()), ..ModelFacts::default() };
     let (_, available, reason, text) = told(&settled, &evicted);
     assert_eq!((available, reason.as_str()), (true, "ScaledToZero"));
     assert!(text.contains("evicted at 10:00:00.000 for b"), "{text}");
@@ -176,7 +181,7 @@ fn what_can_never_start_and_what_did_not_start_are_not_scaled_to_zero() {
 #[test]
 fn what_is_refused_says_so_in_every_condition() {
     let settled = settled(pool(), json!({"modelName": "m", "memory": "lots", "containerImage": "x"}));
-    let status = model_status(seen(&settled), &Facts::default(), None, NOW);
+    let status = model_status(seen(&settled), &ModelFacts::default(), None, NOW);
     for condition in &status.conditions {
         assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("False", "InvalidQuantity"));
         assert!(condition.message.contains("memory: 'lots'"), "{}", condition.message);
@@ -193,7 +198,7 @@ fn a_status_has_what_is_declared_observed_and_noted() {
     let mut spec = model();
     spec["variants"] = variants;
     let settled = settled(pool(), spec);
-    let facts = Facts {
+    let facts = ModelFacts {
         // The second has no Pod yet, and nothing says which variant it will be.
         engines: vec![
             EngineStatus { variant: "a".into(), ..engine(0, EngineState::Awake) },
@@ -203,7 +208,7 @@ fn a_status_has_what_is_declared_observed_and_noted() {
         peak: Some(Bytes::gib(30)),
         observed: Some(NOW),
         last_request: Some(NOW),
-        ..Facts::default()
+        ..ModelFacts::default()
     };
     let status = model_status(seen(&settled), &facts, None, NOW);
     assert_eq!(status.declared_memory.unwrap().as_str(), "40Gi", "of one accelerator");
@@ -228,12 +233,12 @@ fn moments_change_with_what_they_are_of_and_only_that_is_written() {
     let settled = settled(pool(), model());
     let patience = Millis::secs(60);
     let of = |state, stored: Option<&InferenceModelStatus>, now| {
-        let facts = Facts {
+        let facts = ModelFacts {
             engines: vec![engine(0, state)],
             desired: 1,
             observed: Some(now),
             last_request: Some(now),
-            ..Facts::default()
+            ..ModelFacts::default()
         };
         model_status(seen(&settled), &facts, stored, now)
     };
@@ -254,18 +259,21 @@ fn moments_change_with_what_they_are_of_and_only_that_is_written() {
     }
     assert_eq!(awake.variants[0].decided, Some(time(NOW)), "nothing was decided anew");
     // A gateway that has just started has seen no request: what is stored is later.
-    let restarted = model_status(seen(&settled), &Facts::default(), Some(&awake), LATER);
+    let restarted = model_status(seen(&settled), &ModelFacts::default(), Some(&awake), LATER);
     assert_eq!(restarted.last_request_time, Some(time(LATER)));
 }
 
 #[test]
 fn a_peak_is_kept_and_written_again_once_it_is_a_hundredth_higher() {
     let settled = settled(pool(), model());
-    let learned =
-        |bytes: Bytes| Learned { peak: Some(bytes.into()), start_millis: Some(7), ..Learned::default() };
+    let learned = |bytes: Bytes| LearnedStatus {
+        peak: Some(bytes.into()),
+        start_millis: Some(7),
+        ..LearnedStatus::default()
+    };
     let of = |peak: Option<Bytes>, stored: Option<&InferenceModelStatus>, now| {
         let learned = peak.map(learned);
-        let facts = Facts { peak, learned, observed: peak.map(|_| now), ..Facts::default() };
+        let facts = ModelFacts { peak, learned, observed: peak.map(|_| now), ..ModelFacts::default() };
         let status = model_status(seen(&settled), &facts, stored, now);
         serde_json::from_value::<InferenceModelStatus>(serde_json::to_value(status).unwrap()).unwrap()
     };
@@ -293,7 +301,7 @@ fn a_peak_is_kept_and_written_again_once_it_is_a_hundredth_higher() {
 #[test]
 fn patience_is_a_tenth_of_the_cooldown_and_half_a_minute_at_least() {
     let of = |sleep_after: Option<Millis>| {
-        patience(&Idle { sleep_after, stop_after: None, level: LevelPolicy::Auto })
+        max_last_request_lag(&IdlePolicy { sleep_after, stop_after: None, level: SleepLevelPolicy::Auto })
     };
     assert_eq!(of(Some(Millis::secs(600))), Millis::secs(60));
     assert_eq!(of(Some(Millis::secs(60))), Millis::secs(30));
@@ -330,7 +338,7 @@ fn a_pool_says_what_it_has_or_why_it_is_not_ready() {
     let booked = crate::controllers::crd::AcceleratorPoolStatus { count: 7, ..status.clone() };
     assert!(!pool_differs(Some(&booked), &status));
 
-    let bad = settled(json!({"nodeSelector": {"a": "b"}, "settle": "soon"}), model());
+    let bad = settled(json!({"nodeSelector": {"a": "b"}, "meterLag": "soon"}), model());
     let broken = pool_status(&bad.pools["m"], Some(&status), LATER);
     let ready = found(&broken.conditions, "Ready");
     assert_eq!((ready.status.as_str(), ready.reason.as_str()), ("False", "InvalidDuration"));
@@ -339,11 +347,11 @@ fn a_pool_says_what_it_has_or_why_it_is_not_ready() {
 
 #[test]
 fn a_node_says_whether_it_may_be_given_work() {
-    let place = |pool: Option<&str>, accelerators, doubt: Option<&str>| NodePlace {
+    let place = |pool: Option<&str>, accelerators, doubt: Option<&str>| ResolvedNode {
         pool: pool.map(str::to_owned),
         accelerators,
-        doubt: doubt.map(str::to_owned),
-        ..NodePlace::default()
+        warning: doubt.map(str::to_owned),
+        ..ResolvedNode::default()
     };
     let odd = Some("GPU-1: capacity: 'x' is not a size");
     for (place, ready, reason, says) in [

@@ -7,14 +7,14 @@ use rouse::units::Bytes;
 use crate::controllers::crd::Quantity;
 
 /// From this share of the declared memory on, a declaration is taken for a good one. In percent.
-const WELL_USED: u128 = 90;
+const WELL_USED_PERCENT: u128 = 90;
 /// What is advised, in percent of the peak.
-const ROOM: u128 = 110;
+const ADVISED_PERCENT: u128 = 110;
 const MEBIBYTE: u128 = 1 << 20;
 
 /// How much of it is used.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Usage {
+pub struct DeclaredMemoryUsage {
     /// The peak as a share of what is declared; more than 1 is more than declared.
     pub ratio: f64,
     /// The same in whole percent, rounded down.
@@ -28,13 +28,13 @@ pub struct Usage {
 /// Of one accelerator: what is declared, and the most that an engine was seen to use. `None` while there is nothing to
 /// compare.
 #[must_use]
-pub fn usage(declared: Bytes, peak: Bytes) -> Option<Usage> {
+pub fn usage(declared: Bytes, peak: Bytes) -> Option<DeclaredMemoryUsage> {
     if declared == Bytes::ZERO || peak == Bytes::ZERO {
         return None;
     }
     let (all, used) = (u128::from(declared.0), u128::from(peak.0));
-    let advised =
-        (used * 100 < all * WELL_USED).then(|| (used * ROOM).div_ceil(100).div_ceil(MEBIBYTE) * MEBIBYTE);
+    let advised = (used * 100 < all * WELL_USED_PERCENT)
+        .then(|| (used * ADVISED_PERCENT).div_ceil(100).div_ceil(MEBIBYTE) * MEBIBYTE);
     // Of a declaration of a few MiB the rounding may eat what is saved.
     let advised =
         advised.filter(|advised| *advised < all).and_then(|bytes| u64::try_from(bytes).ok()).map(Bytes);
@@ -47,5 +47,5 @@ pub fn usage(declared: Bytes, peak: Bytes) -> Option<Usage> {
             Quantity::from(peak),
         )
     });
-    Some(Usage { ratio: peak.0 as f64 / declared.0 as f64, percent, advised, recommendation })
+    Some(DeclaredMemoryUsage { ratio: peak.0 as f64 / declared.0 as f64, percent, advised, recommendation })
 }

@@ -1,4 +1,4 @@
-//! What Rouse itself sets in a Pod. What users change of one is a strategic merge ([`crate::controllers::strategic`]).
+//! What Rouse itself sets in a Pod. What users change of one is a strategic merge ([`crate::controllers::strategic_merge`]).
 
 use serde_json::Value;
 

@@ -1,6 +1,6 @@
 //! The Pod of a model in mode dualPods: it holds the accelerators, and asks for the engine that uses them.
 
-use rouse::{model::Memory, pairing::event::Sizes, units::Bytes};
+use rouse::{model::EngineMemory, pairing::event::MemorySizes, units::Bytes};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -9,12 +9,12 @@ use super::{
 };
 use crate::controllers::{
     crd::Quantity,
-    dual::{keys, record},
+    dual_pods::{keys, record},
     label,
 };
 
 /// What of an engine's Pod says where it can be: its requester is there first.
-const PLACING: [&str; 7] = [
+const SCHEDULING_FIELDS: [&str; 7] = [
     "nodeSelector",
     "affinity",
     "tolerations",
@@ -31,19 +31,19 @@ impl Workload<'_> {
     pub(super) fn requester(&self, engine: Value) -> Value {
         let spec = engine.get("spec");
         let accelerators = self.accelerators(spec);
-        let mut own: Map<String, Value> = PLACING
+        let mut own: Map<String, Value> = SCHEDULING_FIELDS
             .iter()
             .filter_map(|key| {
                 Some(((*key).to_owned(), spec?.get(key).filter(|value| !value.is_null())?.clone()))
             })
             .collect();
-        self.go_to_sleepers(&mut own);
-        let Memory { awake, asleep, host } = self.variant.spec.memory;
+        self.prefer_sleeping_engines(&mut own);
+        let EngineMemory { awake, asleep, host } = self.variant.spec.memory;
         let host = Bytes(host.0.saturating_mul(u64::from(self.variant.spec.accelerators.count())));
-        let sizes = Sizes { awake, asleep, host };
+        let sizes = MemorySizes { awake, asleep, host };
         let timing = &self.sidecar.timing;
-        let hold = (timing.drain + timing.sleep_within(&sizes)).0.div_ceil(1000);
-        let grace = timing.hold(&sizes).0.div_ceil(1000);
+        let hold = (timing.drain_timeout + timing.sleep_timeout_for(&sizes)).0.div_ceil(1000);
+        let grace = timing.max_hold(&sizes).0.div_ceil(1000);
         let token = format!("--token-sha256={}", self.sidecar.key.hash(self.owner));
         let mut stub = self.stub([format!("--hold={hold}s"), token]);
         merge::into(
@@ -63,7 +63,7 @@ impl Workload<'_> {
                 keys::HOST_MEMORY: Quantity::from(host).to_string(),
             }),
         );
-        merge::into(&mut annotations, &record::rest_annotations(self.variant.spec.idle.into()));
+        merge::into(&mut annotations, &record::sleep_policy_annotations(self.variant.spec.idle.into()));
         merge::into(&mut annotations, &self.server(engine));
         json!({"metadata": {"annotations": annotations}, "spec": own})
     }
@@ -86,7 +86,7 @@ impl Workload<'_> {
     }
 
     /// Where an engine of this model sleeps its requester is served soonest: a scheduler prefers that node.
-    fn go_to_sleepers(&self, spec: &mut Map<String, Value>) {
+    fn prefer_sleeping_engines(&self, spec: &mut Map<String, Value>) {
         let labels = json!({keys::ENGINE_OF: self.label(), keys::SLEEPING: "true"});
         let term = json!({"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}});
         let affinity = spec.entry("affinity").or_insert(Value::Null);
@@ -104,7 +104,7 @@ impl Workload<'_> {
     /// The extended resources of the engine's container: of such are accelerators.
     fn accelerators(&self, spec: Option<&Value>) -> Value {
         let mut all = spec.and_then(|spec| spec.get("containers")?.as_array()).into_iter().flatten();
-        let container = all.find(|it| is_named(it, &self.pods.container));
+        let container = all.find(|it| is_named(it, &self.pod_template.container));
         let limits = container.and_then(|it| it.pointer("/resources/limits")?.as_object());
         let extended: Map<String, Value> = limits
             .into_iter()
@@ -123,7 +123,9 @@ impl Workload<'_> {
         let mut spec = engine.get_mut("spec").map(Value::take).unwrap_or_default();
         merge::into(&mut spec, &json!({"$patch": "replace"}));
         let mut all = spec.get_mut("containers").and_then(Value::as_array_mut).into_iter().flatten();
-        if let Some(own) = all.find(|it| is_named(it, &self.pods.container)).and_then(Value::as_object_mut) {
+        if let Some(own) =
+            all.find(|it| is_named(it, &self.pod_template.container)).and_then(Value::as_object_mut)
+        {
             self.engine_container(own);
         }
         let mut given = |at: &str| match engine.pointer_mut(at).map(Value::take) {
@@ -141,13 +143,13 @@ impl Workload<'_> {
     /// As the controller of dual pods knows one: by its name, and by the port of its probe.
     fn engine_container(&self, own: &mut Map<String, Value>) {
         own.insert("name".to_owned(), json!(keys::CONTAINER));
-        let port = self.pods.port;
+        let port = self.pod_template.port;
         let probed = own.get("readinessProbe").and_then(|probe| probe.pointer("/httpGet/port"));
         if probed != Some(&json!(port)) {
             let probe = json!({"httpGet": {"path": "/health", "port": port}, "periodSeconds": 1});
             own.insert("readinessProbe".to_owned(), probe);
         }
-        lets_sleep(own);
+        enable_sleep_endpoints(own);
     }
 }
 
@@ -155,7 +157,7 @@ impl Workload<'_> {
 const DEVELOPERS: &str = "VLLM_SERVER_DEV_MODE";
 
 /// This container's engine takes the orders to sleep and to wake.
-pub(super) fn lets_sleep(own: &mut Map<String, Value>) {
+pub(super) fn enable_sleep_endpoints(own: &mut Map<String, Value>) {
     let env = own.entry("env").or_insert(Value::Null);
     if !env.is_array() {
         *env = json!([]);

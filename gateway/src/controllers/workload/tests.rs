@@ -1,10 +1,10 @@
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::util::intstr::IntOrString};
 use rouse::{
-    model::LevelPolicy,
+    model::SleepLevelPolicy,
     pairing::{
-        event::{Record, Sizes},
-        ids::{EngineId, Mode, NodeName},
-        settings::Settings,
+        event::{EngineRecord, MemorySizes},
+        ids::{NodeName, PairingEngineId, ProviderMode},
+        settings::PairingSettings,
     },
     units::{Bytes, Generation, Millis, Tick},
 };
@@ -12,11 +12,11 @@ use serde_json::json;
 
 use super::*;
 use crate::controllers::{
-    convert::{Policy, Run, convert},
+    convert::{ConversionPolicy, ModelHosting, convert},
     crd::InferenceModel,
-    dual::{
+    dual_pods::{
         keys,
-        provider::{self, Make, Place},
+        provider::{self, ProviderPlacement, ProviderSettings},
         record,
     },
 };
@@ -28,23 +28,25 @@ fn workload(spec: Value, look: impl FnOnce(Value)) {
         "spec": spec,
     });
     let object: InferenceModel = serde_json::from_value(object).unwrap();
-    let model = convert(&object, Policy::default()).unwrap();
-    let (Run::Deployment(pods) | Run::DualPods(pods)) = &model.run else { panic!("{:?}", model.run) };
-    let owner = Owner { object: model.object.clone(), uid: "u1".into() };
+    let model = convert(&object, ConversionPolicy::default()).unwrap();
+    let (ModelHosting::Deployment(pods) | ModelHosting::DualPods(pods)) = &model.hosting else {
+        panic!("{:?}", model.hosting)
+    };
+    let owner = ModelRef { object: model.object.clone(), uid: "u1".into() };
     let sidecar = Sidecar {
         image: "stub:1".into(),
         pull_policy: Some("Never".into()),
         key: StubKey::example(),
-        timing: Settings::default(),
+        timing: PairingSettings::default(),
     };
     let workload = Workload {
         owner: &owner,
         engine: &model.engine,
-        pods,
+        pod_template: pods,
         variant: &model.variants[0],
         taint: Some("gpu"),
         sidecar: &sidecar,
-        dual: matches!(model.run, Run::DualPods(_)),
+        dual_pods: matches!(model.hosting, ModelHosting::DualPods(_)),
         replicas: 2,
         epoch: 7,
     };
@@ -225,7 +227,7 @@ fn a_requester_asks_for_the_engine_of_the_template_and_for_its_accelerators() {
         let args = stub.args.as_ref().unwrap();
         // 30 s to drain, and for sleep 10 s and one for each of 40 GiB.
         assert!(args.contains(&"--hold=80s".to_owned()), "{args:?}");
-        let owner = Owner::of_requester(&requester).unwrap();
+        let owner = ModelRef::of_requester(&requester).unwrap();
         let hash = format!("--token-sha256={}", StubKey::example().hash(&owner));
         assert!(args.contains(&hash), "{args:?}");
         assert_eq!(own.termination_grace_period_seconds, Some(90), "it outlives its stub's hold");
@@ -244,30 +246,38 @@ fn a_requester_asks_for_the_engine_of_the_template_and_for_its_accelerators() {
         );
 
         let node = NodeName::from("n1");
-        let asked = provider::asked(&requester, &node).unwrap();
+        let asked = provider::patched_engine(&requester, &node).unwrap();
         assert_eq!(
             asked.labels,
             [("team".to_owned(), "a".to_owned()), (keys::ENGINE_OF.to_owned(), label::value("org/Qwen"))]
                 .into(),
             "Rouse's would make it an engine's Pod"
         );
-        let wanted =
-            record::Wanted { awake: Some(Bytes::gib(40)), asleep: Bytes::gib(2), host: Some(Bytes::gib(30)) };
-        assert_eq!(record::wanted(&requester), Ok(wanted));
-        let rest = record::Rest { level: LevelPolicy::One, stop_after: Some(Millis::secs(7200)) };
-        assert_eq!(record::rest(&requester), Ok(rest));
+        let wanted = record::MemoryRequest {
+            awake: Some(Bytes::gib(40)),
+            asleep: Bytes::gib(2),
+            host: Some(Bytes::gib(30)),
+        };
+        assert_eq!(record::memory_request(&requester), Ok(wanted));
+        let rest = record::SleepPolicy { level: SleepLevelPolicy::One, stop_after: Some(Millis::secs(7200)) };
+        assert_eq!(record::sleep_policy(&requester), Ok(rest));
         let accelerators = ["GPU-1".into(), "GPU-2".into()].into();
-        let record = Record {
-            engine: EngineId { mode: Mode::Sleep, accelerators, fingerprint: asked.fingerprint },
+        let record = EngineRecord {
+            engine: PairingEngineId {
+                mode: ProviderMode::Sleep,
+                accelerators,
+                fingerprint: asked.fingerprint,
+            },
             generation: Generation(1),
-            sizes: Sizes { awake: Bytes::gib(40), asleep: Bytes::gib(2), host: Bytes::gib(30) },
-            level: LevelPolicy::Auto,
+            sizes: MemorySizes { awake: Bytes::gib(40), asleep: Bytes::gib(2), host: Bytes::gib(30) },
+            level: SleepLevelPolicy::Auto,
             stop_after: None,
             requester: Some("p1".into()),
             last_used: Tick(0),
         };
-        let place = Place { node: &node, accelerators: &record.engine.accelerators, numbers: None };
-        let made = provider::make(&requester, &place, &record, None, &Make::default()).unwrap();
+        let place =
+            ProviderPlacement { node: &node, accelerators: &record.engine.accelerators, numbers: None };
+        let made = provider::build(&requester, &place, &record, None, &ProviderSettings::default()).unwrap();
         let spec = made.pod.spec.unwrap();
         let names: Vec<_> = spec.containers.iter().map(|own| own.name.as_str()).collect();
         assert_eq!(names, ["helper", keys::CONTAINER]);

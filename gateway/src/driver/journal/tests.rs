@@ -10,22 +10,22 @@ use std::{
 use super::*;
 
 /// A disk with so much room; what was written is kept. A disk with a `hold` writes nothing before that is let go.
-struct Disk {
+struct FakeDisk {
     room: Arc<AtomicUsize>,
     hold: Option<Receiver<()>>,
     written: Arc<Mutex<Vec<u8>>>,
 }
 
-struct World {
+struct JournalHarness {
     file: JournalFile,
     fleet: Fleet,
-    lost: Lost,
+    lost: TelemetryDropCounters,
     room: Arc<AtomicUsize>,
     written: Arc<Mutex<Vec<u8>>>,
     turns: u64,
 }
 
-impl Write for Disk {
+impl Write for FakeDisk {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if let Some(hold) = &self.hold {
             // The other end is gone once it may go on.
@@ -45,12 +45,12 @@ impl Write for Disk {
     }
 }
 
-impl World {
+impl JournalHarness {
     fn new(hold: Option<Receiver<()>>) -> Self {
         let (room, written) = (Arc::new(AtomicUsize::new(usize::MAX)), Arc::<Mutex<Vec<u8>>>::default());
-        let disk = Disk { room: Arc::clone(&room), hold, written: Arc::clone(&written) };
-        let lost = Lost::new();
-        let file = JournalFile::over(Path::new("journal"), Box::new(disk), &lost).unwrap();
+        let disk = FakeDisk { room: Arc::clone(&room), hold, written: Arc::clone(&written) };
+        let lost = TelemetryDropCounters::new();
+        let file = JournalFile::with_output(Path::new("journal"), Box::new(disk), &lost).unwrap();
         Self { file, fleet: Fleet::new(), lost, room, written, turns: 0 }
     }
 
@@ -72,33 +72,33 @@ impl World {
     }
 
     /// The end: the lines, and how many turns the last header says were dropped.
-    fn read(self) -> (Vec<Line>, u64) {
+    fn read(self) -> (Vec<JournalLine>, u64) {
         assert!(self.file.lines.close(Duration::from_secs(20)));
         let text = String::from_utf8(self.written.lock().unwrap().clone()).unwrap();
         let lines = journal::read(&text).unwrap();
         let dropped = lines.iter().rev().find_map(|line| match line {
-            Line::Header { dropped, .. } => Some(*dropped),
-            Line::Turn { .. } => None,
+            JournalLine::Header { dropped, .. } => Some(*dropped),
+            JournalLine::Turn { .. } => None,
         });
         (lines, dropped.unwrap())
     }
 }
 
-fn turns(lines: &[Line]) -> u64 {
-    lines.iter().filter(|line| matches!(line, Line::Turn { .. })).count() as u64
+fn turns(lines: &[JournalLine]) -> u64 {
+    lines.iter().filter(|line| matches!(line, JournalLine::Turn { .. })).count() as u64
 }
 
 #[test]
 fn a_disk_that_stands_still_holds_up_no_turn_and_what_that_costs_is_counted_and_told() {
     let (go_on, hold) = mpsc::channel();
-    let mut world = World::new(Some(hold));
+    let mut world = JournalHarness::new(Some(hold));
     for at in 0..10_000 {
         world.turn(at);
     }
     let dropped = world.dropped();
     assert!(dropped > 0 && world.lost.journal_failed.get() == 0, "{dropped}");
     drop(go_on);
-    world.until(|world| world.file.waiting.load(Ordering::Relaxed) == 0);
+    world.until(|world| world.file.queued_bytes.load(Ordering::Relaxed) == 0);
     world.turn(20_000);
     world.turn(20_001);
     assert_eq!(world.dropped(), dropped, "it is written again");
@@ -107,7 +107,7 @@ fn a_disk_that_stands_still_holds_up_no_turn_and_what_that_costs_is_counted_and_
     // The state stands in the place of a turn.
     assert_eq!((missing, turns(&lines)), (dropped, told - dropped));
     // One gap, or two if the thread began late.
-    let story = narrate::narrate(&lines);
+    let story = transcript::render_transcript(&lines);
     let gaps =
         story.lines().filter_map(|line| line.strip_suffix(" turns are missing: they could not be written"));
     assert_eq!(gaps.map(|gap| gap.trim().parse::<u64>().unwrap()).sum::<u64>(), dropped, "{story}");
@@ -115,7 +115,7 @@ fn a_disk_that_stands_still_holds_up_no_turn_and_what_that_costs_is_counted_and_
 
 #[test]
 fn a_full_disk_is_tried_again_and_the_journal_goes_on_behind_a_header() {
-    let mut world = World::new(None);
+    let mut world = JournalHarness::new(None);
     world.turn(0);
     world.until(|world| !world.written.lock().unwrap().is_empty());
     // In the middle of a line.
@@ -135,7 +135,7 @@ fn a_full_disk_is_tried_again_and_the_journal_goes_on_behind_a_header() {
     world.turn(2001);
     let (lines, missing) = world.read();
     assert_eq!(missing, dropped);
-    let header = |line: &Line| matches!(line, Line::Header { .. });
+    let header = |line: &JournalLine| matches!(line, JournalLine::Header { .. });
     assert_eq!(lines.iter().map(header).collect::<Vec<_>>(), [true, false, true, false, false]);
 }
 
@@ -148,11 +148,11 @@ fn only_a_regular_file_is_renamed_and_a_new_one_is_for_its_user_alone() {
     nix::unistd::mkfifo(&at("pipe"), nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
     fs::create_dir(at("folder")).unwrap();
     for name in ["link", "pipe", "folder"] {
-        let error = JournalFile::open(&at(name), &Lost::new()).err().unwrap().to_string();
+        let error = JournalFile::open(&at(name), &TelemetryDropCounters::new()).err().unwrap().to_string();
         assert!(error.contains("name a regular file, or one that is not there yet"), "{error}");
         assert!(!at(&format!("{name}.1")).exists() && fs::symlink_metadata(at(name)).is_ok(), "{name}");
     }
-    JournalFile::open(&at("file"), &Lost::new()).unwrap();
+    JournalFile::open(&at("file"), &TelemetryDropCounters::new()).unwrap();
     assert_eq!(fs::read_to_string(at("file.1")).unwrap(), "before");
     assert_eq!(fs::metadata(at("file")).unwrap().permissions().mode() & 0o777, 0o600);
 }
@@ -161,11 +161,11 @@ fn only_a_regular_file_is_renamed_and_a_new_one_is_for_its_user_alone() {
 fn a_file_that_is_full_is_turned_over_and_the_next_one_can_be_read_alone() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
-    let mut file = JournalFile::open(&path, &Lost::new()).unwrap();
+    let mut file = JournalFile::open(&path, &TelemetryDropCounters::new()).unwrap();
     let fleet = Fleet::new();
     let line = |at| journal::write_turn(Tick(at), &[]).unwrap();
     file.append(&line(1), Tick(1), &fleet);
-    file.told = CAP;
+    file.file_bytes = MAX_FILE_BYTES;
     file.append(&line(2), Tick(2), &fleet);
     file.append(&line(3), Tick(3), &fleet);
     assert!(file.lines.close(Duration::from_secs(20)));
@@ -175,8 +175,8 @@ fn a_file_that_is_full_is_turned_over_and_the_next_one_can_be_read_alone() {
     };
     assert_eq!(ats(&path), [2, 2, 3]);
     // The thread of the old one may be about its last line.
-    while fs::read_to_string(turned_over(&path)).unwrap().lines().count() < 2 {
+    while fs::read_to_string(rotated_path(&path)).unwrap().lines().count() < 2 {
         thread::yield_now();
     }
-    assert_eq!(ats(&turned_over(&path)), [1, 1]);
+    assert_eq!(ats(&rotated_path(&path)), [1, 1]);
 }

@@ -9,51 +9,55 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use axum::response::{IntoResponse, Response};
 use http::{Method, Request, StatusCode, header, uri::Authority};
 
-use crate::config::Admin;
+use crate::config::AdminConfig;
 
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum AdminRejection {
     NoToken,
     NotLocal,
     ForeignHost,
     ForeignOrigin,
 }
 
-pub(super) fn check<B>(admin: &Admin, request: &Request<B>, peer: SocketAddr) -> Result<(), Refusal> {
+pub(super) fn check<B>(
+    admin: &AdminConfig,
+    request: &Request<B>,
+    peer: SocketAddr,
+) -> Result<(), AdminRejection> {
     match request.uri().path() {
         "/healthz" | "/readyz" => return Ok(()),
         "/metrics" if admin.metrics_open => return Ok(()),
         _ => {}
     }
     if let Some(token) = &admin.token {
-        return if bearer(request).is_some_and(|sent| same(sent, token.as_bytes())) {
+        return if bearer(request).is_some_and(|sent| constant_time_eq(sent, token.as_bytes())) {
             Ok(())
         } else {
-            Err(Refusal::NoToken)
+            Err(AdminRejection::NoToken)
         };
     }
     if !peer.ip().to_canonical().is_loopback() {
-        return Err(Refusal::NotLocal);
+        return Err(AdminRejection::NotLocal);
     }
-    let host = text(request, &header::HOST)
+    let host = single_header(request, &header::HOST)
         .or_else(|| request.uri().authority().map(Authority::as_str))
         .unwrap_or_default();
     if !is_loopback(host) {
-        return Err(Refusal::ForeignHost);
+        return Err(AdminRejection::ForeignHost);
     }
     let writes = !matches!(*request.method(), Method::GET | Method::HEAD);
     if writes && request.headers().contains_key(header::ORIGIN) {
-        let origin = text(request, &header::ORIGIN).unwrap_or_default();
-        if !is_of_loopback(origin) {
-            return Err(Refusal::ForeignOrigin);
+        let origin = single_header(request, &header::ORIGIN).unwrap_or_default();
+        if !is_loopback_origin(origin) {
+            return Err(AdminRejection::ForeignOrigin);
         }
     }
     Ok(())
 }
 
 /// The field's value, when it is there once; of several that would be a guess.
-fn text<'a, B>(request: &'a Request<B>, name: &header::HeaderName) -> Option<&'a str> {
+fn single_header<'a, B>(request: &'a Request<B>, name: &header::HeaderName) -> Option<&'a str> {
     let mut values = request.headers().get_all(name).iter();
     let value = values.next()?.to_str().ok();
     if values.next().is_some() { Some("") } else { value }
@@ -66,7 +70,7 @@ fn bearer<B>(request: &Request<B>) -> Option<&[u8]> {
 }
 
 /// Compares in a time that depends on the length of what was sent and on nothing of the token but its length.
-fn same(sent: &[u8], token: &[u8]) -> bool {
+fn constant_time_eq(sent: &[u8], token: &[u8]) -> bool {
     let mut difference = sent.len() ^ token.len();
     for (at, byte) in sent.iter().enumerate() {
         let expected = token.get(at % token.len().max(1)).copied().unwrap_or(0);
@@ -76,7 +80,7 @@ fn same(sent: &[u8], token: &[u8]) -> bool {
 }
 
 /// A page of this machine has this origin.
-pub(in crate::http) fn is_of_loopback(origin: &str) -> bool {
+pub(in crate::http) fn is_loopback_origin(origin: &str) -> bool {
     origin.split_once("://").is_some_and(|(_, host)| is_loopback(host))
 }
 
@@ -97,7 +101,7 @@ fn is_loopback(authority: &str) -> bool {
         || address.is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for AdminRejection {
     fn into_response(self) -> Response {
         let (status, code, message) = match self {
             Self::NoToken => (StatusCode::UNAUTHORIZED, "invalid_token", "a valid bearer token is needed"),

@@ -16,16 +16,16 @@ use tokio::{
     time::MissedTickBehavior,
 };
 
-const LOOK: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// There is no such file.
-pub(super) const NONE: &str = "this engine has no output here: it was not started yet, or its log cannot be written (the gateway's own log says so)";
-const PIECE: usize = 64 * 1024;
+pub(super) const NO_LOGS_MESSAGE: &str = "this engine has no output here: it was not started yet, or its log cannot be written (the gateway's own log says so)";
+const CHUNK_BYTES: usize = 64 * 1024;
 
 pub(super) async fn stream(path: PathBuf, follow: bool) -> Response {
     let file = match File::open(&path).await {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return super::error(StatusCode::NOT_FOUND, "no_logs", NONE);
+            return super::error(StatusCode::NOT_FOUND, "no_logs", NO_LOGS_MESSAGE);
         }
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "cannot read an engine's log");
@@ -36,9 +36,9 @@ pub(super) async fn stream(path: PathBuf, follow: bool) -> Response {
             );
         }
     };
-    let mut looks = tokio::time::interval(LOOK);
+    let mut looks = tokio::time::interval(POLL_INTERVAL);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let tail = Tail { file, at: 0, follow, looks };
+    let tail = LogTail { file, offset: 0, follow, poll_timer: looks };
     let pieces = futures_util::stream::unfold(tail, |mut tail| async move {
         let piece = tail.next().await.transpose()?;
         Some((piece, tail))
@@ -47,30 +47,30 @@ pub(super) async fn stream(path: PathBuf, follow: bool) -> Response {
     (kind, Body::from_stream(pieces)).into_response()
 }
 
-struct Tail {
+struct LogTail {
     file: File,
-    at: u64,
+    offset: u64,
     follow: bool,
-    looks: tokio::time::Interval,
+    poll_timer: tokio::time::Interval,
 }
 
-impl Tail {
+impl LogTail {
     /// The next piece; `None` at the end of a file that is not followed.
     async fn next(&mut self) -> io::Result<Option<Bytes>> {
         loop {
-            let mut piece = Vec::with_capacity(PIECE);
+            let mut piece = Vec::with_capacity(CHUNK_BYTES);
             let read = self.file.read_buf(&mut piece).await?;
             if read > 0 {
-                self.at += read as u64;
+                self.offset += read as u64;
                 return Ok(Some(piece.into()));
             }
             if !self.follow {
                 return Ok(None);
             }
-            self.looks.tick().await;
+            self.poll_timer.tick().await;
             // Logs are capped by copying and truncating: what is shorter than what was read has begun anew.
-            if self.file.metadata().await?.len() < self.at {
-                self.at = self.file.seek(SeekFrom::Start(0)).await?;
+            if self.file.metadata().await?.len() < self.offset {
+                self.offset = self.file.seek(SeekFrom::Start(0)).await?;
             }
         }
     }

@@ -4,47 +4,51 @@ use std::{io::Write, net::SocketAddr, sync::Arc};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::Parts;
+use super::AdminSources;
 use crate::{
-    http::testing::{Answer, Authority, Client, Gateway, MODEL, raw},
-    serve::{Admin, Stage},
+    http::testing::{
+        InProcessGateway, MODEL, RawHttpClient, RawHttpResponse, TestCertificateAuthority, raw_request,
+    },
+    serve::{AdminServer, ShutdownStage},
 };
 
-pub(super) async fn start(gateway: &Gateway, logs: Option<std::path::PathBuf>) -> SocketAddr {
-    let parts = Parts {
-        control: Arc::clone(&gateway.control) as _,
+pub(super) async fn start(gateway: &InProcessGateway, logs: Option<std::path::PathBuf>) -> SocketAddr {
+    let parts = AdminSources {
+        driver: Arc::clone(&gateway.driver) as _,
         config: Arc::clone(&gateway.config),
         metrics: Arc::new(|| Box::pin(std::future::ready("rouse_build_info 1\n".to_owned()))),
         logs: Arc::new(move |_, _| logs.clone()),
-        waits: Arc::new(|| None),
-        lacks: Arc::new(|| None),
+        not_ready_reason: Arc::new(|| None),
+        degraded_reason: Arc::new(|| None),
     };
-    let admin = Admin::over(Admin::listen("127.0.0.1:0".parse().unwrap()).unwrap(), parts).unwrap();
+    let admin =
+        AdminServer::from_listener(AdminServer::listen("127.0.0.1:0".parse().unwrap()).unwrap(), parts)
+            .unwrap();
     let address = admin.address();
     tokio::spawn(admin.run(gateway.stage.subscribe()));
     address
 }
 
-pub(super) async fn ask(address: SocketAddr, line: &str, headers: &str) -> Answer {
-    let mut client = Client::connect(address).await;
-    client.send(raw(line, headers, "").replace("host: x", "host: localhost")).await;
-    client.answer().await
+pub(super) async fn ask(address: SocketAddr, line: &str, headers: &str) -> RawHttpResponse {
+    let mut client = RawHttpClient::connect(address).await;
+    client.send(raw_request(line, headers, "").replace("host: x", "host: localhost")).await;
+    client.read_response().await
 }
 
-fn parsed(answer: &Answer) -> serde_json::Value {
+fn parsed(answer: &RawHttpResponse) -> serde_json::Value {
     serde_json::from_slice(&answer.body).unwrap()
 }
 
 #[tokio::test]
 async fn who_comes_beyond_the_connections_that_the_listener_takes_is_told_so_and_served_when_one_ends() {
-    let gateway = Gateway::start(|_| {});
+    let gateway = InProcessGateway::start(|_| {});
     let at = start(&gateway, None).await;
-    let events = raw("GET /admin/v1/events", "", "").replace("host: x", "host: localhost");
+    let events = raw_request("GET /admin/v1/events", "", "").replace("host: x", "host: localhost");
     let mut held = Vec::new();
     let refused = loop {
-        let mut client = Client::connect(at).await;
+        let mut client = RawHttpClient::connect(at).await;
         client.send(&events).await;
-        let answer = client.answer().await;
+        let answer = client.read_response().await;
         if answer.status != 200 {
             break answer;
         }
@@ -65,7 +69,7 @@ async fn who_comes_beyond_the_connections_that_the_listener_takes_is_told_so_and
 
 #[tokio::test]
 async fn what_is_read_is_what_the_driver_published() {
-    let gateway = Gateway::start(|_| {});
+    let gateway = InProcessGateway::start(|_| {});
     let at = start(&gateway, None).await;
     for (path, text) in [("/healthz", "ok\n"), ("/readyz", "ok\n"), ("/metrics", "rouse_build_info 1\n")] {
         let answer = ask(at, &format!("GET {path}"), "").await;
@@ -87,22 +91,22 @@ async fn what_is_read_is_what_the_driver_published() {
         let operation = parsed(&ask(at, &format!("GET /admin/v1/operations/{id}"), "").await);
         assert_eq!((operation["state"].as_str(), operation["operation"].as_u64()), (Some(state), Some(id)));
     }
-    gateway.stage.send_replace(Stage::Draining);
+    gateway.stage.send_replace(ShutdownStage::Draining);
     assert_eq!(ask(at, "GET /readyz", "").await.status, 503);
 }
 
 #[tokio::test]
 async fn over_tls_nothing_is_said_in_the_clear() {
-    let gateway = Gateway::start(|_| {});
-    let authority = Authority::new();
+    let gateway = InProcessGateway::start(|_| {});
+    let authority = TestCertificateAuthority::new();
     let mut config = gateway.config.load().as_ref().clone();
     config.tls = authority.tls("");
     config.admin.tls = true;
     gateway.config.store(Arc::new(config));
     let at = start(&gateway, None).await;
-    let mut clear = Client::connect(at).await;
-    clear.send(raw("GET /healthz", "", "")).await;
-    assert!(clear.rest().await.is_empty());
+    let mut clear = RawHttpClient::connect(at).await;
+    clear.send(raw_request("GET /healthz", "", "")).await;
+    assert!(clear.read_to_end().await.is_empty());
     let mut client = authority.connect(at).await;
     client.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await.unwrap();
     let mut answer = String::new();
@@ -112,7 +116,7 @@ async fn over_tls_nothing_is_said_in_the_clear() {
 
 #[tokio::test]
 async fn orders_are_taken_with_an_id_or_refused_with_a_reason() {
-    let gateway = Gateway::start(|_| {});
+    let gateway = InProcessGateway::start(|_| {});
     let at = start(&gateway, None).await;
     for (what, id) in [("wake", 1), ("sleep", 1), ("sleep?level=2", 2), ("pin", 1), ("unpin", 1)] {
         let answer = ask(at, &format!("POST /admin/v1/models/{MODEL}/{what}"), "").await;
@@ -124,7 +128,7 @@ async fn orders_are_taken_with_an_id_or_refused_with_a_reason() {
 
 #[tokio::test]
 async fn what_does_not_exist_or_is_not_allowed_is_said_so() {
-    let gateway = Gateway::start(|_| {});
+    let gateway = InProcessGateway::start(|_| {});
     let at = start(&gateway, None).await;
     for (line, status, code) in [
         ("GET /admin/v1/models/nobody/explain", 404, "model_not_found"),
@@ -149,7 +153,7 @@ async fn what_does_not_exist_or_is_not_allowed_is_said_so() {
 
 #[tokio::test]
 async fn a_token_opens_what_is_closed_without_one() {
-    let gateway = Gateway::start(|config| config.admin.token = Some("t".into()));
+    let gateway = InProcessGateway::start(|config| config.admin.token = Some("t".into()));
     let at = start(&gateway, None).await;
     let closed = ask(at, "GET /admin/v1/fleet", "").await;
     assert_eq!((closed.status, closed.header("www-authenticate")), (401, Some("Bearer realm=\"admin\"")));
@@ -158,34 +162,34 @@ async fn a_token_opens_what_is_closed_without_one() {
 
 #[tokio::test]
 async fn the_journal_is_passed_on_line_by_line() {
-    let gateway = Gateway::start(|_| {});
+    let gateway = InProcessGateway::start(|_| {});
     let at = start(&gateway, None).await;
-    let mut client = Client::connect(at).await;
+    let mut client = RawHttpClient::connect(at).await;
     client.send("GET /admin/v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
-    let head = client.answer().await;
+    let head = client.read_response().await;
     assert_eq!(head.header("content-type"), Some("text/event-stream"));
     for line in ["{\"n\":1}", "{\"n\":2}"] {
-        gateway.control.journal.send(line.into()).unwrap();
-        client.until(format!("data: {line}\n\n").as_bytes()).await;
+        gateway.driver.journal.send(line.into()).unwrap();
+        client.read_until(format!("data: {line}\n\n").as_bytes()).await;
     }
 }
 
 #[tokio::test]
 async fn a_log_is_followed_and_begun_anew_when_it_was_truncated() {
     let mut file = tempfile::NamedTempFile::new().unwrap();
-    let gateway = Gateway::start(|_| {});
+    let gateway = InProcessGateway::start(|_| {});
     let at = start(&gateway, Some(file.path().to_owned())).await;
     file.write_all(b"first\n").unwrap();
-    let mut client = Client::connect(at).await;
+    let mut client = RawHttpClient::connect(at).await;
     client.send("GET /admin/v1/models/org/m/logs?follow=1 HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
-    client.until(b"first\n").await;
+    client.read_until(b"first\n").await;
     file.write_all(b"second\n").unwrap();
-    client.until(b"second\n").await;
+    client.read_until(b"second\n").await;
     std::fs::write(file.path(), b"anew\n").unwrap();
-    client.until(b"anew\n").await;
-    let mut once = Client::connect(at).await;
+    client.read_until(b"anew\n").await;
+    let mut once = RawHttpClient::connect(at).await;
     once.send("GET /admin/v1/models/org/m/logs HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         .await;
-    let text = String::from_utf8(once.rest().await).unwrap();
+    let text = String::from_utf8(once.read_to_end().await).unwrap();
     assert!(text.contains("content-type: text/plain") && text.contains("anew\n"), "{text}");
 }

@@ -1,34 +1,38 @@
 use std::{sync::Arc, time::Duration};
 
-use rouse::{fault::Cause, fault::Fault, lease::Gate, openai::sse::Scanner};
+use rouse::{fault::FailureCause, fault::Fault};
+use rouse_net::{lease::Gate, openai::sse::ResponseScanner};
 use tokio::{sync::watch, time::Instant};
 
 use super::*;
 use crate::{
-    http::testing::{Answer, Engine, Gateway, MODEL, json, nobody, post, raw, until_free},
-    serve::Stage,
+    http::testing::{
+        CannedEngine, InProcessGateway, MODEL, RawHttpResponse, completion_request, json_response,
+        raw_request, refused_address, wait_until_no_leases,
+    },
+    serve::ShutdownStage,
 };
 
-async fn ask(gateway: &Gateway, request: &str) -> Answer {
+async fn ask(gateway: &InProcessGateway, request: &str) -> RawHttpResponse {
     let mut client = gateway.connect().await;
     client.send(request).await;
-    client.answer().await
+    client.read_response().await
 }
 
 /// Engines with these answers, all routed to, and their gates.
-async fn engines(gateway: &Gateway, answers: &[String]) -> (Vec<Engine>, Vec<Arc<Gate>>) {
+async fn engines(gateway: &InProcessGateway, answers: &[String]) -> (Vec<CannedEngine>, Vec<Arc<Gate>>) {
     let (mut engines, mut gates) = (Vec::new(), Vec::new());
     for answer in answers {
-        engines.push(Engine::start(answer.as_str()).await);
+        engines.push(CannedEngine::start(answer.as_str()).await);
         gates.push(gateway.open_gate());
     }
     let ends: Vec<_> = engines.iter().zip(&gates).map(|(engine, gate)| (engine.address, gate)).collect();
-    gateway.route(&ends);
+    gateway.set_endpoints(&ends);
     (engines, gates)
 }
 
 fn numbered(count: usize) -> Vec<String> {
-    (0..count).map(|n| json(&format!("{{\"n\":{n}}}"))).collect()
+    (0..count).map(|n| json_response(&format!("{{\"n\":{n}}}"))).collect()
 }
 
 /// A conversation at its nth turn.
@@ -43,17 +47,18 @@ fn turn(conversation: usize, turns: usize) -> String {
 
 #[tokio::test]
 async fn the_turns_of_a_conversation_and_of_a_session_come_to_one_engine_unless_that_is_not_wanted() {
-    for affinity in [Affinity::Prefix, Affinity::Session, Affinity::None] {
-        let gateway = Gateway::start(|config| config.affinity = affinity);
+    for affinity in [AffinityPolicy::Prefix, AffinityPolicy::Session, AffinityPolicy::None] {
+        let gateway = InProcessGateway::start(|config| config.affinity = affinity);
         let (_engines, _gates) = engines(&gateway, &numbered(4)).await;
         let (mut stayed, mut kept) = (true, true);
         for conversation in 0..6 {
             let headers = format!("x-session-id: {conversation}\r\n");
             let (mut turns, mut session) = (Vec::new(), Vec::new());
             for n in 0..5 {
-                let of_turn = raw("POST /v1/chat/completions", "", &turn(conversation, n));
+                let of_turn = raw_request("POST /v1/chat/completions", "", &turn(conversation, n));
                 turns.push(ask(&gateway, &of_turn).await.body);
-                let of_session = raw("POST /v1/chat/completions", &headers, &turn(100 * conversation + n, 0));
+                let of_session =
+                    raw_request("POST /v1/chat/completions", &headers, &turn(100 * conversation + n, 0));
                 session.push(ask(&gateway, &of_session).await.body);
             }
             turns.dedup();
@@ -62,7 +67,7 @@ async fn the_turns_of_a_conversation_and_of_a_session_come_to_one_engine_unless_
         }
         assert_eq!(
             (stayed, kept),
-            (affinity == Affinity::Prefix, affinity != Affinity::None),
+            (affinity == AffinityPolicy::Prefix, affinity != AffinityPolicy::None),
             "{affinity:?}"
         );
     }
@@ -70,34 +75,35 @@ async fn the_turns_of_a_conversation_and_of_a_session_come_to_one_engine_unless_
 
 #[tokio::test]
 async fn a_request_that_finds_its_engine_absent_goes_to_another_at_once() {
-    let mut gateway = Gateway::start(|_| {});
-    let engine = Engine::start(json("{}")).await;
+    let mut gateway = InProcessGateway::start(|_| {});
+    let engine = CannedEngine::start(json_response("{}")).await;
     let (dead, gate) = (gateway.open_gate(), gateway.open_gate());
-    gateway.route(&[(nobody(), &dead), (engine.address, &gate)]);
+    gateway.set_endpoints(&[(refused_address(), &dead), (engine.address, &gate)]);
     let (mut replayed, begun) = (0, Instant::now());
     for _ in 0..30 {
-        assert_eq!(ask(&gateway, &post(false)).await.status, 200);
-        replayed += gateway.next_ended().await.replays;
+        assert_eq!(ask(&gateway, &completion_request(false)).await.status, 200);
+        replayed += gateway.next_ended().await.retries;
     }
     // Five in a row, and it is left out.
     assert_eq!(replayed, 5);
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     assert!(gateway.parked.try_recv().is_err(), "parked");
-    until_free(&gate).await;
-    until_free(&dead).await;
+    wait_until_no_leases(&gate).await;
+    wait_until_no_leases(&dead).await;
 }
 
 #[tokio::test]
 async fn what_an_engine_may_have_begun_is_not_given_to_another_and_its_own_503_passes_on() {
-    let gateway = Gateway::start(|_| {});
+    let gateway = InProcessGateway::start(|_| {});
     let full =
         "HTTP/1.1 503 Service Unavailable\r\nretry-after: 7\r\ncontent-length: 4\r\n\r\nfull".to_owned();
     for (answer, status) in [("connection: close".to_owned(), 502), (full, 503)] {
-        let (mut engines, _gates) = engines(&gateway, &[answer, json("{}")]).await;
+        let (mut engines, _gates) = engines(&gateway, &[answer, json_response("{}")]).await;
         let mut seen = 0;
         for session in 0..12 {
             let headers = format!("x-session-id: {session}\r\n");
-            let answer = ask(&gateway, &raw("POST /v1/chat/completions", &headers, &turn(0, 0))).await;
+            let answer =
+                ask(&gateway, &raw_request("POST /v1/chat/completions", &headers, &turn(0, 0))).await;
             assert!(answer.status == 200 || answer.status == status, "{}", answer.status);
             if answer.status == 503 {
                 assert_eq!(
@@ -109,7 +115,7 @@ async fn what_an_engine_may_have_begun_is_not_given_to_another_and_its_own_503_p
         }
         let mut got = [0, 0];
         for (engine, got) in engines.iter_mut().zip(&mut got) {
-            while engine.seen.try_recv().is_ok() {
+            while engine.requests.try_recv().is_ok() {
                 *got += 1;
             }
         }
@@ -119,17 +125,17 @@ async fn what_an_engine_may_have_begun_is_not_given_to_another_and_its_own_503_p
 
 #[tokio::test]
 async fn a_dying_engine_takes_only_its_own_requests_along() {
-    let mut gateway = Gateway::start(|_| {});
-    let (mut engines, gates) = engines(&gateway, &[String::new(), json("{}")]).await;
+    let mut gateway = InProcessGateway::start(|_| {});
+    let (mut engines, gates) = engines(&gateway, &[String::new(), json_response("{}")]).await;
     // By load: of two without any the first drawn, so both come in turn before long.
     // One that answers has done so before the next request is sent, so that only one request is ever at the first.
     let mut answered = Vec::new();
     let mut waiting = loop {
         let mut client = gateway.connect().await;
-        client.send(post(false)).await;
+        client.send(completion_request(false)).await;
         tokio::select! {
-            answer = client.answer() => assert_eq!(answer.status, 200),
-            seen = engines[0].seen.recv() => {
+            answer = client.read_response() => assert_eq!(answer.status, 200),
+            seen = engines[0].requests.recv() => {
                 seen.unwrap();
                 break client;
             }
@@ -137,41 +143,41 @@ async fn a_dying_engine_takes_only_its_own_requests_along() {
         answered.push(client);
     };
     gates[0].close();
-    gates[0].revoke(Fault::EngineFailed { model: MODEL.into(), cause: Cause::Killed(9), wait: None });
-    assert_ne!(waiting.answer().await.status, 200);
+    gates[0].revoke(Fault::EngineFailed { model: MODEL.into(), cause: FailureCause::Killed(9), wait: None });
+    assert_ne!(waiting.read_response().await.status, 200);
     for _ in 0..10 {
-        assert_eq!(ask(&gateway, &post(false)).await.status, 200);
+        assert_eq!(ask(&gateway, &completion_request(false)).await.status, 200);
     }
     assert!(gateway.parked.try_recv().is_err());
 }
 
 #[tokio::test]
 async fn what_goes_on_from_a_response_goes_to_the_engine_that_made_it() {
-    let gateway = Gateway::start(|_| {});
+    let gateway = InProcessGateway::start(|_| {});
     let (_engines, _gates) = engines(&gateway, &numbered(4)).await;
-    let shared = crate::http::Shared::new(
-        Arc::clone(&gateway.control) as Arc<dyn crate::http::Control>,
+    let shared = crate::http::ServerContext::new(
+        Arc::clone(&gateway.driver) as Arc<dyn crate::http::DriverApi>,
         Arc::clone(&gateway.config),
-        Arc::new(crate::http::Unmetered),
+        Arc::new(crate::http::NoopMetricsSink),
     );
-    let core = Core::new(shared, watch::channel(Stage::Serving).1);
-    let routes = core.shared.control.routes();
+    let core = WorkerContext::new(shared, watch::channel(ShutdownStage::Serving).1);
+    let routes = core.server.driver.routes();
     let route = routes.models.get(MODEL).unwrap();
     for (n, endpoint) in route.endpoints.iter().enumerate().cycle().take(12) {
         let id = format!("resp_{n}");
-        let mut scanner = Scanner::of_json();
+        let mut scanner = ResponseScanner::for_json();
         scanner.feed(format!("{{\"id\":\"{id}\",\"output\":[]}}").as_bytes());
-        for (path, learns) in [("/v1/chat/completions", false), (RESPONSES, true)] {
+        for (path, learns) in [("/v1/chat/completions", false), (RESPONSES_PATH, true)] {
             let path = PathAndQuery::from_static(path);
-            let mut attempted = Attempted::new(&core, route, endpoint, &path).unwrap();
-            assert_eq!(attempted.learns(), learns);
+            let mut attempted = EndpointAttempt::new(&core, route, endpoint, &path).unwrap();
+            assert_eq!(attempted.records_response_id(), learns);
             attempted.frame(scanner.facts());
         }
         let body = format!("{{\"model\":\"{MODEL}\",\"input\":\"{n}\",\"previous_response_id\":\"{id}\"}}");
         let body = Bytes::from(body);
-        let head = openai::head::peek(&body).unwrap();
-        let ties = Ties::of(&head, &body, true, Affinity::None).await;
-        let (taken, _lease) = ties.take(&core, route, &HeaderMap::new(), None).unwrap();
+        let head = openai::routing_fields::peek(&body).unwrap();
+        let ties = AffinityKeys::from_request(&head, &body, true, AffinityPolicy::None).await;
+        let (taken, _lease) = ties.take_lease(&core, route, &HeaderMap::new(), None).unwrap();
         assert_eq!(taken.engine, endpoint.engine);
     }
 }

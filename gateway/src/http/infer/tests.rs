@@ -6,18 +6,18 @@ use rouse::fault::Fault;
 
 use crate::{
     config,
-    http::testing::{Client, Gateway, MODEL, raw},
+    http::testing::{InProcessGateway, MODEL, RawHttpClient, raw_request},
     keys,
 };
 
 /// As whom the gateway takes who asks so, from this address.
-async fn client(gateway: &mut Gateway, from: &str, headers: &str, fields: &str) -> u64 {
-    let mut client = Client::connect_from(from, gateway.address).await;
+async fn client(gateway: &mut InProcessGateway, from: &str, headers: &str, fields: &str) -> u64 {
+    let mut client = RawHttpClient::connect_from(from, gateway.address).await;
     let body = format!("{{\"model\":\"{MODEL}\"{fields}}}");
-    client.send(raw("POST /v1/chat/completions", headers, &body)).await;
+    client.send(raw_request("POST /v1/chat/completions", headers, &body)).await;
     let parked = gateway.next_parked().await;
     drop(parked.answer.send(Err(Fault::ShuttingDown)));
-    client.answer().await;
+    client.read_response().await;
     parked.parking.client
 }
 
@@ -26,7 +26,7 @@ const THERE: &str = "127.0.0.2:0";
 
 #[tokio::test]
 async fn a_client_without_a_key_is_the_user_or_session_that_it_names_else_its_address() {
-    let mut gateway = Gateway::start(|_| {});
+    let mut gateway = InProcessGateway::start(|_| {});
     let gateway = &mut gateway;
     let mut told_apart = BTreeSet::new();
     for same in [
@@ -53,9 +53,12 @@ async fn a_client_without_a_key_is_the_user_or_session_that_it_names_else_its_ad
 async fn a_client_with_a_key_is_that_key() {
     let file = format!("keys: [{{name: one, sha256: {}}}]", "0".repeat(64));
     let any = config::parse(&file, "test").unwrap().keys[0].clone();
-    let key =
-        |name: &str| config::Key { name: name.into(), hash: keys::hash(name.as_bytes()), ..any.clone() };
-    let mut gateway = Gateway::start(|config| config.keys = vec![key("one"), key("two")].into());
+    let key = |name: &str| config::KeyConfig {
+        name: name.into(),
+        hash: keys::sha256(name.as_bytes()),
+        ..any.clone()
+    };
+    let mut gateway = InProcessGateway::start(|config| config.keys = vec![key("one"), key("two")].into());
     let gateway = &mut gateway;
     let one = client(gateway, HERE, "authorization: Bearer one\r\n", "").await;
     let user = client(gateway, THERE, "authorization: Bearer one\r\n", r#","user":"ann""#).await;

@@ -2,7 +2,7 @@
 
 /// A route whose body names a model and is passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Inference {
+pub(crate) enum InferenceRoute {
     Chat,
     Completions,
     Embeddings,
@@ -22,41 +22,41 @@ pub(crate) enum Inference {
 
 /// In which format a body names its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Carries {
+pub(crate) enum BodyEncoding {
     Json,
     Multipart,
 }
 
 /// Every path, with the names that engines gave the same route over time.
-const PATHS: [(&str, Inference); 18] = [
-    ("/v1/chat/completions", Inference::Chat),
-    ("/v1/completions", Inference::Completions),
-    ("/v1/embeddings", Inference::Embeddings),
-    ("/v1/responses", Inference::Responses),
-    ("/v1/rerank", Inference::Rerank),
-    ("/rerank", Inference::Rerank),
-    ("/v2/rerank", Inference::Rerank),
-    ("/v1/score", Inference::Score),
-    ("/score", Inference::Score),
-    ("/v1/moderations", Inference::Moderations),
-    ("/v1/images/generations", Inference::Images),
-    ("/v1/audio/speech", Inference::Speech),
-    ("/v1/audio/transcriptions", Inference::Transcriptions),
-    ("/v1/audio/translations", Inference::Translations),
-    ("/v1/messages", Inference::Messages),
-    ("/v1/messages/count_tokens", Inference::CountTokens),
-    ("/tokenize", Inference::Tokenize),
-    ("/detokenize", Inference::Detokenize),
+const INFERENCE_PATHS: [(&str, InferenceRoute); 18] = [
+    ("/v1/chat/completions", InferenceRoute::Chat),
+    ("/v1/completions", InferenceRoute::Completions),
+    ("/v1/embeddings", InferenceRoute::Embeddings),
+    ("/v1/responses", InferenceRoute::Responses),
+    ("/v1/rerank", InferenceRoute::Rerank),
+    ("/rerank", InferenceRoute::Rerank),
+    ("/v2/rerank", InferenceRoute::Rerank),
+    ("/v1/score", InferenceRoute::Score),
+    ("/score", InferenceRoute::Score),
+    ("/v1/moderations", InferenceRoute::Moderations),
+    ("/v1/images/generations", InferenceRoute::Images),
+    ("/v1/audio/speech", InferenceRoute::Speech),
+    ("/v1/audio/transcriptions", InferenceRoute::Transcriptions),
+    ("/v1/audio/translations", InferenceRoute::Translations),
+    ("/v1/messages", InferenceRoute::Messages),
+    ("/v1/messages/count_tokens", InferenceRoute::CountTokens),
+    ("/tokenize", InferenceRoute::Tokenize),
+    ("/detokenize", InferenceRoute::Detokenize),
 ];
 
-impl Inference {
+impl InferenceRoute {
     /// The route at exactly this path.
-    pub(crate) fn at(path: &str) -> Option<Self> {
-        PATHS.iter().find(|(known, _)| *known == path).map(|(_, inference)| *inference)
+    pub(crate) fn from_path(path: &str) -> Option<Self> {
+        INFERENCE_PATHS.iter().find(|(known, _)| *known == path).map(|(_, inference)| *inference)
     }
 
     /// `stream: true` means server-sent events here.
-    pub(crate) const fn streams(self) -> bool {
+    pub(crate) const fn may_stream(self) -> bool {
         matches!(
             self,
             Self::Chat
@@ -70,14 +70,14 @@ impl Inference {
     }
 
     /// The model itself is at work, and not only its tokenizer.
-    pub(crate) const fn computes(self) -> bool {
+    pub(crate) const fn runs_model(self) -> bool {
         !matches!(self, Self::CountTokens | Self::Tokenize | Self::Detokenize)
     }
 
-    pub(crate) const fn carries(self) -> Carries {
+    pub(crate) const fn body_encoding(self) -> BodyEncoding {
         match self {
-            Self::Transcriptions | Self::Translations => Carries::Multipart,
-            _ => Carries::Json,
+            Self::Transcriptions | Self::Translations => BodyEncoding::Multipart,
+            _ => BodyEncoding::Json,
         }
     }
 

@@ -10,16 +10,16 @@ use rustls::{
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use super::Gateway;
+use super::InProcessGateway;
 use crate::config::{self, Config};
 
 /// An authority, and files with certificates of it.
-pub(crate) struct Authority {
+pub(crate) struct TestCertificateAuthority {
     pub(crate) issuer: CertifiedIssuer<'static, KeyPair>,
     dir: tempfile::TempDir,
 }
 
-impl Authority {
+impl TestCertificateAuthority {
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -46,7 +46,7 @@ impl Authority {
         (cert.der().clone(), key)
     }
 
-    pub(crate) fn load(&self, more: &str) -> Result<Config, config::Errors> {
+    pub(crate) fn load(&self, more: &str) -> Result<Config, config::ConfigErrors> {
         let text =
             format!("tls: {{cert: {:?}, key: {:?}{more}}}", self.file("server.pem"), self.file("server.key"));
         fs::write(self.file("rouse.yaml"), text).unwrap();
@@ -54,15 +54,17 @@ impl Authority {
     }
 
     /// A gateway whose certificate is of this authority.
-    pub(crate) fn gateway(&self, more: &str, change: impl FnOnce(&mut Config)) -> Gateway {
+    pub(crate) fn gateway(&self, more: &str, change: impl FnOnce(&mut Config)) -> InProcessGateway {
         let tls = self.tls(more);
-        Gateway::start(|config| {
+        InProcessGateway::start(|config| {
             config.tls = tls;
             change(config);
         })
     }
 
-    pub(crate) fn trusting(&self) -> rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert> {
+    pub(crate) fn client_config(
+        &self,
+    ) -> rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert> {
         let mut roots = RootCertStore::empty();
         roots.add(self.issuer.der().clone()).unwrap();
         ClientConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
@@ -72,17 +74,20 @@ impl Authority {
     }
 
     /// `tls` of a configuration with a new certificate.
-    pub(crate) fn tls(&self, more: &str) -> Option<config::Tls> {
+    pub(crate) fn tls(&self, more: &str) -> Option<config::TlsConfig> {
         self.issue("server", &Self::params());
         self.load(more).unwrap().tls
     }
 
     pub(crate) async fn connect(&self, address: SocketAddr) -> TlsStream<TcpStream> {
-        dial(address, self.trusting().with_no_client_auth()).await.unwrap()
+        connect_tls(address, self.client_config().with_no_client_auth()).await.unwrap()
     }
 }
 
-pub(crate) async fn dial(address: SocketAddr, client: ClientConfig) -> io::Result<TlsStream<TcpStream>> {
+pub(crate) async fn connect_tls(
+    address: SocketAddr,
+    client: ClientConfig,
+) -> io::Result<TlsStream<TcpStream>> {
     let tcp = TcpStream::connect(address).await.unwrap();
     let name = ServerName::try_from("localhost").unwrap();
     TlsConnector::from(Arc::new(client)).connect(name, tcp).await

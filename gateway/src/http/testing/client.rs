@@ -11,13 +11,13 @@ use super::MODEL;
 
 /// One response as it came.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct RawHttpResponse {
     pub(crate) status: u16,
     pub(crate) head: String,
     pub(crate) body: Vec<u8>,
 }
 
-impl Answer {
+impl RawHttpResponse {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().find_map(|line| {
             let (field, value) = line.split_once(": ")?;
@@ -30,25 +30,25 @@ impl Answer {
     }
 }
 
-pub(crate) struct Client {
+pub(crate) struct RawHttpClient {
     pub(crate) stream: TcpStream,
-    rest: Vec<u8>,
+    buffered: Vec<u8>,
 }
 
-impl Client {
+impl RawHttpClient {
     pub(crate) async fn connect(address: SocketAddr) -> Self {
-        Self::of(TcpStream::connect(address).await.unwrap())
+        Self::from_stream(TcpStream::connect(address).await.unwrap())
     }
 
-    pub(crate) const fn of(stream: TcpStream) -> Self {
-        Self { stream, rest: Vec::new() }
+    pub(crate) const fn from_stream(stream: TcpStream) -> Self {
+        Self { stream, buffered: Vec::new() }
     }
 
     /// As one of another address of this machine.
     pub(crate) async fn connect_from(local: &str, address: SocketAddr) -> Self {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind(local.parse().unwrap()).unwrap();
-        Self { stream: socket.connect(address).await.unwrap(), rest: Vec::new() }
+        Self { stream: socket.connect(address).await.unwrap(), buffered: Vec::new() }
     }
 
     pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) {
@@ -56,51 +56,51 @@ impl Client {
     }
 
     /// The next response, its head and, by `Content-Length`, its body.
-    pub(crate) async fn answer(&mut self) -> Answer {
-        let head = self.until(b"\r\n\r\n").await;
+    pub(crate) async fn read_response(&mut self) -> RawHttpResponse {
+        let head = self.read_until(b"\r\n\r\n").await;
         let head = String::from_utf8(head).unwrap();
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        let mut answer = Answer { status, head, body: Vec::new() };
+        let mut answer = RawHttpResponse { status, head, body: Vec::new() };
         if let Some(length) = answer.header("content-length") {
             let length: usize = length.parse().unwrap();
-            while self.rest.len() < length {
+            while self.buffered.len() < length {
                 assert!(self.fill().await, "the body ended early");
             }
-            answer.body = self.rest.drain(..length).collect();
+            answer.body = self.buffered.drain(..length).collect();
         }
         answer
     }
 
     /// What comes until `mark`, mark included.
-    pub(crate) async fn until(&mut self, mark: &[u8]) -> Vec<u8> {
+    pub(crate) async fn read_until(&mut self, mark: &[u8]) -> Vec<u8> {
         loop {
-            if let Some(at) = self.rest.windows(mark.len()).position(|w| w == mark) {
-                return self.rest.drain(..at + mark.len()).collect();
+            if let Some(at) = self.buffered.windows(mark.len()).position(|w| w == mark) {
+                return self.buffered.drain(..at + mark.len()).collect();
             }
-            assert!(self.fill().await, "ended after {:?}", String::from_utf8_lossy(&self.rest));
+            assert!(self.fill().await, "ended after {:?}", String::from_utf8_lossy(&self.buffered));
         }
     }
 
     /// Everything until the connection ends.
-    pub(crate) async fn rest(&mut self) -> Vec<u8> {
+    pub(crate) async fn read_to_end(&mut self) -> Vec<u8> {
         while self.fill().await {}
-        std::mem::take(&mut self.rest)
+        std::mem::take(&mut self.buffered)
     }
 
     async fn fill(&mut self) -> bool {
-        let read = self.stream.read_buf(&mut self.rest);
+        let read = self.stream.read_buf(&mut self.buffered);
         let read = tokio::time::timeout(Duration::from_secs(20), read).await.expect("nothing came");
         read.is_ok_and(|n| n > 0)
     }
 }
 
 /// Asks for a completion of [`MODEL`].
-pub(crate) fn post(stream: bool) -> String {
+pub(crate) fn completion_request(stream: bool) -> String {
     let body = format!("{{\"model\":\"{MODEL}\",\"stream\":{stream}}}");
-    raw("POST /v1/chat/completions", "", &body)
+    raw_request("POST /v1/chat/completions", "", &body)
 }
 
-pub(crate) fn raw(line: &str, headers: &str, body: &str) -> String {
+pub(crate) fn raw_request(line: &str, headers: &str, body: &str) -> String {
     let length = body.len();
     format!("{line} HTTP/1.1\r\nhost: x\r\n{headers}content-length: {length}\r\n\r\n{body}")
 }

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use rouse_testing::port::Reserved;
+use rouse_testing::port::ReservedPort;
 use rustls::ServerConfig;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -13,27 +13,27 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 /// An engine that answers every request with the same bytes, and then waits for the end of the connection or, after
-/// `connection: close`, ends it.
-pub(crate) struct Engine {
+/// `connection: clear`, ends it.
+pub(crate) struct CannedEngine {
     pub(crate) address: SocketAddr,
     /// Each request as it came.
-    pub(crate) seen: mpsc::UnboundedReceiver<String>,
+    pub(crate) requests: mpsc::UnboundedReceiver<String>,
     /// When a connection was closed by the gateway.
-    pub(crate) closed: mpsc::UnboundedReceiver<Instant>,
+    pub(crate) closed_at: mpsc::UnboundedReceiver<Instant>,
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Engine {
+impl CannedEngine {
     pub(crate) async fn start(answer: impl Into<Vec<u8>>) -> Self {
-        Self::begin(answer.into(), None).await
+        Self::spawn(answer.into(), None).await
     }
 
     /// The same behind TLS.
-    pub(crate) async fn start_secure(answer: impl Into<Vec<u8>>, server: &Arc<ServerConfig>) -> Self {
-        Self::begin(answer.into(), Some(TlsAcceptor::from(Arc::clone(server)))).await
+    pub(crate) async fn start_tls(answer: impl Into<Vec<u8>>, server: &Arc<ServerConfig>) -> Self {
+        Self::spawn(answer.into(), Some(TlsAcceptor::from(Arc::clone(server)))).await
     }
 
-    async fn begin(answer: Vec<u8>, tls: Option<TlsAcceptor>) -> Self {
+    async fn spawn(answer: Vec<u8>, tls: Option<TlsAcceptor>) -> Self {
         let answer = Arc::new(answer);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -45,27 +45,27 @@ impl Engine {
                 let tls = tls.clone();
                 tokio::spawn(async move {
                     match tls {
-                        None => converse(stream, answer, saw, closes).await,
+                        None => serve_connection(stream, answer, saw, closes).await,
                         Some(tls) => {
                             if let Ok(stream) = tls.accept(stream).await {
-                                converse(stream, answer, saw, closes).await;
+                                serve_connection(stream, answer, saw, closes).await;
                             }
                         }
                     }
                 });
             }
         });
-        Self { address, seen, closed, task }
+        Self { address, requests: seen, closed_at: closed, task }
     }
 }
 
-impl Drop for Engine {
+impl Drop for CannedEngine {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-async fn converse(
+async fn serve_connection(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     answer: Arc<Vec<u8>>,
     saw: mpsc::UnboundedSender<String>,
@@ -94,14 +94,14 @@ async fn converse(
 }
 
 /// An address that refuses connections until this process ends.
-pub(crate) fn nobody() -> SocketAddr {
-    let port = Reserved::port();
+pub(crate) fn refused_address() -> SocketAddr {
+    let port = ReservedPort::bind();
     let address = port.address();
     std::mem::forget(port);
     address
 }
 
-pub(crate) fn json(body: &str) -> String {
+pub(crate) fn json_response(body: &str) -> String {
     format!(
         "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
@@ -109,7 +109,7 @@ pub(crate) fn json(body: &str) -> String {
 }
 
 /// The beginning of a stream of events that does not end.
-pub(crate) fn events(data: &str) -> String {
+pub(crate) fn sse_response(data: &str) -> String {
     let event = format!("data: {data}\n\n");
     format!(
         "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n{:x}\r\n{event}\r\n",

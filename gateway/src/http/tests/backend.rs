@@ -1,18 +1,19 @@
 //! Requests for a backend that somebody else runs: by a name of its own, under a path, behind TLS.
 
-use rouse::origin::{Origin, Secure};
+use rouse_net::backend_origin::{BackendOrigin, BackendTls};
 use rustls::RootCertStore;
 
 use super::*;
-use crate::{http::testing::SOON, trust};
+use crate::{http::testing::PROMPT_TIMEOUT, upstream_tls};
 
 /// The gateway's one model is behind a server that proves this name.
-fn behind(name: &str, roots: RootCertStore, take_over: bool) -> Gateway {
-    Gateway::start(|config| {
-        config.stream.take_over = take_over;
+fn behind(name: &str, roots: RootCertStore, take_over: bool) -> InProcessGateway {
+    InProcessGateway::start(|config| {
+        config.stream.bypass_hyper = take_over;
         change_model(config, |model| {
-            let tls: Arc<dyn Secure> = Arc::new(trust::Backend::with_roots(name, roots));
-            model.origin = Some(Arc::new(Origin::new("there.example:8443", "/team", Some(tls))));
+            let tls: Arc<dyn BackendTls> = Arc::new(upstream_tls::RootVerifiedTls::with_roots(name, roots));
+            model.backend_origin =
+                Some(Arc::new(BackendOrigin::new("there.example:8443", "/team", Some(tls))));
         });
     })
 }
@@ -21,49 +22,49 @@ fn behind(name: &str, roots: RootCertStore, take_over: bool) -> Gateway {
 async fn requests_and_streams_come_to_it_by_its_name_and_its_path_over_connections_that_are_kept() {
     // Backends are also written down by their addresses.
     let names = ["localhost", "127.0.0.1", "::1"];
-    let (server, roots) = trust::testing::server(&names);
+    let (server, roots) = upstream_tls::testing::server(&names);
     for (name, take_over) in names.into_iter().flat_map(|name| [(name, true), (name, false)]) {
         let gateway = behind(name, roots.clone(), take_over);
         let gate = gateway.open_gate();
-        let mut engine = Engine::start_secure(json("{}"), &server).await;
-        gateway.route(&[(engine.address, &gate)]);
+        let mut engine = CannedEngine::start_tls(json_response("{}"), &server).await;
+        gateway.set_endpoints(&[(engine.address, &gate)]);
         let mut client = gateway.connect().await;
         for _ in 0..2 {
-            client.send(post(false)).await;
-            assert_eq!(client.answer().await.status, 200, "{name}");
-            let seen = engine.seen.recv().await.unwrap();
+            client.send(completion_request(false)).await;
+            assert_eq!(client.read_response().await.status, 200, "{name}");
+            let seen = engine.requests.recv().await.unwrap();
             assert!(seen.starts_with("POST /team/v1/chat/completions HTTP/1.1\r\n"), "{seen}");
             assert!(seen.contains("\r\nhost: there.example:8443\r\n"), "{seen}");
         }
-        assert!(engine.closed.try_recv().is_err(), "{name}: its connection is kept");
+        assert!(engine.closed_at.try_recv().is_err(), "{name}: its connection is kept");
 
-        let mut engine = Engine::start_secure(events("{\"n\":1}"), &server).await;
-        gateway.route(&[(engine.address, &gate)]);
-        client.send(post(true)).await;
-        client.until(b"data: {\"n\":1}\n\n").await;
+        let mut engine = CannedEngine::start_tls(sse_response("{\"n\":1}"), &server).await;
+        gateway.set_endpoints(&[(engine.address, &gate)]);
+        client.send(completion_request(true)).await;
+        client.read_until(b"data: {\"n\":1}\n\n").await;
         drop(client);
-        let left = tokio::time::timeout(SOON, engine.closed.recv()).await;
+        let left = tokio::time::timeout(PROMPT_TIMEOUT, engine.closed_at.recv()).await;
         assert!(left.is_ok(), "{name}: its client left, and it was not told");
     }
 }
 
 #[tokio::test]
 async fn nothing_is_sent_to_one_whose_certificate_is_of_nobody_known_or_for_another_name() {
-    let (server, roots) = trust::testing::server(&["localhost"]);
+    let (server, roots) = upstream_tls::testing::server(&["localhost"]);
     for (name, roots) in [("localhost", RootCertStore::empty()), ("other.example", roots)] {
         let mut gateway = behind(name, roots, true);
-        let mut engine = Engine::start_secure(json("{}"), &server).await;
+        let mut engine = CannedEngine::start_tls(json_response("{}"), &server).await;
         let (first, second) = (gateway.open_gate(), gateway.open_gate());
         let mut client = gateway.connect().await;
-        client.send(post(false)).await;
+        client.send(completion_request(false)).await;
         let parked = gateway.next_parked().await;
         let grant = gateway.grant(engine.address, &first);
         first.close();
         drop(parked.answer.send(Ok(grant)));
         let parked = gateway.next_parked().await;
         drop(parked.answer.send(Ok(gateway.grant(engine.address, &second))));
-        let answer = client.answer().await;
+        let answer = client.read_response().await;
         assert_eq!((answer.status, answer.error()["code"].as_str()), (502, Some("engine_unreachable")));
-        assert!(engine.seen.try_recv().is_err(), "{name}: it was sent something");
+        assert!(engine.requests.try_recv().is_err(), "{name}: it was sent something");
     }
 }

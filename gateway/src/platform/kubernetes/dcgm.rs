@@ -1,10 +1,10 @@
 //! What memory of accelerators is in use, as Prometheus has it from DCGM's exporter.
 //!
 //! It is asked on demand, by one question about all accelerators, and no more often than it scrapes: who comes meanwhile is
-//! given the last answer. A sample is tens of seconds old, so whether it is believed is for [`believable`] to say.
+//! given the last answer. A sample is tens of seconds old, so whether it is believed is for [`trusted_usage`] to say.
 
-mod answer;
-mod judge;
+mod freshness;
+mod query;
 #[cfg(test)]
 mod tests;
 
@@ -15,26 +15,26 @@ use http::Request;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use kube::{Client, client::Body};
 use rouse::{
-    lease::Clock,
     model::AcceleratorId,
     units::{Bytes, Millis, Tick},
 };
+use rouse_net::lease::TickClock;
 use tokio::{
     sync::Mutex,
     time::{self, Instant},
 };
 
 pub use self::{
-    answer::{Foreign, Sample, Samples},
-    judge::{Doubt, believable},
+    freshness::{UntrustedSample, trusted_usage},
+    query::{DcgmSamples, MemorySample, QueryError},
 };
 use crate::{
-    config::Prometheus,
-    metrics::{Readings, Source},
+    config::PrometheusConfig,
+    metrics::{MeterReadMetrics, MeterSource},
 };
 
 /// Two series of some six hundred bytes for each accelerator: those of ten thousand.
-const MOST: usize = 16 << 20;
+const MAX_RESPONSE_BYTES: usize = 16 << 20;
 
 /// Why there is no answer. For whoever runs the gateway.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,52 +42,56 @@ pub enum Error {
     #[error("Prometheus cannot be reached at {url}: {why}. Is kubernetes.prometheus.url right?")]
     Unreachable { url: String, why: String },
     #[error("Prometheus at {url} has not answered within {within}: see kubernetes.prometheus.timeout")]
-    Late { url: String, within: Millis },
+    Timeout { url: String, within: Millis },
     #[error("Prometheus at {url} refuses to answer ({status}): is kubernetes.prometheus.tokenFile right?")]
     Forbidden { url: String, status: u16 },
     #[error(
         "what answers at {url} is no Prometheus ({status}, {why}): kubernetes.prometheus.url is what comes before /api/v1"
     )]
-    Foreign { url: String, status: u16, why: String },
+    NotPrometheus { url: String, status: u16, why: String },
     #[error("Prometheus at {url} does not carry out the query: {why}")]
     Query { url: String, why: String },
     #[error(
         "Prometheus at {url} has no series {} or {} with a UUID: does dcgm-exporter run on the nodes, and is it scraped?",
-        answer::MIB,
-        answer::BYTES
+        query::USED_MIB_METRIC,
+        query::USED_BYTES_METRIC
     )]
     NoSeries { url: String },
-    #[error("the answer of Prometheus at {url} is larger than {}", Bytes(MOST as u64))]
+    #[error("the answer of Prometheus at {url} is larger than {}", Bytes(MAX_RESPONSE_BYTES as u64))]
     Large { url: String },
 }
 
 /// Why nothing is known of an accelerator's memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unknown {
+pub enum UsageUnknown {
     #[error(transparent)]
-    Asked(#[from] Error),
+    Query(#[from] Error),
     #[error("Prometheus has no sample of {0}")]
-    Absent(AcceleratorId),
+    NoSample(AcceleratorId),
     #[error(transparent)]
-    Doubt(#[from] Doubt),
+    Untrusted(#[from] UntrustedSample),
 }
 
 /// The Prometheus that is asked.
-pub struct Dcgm {
+pub struct DcgmClient {
     client: Client,
-    settings: Prometheus,
-    clock: Clock,
-    readings: Readings,
+    settings: PrometheusConfig,
+    clock: TickClock,
+    readings: MeterReadMetrics,
     /// What was answered last, and when it was asked. Held while it is asked, so that it is asked once.
-    last: Mutex<Option<(Instant, Answer)>>,
+    last: Mutex<Option<(Instant, SamplesResult)>>,
 }
 
-type Answer = Result<Arc<Samples>, Error>;
+type SamplesResult = Result<Arc<DcgmSamples>, Error>;
 
-impl Dcgm {
+impl DcgmClient {
     /// # Errors
     /// A file that the settings name cannot be used.
-    pub fn new(settings: Prometheus, clock: Clock, readings: Readings) -> anyhow::Result<Self> {
+    pub fn new(
+        settings: PrometheusConfig,
+        clock: TickClock,
+        readings: MeterReadMetrics,
+    ) -> anyhow::Result<Self> {
         let mut config = kube::Config::new(settings.url.clone());
         config.root_cert_file.clone_from(&settings.ca_file);
         config.default_retry = false;
@@ -112,17 +116,18 @@ impl Dcgm {
         accelerator: &AcceleratorId,
         last_sleep: Option<Tick>,
         settle: Millis,
-    ) -> Result<Bytes, Unknown> {
+    ) -> Result<Bytes, UsageUnknown> {
         let samples = self.samples().await?;
-        let sample = samples.used.get(accelerator).ok_or_else(|| Unknown::Absent(accelerator.clone()))?;
-        Ok(believable(sample, last_sleep, settle, self.clock.now())?)
+        let sample =
+            samples.used.get(accelerator).ok_or_else(|| UsageUnknown::NoSample(accelerator.clone()))?;
+        Ok(trusted_usage(sample, last_sleep, settle, self.clock.now())?)
     }
 
     /// All that it knows: what was answered last, or, where that was asked longer ago than the interval, what is answered now.
     ///
     /// # Errors
     /// There was no answer.
-    pub async fn samples(&self) -> Answer {
+    pub async fn samples(&self) -> SamplesResult {
         let mut last = self.last.lock().await;
         if let Some((asked, answer)) = &*last
             && asked.elapsed() < self.interval()
@@ -134,10 +139,10 @@ impl Dcgm {
         match &answer {
             Ok(samples) => {
                 let newest = samples.used.values().map(|sample| sample.at).max();
-                self.readings.done(Source::Prometheus, newest.unwrap_or_default());
+                self.readings.read_succeeded(MeterSource::Prometheus, newest.unwrap_or_default());
             }
             Err(error) => {
-                self.readings.failed(Source::Prometheus);
+                self.readings.read_failed(MeterSource::Prometheus);
                 let said = matches!(&*last, Some((_, Err(before))) if before == error);
                 if !said {
                     tracing::warn!(%error, "the accelerators' memory is not known from Prometheus");
@@ -148,29 +153,29 @@ impl Dcgm {
         answer
     }
 
-    async fn ask(&self) -> Result<Samples, Error> {
+    async fn ask(&self) -> Result<DcgmSamples, Error> {
         let now = self.clock.now();
         let within = self.settings.timeout;
         let asked = time::timeout(within.duration(), self.exchange()).await;
-        let (status, body) = asked.map_err(|_| Error::Late { url: self.url(), within })??;
+        let (status, body) = asked.map_err(|_| Error::Timeout { url: self.url(), within })??;
         let url = self.url();
         if matches!(status, 401 | 403) {
             return Err(Error::Forbidden { url, status });
         }
-        let samples = answer::parse(&body, now).map_err(|foreign| match foreign {
-            Foreign::Refused(why) => Error::Query { url: url.clone(), why },
-            Foreign::Other(why) => Error::Foreign { url: url.clone(), status, why },
+        let samples = query::parse(&body, now).map_err(|foreign| match foreign {
+            QueryError::Refused(why) => Error::Query { url: url.clone(), why },
+            QueryError::NotPrometheus(why) => Error::NotPrometheus { url: url.clone(), status, why },
         })?;
         if samples.used.is_empty() { Err(Error::NoSeries { url }) } else { Ok(samples) }
     }
 
     async fn exchange(&self) -> Result<(u16, bytes::Bytes), Error> {
         let unreachable = |why: String| Error::Unreachable { url: self.url(), why };
-        let request = Request::get(answer::PATH.as_str()).body(Body::empty());
+        let request = Request::get(query::PATH.as_str()).body(Body::empty());
         let request = request.map_err(|error| unreachable(error.to_string()))?;
         let response = self.client.send(request).await.map_err(|error| unreachable(cause(&error)))?;
         let status = response.status().as_u16();
-        match Limited::new(response.into_body(), MOST).collect().await {
+        match Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await {
             Ok(body) => Ok((status, body.to_bytes())),
             Err(error) if error.is::<LengthLimitError>() => Err(Error::Large { url: self.url() }),
             Err(error) => Err(unreachable(error.to_string())),

@@ -2,65 +2,72 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use rouse::{fault::Cause, fleet::event::Event, model::EngineId, units::Generation};
+use rouse::{fault::FailureCause, fleet::event::Event, model::EngineId, units::Generation};
 use tokio::{net, sync::mpsc, time};
 
 use super::{
-    fails,
-    life::{Order, Pauses},
-    steward::Request,
+    engine_manager::ManagerRequest,
+    engine_task::{EngineTaskCommand, RetryBackoff},
+    report_failure,
 };
 use crate::{
-    config::Model,
+    config::EngineConfig,
     controllers::{
-        address::{self, Backend, Host},
-        told::Told,
+        backend_address::{self, BackendAddress, BackendHost},
+        status_inputs::StatusInputs,
     },
     platform::{
-        contact::{Common, Contact},
-        ready,
-        watch::{self as health, Known},
+        engine_client::{EngineClient, PlatformContext},
+        health::{self as health, InitialHealth},
+        readiness,
     },
 };
 
 /// A name server that takes longer has no answer.
-const LOOKUP: Duration = Duration::from_secs(5);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How requests for a model of mode external get there.
 #[derive(Clone, Debug, PartialEq)]
-pub struct External {
-    pub engine: Arc<Model>,
-    pub backend: Backend,
+pub struct ExternalBackend {
+    pub engine: Arc<EngineConfig>,
+    pub backend: BackendAddress,
 }
 
 /// One gateway's dealings with a backend, as a life of an engine.
-pub(super) struct Visit {
-    pub(super) common: Arc<Common>,
-    pub(super) told: Arc<Told>,
+pub(super) struct ExternalEngineTask {
+    pub(super) common: Arc<PlatformContext>,
+    pub(super) status_inputs: Arc<StatusInputs>,
     pub(super) id: EngineId,
     pub(super) generation: Generation,
-    pub(super) external: Arc<External>,
-    pub(super) requests: mpsc::UnboundedSender<Request>,
+    pub(super) external: Arc<ExternalBackend>,
+    pub(super) requests: mpsc::UnboundedSender<ManagerRequest>,
 }
 
-impl Visit {
+impl ExternalEngineTask {
     /// Until it is told to stop. `known`: where it is, when it serves already.
-    pub(super) async fn live(self, mut orders: mpsc::UnboundedReceiver<Order>, known: Option<SocketAddr>) {
+    pub(super) async fn run(
+        self,
+        mut orders: mpsc::UnboundedReceiver<EngineTaskCommand>,
+        known: Option<SocketAddr>,
+    ) {
         let stopped = async {
             while let Some(order) = orders.recv().await {
                 match order {
-                    Order::Stop => return,
+                    EngineTaskCommand::Stop => return,
                     // There is no stub: a gate is each gateway's own, and what is under way there ends by itself.
-                    Order::Close | Order::Cut => {
+                    EngineTaskCommand::CloseGate | EngineTaskCommand::Revoke => {
                         let (engine, generation) = (self.id.clone(), self.generation);
-                        self.common.tell(Event::Drained { engine, generation }).await;
+                        self.common.send_event(Event::Drained { engine, generation }).await;
                     }
-                    Order::Probe => {
+                    EngineTaskCommand::Probe => {
                         if let Ok(address) = self.address().await {
-                            health::probe(&self.contact(address)).await;
+                            health::run_canary(&self.contact(address)).await;
                         }
                     }
-                    Order::Hold | Order::Open | Order::Sleep(_) | Order::Wake(_) => {}
+                    EngineTaskCommand::Hold
+                    | EngineTaskCommand::OpenGate
+                    | EngineTaskCommand::Sleep(_)
+                    | EngineTaskCommand::Wake(_) => {}
                 }
             }
             std::future::pending().await
@@ -70,12 +77,12 @@ impl Visit {
             () = self.serve(known) => {}
         }
         let (engine, generation) = (self.id.clone(), self.generation);
-        drop(self.requests.send(Request::Over { engine: engine.clone(), generation }));
-        self.common.tell(Event::Gone { engine, generation, cause: Cause::Stopped }).await;
+        drop(self.requests.send(ManagerRequest::Ended { engine: engine.clone(), generation }));
+        self.common.send_event(Event::Gone { engine, generation, cause: FailureCause::Stopped }).await;
     }
 
     async fn serve(&self, known: Option<SocketAddr>) {
-        let mut pauses = Pauses::new();
+        let mut pauses = RetryBackoff::new();
         let mut told = None;
         let address = loop {
             let found = match known {
@@ -87,57 +94,57 @@ impl Visit {
                 Err(why) if told.as_ref() == Some(&why) => pauses.pause().await,
                 Err(why) => {
                     tracing::warn!(engine = %self.id, why, "the backend is not found");
-                    fails(&self.common, &self.told, &self.id, self.generation, &why).await;
+                    report_failure(&self.common, &self.status_inputs, &self.id, self.generation, &why).await;
                     told = Some(why);
                 }
             }
         };
         if told.is_some() {
-            self.told.recovers(&self.id.model);
+            self.status_inputs.clear_failure(&self.id.model);
         }
         let contact = self.contact(address);
         if known.is_none() {
             let (engine, generation) = (self.id.clone(), self.generation);
-            self.common.tell(Event::Started { engine: engine.clone(), generation, address }).await;
-            self.answers(&contact).await;
-            self.common.tell(Event::Ready { engine, generation }).await;
+            self.common.send_event(Event::Started { engine: engine.clone(), generation, address }).await;
+            self.wait_ready(&contact).await;
+            self.common.send_event(Event::Ready { engine, generation }).await;
         }
-        health::watch(&contact, Known::Well).await;
+        health::watch_health(&contact, InitialHealth::Healthy).await;
     }
 
     /// Waits until it serves. What it does instead is told as its model's trouble: nobody here can look into it.
-    async fn answers(&self, contact: &Contact) {
-        let mut wait = ready::Wait::begin(contact, None);
+    async fn wait_ready(&self, contact: &EngineClient) {
+        let mut wait = readiness::ReadinessWait::begin(contact, None);
         let mut told = false;
-        while let Err(probe) = wait.goes_on(contact).await {
+        while let Err(probe) = wait.next_change(contact).await {
             let why = format!("its backend does not serve: {probe}");
             tracing::warn!(engine = %self.id, probe, "the backend does not serve");
-            fails(&self.common, &self.told, &self.id, self.generation, &why).await;
+            report_failure(&self.common, &self.status_inputs, &self.id, self.generation, &why).await;
             told = true;
         }
         if told {
-            self.told.recovers(&self.id.model);
+            self.status_inputs.clear_failure(&self.id.model);
         }
     }
 
-    fn contact(&self, address: SocketAddr) -> Contact {
+    fn contact(&self, address: SocketAddr) -> EngineClient {
         let engine = Arc::clone(&self.external.engine);
-        Contact::new(&self.common, self.id.clone(), self.generation, address, engine)
+        EngineClient::new(&self.common, self.id.clone(), self.generation, address, engine)
     }
 
     /// Where it is now; or why it is not found. What its name leads to is held to the same rules as an address that is
     /// written down.
     async fn address(&self) -> Result<SocketAddr, String> {
-        let Backend { host, port, .. } = &self.external.backend;
+        let BackendAddress { host, port, .. } = &self.external.backend;
         let name = match host {
-            Host::Address(ip) => return Ok(SocketAddr::new(*ip, *port)),
-            Host::Name(name) => name,
+            BackendHost::Address(ip) => return Ok(SocketAddr::new(*ip, *port)),
+            BackendHost::Name(name) => name,
         };
-        let mut found = time::timeout(LOOKUP, net::lookup_host((name.as_str(), *port)))
+        let mut found = time::timeout(LOOKUP_TIMEOUT, net::lookup_host((name.as_str(), *port)))
             .await
-            .map_err(|_| format!("no name server answers within {LOOKUP:?} where '{name}' is"))?
+            .map_err(|_| format!("no name server answers within {LOOKUP_TIMEOUT:?} where '{name}' is"))?
             .map_err(|error| format!("the backend's name '{name}' leads nowhere: {error}"))?;
-        found.find(|address| address::forbidden(address.ip()).is_none()).ok_or_else(|| {
+        found.find(|address| backend_address::forbidden(address.ip()).is_none()).ok_or_else(|| {
             format!("the backend's name '{name}' leads only to addresses that are never asked")
         })
     }
@@ -145,12 +152,10 @@ impl Visit {
 
 #[cfg(test)]
 mod tests {
-    use rouse::{
-        engine::past::Symptoms,
-        fleet::event::Verdict,
-        lease::Clock,
-        origin::{Origin, Secure},
-        units::Tick,
+    use rouse::{engine::last_outcome::EngineDiagnostics, fleet::event::CanaryVerdict, units::Tick};
+    use rouse_net::{
+        backend_origin::{BackendOrigin, BackendTls},
+        lease::TickClock,
     };
     use rustls::{RootCertStore, ServerConfig};
     use serde_json::json;
@@ -166,25 +171,25 @@ mod tests {
     use crate::{
         config,
         controllers::{
-            convert::{Policy, Run, convert},
+            convert::{ConversionPolicy, ModelHosting, convert},
             crd::InferenceModel,
         },
-        trust,
+        upstream_tls,
     };
 
     const LONG: Duration = Duration::from_secs(20);
 
     /// A visit of a backend on this machine, and both ends of it.
-    struct Visited {
-        life: JoinHandle<()>,
-        order: mpsc::UnboundedSender<Order>,
-        told: mpsc::Receiver<Event>,
+    struct ExternalFixture {
+        task: JoinHandle<()>,
+        commands: mpsc::UnboundedSender<EngineTaskCommand>,
+        events: mpsc::Receiver<Event>,
         /// Of each request: the server name of its TLS handshake, and its head.
-        asked: mpsc::UnboundedReceiver<(Option<String>, String)>,
+        requests: mpsc::UnboundedReceiver<(Option<String>, String)>,
         backend: JoinHandle<()>,
     }
 
-    impl Visited {
+    impl ExternalFixture {
         /// By this name, trusting these roots.
         async fn begin(name: &str, server: Arc<ServerConfig>, roots: RootCertStore) -> Self {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -193,23 +198,30 @@ mod tests {
             let backend = tokio::spawn(answers(listener, TlsAcceptor::from(server), ask));
             let (tell, told) = mpsc::channel(16);
             let config = Arc::new(config::parse("", "test").unwrap());
-            let common = Common::new(config, tell, Clock::new(Instant::now(), Tick(1)));
+            let common = PlatformContext::new(config, tell, TickClock::new(Instant::now(), Tick(1)));
             let (requests, _over) = mpsc::unbounded_channel();
             let (order, orders) = mpsc::unbounded_channel();
             let (id, generation) = (EngineId::new("m".into(), 0), Generation(1));
-            let visit = Visit { common, told: Arc::default(), id, generation, external, requests };
-            let life = tokio::spawn(visit.live(orders, None));
-            Self { life, order, told, asked, backend }
+            let visit = ExternalEngineTask {
+                common,
+                status_inputs: Arc::default(),
+                id,
+                generation,
+                external,
+                requests,
+            };
+            let life = tokio::spawn(visit.run(orders, None));
+            Self { task: life, commands: order, events: told, requests: asked, backend }
         }
 
         async fn next(&mut self) -> Event {
-            timeout(LONG, self.told.recv()).await.expect("an event").unwrap()
+            timeout(LONG, self.events.recv()).await.expect("an event").unwrap()
         }
 
-        async fn ends(mut self) {
-            self.order.send(Order::Stop).unwrap();
+        async fn stop(mut self) {
+            self.commands.send(EngineTaskCommand::Stop).unwrap();
             assert!(matches!(self.next().await, Event::Gone { .. }));
-            self.life.await.unwrap();
+            self.task.await.unwrap();
             self.backend.abort();
         }
     }
@@ -241,57 +253,62 @@ mod tests {
     }
 
     /// As an object has it, but for where it is: that must be on this machine here, which no object may say.
-    fn external(port: u16, name: &str, roots: RootCertStore) -> External {
+    fn external(port: u16, name: &str, roots: RootCertStore) -> ExternalBackend {
         let object: InferenceModel = serde_json::from_value(json!({
             "apiVersion": "rouse.dev/v1alpha1", "kind": "InferenceModel",
             "metadata": {"name": "m", "namespace": "chat"},
             "spec": {"modelName": "m", "mode": "external", "backendUrl": "https://there.example/team/v1"},
         }))
         .unwrap();
-        let model = convert(&object, Policy { any_backend: true, dual_pods: None }).unwrap();
-        let Run::External(backend) = model.run else { panic!("{:?}", model.run) };
-        let origin = model.engine.origin.as_ref().unwrap();
+        let model = convert(&object, ConversionPolicy { any_backend: true, dual_pods: None }).unwrap();
+        let ModelHosting::External(backend) = model.hosting else { panic!("{:?}", model.hosting) };
+        let origin = model.engine.backend_origin.as_ref().unwrap();
         assert!(origin.tls.is_some());
-        let tls: Arc<dyn Secure> = Arc::new(trust::Backend::with_roots(name, roots));
-        let origin = Some(Arc::new(Origin::new(name, &origin.path, Some(tls))));
-        let engine = Arc::new(Model { origin, ..(*model.engine).clone() });
-        External { engine, backend: Backend { host: Host::Address([127, 0, 0, 1].into()), port, ..backend } }
+        let tls: Arc<dyn BackendTls> = Arc::new(upstream_tls::RootVerifiedTls::with_roots(name, roots));
+        let origin = Some(Arc::new(BackendOrigin::new(name, &origin.path, Some(tls))));
+        let engine = Arc::new(EngineConfig { backend_origin: origin, ..(*model.engine).clone() });
+        ExternalBackend {
+            engine,
+            backend: BackendAddress { host: BackendHost::Address([127, 0, 0, 1].into()), port, ..backend },
+        }
     }
 
     #[tokio::test]
     async fn a_backend_behind_tls_and_a_path_is_asked_whether_it_serves_and_proves_it() {
-        let (server, roots) = trust::testing::server(&["localhost"]);
-        let mut visited = Visited::begin("localhost", server, roots).await;
+        let (server, roots) = upstream_tls::testing::server(&["localhost"]);
+        let mut visited = ExternalFixture::begin("localhost", server, roots).await;
         assert!(matches!(visited.next().await, Event::Started { .. }));
         assert!(matches!(visited.next().await, Event::Ready { .. }));
-        visited.order.send(Order::Probe).unwrap();
-        assert!(matches!(visited.next().await, Event::Canary { verdict: Verdict::Passed, .. }));
-        let (name, health) = visited.asked.recv().await.unwrap();
+        visited.commands.send(EngineTaskCommand::Probe).unwrap();
+        assert!(matches!(visited.next().await, Event::Canary { verdict: CanaryVerdict::Passed, .. }));
+        let (name, health) = visited.requests.recv().await.unwrap();
         assert_eq!(name.as_deref(), Some("localhost"), "a server of several names is told which is meant");
         assert!(health.starts_with("GET /team/health HTTP/1.1\r\n"), "{health}");
         assert!(health.contains("host: localhost\r\n"), "{health}");
-        let (_, probe) = visited.asked.recv().await.unwrap();
+        let (_, probe) = visited.requests.recv().await.unwrap();
         assert!(probe.starts_with("POST /team/v1/chat/completions HTTP/1.1\r\n"), "{probe}");
-        visited.ends().await;
+        visited.stop().await;
     }
 
     #[tokio::test]
     async fn a_backend_with_a_certificate_that_is_not_trusted_is_asked_nothing_and_its_model_says_why() {
-        let (server, roots) = trust::testing::server(&["localhost"]);
+        let (server, roots) = upstream_tls::testing::server(&["localhost"]);
         for (name, roots, why) in [
             ("localhost", RootCertStore::empty(), "UnknownIssuer; trusted are the roots that SSL_CERT_FILE"),
             ("other.example", roots, "not valid for name"),
         ] {
-            let mut visited = Visited::begin(name, Arc::clone(&server), roots).await;
+            let mut visited = ExternalFixture::begin(name, Arc::clone(&server), roots).await;
             assert!(matches!(visited.next().await, Event::Started { .. }));
             let shown = visited.next().await;
-            let Event::Shows { symptoms: Symptoms { system: Some(words), .. }, .. } = &shown else {
+            let Event::Diagnostics { diagnostics: EngineDiagnostics { system: Some(words), .. }, .. } =
+                &shown
+            else {
                 panic!("{shown:?}")
             };
             assert!(words.starts_with("its backend does not serve: GET /health: no TLS: "), "{words}");
             assert!(words.contains(why), "{words}");
-            assert!(visited.asked.try_recv().is_err(), "it was asked");
-            visited.ends().await;
+            assert!(visited.requests.try_recv().is_err(), "it was asked");
+            visited.stop().await;
         }
     }
 }

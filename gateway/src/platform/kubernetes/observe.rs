@@ -18,102 +18,120 @@ use rouse::{
 use tokio::time;
 
 use super::{
-    dcgm::{Dcgm, Doubt, Sample, believable},
-    life::{Berth, Pod},
-    stub::{self, Stub},
-    tenants::Tenancy,
+    dcgm::{DcgmClient, MemorySample, UntrustedSample, trusted_usage},
+    engine_task::{EngineContext, PodReceiver},
+    occupancy::AcceleratorOccupancy,
+    stub::{self, StubClient},
 };
-use crate::metrics::Source;
+use crate::metrics::MeterSource;
 
 /// It is looked so often, at most.
-pub(super) const EVERY: Duration = Duration::from_secs(30);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(30);
 /// And where nothing can be seen again and again, this seldom in the end.
-const SELDOM: Duration = Duration::from_secs(600);
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(600);
 
 /// What is in use on each of an engine's accelerators, and when that was.
-type Reading = (BTreeMap<AcceleratorId, Bytes>, Tick);
+type AcceleratorUsage = (BTreeMap<AcceleratorId, Bytes>, Tick);
 
 /// What came of a look.
-enum Look {
-    Seen(Source, Reading),
+enum UsageReading {
+    Read(MeterSource, AcceleratorUsage),
     /// What Prometheus has is from before the engine served. Soon it will not be.
-    Early(Duration),
-    Nothing,
+    TooEarly(Duration),
+    Unavailable,
 }
 
 /// Looks for as long as it is polled: at once and then every half minute, or more and more seldom while there is nothing to
 /// see. `since`: from when on the engine serves.
-pub(super) async fn watch(berth: Arc<Berth>, pod: Pod, tenancy: Arc<Tenancy>, since: Tick) {
-    let mut pause = EVERY;
+pub(super) async fn poll(
+    berth: Arc<EngineContext>,
+    pod: PodReceiver,
+    tenancy: Arc<AcceleratorOccupancy>,
+    since: Tick,
+) {
+    let mut pause = POLL_INTERVAL;
     loop {
-        pause = match look(&berth, &pod, since).await {
-            Look::Seen(source, reading) => {
-                take(&berth, &tenancy, source, reading).await;
-                EVERY
+        pause = match read(&berth, &pod, since).await {
+            UsageReading::Read(source, reading) => {
+                report(&berth, &tenancy, source, reading).await;
+                POLL_INTERVAL
             }
-            Look::Early(until) => until,
-            Look::Nothing => (pause * 2).clamp(EVERY, SELDOM),
+            UsageReading::TooEarly(until) => until,
+            UsageReading::Unavailable => (pause * 2).clamp(POLL_INTERVAL, MAX_POLL_INTERVAL),
         };
         time::sleep(pause).await;
     }
 }
 
 /// What an engine of this life uses is known now, where it is its own.
-async fn take(berth: &Berth, tenancy: &Tenancy, source: Source, (used, at): Reading) {
+async fn report(
+    berth: &EngineContext,
+    tenancy: &AcceleratorOccupancy,
+    source: MeterSource,
+    (used, at): AcceleratorUsage,
+) {
     let (shared, common) = (&berth.shared, &berth.shared.common);
     let accelerators: BTreeSet<AcceleratorId> = used.keys().cloned().collect();
-    let wanted = berth.place.variant.spec.accelerators.count() as usize;
+    let wanted = berth.placement.variant.spec.accelerators.count() as usize;
     if accelerators.len() != wanted {
         let seen = accelerators.len();
         tracing::debug!(engine = %berth.id, seen, wanted, "what was read is not of its accelerators alone");
-        return shared.readings.left_out(source);
+        return shared.readings.read_partial(source);
     }
-    if !tenancy.is_alone(&accelerators, berth.place.shared) {
+    if !tenancy.is_exclusive(&accelerators, berth.placement.shared_accelerators) {
         tracing::debug!(engine = %berth.id, "others may be on its accelerators: what is in use there is not its own");
-        return shared.readings.left_out(source);
+        return shared.readings.read_partial(source);
     }
     let Some(used) = used.into_values().max() else { return };
     let (engine, generation) = (berth.id.clone(), berth.generation);
-    shared.told.observed(&engine.model, used, at);
-    common.tell(Event::Observed { engine, generation, used }).await;
+    shared.status_inputs.record_usage(&engine.model, used, at);
+    common.send_event(Event::UsageObserved { engine, generation, used }).await;
 }
 
-async fn look(berth: &Berth, pod: &Pod, since: Tick) -> Look {
-    let Some(stub) = berth.proxy(pod).and_then(|proxy| berth.stub(proxy)) else { return Look::Nothing };
+async fn read(berth: &EngineContext, pod: &PodReceiver, since: Tick) -> UsageReading {
+    let Some(stub) = berth.proxy(pod).and_then(|proxy| berth.stub(proxy)) else {
+        return UsageReading::Unavailable;
+    };
     let shared = &berth.shared;
     match stub.usage().await {
         Ok(used) => {
             let now = shared.common.clock.now();
-            shared.readings.done(Source::Stub, now);
-            return Look::Seen(Source::Stub, (used, now));
+            shared.readings.read_succeeded(MeterSource::Stub, now);
+            return UsageReading::Read(MeterSource::Stub, (used, now));
         }
         Err(error) => {
-            shared.readings.failed(Source::Stub);
+            shared.readings.read_failed(MeterSource::Stub);
             tracing::debug!(engine = %berth.id, %error, "its stub does not say what memory is in use");
         }
     }
     match &shared.dcgm {
-        Some(dcgm) => by_prometheus(berth, dcgm, &stub, pod, since).await,
-        None => Look::Nothing,
+        Some(dcgm) => read_prometheus(berth, dcgm, &stub, pod, since).await,
+        None => UsageReading::Unavailable,
     }
 }
 
-async fn by_prometheus(berth: &Berth, dcgm: &Dcgm, stub: &Stub, pod: &Pod, since: Tick) -> Look {
+async fn read_prometheus(
+    berth: &EngineContext,
+    dcgm: &DcgmClient,
+    stub: &StubClient,
+    pod: &PodReceiver,
+    since: Tick,
+) -> UsageReading {
     // That it could not be asked is in the log already.
     let (Ok(samples), Some(own)) = (dcgm.samples().await, pod.borrow().as_ref().map(|pod| pod.name.clone()))
     else {
-        return Look::Nothing;
+        return UsageReading::Unavailable;
     };
     let named = stub.accelerators().await;
-    let its = |(id, sample): &(&AcceleratorId, &Sample)| match &named {
+    let its = |(id, sample): &(&AcceleratorId, &MemorySample)| match &named {
         Ok(named) => named.contains(id),
         Err(stub::Error::Refused { .. }) => sample.pod.as_ref() == Some(&own),
         Err(_) => false,
     };
-    let (now, settle) = (berth.shared.common.clock.now(), berth.place.settle);
+    let (now, settle) = (berth.shared.common.clock.now(), berth.placement.meter_lag);
     let (mut used, mut oldest) = (BTreeMap::new(), now);
     for (id, sample) in samples.used.iter().filter(its) {
-        let doubt = match believable(sample, Some(since), settle, now) {
+        let doubt = match trusted_usage(sample, Some(since), settle, now) {
             Ok(bytes) => {
                 used.insert(id.clone(), bytes);
                 oldest = oldest.min(sample.at);
@@ -122,11 +140,11 @@ async fn by_prometheus(berth: &Berth, dcgm: &Dcgm, stub: &Stub, pod: &Pod, since
             Err(doubt) => doubt,
         };
         tracing::debug!(engine = %berth.id, accelerator = %id, %doubt, "not believed");
-        berth.shared.readings.left_out(Source::Prometheus);
+        berth.shared.readings.read_partial(MeterSource::Prometheus);
         return match doubt {
-            Doubt::Early { .. } => Look::Early(settle.duration() + dcgm.interval()),
-            Doubt::Old { .. } => Look::Nothing,
+            UntrustedSample::TooEarly { .. } => UsageReading::TooEarly(settle.duration() + dcgm.interval()),
+            UntrustedSample::TooOld { .. } => UsageReading::Unavailable,
         };
     }
-    Look::Seen(Source::Prometheus, (used, oldest))
+    UsageReading::Read(MeterSource::Prometheus, (used, oldest))
 }

@@ -9,33 +9,35 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use rouse::{
-    adapter::Health,
-    fleet::event::{Event, Found},
-    model::{EngineId, Level},
-    process::{self, Process, table},
+    fleet::event::{AdoptedEngine, Event},
+    model::{EngineId, SleepLevel},
+};
+use rouse_net::{
+    adapter::EngineHealth,
+    process::{self, ProcessGroup, table},
 };
 use tokio::{task, time};
 
 use super::{
-    Shared,
-    launch::{self, MARK},
-    life::{Start, Tenant},
-    store::{Entry, Phase},
+    LocalContext,
+    engine_task::{LocalEngine, LocalEngineStart},
+    launch::{self, MARK_VAR},
+    state_store::{StoredEngine, StoredPhase},
 };
 
 /// For all questions to one engine. The whole adoption takes little longer: engines are asked side by side.
-const DEADLINE: Duration = Duration::from_millis(1200);
+const PROBE_TIMEOUT: Duration = Duration::from_millis(1200);
 
-type Adopted = (Arc<Tenant>, Process, Start);
+type AdoptedProcess = (Arc<LocalEngine>, ProcessGroup, LocalEngineStart);
 
 #[derive(Debug, thiserror::Error)]
-enum Leftover {
+enum NotAdopted {
     #[error("its model is not configured")]
     NotConfigured,
     #[error("its process is gone")]
     Gone,
     #[error("its port belongs to another process")]
-    Foreign,
+    PortTaken,
     #[error("it does not answer as an engine does")]
     Unhealthy,
     #[error("a sleep or wake was interrupted, and what it holds is not known")]
@@ -43,39 +45,43 @@ enum Leftover {
 }
 
 /// Looks at everything that was recorded, sends `Adopted` for what is taken over, and ends the rest.
-pub(super) async fn all(shared: &Arc<Shared>) -> Vec<Adopted> {
+pub(super) async fn adopt_all(shared: &Arc<LocalContext>) -> Vec<AdoptedProcess> {
     let entries = shared.store.engines();
     let mut looks: FuturesUnordered<_> =
-        entries.iter().map(|(engine, entry)| one(shared, engine.clone(), entry.clone())).collect();
+        entries.iter().map(|(engine, entry)| adopt_one(shared, engine.clone(), entry.clone())).collect();
     let mut adopted = Vec::new();
     while let Some(found) = looks.next().await {
         adopted.extend(found);
     }
-    end_strays(shared).await;
+    end_unrecorded(shared).await;
     adopted
 }
 
-async fn one(shared: &Arc<Shared>, engine: EngineId, entry: Entry) -> Option<Adopted> {
+async fn adopt_one(
+    shared: &Arc<LocalContext>,
+    engine: EngineId,
+    entry: StoredEngine,
+) -> Option<AdoptedProcess> {
     match examine(shared, &engine, &entry).await {
         Ok((tenant, process, start, asleep)) => {
-            shared.keep_port(entry.address.port());
-            let ready = start != Start::Starting;
+            shared.reserve_port(entry.address.port());
+            let ready = start != LocalEngineStart::Starting;
             tracing::info!(%engine, pid = entry.pid, ?start, "adopted");
             // One that had been ready and is silent has all of a start's time to answer, not what is left of its own.
-            let silent = start == Start::Starting && entry.phase != Phase::Starting;
+            let silent = start == LocalEngineStart::Starting && entry.phase != StoredPhase::Starting;
             let started = if silent { shared.common.clock.now() } else { entry.started };
-            let found = Found {
+            let found = AdoptedEngine {
                 address: entry.address,
                 accelerators: entry.accelerators,
                 asleep,
                 ready,
                 fingerprint: entry.fingerprint,
-                last_end: entry.last_end,
+                last_lease_end: entry.last_lease_end,
                 started,
             };
             let generation = entry.generation;
             let event = Event::Adopted { engine, generation, found };
-            shared.common.tell(event).await;
+            shared.common.send_event(event).await;
             Some((tenant, process, start))
         }
         Err(reason) => {
@@ -88,88 +94,101 @@ async fn one(shared: &Arc<Shared>, engine: EngineId, entry: Entry) -> Option<Ado
 }
 
 async fn examine(
-    shared: &Arc<Shared>,
+    shared: &Arc<LocalContext>,
     engine: &EngineId,
-    entry: &Entry,
-) -> Result<(Arc<Tenant>, Process, Start, Option<Level>), Leftover> {
+    entry: &StoredEngine,
+) -> Result<(Arc<LocalEngine>, ProcessGroup, LocalEngineStart, Option<SleepLevel>), NotAdopted> {
     let config = shared.common.config.load_full();
-    let model = config.models.get(&engine.model).ok_or(Leftover::NotConfigured)?;
-    let tenant = Tenant::new(shared, engine.clone(), entry.generation, entry.address, Arc::clone(model));
-    let process = Process::adopted(entry.pid, tenant.mark()).map_err(|_| Leftover::Gone)?;
+    let model = config.engines.get(&engine.model).ok_or(NotAdopted::NotConfigured)?;
+    let tenant = LocalEngine::new(shared, engine.clone(), entry.generation, entry.address, Arc::clone(model));
+    let process = ProcessGroup::adopt(entry.pid, tenant.mark()).map_err(|_| NotAdopted::Gone)?;
     // Asked after the descriptor is held: from here on the pid cannot become another process unnoticed.
-    if !same(entry) {
-        return Err(Leftover::Gone);
+    if !is_same_process(entry) {
+        return Err(NotAdopted::Gone);
     }
     if !listens(entry, tenant.mark()).await? {
         return match entry.phase {
-            Phase::Starting => Ok((tenant, process, Start::Starting, None)),
-            Phase::Awake | Phase::Moving(_) | Phase::Asleep(_) => Err(Leftover::Unhealthy),
+            StoredPhase::Starting => Ok((tenant, process, LocalEngineStart::Starting, None)),
+            StoredPhase::Awake | StoredPhase::Transitioning(_) | StoredPhase::Asleep(_) => {
+                Err(NotAdopted::Unhealthy)
+            }
         };
     }
-    let (start, asleep) = ask(&tenant, entry.phase).await?;
+    let (start, asleep) = probe_start(&tenant, entry.phase).await?;
     Ok((tenant, process, start, asleep))
 }
 
 /// Whether the recorded process is the one that has its pid now.
-fn same(entry: &Entry) -> bool {
-    table::stat(entry.pid).is_some_and(|stat| stat.start == entry.start && !stat.zombie)
+fn is_same_process(entry: &StoredEngine) -> bool {
+    table::stat(entry.pid).is_some_and(|stat| stat.start == entry.process_start_ticks && !stat.zombie)
 }
 
 /// Whether the engine itself listens on its port yet.
-async fn listens(entry: &Entry, mark: String) -> Result<bool, Leftover> {
+async fn listens(entry: &StoredEngine, mark: String) -> Result<bool, NotAdopted> {
     let (port, group) = (entry.address.port(), entry.pid);
     let look = task::spawn_blocking(move || {
         let all = table::listeners(port);
-        let own = table::owned(&all, &table::members(Some(group), &mark));
+        let own = table::owned_by(&all, &table::members(Some(group), &mark));
         (all.is_empty(), own.is_empty())
     });
     match look.await {
         Ok((true, _)) => Ok(false),
         Ok((false, false)) => Ok(true),
-        Ok((false, true)) | Err(_) => Err(Leftover::Foreign),
+        Ok((false, true)) | Err(_) => Err(NotAdopted::PortTaken),
     }
 }
 
 /// How the engine answers, held against what was recorded. One that is silent (it may be starting, or busy) is taken
 /// over as not ready: the decisions' deadline for starts ends it when it stays so.
-async fn ask(tenant: &Arc<Tenant>, recorded: Phase) -> Result<(Start, Option<Level>), Leftover> {
+async fn probe_start(
+    tenant: &Arc<LocalEngine>,
+    recorded: StoredPhase,
+) -> Result<(LocalEngineStart, Option<SleepLevel>), NotAdopted> {
     let health = async {
-        tokio::join!(tenant.contact.adapter.health(DEADLINE), tenant.contact.adapter.asleep(DEADLINE))
+        tokio::join!(
+            tenant.client.adapter.health(PROBE_TIMEOUT),
+            tenant.client.adapter.is_asleep(PROBE_TIMEOUT)
+        )
     };
-    let (health, says_asleep) = time::timeout(DEADLINE, health).await.unwrap_or((Health::Silent, None));
+    let (health, says_asleep) =
+        time::timeout(PROBE_TIMEOUT, health).await.unwrap_or((EngineHealth::Unreachable, None));
     let health = match health {
         // Before it closed its gate the stub was there for an engine that served: it is watched as one that does.
-        Health::Gated if tenant.contact.model.stub => Health::Good,
-        Health::Gated => Health::Bad,
+        EngineHealth::Gated if tenant.client.model.stub => EngineHealth::Healthy,
+        EngineHealth::Gated => EngineHealth::Unhealthy,
         health => health,
     };
     match (recorded, says_asleep, health) {
-        (Phase::Starting, _, _) => Ok((Start::Starting, None)),
-        (Phase::Asleep(level), Some(true) | None, Health::Good | Health::Silent)
-        | (Phase::Moving(level), Some(true), _) => {
-            tenant.enter(Phase::Asleep(level)).await;
-            Ok((Start::Asleep, Some(level)))
+        (StoredPhase::Starting, _, _) => Ok((LocalEngineStart::Starting, None)),
+        (
+            StoredPhase::Asleep(level),
+            Some(true) | None,
+            EngineHealth::Healthy | EngineHealth::Unreachable,
+        )
+        | (StoredPhase::Transitioning(level), Some(true), _) => {
+            tenant.set_phase(StoredPhase::Asleep(level)).await;
+            Ok((LocalEngineStart::Asleep, Some(level)))
         }
         // Half awake, and at level 2 perhaps with noise for weights: not to be guessed at.
-        (Phase::Moving(_), _, _) => Err(Leftover::Interrupted),
-        (Phase::Asleep(_), Some(false), _)
-        | (Phase::Awake, Some(true), _)
-        | (_, _, Health::Bad | Health::Gated) => Err(Leftover::Unhealthy),
-        (Phase::Awake, _, Health::Good) => Ok((Start::Awake, None)),
-        (Phase::Awake, _, Health::Silent) => Ok((Start::Starting, None)),
+        (StoredPhase::Transitioning(_), _, _) => Err(NotAdopted::Interrupted),
+        (StoredPhase::Asleep(_), Some(false), _)
+        | (StoredPhase::Awake, Some(true), _)
+        | (_, _, EngineHealth::Unhealthy | EngineHealth::Gated) => Err(NotAdopted::Unhealthy),
+        (StoredPhase::Awake, _, EngineHealth::Healthy) => Ok((LocalEngineStart::Awake, None)),
+        (StoredPhase::Awake, _, EngineHealth::Unreachable) => Ok((LocalEngineStart::Starting, None)),
     }
 }
 
 /// Ends what is left of a recorded engine. When its first process is no longer the recorded one its group may be
 /// somebody else's by now, and only the mark counts.
-async fn end(shared: &Arc<Shared>, engine: &EngineId, entry: &Entry) {
-    let mark = format!("{MARK}={}", launch::mark(shared, engine, entry.generation));
-    let group = same(entry).then_some(entry.pid);
+async fn end(shared: &Arc<LocalContext>, engine: &EngineId, entry: &StoredEngine) {
+    let mark = format!("{MARK_VAR}={}", launch::mark(shared, engine, entry.generation));
+    let group = is_same_process(entry).then_some(entry.pid);
     clear(group, mark).await;
 }
 
 /// Ends every process that carries the mark of this state directory and belongs to no recorded engine.
-async fn end_strays(shared: &Arc<Shared>) {
+async fn end_unrecorded(shared: &Arc<LocalContext>) {
     let known: BTreeSet<String> = shared
         .store
         .engines()
@@ -178,19 +197,19 @@ async fn end_strays(shared: &Arc<Shared>) {
         .collect();
     let ours = format!("{}|", shared.store.folder().display());
     let find = move || -> BTreeSet<String> {
-        let marks = table::pids().filter_map(|pid| table::mark_of(pid, MARK));
+        let marks = table::pids().filter_map(|pid| table::env_value(pid, MARK_VAR));
         marks.filter(|mark| mark.starts_with(&ours) && !known.contains(mark)).collect()
     };
     for mark in task::spawn_blocking(find).await.unwrap_or_default() {
         tracing::warn!(%mark, "left over and not recorded: ended");
-        clear(None, format!("{MARK}={mark}")).await;
+        clear(None, format!("{MARK_VAR}={mark}")).await;
     }
 }
 
 /// A process that cannot die (its driver hangs) must not keep the gateway from serving: the memory it holds shows on
 /// the meter as in use, and it is tried again at the next start.
 async fn clear(group: Option<i32>, mark: String) {
-    let cleared = time::timeout(DEADLINE, process::clear(group, mark.clone())).await;
+    let cleared = time::timeout(PROBE_TIMEOUT, process::kill_all(group, mark.clone())).await;
     if cleared.is_err() {
         tracing::error!(?group, %mark, "cannot be ended");
     }

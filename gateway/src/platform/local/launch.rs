@@ -11,24 +11,23 @@ use std::{
 };
 
 use rouse::{
-    engine::past::Symptoms,
-    fault::Cause,
+    engine::last_outcome::EngineDiagnostics,
+    fault::FailureCause,
     fleet::event::Event,
     model::{AcceleratorId, EngineId, ModelSpec},
-    process::{Process, table},
     units::{Bytes, Generation},
 };
+use rouse_net::process::{ProcessGroup, table};
 use tokio::task;
 
 use super::{
-    Shared,
-    life::Tenant,
-    log,
-    store::{Entry, Phase},
+    LocalContext, engine_log,
+    engine_task::LocalEngine,
+    state_store::{StoredEngine, StoredPhase},
 };
 
 /// The variable that marks every process of an engine.
-pub(super) const MARK: &str = "ROUSE_ENGINE";
+pub(super) const MARK_VAR: &str = "ROUSE_ENGINE";
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
@@ -47,56 +46,59 @@ enum Error {
 impl Error {
     /// Only a command that nobody can run is hopeless, and refuses those who wait for it; a machine without processes may
     /// have some in a minute.
-    fn cause(&self) -> Cause {
+    fn cause(&self) -> FailureCause {
         match self {
-            Self::Empty => Cause::CommandNotFound,
+            Self::Empty => FailureCause::CommandNotFound,
             Self::Spawn { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
-                Cause::NotPermitted
+                FailureCause::PermissionDenied
             }
             Self::Spawn { source, .. }
                 if source.kind() == io::ErrorKind::NotFound
                     || source.raw_os_error() == Some(nix::libc::ENOEXEC) =>
             {
-                Cause::CommandNotFound
+                FailureCause::CommandNotFound
             }
-            Self::Port(_) => Cause::PortTaken,
-            Self::Spawn { .. } | Self::NotConfigured | Self::Interrupted => Cause::NotLaunched,
+            Self::Port(_) => FailureCause::PortTaken,
+            Self::Spawn { .. } | Self::NotConfigured | Self::Interrupted => FailureCause::NotLaunched,
         }
     }
 }
 
 /// Starts the engine, notes it and sends `Started`; or sends `Gone` with the reason.
 pub(super) async fn launch(
-    shared: &Arc<Shared>,
+    shared: &Arc<LocalContext>,
     engine: EngineId,
     generation: Generation,
     accelerators: Vec<AcceleratorId>,
-) -> Option<(Arc<Tenant>, Process)> {
+) -> Option<(Arc<LocalEngine>, ProcessGroup)> {
     match start(shared, &engine, generation, &accelerators).await {
         Ok((tenant, process)) => {
-            let address = tenant.contact.address;
+            let address = tenant.client.address;
             let started = Event::Started { engine, generation, address };
-            shared.common.tell(started).await;
+            shared.common.send_event(started).await;
             Some((tenant, process))
         }
         Err(error) => {
-            let symptoms = Symptoms::of_system(&error.to_string());
-            shared.common.tell(Event::Shows { engine: engine.clone(), generation, symptoms }).await;
+            let symptoms = EngineDiagnostics::from_system(&error.to_string());
+            shared
+                .common
+                .send_event(Event::Diagnostics { engine: engine.clone(), generation, diagnostics: symptoms })
+                .await;
             let gone = Event::Gone { engine, generation, cause: error.cause() };
-            shared.common.tell(gone).await;
+            shared.common.send_event(gone).await;
             None
         }
     }
 }
 
 async fn start(
-    shared: &Arc<Shared>,
+    shared: &Arc<LocalContext>,
     engine: &EngineId,
     generation: Generation,
     accelerators: &[AcceleratorId],
-) -> Result<(Arc<Tenant>, Process), Error> {
+) -> Result<(Arc<LocalEngine>, ProcessGroup), Error> {
     let config = shared.common.config.load_full();
-    let model = config.models.get(&engine.model).ok_or(Error::NotConfigured)?;
+    let model = config.engines.get(&engine.model).ok_or(Error::NotConfigured)?;
     let spec = config.core.models.iter().find(|spec| spec.name == engine.model);
     let spec = spec.ok_or(Error::NotConfigured)?;
     let total = total(shared, accelerators).await;
@@ -105,53 +107,53 @@ async fn start(
     let address = free_address(shared).map_err(Error::Port)?;
     let (host, port) = (address.ip(), address.port());
     let now = shared.common.clock.now();
-    let plan = Plan {
+    let plan = LaunchPlan {
         command: model.command_line(port, host, fraction, kv_cache),
         environment: model.environment(port, host, fraction, kv_cache),
-        visible: config.visible(accelerators),
+        visible: config.visible_env(accelerators),
         mark: mark(shared, engine, generation),
-        log: shared.log(engine),
-        header: format!("{} at {now} UTC", log::launch(engine, generation)),
+        log: shared.log_path(engine),
+        header: format!("{} at {now} UTC", engine_log::launch_label(engine, generation)),
         log_cap: config.log_cap,
     };
-    let process = task::spawn_blocking(|| plan.carry_out()).await;
+    let process = task::spawn_blocking(|| plan.spawn()).await;
     let process = process.unwrap_or(Err(Error::Interrupted)).inspect_err(|_| shared.release_port(port))?;
-    let entry = Entry {
+    let entry = StoredEngine {
         generation,
         pid: process.pid(),
-        start: table::stat(process.pid()).map_or(0, |stat| stat.start),
+        process_start_ticks: table::stat(process.pid()).map_or(0, |stat| stat.start),
         address,
         accelerators: accelerators.to_vec(),
         fingerprint: spec.fingerprint,
-        phase: Phase::Starting,
+        phase: StoredPhase::Starting,
         started: now,
-        last_end: now,
+        last_lease_end: now,
     };
     shared.store.add(engine.clone(), entry).await;
-    let tenant = Tenant::new(shared, engine.clone(), generation, address, Arc::clone(model));
+    let tenant = LocalEngine::new(shared, engine.clone(), generation, address, Arc::clone(model));
     Ok((tenant, process))
 }
 
-/// What a process of this engine's life has in its environment as [`MARK`]. Begins with the state directory, so that
+/// What a process of this engine's life has in its environment as [`MARK_VAR`]. Begins with the state directory, so that
 /// two gateways never take each other's engines for left-overs.
-pub(super) fn mark(shared: &Shared, engine: &EngineId, generation: Generation) -> String {
+pub(super) fn mark(shared: &LocalContext, engine: &EngineId, generation: Generation) -> String {
     format!("{}|{engine}|{generation}", shared.store.folder().display())
 }
 
 /// A loopback port that nobody has. Should somebody be quicker than the engine to take it, the engine says so and the next
 /// start takes another.
-fn free_address(shared: &Shared) -> io::Result<SocketAddr> {
+fn free_address(shared: &LocalContext) -> io::Result<SocketAddr> {
     loop {
-        let port = rouse::port::free()?;
+        let port = rouse_net::port::free()?;
         // It may be offered again while a starting engine has not yet taken it.
-        if shared.keep_port(port) {
+        if shared.reserve_port(port) {
             return Ok((Ipv4Addr::LOCALHOST, port).into());
         }
     }
 }
 
 /// All the memory of the largest accelerator, by its meter, or as configured.
-async fn total(shared: &Shared, accelerators: &[AcceleratorId]) -> Bytes {
+async fn total(shared: &LocalContext, accelerators: &[AcceleratorId]) -> Bytes {
     let config = shared.common.config.load_full();
     let mut largest = Bytes::ZERO;
     for id in accelerators {
@@ -179,7 +181,7 @@ fn kv_cache(spec: &ModelSpec) -> Bytes {
 }
 
 /// Everything that a process is made from.
-struct Plan {
+struct LaunchPlan {
     command: Vec<String>,
     environment: BTreeMap<String, String>,
     /// By which it sees its accelerators.
@@ -190,9 +192,9 @@ struct Plan {
     log_cap: Bytes,
 }
 
-impl Plan {
+impl LaunchPlan {
     /// Blocks for as long as a log takes to be trimmed and a process to be made.
-    fn carry_out(self) -> Result<Process, Error> {
+    fn spawn(self) -> Result<ProcessGroup, Error> {
         let (stdout, stderr) = self.output();
         let (program, arguments) = self.command.split_first().ok_or(Error::Empty)?;
         let failed = |source| Error::Spawn { program: program.clone(), source };
@@ -206,20 +208,20 @@ impl Plan {
             .args(arguments)
             .envs(self.visible)
             .envs(self.environment)
-            .env(MARK, &self.mark)
+            .env(MARK_VAR, &self.mark)
             .process_group(0)
             .stdin(Stdio::null())
             .stdout(stdout)
             .stderr(stderr);
         let child = tokio::process::Command::from(command).spawn().map_err(failed)?;
-        Process::ours(child, format!("{MARK}={}", self.mark)).map_err(failed)
+        ProcessGroup::from_child(child, format!("{MARK_VAR}={}", self.mark)).map_err(failed)
     }
 
     /// Where what it says goes: nowhere, if its log cannot be written. A disk may be full for days, and an engine that serves is
     /// worth more than its log.
     fn output(&self) -> (Stdio, Stdio) {
-        let log = log::trim(&self.log, self.log_cap).and_then(|_| {
-            let log = log::begin(&self.log, &self.header)?;
+        let log = engine_log::trim(&self.log, self.log_cap).and_then(|_| {
+            let log = engine_log::open_for_launch(&self.log, &self.header)?;
             Ok((log.try_clone()?.into(), log.into()))
         });
         log.unwrap_or_else(|error| {
@@ -236,7 +238,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use rouse::{
-        model::{Accelerators, Idle, LevelPolicy, Memory, OwnQueue},
+        model::{AcceleratorRequirement, EngineMemory, IdlePolicy, QueueOverrides, SleepLevelPolicy},
         units::Millis,
     };
 
@@ -245,8 +247,8 @@ mod tests {
     #[test]
     fn a_process_that_cannot_be_made_is_no_engine_that_exited() {
         let spawn = |code| Error::Spawn { program: "p".into(), source: io::Error::from_raw_os_error(code) };
-        assert_eq!(spawn(nix::libc::EAGAIN).cause(), Cause::NotLaunched);
-        assert_eq!(spawn(nix::libc::ENOENT).cause(), Cause::CommandNotFound);
+        assert_eq!(spawn(nix::libc::EAGAIN).cause(), FailureCause::NotLaunched);
+        assert_eq!(spawn(nix::libc::ENOENT).cause(), FailureCause::CommandNotFound);
     }
 
     #[test]
@@ -254,9 +256,9 @@ mod tests {
         let spec = |awake, host| ModelSpec {
             name: "m".into(),
             aliases: Vec::new(),
-            accelerators: Accelerators::Count(2),
-            memory: Memory { awake: Bytes::gib(awake), asleep: Bytes::ZERO, host: Bytes::gib(host) },
-            idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
+            accelerators: AcceleratorRequirement::Count(2),
+            memory: EngineMemory { awake: Bytes::gib(awake), asleep: Bytes::ZERO, host: Bytes::gib(host) },
+            idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
             replicas: 1,
             pinned: false,
             min_replicas: 0,
@@ -268,7 +270,7 @@ mod tests {
             can_sleep: true,
             fingerprint: 0,
             eviction: None,
-            queue: OwnQueue::default(),
+            queue: QueueOverrides::default(),
         };
         assert_eq!(kv_cache(&spec(30, 16)), Bytes::gib(30 - 16 - 3));
         assert_eq!(kv_cache(&spec(10, 40)), Bytes::gib(1));

@@ -9,17 +9,19 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
-use engine_sim::accelerator::Book;
+use engine_sim::accelerator::AcceleratorFile;
 use rouse::{
     fleet::event::Event,
     model::{Accelerator, AcceleratorId, EngineId},
-    nvml::{self, Nvml, Reading},
-    process::table,
     units::Bytes,
+};
+use rouse_net::{
+    nvml::{self, Nvml, NvmlReading},
+    process::table,
 };
 use tokio::{task, time};
 
-use super::{Shared, launch};
+use super::{LocalContext, launch};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -37,7 +39,7 @@ pub enum Error {
 
 /// The meters of this machine.
 #[derive(Debug, Default)]
-pub(super) struct Meters {
+pub(super) struct MeterReader {
     nvml: Nvml,
 }
 
@@ -48,7 +50,7 @@ pub fn discover(headroom: Bytes) -> Result<Vec<Accelerator>, Error> {
 
 /// The accelerators of what the driver answered.
 fn usable(
-    answered: Result<Vec<nvml::Device>, nvml::Error>,
+    answered: Result<Vec<nvml::NvmlDevice>, nvml::Error>,
     headroom: Bytes,
 ) -> Result<Vec<Accelerator>, Error> {
     let no_driver = |error| match error {
@@ -59,7 +61,7 @@ fn usable(
     if found.is_empty() {
         return Err(Error::NoDriver(nvml::Error::NoDriver("NVML lists no accelerator".to_owned())));
     }
-    let accelerator = |device: nvml::Device| Accelerator {
+    let accelerator = |device: nvml::NvmlDevice| Accelerator {
         id: device.id,
         capacity: device.usable.saturating_sub(headroom),
         metered: true,
@@ -68,40 +70,42 @@ fn usable(
     Ok(found.into_iter().map(accelerator).collect())
 }
 
-impl Meters {
+impl MeterReader {
     /// Reads the accelerator's meter: `file` when it is simulated.
     pub(super) async fn read(
         self: &Arc<Self>,
         id: AcceleratorId,
         file: Option<PathBuf>,
-    ) -> Result<Reading, Error> {
+    ) -> Result<NvmlReading, Error> {
         let meters = Arc::clone(self);
         let reading = task::spawn_blocking(move || match file {
             Some(file) => simulated(&file, &id),
             None => Ok(meters.nvml.read(&id)?),
         });
-        match time::timeout(nvml::DEADLINE, reading).await {
+        match time::timeout(nvml::QUERY_TIMEOUT, reading).await {
             Ok(Ok(reading)) => reading,
             Ok(Err(_)) | Err(_) => Err(Error::Timeout),
         }
     }
 }
 
-impl Shared {
+impl LocalContext {
     /// Reads the meter and sends what it shows; an accelerator that vanished is reported once.
     pub(super) async fn measure(&self, accelerator: AcceleratorId) {
         let file = self.common.config.load().meters.get(&accelerator).cloned();
         match self.meters.read(accelerator.clone(), file).await {
             Ok(reading) => {
                 if self.set_lost(&accelerator, false) {
-                    self.common.tell(Event::AcceleratorBack { accelerator: accelerator.clone() }).await;
+                    self.common
+                        .send_event(Event::AcceleratorRecovered { accelerator: accelerator.clone() })
+                        .await;
                 }
                 let by_engine = reading.by_pid.and_then(|by_pid| self.by_engine(&accelerator, by_pid));
-                self.common.tell(Event::Memory { accelerator, used: reading.used, by_engine }).await;
+                self.common.send_event(Event::MeterRead { accelerator, used: reading.used, by_engine }).await;
             }
             Err(Error::Nvml(nvml::Error::Lost(_))) => {
                 if self.set_lost(&accelerator, true) {
-                    self.common.tell(Event::AcceleratorLost { accelerator }).await;
+                    self.common.send_event(Event::AcceleratorLost { accelerator }).await;
                 }
             }
             Err(error) => tracing::warn!(%accelerator, %error, "no reading"),
@@ -129,7 +133,7 @@ impl Shared {
             };
             seen = true;
             // A worker may have left the group; the mark stays with it.
-            let mark = table::mark_of(pid, launch::MARK);
+            let mark = table::env_value(pid, launch::MARK_VAR);
             let owner = engines.iter().find(|(engine, entry)| {
                 let own = launch::mark(self, engine, entry.generation);
                 entry.pid == stat.group || mark.as_ref() == Some(&own)
@@ -143,16 +147,16 @@ impl Shared {
 
     /// Whether that is news.
     fn set_lost(&self, accelerator: &AcceleratorId, lost: bool) -> bool {
-        let mut known = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.lost_accelerators.lock().unwrap_or_else(PoisonError::into_inner);
         if lost { known.insert(accelerator.clone()) } else { known.remove(accelerator) }
     }
 }
 
-fn simulated(file: &Path, id: &AcceleratorId) -> Result<Reading, Error> {
-    let mut usage = Book::open(file)?.usage()?;
+fn simulated(file: &Path, id: &AcceleratorId) -> Result<NvmlReading, Error> {
+    let mut usage = AcceleratorFile::open(file)?.usage()?;
     let usage = usage.remove(id.as_str()).ok_or_else(|| Error::Unknown(id.clone()))?;
     let by_pid = usage.by_pid.iter().map(|(&pid, &bytes)| (pid, Bytes(bytes)));
-    Ok(Reading {
+    Ok(NvmlReading {
         total: Bytes(usage.capacity),
         used: Bytes(usage.used_total),
         by_pid: Some(by_pid.collect()),
@@ -176,7 +180,7 @@ mod tests {
 
     #[test]
     fn what_the_driver_lists_is_metered_and_has_the_headroom_left_out() {
-        let device = |id: &str, usable| nvml::Device { id: id.into(), index: Some(0), usable };
+        let device = |id: &str, usable| nvml::NvmlDevice { id: id.into(), index: Some(0), usable };
         let listed = Ok(vec![device("GPU-1", Bytes::gib(80)), device("GPU-2", Bytes::mib(500))]);
         let found = usable(listed, Bytes::gib(1)).unwrap();
         let shown: Vec<_> = found.iter().map(|a| (a.id.as_str(), a.capacity, a.metered)).collect();

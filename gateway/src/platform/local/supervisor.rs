@@ -3,10 +3,10 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use rouse::{
-    fault::Cause,
+    fault::FailureCause,
     fleet::{
         command::Command,
-        event::{Event, Verdict},
+        event::{CanaryVerdict, Event},
     },
     model::{AcceleratorId, EngineId},
     units::{Generation, Millis},
@@ -18,42 +18,42 @@ use tokio::{
 };
 
 use super::{
-    Shared, adopt, launch,
-    life::{self, Order},
-    log,
+    LocalContext, adopt, engine_log,
+    engine_task::{self, LocalEngineCommand},
+    launch,
 };
 
 /// How often the sizes of logs are looked at.
-const TRIM_EVERY: Duration = Duration::from_secs(10);
+const LOG_TRIM_INTERVAL: Duration = Duration::from_secs(10);
 /// Idle clocks and learned values are on disk so long after they changed, at the latest.
-const SAVE_EVERY: Duration = Duration::from_secs(1);
+const STATE_SAVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// See the platform's header.
-pub(super) struct Supervisor {
-    shared: Arc<Shared>,
-    lives: BTreeMap<EngineId, Life>,
+pub(super) struct LocalSupervisor {
+    shared: Arc<LocalContext>,
+    engine_tasks: BTreeMap<EngineId, EngineTaskHandle>,
     tasks: JoinSet<()>,
 }
 
 /// Where to reach the task of one engine's life. Closed once the process is gone.
-struct Life {
+struct EngineTaskHandle {
     generation: Generation,
-    orders: mpsc::UnboundedSender<Order>,
+    commands: mpsc::UnboundedSender<LocalEngineCommand>,
 }
 
-impl Supervisor {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, lives: BTreeMap::new(), tasks: JoinSet::new() }
+impl LocalSupervisor {
+    pub(super) fn new(shared: Arc<LocalContext>) -> Self {
+        Self { shared, engine_tasks: BTreeMap::new(), tasks: JoinSet::new() }
     }
 
     /// Until nobody can give commands any more.
     pub(super) async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
-        self.tasks.spawn(keep(Arc::clone(&self.shared)));
+        self.tasks.spawn(save_and_trim(Arc::clone(&self.shared)));
         self.adopt().await;
         loop {
             tokio::select! {
                 command = commands.recv() => match command {
-                    Some(command) => self.carry_out(command).await,
+                    Some(command) => self.execute(command).await,
                     None => break,
                 },
                 Some(ended) = self.tasks.join_next() => {
@@ -69,55 +69,59 @@ impl Supervisor {
     async fn adopt(&mut self) {
         let learned = self.shared.store.learned();
         for (model, learned) in learned {
-            self.shared.common.tell(Event::Recalled { model, learned }).await;
+            self.shared.common.send_event(Event::MeasurementsRestored { model, learned }).await;
         }
-        for (tenant, process, start) in adopt::all(&self.shared).await {
-            let (id, generation) = (tenant.contact.id.clone(), tenant.contact.generation);
+        for (tenant, process, start) in adopt::adopt_all(&self.shared).await {
+            let (id, generation) = (tenant.client.id.clone(), tenant.client.generation);
             let (orders, received) = mpsc::unbounded_channel();
-            self.tasks.spawn(life::live(tenant, process, received, start));
-            self.lives.insert(id, Life { generation, orders });
+            self.tasks.spawn(engine_task::run(tenant, process, received, start));
+            self.engine_tasks.insert(id, EngineTaskHandle { generation, commands: orders });
         }
-        self.shared.common.tell(Event::AdoptionDone).await;
+        self.shared.common.send_event(Event::AdoptionDone).await;
     }
 
-    async fn carry_out(&mut self, command: Command) {
+    async fn execute(&mut self, command: Command) {
         match command {
             Command::Reserve { engine, generation, accelerators, .. } => {
                 let placed = Event::Placed { engine, generation, accelerators };
-                self.shared.common.tell(placed).await;
+                self.shared.common.send_event(placed).await;
             }
             Command::Launch { engine, generation, accelerators, .. } => {
                 self.launch(engine, generation, accelerators).await
             }
-            Command::Probe { engine, generation } => self.order(engine, generation, Order::Probe).await,
+            Command::Probe { engine, generation } => {
+                self.send_to_engine(engine, generation, LocalEngineCommand::Probe).await
+            }
             Command::Sleep { engine, generation, level } => {
-                self.order(engine, generation, Order::Sleep(level)).await
+                self.send_to_engine(engine, generation, LocalEngineCommand::Sleep(level)).await
             }
             Command::Wake { engine, generation, level } => {
-                self.order(engine, generation, Order::Wake(level)).await
+                self.send_to_engine(engine, generation, LocalEngineCommand::Wake(level)).await
             }
             Command::Stop { engine, generation, grace, .. } => {
-                self.order(engine, generation, Order::Stop(grace)).await
+                self.send_to_engine(engine, generation, LocalEngineCommand::Stop(grace)).await
             }
-            Command::Hold { engine, generation } => self.order(engine, generation, Order::Hold).await,
-            Command::Meter { accelerator, after } => self.meter(accelerator, after),
+            Command::AwaitStub { engine, generation } => {
+                self.send_to_engine(engine, generation, LocalEngineCommand::AwaitStub).await
+            }
+            Command::ReadMeter { accelerator, after } => self.meter(accelerator, after),
             // The ledger is the decisions' own; the rest is the driver's.
             Command::Shrink { .. }
             | Command::OpenGate { .. }
             | Command::CloseGate { .. }
-            | Command::Revoke { .. }
+            | Command::RevokeLeases { .. }
             | Command::Grant { .. }
             | Command::Refuse { .. }
-            | Command::Finish { .. } => {}
+            | Command::FinishOperation { .. } => {}
         }
     }
 
     async fn launch(&mut self, engine: EngineId, generation: Generation, accelerators: Vec<AcceleratorId>) {
-        let running = self.lives.get(&engine).filter(|life| !life.orders.is_closed());
+        let running = self.engine_tasks.get(&engine).filter(|life| !life.commands.is_closed());
         if let Some(running) = running {
             tracing::error!(%engine, %generation, running = %running.generation, "launched while it runs");
-            let cause = Cause::Refused;
-            self.shared.common.tell(Event::StartFailed { engine, generation, cause }).await;
+            let cause = FailureCause::Refused;
+            self.shared.common.send_event(Event::StartFailed { engine, generation, cause }).await;
             return;
         }
         let (orders, received) = mpsc::unbounded_channel();
@@ -125,28 +129,30 @@ impl Supervisor {
         let id = engine.clone();
         self.tasks.spawn(async move {
             if let Some((tenant, process)) = launch::launch(&shared, id, generation, accelerators).await {
-                life::live(tenant, process, received, life::Start::Starting).await;
+                engine_task::run(tenant, process, received, engine_task::LocalEngineStart::Starting).await;
             }
         });
-        self.lives.insert(engine, Life { generation, orders });
+        self.engine_tasks.insert(engine, EngineTaskHandle { generation, commands: orders });
     }
 
     /// An order to a life that is over has the outcome that it has for something that is gone.
-    async fn order(&mut self, engine: EngineId, generation: Generation, order: Order) {
-        let life = self.lives.get(&engine).filter(|life| life.generation == generation);
-        if life.is_some_and(|life| life.orders.send(order).is_ok()) {
+    async fn send_to_engine(&mut self, engine: EngineId, generation: Generation, order: LocalEngineCommand) {
+        let life = self.engine_tasks.get(&engine).filter(|life| life.generation == generation);
+        if life.is_some_and(|life| life.commands.send(order).is_ok()) {
             return;
         }
-        let cause = Cause::Unreachable;
+        let cause = FailureCause::Unreachable;
         let outcome = match order {
-            Order::Probe => Event::Canary { engine, generation, verdict: Verdict::Failed(cause) },
-            Order::Sleep(_) => Event::SleepFailed { engine, generation, cause },
-            Order::Wake(_) => Event::WakeFailed { engine, generation, cause },
+            LocalEngineCommand::Probe => {
+                Event::Canary { engine, generation, verdict: CanaryVerdict::Failed(cause) }
+            }
+            LocalEngineCommand::Sleep(_) => Event::SleepFailed { engine, generation, cause },
+            LocalEngineCommand::Wake(_) => Event::WakeFailed { engine, generation, cause },
             // What is gone is heard of anyhow.
-            Order::Hold => return,
-            Order::Stop(_) => Event::Gone { engine, generation, cause: Cause::Stopped },
+            LocalEngineCommand::AwaitStub => return,
+            LocalEngineCommand::Stop(_) => Event::Gone { engine, generation, cause: FailureCause::Stopped },
         };
-        self.shared.common.tell(outcome).await;
+        self.shared.common.send_event(outcome).await;
     }
 
     fn meter(&mut self, accelerator: AcceleratorId, after: Millis) {
@@ -159,20 +165,20 @@ impl Supervisor {
 }
 
 /// Saves what may be saved late and keeps logs below their cap, while the platform lives.
-async fn keep(shared: Arc<Shared>) {
-    let mut trim = time::interval(TRIM_EVERY);
+async fn save_and_trim(shared: Arc<LocalContext>) {
+    let mut trim = time::interval(LOG_TRIM_INTERVAL);
     trim.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            () = shared.store.dirty() => {
+            () = shared.store.wait_until_dirty() => {
                 shared.store.save().await;
-                time::sleep(SAVE_EVERY).await;
+                time::sleep(STATE_SAVE_INTERVAL).await;
             }
             _ = trim.tick() => {
                 let cap = shared.common.config.load().log_cap;
                 for engine in shared.store.engines().into_keys() {
-                    let path = shared.log(&engine);
-                    let trimmed = task::spawn_blocking(move || log::trim(&path, cap)).await;
+                    let path = shared.log_path(&engine);
+                    let trimmed = task::spawn_blocking(move || engine_log::trim(&path, cap)).await;
                     if let Ok(Err(error)) = trimmed {
                         tracing::warn!(%engine, %error, "cannot trim the log");
                     }

@@ -5,20 +5,23 @@ mod stopping;
 
 use std::{fs, path::Path, time::Duration};
 
-use engine_sim::accelerator::Book;
+use engine_sim::accelerator::AcceleratorFile;
 use rouse::{
-    engine::past::Symptoms,
-    fault::Cause,
-    fleet::event::Verdict,
-    model::{Accelerators, Idle, Level, LevelPolicy, Memory, ModelSpec, OwnQueue},
-    process::table,
+    engine::last_outcome::EngineDiagnostics,
+    fault::FailureCause,
+    fleet::event::CanaryVerdict,
+    model::{
+        AcceleratorRequirement, EngineMemory, IdlePolicy, ModelSpec, QueueOverrides, SleepLevel,
+        SleepLevelPolicy,
+    },
     units::{Bytes, Millis},
 };
+use rouse_net::process::table;
 use tempfile::TempDir;
 use tokio::time;
 
 use super::*;
-use crate::config::{Config, Kind, Model, OnDisconnect, SleepApi, Task};
+use crate::config::{Config, EngineConfig, EngineKind, OnDisconnect, ProbeTask, SleepApi};
 
 const FLAGS: &str = "TEST_ENGINE_FLAGS";
 const FIRST: Generation = Generation(1);
@@ -29,43 +32,43 @@ fn the_engine_that_other_tests_launch() {
     let Ok(flags) = std::env::var(FLAGS) else {
         return;
     };
-    let matches = <engine_sim::Args as clap::Args>::augment_args(clap::Command::new("engine"))
+    let matches = <engine_sim::EngineSimArgs as clap::Args>::augment_args(clap::Command::new("engine"))
         .get_matches_from(std::iter::once("engine").chain(flags.split_whitespace()));
-    let args = <engine_sim::Args as clap::FromArgMatches>::from_arg_matches(&matches).unwrap();
+    let args = <engine_sim::EngineSimArgs as clap::FromArgMatches>::from_arg_matches(&matches).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let code = runtime.block_on(engine_sim::run(args)).map_err(|error| eprintln!("{error:#}"));
     std::process::exit(i32::from(code != Ok(std::process::ExitCode::SUCCESS)));
 }
 
 /// A platform with a state directory of its own and one simulated accelerator, `gpu-0`, of 4 GiB.
-struct World {
-    _engines: Engines,
+struct LocalPlatformHarness {
+    _engines: EngineCleanup,
     folder: TempDir,
     config: Config,
-    local: Local,
+    local: LocalPlatform,
     events: mpsc::Receiver<Event>,
     /// What engines have shown of why they do not serve.
-    shown: Symptoms,
+    shown: EngineDiagnostics,
 }
 
-impl World {
-    fn new(models: Vec<Model>) -> Self {
+impl LocalPlatformHarness {
+    fn new(models: Vec<EngineConfig>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        Book::create(folder.path().join("gpus"), &[("gpu-0", 4 << 30)]).unwrap();
+        AcceleratorFile::create(folder.path().join("gpus"), &[("gpu-0", 4 << 30)]).unwrap();
         let config = config(folder.path(), models);
         let (local, events) = start(&config);
         Self {
-            _engines: Engines(folder.path().join("state").canonicalize().unwrap()),
+            _engines: EngineCleanup(folder.path().join("state").canonicalize().unwrap()),
             folder,
             config,
             local,
             events,
-            shown: Symptoms::default(),
+            shown: EngineDiagnostics::default(),
         }
     }
 
     /// The gateway dies and another one starts.
-    async fn restart(mut self, models: Vec<Model>) -> Self {
+    async fn restart(mut self, models: Vec<EngineConfig>) -> Self {
         self.local.close().await;
         self.config = config(self.folder.path(), models);
         (self.local, self.events) = start(&self.config);
@@ -77,7 +80,7 @@ impl World {
         let Self { _engines, folder, config, local, .. } = self;
         drop(local);
         let (local, events) = start(&config);
-        Self { _engines, folder, config, local, events, shown: Symptoms::default() }
+        Self { _engines, folder, config, local, events, shown: EngineDiagnostics::default() }
     }
 
     /// A busy machine may have an engine show that it is slow.
@@ -85,7 +88,7 @@ impl World {
         loop {
             let event = time::timeout(Duration::from_secs(20), self.events.recv()).await;
             match event.expect("no event").unwrap() {
-                Event::Shows { symptoms, .. } => self.shown.add(&symptoms),
+                Event::Diagnostics { diagnostics, .. } => self.shown.merge(&diagnostics),
                 event => return event,
             }
         }
@@ -112,7 +115,7 @@ impl World {
 
     fn stop(&self, model: &str, grace: Millis) {
         let (engine, generation) = (engine(model), FIRST);
-        self.local.submit(Command::Stop { engine, generation, grace, to: None });
+        self.local.submit(Command::Stop { engine, generation, grace, successor: None });
     }
 
     /// Launches and waits until it is ready.
@@ -127,7 +130,7 @@ impl World {
         self.local.shared.store.engines()[&engine(model)].pid
     }
 
-    async fn gone(&mut self, model: &str) -> Cause {
+    async fn gone(&mut self, model: &str) -> FailureCause {
         loop {
             if let Event::Gone { engine: id, generation: FIRST, cause } = self.next().await {
                 assert_eq!(id, engine(model));
@@ -138,13 +141,13 @@ impl World {
 }
 
 /// Ends what a failed test leaves behind.
-struct Engines(PathBuf);
+struct EngineCleanup(PathBuf);
 
-impl Drop for Engines {
+impl Drop for EngineCleanup {
     fn drop(&mut self) {
         let ours = format!("{}|", self.0.display());
         for pid in table::pids() {
-            if table::mark_of(pid, launch::MARK).is_some_and(|mark| mark.starts_with(&ours)) {
+            if table::env_value(pid, launch::MARK_VAR).is_some_and(|mark| mark.starts_with(&ours)) {
                 let pid = nix::unistd::Pid::from_raw(pid);
                 nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap_or_default();
             }
@@ -152,11 +155,11 @@ impl Drop for Engines {
     }
 }
 
-fn start(config: &Config) -> (Local, mpsc::Receiver<Event>) {
+fn start(config: &Config) -> (LocalPlatform, mpsc::Receiver<Event>) {
     let (sender, events) = mpsc::channel(16);
-    let clock = Clock::new(time::Instant::now(), Tick(1_000_000));
-    let lock = Lock::take(&config.state).unwrap();
-    (Local::start(lock, Arc::new(config.clone()), sender, clock).unwrap(), events)
+    let clock = TickClock::new(time::Instant::now(), Tick(1_000_000));
+    let lock = StateDirLock::take(&config.state).unwrap();
+    (LocalPlatform::start(lock, Arc::new(config.clone()), sender, clock).unwrap(), events)
 }
 
 fn engine(model: &str) -> EngineId {
@@ -164,32 +167,32 @@ fn engine(model: &str) -> EngineId {
 }
 
 /// A simulated engine; `flags` are added to the usual ones.
-fn sim(name: &str, flags: &str) -> Model {
+fn sim(name: &str, flags: &str) -> EngineConfig {
     let us = std::env::current_exe().unwrap();
     let us = us.to_str().unwrap();
     let test = "platform::local::tests::the_engine_that_other_tests_launch";
     let usual =
         format!("--host ${{HOST}} --port ${{PORT}} --model {name} --enable-sleep-mode --start-time 60ms");
-    Model {
+    EngineConfig {
         env: BTreeMap::from([(FLAGS.to_owned(), format!("{usual} {flags}"))]),
         ..script(name, &[us, test, "--exact", "--nocapture"])
     }
 }
 
-fn script(name: &str, command: &[&str]) -> Model {
-    Model {
+fn script(name: &str, command: &[&str]) -> EngineConfig {
+    EngineConfig {
         name: name.into(),
-        kind: Kind::Vllm,
+        kind: EngineKind::Vllm,
         command: command.iter().map(|&part| part.to_owned()).collect(),
         env: BTreeMap::new(),
         served_name: name.to_owned(),
-        task: Task::Generate,
+        task: ProbeTask::Generate,
         on_disconnect: OnDisconnect::Abort,
         api_key: None,
         stub: false,
         allow_public: false,
-        passage: Vec::new(),
-        origin: None,
+        passthrough: Vec::new(),
+        backend_origin: None,
         fingerprint: 7,
         sleep: SleepApi::Vllm,
     }
@@ -199,9 +202,9 @@ fn spec(name: &ModelName) -> ModelSpec {
     ModelSpec {
         name: name.clone(),
         aliases: Vec::new(),
-        accelerators: Accelerators::Count(1),
-        memory: Memory { awake: Bytes::gib(1), asleep: Bytes::mib(64), host: Bytes::mib(512) },
-        idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
+        accelerators: AcceleratorRequirement::Count(1),
+        memory: EngineMemory { awake: Bytes::gib(1), asleep: Bytes::mib(64), host: Bytes::mib(512) },
+        idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
         replicas: 1,
         pinned: false,
         min_replicas: 0,
@@ -213,11 +216,11 @@ fn spec(name: &ModelName) -> ModelSpec {
         can_sleep: true,
         fingerprint: 7,
         eviction: None,
-        queue: OwnQueue::default(),
+        queue: QueueOverrides::default(),
     }
 }
 
-fn config(folder: &Path, models: Vec<Model>) -> Config {
+fn config(folder: &Path, models: Vec<EngineConfig>) -> Config {
     let (state, meter) = (folder.join("state"), folder.join("gpus"));
     let text = format!(
         "state: {}\nheadroom: 0\naccelerators: [{{id: gpu-0, memory: 4Gi, meter: {}}}]\n\
@@ -227,38 +230,38 @@ fn config(folder: &Path, models: Vec<Model>) -> Config {
     );
     let mut config = crate::config::parse(&text, "test").unwrap_or_else(|errors| panic!("{errors}"));
     config.core.models = models.iter().map(|model| spec(&model.name)).collect();
-    config.models = models.into_iter().map(|model| (model.name.clone(), Arc::new(model))).collect();
+    config.engines = models.into_iter().map(|model| (model.name.clone(), Arc::new(model))).collect();
     config
 }
 
 #[tokio::test]
 async fn an_engine_starts_without_a_log_where_none_can_be_written() {
-    let mut world = World::new(vec![sim("m", "")]);
+    let mut world = LocalPlatformHarness::new(vec![sim("m", "")]);
     assert_eq!(world.adopted().await, []);
     let logs = world.folder.path().join("state/logs");
     fs::remove_dir(&logs).unwrap();
     fs::write(&logs, "no folder any more").unwrap();
     world.run("m").await;
     world.stop("m", Millis::secs(5));
-    assert_eq!(world.gone("m").await, Cause::Stopped);
+    assert_eq!(world.gone("m").await, FailureCause::Stopped);
 }
 
 /// A name that a maker's library does not know would hide a GPU.
 #[tokio::test]
 async fn an_engine_on_a_declared_accelerator_gets_the_variables_that_the_file_says_and_else_none() {
-    let mut world = World::new(vec![script("plain", &["env"]), script("shown", &["env"])]);
+    let mut world = LocalPlatformHarness::new(vec![script("plain", &["env"]), script("shown", &["env"])]);
     assert_eq!(world.adopted().await, []);
     world.launch("plain");
-    assert_eq!(world.gone("plain").await, Cause::Exited(0));
+    assert_eq!(world.gone("plain").await, FailureCause::Exited(0));
     let said = BTreeMap::from([("HIP_VISIBLE_DEVICES".to_owned(), "3".to_owned())]);
     world.config.visible = BTreeMap::from([("gpu-0".into(), said)]);
     world.local.reconfigure(Arc::new(world.config.clone()));
     world.launch("shown");
-    assert_eq!(world.gone("shown").await, Cause::Exited(0));
+    assert_eq!(world.gone("shown").await, FailureCause::Exited(0));
 
     let names = ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"];
     let seen = |model: &str, name: &str| {
-        let log = fs::read_to_string(world.local.log(&engine(model)).unwrap()).unwrap();
+        let log = fs::read_to_string(world.local.log_path(&engine(model)).unwrap()).unwrap();
         let mut lines = log.lines();
         lines.find_map(|line| line.strip_prefix(name)?.strip_prefix('=').map(str::to_owned))
     };
@@ -275,7 +278,7 @@ async fn an_engine_on_a_declared_accelerator_gets_the_variables_that_the_file_sa
 #[tokio::test]
 async fn an_engine_is_launched_probed_put_to_sleep_woken_and_stopped() {
     let (id, generation) = (engine("m"), FIRST);
-    let mut world = World::new(vec![sim("m", "")]);
+    let mut world = LocalPlatformHarness::new(vec![sim("m", "")]);
     let book = world.config.meters["gpu-0"].to_str().unwrap().to_owned();
     world.local.reconfigure(Arc::new(config(
         world.folder.path(),
@@ -292,28 +295,28 @@ async fn an_engine_is_launched_probed_put_to_sleep_woken_and_stopped() {
     assert!(matches!(world.next().await, Event::Placed { .. }));
     world.run("m").await;
 
-    let meter = || Command::Meter { accelerator: "gpu-0".into(), after: Millis(1) };
+    let meter = || Command::ReadMeter { accelerator: "gpu-0".into(), after: Millis(1) };
     world.local.submit(meter());
-    let Event::Memory { used, by_engine, .. } = world.next().await else { panic!("no reading") };
+    let Event::MeterRead { used, by_engine, .. } = world.next().await else { panic!("no reading") };
     assert_eq!(used, Bytes::gib(1));
     assert_eq!(by_engine, Some(BTreeMap::from([(id.clone(), used)])));
 
     world.local.submit(Command::Probe { engine: id.clone(), generation });
-    let verdict = Verdict::Passed;
+    let verdict = CanaryVerdict::Passed;
     assert_eq!(world.next().await, Event::Canary { engine: id.clone(), generation, verdict });
 
-    for level in [Level::One, Level::Two] {
+    for level in [SleepLevel::One, SleepLevel::Two] {
         world.local.submit(Command::Sleep { engine: id.clone(), generation, level });
         assert_eq!(world.next().await, Event::Slept { engine: id.clone(), generation, level });
         world.local.submit(meter());
-        assert!(matches!(world.next().await, Event::Memory { used, .. } if used == Bytes::mib(64)));
+        assert!(matches!(world.next().await, Event::MeterRead { used, .. } if used == Bytes::mib(64)));
         world.local.submit(Command::Wake { engine: id.clone(), generation, level });
         assert_eq!(world.next().await, Event::Ready { engine: id.clone(), generation });
     }
     world.stop("m", Millis::secs(5));
-    assert_eq!(world.gone("m").await, Cause::Stopped);
+    assert_eq!(world.gone("m").await, FailureCause::Stopped);
     assert!(
-        fs::read_to_string(world.local.log(&EngineId::new("m".into(), 0)).unwrap())
+        fs::read_to_string(world.local.log_path(&EngineId::new("m".into(), 0)).unwrap())
             .unwrap()
             .contains("m#0, generation 1")
     );
@@ -323,7 +326,7 @@ async fn an_engine_is_launched_probed_put_to_sleep_woken_and_stopped() {
 async fn an_engine_that_cannot_start_says_why() {
     let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = socket.local_addr().unwrap().port();
-    let mut world = World::new(Vec::new());
+    let mut world = LocalPlatformHarness::new(Vec::new());
     let book = world.config.meters["gpu-0"].to_str().unwrap();
     let locked = world.folder.path().join("locked");
     fs::write(&locked, "#!/bin/sh\n").unwrap();
@@ -337,16 +340,16 @@ async fn an_engine_that_cannot_start_says_why() {
     ];
     world.local.reconfigure(Arc::new(config(world.folder.path(), models)));
     for (model, expected) in [
-        ("none", Cause::CommandNotFound),
-        ("locked", Cause::NotPermitted),
-        ("port", Cause::PortTaken),
-        ("memory", Cause::OutOfMemory),
-        ("code", Cause::Exited(3)),
-        ("signal", Cause::Killed(9)),
+        ("none", FailureCause::CommandNotFound),
+        ("locked", FailureCause::PermissionDenied),
+        ("port", FailureCause::PortTaken),
+        ("memory", FailureCause::OutOfMemory),
+        ("code", FailureCause::Exited(3)),
+        ("signal", FailureCause::Killed(9)),
     ] {
         world.launch(model);
         assert_eq!(world.gone(model).await, expected, "{model}");
-        let Symptoms { last_line, system, .. } = std::mem::take(&mut world.shown);
+        let EngineDiagnostics { last_line, system, .. } = std::mem::take(&mut world.shown);
         match model {
             "none" => assert!(system.unwrap().contains("No such file")),
             "locked" => assert!(system.unwrap().contains("Permission denied")),
@@ -359,26 +362,26 @@ async fn an_engine_that_cannot_start_says_why() {
 
 #[tokio::test]
 async fn an_engine_that_never_is_ready_shows_how_it_answers_and_what_it_wrote() {
-    let mut world = World::new(vec![sim("m", "--start-time 1h")]);
+    let mut world = LocalPlatformHarness::new(vec![sim("m", "--start-time 1h")]);
     world.launch("m");
     while world.shown.probe.is_none() {
         let event = time::timeout(Duration::from_secs(20), world.events.recv()).await;
-        if let Event::Shows { symptoms, .. } = event.expect("nothing is shown").unwrap() {
-            world.shown.add(&symptoms);
+        if let Event::Diagnostics { diagnostics, .. } = event.expect("nothing is shown").unwrap() {
+            world.shown.merge(&diagnostics);
         }
     }
     assert!(world.shown.probe.as_ref().unwrap().starts_with("GET /health"), "{:?}", world.shown);
     world.stop("m", Millis::secs(5));
-    assert_eq!(world.gone("m").await, Cause::Stopped);
+    assert_eq!(world.gone("m").await, FailureCause::Stopped);
     assert!(world.shown.last_line.is_some());
 }
 
 #[tokio::test]
 async fn an_engine_that_faces_the_network_or_serves_another_model_is_refused() {
-    let other = Model { served_name: "other".to_owned(), ..sim("wrong", "") };
-    let mut world = World::new(vec![sim("public", "--host 0.0.0.0"), other]);
-    let wrong = Cause::WrongModel { serves: "wrong".into(), configured: "other".into() };
-    for (model, expected) in [("public", Cause::PublicListener), ("wrong", wrong)] {
+    let other = EngineConfig { served_name: "other".to_owned(), ..sim("wrong", "") };
+    let mut world = LocalPlatformHarness::new(vec![sim("public", "--host 0.0.0.0"), other]);
+    let wrong = FailureCause::WrongModel { serves: "wrong".into(), configured: "other".into() };
+    for (model, expected) in [("public", FailureCause::PublicListener), ("wrong", wrong)] {
         world.launch(model);
         let cause = loop {
             if let Event::StartFailed { cause, .. } = world.next().await {
@@ -387,13 +390,13 @@ async fn an_engine_that_faces_the_network_or_serves_another_model_is_refused() {
         };
         assert_eq!(cause, expected);
         world.stop(model, Millis::secs(5));
-        assert_eq!(world.gone(model).await, Cause::Stopped);
+        assert_eq!(world.gone(model).await, FailureCause::Stopped);
     }
 }
 
 #[tokio::test]
 async fn a_stopped_process_shows_in_the_health_of_its_engine_and_so_does_its_return() {
-    let mut world = World::new(vec![sim("m", "")]);
+    let mut world = LocalPlatformHarness::new(vec![sim("m", "")]);
     world.adopted().await;
     world.run("m").await;
     // The probe that is ordered the moment it is ready must not end the watch that begins then.
@@ -414,11 +417,11 @@ async fn a_stopped_process_shows_in_the_health_of_its_engine_and_so_does_its_ret
 #[tokio::test]
 async fn an_engine_that_takes_the_order_to_sleep_and_stays_awake_is_as_it_was() {
     let models = || vec![sim("m", "--fault ignore-sleep")];
-    let mut world = World::new(models());
+    let mut world = LocalPlatformHarness::new(models());
     world.adopted().await;
     world.run("m").await;
-    let (id, generation, cause) = (engine("m"), FIRST, Cause::StaysAwake);
-    world.local.submit(Command::Sleep { engine: id.clone(), generation, level: Level::One });
+    let (id, generation, cause) = (engine("m"), FIRST, FailureCause::SleepDenied);
+    world.local.submit(Command::Sleep { engine: id.clone(), generation, level: SleepLevel::One });
     assert_eq!(world.next().await, Event::SleepFailed { engine: id, generation, cause });
     let pid = nix::unistd::Pid::from_raw(world.pid("m"));
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).unwrap();
@@ -431,21 +434,21 @@ async fn an_engine_that_takes_the_order_to_sleep_and_stays_awake_is_as_it_was() 
     let [Event::Adopted { found, .. }] = &*adopted else { panic!("{adopted:?}") };
     assert_eq!((found.asleep, found.ready), (None, true));
     world.stop("m", Millis::secs(5));
-    assert_eq!(world.gone("m").await, Cause::Stopped);
+    assert_eq!(world.gone("m").await, FailureCause::Stopped);
 }
 
 #[tokio::test]
 async fn orders_to_an_engine_that_is_gone_are_answered_as_such() {
-    let mut world = World::new(vec![sim("m", "")]);
+    let mut world = LocalPlatformHarness::new(vec![sim("m", "")]);
     world.adopted().await;
     let (id, generation) = (engine("m"), FIRST);
     world.local.submit(Command::Probe { engine: id.clone(), generation });
-    assert!(matches!(world.next().await, Event::Canary { verdict: Verdict::Failed(_), .. }));
-    let level = Level::One;
+    assert!(matches!(world.next().await, Event::Canary { verdict: CanaryVerdict::Failed(_), .. }));
+    let level = SleepLevel::One;
     world.local.submit(Command::Sleep { engine: id.clone(), generation, level });
     assert!(matches!(world.next().await, Event::SleepFailed { .. }));
     world.local.submit(Command::Wake { engine: id, generation, level });
     assert!(matches!(world.next().await, Event::WakeFailed { .. }));
     world.stop("m", Millis::ZERO);
-    assert_eq!(world.gone("m").await, Cause::Stopped);
+    assert_eq!(world.gone("m").await, FailureCause::Stopped);
 }

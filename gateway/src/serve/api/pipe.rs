@@ -7,32 +7,32 @@ use tokio::{
     sync::watch,
 };
 
-use super::Connections;
+use super::WorkerConnections;
 use crate::{
-    http::{Core, Shared},
-    serve::{Stage, balance::Loads},
+    http::{ServerContext, WorkerContext},
+    serve::{ShutdownStage, balance::CoreLoads},
 };
 
 /// One core. To be used on a local runtime, which runs what serves its clients.
-pub struct Here(Rc<Connections>);
+pub struct PipeServer(Rc<WorkerConnections>);
 
-impl Here {
+impl PipeServer {
     #[must_use]
-    pub fn new(shared: Arc<Shared>, stage: watch::Receiver<Stage>) -> Self {
-        let core = Core::new(shared, stage);
+    pub fn new(shared: Arc<ServerContext>, stage: watch::Receiver<ShutdownStage>) -> Self {
+        let core = WorkerContext::new(shared, stage);
         let pool = core.pool.clone();
         tokio::task::spawn_local(async move { pool.expire().await });
-        Self(Connections::new(core, Arc::default(), None, Loads::new(1), 0))
+        Self(WorkerConnections::new(core, Arc::default(), None, CoreLoads::new(1), 0))
     }
 
     /// A client's end of a new connection; `None` when its address gets no more of them.
     #[must_use]
     pub fn connect(&self, peer: SocketAddr) -> Option<DuplexStream> {
-        let limits = self.0.core.shared.config.load().limits;
-        let place = self.0.addresses.enter(peer.ip(), &limits).ok()?;
-        let (near, far) = duplex(rouse::tcp::pipe::ROOM);
-        let seat = self.0.loads.seat(0);
-        self.0.serve(near, peer, (place, seat), Stage::Serving);
+        let limits = self.0.worker.server.config.load().limits;
+        let permit = self.0.address_limiter.admit(peer.ip(), &limits).ok()?;
+        let (near, far) = duplex(rouse_net::tcp::pipe::PIPE_CAPACITY_BYTES);
+        let guard = self.0.loads.add_connection(0);
+        self.0.serve(near, peer, (permit, guard), ShutdownStage::Serving);
         Some(far)
     }
 }

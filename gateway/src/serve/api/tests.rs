@@ -2,14 +2,17 @@
 
 use std::{sync::Arc, time::Duration};
 
-use rouse::lease::Gate;
+use rouse_net::lease::Gate;
 
 use super::*;
-use crate::http::testing::{Client, Engine, Gateway, events, post, raw, until_free};
+use crate::http::testing::{
+    CannedEngine, InProcessGateway, RawHttpClient, completion_request, raw_request, sse_response,
+    wait_until_no_leases,
+};
 
 /// Only the first of the cores' sockets listens where clients go.
-fn uneven(cores: usize, change: impl FnOnce(&mut crate::config::Config)) -> Gateway {
-    Gateway::start_on(
+fn uneven(cores: usize, change: impl FnOnce(&mut crate::config::Config)) -> InProcessGateway {
+    InProcessGateway::start_on(
         |config| {
             config.limits.connections_per_address = 1000;
             change(config);
@@ -17,27 +20,27 @@ fn uneven(cores: usize, change: impl FnOnce(&mut crate::config::Config)) -> Gate
         |shared| {
             let anywhere = "127.0.0.1:0".parse().unwrap();
             let listeners = (0..cores).map(|_| listener::bind_one(anywhere).unwrap()).collect();
-            Api::over(anywhere, listeners, shared).unwrap()
+            ApiServer::from_listeners(anywhere, listeners, shared).unwrap()
         },
     )
 }
 
 /// Clients with a stream each that has begun and does not end.
-async fn streams(gateway: &Gateway, count: usize) -> (Vec<Client>, Engine, Arc<Gate>) {
-    let engine = Engine::start(events("{}")).await;
+async fn streams(gateway: &InProcessGateway, count: usize) -> (Vec<RawHttpClient>, CannedEngine, Arc<Gate>) {
+    let engine = CannedEngine::start(sse_response("{}")).await;
     let gate = gateway.open_gate();
-    gateway.route(&[(engine.address, &gate)]);
+    gateway.set_endpoints(&[(engine.address, &gate)]);
     let mut clients = Vec::new();
     for _ in 0..count {
         let mut client = gateway.connect().await;
-        client.send(post(true)).await;
-        client.until(b"data: {}\n\n").await;
+        client.send(completion_request(true)).await;
+        client.read_until(b"data: {}\n\n").await;
         clients.push(client);
     }
     (clients, engine, gate)
 }
 
-async fn until_none_is_open(gateway: &Gateway) {
+async fn until_none_is_open(gateway: &InProcessGateway) {
     let none = async {
         while gateway.loads.connections().iter().chain(&gateway.loads.exchanges()).any(|open| *open > 0) {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -60,7 +63,7 @@ async fn long_streams_that_all_come_to_one_core_are_shared_by_all() {
     for _ in 0..200 {
         assert_eq!(gateway.next_ended().await.status, 499);
     }
-    until_free(&gate).await;
+    wait_until_no_leases(&gate).await;
     until_none_is_open(&gateway).await;
 }
 
@@ -70,8 +73,8 @@ async fn an_even_load_stays_where_it_was_accepted() {
     let mut clients = Vec::new();
     for _ in 0..20 {
         let mut client = gateway.connect().await;
-        client.send(raw("GET /healthz", "", "")).await;
-        assert_eq!(client.answer().await.status, 200);
+        client.send(raw_request("GET /healthz", "", "")).await;
+        assert_eq!(client.read_response().await.status, 200);
         clients.push(client);
     }
     assert_eq!(gateway.loads.connections(), [20, 0], "a few are no imbalance");
@@ -88,12 +91,12 @@ async fn a_connection_keeps_its_place_among_those_of_its_address_when_it_moves()
         let mut clients = Vec::new();
         for _ in 0..150 {
             let mut client = gateway.connect().await;
-            client.send(raw("GET /healthz", "", "")).await;
-            assert_eq!(client.answer().await.status, 200);
+            client.send(raw_request("GET /healthz", "", "")).await;
+            assert_eq!(client.read_response().await.status, 200);
             clients.push(client);
         }
         assert!(gateway.loads.connections()[1] > 0);
-        assert_eq!(gateway.connect().await.answer().await.status, 429);
+        assert_eq!(gateway.connect().await.read_response().await.status, 429);
         drop(clients);
         until_none_is_open(&gateway).await;
     }
@@ -106,13 +109,13 @@ async fn what_moves_while_the_gateway_drains_is_answered() {
         let mut clients = Vec::new();
         for n in 0..400 {
             if n == 350 {
-                gateway.stage.send_replace(Stage::Draining);
+                gateway.stage.send_replace(ShutdownStage::Draining);
             }
             let Ok(stream) = std::net::TcpStream::connect(gateway.address) else { break };
             stream.set_nonblocking(true).unwrap();
-            let mut client = Client::of(TcpStream::from_std(stream).unwrap());
+            let mut client = RawHttpClient::from_stream(TcpStream::from_std(stream).unwrap());
             // What was not accepted by the time of the end the kernel resets, be it before anything is sent there.
-            if client.stream.write_all(raw("GET /healthz", "", "").as_bytes()).await.is_err() {
+            if client.stream.write_all(raw_request("GET /healthz", "", "").as_bytes()).await.is_err() {
                 break;
             }
             clients.push(client);
@@ -120,7 +123,7 @@ async fn what_moves_while_the_gateway_drains_is_answered() {
         assert!(clients.len() >= 350);
         // Those came before the end was announced.
         for client in &mut clients[..350] {
-            assert_eq!(client.answer().await.status, 200);
+            assert_eq!(client.read_response().await.status, 200);
         }
         drop(clients);
         tokio::time::timeout(Duration::from_secs(5), &mut gateway.run).await.unwrap().unwrap();
@@ -133,11 +136,11 @@ async fn a_moved_stream_is_told_that_the_gateway_ends_and_is_closed_within_two_s
     let mut gateway = uneven(2, |_| {});
     let (mut clients, _engine, gate) = streams(&gateway, 60).await;
     assert!(gateway.loads.connections()[1] > 0);
-    gateway.stage.send_replace(Stage::Ending);
+    gateway.stage.send_replace(ShutdownStage::Terminating);
     gate.close();
     gate.revoke(Fault::ShuttingDown);
     for client in &mut clients {
-        let rest = String::from_utf8(client.rest().await).unwrap();
+        let rest = String::from_utf8(client.read_to_end().await).unwrap();
         assert!(rest.contains("\"code\":\"shutting_down\""), "{rest}");
     }
     tokio::time::timeout(Duration::from_secs(4), &mut gateway.run).await.unwrap().unwrap();
@@ -149,7 +152,7 @@ fn what_is_done_beside_a_core_takes_few_threads_however_much_there_is() {
     let most = Arc::new((Mutex::new((0, 0)), Condvar::new()));
     let runtime = runtime().unwrap();
     runtime.block_on(async {
-        let jobs = (0..4 * BESIDE).map(|_| {
+        let jobs = (0..4 * MAX_BLOCKING_THREADS).map(|_| {
             let most = Arc::clone(&most);
             tokio::task::spawn_blocking(move || {
                 let (counted, more) = &*most;
@@ -159,7 +162,10 @@ fn what_is_done_beside_a_core_takes_few_threads_however_much_there_is() {
                 more.notify_all();
                 // Long enough for more of them to begin, if they could.
                 let span = Duration::from_millis(50);
-                counts = more.wait_timeout_while(counts, span, |counts| counts.1 <= BESIDE).unwrap().0;
+                counts = more
+                    .wait_timeout_while(counts, span, |counts| counts.1 <= MAX_BLOCKING_THREADS)
+                    .unwrap()
+                    .0;
                 counts.0 -= 1;
             })
         });
@@ -168,5 +174,5 @@ fn what_is_done_beside_a_core_takes_few_threads_however_much_there_is() {
         }
     });
     let most = most.0.lock().unwrap().1;
-    assert!((1..=BESIDE).contains(&most), "{most}");
+    assert!((1..=MAX_BLOCKING_THREADS).contains(&most), "{most}");
 }

@@ -4,9 +4,9 @@ use tokio::{
 };
 
 use super::*;
-use crate::http::testing::Gateway;
+use crate::http::testing::InProcessGateway;
 
-mod passing;
+mod hand_off;
 
 #[tokio::test]
 async fn frames_that_are_none_and_floods_of_resets_break_http2_and_leaving_does_not() {
@@ -25,7 +25,7 @@ async fn frames_that_are_none_and_floods_of_resets_break_http2_and_leaving_does_
         [(data_on_no_stream, true), (flood, true), (stream(0, false), false), (goaway_of_the_client, false)]
     {
         let (mut client, server) = tokio::io::duplex(1 << 16);
-        client.write_all(PREFACE).await.unwrap();
+        client.write_all(HTTP2_PREFACE).await.unwrap();
         client.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
         client.write_all(&sent).await.unwrap();
         client.shutdown().await.unwrap();
@@ -34,28 +34,28 @@ async fn frames_that_are_none_and_floods_of_resets_break_http2_and_leaving_does_
             .max_pending_accept_reset_streams(8)
             .serve_connection(TokioIo::new(server), service)
             .await;
-        assert_eq!(served.as_ref().is_err_and(breaks_http2), breaks, "{served:?} after {sent:?}");
+        assert_eq!(served.as_ref().is_err_and(is_http2_violation), breaks, "{served:?} after {sent:?}");
     }
 }
 
 #[tokio::test]
 async fn a_head_behind_an_answer_that_is_not_out_is_not_timed_out_but_its_client_cut() {
-    let gateway = Gateway::start(|_| {});
+    let gateway = InProcessGateway::start(|_| {});
     let limits = gateway.config.load().limits;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-    let socket = Socket::new(listener.accept().await.unwrap().0, Stage::Serving);
+    let socket = ClientSocket::new(listener.accept().await.unwrap().0, ShutdownStage::Serving);
     let mut io = Box::pin(socket.io());
     client.write_all(b"GET /").await.unwrap();
     let mut room = [0; 64];
     let mut buf = ReadBuf::new(&mut room);
     poll_fn(|cx| io.as_mut().poll_read(cx, &mut buf)).await.unwrap();
-    let watch = Watch::new(&limits);
-    assert!(matches!(watch.rest_ends(&socket).1, End::SlowHead));
+    let watch = ConnectionDeadlines::new(&limits);
+    assert!(matches!(watch.idle_deadline(&socket).1, ConnectionEnd::SlowHead));
     poll_fn(|cx| {
         while io.as_mut().poll_write(cx, &[0; 1 << 16]).is_ready() {}
         Poll::Ready(())
     })
     .await;
-    assert!(matches!(watch.rest_ends(&socket).1, End::Stalled));
+    assert!(matches!(watch.idle_deadline(&socket).1, ConnectionEnd::Stalled));
 }

@@ -2,7 +2,7 @@ use super::*;
 
 #[tokio::test]
 async fn an_idle_connection_of_http2_is_told_that_it_ends() {
-    let gateway = Gateway::start(|_| {});
+    let gateway = InProcessGateway::start(|_| {});
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
     let mut all = Vec::new();
@@ -14,7 +14,10 @@ async fn an_idle_connection_of_http2_is_told_that_it_ends() {
 /// One frame of HTTP/2: its type, its stream, and what is in it.
 async fn frame(stream: &mut TcpStream) -> Option<(u8, u32, Vec<u8>)> {
     let mut head = [0; 9];
-    tokio::time::timeout(SOON * 200, stream.read_exact(&mut head)).await.expect("nothing came").ok()?;
+    tokio::time::timeout(PROMPT_TIMEOUT * 200, stream.read_exact(&mut head))
+        .await
+        .expect("nothing came")
+        .ok()?;
     let mut body = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
     stream.read_exact(&mut body).await.ok()?;
     Some((head[3], u32::from_be_bytes([head[5], head[6], head[7], head[8]]), body))
@@ -25,7 +28,7 @@ async fn a_request_that_crosses_the_goodbye_of_an_idle_connection_of_http2_is_an
     const GOAWAY: u8 = 7;
     const PING: u8 = 6;
     const HEADERS: u8 = 1;
-    let gateway = Gateway::start(|_| {});
+    let gateway = InProcessGateway::start(|_| {});
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
     let (mut last, mut answered) = (Vec::new(), false);
@@ -56,8 +59,8 @@ async fn a_request_that_crosses_the_goodbye_of_an_idle_connection_of_http2_is_an
 
 #[tokio::test]
 async fn http2_without_negotiation_is_served_and_a_reset_stream_leaves_its_place() {
-    let mut gateway = Gateway::start(|_| {});
-    let engine = Engine::start(json("{\"a\":1}")).await;
+    let mut gateway = InProcessGateway::start(|_| {});
+    let engine = CannedEngine::start(json_response("{\"a\":1}")).await;
     let gate = gateway.open_gate();
     let io = TokioIo::new(TcpStream::connect(gateway.address).await.unwrap());
     let (sender, connection) =
@@ -72,8 +75,8 @@ async fn http2_without_negotiation_is_served_and_a_reset_stream_leaves_its_place
     let abandoned = tokio::spawn(leaving.send_request(request()));
     let mut parked = gateway.parked.recv().await.unwrap();
     abandoned.abort();
-    tokio::time::timeout(SOON, parked.answer.closed()).await.expect("still parked");
-    gateway.route(&[(engine.address, &gate)]);
+    tokio::time::timeout(PROMPT_TIMEOUT, parked.answer.closed()).await.expect("still parked");
+    gateway.set_endpoints(&[(engine.address, &gate)]);
     let response = sender.clone().send_request(request()).await.unwrap();
     assert_eq!(response.status(), 200);
     assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "{\"a\":1}");
@@ -81,9 +84,9 @@ async fn http2_without_negotiation_is_served_and_a_reset_stream_leaves_its_place
 }
 
 /// A request's body that begins and does not go on.
-struct Unfinished(Option<Bytes>);
+struct UnfinishedBody(Option<Bytes>);
 
-impl hyper::body::Body for Unfinished {
+impl hyper::body::Body for UnfinishedBody {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
@@ -100,13 +103,15 @@ impl hyper::body::Body for Unfinished {
 
 #[tokio::test]
 async fn a_stream_of_http2_that_is_reset_during_its_body_is_a_client_that_left() {
-    let mut gateway = Gateway::start(|_| {});
+    let mut gateway = InProcessGateway::start(|_| {});
     let io = TokioIo::new(TcpStream::connect(gateway.address).await.unwrap());
     let (mut sender, connection) =
-        hyper::client::conn::http2::handshake::<_, _, Unfinished>(TokioExecutor::new(), io).await.unwrap();
+        hyper::client::conn::http2::handshake::<_, _, UnfinishedBody>(TokioExecutor::new(), io)
+            .await
+            .unwrap();
     let driven = tokio::spawn(connection);
     let request = http::Request::post(format!("http://{}/v1/completions", gateway.address));
-    let begun = Unfinished(Some(Bytes::from_static(b"{")));
+    let begun = UnfinishedBody(Some(Bytes::from_static(b"{")));
     let abandoned = tokio::spawn(sender.send_request(request.body(begun).unwrap()));
     // A request that is reset before the gateway took it up was never one.
     while gateway.loads.exchanges() != [1] {
@@ -114,6 +119,9 @@ async fn a_stream_of_http2_that_is_reset_during_its_body_is_a_client_that_left()
     }
     abandoned.abort();
     let ended = gateway.next_ended().await;
-    assert_eq!((ended.status, ended.code, ended.left), (499, None, Some(Phase::Connecting)));
+    assert_eq!(
+        (ended.status, ended.code, ended.left_in_phase),
+        (499, None, Some(DisconnectPhase::Connecting))
+    );
     driven.abort();
 }

@@ -1,7 +1,8 @@
 use std::time::Duration;
 
 use rcgen::KeyPair;
-use rouse::{client::Wire, fault::Phase};
+use rouse::fault::DisconnectPhase;
+use rouse_net::downstream::StallTrackingTcp;
 use rustls::pki_types::{PrivatePkcs8KeyDer, ServerName};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -13,8 +14,11 @@ use tokio_rustls::{TlsConnector, client::TlsStream as Client};
 use super::*;
 use crate::{
     config,
-    http::testing::{Authority, Engine, SOON, dial, events, json, post, raw, until_free},
-    serve::Stage,
+    http::testing::{
+        CannedEngine, PROMPT_TIMEOUT, TestCertificateAuthority, completion_request, connect_tls,
+        json_response, raw_request, sse_response, wait_until_no_leases,
+    },
+    serve::ShutdownStage,
 };
 
 async fn until(client: &mut Client<TcpStream>, mark: &str) -> String {
@@ -29,7 +33,7 @@ async fn until(client: &mut Client<TcpStream>, mark: &str) -> String {
 }
 
 async fn ask(client: &mut Client<TcpStream>, path: &str) -> String {
-    client.write_all(raw(&format!("GET {path}"), "", "").as_bytes()).await.unwrap();
+    client.write_all(raw_request(&format!("GET {path}"), "", "").as_bytes()).await.unwrap();
     until(client, "\r\n\r\n").await
 }
 
@@ -51,51 +55,55 @@ async fn leave(mut client: Client<TcpStream>, way: &str) -> Option<Client<TcpStr
 
 #[tokio::test]
 async fn a_client_that_leaves_is_noticed_in_every_phase_however_it_leaves() {
-    let authority = Authority::new();
+    let authority = TestCertificateAuthority::new();
     let mut gateway = authority.gateway("", |_| {});
     for way in WAYS {
         for stray in ["", "\r\n"] {
             let mut client = authority.connect(gateway.address).await;
-            client.write_all((post(false) + stray).as_bytes()).await.unwrap();
+            client.write_all((completion_request(false) + stray).as_bytes()).await.unwrap();
             let mut parked = gateway.next_parked().await;
             let _rest = leave(client, way).await;
-            tokio::time::timeout(SOON, parked.answer.closed()).await.expect("still parked");
-            assert_eq!(gateway.next_ended().await.left, Some(Phase::Parked), "{way} {stray:?}");
+            tokio::time::timeout(PROMPT_TIMEOUT, parked.answer.closed()).await.expect("still parked");
+            assert_eq!(
+                gateway.next_ended().await.left_in_phase,
+                Some(DisconnectPhase::Parked),
+                "{way} {stray:?}"
+            );
         }
     }
-    let mut engine = Engine::start(events("{}")).await;
+    let mut engine = CannedEngine::start(sse_response("{}")).await;
     let gate = gateway.open_gate();
-    gateway.route(&[(engine.address, &gate)]);
+    gateway.set_endpoints(&[(engine.address, &gate)]);
     for way in WAYS {
         let mut client = authority.connect(gateway.address).await;
-        client.write_all((post(true) + "\r\n").as_bytes()).await.unwrap();
+        client.write_all((completion_request(true) + "\r\n").as_bytes()).await.unwrap();
         until(&mut client, "data: {}").await;
         let left = Instant::now();
         let _rest = leave(client, way).await;
-        let closed = engine.closed.recv().await.unwrap();
-        assert!(closed - left < SOON, "{way}: {:?}", closed - left);
-        assert_eq!(gateway.next_ended().await.left, Some(Phase::Streaming), "{way}");
-        until_free(&gate).await;
+        let closed = engine.closed_at.recv().await.unwrap();
+        assert!(closed - left < PROMPT_TIMEOUT, "{way}: {:?}", closed - left);
+        assert_eq!(gateway.next_ended().await.left_in_phase, Some(DisconnectPhase::Streaming), "{way}");
+        wait_until_no_leases(&gate).await;
     }
 }
 
 #[tokio::test]
 async fn a_client_that_takes_nothing_is_cut() {
-    let authority = Authority::new();
+    let authority = TestCertificateAuthority::new();
     let mut gateway = authority.gateway("", |_| {});
     let chunk = "z".repeat(1 << 20);
     let mut endless = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n".to_owned();
     for _ in 0..32 {
         endless += &format!("{:x}\r\n{chunk}\r\n", chunk.len());
     }
-    let mut engine = Engine::start(endless).await;
+    let mut engine = CannedEngine::start(endless).await;
     let gate = gateway.open_gate();
-    gateway.route(&[(engine.address, &gate)]);
+    gateway.set_endpoints(&[(engine.address, &gate)]);
     let mut client = authority.connect(gateway.address).await;
-    client.write_all(post(true).as_bytes()).await.unwrap();
-    let closed = tokio::time::timeout(Duration::from_secs(6), engine.closed.recv()).await;
+    client.write_all(completion_request(true).as_bytes()).await.unwrap();
+    let closed = tokio::time::timeout(Duration::from_secs(6), engine.closed_at.recv()).await;
     closed.expect("the engine still sends");
-    until_free(&gate).await;
+    wait_until_no_leases(&gate).await;
     assert_eq!(gateway.next_ended().await.code, Some("client_stalled"));
     // What it could still read does not end as if it were whole.
     let error = client.read_to_end(&mut Vec::new()).await.unwrap_err();
@@ -104,13 +112,13 @@ async fn a_client_that_takes_nothing_is_cut() {
 
 #[tokio::test]
 async fn a_whole_answer_ends_with_a_word_and_a_broken_one_without() {
-    let authority = Authority::new();
+    let authority = TestCertificateAuthority::new();
     let gateway = authority.gateway("", |_| {});
-    let engine = Engine::start(json("{\"a\":1}")).await;
+    let engine = CannedEngine::start(json_response("{\"a\":1}")).await;
     let gate = gateway.open_gate();
-    gateway.route(&[(engine.address, &gate)]);
+    gateway.set_endpoints(&[(engine.address, &gate)]);
     let mut client = authority.connect(gateway.address).await;
-    let request = post(false).replacen("\r\n", "\r\nconnection: close\r\n", 1);
+    let request = completion_request(false).replacen("\r\n", "\r\nconnection: close\r\n", 1);
     client.write_all(request.as_bytes()).await.unwrap();
     let mut all = Vec::new();
     client.read_to_end(&mut all).await.expect("no close_notify");
@@ -120,10 +128,10 @@ async fn a_whole_answer_ends_with_a_word_and_a_broken_one_without() {
     ask(&mut idle, "/healthz").await;
     idle.read_to_end(&mut Vec::new()).await.expect("no close_notify");
     // An engine that breaks off, on a body that only its connection's end delimits for the client.
-    let engine = Engine::start(events("{}")).await;
-    gateway.route(&[(engine.address, &gate)]);
+    let engine = CannedEngine::start(sse_response("{}")).await;
+    gateway.set_endpoints(&[(engine.address, &gate)]);
     let mut client = authority.connect(gateway.address).await;
-    client.write_all(post(true).replace("HTTP/1.1", "HTTP/1.0").as_bytes()).await.unwrap();
+    client.write_all(completion_request(true).replace("HTTP/1.1", "HTTP/1.0").as_bytes()).await.unwrap();
     until(&mut client, "data: {}").await;
     gate.close();
     gate.revoke(rouse::fault::Fault::ShuttingDown);
@@ -135,14 +143,14 @@ async fn a_whole_answer_ends_with_a_word_and_a_broken_one_without() {
 
 #[tokio::test]
 async fn http2_is_spoken_when_agreed_on_and_http1_otherwise() {
-    let authority = Authority::new();
+    let authority = TestCertificateAuthority::new();
     let gateway = authority.gateway("", |_| {});
     for (offered, agreed) in
         [(&["h2", "http/1.1"][..], Some("h2")), (&["http/1.1"], Some("http/1.1")), (&[], None)]
     {
-        let mut client = authority.trusting().with_no_client_auth();
+        let mut client = authority.client_config().with_no_client_auth();
         client.alpn_protocols = offered.iter().map(|name| name.as_bytes().to_vec()).collect();
-        let mut client = dial(gateway.address, client).await.unwrap();
+        let mut client = connect_tls(gateway.address, client).await.unwrap();
         assert_eq!(client.get_ref().1.alpn_protocol(), agreed.map(str::as_bytes));
         if agreed == Some("h2") {
             let io = hyper_util::rt::TokioIo::new(client);
@@ -159,40 +167,42 @@ async fn http2_is_spoken_when_agreed_on_and_http1_otherwise() {
             assert!(ask(&mut client, "/healthz").await.starts_with("HTTP/1.1 200"));
         }
     }
-    let mut client = authority.trusting().with_no_client_auth();
+    let mut client = authority.client_config().with_no_client_auth();
     client.alpn_protocols = vec![b"spdy/3".to_vec()];
-    assert!(dial(gateway.address, client).await.is_err());
+    assert!(connect_tls(gateway.address, client).await.is_err());
 }
 
 #[tokio::test]
 async fn a_request_in_the_clear_is_told_to_use_tls() {
-    let authority = Authority::new();
+    let authority = TestCertificateAuthority::new();
     let gateway = authority.gateway("", |_| {});
     let mut client = gateway.connect().await;
-    client.send(raw("GET /healthz", "", "")).await;
-    let answer = client.answer().await;
+    client.send(raw_request("GET /healthz", "", "")).await;
+    let answer = client.read_response().await;
     assert_eq!(answer.status, 400);
     assert!(answer.error()["message"].as_str().unwrap().contains("https"));
-    assert!(client.rest().await.is_empty());
+    assert!(client.read_to_end().await.is_empty());
 }
 
 #[tokio::test]
 async fn who_must_show_a_certificate_gets_in_with_one_of_the_right_authority_only() {
-    let (authority, other) = (Authority::new(), Authority::new());
+    let (authority, other) = (TestCertificateAuthority::new(), TestCertificateAuthority::new());
     let more = format!(", clientCa: {:?}", authority.file("ca.pem"));
     let gateway = authority.gateway(&more, |_| {});
     let with = |(cert, key): (CertificateDer<'static>, KeyPair)| {
         let key = PrivatePkcs8KeyDer::from(key.serialize_der());
-        authority.trusting().with_client_auth_cert(vec![cert], key.into()).unwrap()
+        authority.client_config().with_client_auth_cert(vec![cert], key.into()).unwrap()
     };
     let mut client =
-        dial(gateway.address, with(authority.issue("client", &Authority::params()))).await.unwrap();
+        connect_tls(gateway.address, with(authority.issue("client", &TestCertificateAuthority::params())))
+            .await
+            .unwrap();
     assert!(ask(&mut client, "/healthz").await.starts_with("HTTP/1.1 200"));
-    let foreign = with(other.issue("client", &Authority::params()));
-    for refused in [foreign, authority.trusting().with_no_client_auth()] {
+    let foreign = with(other.issue("client", &TestCertificateAuthority::params()));
+    for refused in [foreign, authority.client_config().with_no_client_auth()] {
         // In TLS 1.3 the client is done before it hears that it is refused.
-        if let Ok(mut client) = dial(gateway.address, refused).await {
-            let request = raw("GET /healthz", "", "");
+        if let Ok(mut client) = connect_tls(gateway.address, refused).await {
+            let request = raw_request("GET /healthz", "", "");
             client.write_all(request.as_bytes()).await.unwrap_or_default();
             assert!(client.read(&mut [0; 16]).await.is_err());
         }
@@ -201,12 +211,12 @@ async fn who_must_show_a_certificate_gets_in_with_one_of_the_right_authority_onl
 
 #[tokio::test]
 async fn a_new_certificate_is_shown_from_then_on_and_disturbs_nobody() {
-    let authority = Authority::new();
+    let authority = TestCertificateAuthority::new();
     let gateway = authority.gateway("", |_| {});
     let shown = |client: &Client<TcpStream>| client.get_ref().1.peer_certificates().unwrap()[0].clone();
     let mut before = authority.connect(gateway.address).await;
     ask(&mut before, "/healthz").await;
-    let (new, _) = authority.issue("server", &Authority::params());
+    let (new, _) = authority.issue("server", &TestCertificateAuthority::params());
     let mut config = gateway.config.load().as_ref().clone();
     let old = config.tls.take();
     config.tls = authority.load("").unwrap().tls;
@@ -219,37 +229,39 @@ async fn a_new_certificate_is_shown_from_then_on_and_disturbs_nobody() {
 
 #[tokio::test]
 async fn a_handshake_that_fails_is_an_offence_unless_the_client_said_no() {
-    let authority = Authority::new();
+    let authority = TestCertificateAuthority::new();
     let identity = authority.tls("").unwrap().identity.unwrap();
-    let handshakes = Handshakes::start(1).unwrap();
+    let handshakes = HandshakePool::start(1).unwrap();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let failed = async || {
-        let wire = Wire::new(listener.accept().await.unwrap().0);
-        handshakes.open(wire, Arc::clone(&identity.clients)).await.err().expect("it was agreed on")
+        let wire = StallTrackingTcp::new(listener.accept().await.unwrap().0);
+        handshakes.accept(wire, Arc::clone(&identity.api_config)).await.err().expect("it was agreed on")
     };
-    let (distrusting, error) =
-        tokio::join!(dial(address, Authority::new().trusting().with_no_client_auth()), failed());
-    assert!(distrusting.is_err() && !offends(&error), "{error}");
+    let (distrusting, error) = tokio::join!(
+        connect_tls(address, TestCertificateAuthority::new().client_config().with_no_client_auth()),
+        failed()
+    );
+    assert!(distrusting.is_err() && !is_client_offence(&error), "{error}");
     let garbage = async {
         let mut client = TcpStream::connect(address).await.unwrap();
-        client.write_all(&[HANDSHAKE, 3, 1, 0, 4, 9, 9, 9, 9]).await.unwrap();
+        client.write_all(&[HANDSHAKE_RECORD_TYPE, 3, 1, 0, 4, 9, 9, 9, 9]).await.unwrap();
         client.read_to_end(&mut Vec::new()).await.unwrap_or_default();
     };
     let ((), error) = tokio::join!(garbage, failed());
-    assert!(offends(&error), "{error}");
+    assert!(is_client_offence(&error), "{error}");
     let (_, error) = tokio::join!(async { drop(TcpStream::connect(address).await) }, failed());
-    assert!(!offends(&error), "{error}");
+    assert!(!is_client_offence(&error), "{error}");
 }
 
 /// A client of HTTP/2 that begins and does not go on.
 #[tokio::test]
 async fn half_a_preface_is_answered_by_no_text_of_http1() {
-    let authority = Authority::new();
+    let authority = TestCertificateAuthority::new();
     let gateway = authority.gateway("", |_| {});
-    let mut client = authority.trusting().with_no_client_auth();
-    client.alpn_protocols = vec![HTTP2.to_vec()];
-    let mut client = dial(gateway.address, client).await.unwrap();
+    let mut client = authority.client_config().with_no_client_auth();
+    client.alpn_protocols = vec![ALPN_HTTP2.to_vec()];
+    let mut client = connect_tls(gateway.address, client).await.unwrap();
     client.write_all(b"PRI * HTTP").await.unwrap();
     let mut all = Vec::new();
     drop(client.read_to_end(&mut all).await);
@@ -258,14 +270,14 @@ async fn half_a_preface_is_answered_by_no_text_of_http1() {
 
 #[tokio::test]
 async fn a_drain_waits_a_moment_for_the_first_request_behind_a_handshake() {
-    let authority = Authority::new();
+    let authority = TestCertificateAuthority::new();
     let mut gateway =
         authority.gateway("", |config| config.limits.header_read = rouse::units::Millis::secs(9));
     let mut client = authority.connect(gateway.address).await;
     let _silent = authority.connect(gateway.address).await;
     // Known to the gateway's core as such, too.
     tokio::time::sleep(Duration::from_millis(100)).await;
-    gateway.stage.send_replace(Stage::Draining);
+    gateway.stage.send_replace(ShutdownStage::Draining);
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert!(ask(&mut client, "/healthz").await.starts_with("HTTP/1.1 200"));
     tokio::time::timeout(Duration::from_secs(4), &mut gateway.run).await.unwrap().unwrap();
@@ -273,18 +285,18 @@ async fn a_drain_waits_a_moment_for_the_first_request_behind_a_handshake() {
 
 #[tokio::test]
 async fn a_handshake_in_dribs_is_closed_and_holds_nobody_up() {
-    let authority = Authority::new();
+    let authority = TestCertificateAuthority::new();
     let mut gateway = authority.gateway("", |_| {});
     let begun = Instant::now();
     let mut slow = gateway.connect().await;
-    slow.send([HANDSHAKE, 3, 1]).await;
+    slow.send([HANDSHAKE_RECORD_TYPE, 3, 1]).await;
     let mut silent = gateway.connect().await;
     let mut client = authority.connect(gateway.address).await;
     assert!(ask(&mut client, "/healthz").await.starts_with("HTTP/1.1 200"));
-    assert!(slow.rest().await.is_empty() && silent.rest().await.is_empty());
+    assert!(slow.read_to_end().await.is_empty() && silent.read_to_end().await.is_empty());
     assert!(begun.elapsed() < Duration::from_secs(3));
     let _midway = gateway.connect().await;
-    gateway.stage.send_replace(Stage::Draining);
+    gateway.stage.send_replace(ShutdownStage::Draining);
     client.read_to_end(&mut Vec::new()).await.expect("no close_notify");
     tokio::time::timeout(Duration::from_secs(4), &mut gateway.run).await.unwrap().unwrap();
 }
@@ -292,7 +304,7 @@ async fn a_handshake_in_dribs_is_closed_and_holds_nobody_up() {
 /// What a new connection costs; and that the streams of the core it goes to do not wait for it.
 #[tokio::test]
 async fn handshakes_hold_no_stream_up() {
-    let authority = Authority::new();
+    let authority = TestCertificateAuthority::new();
     let mut key = None;
     for algorithm in [&rcgen::PKCS_RSA_SHA256, &rcgen::PKCS_ECDSA_P256_SHA256] {
         let gateway = authority.gateway("", |_| {});
@@ -301,7 +313,7 @@ async fn handshakes_hold_no_stream_up() {
         } else {
             KeyPair::generate_for(algorithm).unwrap()
         };
-        let cert = Authority::params().signed_by(&made, &authority.issuer).unwrap();
+        let cert = TestCertificateAuthority::params().signed_by(&made, &authority.issuer).unwrap();
         fs::write(authority.file("server.pem"), cert.pem()).unwrap();
         fs::write(authority.file("server.key"), made.serialize_pem()).unwrap();
         let mut config = gateway.config.load().as_ref().clone();
@@ -317,7 +329,7 @@ async fn handshakes_hold_no_stream_up() {
         let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let crowd: Vec<_> = (0..16)
             .map(|_| {
-                let (client, address) = (authority.trusting().with_no_client_auth(), gateway.address);
+                let (client, address) = (authority.client_config().with_no_client_auth(), gateway.address);
                 let (connector, stop) = (TlsConnector::from(Arc::new(client)), Arc::clone(&stop));
                 tokio::spawn(async move {
                     while !stop.load(std::sync::atomic::Ordering::Relaxed) {
@@ -347,12 +359,12 @@ async fn handshakes_hold_no_stream_up() {
 
 #[test]
 fn files_that_cannot_be_used_are_named_with_the_reason() {
-    let authority = Authority::new();
+    let authority = TestCertificateAuthority::new();
     let said = || authority.load("").unwrap_err().to_string();
     assert!(said().contains("rouse.yaml:1:6: tls.cert: ") && said().contains("No such file"), "{}", said());
-    authority.issue("server", &Authority::params());
+    authority.issue("server", &TestCertificateAuthority::params());
     assert!(authority.load("").is_ok());
-    authority.issue("other", &Authority::params());
+    authority.issue("other", &TestCertificateAuthority::params());
     fs::copy(authority.file("other.key"), authority.file("server.key")).unwrap();
     assert!(
         said().contains("tls.key: ") && said().contains("does not belong to the certificate"),
@@ -367,27 +379,27 @@ fn files_that_cannot_be_used_are_named_with_the_reason() {
     assert!(said().contains("no private key in it"), "{}", said());
     fs::write(authority.file("server.pem"), "").unwrap();
     assert!(said().contains("no certificate in it"), "{}", said());
-    authority.issue("server", &Authority::params());
+    authority.issue("server", &TestCertificateAuthority::params());
     let error = authority.load(", clientCa: /no/such/ca.pem").unwrap_err().to_string();
     assert!(error.contains("tls.clientCa: /no/such/ca.pem: No such file"), "{error}");
 }
 
 #[test]
 fn that_files_changed_is_seen_without_an_event() {
-    let authority = Authority::new();
+    let authority = TestCertificateAuthority::new();
     let tls = authority.tls("").unwrap();
-    assert!(tls.is_as_read());
-    authority.issue("server", &Authority::params());
-    assert!(!tls.is_as_read());
+    assert!(tls.is_unchanged_on_disk());
+    authority.issue("server", &TestCertificateAuthority::params());
+    assert!(!tls.is_unchanged_on_disk());
     fs::remove_file(authority.file("server.pem")).unwrap();
-    assert!(!tls.is_as_read());
+    assert!(!tls.is_unchanged_on_disk());
 }
 
 #[test]
 fn a_certificate_out_of_its_time_is_warned_of() {
-    let authority = Authority::new();
+    let authority = TestCertificateAuthority::new();
     let warned = |from: i32, to: i32| {
-        let mut params = Authority::params();
+        let mut params = TestCertificateAuthority::params();
         (params.not_before, params.not_after) =
             (rcgen::date_time_ymd(from, 1, 1), rcgen::date_time_ymd(to, 1, 1));
         authority.issue("server", &params);

@@ -19,48 +19,50 @@ use opentelemetry::{
     trace::{Event, SpanContext, SpanKind, Status, TraceState},
 };
 use opentelemetry_sdk::trace::{IdGenerator as _, RandomIdGenerator, SpanData, SpanEvents, SpanLinks};
-use rouse::fault::Phase;
+use rouse::fault::DisconnectPhase;
 use tokio::time::Instant;
 
 use crate::{
-    metrics::{phase, start},
+    metrics::{cold_start_label, phase_label},
     telemetry::{
-        Record,
-        context::Context,
-        notes::{CLIENT_LEFT, Step},
+        RequestRecord,
+        request_recorder::{CLIENT_LEFT, PhaseInterval},
+        trace_context::TraceContext,
     },
 };
 
 /// The spans of a request that has one of its own.
-pub(super) fn of(record: &Record) -> Vec<SpanData> {
-    let Some(own) = record.own else { return Vec::new() };
-    let children = record.steps.iter().map(|step| child(step, own, record));
-    std::iter::once(server(record, own)).chain(children).collect()
+pub(super) fn request_spans(record: &RequestRecord) -> Vec<SpanData> {
+    let Some(own) = record.own_context else { return Vec::new() };
+    let children = record.phases.iter().map(|step| phase_span(step, own, record));
+    std::iter::once(server_span(record, own)).chain(children).collect()
 }
 
-fn server(record: &Record, own: Context) -> SpanData {
-    let ended = &record.ended;
+fn server_span(record: &RequestRecord, own: TraceContext) -> SpanData {
+    let ended = &record.outcome;
     let route = route(ended.route, path(record));
     let method = method(&record.method);
     let name = route.map_or_else(|| method.to_owned(), |route| format!("{method} {route}"));
     let mut events = SpanEvents::default();
     let mut event = |name, at: Option<Instant>, attributes| {
-        events.events.extend(at.map(|at| Event::new(name, record.wall.of(at), attributes, 0)));
+        events
+            .events
+            .extend(at.map(|at| Event::new(name, record.wall_clock.system_time_of(at), attributes, 0)));
     };
-    event("request body received", record.received, Vec::new());
-    event("response head sent", record.answered, Vec::new());
-    let left = ended.left.map(|left| KeyValue::new("rouse.phase", phase(left)));
-    event("client left", left.as_ref().map(|_| record.over), left.into_iter().collect());
+    event("request body received", record.body_received_at, Vec::new());
+    event("response head sent", record.head_sent_at, Vec::new());
+    let left = ended.left_in_phase.map(|left| KeyValue::new("rouse.phase", phase_label(left)));
+    event("client left", left.as_ref().map(|_| record.ended_at), left.into_iter().collect());
     let broken = ended.status >= 500 || (ended.status < 400 && ended.code.is_some());
     let status = if broken { Status::error(ended.code.unwrap_or_default()) } else { Status::Unset };
     SpanData {
-        span_context: context(own, own.span),
-        parent_span_id: record.parent.map_or(SpanId::INVALID, |parent| SpanId::from(parent.span)),
+        span_context: context(own, own.span_id),
+        parent_span_id: record.parent.map_or(SpanId::INVALID, |parent| SpanId::from(parent.span_id)),
         parent_span_is_remote: record.parent.is_some(),
         span_kind: SpanKind::Server,
         name: name.into(),
-        start_time: record.wall.of(record.began),
-        end_time: record.wall.of(record.over),
+        start_time: record.wall_clock.system_time_of(record.began_at),
+        end_time: record.wall_clock.system_time_of(record.ended_at),
         attributes: attributes(record, route, method),
         dropped_attributes_count: 0,
         events,
@@ -70,20 +72,20 @@ fn server(record: &Record, own: Context) -> SpanData {
     }
 }
 
-fn attributes(record: &Record, route: Option<&'static str>, method: &'static str) -> Vec<KeyValue> {
-    let ended = &record.ended;
+fn attributes(record: &RequestRecord, route: Option<&'static str>, method: &'static str) -> Vec<KeyValue> {
+    let ended = &record.outcome;
     let number = |name, value: u64| KeyValue::new(name, i64::try_from(value).unwrap_or(i64::MAX));
     let mut all = vec![
         KeyValue::new("http.request.method", method),
         KeyValue::new("url.path", path(record).to_owned()),
-        KeyValue::new("url.scheme", if record.secure { "https" } else { "http" }),
+        KeyValue::new("url.scheme", if record.is_tls { "https" } else { "http" }),
         KeyValue::new("http.response.status_code", i64::from(ended.status)),
         KeyValue::new("network.protocol.version", version(record.version)),
         number("http.request.body.size", ended.bytes_in),
         number("http.response.body.size", ended.bytes_out),
     ];
     let id = ended.id.as_ref().and_then(|id| id.to_str().ok());
-    let error = ended.left.map(|_| CLIENT_LEFT).or(ended.code);
+    let error = ended.left_in_phase.map(|_| CLIENT_LEFT).or(ended.code);
     let error =
         error.map(Cow::from).or_else(|| (ended.status >= 500).then(|| ended.status.to_string().into()));
     all.extend(
@@ -91,16 +93,16 @@ fn attributes(record: &Record, route: Option<&'static str>, method: &'static str
             route.map(|route| KeyValue::new("http.route", route)),
             error.map(|error| KeyValue::new("error.type", error)),
             record.peer.map(|peer| KeyValue::new("client.address", peer.ip().to_canonical().to_string())),
-            record.agent.as_ref().map(|agent| KeyValue::new("user_agent.original", agent.clone())),
+            record.user_agent.as_ref().map(|agent| KeyValue::new("user_agent.original", agent.clone())),
             id.map(|id| KeyValue::new("rouse.request_id", id.to_owned())),
             ended.model.as_ref().map(|model| KeyValue::new("gen_ai.request.model", model.to_string())),
             operation(ended.route).map(|name| KeyValue::new("gen_ai.operation.name", name)),
             record.usage.map(|usage| number("gen_ai.usage.input_tokens", usage.prompt)),
             record.usage.map(|usage| number("gen_ai.usage.output_tokens", usage.completion)),
             ended.key.as_ref().map(|key| KeyValue::new("rouse.key", key.to_string())),
-            ended.cold_start.map(|kind| KeyValue::new("rouse.cold_start", start(Some(kind)).1)),
+            ended.cold_start.map(|kind| KeyValue::new("rouse.cold_start", cold_start_label(Some(kind)).1)),
             record.engine.as_ref().map(|engine| KeyValue::new("rouse.engine", engine.to_string())),
-            (ended.replays > 0).then(|| number("rouse.replays", ended.replays.into())),
+            (ended.retries > 0).then(|| number("rouse.retries", ended.retries.into())),
         ]
         .into_iter()
         .flatten(),
@@ -108,12 +110,12 @@ fn attributes(record: &Record, route: Option<&'static str>, method: &'static str
     all
 }
 
-fn child(step: &Step, own: Context, record: &Record) -> SpanData {
+fn phase_span(step: &PhaseInterval, own: TraceContext, record: &RequestRecord) -> SpanData {
     let (name, kind) = match step.phase {
-        Phase::Parked => ("parked", SpanKind::Internal),
-        Phase::Connecting => ("connect", SpanKind::Client),
-        Phase::Headers => ("wait for first byte", SpanKind::Client),
-        Phase::Streaming => ("stream", SpanKind::Client),
+        DisconnectPhase::Parked => ("parked", SpanKind::Internal),
+        DisconnectPhase::Connecting => ("connect", SpanKind::Client),
+        DisconnectPhase::Headers => ("wait for first byte", SpanKind::Client),
+        DisconnectPhase::Streaming => ("stream", SpanKind::Client),
     };
     let engine = step.engine.as_ref().map(|engine| KeyValue::new("rouse.engine", engine.to_string()));
     let error = step.error.map(|error| KeyValue::new("error.type", error));
@@ -121,12 +123,12 @@ fn child(step: &Step, own: Context, record: &Record) -> SpanData {
     let failed = step.error.filter(|error| *error != CLIENT_LEFT);
     SpanData {
         span_context: context(own, u64::from_be_bytes(RandomIdGenerator::default().new_span_id().to_bytes())),
-        parent_span_id: SpanId::from(own.span),
+        parent_span_id: SpanId::from(own.span_id),
         parent_span_is_remote: false,
         span_kind: kind,
         name: name.into(),
-        start_time: record.wall.of(step.from),
-        end_time: record.wall.of(step.to.unwrap_or(record.over)),
+        start_time: record.wall_clock.system_time_of(step.started_at),
+        end_time: record.wall_clock.system_time_of(step.ended_at.unwrap_or(record.ended_at)),
         attributes: engine.into_iter().chain(error).collect(),
         dropped_attributes_count: 0,
         events: SpanEvents::default(),
@@ -136,9 +138,9 @@ fn child(step: &Step, own: Context, record: &Record) -> SpanData {
     }
 }
 
-fn context(own: Context, span: u64) -> SpanContext {
+fn context(own: TraceContext, span: u64) -> SpanContext {
     SpanContext::new(
-        TraceId::from(own.trace),
+        TraceId::from(own.trace_id),
         SpanId::from(span),
         TraceFlags::SAMPLED,
         false,
@@ -150,7 +152,7 @@ fn scope() -> InstrumentationScope {
     InstrumentationScope::builder("rouse-gateway").with_version(env!("CARGO_PKG_VERSION")).build()
 }
 
-fn path(record: &Record) -> &str {
+fn path(record: &RequestRecord) -> &str {
     record.path.split_once('?').map_or(&record.path, |(path, _)| path)
 }
 

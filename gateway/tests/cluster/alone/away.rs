@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use kube::ResourceExt as _;
-use rouse_cluster::{Mode, wait};
+use rouse_cluster::{LinkMode, wait};
 use rouse_gateway::controllers::crd::{InferenceModel, inference_model::EngineState};
 use rouse_testing::sample::size;
 use serde_json::json;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::{
-    client::Client,
-    load::{Load, Wishes},
-    world::{Gateway, World, aside},
+    client::TestClient,
+    installation::{ClusterGateway, Installation, blocking},
+    load::{BackgroundLoad, BackgroundLoadSpec},
 };
 
 /// A gateway that was not heard for a minute is taken to be gone: the soak waits for that, the gate for a new leader's patience.
@@ -28,7 +28,7 @@ const SEEN: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_api_server_that_is_away_for_a_minute_costs_no_request_and_no_engine() {
-    let world = World::new("away", 8, "512Gi").await;
+    let world = Installation::new("away", 8, "512Gi").await;
     for model in LONE {
         world.model(model, "40Gi", "--itl 10ms", json!({"cooldownPeriod": COOLDOWN})).await;
     }
@@ -38,9 +38,9 @@ async fn an_api_server_that_is_away_for_a_minute_costs_no_request_and_no_engine(
     let link = world.site.cluster.link().await.unwrap();
     let kubeconfig = link.kubeconfig(&world.site.account).unwrap();
     let gateway = |n: usize| world.gateway_by(&format!("gateway-{n}"), "", &kubeconfig, &[]);
-    let gateways: Vec<Gateway> = (0..3).map(gateway).collect();
-    join_all(gateways.iter().map(Gateway::serves)).await;
-    let mut loads: Vec<Load> =
+    let gateways: Vec<ClusterGateway> = (0..3).map(gateway).collect();
+    join_all(gateways.iter().map(ClusterGateway::until_ready)).await;
+    let mut loads: Vec<BackgroundLoad> =
         gateways.iter().zip(LONE).map(|(gateway, model)| load(vec![gateway.api], model, 2)).collect();
     loads.push(load(gateways.iter().map(|gateway| gateway.api).collect(), "short", 30));
     for model in LONE.iter().chain(&["short"]) {
@@ -54,16 +54,16 @@ async fn an_api_server_that_is_away_for_a_minute_costs_no_request_and_no_engine(
     let before = uids().await;
     assert_eq!(before.len(), LONE.len() + 1);
 
-    link.set(Mode::Cut);
+    link.set(LinkMode::Cut);
     let gone = Instant::now();
     join_all(gateways.iter().map(told_why)).await;
     let client = gateways[1].client();
-    let patient = tokio::spawn(aside(move || client.chat("patient", true, 4)));
+    let patient = tokio::spawn(blocking(move || client.chat("patient", true, 4)));
     sleep_until(gone + size(AWAY, SAMPLED)).await;
     assert!(!patient.is_finished());
     assert_eq!(uids().await, before);
 
-    link.set(Mode::Pass);
+    link.set(LinkMode::Pass);
     let back = Instant::now();
     let disturbed = LONE.map(|model| {
         let models = world.models();
@@ -86,15 +86,18 @@ async fn an_api_server_that_is_away_for_a_minute_costs_no_request_and_no_engine(
         assert!(disturbed.is_err(), "it is in use: {disturbed:?}");
     }
     for load in loads {
-        let outcome = aside(move || load.end()).await;
+        let outcome = blocking(move || load.end()).await;
         assert!(outcome.failed.is_empty() && outcome.answered > 60 && outcome.streams > 20, "{outcome:?}");
     }
     let after = uids().await;
     assert!(before.iter().all(|uid| after.contains(uid)), "{before:?} {after:?}");
 }
 
-fn load(gateways: Vec<std::net::SocketAddr>, model: &'static str, rate: u32) -> Load {
-    Load::start(gateways, Wishes { short: model, rate, clients: 2, long: model, streams: 1, tokens: 100 })
+fn load(gateways: Vec<std::net::SocketAddr>, model: &'static str, rate: u32) -> BackgroundLoad {
+    BackgroundLoad::start(
+        gateways,
+        BackgroundLoadSpec { short: model, rate, clients: 2, long: model, streams: 1, tokens: 100 },
+    )
 }
 
 /// Something else than one engine that serves.
@@ -104,17 +107,17 @@ fn is_disturbed(model: &InferenceModel) -> bool {
 }
 
 /// What a client is told at its deadline, and an operator at once.
-async fn told_why(gateway: &Gateway) {
+async fn told_why(gateway: &ClusterGateway) {
     let client = gateway.client();
-    let refused = aside(move || client.chat("hasty", false, 4)).await;
+    let refused = blocking(move || client.chat("hasty", false, 4)).await;
     assert_eq!(refused.status, 503, "{}", refused.text());
     let error = &refused.json()["error"];
     let why = error["details"]["waited_for"].as_str().unwrap();
     assert!(why.contains("API server"), "{error}");
-    let admin = Client::new(gateway.admin);
+    let admin = TestClient::new(gateway.admin);
     for model in ["hasty", "patient"] {
         let path = format!("/admin/v1/models/{model}/explain");
-        let told = aside(move || admin.get(&path)).await.json();
+        let told = blocking(move || admin.get(&path)).await.json();
         assert!(told["reason"].as_str().unwrap().contains("API server"), "{told}");
     }
 }

@@ -12,15 +12,15 @@ use kube::{
     api::{Patch, PatchParams},
     runtime::{WatchStreamExt as _, watcher},
 };
-use rouse_cluster::wait::PATIENCE;
+use rouse_cluster::wait::WAIT_TIMEOUT;
 use rouse_testing::sample::{is_soak, size};
 use serde_json::json;
 use tokio::time::{Duration, Instant};
 
 use crate::{
-    dual::Duo,
+    dual::DualPodsFixture,
     pairs::{is_ready, label},
-    runner::Programs,
+    runner::TestPrograms,
 };
 
 const ALL: u32 = 20;
@@ -40,9 +40,9 @@ fn runs(pod: &Pod) -> bool {
 
 /// From when each requester's stub was seen to run until it was told to be ready, as it wrote that down itself. All run before the first
 /// is seen to; then the node says so of one after the other, as fast as they are written, which is how kubelets do it.
-async fn waits(duo: &Duo, name: &str, many: usize) -> Vec<Duration> {
+async fn waits(duo: &DualPodsFixture, name: &str, many: usize) -> Vec<Duration> {
     let node = format!("{}-a", duo.world.name());
-    duo.world.runner.slow(&node);
+    duo.world.runner.delay_reports(&node);
     duo.scale(name, u32::try_from(many).unwrap()).await;
     listening(duo, name, many).await;
     let own = watcher::Config::default().labels(&format!("app={name}"));
@@ -67,7 +67,7 @@ async fn waits(duo: &Duo, name: &str, many: usize) -> Vec<Duration> {
 }
 
 /// So many stubs take orders, which nobody but their logs says yet.
-async fn listening(duo: &Duo, name: &str, many: usize) {
+async fn listening(duo: &DualPodsFixture, name: &str, many: usize) {
     let listens = |pod: &Pod| log(duo, pod).is_some_and(|log| log.contains("listening port=\"probes\""));
     let all = async {
         let mut looks = tokio::time::interval(Duration::from_millis(20));
@@ -79,15 +79,15 @@ async fn listening(duo: &Duo, name: &str, many: usize) {
             }
         }
     };
-    tokio::time::timeout(PATIENCE, all).await.expect("stubs that listen");
+    tokio::time::timeout(WAIT_TIMEOUT, all).await.expect("stubs that listen");
 }
 
-fn log(duo: &Duo, pod: &Pod) -> Option<String> {
+fn log(duo: &DualPodsFixture, pod: &Pod) -> Option<String> {
     duo.world.runner.log(pod, "inference-server", 0).ok()
 }
 
 /// When its stub was told so.
-fn ready(duo: &Duo, pod: &Pod) -> Timestamp {
+fn ready(duo: &DualPodsFixture, pod: &Pod) -> Timestamp {
     let log = log(duo, pod).unwrap();
     let line = log.lines().find(|line| line.contains("readiness ready=true"));
     let line = line.unwrap_or_else(|| panic!("{} was never ready: {log}", pod.name_any()));
@@ -95,7 +95,7 @@ fn ready(duo: &Duo, pod: &Pod) -> Timestamp {
 }
 
 /// The same for so many at once, without what their engines take to wake.
-async fn hot(duo: &Duo, at_once: u32) -> Vec<Duration> {
+async fn hot(duo: &DualPodsFixture, at_once: u32) -> Vec<Duration> {
     let many = usize::try_from(at_once).unwrap();
     let took = waits(duo, "hot", many).await;
     let ours: Vec<_> = took.into_iter().map(|took| took.saturating_sub(WAKE)).collect();
@@ -104,7 +104,7 @@ async fn hot(duo: &Duo, at_once: u32) -> Vec<Duration> {
 }
 
 /// Without requesters, and every provider asleep.
-async fn sleep_again(duo: &Duo) {
+async fn sleep_again(duo: &DualPodsFixture) {
     duo.scale("hot", 0).await;
     let asleep = |requesters: &[Pod], providers: &[Pod]| {
         requesters.is_empty() && providers.iter().all(|pod| label(pod, "sleeping") == Some("true"))
@@ -113,7 +113,7 @@ async fn sleep_again(duo: &Duo) {
 }
 
 /// How long one waits of whom nobody else is in the way: the median of three, since the others are held to it.
-async fn alone(duo: &Duo) -> Duration {
+async fn alone(duo: &DualPodsFixture) -> Duration {
     let mut took = Vec::new();
     for _ in 0..3 {
         sleep_again(duo).await;
@@ -133,7 +133,7 @@ fn say(what: &str, sorted: &[Duration]) -> (Duration, Duration) {
 }
 
 /// What this machine's API server takes to write on a Pod, and to say so: the median of some.
-async fn writes(duo: &Duo, pod: &Pod) -> Duration {
+async fn writes(duo: &DualPodsFixture, pod: &Pod) -> Duration {
     let name = pod.name_any();
     let own = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let mut seen = pin!(watcher(duo.world.pods(), own).applied_objects());
@@ -153,9 +153,9 @@ async fn writes(duo: &Duo, pod: &Pod) -> Duration {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn twenty_requesters_on_one_node_have_their_sleepers_at_once() {
-    let programs = Programs::optimised();
+    let programs = TestPrograms::optimised();
     let optimised = programs.are_optimised();
-    let duo = Duo::of(programs, "dual-hot", ALL, "8Gi").await;
+    let duo = DualPodsFixture::of(programs, "dual-hot", ALL, "8Gi").await;
     let many = usize::try_from(ALL).unwrap();
     duo.ask("hot", ALL, 1, "--wake-time 50ms").await;
     let served = |requesters: &[Pod], _: &[Pod]| requesters.len() == many && requesters.iter().all(is_ready);

@@ -4,23 +4,29 @@
 use std::net::SocketAddr;
 
 use nix::sys::signal::Signal;
-use rouse_cluster::{Cluster, Role};
-use rouse_gateway::controllers::election::DURATION;
+use rouse_cluster::{ServerRole, TestCluster};
+use rouse_gateway::controllers::election::LEASE_DURATION;
 use serde_json::json;
 use tokio::time::{Duration, Instant, sleep};
 
 use crate::{
-    load::{Load, Outcome, Wishes},
-    runner::{Programs, plain_node},
-    site::Site,
-    support::define,
-    world::{Gateway, World, aside},
+    installation::{ClusterGateway, Installation, blocking},
+    load::{BackgroundLoad, BackgroundLoadResult, BackgroundLoadSpec},
+    runner::{TestPrograms, plain_node},
+    site::GatewayNamespace,
+    support::define_kinds,
 };
 
 /// So many short requests a second are wanted, and some more are made.
 const RATE: u32 = 1000;
-const WISHES: Wishes =
-    Wishes { short: "short", rate: RATE + RATE / 20, clients: 24, long: "long", streams: 12, tokens: 100 };
+const WISHES: BackgroundLoadSpec = BackgroundLoadSpec {
+    short: "short",
+    rate: RATE + RATE / 20,
+    clients: 24,
+    long: "long",
+    streams: 12,
+    tokens: 100,
+};
 /// Debug builds may answer fewer requests than that even undisturbed. The test holds them to this share of their undisturbed rate.
 const KEPT: f64 = 0.8;
 /// A new leader acts so soon after the lease of a former one has ended.
@@ -28,28 +34,28 @@ const ACTS: Duration = Duration::from_secs(2);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_requests_a_second_fail_by_no_kill_no_rolling_restart_and_no_absence_of_the_api_server() {
-    let cluster = Cluster::start().unwrap();
-    define(&cluster).await;
-    let programs = Programs::optimised();
+    let cluster = TestCluster::start().unwrap();
+    define_kinds(&cluster).await;
+    let programs = TestPrograms::optimised();
     let optimised = programs.are_optimised();
-    let site = Site::new(&cluster, "many").await;
-    let world = World::of(programs, site, "256Gi", |own| plain_node(own, 4)).await;
+    let site = GatewayNamespace::new(&cluster, "many").await;
+    let world = Installation::with_programs(programs, site, "256Gi", |own| plain_node(own, 4)).await;
     world.model("short", "40Gi", "--ttft 1ms --itl 1ms", json!({})).await;
     world.model("long", "40Gi", "--itl 20ms", json!({})).await;
     for cold in ["cold-0", "cold-1"] {
         world.model(cold, "40Gi", "", json!({})).await;
     }
-    let mut gateways: Vec<Gateway> = (0..3).map(|n| world.gateway(&name(n), "")).collect();
+    let mut gateways: Vec<ClusterGateway> = (0..3).map(|n| world.gateway(&name(n), "")).collect();
     for model in ["short", "long"] {
         let client = gateways[0].client();
-        assert_eq!(aside(move || client.chat(model, false, 4)).await.status, 200);
+        assert_eq!(blocking(move || client.chat(model, false, 4)).await.status, 200);
     }
     for gateway in &gateways {
-        gateway.serves().await;
+        gateway.until_ready().await;
     }
 
-    let load = Load::start(gateways.iter().map(|gateway| gateway.api).collect(), WISHES);
-    let mut phase = Phase::new();
+    let load = BackgroundLoad::start(gateways.iter().map(|gateway| gateway.api).collect(), WISHES);
+    let mut phase = LoadPhaseReport::new();
     sleep(Duration::from_secs(2)).await;
     let undisturbed = phase.ends("undisturbed", &load);
     let wanted = if optimised { f64::from(RATE) } else { f64::from(RATE).min(undisturbed * KEPT) };
@@ -59,13 +65,13 @@ async fn a_thousand_requests_a_second_fail_by_no_kill_no_rolling_restart_and_no_
     replace_each(&world, &mut gateways, &load).await;
     phase.ends("each replaced", &load);
 
-    cluster.stop_server(Role::ApiServer).await;
-    cluster.start_server(Role::ApiServer).await.unwrap();
+    cluster.stop_server(ServerRole::ApiServer).await;
+    cluster.start_server(ServerRole::ApiServer).await.unwrap();
     let client = gateways[0].client();
-    assert_eq!(aside(move || client.chat("cold-1", false, 4)).await.status, 200);
+    assert_eq!(blocking(move || client.chat("cold-1", false, 4)).await.status, 200);
     phase.ends("the API server restarted", &load);
 
-    let outcome = aside(move || load.end()).await;
+    let outcome = blocking(move || load.end()).await;
     check(outcome, wanted, |gateway, begun| gateway == killed && begun <= gone);
 }
 
@@ -74,18 +80,18 @@ fn name(n: usize) -> String {
 }
 
 /// What was made of the load in each part of the test, for people.
-struct Phase {
+struct LoadPhaseReport {
     since: Instant,
     answered: u64,
 }
 
-impl Phase {
+impl LoadPhaseReport {
     fn new() -> Self {
         Self { since: Instant::now(), answered: 0 }
     }
 
     /// Requests a second.
-    fn ends(&mut self, what: &str, load: &Load) -> f64 {
+    fn ends(&mut self, what: &str, load: &BackgroundLoad) -> f64 {
         let (now, answered) = (Instant::now(), load.answered());
         let (took, made) = (now - self.since, answered - self.answered);
         println!("{what}: {made} requests in {took:.1?}");
@@ -96,9 +102,9 @@ impl Phase {
 
 /// Kills it while somebody waits for a model that is cold. Where it was, and when it was gone.
 async fn kill_the_leader(
-    world: &World<'_>,
-    gateways: &mut Vec<Gateway>,
-    load: &Load,
+    world: &Installation<'_>,
+    gateways: &mut Vec<ClusterGateway>,
+    load: &BackgroundLoad,
 ) -> (SocketAddr, Instant) {
     let holder = world.site.holder().await;
     let n = (0..gateways.len()).find(|n| holder.starts_with(&name(*n))).expect("one of them leads");
@@ -106,38 +112,38 @@ async fn kill_the_leader(
     let address = dead.api;
     let killed = Instant::now();
     dead.signal(Signal::SIGKILL);
-    dead.ended().await;
+    dead.wait_owned().await;
     let gone = Instant::now();
-    load.leave(address);
+    load.remove_gateway(address);
     let client = gateways[0].client();
-    let waits = tokio::spawn(aside(move || client.chat("cold-0", true, 4)));
-    world.deployed("cold-0").await;
+    let waits = tokio::spawn(blocking(move || client.chat("cold-0", true, 4)));
+    world.until_deployed("cold-0").await;
     let acted = killed.elapsed();
     println!("a new leader acts {acted:.1?} after the other was killed");
-    assert!(acted <= DURATION + ACTS, "{acted:?}");
+    assert!(acted <= LEASE_DURATION + ACTS, "{acted:?}");
     let answer = waits.await.unwrap();
     assert!(answer.is_whole_stream(), "{answer:?}");
     gateways.insert(n, world.gateway(&name(n), ""));
-    gateways[n].serves().await;
-    load.join(gateways[n].api);
+    gateways[n].until_ready().await;
+    load.add_gateway(gateways[n].api);
     (address, gone)
 }
 
 /// As a Deployment does it: one after the other, and the next when the new one serves.
-async fn replace_each(world: &World<'_>, gateways: &mut [Gateway], load: &Load) {
+async fn replace_each(world: &Installation<'_>, gateways: &mut [ClusterGateway], load: &BackgroundLoad) {
     for (n, gateway) in gateways.iter_mut().enumerate() {
         gateway.signal(Signal::SIGTERM);
         let address = gateway.api;
-        gateway.ends().await;
-        load.leave(address);
+        gateway.wait().await;
+        load.remove_gateway(address);
         *gateway = world.gateway(&name(n), "");
-        gateway.serves().await;
-        load.join(gateway.api);
+        gateway.until_ready().await;
+        load.add_gateway(gateway.api);
     }
 }
 
-fn check(outcome: Outcome, wanted: f64, excused: impl Fn(SocketAddr, Instant) -> bool) {
-    let Outcome { answered, streams, took, slowest, failed } = outcome;
+fn check(outcome: BackgroundLoadResult, wanted: f64, excused: impl Fn(SocketAddr, Instant) -> bool) {
+    let BackgroundLoadResult { answered, streams, took, slowest, failed } = outcome;
     let (apart, failed): (Vec<_>, Vec<_>) =
         failed.into_iter().partition(|failed| excused(failed.gateway, failed.begun));
     let rate = answered as f64 / took.as_secs_f64();

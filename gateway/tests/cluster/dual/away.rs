@@ -4,10 +4,10 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Api, ResourceExt as _, api::DeleteParams};
 
 use super::{
-    both::{both, engines_of},
+    both::{engines_of, for_sleeping_kinds},
     node,
 };
-use crate::pairs::renewed;
+use crate::pairs::both_replaced;
 
 fn place(pod: &Pod) -> &str {
     pod.spec.as_ref().unwrap().node_name.as_deref().unwrap()
@@ -15,12 +15,12 @@ fn place(pod: &Pod) -> &str {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn node_deletion_ends_the_pair_and_another_comes_on_another_node() {
-    both("dual-node", 1, "", async |duo| {
+    for_sleeping_kinds("dual-node", 1, "", async |duo| {
         duo.demand("one", "").await;
         let (requester, provider) = duo.pair("one").await;
         let spec = node(duo.world.name(), "b", 1);
         let other = duo.world.runner.add_node(spec).await.unwrap();
-        duo.cards(&["a", "b"]);
+        duo.write_accelerator_files(&["a", "b"]);
         let nodes: Api<Node> = Api::all(duo.world.site.admin.clone());
         nodes.delete(place(&requester), &DeleteParams::default()).await.unwrap();
         let gone = |requesters: &[Pod], providers: &[Pod]| {
@@ -37,7 +37,7 @@ async fn node_deletion_ends_the_pair_and_another_comes_on_another_node() {
 /// In both orders: a requester whose engine then has to be put to sleep, and a provider whose requester has to go.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deletions_while_the_controller_is_not_running_are_made_up_for() {
-    both("dual-away", 1, "", async |mut duo| {
+    for_sleeping_kinds("dual-away", 1, "", async |mut duo| {
         duo.demand("one", "").await;
         let (_, stays) = duo.pair("one").await;
         duo.kill().await;
@@ -54,7 +54,7 @@ async fn deletions_while_the_controller_is_not_running_are_made_up_for() {
         let held = |_: &[Pod], all: &[Pod]| matches!(all, [own] if going(own));
         duo.watch_for("one", "a provider that is to go, and held", held).await;
         duo.begin("gateway-2");
-        duo.watch_for("one", "two new Pods", renewed(&requester, &provider)).await;
+        duo.watch_for("one", "two new Pods", both_replaced(&requester, &provider)).await;
         duo.pair("one").await;
     })
     .await;

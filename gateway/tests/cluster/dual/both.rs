@@ -5,12 +5,12 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde_json::Value;
 
-use super::Duo;
-use crate::launched::{engines, lives};
+use super::DualPodsFixture;
+use crate::launched::{engines, generations};
 
 /// Where engines are, and whether they sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Home {
+pub(super) enum TestedProviderKind {
     /// A Pod of its own, in mode sleep.
     Pod,
     /// The same in mode plain.
@@ -19,36 +19,48 @@ pub(super) enum Home {
 }
 
 /// The same of engines that sleep, in Pods of their own and in launchers.
-pub(super) async fn both<F: Future<Output = ()>>(
+pub(super) async fn for_sleeping_kinds<F: Future<Output = ()>>(
     name: &str,
     gpus: u32,
     dual: &str,
-    story: impl Fn(Duo) -> F,
+    story: impl Fn(DualPodsFixture) -> F,
 ) {
-    each(&[Home::Pod, Home::Launcher], name, gpus, dual, story).await;
+    each(&[TestedProviderKind::Pod, TestedProviderKind::Launcher], name, gpus, dual, story).await;
 }
 
 /// The same of all engines.
-pub(super) async fn all<F: Future<Output = ()>>(name: &str, gpus: u32, dual: &str, story: impl Fn(Duo) -> F) {
-    each(&[Home::Pod, Home::Plain, Home::Launcher], name, gpus, dual, story).await;
-}
-
-async fn each<F: Future<Output = ()>>(
-    homes: &[Home],
+pub(super) async fn for_all_kinds<F: Future<Output = ()>>(
     name: &str,
     gpus: u32,
     dual: &str,
-    story: impl Fn(Duo) -> F,
+    story: impl Fn(DualPodsFixture) -> F,
 ) {
-    let tell = async |home: Home| {
+    each(
+        &[TestedProviderKind::Pod, TestedProviderKind::Plain, TestedProviderKind::Launcher],
+        name,
+        gpus,
+        dual,
+        story,
+    )
+    .await;
+}
+
+async fn each<F: Future<Output = ()>>(
+    homes: &[TestedProviderKind],
+    name: &str,
+    gpus: u32,
+    dual: &str,
+    story: impl Fn(DualPodsFixture) -> F,
+) {
+    let tell = async |home: TestedProviderKind| {
         let dual = format!("{dual}{}", home.mode());
-        let duo = Box::pin(Duo::new(&home.named(name), gpus, "8Gi", &dual)).await;
+        let duo = Box::pin(DualPodsFixture::new(&home.named(name), gpus, "8Gi", &dual)).await;
         Box::pin(story(Box::pin(duo.at(home)).await)).await;
     };
     join_all(homes.iter().map(|home| Box::pin(tell(*home)))).await;
 }
 
-impl Home {
+impl TestedProviderKind {
     /// How gateways are told.
     pub(super) const fn mode(self) -> &'static str {
         match self {
@@ -68,7 +80,7 @@ impl Home {
 
 /// Which engines there are, of which lives: the same Pod may have others by now.
 pub(super) fn engines_of(provider: &Pod) -> (Option<String>, Vec<Value>) {
-    (provider.uid(), lives(provider))
+    (provider.uid(), generations(provider))
 }
 
 /// No engine is left, in whatever.
@@ -78,18 +90,18 @@ pub(super) fn is_empty(_: &[Pod], providers: &[Pod]) -> bool {
     providers.iter().all(|own| launcher(own) && engines(own).is_empty())
 }
 
-impl Duo {
+impl DualPodsFixture {
     /// `home` is that of a gateway of its mode.
-    pub(super) async fn at(mut self, home: Home) -> Self {
-        self.home = home;
-        if home == Home::Launcher { self.in_launchers("").await } else { self }
+    pub(super) async fn at(mut self, home: TestedProviderKind) -> Self {
+        self.provider_kind = home;
+        if home == TestedProviderKind::Launcher { self.in_launchers("").await } else { self }
     }
 
     /// A requester of this name, for an engine with these flags.
     pub(super) async fn demand(&self, name: &str, flags: &str) {
-        match self.home {
-            Home::Pod | Home::Plain => self.ask(name, 1, 1, flags).await,
-            Home::Launcher => {
+        match self.provider_kind {
+            TestedProviderKind::Pod | TestedProviderKind::Plain => self.ask(name, 1, 1, flags).await,
+            TestedProviderKind::Launcher => {
                 self.config(name, flags).await;
                 self.request(name, 1, 1).await;
             }
@@ -103,26 +115,26 @@ impl Duo {
         what: &str,
         fits: impl Fn(&[Pod], &[Pod]) -> bool,
     ) -> (Vec<Pod>, Vec<Pod>) {
-        match self.home {
-            Home::Pod | Home::Plain => self.paired(name, what, fits).await,
-            Home::Launcher => self.see(name, what, fits).await,
+        match self.provider_kind {
+            TestedProviderKind::Pod | TestedProviderKind::Plain => self.until_pair(name, what, fits).await,
+            TestedProviderKind::Launcher => self.until_launchers(name, what, fits).await,
         }
     }
 
     /// The one requester, which is ready, and the one provider.
     pub(super) async fn pair(&self, name: &str) -> (Pod, Pod) {
-        match self.home {
-            Home::Pod | Home::Plain => self.served(name).await,
-            Home::Launcher => self.launched(name).await,
+        match self.provider_kind {
+            TestedProviderKind::Pod | TestedProviderKind::Plain => self.until_served(name).await,
+            TestedProviderKind::Launcher => self.until_launched(name).await,
         }
     }
 
     /// No requester, and the one engine asleep.
     pub(super) async fn alone(&self, name: &str) -> Pod {
-        match self.home {
-            Home::Pod => self.asleep(name).await,
-            Home::Launcher => self.put_away(name, 1).await,
-            Home::Plain => panic!("in mode plain no engine sleeps"),
+        match self.provider_kind {
+            TestedProviderKind::Pod => self.until_asleep(name).await,
+            TestedProviderKind::Launcher => self.until_unbound(name, 1).await,
+            TestedProviderKind::Plain => panic!("in mode plain no engine sleeps"),
         }
     }
 }

@@ -2,22 +2,22 @@
 
 use kube::{ResourceExt as _, api::DeleteParams};
 
-use super::Duo;
-use crate::{memory::until_told, pairs::annotation, world::Gateway};
+use super::DualPodsFixture;
+use crate::{installation::ClusterGateway, memory::until_metric, pairs::annotation};
 
 /// The lines of this family.
-fn lines(gateway: &Gateway, family: &str) -> Vec<String> {
+fn lines(gateway: &ClusterGateway, family: &str) -> Vec<String> {
     let page = gateway.metrics();
     page.lines().filter(|line| line.starts_with(&format!("{family}{{"))).map(str::to_owned).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_is_there_and_whose_engines_are_whose_is_told_by_who_leads() {
-    let mut duo = Duo::with_launchers("dual-counted", 1).await;
+    let mut duo = DualPodsFixture::with_launchers("dual-counted", 1).await;
     duo.config("one", "").await;
     duo.config("two", "").await;
     duo.request("one", 1, 1).await;
-    let (requester, launcher) = duo.launched("one").await;
+    let (requester, launcher) = duo.until_launched("one").await;
     let own = duo.world.name().to_owned();
     let (key, _) =
         launcher.annotations().iter().find(|(key, _)| key.starts_with("engines.rouse.dev/")).unwrap();
@@ -38,40 +38,40 @@ async fn who_is_there_and_whose_engines_are_whose_is_told_by_who_leads() {
         bound,
     ];
     for line in as_it_is {
-        until_told(&duo.gateway, line).await;
+        until_metric(&duo.gateway, line).await;
     }
     let created = format!(
         "fma_launcher_create_seconds_count{{exported_namespace=\"{own}\",lcfg_name=\"launchers\",success=\"true\"}} 1"
     );
-    until_told(&duo.gateway, &created).await;
+    until_metric(&duo.gateway, &created).await;
     let called = |config: &str, method: &str, purpose: &str, status: u16| {
         format!(
             "fma_http_latency_seconds_count{{exported_namespace=\"{own}\",isc_name=\"{config}\",method=\"{method}\",purpose=\"{purpose}\",\
              status_code=\"{status}\"}} 1"
         )
     };
-    until_told(&duo.gateway, &called("one", "PUT", "create_instance", 201)).await;
-    until_told(&duo.gateway, &called("one", "POST", "relay_ready", 200)).await;
+    until_metric(&duo.gateway, &called("one", "PUT", "create_instance", 201)).await;
+    until_metric(&duo.gateway, &called("one", "POST", "relay_ready", 200)).await;
 
     // Who follows says nothing of it, and has all of it once it leads.
     let second = duo.world.gateway_with("gateway-1", &duo.more);
-    second.serves().await;
+    second.until_ready().await;
     for family in ["fma_duality", "fma_requester_count", "fma_isc_count", "fma_launcher_pod_count"] {
         assert_eq!(lines(&second, family), [""; 0]);
     }
     duo.kill().await;
     duo.gateway = second;
     for line in as_it_is {
-        until_told(&duo.gateway, line).await;
+        until_metric(&duo.gateway, line).await;
     }
 
     duo.scale("one", 0).await;
-    duo.put_away("one", 1).await;
-    until_told(&duo.gateway, "fma_launcher_pod_count{lcfg_name=\"launchers\",phase=\"unbound\"} 1").await;
-    until_told(&duo.gateway, &called("one", "POST", "sleep", 200)).await;
+    duo.until_unbound("one", 1).await;
+    until_metric(&duo.gateway, "fma_launcher_pod_count{lcfg_name=\"launchers\",phase=\"unbound\"} 1").await;
+    until_metric(&duo.gateway, &called("one", "POST", "sleep", 200)).await;
     let left = ["fma_duality", "fma_requester_count", "fma_launcher_pod_count"]
         .map(|family| lines(&duo.gateway, family).len());
     assert_eq!(left, [0, 0, 1], "{}", duo.gateway.metrics());
     duo.objects("InferenceServerConfig").delete("two", &DeleteParams::default()).await.unwrap();
-    until_told(&duo.gateway, "fma_isc_count{launcher_config_name=\"launchers\"} 1").await;
+    until_metric(&duo.gateway, "fma_isc_count{launcher_config_name=\"launchers\"} 1").await;
 }

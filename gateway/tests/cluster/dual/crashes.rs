@@ -8,10 +8,10 @@ use rouse_testing::sample::{cases, size};
 use tokio::time::{Duration, sleep};
 
 use super::{
-    Duo,
-    both::{Home, engines_of},
+    DualPodsFixture,
+    both::{TestedProviderKind, engines_of},
 };
-use crate::{crashes::before_each_write, pairs::renewed};
+use crate::{crashes::before_each_write, pairs::both_replaced};
 
 /// Doubles.
 const TEN: u32 = 10;
@@ -22,32 +22,33 @@ const MOST: u32 = 40;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_killed_before_any_write_or_order_leaves_nothing_doubled_and_nothing_lost() {
-    everywhere(Home::Pod, slept).await;
+    everywhere(TestedProviderKind::Pod, slept).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_killed_before_any_write_or_order_about_launchers_loses_and_doubles_nothing() {
-    everywhere(Home::Launcher, slept).await;
+    everywhere(TestedProviderKind::Launcher, slept).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_killed_before_any_write_or_order_in_mode_plain_leaves_no_engine_and_no_requester_behind() {
-    everywhere(Home::Plain, ended).await;
+    everywhere(TestedProviderKind::Plain, ended).await;
 }
 
 /// The one that takes over dies soon as well, and a third goes on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_leaders_killed_one_after_the_other_leave_nothing_doubled_and_nothing_lost() {
-    twice(Home::Pod).await;
-    twice(Home::Launcher).await;
+    twice(TestedProviderKind::Pod).await;
+    twice(TestedProviderKind::Launcher).await;
 }
 
 /// The first before its second, fourth... write or order, the next one before its first to third.
-async fn twice(home: Home) {
+async fn twice(home: TestedProviderKind) {
     let killed_before = async |point: u32| {
         let (first, second) = (2 * point, 1 + point % 3);
         let name = home.named(&format!("dual-crash-{first}-{second}"));
-        let mut duo = Box::pin(Box::pin(Duo::dying(&name, first, Some(second), home)).await.at(home)).await;
+        let mut duo =
+            Box::pin(Box::pin(DualPodsFixture::dying(&name, first, Some(second), home)).await.at(home)).await;
         let mut next = duo.second.take().unwrap();
         let mut story = pin!(slept(&duo));
         let third = async {
@@ -72,10 +73,11 @@ async fn twice(home: Home) {
 }
 
 /// Before each write and order of this story. The second gateway is there from the first, and leads once the first is dead.
-async fn everywhere(home: Home, story: impl AsyncFn(&Duo)) {
+async fn everywhere(home: TestedProviderKind, story: impl AsyncFn(&DualPodsFixture)) {
     before_each_write(MOST, SAMPLED, async |point| {
         let name = home.named(&format!("dual-crash-{point}"));
-        let mut duo = Box::pin(Box::pin(Duo::dying(&name, point, None, home)).await.at(home)).await;
+        let mut duo =
+            Box::pin(Box::pin(DualPodsFixture::dying(&name, point, None, home)).await.at(home)).await;
         story(&duo).await;
         duo.gateway.has_ended()
     })
@@ -83,7 +85,7 @@ async fn everywhere(home: Home, story: impl AsyncFn(&Duo)) {
 }
 
 /// A cold start, a sleep and a wake.
-async fn slept(duo: &Duo) {
+async fn slept(duo: &DualPodsFixture) {
     duo.demand("one", "").await;
     let (_, provider) = duo.pair("one").await;
     duo.scale("one", 0).await;
@@ -93,7 +95,7 @@ async fn slept(duo: &Duo) {
 }
 
 /// A cold start, the end of the requester; another, and the end of the provider.
-async fn ended(duo: &Duo) {
+async fn ended(duo: &DualPodsFixture) {
     duo.demand("one", "").await;
     duo.pair("one").await;
     duo.scale("one", 0).await;
@@ -102,6 +104,6 @@ async fn ended(duo: &Duo) {
     duo.scale("one", 1).await;
     let (requester, provider) = duo.pair("one").await;
     duo.delete(&provider).await;
-    duo.watch_for("one", "two new Pods", renewed(&requester, &provider)).await;
+    duo.watch_for("one", "two new Pods", both_replaced(&requester, &provider)).await;
     duo.pair("one").await;
 }

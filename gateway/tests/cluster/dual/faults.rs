@@ -13,23 +13,23 @@ use serde_json::json;
 use tokio::time::{Duration, Instant};
 
 use super::{
-    Duo,
-    both::{all, engines_of},
+    DualPodsFixture,
+    both::{engines_of, for_all_kinds},
 };
 use crate::{
-    client::{Answer, Client, chat_body, request},
+    client::{TestClient, TestResponse, chat_body, request},
     pairs::{annotation, label},
-    support::MANAGER,
+    support::FIELD_MANAGER,
 };
 
 /// A client has all its tokens, from a requester that is told to go meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_through_a_requester_that_is_deleted_ends_whole() {
-    let duo = Duo::new("dual-stream", 1, "8Gi", "").await;
+    let duo = DualPodsFixture::new("dual-stream", 1, "8Gi", "").await;
     duo.ask("chat", 1, 1, "--itl 20ms").await;
-    let (requester, provider) = duo.served("chat").await;
+    let (requester, provider) = duo.until_served("chat").await;
     let ip = requester.status.as_ref().unwrap().pod_ip.clone().unwrap();
-    let client = Client::new(format!("{ip}:8082").parse().unwrap());
+    let client = TestClient::new(format!("{ip}:8082").parse().unwrap());
     let (begun, begins) = tokio::sync::oneshot::channel();
     let stream = tokio::task::spawn_blocking(move || {
         let mut socket = client.connect();
@@ -39,19 +39,19 @@ async fn a_stream_through_a_requester_that_is_deleted_ends_whole() {
         socket.read_exact(&mut bytes).unwrap();
         begun.send(()).unwrap();
         socket.read_to_end(&mut bytes).ok();
-        Answer::parse(&bytes).unwrap()
+        TestResponse::parse(&bytes).unwrap()
     });
     begins.await.unwrap();
     duo.scale("chat", 0).await;
     let answer = stream.await.unwrap();
     assert!(answer.is_whole_stream(), "{answer:?}");
-    assert_eq!(duo.asleep("chat").await.uid(), provider.uid());
+    assert_eq!(duo.until_asleep("chat").await.uid(), provider.uid());
 }
 
 /// An engine that answers nobody any more holds up its requester no longer than it is given, and is ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_requester_whose_provider_hangs_is_gone_within_the_deadline() {
-    all("dual-hung", 1, ", drain: 1s, sleep: 2s", async |duo| {
+    for_all_kinds("dual-hung", 1, ", drain: 1s, sleep: 2s", async |duo| {
         duo.demand("hung", "").await;
         let (_, provider) = duo.pair("hung").await;
         duo.world.runner.signal(&provider, Signal::SIGSTOP);
@@ -70,7 +70,7 @@ async fn a_requester_whose_provider_hangs_is_gone_within_the_deadline() {
 /// It is ended as soon as it has said so for long enough, and not only when the time for a sleep is over: 50 s for 40 GiB.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_provider_that_takes_the_order_to_sleep_and_stays_awake_makes_room_for_the_next() {
-    all("dual-denied", 1, "", async |duo| {
+    for_all_kinds("dual-denied", 1, "", async |duo| {
         duo.demand("awake", "--fault ignore-sleep").await;
         let (_, provider) = duo.pair("awake").await;
         let before = engines_of(&provider);
@@ -89,10 +89,10 @@ async fn a_provider_that_takes_the_order_to_sleep_and_stays_awake_makes_room_for
 /// What the API server refuses is told to the user, and tried again; once it is mended, that is told as well.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_provider_that_a_quota_denies_is_told_of_and_made_when_there_is_room() {
-    let duo = Duo::new("dual-quota", 1, "8Gi", "").await;
+    let duo = DualPodsFixture::new("dual-quota", 1, "8Gi", "").await;
     let quotas: Api<ResourceQuota> = duo.world.site.namespace.api();
     let quota = json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}}});
-    quotas.patch("one", &PatchParams::apply(MANAGER), &Patch::Apply(&quota)).await.unwrap();
+    quotas.patch("one", &PatchParams::apply(FIELD_MANAGER), &Patch::Apply(&quota)).await.unwrap();
     let counted = |found: &Option<ResourceQuota>| {
         found.as_ref().and_then(|found| found.status.as_ref()?.hard.as_ref()).is_some()
     };
@@ -103,7 +103,7 @@ async fn a_provider_that_a_quota_denies_is_told_of_and_made_when_there_is_room()
     };
     duo.until("one", "told of the quota", denied).await;
     quotas.delete("one", &DeleteParams::default()).await.unwrap();
-    let (requester, _) = duo.served("one").await;
+    let (requester, _) = duo.until_served("one").await;
     let mended = |all: &[Pod], _: &[Pod]| {
         all.iter().any(|pod| annotation(pod, "status") == Some(r#"{"Errors":null}"#))
     };

@@ -8,23 +8,23 @@ use std::{collections::BTreeSet, net::SocketAddr};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{ResourceExt as _, api::DeleteParams};
-use rouse::caller::Caller;
-use rouse_cluster::wait::PATIENCE;
+use rouse_cluster::wait::WAIT_TIMEOUT;
 use rouse_gateway::controllers::{crd::ledger::ObjectName, stub_key::StubKey};
+use rouse_net::http_client::HttpClient;
 use serde_json::{Value, json};
 
-use super::{Duo, both::Home};
+use super::{DualPodsFixture, both::TestedProviderKind};
 use crate::{
-    launched::{define, engines, lives},
-    pairs::{address, annotation, ask, is_ready, label},
+    launched::{define_fma_kinds, engines, generations},
+    pairs::{address, annotation, chat_with_requester, is_ready, label},
 };
 
-impl Duo {
+impl DualPodsFixture {
     /// Of the launcher's own interface, as a gateway calls it.
-    pub(super) async fn launcher_at(&self, launcher: &Pod) -> Caller {
-        let key = StubKey::of(&self.world.site.client().await, self.world.name()).await.unwrap();
+    pub(super) async fn launcher_at(&self, launcher: &Pod) -> HttpClient {
+        let key = StubKey::load_or_create(&self.world.site.client().await, self.world.name()).await.unwrap();
         let token = key.launcher_token(&ObjectName::new(self.world.name(), launcher.name_any()));
-        Caller::new(SocketAddr::new(address(launcher), 8001), Some(token))
+        HttpClient::new(SocketAddr::new(address(launcher), 8001), Some(token))
     }
 
     /// With launchers that have this node's accelerators, and the demo engine.
@@ -34,14 +34,14 @@ impl Duo {
 
     /// `dual`: how the gateway is configured; `flags`: how the launcher is started.
     async fn with_launchers_of(name: &str, gpus: u32, dual: &str, flags: &str) -> Self {
-        Box::pin(define()).await;
+        Box::pin(define_fma_kinds()).await;
         Box::pin(Self::new(name, gpus, "8Gi", dual)).await.in_launchers(flags).await
     }
 
     /// `flags`: how the launcher is started.
     pub(super) async fn in_launchers(mut self, flags: &str) -> Self {
-        Box::pin(define()).await;
-        self.home = Home::Launcher;
+        Box::pin(define_fma_kinds()).await;
+        self.provider_kind = TestedProviderKind::Launcher;
         self.launcher_config("launchers", flags, "template", None).await;
         self
     }
@@ -78,10 +78,10 @@ impl Duo {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn instance_wake_up_fast_path_of_an_engine_that_sleeps_without_its_requester() {
-    let duo = Duo::with_launchers("dual-launcher", 1).await;
+    let duo = DualPodsFixture::with_launchers("dual-launcher", 1).await;
     duo.config("one", "").await;
     duo.request("one", 1, 1).await;
-    let (requester, launcher) = duo.launched("one").await;
+    let (requester, launcher) = duo.until_launched("one").await;
     assert_eq!(engines(&launcher).len(), 1, "{launcher:#?}");
     let led = |pod: &Pod| {
         let all = (pod.labels().get("serves"), pod.annotations().get("example.com/about"));
@@ -106,30 +106,34 @@ async fn instance_wake_up_fast_path_of_an_engine_that_sleeps_without_its_request
         launcher.status.as_ref().unwrap().pod_ip.as_deref()
     );
     duo.scale("one", 0).await;
-    let sleeper = duo.put_away("one", 1).await;
+    let sleeper = duo.until_unbound("one", 1).await;
     assert_eq!((sleeper.uid(), label(&sleeper, "sleeping")), (launcher.uid(), Some("true")));
     assert_eq!(led(&sleeper), (None, None, Some("template".to_owned())));
     for key in ["requester", "instance-id", "server-port", "vllm-config", "isc-routing-metadata"] {
         assert_eq!(annotation(&sleeper, key), None, "{key}: it is nobody's");
     }
     duo.scale("one", 1).await;
-    let (again, woken) = duo.launched("one").await;
+    let (again, woken) = duo.until_launched("one").await;
     assert_ne!(again.uid(), requester.uid());
-    assert_eq!((woken.uid(), lives(&woken)), (launcher.uid(), lives(&launcher)), "the same engine was woken");
+    assert_eq!(
+        (woken.uid(), generations(&woken)),
+        (launcher.uid(), generations(&launcher)),
+        "the same engine was woken"
+    );
     assert_eq!(led(&woken), serving);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn multiple_instances_share_one_launcher_and_obsolete_ones_go_asleep_or_on_unbind() {
-    let duo = Duo::with_launchers("dual-launcher-two", 1).await;
+    let duo = DualPodsFixture::with_launchers("dual-launcher-two", 1).await;
     duo.config("one", "").await;
     duo.config("two", "").await;
     duo.request("one", 1, 1).await;
-    let (_, launcher) = duo.launched("one").await;
+    let (_, launcher) = duo.until_launched("one").await;
     duo.scale("one", 0).await;
-    duo.put_away("one", 1).await;
+    duo.until_unbound("one", 1).await;
     duo.request("two", 1, 1).await;
-    let (_, shared) = duo.launched("two").await;
+    let (_, shared) = duo.until_launched("two").await;
     let ports: Vec<Value> = engines(&shared).iter().map(|engine| engine["port"].clone()).collect();
     assert_eq!((shared.uid(), ports.len()), (launcher.uid(), 2));
     // The launcher and its engines: none of them outlives the Pod.
@@ -138,38 +142,38 @@ async fn multiple_instances_share_one_launcher_and_obsolete_ones_go_asleep_or_on
     duo.counted("warm", "two", 1).await;
     assert_ne!(ports[0], ports[1]);
     duo.scale("two", 0).await;
-    duo.put_away("two", 2).await;
+    duo.until_unbound("two", 2).await;
     // Back to the first one's engine, and to the second's.
     for name in ["one", "two"] {
         duo.scale(name, 1).await;
-        let (_, switched) = duo.launched(name).await;
-        assert_eq!((switched.uid(), lives(&switched)), (launcher.uid(), lives(&shared)));
+        let (_, switched) = duo.until_launched(name).await;
+        assert_eq!((switched.uid(), generations(&switched)), (launcher.uid(), generations(&shared)));
         duo.scale(name, 0).await;
-        duo.put_away(name, 2).await;
+        duo.until_unbound(name, 2).await;
     }
     duo.config("one", "--itl 20ms").await;
-    duo.put_away("one", 1).await;
+    duo.until_unbound("one", 1).await;
     duo.objects("InferenceServerConfig").delete("two", &DeleteParams::default()).await.unwrap();
-    assert_eq!(duo.put_away("two", 0).await.uid(), launcher.uid());
+    assert_eq!(duo.until_unbound("two", 0).await.uid(), launcher.uid());
     // One that is awake is ended when its requester goes.
     duo.scale("one", 1).await;
-    duo.launched("one").await;
+    duo.until_launched("one").await;
     duo.config("one", "").await;
     duo.scale("one", 0).await;
-    assert_eq!(duo.put_away("one", 0).await.uid(), launcher.uid());
+    assert_eq!(duo.until_unbound("one", 0).await.uid(), launcher.uid());
 }
 
 /// Two requesters of one configuration: an engine for each, in launchers of their own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn same_node_port_collision_of_two_requesters_of_one_configuration() {
-    let duo = Duo::with_launchers("dual-launcher-same", 2).await;
+    let duo = DualPodsFixture::with_launchers("dual-launcher-same", 2).await;
     duo.config("one", "").await;
     duo.request("one", 2, 1).await;
     let both = |requesters: &[Pod], launchers: &[Pod]| {
         let duals: BTreeSet<_> = requesters.iter().filter_map(|own| label(own, "dual")).collect();
         duals.len() == 2 && requesters.iter().all(is_ready) && launchers.len() == 2
     };
-    let (requesters, _) = duo.see("one", "two ready requesters", both).await;
+    let (requesters, _) = duo.until_launchers("one", "two ready requesters", both).await;
     let devices: BTreeSet<_> = requesters.iter().filter_map(|own| annotation(own, "accelerators")).collect();
     assert_eq!(devices.len(), 2);
 }
@@ -177,52 +181,52 @@ async fn same_node_port_collision_of_two_requesters_of_one_configuration() {
 /// Two accelerators, and one engine in the launcher of the lower one. What its clients ask is answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requester_proxy_leads_to_an_engine_on_several_accelerators() {
-    let duo = Duo::with_launchers("dual-launcher-proxy", 2).await;
+    let duo = DualPodsFixture::with_launchers("dual-launcher-proxy", 2).await;
     duo.config("one", "").await;
     duo.request("one", 1, 2).await;
-    let (requester, launcher) = duo.launched("one").await;
+    let (requester, launcher) = duo.until_launched("one").await;
     let devices = annotation(&requester, "accelerators").unwrap();
     assert_eq!(devices.split(',').next(), annotation(&launcher, "accelerators"), "of {devices}");
     let ip = address(&requester);
-    let admin = Caller::new(SocketAddr::new(ip, 8081), None);
-    let target = admin.get("/v1/proxy/config", PATIENCE).await.unwrap();
+    let admin = HttpClient::new(SocketAddr::new(ip, 8081), None);
+    let target = admin.get("/v1/proxy/config", WAIT_TIMEOUT).await.unwrap();
     let target: Value = serde_json::from_slice(&target.body).unwrap();
     let expected = (address(&launcher).to_string(), engines(&launcher)[0]["port"].clone());
     assert_eq!((target["address"].as_str().unwrap().to_owned(), target["port"].clone()), expected);
-    assert!(ask(ip, "one").await.is_whole_stream());
+    assert!(chat_with_requester(ip, "one").await.is_whole_stream());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn controller_restart_recovery_keeps_engines_that_serve_and_that_sleep() {
-    let mut duo = Duo::with_launchers("dual-launcher-restart", 1).await;
+    let mut duo = DualPodsFixture::with_launchers("dual-launcher-restart", 1).await;
     duo.config("one", "").await;
     duo.config("two", "").await;
     duo.request("one", 1, 1).await;
-    duo.launched("one").await;
+    duo.until_launched("one").await;
     duo.scale("one", 0).await;
-    duo.put_away("one", 1).await;
+    duo.until_unbound("one", 1).await;
     duo.request("two", 1, 1).await;
-    let (requester, launcher) = duo.launched("two").await;
+    let (requester, launcher) = duo.until_launched("two").await;
     duo.restart("gateway-1").await;
     // Only who leads again puts it to sleep.
-    assert_eq!(duo.launched("two").await.0.uid(), requester.uid());
+    assert_eq!(duo.until_launched("two").await.0.uid(), requester.uid());
     duo.scale("two", 0).await;
-    assert_eq!(lives(&duo.put_away("two", 2).await), lives(&launcher));
+    assert_eq!(generations(&duo.until_unbound("two", 2).await), generations(&launcher));
     duo.scale("one", 1).await;
-    let (_, woken) = duo.launched("one").await;
-    assert_eq!((woken.uid(), lives(&woken)), (launcher.uid(), lives(&launcher)));
+    let (_, woken) = duo.until_launched("one").await;
+    assert_eq!((woken.uid(), generations(&woken)), (launcher.uid(), generations(&launcher)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unbound_launcher_deletion_cleanup_and_the_next_requester_has_a_new_one() {
-    let duo = Duo::with_launchers("dual-launcher-gone", 1).await;
+    let duo = DualPodsFixture::with_launchers("dual-launcher-gone", 1).await;
     duo.config("one", "").await;
     duo.request("one", 1, 1).await;
-    duo.launched("one").await;
+    duo.until_launched("one").await;
     duo.scale("one", 0).await;
-    let launcher = duo.put_away("one", 1).await;
+    let launcher = duo.until_unbound("one", 1).await;
     duo.delete(&launcher).await;
-    duo.see("one", "no launcher", |_, launchers| launchers.is_empty()).await;
+    duo.until_launchers("one", "no launcher", |_, launchers| launchers.is_empty()).await;
     duo.scale("one", 1).await;
-    assert_ne!(duo.launched("one").await.1.uid(), launcher.uid());
+    assert_ne!(duo.until_launched("one").await.1.uid(), launcher.uid());
 }

@@ -5,17 +5,17 @@ use http::Method;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::{ResourceExt as _, api::EvictParams};
 use nix::sys::signal::Signal;
-use rouse_cluster::wait::PATIENCE;
+use rouse_cluster::wait::WAIT_TIMEOUT;
 use serde_json::{Value, json};
 
 use super::{
-    Duo,
-    both::{Home, all, both, engines_of, is_empty},
+    DualPodsFixture,
+    both::{TestedProviderKind, engines_of, for_all_kinds, for_sleeping_kinds, is_empty},
     patch,
 };
 use crate::{
-    launched::lives,
-    pairs::{is_ready, label, renewed},
+    launched::generations,
+    pairs::{both_replaced, is_ready, label},
 };
 
 /// Its container runs, and does not serve.
@@ -34,10 +34,10 @@ fn is_replaced(before: &Pod) -> impl Fn(&[Pod], &[Pod]) -> bool {
 /// Row 1. Nobody waits for the hour that the start takes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requester_deleted_while_its_provider_is_starting_waits_for_no_start() {
-    all("dual-early", 1, "", async |duo| {
+    for_all_kinds("dual-early", 1, "", async |duo| {
         duo.demand("one", "--start-time 1h").await;
         let starts = |_: &[Pod], providers: &[Pod]| {
-            matches!(providers, [own] if label(own, "dual").is_some() && (duo.home == Home::Launcher || is_starting(own)))
+            matches!(providers, [own] if label(own, "dual").is_some() && (duo.provider_kind == TestedProviderKind::Launcher || is_starting(own)))
         };
         duo.watch_for("one", "an engine that starts", starts).await;
         duo.scale("one", 0).await;
@@ -52,11 +52,11 @@ async fn requester_deleted_while_its_provider_is_starting_waits_for_no_start() {
 /// Row 2.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn provider_evicted_through_the_api_and_both_come_anew() {
-    all("dual-evicted", 1, "", async |duo| {
+    for_all_kinds("dual-evicted", 1, "", async |duo| {
         duo.demand("one", "").await;
         let (requester, provider) = duo.pair("one").await;
         duo.world.pods().evict(&provider.name_any(), &EvictParams::default()).await.unwrap();
-        duo.watch_for("one", "two new Pods", renewed(&requester, &provider)).await;
+        duo.watch_for("one", "two new Pods", both_replaced(&requester, &provider)).await;
         duo.pair("one").await;
     })
     .await;
@@ -65,20 +65,20 @@ async fn provider_evicted_through_the_api_and_both_come_anew() {
 /// Row 2, as the kubelet evicts: the object stays, and says that the Pod has failed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn provider_that_failed_and_whose_object_stays_is_cleared_away() {
-    let duo = Duo::new("dual-failed", 1, "8Gi", "").await;
+    let duo = DualPodsFixture::new("dual-failed", 1, "8Gi", "").await;
     let mut asked: Value = serde_json::from_str(&patch("one", &duo.card())).unwrap();
     asked["spec"]["restartPolicy"] = json!("Never");
     duo.ask_with("one", 1, 1, &asked.to_string()).await;
-    let (requester, provider) = duo.served("one").await;
+    let (requester, provider) = duo.until_served("one").await;
     duo.world.runner.signal(&provider, Signal::SIGKILL);
-    duo.until("one", "two new Pods", renewed(&requester, &provider)).await;
-    duo.served("one").await;
+    duo.until("one", "two new Pods", both_replaced(&requester, &provider)).await;
+    duo.until_served("one").await;
 }
 
 /// Rows 3 and 4: in a Pod of its own the engine is the container, in a launcher it goes with the container.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn container_that_dies_takes_its_engines_and_the_requester_is_replaced() {
-    both("dual-died", 1, "", async |duo| {
+    for_sleeping_kinds("dual-died", 1, "", async |duo| {
         duo.demand("old", "").await;
         duo.pair("old").await;
         duo.scale("old", 0).await;
@@ -90,7 +90,11 @@ async fn container_that_dies_takes_its_engines_and_the_requester_is_replaced() {
         let (_, next) = duo.pair("one").await;
         assert_ne!(engines_of(&next), engines_of(&provider));
         // In the launcher the sleeper was lost with the container: so is what was written of it.
-        assert_eq!(lives(&next).len(), usize::from(duo.home == Home::Launcher), "{next:#?}");
+        assert_eq!(
+            generations(&next).len(),
+            usize::from(duo.provider_kind == TestedProviderKind::Launcher),
+            "{next:#?}"
+        );
     })
     .await;
 }
@@ -98,7 +102,7 @@ async fn container_that_dies_takes_its_engines_and_the_requester_is_replaced() {
 /// Rows 3 and 4, where nobody is there to notice: what was started in its place is awake for nobody, and may be nobody's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sleeper_whose_container_died_is_cleared_away() {
-    both("dual-lost", 1, "", async |duo| {
+    for_sleeping_kinds("dual-lost", 1, "", async |duo| {
         duo.demand("one", "").await;
         duo.pair("one").await;
         duo.scale("one", 0).await;
@@ -113,32 +117,32 @@ async fn sleeper_whose_container_died_is_cleared_away() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sleeping_instance_that_stops_is_no_longer_in_the_launchers_record() {
-    let duo = Duo::with_launchers("dual-launcher-forgets", 1).await;
+    let duo = DualPodsFixture::with_launchers("dual-launcher-forgets", 1).await;
     duo.config("one", "").await;
     duo.request("one", 1, 1).await;
-    duo.launched("one").await;
+    duo.until_launched("one").await;
     duo.scale("one", 0).await;
-    let launcher = duo.put_away("one", 1).await;
+    let launcher = duo.until_unbound("one", 1).await;
     let there = duo.launcher_at(&launcher).await;
-    let all = there.call(Method::DELETE, "/v2/vllm/instances", None, None, PATIENCE).await.unwrap();
+    let all = there.call(Method::DELETE, "/v2/vllm/instances", None, None, WAIT_TIMEOUT).await.unwrap();
     assert!(all.success());
-    assert_eq!(duo.put_away("one", 0).await.uid(), launcher.uid());
+    assert_eq!(duo.until_unbound("one", 0).await.uid(), launcher.uid());
 }
 
 /// Row 6: it is not taken for one that is still to be made, behind a gate that is open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bound_instance_that_is_absent_after_a_controller_restart_costs_its_requester() {
-    let mut duo = Duo::with_launchers("dual-launcher-absent", 1).await;
+    let mut duo = DualPodsFixture::with_launchers("dual-launcher-absent", 1).await;
     duo.config("one", "").await;
     duo.request("one", 1, 1).await;
-    let (requester, launcher) = duo.launched("one").await;
+    let (requester, launcher) = duo.until_launched("one").await;
     duo.kill().await;
     let there = duo.launcher_at(&launcher).await;
-    let all = there.call(Method::DELETE, "/v2/vllm/instances", None, None, PATIENCE).await.unwrap();
+    let all = there.call(Method::DELETE, "/v2/vllm/instances", None, None, WAIT_TIMEOUT).await.unwrap();
     assert!(all.success());
     duo.begin("gateway-1");
-    duo.see("one", "another requester", is_replaced(&requester)).await;
-    let (_, same) = duo.launched("one").await;
+    duo.until_launchers("one", "another requester", is_replaced(&requester)).await;
+    let (_, same) = duo.until_launched("one").await;
     assert_eq!(same.uid(), launcher.uid());
-    assert_ne!(lives(&same), lives(&launcher));
+    assert_ne!(generations(&same), generations(&launcher));
 }

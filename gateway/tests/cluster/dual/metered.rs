@@ -3,31 +3,31 @@
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 
-use super::Duo;
+use super::DualPodsFixture;
 use crate::{
     events,
     pairs::annotation,
-    prometheus::{Exporter, Prometheus},
+    prometheus::{DcgmExporterStub, PrometheusServer},
 };
 
-async fn metered(name: &str, gpus: u32) -> (Duo, Exporter, Prometheus) {
-    let exporter = Exporter::start();
-    let prometheus = Prometheus::start(&[("dcgm", exporter.address)]).await;
+async fn metered(name: &str, gpus: u32) -> (DualPodsFixture, DcgmExporterStub, PrometheusServer) {
+    let exporter = DcgmExporterStub::start();
+    let prometheus = PrometheusServer::start(&[("dcgm", exporter.address)]).await;
     let more = format!("}}, prometheus: {{url: 'http://{}', interval: 1s", prometheus.address);
-    (Duo::new(name, gpus, "8Gi", &more).await, exporter, prometheus)
+    (DualPodsFixture::new(name, gpus, "8Gi", &more).await, exporter, prometheus)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_accelerator_with_a_fault_is_left_and_its_engine_replaced_on_another() {
     let (duo, exporter, _prometheus) = metered("dual-fault", 2).await;
     duo.ask("one", 1, 1, "").await;
-    let (requester, provider) = duo.served("one").await;
+    let (requester, provider) = duo.until_served("one").await;
     let faulty = annotation(&provider, "accelerators").unwrap().to_owned();
     exporter.set(&[(&faulty, "Hostname=\"n\"", 0)]);
     // A program that erred is no fault of its accelerator's.
     exporter.add("DCGM_FI_DEV_XID_ERRORS", &faulty, 31);
     exporter.add("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", &faulty, 1);
-    let deleted = events::told(&duo.world, &requester, "Deleted").await;
+    let deleted = events::until_event(&duo.world, &requester, "Deleted").await;
     let why = "it is deleted, so that another one is made: its accelerator is faulty";
     assert_eq!(deleted.message.as_deref(), Some(why));
     let moved = |requesters: &[Pod], providers: &[Pod]| {
@@ -36,16 +36,16 @@ async fn an_accelerator_with_a_fault_is_left_and_its_engine_replaced_on_another(
             if on(asks).is_some_and(|other| other != faulty) && on(asks) == on(serves))
     };
     duo.until("one", "on the other accelerator", moved).await;
-    assert_ne!(duo.served("one").await.1.uid(), provider.uid());
+    assert_ne!(duo.until_served("one").await.1.uid(), provider.uid());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sleeper_that_keeps_more_than_it_was_to_keep_goes_before_the_next_engine_starts() {
     let (duo, exporter, _prometheus) = metered("dual-metered", 1).await;
     duo.ask("one", 1, 1, "").await;
-    duo.served("one").await;
+    duo.until_served("one").await;
     duo.scale("one", 0).await;
-    let sleeper = duo.asleep("one").await;
+    let sleeper = duo.until_asleep("one").await;
     let accelerator = annotation(&sleeper, "accelerators").unwrap().to_owned();
     // It was to keep one, of eight that sleepers may keep.
     exporter.set(&[(&accelerator, "Hostname=\"n\"", 20 << 10)]);
@@ -60,7 +60,7 @@ async fn a_sleeper_that_keeps_more_than_it_was_to_keep_goes_before_the_next_engi
         looks.tick().await;
     }
     duo.ask("two", 1, 1, "").await;
-    let ended = events::told(&duo.world, &sleeper, "Ended").await;
+    let ended = events::until_event(&duo.world, &sleeper, "Ended").await;
     assert!(ended.message.as_ref().unwrap().ends_with("is ended: room is needed"), "{ended:?}");
     duo.until("one", "no sleeper", |_, providers| providers.is_empty()).await;
     let (_, providers) = duo.pairs("two").await;
@@ -73,5 +73,5 @@ async fn a_sleeper_that_keeps_more_than_it_was_to_keep_goes_before_the_next_engi
     let (_, providers) = duo.pairs("two").await;
     assert!(providers.is_empty(), "somebody uses more than sleepers may keep: {providers:#?}");
     exporter.set(&[(&accelerator, "Hostname=\"n\"", 0)]);
-    duo.served("two").await;
+    duo.until_served("two").await;
 }

@@ -6,27 +6,27 @@ use rouse_cluster::wait;
 use rouse_gateway::controllers::crd::{AcceleratorNode, InferenceModel, inference_model::EngineState};
 use serde_json::json;
 
-use super::{Duo, node};
+use super::{DualPodsFixture, node};
 use crate::{
-    client::Answer,
-    launched::lives,
+    client::TestResponse,
+    installation::{blocking, reason},
+    launched::generations,
     nodes,
     pairs::{annotation, label},
-    streams::Stream,
-    world::{aside, reason},
+    streams::HeldClientStream,
 };
 
 /// With `--enable-sleep-mode`, of which each takes 40 GiB of an accelerator, of which there are 64.
-pub(super) async fn model(duo: &Duo, name: &str, more: serde_json::Value) {
+pub(super) async fn model(duo: &DualPodsFixture, name: &str, more: serde_json::Value) {
     model_with(duo, name, "", more).await;
 }
 
 /// The same with more flags of its engine.
-pub(super) async fn model_with(duo: &Duo, name: &str, flags: &str, more: serde_json::Value) {
+pub(super) async fn model_with(duo: &DualPodsFixture, name: &str, flags: &str, more: serde_json::Value) {
     let flags = format!("--enable-sleep-mode {} {flags}", duo.card());
     let mut spec =
         json!({"mode": "dualPods", "memoryAsleep": "1Gi", "hostMemory": "8Gi", "cooldownPeriod": "2s"});
-    crate::world::merge(&mut spec, more);
+    crate::installation::merge(&mut spec, more);
     duo.world.model(name, "40Gi", &flags, spec).await;
     let known = |model: &InferenceModel| {
         model.status.as_ref().is_some_and(|status| status.observed_generation.is_some())
@@ -35,7 +35,7 @@ pub(super) async fn model_with(duo: &Duo, name: &str, flags: &str, more: serde_j
 }
 
 /// Pods of this model: who asks, and the engines.
-pub(super) async fn pods(duo: &Duo, name: &str) -> (Vec<Pod>, Vec<Pod>) {
+pub(super) async fn pods(duo: &DualPodsFixture, name: &str) -> (Vec<Pod>, Vec<Pod>) {
     let all = duo.world.pods().list(&ListParams::default()).await.unwrap().items;
     let own = all.into_iter().filter(|pod| {
         let containers = &pod.spec.as_ref().unwrap().containers;
@@ -45,26 +45,26 @@ pub(super) async fn pods(duo: &Duo, name: &str) -> (Vec<Pod>, Vec<Pod>) {
     own.partition(|pod| annotation(pod, "server-patch").is_some())
 }
 
-pub(super) async fn asks(duo: &Duo, name: &'static str) {
+pub(super) async fn asks(duo: &DualPodsFixture, name: &'static str) {
     let client = duo.gateway.client();
-    let answer = aside(move || client.chat(name, true, 4)).await;
+    let answer = blocking(move || client.chat(name, true, 4)).await;
     assert!(answer.is_whole_stream(), "{answer:?}");
 }
 
-async fn idle(duo: &Duo, name: &'static str) -> Pod {
+async fn idle(duo: &DualPodsFixture, name: &'static str) -> Pod {
     duo.world.until(name, "idle", |model| reason(model, "Ready") == "ScaledToZero").await;
     let (requesters, mut engines) = pods(duo, name).await;
     assert!(requesters.is_empty(), "{requesters:#?}");
     assert_eq!(engines.len(), 1, "{engines:#?}");
     assert_eq!(label(&engines[0], "sleeping"), Some("true"));
     let freed = |booked: &[(String, u64)]| booked.iter().all(|(model, _)| model != name);
-    duo.world.until_booked("no memory for who sleeps", freed).await;
+    duo.world.until_reserved("no memory for who sleeps", freed).await;
     engines.remove(0)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cold_request_makes_an_engine_which_then_sleeps_and_is_woken_by_the_next() {
-    let mut duo = Duo::new("dual-model", 1, "8Gi", "").await;
+    let mut duo = DualPodsFixture::new("dual-model", 1, "8Gi", "").await;
     model(&duo, "one", json!({})).await;
     asks(&duo, "one").await;
     let (requesters, engines) = pods(&duo, "one").await;
@@ -96,10 +96,10 @@ async fn a_cold_request_makes_an_engine_which_then_sleeps_and_is_woken_by_the_ne
 /// As declared it keeps one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_sleeper_was_seen_to_keep_is_written_down_and_outlives_its_leader() {
-    let mut duo = Duo::new("dual-residue", 1, "8Gi", "").await;
+    let mut duo = DualPodsFixture::new("dual-residue", 1, "8Gi", "").await;
     let node = duo.world.runner.node(&format!("{}-a", duo.world.name()));
     let (accelerator, _) = node.devices().remove(0);
-    let reads = |mib| duo.world.accelerators("one", &[(&accelerator, mib)]);
+    let reads = |mib| duo.world.set_accelerators("one", &[(&accelerator, mib)]);
     reads(0);
     model_with(&duo, "one", "--load-time 1s", json!({})).await;
     let kept = |engine: &Pod| -> serde_json::Value {
@@ -108,7 +108,7 @@ async fn what_a_sleeper_was_seen_to_keep_is_written_down_and_outlives_its_leader
     };
     let begins = async {
         duo.world
-            .see_in(async || pods(&duo, "one").await, "an engine", |_, engines| !engines.is_empty())
+            .until_pods(async || pods(&duo, "one").await, "an engine", |_, engines| !engines.is_empty())
             .await;
         reads(5 << 10);
     };
@@ -124,12 +124,12 @@ async fn what_a_sleeper_was_seen_to_keep_is_written_down_and_outlives_its_leader
 /// A scheduler goes by room, and the other node has more of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_requester_comes_to_the_node_where_its_engine_sleeps() {
-    let duo = Duo::new("dual-place", 1, "8Gi", "").await;
+    let duo = DualPodsFixture::new("dual-place", 1, "8Gi", "").await;
     model(&duo, "one", json!({})).await;
     asks(&duo, "one").await;
     let asleep = idle(&duo, "one").await;
     duo.world.runner.add_node(node(duo.world.name(), "b", 1)).await.unwrap();
-    duo.cards(&["a", "b"]);
+    duo.write_accelerator_files(&["a", "b"]);
     asks(&duo, "one").await;
     let (_, engines) = pods(&duo, "one").await;
     assert_eq!(engines.iter().map(|pod| pod.uid()).collect::<Vec<_>>(), [asleep.uid()]);
@@ -137,7 +137,7 @@ async fn a_requester_comes_to_the_node_where_its_engine_sleeps() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_of_an_inference_server_config_is_served_by_a_launchers_engine() {
-    let duo = Duo::with_launchers("dual-configured", 1).await;
+    let duo = DualPodsFixture::with_launchers("dual-configured", 1).await;
     duo.config("weights", "").await;
     let asked = json!({"dual-pods.llm-d.ai/inference-server-config": "weights"});
     model(&duo, "chat", json!({"template": {"metadata": {"annotations": asked}}})).await;
@@ -149,13 +149,13 @@ async fn a_model_of_an_inference_server_config_is_served_by_a_launchers_engine()
     duo.world.until("chat", "idle", |model| reason(model, "Ready") == "ScaledToZero").await;
     asks(&duo, "chat").await;
     let woken = launcher().await;
-    assert_eq!((woken.uid(), lives(&woken)), (serving.uid(), lives(&serving)));
-    assert_eq!(lives(&woken).len(), 1);
+    assert_eq!((woken.uid(), generations(&woken)), (serving.uid(), generations(&serving)));
+    assert_eq!(generations(&woken).len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_models_have_one_accelerator_by_turns_and_neither_loads_twice() {
-    let duo = Duo::new("dual-turns", 1, "8Gi", "").await;
+    let duo = DualPodsFixture::new("dual-turns", 1, "8Gi", "").await;
     for name in ["left", "right"] {
         model(&duo, name, json!({"cooldownPeriod": "1s"})).await;
     }
@@ -175,11 +175,11 @@ async fn two_models_have_one_accelerator_by_turns_and_neither_loads_twice() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_wrong_with_an_engines_pod_is_said_by_its_model() {
-    let duo = Duo::new("dual-wrong", 1, "8Gi", "").await;
+    let duo = DualPodsFixture::new("dual-wrong", 1, "8Gi", "").await;
     let wrong = json!({"template": {"spec": {"noSuchField": true}}, "queue": {"maxWait": "20s"}});
     model(&duo, "wrong", wrong).await;
     let client = duo.gateway.client();
-    let answer = aside(move || client.chat("wrong", false, 4)).await;
+    let answer = blocking(move || client.chat("wrong", false, 4)).await;
     assert_eq!(answer.status, 503, "{}", answer.text());
     let text = "noSuchField";
     let told = |model: &InferenceModel| {
@@ -190,13 +190,13 @@ async fn what_is_wrong_with_an_engines_pod_is_said_by_its_model() {
 }
 
 /// A stream through gateway, stub and engine, of a requester that is deleted meanwhile; what became of the stream.
-async fn interrupted(duo: &Duo, flags: &str) -> Answer {
+async fn interrupted(duo: &DualPodsFixture, flags: &str) -> TestResponse {
     model_with(duo, "one", flags, json!({"cooldownPeriod": "1h"})).await;
     asks(duo, "one").await;
-    let stream = Stream::open(&duo.gateway, "one", 100).await;
+    let stream = HeldClientStream::open(&duo.gateway, "one", 100).await;
     let (requesters, _) = pods(duo, "one").await;
     duo.delete(&requesters[0]).await;
-    let answer = stream.ends().await;
+    let answer = stream.finish().await;
     // Another one comes for whoever asks next.
     asks(duo, "one").await;
     answer
@@ -204,14 +204,14 @@ async fn interrupted(duo: &Duo, flags: &str) -> Answer {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_whose_requester_is_deleted_finishes_within_the_drain_deadline() {
-    let duo = Duo::new("dual-model-drained", 1, "8Gi", "").await;
+    let duo = DualPodsFixture::new("dual-model-drained", 1, "8Gi", "").await;
     let answer = interrupted(&duo, "--itl 20ms").await;
     assert!(answer.is_whole_stream(), "{answer:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_lasts_longer_than_the_drain_of_its_requester_ends_with_an_error_in_it() {
-    let duo = Duo::new("dual-model-cut", 1, "8Gi", ", drain: 1s").await;
+    let duo = DualPodsFixture::new("dual-model-cut", 1, "8Gi", ", drain: 1s").await;
     let answer = interrupted(&duo, "--itl 1s").await;
     let events = answer.events();
     assert!(events.last().is_some_and(|last| last.contains("\"error\"")), "{events:?}");

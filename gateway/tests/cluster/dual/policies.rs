@@ -10,16 +10,17 @@ use rouse_cluster::wait;
 use rouse_gateway::controllers::crd::InferenceModel;
 use serde_json::{Value, json};
 
-use super::Duo;
+use super::DualPodsFixture;
 use crate::{
     events,
-    support::{MANAGER, root},
+    support::{FIELD_MANAGER, repo_path},
 };
 
-impl Duo {
+impl DualPodsFixture {
     /// The policies, for this namespace only: the cluster is all tests'.
     async fn guard(&self) {
-        self.guard_by(&std::fs::read_to_string(root("charts/rouse/policies/dual-pods.yaml")).unwrap()).await;
+        self.guard_by(&std::fs::read_to_string(repo_path("charts/rouse/policies/dual-pods.yaml")).unwrap())
+            .await;
     }
 
     async fn guard_by(&self, text: &str) {
@@ -38,7 +39,7 @@ impl Duo {
             let resource =
                 ApiResource::from_gvk(&GroupVersionKind::gvk("admissionregistration.k8s.io", "v1", kind));
             let api: Api<DynamicObject> = Api::all_with(self.world.site.admin.clone(), &resource);
-            api.patch(&name, &PatchParams::apply(MANAGER), &Patch::Apply(&object)).await.unwrap();
+            api.patch(&name, &PatchParams::apply(FIELD_MANAGER), &Patch::Apply(&object)).await.unwrap();
         }
     }
 
@@ -74,7 +75,7 @@ impl Duo {
                 n += 1;
             }
         };
-        tokio::time::timeout(wait::PATIENCE, denied).await.unwrap();
+        tokio::time::timeout(wait::WAIT_TIMEOUT, denied).await.unwrap();
     }
 }
 
@@ -88,7 +89,7 @@ fn verdict(written: kube::Result<Pod>) -> Result<(), String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cel_policies_keep_what_gateways_write_and_hinder_no_gateway() {
-    let duo = Duo::with_launchers("dual-policies", 2).await;
+    let duo = DualPodsFixture::with_launchers("dual-policies", 2).await;
     duo.config("one", "").await;
     let plain: Pod = serde_json::from_value(json!({"metadata": {"name": "plain"}, "spec": {
         "nodeSelector": {"none": "such"}, "containers": [{"name": "c", "image": "rouse/stub"}]}}))
@@ -97,10 +98,10 @@ async fn cel_policies_keep_what_gateways_write_and_hinder_no_gateway() {
     duo.guard().await;
     duo.is_guarded(&plain).await;
     duo.request("one", 1, 1).await;
-    let (bound, launcher) = duo.launched("one").await;
+    let (bound, launcher) = duo.until_launched("one").await;
     // It asks for what is not there, so it has no engine.
     duo.request("none", 1, 1).await;
-    let (waits, _) = duo.see("none", "a requester", |all, _| all.len() == 1).await;
+    let (waits, _) = duo.until_launchers("none", "a requester", |all, _| all.len() == 1).await;
 
     let key = |name: &str| format!("dual-pods.llm-d.ai/{name}");
     let denied = async |pod: &Pod, of: &str, name: &str, value: Value, why: &str| {
@@ -136,9 +137,9 @@ async fn cel_policies_keep_what_gateways_write_and_hinder_no_gateway() {
 
     duo.scale("none", 0).await;
     duo.scale("one", 0).await;
-    duo.put_away("one", 1).await;
+    duo.until_unbound("one", 1).await;
     duo.scale("one", 1).await;
-    assert_eq!(duo.launched("one").await.1.uid(), launcher.uid(), "the gateway itself is not hindered");
+    assert_eq!(duo.until_launched("one").await.1.uid(), launcher.uid(), "the gateway itself is not hindered");
 }
 
 /// As the public project's, which exempts its own controllers by their accounts' names.
@@ -168,7 +169,7 @@ spec: {policyName: fma-immutable-fields, validationActions: [Deny]}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_the_public_projects_policies_are_it_is_said_what_to_install() {
-    let duo = Duo::new("dual-public", 1, "8Gi", "").await;
+    let duo = DualPodsFixture::new("dual-public", 1, "8Gi", "").await;
     let plain: Pod = serde_json::from_value(json!({"metadata": {"name": "plain"}, "spec": {
         "nodeSelector": {"none": "such"}, "containers": [{"name": "c", "image": "rouse/stub"}]}}))
     .unwrap();
@@ -182,9 +183,9 @@ async fn where_the_public_projects_policies_are_it_is_said_what_to_install() {
     let what = "an account whose name ends in -fma-controllers";
     let told = |pod: &Pod| pod.annotations().get("rouse.dev/status").is_some_and(|told| told.contains(what));
     let see = async || super::models::pods(&duo, "one").await;
-    let (requesters, _) = duo.world.see_in(see, "its status", |all, _| all.iter().any(told)).await;
+    let (requesters, _) = duo.world.until_pods(see, "its status", |all, _| all.iter().any(told)).await;
     let requester = requesters.iter().find(|pod| told(pod)).unwrap();
-    let event = events::told(&duo.world, requester, "Failed").await;
+    let event = events::until_event(&duo.world, requester, "Failed").await;
     assert!(event.message.as_deref().unwrap().contains(what), "{event:?}");
     let said = |model: &InferenceModel| {
         let conditions = model.status.iter().flat_map(|status| &status.conditions);
@@ -195,7 +196,7 @@ async fn where_the_public_projects_policies_are_it_is_said_what_to_install() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lpp_key_uniqueness_is_the_api_servers_affair() {
-    let duo = Duo::with_launchers("dual-unique", 1).await;
+    let duo = DualPodsFixture::with_launchers("dual-unique", 1).await;
     let api = duo.objects("LauncherPopulationPolicy");
     let policy = |names: &[&str]| -> DynamicObject {
         let counts: Vec<_> =

@@ -4,24 +4,24 @@ use rouse_gateway::controllers::crd::InferenceModel;
 use serde_json::json;
 
 use super::{
-    Duo,
+    DualPodsFixture,
     models::{asks, model_with, pods},
 };
-use crate::world::aside;
+use crate::installation::blocking;
 
 /// MiB that the driver itself has in use of an accelerator.
 const DRIVERS: u64 = 450;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_takes_nothing_of_its_accelerator_serves_nobody() {
-    let duo = Duo::new("dual-proof", 1, "8Gi", "").await;
+    let duo = DualPodsFixture::new("dual-proof", 1, "8Gi", "").await;
     let node = duo.world.runner.node(&format!("{}-a", duo.world.name()));
     let (accelerator, _) = node.devices().remove(0);
-    let reads = |mib| duo.world.accelerators("one", &[(&accelerator, mib)]);
+    let reads = |mib| duo.world.set_accelerators("one", &[(&accelerator, mib)]);
     reads(DRIVERS);
     model_with(&duo, "one", "--load-time 1s", json!({})).await;
     let client = duo.gateway.client();
-    let refused = aside(move || client.chat("one", false, 4)).await;
+    let refused = blocking(move || client.chat("one", false, 4)).await;
     assert_eq!(refused.status, 503, "{}", refused.text());
     let told = |model: &InferenceModel| {
         let status = model.status.clone().unwrap_or_default();
@@ -30,13 +30,13 @@ async fn an_engine_that_takes_nothing_of_its_accelerator_serves_nobody() {
     };
     duo.world.until("one", "why", told).await;
     let find = async || pods(&duo, "one").await;
-    duo.world.see_in(find, "none left", |_, engines| engines.is_empty()).await;
+    duo.world.until_pods(find, "none left", |_, engines| engines.is_empty()).await;
 
     // Its Pod gets at the accelerator from here on, and who was refused asks again when it was told to.
     let wait = refused.header("retry-after").parse().unwrap();
     tokio::time::sleep(std::time::Duration::from_secs(wait)).await;
     let mended = async {
-        duo.world.see_in(find, "the next engine", |_, engines| !engines.is_empty()).await;
+        duo.world.until_pods(find, "the next engine", |_, engines| !engines.is_empty()).await;
         reads(DRIVERS + (40 << 10));
     };
     tokio::join!(asks(&duo, "one"), mended);

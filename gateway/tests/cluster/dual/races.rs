@@ -1,7 +1,7 @@
 //! An accelerator that the kubelet hands on: its next requester comes while the engine of the one before is awake. Engines know
 //! what is on their accelerators, and die where there is too little: one that is launched too soon does not live.
 
-use engine_sim::accelerator::Book;
+use engine_sim::accelerator::AcceleratorFile;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     ResourceExt as _,
@@ -11,15 +11,15 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use super::{
-    Duo,
-    both::{Home, all, both, is_empty},
+    DualPodsFixture,
+    both::{TestedProviderKind, for_all_kinds, for_sleeping_kinds, is_empty},
 };
 use crate::{
     launched::engines,
     pairs::{annotation, label},
 };
 
-impl Duo {
+impl DualPodsFixture {
     /// The stub is killed, and its accelerator handed on at once.
     async fn kill_requester(&self, name: &str, requester: &Pod) {
         let orphan =
@@ -36,25 +36,25 @@ impl Duo {
         assert_eq!(annotation(&requester, "status"), None);
         let record = self.record();
         assert!(record.usage().unwrap().values().any(|card| card.used_total > 0), "no engine has a record");
-        assert_eq!(record.refused().unwrap(), [""; 0]);
+        assert_eq!(record.refusals().unwrap(), [""; 0]);
         provider
     }
 
     /// What engines took of the accelerators, and what they asked for in vain.
-    fn record(&self) -> Book {
-        Book::open(self.world.dir.path().join("cards")).unwrap()
+    fn record(&self) -> AcceleratorFile {
+        AcceleratorFile::open(self.world.dir.path().join("cards")).unwrap()
     }
 }
 
 /// Else the races below could not be lost. Here the memory is taken by somebody whom no controller knows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_found_too_little_memory_is_known_of_when_the_next_serves() {
-    all("dual-small", 1, "", async |duo| {
+    for_all_kinds("dual-small", 1, "", async |duo| {
         let cards: Vec<String> = duo.record().usage().unwrap().into_keys().collect();
         let stranger = duo.record().holder(&cards, "stranger", None).unwrap();
         stranger.resize(60 << 30).unwrap();
         duo.demand("one", "").await;
-        let refused = || duo.record().refused().unwrap();
+        let refused = || duo.record().refusals().unwrap();
         duo.watch_for("one", "an engine that finds no room", |_, _| !refused().is_empty()).await;
         stranger.resize(0).unwrap();
         duo.pair("one").await;
@@ -75,16 +75,16 @@ fn is_put_away(provider: &Pod, life: Option<&Value>) -> bool {
     }
 }
 
-fn life(duo: &Duo, provider: &Pod) -> Option<Value> {
-    (duo.home == Home::Launcher).then(|| engines(provider)[0]["generation"].clone())
+fn life(duo: &DualPodsFixture, provider: &Pod) -> Option<Value> {
+    (duo.provider_kind == TestedProviderKind::Launcher).then(|| engines(provider)[0]["generation"].clone())
 }
 
 /// Without the stub's hold: nothing but the decision keeps the two apart.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reallocation_race_without_the_stubs_hold() {
-    all("dual-race", 1, "", async |duo| {
+    for_all_kinds("dual-race", 1, "", async |duo| {
         // It gives its memory back some time after it is told to: in mode plain when its kubelet kills it.
-        let plain = duo.home == Home::Plain;
+        let plain = duo.provider_kind == TestedProviderKind::Plain;
         duo.demand("first", if plain { "--fault ignore-sigterm" } else { "--sleep-time 1500ms" }).await;
         let (requester, provider) = duo.pair("first").await;
         let life = life(&duo, &provider);
@@ -105,7 +105,7 @@ async fn reallocation_race_without_the_stubs_hold() {
 /// With the hold the accelerator is not even handed on before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reallocation_race_with_the_stubs_hold() {
-    both("dual-hold", 1, "", async |duo| {
+    for_sleeping_kinds("dual-hold", 1, "", async |duo| {
         duo.demand("first", "--sleep-time 1500ms").await;
         let (_, provider) = duo.pair("first").await;
         let life = life(&duo, &provider);
@@ -125,7 +125,7 @@ async fn reallocation_race_with_the_stubs_hold() {
 /// The former engine obeys nobody: what it holds is nobody else's until it is seen gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reallocation_race_with_a_provider_that_cannot_be_reached_which_is_fenced() {
-    all("dual-fence", 1, ", drain: 1s, sleep: 2s", async |duo| {
+    for_all_kinds("dual-fence", 1, ", drain: 1s, sleep: 2s", async |duo| {
         duo.demand("first", "").await;
         let (requester, provider) = duo.pair("first").await;
         duo.world.runner.signal(&provider, Signal::SIGSTOP);

@@ -8,18 +8,18 @@ use kube::{
 use serde_json::{Value, json};
 
 use super::{
-    Duo,
-    both::{Home, all, is_empty},
+    DualPodsFixture,
+    both::{TestedProviderKind, for_all_kinds, is_empty},
     models,
 };
-use crate::events::told;
+use crate::events::until_event;
 
-impl Duo {
+impl DualPodsFixture {
     /// Its engine sleeps at level 2, and not for long.
     async fn sleeps_deep_and_is_ended(&self, provider: &Pod) {
-        let slept = told(&self.world, provider, "Slept").await.message.unwrap();
+        let slept = until_event(&self.world, provider, "Slept").await.message.unwrap();
         assert!(slept.ends_with("sleeps at level 2"), "{slept}");
-        let ended = told(&self.world, provider, "Ended").await.message.unwrap();
+        let ended = until_event(&self.world, provider, "Ended").await.message.unwrap();
         assert!(ended.ends_with("it has slept for as long as it may (stopAfter)"), "{ended}");
     }
 
@@ -32,14 +32,14 @@ impl Duo {
 /// Where nothing is said it sleeps at level 1, and stays.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_requester_says_of_its_engines_sleep_while_it_serves_is_followed_in_each_mode() {
-    all("dual-rest", 1, "", async |duo| {
+    for_all_kinds("dual-rest", 1, "", async |duo| {
         duo.demand("one", "").await;
         let (requester, provider) = duo.pair("one").await;
         let said = json!({"rouse.dev/sleep-level": "2", "rouse.dev/stop-after": "1s"});
         duo.annotate(&requester, said).await;
         duo.scale("one", 0).await;
-        if duo.home == Home::Plain {
-            let ended = told(&duo.world, &provider, "Ended").await.message.unwrap();
+        if duo.provider_kind == TestedProviderKind::Plain {
+            let ended = until_event(&duo.world, &provider, "Ended").await.message.unwrap();
             assert!(ended.ends_with("its requester is gone"), "it never sleeps: {ended}");
         } else {
             duo.sleeps_deep_and_is_ended(&provider).await;
@@ -51,7 +51,7 @@ async fn what_a_requester_says_of_its_engines_sleep_while_it_serves_is_followed_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_model_says_of_its_engines_sleep_is_followed_and_so_is_a_change_while_it_serves() {
-    let duo = Duo::new("dual-model-rest", 1, "8Gi", "").await;
+    let duo = DualPodsFixture::new("dual-model-rest", 1, "8Gi", "").await;
     let deep = json!({"engine": {"level": "2"}, "stopAfter": "2s", "cooldownPeriod": "1s"});
     models::model(&duo, "deep", deep.clone()).await;
     models::asks(&duo, "deep").await;

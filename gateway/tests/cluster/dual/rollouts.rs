@@ -6,23 +6,23 @@ use kube::ResourceExt as _;
 use nix::sys::signal::Signal;
 
 use super::{
-    Duo,
-    both::{Home, engines_of},
+    DualPodsFixture,
+    both::{TestedProviderKind, engines_of},
 };
-use crate::pairs::{address, ask};
+use crate::pairs::{address, chat_with_requester};
 
-impl Duo {
+impl DualPodsFixture {
     /// As a Deployment replaces the leader: it ends in order, the other one leads, and a new one comes.
     async fn roll(&mut self, name: &str) {
         self.gateway.signal(Signal::SIGTERM);
         let next = self.second.take().unwrap();
-        std::mem::replace(&mut self.gateway, next).ended().await;
+        std::mem::replace(&mut self.gateway, next).wait_owned().await;
         self.second = Some(self.world.gateway_with(name, &self.more));
     }
 
     /// Waits until the requester has gone, and its engine with it, or sleeps.
     async fn parted(&self, provider: &Pod) {
-        if self.home == Home::Plain {
+        if self.provider_kind == TestedProviderKind::Plain {
             let nobody =
                 |requesters: &[Pod], providers: &[Pod]| requesters.is_empty() && providers.is_empty();
             self.watch_for("one", "no Pod", nobody).await;
@@ -32,36 +32,37 @@ impl Duo {
     }
 
     /// With two gateways.
-    async fn doubled(name: &str, home: Home) -> Self {
+    async fn doubled(name: &str, home: TestedProviderKind) -> Self {
         Box::pin(Box::pin(Self::dying(&home.named(name), u32::MAX, None, home)).await.at(home)).await
     }
 }
 
-async fn rolled(home: Home) {
-    let mut duo = Duo::doubled("dual-rolled", home).await;
+async fn rolled(home: TestedProviderKind) {
+    let mut duo = DualPodsFixture::doubled("dual-rolled", home).await;
     duo.demand("one", "").await;
     duo.roll("gateway-2").await;
     let (requester, provider) = duo.pair("one").await;
-    assert!(ask(address(&requester), "one").await.is_whole_stream());
+    assert!(chat_with_requester(address(&requester), "one").await.is_whole_stream());
     duo.scale("one", 0).await;
     duo.roll("gateway-3").await;
     duo.parted(&provider).await;
     duo.scale("one", 1).await;
     duo.roll("gateway-4").await;
     let (requester, next) = duo.pair("one").await;
-    assert_eq!(engines_of(&next) == engines_of(&provider), home != Home::Plain);
-    assert!(ask(address(&requester), "one").await.is_whole_stream());
+    assert_eq!(engines_of(&next) == engines_of(&provider), home != TestedProviderKind::Plain);
+    assert!(chat_with_requester(address(&requester), "one").await.is_whole_stream());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rolling_update_in_the_midst_of_a_start_a_sleep_and_a_wake_loses_and_doubles_nothing() {
-    let all = [Home::Pod, Home::Plain, Home::Launcher].map(|home| Box::pin(rolled(home)));
+    let all = [TestedProviderKind::Pod, TestedProviderKind::Plain, TestedProviderKind::Launcher]
+        .map(|home| Box::pin(rolled(home)));
     join_all(all).await;
 }
 
 /// By turns each of two leaders is stopped in the midst of its orders, and goes on once the other one has carried them out.
-async fn paused(home: Home) {
-    let mut duo = Duo::doubled("dual-paused", home).await;
+async fn paused(home: TestedProviderKind) {
+    let mut duo = DualPodsFixture::doubled("dual-paused", home).await;
     duo.demand("one", "").await;
     let (_, provider) = duo.pair("one").await;
     let mut other = duo.second.take().unwrap();
@@ -76,9 +77,9 @@ async fn paused(home: Home) {
     let written = |requesters: &[Pod], _: &[Pod]| requesters.iter().all(|own| !own.finalizers().is_empty());
     duo.watch_for("one", "a requester with its finalizer", written).await;
     let (requester, next) = duo.pair("one").await;
-    assert_eq!(engines_of(&next) == engines_of(&provider), home != Home::Plain);
+    assert_eq!(engines_of(&next) == engines_of(&provider), home != TestedProviderKind::Plain);
     other.signal(Signal::SIGCONT);
-    assert!(ask(address(&requester), "one").await.is_whole_stream());
+    assert!(chat_with_requester(address(&requester), "one").await.is_whole_stream());
     let (still, same) = duo.pair("one").await;
     assert_eq!((still, engines_of(&same)), (requester, engines_of(&next)));
     assert!(!duo.gateway.has_ended() && !other.has_ended());
@@ -86,6 +87,7 @@ async fn paused(home: Home) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_ex_leader_that_wakes_from_a_pause_does_nothing() {
-    let all = [Home::Pod, Home::Plain, Home::Launcher].map(|home| Box::pin(paused(home)));
+    let all = [TestedProviderKind::Pod, TestedProviderKind::Plain, TestedProviderKind::Launcher]
+        .map(|home| Box::pin(paused(home)));
     join_all(all).await;
 }

@@ -7,14 +7,14 @@ use kube::{
 };
 use serde_json::json;
 
-use super::Duo;
+use super::DualPodsFixture;
 use crate::pairs::annotation;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_requester_waits_for_the_taint_of_its_nodes_pool_and_its_provider_tolerates_that() {
-    let duo = Duo::new("dual-taint", 1, "8Gi", "").await;
+    let duo = DualPodsFixture::new("dual-taint", 1, "8Gi", "").await;
     let own = duo.world.name().to_owned();
-    let pool = json!({"nodeSelector": {"inference-pool": own}, "sleepingMemory": "8Gi", "settle": "1s", "taint": "inference"});
+    let pool = json!({"nodeSelector": {"inference-pool": own}, "sleepingMemory": "8Gi", "meterLag": "1s", "taint": "inference"});
     duo.world.pool(&own, pool).await;
     duo.ask("one", 1, 1, "").await;
     let told = |requesters: &[Pod], _: &[Pod]| {
@@ -26,7 +26,7 @@ async fn a_requester_waits_for_the_taint_of_its_nodes_pool_and_its_provider_tole
     let taint = json!({"spec": {"taints": [{"key": "inference", "effect": "NoSchedule"}]}});
     let node = duo.world.runner.node(&format!("{own}-a"));
     nodes.patch(node.name(), &PatchParams::default(), &Patch::Merge(&taint)).await.unwrap();
-    let (requester, provider) = duo.served("one").await;
+    let (requester, provider) = duo.until_served("one").await;
     assert_eq!(annotation(&requester, "status"), Some("{\"Errors\":null}"));
     let spec = provider.spec.unwrap();
     let tolerates = |key: &str| spec.tolerations.iter().flatten().any(|own| own.key.as_deref() == Some(key));

@@ -6,26 +6,26 @@ use rouse_cluster::wait;
 use serde_json::json;
 
 use super::{
-    Duo,
+    DualPodsFixture,
     models::{asks, model, pods},
 };
-use crate::tokens::{forget_key, hash_of, obeys_none_of};
+use crate::tokens::{assert_refuses_tokens, forget_key, hash_of};
 
 const STUB: &str = "inference-server";
 
 /// Who may read its Pod, or its provider's, knows the hash alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_models_requester_obeys_nobody_without_its_token_and_another_key_replaces_it() {
-    let mut duo = Duo::new("dual-tokens", 1, "8Gi", ", drain: 1s, sleep: 1s").await;
+    let mut duo = DualPodsFixture::new("dual-tokens", 1, "8Gi", ", drain: 1s, sleep: 1s").await;
     model(&duo, "one", json!({"cooldownPeriod": "10m", "memory": "2Gi", "hostMemory": "1Gi"})).await;
     asks(&duo, "one").await;
     let (requesters, _) = pods(&duo, "one").await;
     let hash = hash_of(&requesters[0], STUB);
-    obeys_none_of(&requesters[0], &[None, Some(""), Some(&hash)]).await;
+    assert_refuses_tokens(&requesters[0], &[None, Some(""), Some(&hash)]).await;
     asks(&duo, "one").await;
 
     duo.gateway.signal(Signal::SIGTERM);
-    duo.gateway.ends().await;
+    duo.gateway.wait().await;
     forget_key(&duo.world).await;
     duo.begin("gateway-1");
     // It is told to go, obeys nobody who lets it, and holds on for as long as a drain and a sleep may take.

@@ -5,7 +5,7 @@ use kube::api::{Patch, PatchParams};
 use rouse::units::Millis;
 use serde_json::json;
 
-use super::Duo;
+use super::DualPodsFixture;
 use crate::{
     events,
     pairs::{annotation, is_served},
@@ -21,11 +21,11 @@ const SLOW: &str = "--start-time 12s";
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pair_is_told_why_it_waits_and_what_became_of_it() {
     // Not enough for the one sleeper that there will be.
-    let duo = Duo::new("dual-told", 1, "512Mi", "").await;
+    let duo = DualPodsFixture::new("dual-told", 1, "512Mi", "").await;
     duo.ask("slow", 1, 1, SLOW).await;
     let made = |requesters: &[_], providers: &[_]| requesters.len() == 1 && providers.len() == 1;
     let (requesters, providers) = duo.until("slow", "a provider", made).await;
-    let told = |reason| events::told(&duo.world, &requesters[0], reason);
+    let told = |reason| events::until_event(&duo.world, &requesters[0], reason);
     assert_eq!(note(&told("Waiting").await), "its engine is starting");
     let served = told("Served").await;
     let took = note(&served).strip_prefix("its engine was started in a new Pod, and serves it after ");
@@ -34,22 +34,22 @@ async fn a_pair_is_told_why_it_waits_and_what_became_of_it() {
     assert_eq!(served.type_.as_deref(), Some("Normal"));
 
     duo.scale("slow", 0).await;
-    let sleeper = duo.asleep("slow").await;
+    let sleeper = duo.until_asleep("slow").await;
     assert_eq!(sleeper.metadata.uid, providers[0].metadata.uid);
-    let slept = events::told(&duo.world, &sleeper, "Slept").await;
+    let slept = events::until_event(&duo.world, &sleeper, "Slept").await;
     assert!(note(&slept).ends_with(" sleeps at level 1"), "{slept:?}");
 
     duo.ask("next", 1, 1, "").await;
-    let ended = events::told(&duo.world, &sleeper, "Ended").await;
+    let ended = events::until_event(&duo.world, &sleeper, "Ended").await;
     assert!(note(&ended).ends_with(" is ended: room is needed"), "{ended:?}");
-    let (requester, provider) = duo.served("next").await;
+    let (requester, provider) = duo.until_served("next").await;
     duo.delete(&provider).await;
-    let deleted = events::told(&duo.world, &requester, "Deleted").await;
+    let deleted = events::until_event(&duo.world, &requester, "Deleted").await;
     let why = "it is deleted, so that another one is made: its provider is being deleted";
     assert_eq!(note(&deleted), why);
 }
 
-impl Duo {
+impl DualPodsFixture {
     /// The next requester of this name has so many seconds of grace.
     async fn grace(&self, name: &str, seconds: u32) {
         let spec = json!({"terminationGracePeriodSeconds": seconds});
@@ -61,12 +61,12 @@ impl Duo {
 /// 30 s to drain, for sleep 10 s and one for each of 40 GiB, and ten more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_requester_is_warned_of_a_grace_that_is_too_short_for_a_drain_and_a_sleep() {
-    let duo = Duo::new("dual-grace", 1, "8Gi", "").await;
+    let duo = DualPodsFixture::new("dual-grace", 1, "8Gi", "").await;
     duo.ask("one", 0, 1, "").await;
     duo.grace("one", 89).await;
     duo.scale("one", 1).await;
-    let (requester, _) = duo.served("one").await;
-    let warned = events::told(&duo.world, &requester, "ShortGrace").await;
+    let (requester, _) = duo.until_served("one").await;
+    let warned = events::until_event(&duo.world, &requester, "ShortGrace").await;
     assert_eq!(warned.type_.as_deref(), Some("Warning"));
     let text = note(&warned);
     assert!(text.starts_with("terminationGracePeriodSeconds is 89: "), "{text}");
@@ -78,9 +78,9 @@ async fn a_requester_is_warned_of_a_grace_that_is_too_short_for_a_drain_and_a_sl
     duo.until("one", "a warning in its status", says).await;
 
     duo.scale("one", 0).await;
-    duo.asleep("one").await;
+    duo.until_asleep("one").await;
     duo.grace("one", 90).await;
     duo.scale("one", 1).await;
-    let (requester, _) = duo.served("one").await;
+    let (requester, _) = duo.until_served("one").await;
     assert_eq!(annotation(&requester, "status"), None);
 }

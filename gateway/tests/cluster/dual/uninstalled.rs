@@ -7,12 +7,12 @@ use kube::{
 };
 use serde_json::Value;
 
-use super::both::{all, both};
-use crate::support::root;
+use super::both::{for_all_kinds, for_sleeping_kinds};
+use crate::support::repo_path;
 
 /// What the documents have an administrator write on a Pod that nobody else lets go.
 fn by_hand() -> Value {
-    let text = std::fs::read_to_string(root("docs/dual-pods.md")).unwrap();
+    let text = std::fs::read_to_string(repo_path("docs/dual-pods.md")).unwrap();
     let (_, command) = text.split_once("`kubectl patch pod NAME --type=merge -p '").unwrap();
     serde_json::from_str(command.split_once("'`").unwrap().0).unwrap()
 }
@@ -23,7 +23,7 @@ fn nobody(requesters: &[Pod], providers: &[Pod]) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requesters_first_then_providers_then_gateways_leaves_nothing() {
-    both("dual-uninstall", 1, "", async |mut duo| {
+    for_sleeping_kinds("dual-uninstall", 1, "", async |mut duo| {
         duo.demand("one", "").await;
         duo.pair("one").await;
         duo.sets().delete("one", &DeleteParams::default()).await.unwrap();
@@ -41,7 +41,7 @@ async fn requesters_first_then_providers_then_gateways_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gateways_first_then_finalizers_are_taken_off_by_the_documented_command() {
-    all("dual-orphans", 1, "", async |mut duo| {
+    for_all_kinds("dual-orphans", 1, "", async |mut duo| {
         duo.demand("one", "").await;
         let (requester, provider) = duo.pair("one").await;
         duo.kill().await;

@@ -12,21 +12,21 @@ use serde_json::json;
 use tokio::time::{Duration, Instant};
 
 use super::{
-    Duo,
-    both::{both, engines_of},
+    DualPodsFixture,
+    both::{engines_of, for_sleeping_kinds},
     patch,
 };
-use crate::pairs::{annotation, is_left, is_ready, label};
+use crate::pairs::{annotation, is_ready, is_unbound, label};
 
 /// The engine is nobody's, and no finalizer keeps its requester.
 fn is_let_go(requesters: &[Pod], providers: &[Pod]) -> bool {
-    is_left(&[], providers) && requesters.iter().all(|own| own.finalizers().is_empty())
+    is_unbound(&[], providers) && requesters.iter().all(|own| own.finalizers().is_empty())
 }
 
 /// Row 8: existing pairs are untouched.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cordon_sends_away_who_has_no_provider_and_no_other() {
-    both("dual-cordon", 2, "", async |duo| {
+    for_sleeping_kinds("dual-cordon", 2, "", async |duo| {
         duo.demand("served", "").await;
         let (requester, provider) = duo.pair("served").await;
         // A map that lacks the other accelerator keeps the next one waiting.
@@ -54,7 +54,7 @@ async fn cordon_sends_away_who_has_no_provider_and_no_other() {
 /// Row 9, at the beginning: its user is told, nobody else waits for it, and it is served once it can be.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stub_that_cannot_be_reached_is_told_of_and_delays_nobody() {
-    let duo = Duo::new("dual-deaf", 2, "8Gi", "").await;
+    let duo = DualPodsFixture::new("dual-deaf", 2, "8Gi", "").await;
     let asked = patch("deaf", &duo.card());
     let nowhere = json!({"dual-pods.llm-d.ai/server-patch": asked, "dual-pods.llm-d.ai/admin-port": "1"});
     duo.ask_by("deaf", 1, 1, nowhere).await;
@@ -65,41 +65,41 @@ async fn stub_that_cannot_be_reached_is_told_of_and_delays_nobody() {
     };
     let (deaf, _) = duo.until("deaf", "told that its stub is not reached", says("its stub")).await;
     duo.ask("one", 1, 1, "").await;
-    duo.served("one").await;
+    duo.until_served("one").await;
     let mended = json!({"metadata": {"annotations": {"dual-pods.llm-d.ai/admin-port": "8081"}}});
     let name = deaf[0].name_any();
     duo.world.pods().patch(&name, &PatchParams::default(), &Patch::Merge(&mended)).await.unwrap();
-    assert_eq!(duo.served("deaf").await.0.uid(), deaf[0].uid());
+    assert_eq!(duo.until_served("deaf").await.0.uid(), deaf[0].uid());
     duo.until("deaf", "told that it is mended", says(r#"{"Errors":null}"#)).await;
 }
 
 /// It is given as long as a wake may take, and then its requester has another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_hangs_in_its_wake_delays_no_other() {
-    let duo = Duo::new("dual-stuck", 2, "8Gi", ", wake: 30s").await;
+    let duo = DualPodsFixture::new("dual-stuck", 2, "8Gi", ", wake: 30s").await;
     duo.ask("stuck", 1, 1, "--wake-time 1h").await;
-    let (_, stuck) = duo.served("stuck").await;
+    let (_, stuck) = duo.until_served("stuck").await;
     duo.ask("well", 1, 1, "").await;
-    let (_, well) = duo.served("well").await;
+    let (_, well) = duo.until_served("well").await;
     for name in ["stuck", "well"] {
         duo.scale(name, 0).await;
-        duo.asleep(name).await;
+        duo.until_asleep(name).await;
     }
     duo.scale("stuck", 1).await;
     let wakes = |_: &[Pod], all: &[Pod]| matches!(all, [own] if label(own, "sleeping") == Some("false"));
     duo.until("stuck", "being woken", wakes).await;
     duo.scale("well", 1).await;
-    assert_eq!(duo.served("well").await.1.uid(), well.uid());
+    assert_eq!(duo.until_served("well").await.1.uid(), well.uid());
     let (requesters, providers) = duo.pairs("stuck").await;
     assert!(!requesters.iter().any(is_ready), "{requesters:#?}");
     assert_eq!(providers.iter().map(Pod::uid).collect::<Vec<_>>(), [stuck.uid()], "it still is");
-    assert_ne!(duo.served("stuck").await.1.uid(), stuck.uid());
+    assert_ne!(duo.until_served("stuck").await.1.uid(), stuck.uid());
 }
 
 /// Row 9, at the end: its engine is put to sleep all the same, and it is not held for what it cannot say.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stub_that_hangs_when_its_requester_is_deleted_keeps_neither() {
-    both("dual-mute", 1, ", drain: 1s", async |duo| {
+    for_sleeping_kinds("dual-mute", 1, ", drain: 1s", async |duo| {
         duo.demand("one", "").await;
         let (requester, provider) = duo.pair("one").await;
         duo.world.runner.signal(&requester, Signal::SIGSTOP);
@@ -116,7 +116,7 @@ async fn stub_that_hangs_when_its_requester_is_deleted_keeps_neither() {
 /// Row 10: the node's kubelet says nothing, and what ends there is not seen to end. No finalizer waits for that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requester_deleted_on_a_node_that_does_not_report_is_let_go() {
-    both("dual-silent", 1, "", async |duo| {
+    for_sleeping_kinds("dual-silent", 1, "", async |duo| {
         duo.demand("one", "").await;
         let (_, provider) = duo.pair("one").await;
         let node = format!("{}-a", duo.world.name());
@@ -136,7 +136,7 @@ async fn requester_deleted_on_a_node_that_does_not_report_is_let_go() {
 /// the kubelet has been back for as long as it may need to end it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engine_of_pods_deleted_by_force_on_a_node_that_does_not_report_keeps_its_memory() {
-    both("dual-vanished", 1, ", remains: 15s", async |duo| {
+    for_sleeping_kinds("dual-vanished", 1, ", vanishedPodRetention: 15s", async |duo| {
         duo.demand("one", "").await;
         let (requester, provider) = duo.pair("one").await;
         let engines = duo.world.runner.processes(&provider).len();

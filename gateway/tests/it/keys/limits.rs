@@ -5,14 +5,14 @@ use std::time::Duration;
 use super::{CHAT, bearer, key, small};
 use crate::{
     refusals::refusal,
-    support::{Answer, Fixture, Gateway, Sim, client::chat_body},
+    support::{GatewayFixture, GatewayProcess, SimModel, TestResponse, client::chat_body},
 };
 
-fn chat(gateway: &Gateway, secret: &str, body: &str) -> Answer {
+fn chat(gateway: &GatewayProcess, secret: &str, body: &str) -> TestResponse {
     gateway.client().post_with(CHAT, &bearer(secret), body)
 }
 
-fn left(answer: &Answer, of: &str) -> u64 {
+fn left(answer: &TestResponse, of: &str) -> u64 {
     answer.header(&format!("x-ratelimit-remaining-{of}")).parse().unwrap()
 }
 
@@ -96,12 +96,12 @@ fn to_count_tokens_takes_a_request_and_no_tokens() {
 #[test]
 fn a_stream_without_usage_counts_its_events_and_one_that_never_began_nothing() {
     let keys = key("k", ", requestsPerMinute: 9, tokensPerMinute: 100000");
-    let gateway = Fixture::new(&["1200Mi"])
+    let gateway = GatewayFixture::new(&["1200Mi"])
         .settings(&format!(
             "keys:{keys}\nqueue: {{policy: reject}}\nturns: {{protect: always, residency: 1h, maxTurn: 2h}}"
         ))
-        .model(&Sim::new("small"))
-        .model(&Sim::new("second"))
+        .model(&SimModel::new("small"))
+        .model(&SimModel::new("second"))
         .start();
     super::awake(&gateway, "small");
     refusal(&chat(&gateway, "k", &chat_body("second", false, 1)), 429, "insufficient_memory");

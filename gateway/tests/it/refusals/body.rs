@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use super::refusal;
-use crate::support::{Fixture, Gateway, Sim, client::request};
+use crate::support::{GatewayFixture, GatewayProcess, SimModel, client::request};
 
 const CHAT: &str = "/v1/chat/completions";
 
-fn gateway() -> Gateway {
-    Fixture::new(&["2Gi"])
+fn gateway() -> GatewayProcess {
+    GatewayFixture::new(&["2Gi"])
         .settings("limits: {body: 64Ki, bodyTotal: 96Ki, bodyRate: 1Mi}")
-        .model(&Sim { flags: "--start-time 1h", ..Sim::new("small") })
+        .model(&SimModel { flags: "--start-time 1h", ..SimModel::new("small") })
         .start()
 }
 
@@ -88,6 +88,6 @@ fn a_body_in_dribs_is_408() {
     assert_eq!(waiting(&gateway), 0);
 }
 
-fn waiting(gateway: &Gateway) -> u64 {
+fn waiting(gateway: &GatewayProcess) -> u64 {
     gateway.fleet()["models"].as_array().unwrap().iter().filter_map(|model| model["waiting"].as_u64()).sum()
 }

@@ -4,7 +4,7 @@ use nix::sys::signal::Signal;
 
 use super::refusal;
 use crate::support::{
-    Fixture, Sim,
+    GatewayFixture, SimModel,
     client::{chat_body, request},
 };
 
@@ -12,10 +12,10 @@ const CHAT: &str = "/v1/chat/completions";
 
 #[test]
 fn those_who_still_wait_when_the_grace_is_over_are_told_that_it_goes() {
-    let mut gateway = Fixture::new(&["4Gi"])
+    let mut gateway = GatewayFixture::new(&["4Gi"])
         .settings("shutdown: {grace: 300ms}\nstream: {grace: 50ms, heartbeat: 50ms}")
-        .model(&Sim { flags: "--itl 20ms", ..Sim::new("awake") })
-        .model(&Sim { flags: "--start-time 1h", ..Sim::new("never") })
+        .model(&SimModel { flags: "--itl 20ms", ..SimModel::new("awake") })
+        .model(&SimModel { flags: "--start-time 1h", ..SimModel::new("never") })
         .start();
     gateway.wake("awake");
     let open = |model, stream| gateway.client().open(request(CHAT, "", &chat_body(model, stream, 5000)));
@@ -38,7 +38,9 @@ fn those_who_still_wait_when_the_grace_is_over_are_told_that_it_goes() {
 
 #[test]
 fn what_finishes_within_the_grace_is_not_cut_and_kept_connections_are_closed() {
-    let mut gateway = Fixture::new(&["4Gi"]).model(&Sim { flags: "--itl 20ms", ..Sim::new("awake") }).start();
+    let mut gateway = GatewayFixture::new(&["4Gi"])
+        .model(&SimModel { flags: "--itl 20ms", ..SimModel::new("awake") })
+        .start();
     gateway.wake("awake");
     let mut running = gateway.client().open(request(CHAT, "", &chat_body("awake", true, 30)));
     running.until("data: ");

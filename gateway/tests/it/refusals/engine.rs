@@ -2,14 +2,14 @@
 
 use super::refusal;
 use crate::support::{
-    Fixture, Gateway, Sim,
+    GatewayFixture, GatewayProcess, SimModel,
     client::{chat_body, request},
 };
 
 const CHAT: &str = "/v1/chat/completions";
 
-fn one(settings: &str, sim: &Sim<'_>) -> Gateway {
-    Fixture::new(&["2Gi"]).settings(settings).model(sim).start()
+fn one(settings: &str, sim: &SimModel<'_>) -> GatewayProcess {
+    GatewayFixture::new(&["2Gi"]).settings(settings).model(sim).start()
 }
 
 #[test]
@@ -19,13 +19,13 @@ fn a_start_that_fails_is_told_by_its_class_and_never_by_its_log() {
             "  - name: {name}\n    engine: {{kind: custom, command: [{script}, \"${{PORT}}\"]}}\n    memory: {{awake: 64Mi}}\n"
         )
     };
-    let gateway = Fixture::new(&["8Gi"])
+    let gateway = GatewayFixture::new(&["8Gi"])
         // On a busy machine too the refusal is an answer, and no event in a stream.
         .settings("stream: {grace: 1m}")
-        .model(&Sim { flags: "--fault exit-at-start=7", ..Sim::new("exits") })
-        .model(&Sim { flags: "--fault oom-at-start", ..Sim::new("greedy") })
-        .model(&Sim { flags: "--fault wrong-model-name", ..Sim::new("misnamed") })
-        .model(&Sim { flags: "--start-time 1h", engine: "startTimeout: 200ms", ..Sim::new("late") })
+        .model(&SimModel { flags: "--fault exit-at-start=7", ..SimModel::new("exits") })
+        .model(&SimModel { flags: "--fault oom-at-start", ..SimModel::new("greedy") })
+        .model(&SimModel { flags: "--fault wrong-model-name", ..SimModel::new("misnamed") })
+        .model(&SimModel { flags: "--start-time 1h", engine: "startTimeout: 200ms", ..SimModel::new("late") })
         .model_yaml(&command("absent", "/nowhere/no-such-program"))
         .model_yaml(&command(
             "crowded",
@@ -61,7 +61,7 @@ fn a_start_that_fails_is_told_by_its_class_and_never_by_its_log() {
 
 #[test]
 fn a_start_that_outlasts_the_request_is_a_timeout_and_goes_on() {
-    let gateway = one("", &Sim { flags: "--start-time 700ms", ..Sim::new("slow") });
+    let gateway = one("", &SimModel { flags: "--start-time 700ms", ..SimModel::new("slow") });
     let headers = "x-request-timeout: 0.2\r\n";
     let answer = gateway.client().post_with(CHAT, headers, &chat_body("slow", true, 1));
     let error = refusal(&answer, 503, "model_not_ready");
@@ -79,7 +79,7 @@ fn a_start_that_outlasts_the_request_is_a_timeout_and_goes_on() {
 
 #[test]
 fn an_engine_that_does_not_begin_in_time_is_504_and_not_to_be_asked_again() {
-    let gateway = one("timeouts: {firstByte: 300ms, nonStream: 500ms}", &Sim::new("slow"));
+    let gateway = one("timeouts: {firstByte: 300ms, nonStream: 500ms}", &SimModel::new("slow"));
     gateway.wake("slow");
     gateway.fault("slow#0", r#"{"long-prefill": "20s"}"#);
     for (stream, says) in [(true, "firstByte after 300ms"), (false, "nonStream after 500ms")] {
@@ -95,7 +95,7 @@ fn an_engine_that_does_not_begin_in_time_is_504_and_not_to_be_asked_again() {
 
 #[test]
 fn a_stream_that_stands_still_ends_with_an_error_event() {
-    let gateway = one("timeouts: {idle: 300ms}", &Sim { flags: "--itl 20ms", ..Sim::new("slow") });
+    let gateway = one("timeouts: {idle: 300ms}", &SimModel { flags: "--itl 20ms", ..SimModel::new("slow") });
     gateway.wake("slow");
     let mut open = gateway.client().open(request(CHAT, "", &chat_body("slow", true, 500)));
     open.until("data: ");
@@ -109,7 +109,7 @@ fn a_stream_that_stands_still_ends_with_an_error_event() {
 
 #[test]
 fn an_engine_that_closes_without_a_word_is_502_and_asked_no_second_time() {
-    let gateway = Fixture::new(&["1Gi"]).echo("echo", "").start();
+    let gateway = GatewayFixture::new(&["1Gi"]).echo_model("echo", "").start();
     gateway.wake("echo");
     let answer = gateway.client().post_with(CHAT, "x-behave: close\r\n", &chat_body("echo", false, 1));
     refusal(&answer, 502, "engine_closed");
@@ -119,7 +119,7 @@ fn an_engine_that_closes_without_a_word_is_502_and_asked_no_second_time() {
 
 #[test]
 fn an_engine_that_nobody_can_connect_to_is_502() {
-    let gateway = Fixture::new(&["1Gi"]).echo("echo", "").start();
+    let gateway = GatewayFixture::new(&["1Gi"]).echo_model("echo", "").start();
     gateway.wake("echo");
     let deaf = gateway.client().post_with(CHAT, "x-behave: deafen\r\n", &chat_body("echo", false, 1));
     assert_eq!(deaf.status, 200);
@@ -129,7 +129,7 @@ fn an_engine_that_nobody_can_connect_to_is_502() {
 
 #[test]
 fn an_operators_stop_ends_a_request_that_has_no_answer_yet() {
-    let gateway = one("", &Sim::new("slow"));
+    let gateway = one("", &SimModel::new("slow"));
     gateway.wake("slow");
     gateway.fault("slow#0", r#"{"long-prefill": "20s"}"#);
     let open = gateway.client().open(request(CHAT, "", &chat_body("slow", false, 1)));
@@ -142,10 +142,10 @@ fn an_operators_stop_ends_a_request_that_has_no_answer_yet() {
 
 #[test]
 fn refusals_are_counted_by_their_reason() {
-    let gateway = Fixture::new(&["1Gi"])
+    let gateway = GatewayFixture::new(&["1Gi"])
         .settings("queue: {maxWait: 100ms}")
-        .model(&Sim { flags: "--start-time 1h", ..Sim::new("never") })
-        .model(&Sim { awake: "2Gi", ..Sim::new("large") })
+        .model(&SimModel { flags: "--start-time 1h", ..SimModel::new("never") })
+        .model(&SimModel { awake: "2Gi", ..SimModel::new("large") })
         .start();
     let client = gateway.client();
     let late = refusal(&client.chat("never", false, 1), 503, "model_not_ready");

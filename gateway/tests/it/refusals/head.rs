@@ -1,15 +1,15 @@
 //! Refused on the head of the request, before its body is read.
 
 use super::refusal;
-use crate::support::{Fixture, Gateway, Sim, client::chat_body};
+use crate::support::{GatewayFixture, GatewayProcess, SimModel, client::chat_body};
 
 const CHAT: &str = "/v1/chat/completions";
 
 /// A model that nobody wakes.
-fn gateway() -> Gateway {
-    Fixture::new(&["2Gi"])
+fn gateway() -> GatewayProcess {
+    GatewayFixture::new(&["2Gi"])
         .settings("limits: {header: 8Ki, headerRead: 400ms}")
-        .model(&Sim::new("small"))
+        .model(&SimModel::new("small"))
         .start()
 }
 

@@ -6,16 +6,19 @@ use serde_json::json;
 
 use super::refusal;
 use crate::support::{
-    Fixture, Gateway, Sim,
+    GatewayFixture, GatewayProcess, SimModel,
     client::{chat_body, request},
 };
 
 const CHAT: &str = "/v1/chat/completions";
 
 /// `first` is awake on the only accelerator, which has no room for `second`.
-fn full(settings: &str, first: &Sim<'_>) -> Gateway {
-    let gateway =
-        Fixture::new(&["1200Mi"]).settings(settings).model(first).model(&Sim::new("second")).start();
+fn full(settings: &str, first: &SimModel<'_>) -> GatewayProcess {
+    let gateway = GatewayFixture::new(&["1200Mi"])
+        .settings(settings)
+        .model(first)
+        .model(&SimModel::new("second"))
+        .start();
     gateway.until_state("second", "cold");
     gateway.wake("first");
     gateway
@@ -24,7 +27,7 @@ fn full(settings: &str, first: &Sim<'_>) -> Gateway {
 #[test]
 fn where_waiting_is_off_a_model_that_does_not_fit_is_refused_at_once() {
     let settings = "queue: {policy: reject}\nturns: {protect: always, residency: 1h, maxTurn: 2h}";
-    let gateway = full(settings, &Sim::new("first"));
+    let gateway = full(settings, &SimModel::new("first"));
     // A model that is awake, or only has to be launched, is served as ever.
     assert_eq!(gateway.client().chat("first", false, 1).status, 200);
     for stream in [false, true] {
@@ -54,14 +57,14 @@ fn where_waiting_is_off_a_model_that_does_not_fit_is_refused_at_once() {
 
 #[test]
 fn where_waiting_is_off_a_model_that_may_go_still_makes_room() {
-    let gateway = full("queue: {policy: reject}\nturns: {residency: 0s}", &Sim::new("first"));
+    let gateway = full("queue: {policy: reject}\nturns: {residency: 0s}", &SimModel::new("first"));
     assert!(gateway.client().chat("second", true, 1).is_whole_stream());
     assert_eq!(gateway.engine("first#0")["state"], "Asleep(1)");
 }
 
 #[test]
 fn a_pinned_model_in_the_way_is_named_when_the_deadline_passes() {
-    let gateway = full("", &Sim { keys: "pinned: true", ..Sim::new("first") });
+    let gateway = full("", &SimModel { keys: "pinned: true", ..SimModel::new("first") });
     let headers = "x-request-timeout: 0.3\r\n";
     let answer = gateway.client().post_with(CHAT, headers, &chat_body("second", true, 1));
     let error = refusal(&answer, 429, "insufficient_memory");
@@ -80,7 +83,7 @@ fn a_pinned_model_in_the_way_is_named_when_the_deadline_passes() {
 fn a_stream_that_has_begun_to_wait_is_told_who_has_the_memory_and_until_when() {
     let settings =
         "stream: {grace: 50ms, heartbeat: 50ms}\nturns: {protect: always, residency: 1h, maxTurn: 2h}";
-    let gateway = full(settings, &Sim::new("first"));
+    let gateway = full(settings, &SimModel::new("first"));
     let body = chat_body("second", true, 1);
     let mut open = gateway.client().open(request(CHAT, "x-request-timeout: 1\r\n", &body));
     open.until(" \n");
@@ -95,7 +98,7 @@ fn a_stream_that_has_begun_to_wait_is_told_who_has_the_memory_and_until_when() {
 #[test]
 fn a_deadline_that_passes_while_room_is_made_still_says_what_was_asked_for() {
     let turns = "turns: {residency: 100ms, maxTurn: 200ms}";
-    let gateway = full(turns, &Sim { flags: "--fault hang-sleep", ..Sim::new("first") });
+    let gateway = full(turns, &SimModel { flags: "--fault hang-sleep", ..SimModel::new("first") });
     let headers = "x-request-timeout: 0.6\r\n";
     let answer = gateway.client().post_with(CHAT, headers, &chat_body("second", false, 1));
     let error = refusal(&answer, 429, "insufficient_memory");
@@ -108,7 +111,7 @@ fn a_deadline_that_passes_while_room_is_made_still_says_what_was_asked_for() {
 #[test]
 fn memory_that_comes_back_late_is_no_reason_to_forget_what_was_asked_for() {
     let turns = "turns: {residency: 50ms, maxTurn: 100ms}";
-    let gateway = full(turns, &Sim { flags: "--fault late-memory=3s", ..Sim::new("first") });
+    let gateway = full(turns, &SimModel { flags: "--fault late-memory=3s", ..SimModel::new("first") });
     let headers = "x-request-timeout: 0.8\r\n";
     let answer = gateway.client().post_with(CHAT, headers, &chat_body("second", false, 1));
     let error = refusal(&answer, 429, "insufficient_memory");
@@ -120,11 +123,11 @@ fn memory_that_comes_back_late_is_no_reason_to_forget_what_was_asked_for() {
 
 #[test]
 fn what_fits_nowhere_is_refused_for_good() {
-    let gateway = Fixture::new(&["2Gi", "1Gi"])
-        .model(&Sim::new("small"))
-        .model(&Sim { awake: "3Gi", ..Sim::new("large") })
-        .model(&Sim { awake: "2Gi", accelerators: 2, ..Sim::new("wide") })
-        .model(&Sim { accelerators: 3, ..Sim::new("many") })
+    let gateway = GatewayFixture::new(&["2Gi", "1Gi"])
+        .model(&SimModel::new("small"))
+        .model(&SimModel { awake: "3Gi", ..SimModel::new("large") })
+        .model(&SimModel { awake: "2Gi", accelerators: 2, ..SimModel::new("wide") })
+        .model(&SimModel { accelerators: 3, ..SimModel::new("many") })
         .start();
     for (model, memory, why) in [
         ("large", "3Gi", "it needs 3Gi on each accelerator: the largest has 2Gi"),
@@ -146,10 +149,10 @@ fn what_fits_nowhere_is_refused_for_good() {
 
 #[test]
 fn when_too_many_wait_the_newest_is_refused() {
-    let gateway = Fixture::new(&["2Gi"])
+    let gateway = GatewayFixture::new(&["2Gi"])
         .settings("queue: {maxWaiting: 2}")
         // Its start lasts until it is let go on.
-        .model(&Sim { flags: "--fault hang", ..Sim::new("slow") })
+        .model(&SimModel { flags: "--fault hang", ..SimModel::new("slow") })
         .start();
     let mut first = gateway.client().open(request(CHAT, "", &chat_body("slow", true, 2)));
     let mut second = gateway.client().open(request(CHAT, "", &chat_body("slow", false, 2)));
@@ -173,8 +176,8 @@ fn when_too_many_wait_the_newest_is_refused() {
 
 #[test]
 fn at_max_concurrency_requests_park_and_are_refused_when_their_deadline_passes() {
-    let gateway = Fixture::new(&["2Gi"])
-        .model(&Sim { keys: "maxConcurrency: 1", flags: "--itl 20ms", ..Sim::new("one") })
+    let gateway = GatewayFixture::new(&["2Gi"])
+        .model(&SimModel { keys: "maxConcurrency: 1", flags: "--itl 20ms", ..SimModel::new("one") })
         .start();
     // With this answer it is proven, and its gate opens to everybody.
     assert!(gateway.client().chat("one", true, 1).is_whole_stream());

@@ -1,6 +1,6 @@
 //! The table.
 
-use super::Row;
+use super::SmugglingCase;
 
 const CHAT: &str = "POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\n";
 
@@ -27,28 +27,28 @@ fn row(
     answers: &'static [u16],
     engine: &[&str],
     open: bool,
-) -> Row {
+) -> SmugglingCase {
     let engine = engine.iter().map(|x| body(x)).collect();
-    Row { name, parts: vec![bytes.as_ref().to_vec()], answers, engine, open }
+    SmugglingCase { name, parts: vec![bytes.as_ref().to_vec()], answers, engine, open }
 }
 
 /// Refused, closed, and nothing of it forwarded.
-fn refused(name: &'static str, bytes: impl AsRef<[u8]>) -> Row {
+fn refused(name: &'static str, bytes: impl AsRef<[u8]>) -> SmugglingCase {
     row(name, bytes, &[400], &[], false)
 }
 
-fn served(name: &'static str, bytes: impl AsRef<[u8]>) -> Row {
+fn served(name: &'static str, bytes: impl AsRef<[u8]>) -> SmugglingCase {
     row(name, bytes, &[200], &["a"], true)
 }
 
-pub(super) fn rows() -> Vec<Row> {
+pub(super) fn rows() -> Vec<SmugglingCase> {
     [lengths(), codings(), chunks(), lines(), targets(), connections(), continues()]
         .into_iter()
         .flatten()
         .collect()
 }
 
-fn lengths() -> Vec<Row> {
+fn lengths() -> Vec<SmugglingCase> {
     let n = body("a").len();
     let with = |lines: String| format!("{CHAT}{lines}\r\n\r\n{}", body("a"));
     let mut rows = vec![
@@ -103,7 +103,7 @@ fn with_both(lines: &str) -> String {
     format!("{CHAT}{lines}\r\n{}", chunked("a"))
 }
 
-fn codings() -> Vec<Row> {
+fn codings() -> Vec<SmugglingCase> {
     let mut rows = Vec::new();
     for (name, coding) in [
         ("chunked", "chunked"),
@@ -146,7 +146,7 @@ fn codings() -> Vec<Row> {
     rows
 }
 
-fn chunks() -> Vec<Row> {
+fn chunks() -> Vec<SmugglingCase> {
     let with = |chunks: String| format!("{CHAT}{TE}\r\n{chunks}");
     let (body, n) = (body("a"), body("a").len());
     let mut rows = vec![
@@ -178,7 +178,7 @@ fn chunks() -> Vec<Row> {
     rows
 }
 
-fn lines() -> Vec<Row> {
+fn lines() -> Vec<SmugglingCase> {
     let many = |n: usize| (0..n).map(|i| format!("X-{i}: 1\r\n")).collect::<String>();
     let line = |line: &str| plain(&format!("{line}\r\n"), "a");
     vec![
@@ -210,7 +210,7 @@ fn lines() -> Vec<Row> {
     ]
 }
 
-fn targets() -> Vec<Row> {
+fn targets() -> Vec<SmugglingCase> {
     let to = |target: &str| plain("", "a").replacen("/v1/chat/completions", target, 1);
     let verb = |method: &str| plain("", "a").replacen("POST", method, 1);
     vec![
@@ -250,7 +250,7 @@ fn targets() -> Vec<Row> {
     ]
 }
 
-fn connections() -> Vec<Row> {
+fn connections() -> Vec<SmugglingCase> {
     let old = |lines: &str| plain(lines, "a").replacen("HTTP/1.1", "HTTP/1.0", 1);
     vec![
         row("two requests at once", plain("", "a") + &plain("", "b"), &[200, 200], &["a", "b"], true),
@@ -302,11 +302,11 @@ fn connections() -> Vec<Row> {
     ]
 }
 
-fn continues() -> Vec<Row> {
+fn continues() -> Vec<SmugglingCase> {
     let head = |lines: &str, x: &str| {
         format!("{CHAT}{lines}Expect: 100-continue\r\nContent-Length: {}\r\n\r\n", body(x).len())
     };
-    let parts = |name, parts: [String; 2], answers, engine: &[&str], open| Row {
+    let parts = |name, parts: [String; 2], answers, engine: &[&str], open| SmugglingCase {
         parts: parts.into_iter().map(String::into_bytes).collect(),
         ..row(name, "", answers, engine, open)
     };

@@ -8,13 +8,13 @@ use std::{
 };
 
 #[derive(Clone, Copy)]
-pub(crate) struct Client {
+pub(crate) struct TestClient {
     address: SocketAddr,
 }
 
 /// One answer, whole.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct TestResponse {
     pub(crate) status: u16,
     /// Names in lower case.
     pub(crate) headers: BTreeMap<String, String>,
@@ -24,7 +24,7 @@ pub(crate) struct Answer {
     pub(crate) complete: bool,
 }
 
-impl Client {
+impl TestClient {
     pub(crate) const fn new(address: SocketAddr) -> Self {
         Self { address }
     }
@@ -40,25 +40,25 @@ impl Client {
         stream
     }
 
-    pub(crate) fn get(&self, path: &str) -> Answer {
+    pub(crate) fn get(&self, path: &str) -> TestResponse {
         self.raw(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
     }
 
-    pub(crate) fn post(&self, path: &str, body: &str) -> Answer {
+    pub(crate) fn post(&self, path: &str, body: &str) -> TestResponse {
         self.raw(&request(path, "", body))
     }
 
     /// With more header lines, each ended by CRLF.
-    pub(crate) fn post_with(&self, path: &str, headers: &str, body: &str) -> Answer {
+    pub(crate) fn post_with(&self, path: &str, headers: &str, body: &str) -> TestResponse {
         self.raw(&request(path, headers, body))
     }
 
-    pub(crate) fn chat(&self, model: &str, stream: bool, tokens: u32) -> Answer {
+    pub(crate) fn chat(&self, model: &str, stream: bool, tokens: u32) -> TestResponse {
         self.post("/v1/chat/completions", &chat_body(model, stream, tokens))
     }
 
     /// Bytes as they are, and whatever comes back until the connection ends.
-    pub(crate) fn raw(&self, request: &str) -> Answer {
+    pub(crate) fn raw(&self, request: &str) -> TestResponse {
         let mut stream = self.connect();
         // A server may refuse and close before everything is written.
         let written = stream.write_all(request.as_bytes());
@@ -73,7 +73,7 @@ impl Client {
                 Err(e) => panic!("{e} after {:?}", String::from_utf8_lossy(&bytes)),
             }
         }
-        Answer::parse(&bytes)
+        TestResponse::parse(&bytes)
             .unwrap_or_else(|| panic!("no answer: {written:?} {:?}", String::from_utf8_lossy(&bytes)))
     }
 }
@@ -96,7 +96,7 @@ pub(crate) fn request(path: &str, headers: &str, body: &str) -> String {
     )
 }
 
-impl Answer {
+impl TestResponse {
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         let mut space = [httparse::EMPTY_HEADER; 64];
         let mut head = httparse::Response::new(&mut space);

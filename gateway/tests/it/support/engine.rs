@@ -9,21 +9,21 @@ use std::{
     time::Duration,
 };
 
-use super::{Client, Fixture, Gateway, client, read, row};
+use super::{GatewayFixture, GatewayProcess, TestClient, client, read, row};
 
 /// What the echoing engine does with a request is told by this header.
-const BEHAVE: &str = "x-behave";
+const BEHAVIOR_HEADER: &str = "x-behave";
 
-impl Gateway {
+impl GatewayProcess {
     /// An engine that runs, spoken to without the gateway.
-    pub(crate) fn engine_client(&self, id: &str) -> Client {
+    pub(crate) fn engine_client(&self, id: &str) -> TestClient {
         let saved = || -> Option<SocketAddr> {
             let json: serde_json::Value =
                 serde_json::from_str(&read(&self.dir.join("state/engines.json"))).ok()?;
             json["engines"][id]["address"].as_str()?.parse().ok()
         };
         self.until(&format!("{id} has an address"), Duration::from_secs(10), || saved().is_some());
-        Client::new(saved().unwrap())
+        TestClient::new(saved().unwrap())
     }
 
     /// Sets faults of an engine-sim, once it listens: `fault("small#0", r#"{"hang": true}"#)`.
@@ -77,10 +77,11 @@ impl Gateway {
     }
 }
 
-impl Fixture {
+impl GatewayFixture {
     /// A model whose engine answers with the request as it arrived. `keys`: of the engine, one a line.
-    pub(crate) fn echo(self, name: &str, keys: &str) -> Self {
-        let (command, env, behind) = row::test("support::engine::echo", &["ECHO_AT=${HOST}:${PORT}"]);
+    pub(crate) fn echo_model(self, name: &str, keys: &str) -> Self {
+        let (command, env, behind) =
+            row::test_engine_command("support::engine::echo", &["ECHO_AT=${HOST}:${PORT}"]);
         let keys = keys.lines().fold(String::new(), |text, line| format!("{text}      {line}\n"));
         self.model_yaml(&format!(
             r#"  - name: {name}
@@ -112,9 +113,9 @@ fn echo() {
 
 /// One request for each connection: the answer's end is the connection's.
 fn answer(mut stream: TcpStream, listener: &mut Option<TcpListener>) {
-    let Some(request) = received(&mut stream) else { return };
+    let Some(request) = read_request(&mut stream) else { return };
     let text = String::from_utf8_lossy(&request).into_owned();
-    let behave = text.lines().find_map(|line| line.strip_prefix(&format!("{BEHAVE}: ")));
+    let behave = text.lines().find_map(|line| line.strip_prefix(&format!("{BEHAVIOR_HEADER}: ")));
     let extra = match behave {
         Some("close") => return,
         Some("forge") => {
@@ -133,7 +134,7 @@ fn answer(mut stream: TcpStream, listener: &mut Option<TcpListener>) {
 }
 
 /// A request with its body, whose length it must say.
-pub(super) fn received(stream: &mut TcpStream) -> Option<Vec<u8>> {
+pub(super) fn read_request(stream: &mut TcpStream) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];
     loop {

@@ -1,7 +1,7 @@
 //! Answers in every form that HTTP has for one, and an engine that gives them, cut where no engine would cut.
 //!
 //! The engine is this test binary itself, started with a filter that runs nothing but [`engine`]. What it is asked for are
-//! the headers [`FORM`] and [`CUT`].
+//! the headers [`FORM_HEADER`] and [`CUT_HEADER`].
 
 use std::{
     io::Write as _,
@@ -10,24 +10,24 @@ use std::{
     time::Duration,
 };
 
-use super::{Fixture, engine::received, pause, row};
+use super::{GatewayFixture, engine::read_request, pause, row};
 
-/// Which of [`all`].
-pub(crate) const FORM: &str = "x-form";
+/// Which of [`all_forms`].
+pub(crate) const FORM_HEADER: &str = "x-form";
 /// So many bytes are written at a time.
-pub(crate) const CUT: &str = "x-cut";
+pub(crate) const CUT_HEADER: &str = "x-cut";
 
 /// After each write: for what came to be read before the next one does.
-const BREATH: Duration = Duration::from_micros(200);
+const WRITE_PAUSE: Duration = Duration::from_micros(200);
 
-pub(crate) struct Form {
+pub(crate) struct ResponseForm {
     pub(crate) kind: &'static str,
     pub(crate) body: Vec<u8>,
-    pub(crate) framing: Framing,
+    pub(crate) framing: FormFraming,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Framing {
+pub(crate) enum FormFraming {
     Length,
     /// Of this many bytes each, over and over, with all that chunks may have besides.
     Chunks(&'static [usize]),
@@ -55,7 +55,7 @@ fn events(line_end: &str) -> Vec<u8> {
     bytes
 }
 
-fn ended(mut events: Vec<u8>, end: &str) -> Vec<u8> {
+fn with_end(mut events: Vec<u8>, end: &str) -> Vec<u8> {
     events.extend_from_slice(end.as_bytes());
     events
 }
@@ -70,32 +70,32 @@ fn noise(length: usize) -> Vec<u8> {
     (0..length).map(next).collect()
 }
 
-pub(crate) fn all() -> Vec<Form> {
-    use Framing::{Chunks, Close, Length};
+pub(crate) fn all_forms() -> Vec<ResponseForm> {
+    use FormFraming::{Chunks, Close, Length};
     let done = "data: [DONE]\n\n";
     let error = "data: {\"error\":{\"message\":\"the engine's own\",\"code\":500}}\n\n";
     let large = format!("data: {{\"arguments\":\"{}\"}}\n\n", "é".repeat(150_000)).into_bytes();
     let document =
         "{\"id\":\"x\",\"text\":\"Grüße \u{1f980}\",\"usage\":{\"total_tokens\":1}}\n".as_bytes().to_vec();
-    let odd: Framing = Chunks(&[1, 2, 3, 5, 8, 13, 64, 1]);
+    let odd: FormFraming = Chunks(&[1, 2, 3, 5, 8, 13, 64, 1]);
     let forms = [
-        (EVENTS, ended(events("\n"), done), odd),
-        (EVENTS, ended(events("\n"), done), Chunks(&[1])),
-        (EVENTS, ended(events("\n"), done), Chunks(&[4096])),
-        (EVENTS, ended(events("\n"), done), Length),
-        (EVENTS, ended(events("\n"), done), Close),
-        (EVENTS, ended(events("\r\n"), "data: [DONE]\r\n\r\n"), odd),
-        (EVENTS, ended(events("\r\n"), "data: [DONE]\r\n\r\n"), Close),
-        (EVENTS, ended(events("\r"), "data: [DONE]\r\r"), odd),
-        (EVENTS, ended(events("\r"), "data: [DONE]\r\r"), Close),
-        (EVENTS, ended(events("\n"), error), odd),
-        (EVENTS, ended(events("\n"), error), Close),
-        (EVENTS, ended(events("\n"), "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"), Close),
+        (EVENTS, with_end(events("\n"), done), odd),
+        (EVENTS, with_end(events("\n"), done), Chunks(&[1])),
+        (EVENTS, with_end(events("\n"), done), Chunks(&[4096])),
+        (EVENTS, with_end(events("\n"), done), Length),
+        (EVENTS, with_end(events("\n"), done), Close),
+        (EVENTS, with_end(events("\r\n"), "data: [DONE]\r\n\r\n"), odd),
+        (EVENTS, with_end(events("\r\n"), "data: [DONE]\r\n\r\n"), Close),
+        (EVENTS, with_end(events("\r"), "data: [DONE]\r\r"), odd),
+        (EVENTS, with_end(events("\r"), "data: [DONE]\r\r"), Close),
+        (EVENTS, with_end(events("\n"), error), odd),
+        (EVENTS, with_end(events("\n"), error), Close),
+        (EVENTS, with_end(events("\n"), "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"), Close),
         // Without an end of its own, which is the framing's then.
         (EVENTS, events("\n"), odd),
         (EVENTS, events("\n"), Length),
-        (EVENTS, ended(large.clone(), done), Chunks(&[100_000, 1])),
-        (EVENTS, ended(large, done), Close),
+        (EVENTS, with_end(large.clone(), done), Chunks(&[100_000, 1])),
+        (EVENTS, with_end(large, done), Close),
         (EVENTS, noise(3000), odd),
         // Closed without an event it would be a stream that broke.
         (EVENTS, Vec::new(), Chunks(&[1])),
@@ -111,19 +111,19 @@ pub(crate) fn all() -> Vec<Form> {
         (BYTES, Vec::new(), Length),
         (BYTES, Vec::new(), Close),
     ];
-    forms.into_iter().map(|(kind, body, framing)| Form { kind, body, framing }).collect()
+    forms.into_iter().map(|(kind, body, framing)| ResponseForm { kind, body, framing }).collect()
 }
 
-impl Form {
+impl ResponseForm {
     fn wire(&self) -> Vec<u8> {
         let framing = match self.framing {
-            Framing::Length => format!("content-length: {}\r\n", self.body.len()),
-            Framing::Chunks(_) => "transfer-encoding: chunked\r\n".to_owned(),
-            Framing::Close => "connection: close\r\n".to_owned(),
+            FormFraming::Length => format!("content-length: {}\r\n", self.body.len()),
+            FormFraming::Chunks(_) => "transfer-encoding: chunked\r\n".to_owned(),
+            FormFraming::Close => "connection: close\r\n".to_owned(),
         };
         let mut wire =
             format!("HTTP/1.1 200 OK\r\ncontent-type: {}\r\n{framing}\r\n", self.kind).into_bytes();
-        let Framing::Chunks(sizes) = self.framing else {
+        let FormFraming::Chunks(sizes) = self.framing else {
             wire.extend_from_slice(&self.body);
             return wire;
         };
@@ -141,9 +141,9 @@ impl Form {
     }
 }
 
-impl Fixture {
+impl GatewayFixture {
     /// A model whose engine answers in the form it is asked for, behind a stub with this port for its orders.
-    pub(crate) fn forms(self, name: &str, admin: u16) -> Self {
+    pub(crate) fn forms_model(self, name: &str, admin: u16) -> Self {
         let exe = std::env::current_exe().unwrap();
         let words = [
             "env",
@@ -153,7 +153,7 @@ impl Fixture {
             "--exact",
             "--nocapture",
         ];
-        let (command, env, behind) = row::command(&words, row::Place { admin, folder: None });
+        let (command, env, behind) = row::stub_command(&words, row::StubInRow { admin, folder: None });
         self.model_yaml(&format!(
             r#"  - name: {name}
     engine:
@@ -181,20 +181,20 @@ fn engine() {
 
 /// One request; false when the connection ends with it.
 fn answer(stream: &mut TcpStream) -> bool {
-    let Some(request) = received(stream) else { return false };
+    let Some(request) = read_request(stream) else { return false };
     let text = String::from_utf8_lossy(&request).into_owned();
     let asked = |name: &str| -> Option<usize> {
         text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": ")?.parse().ok())
     };
-    let Some((form, cut)) = asked(FORM).zip(asked(CUT)) else {
+    let Some((form, cut)) = asked(FORM_HEADER).zip(asked(CUT_HEADER)) else {
         return stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").is_ok();
     };
-    let form = all().swap_remove(form);
+    let form = all_forms().swap_remove(form);
     for piece in form.wire().chunks(cut) {
         if stream.write_all(piece).is_err() {
             return false;
         }
-        pause(BREATH);
+        pause(WRITE_PAUSE);
     }
-    form.framing != Framing::Close
+    form.framing != FormFraming::Close
 }

@@ -16,7 +16,7 @@ pub(crate) const END_HEADERS: u8 = 4;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-pub(crate) struct Frame {
+pub(crate) struct Http2Frame {
     pub(crate) kind: u8,
     pub(crate) flags: u8,
     pub(crate) stream: u32,
@@ -33,7 +33,7 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
 }
 
 /// The preface and settings: `(id, value)`.
-pub(crate) fn hello(settings: &[(u16, u32)]) -> Vec<u8> {
+pub(crate) fn preface_and_settings(settings: &[(u16, u32)]) -> Vec<u8> {
     let mut payload = Vec::new();
     for (id, value) in settings {
         payload.extend_from_slice(&id.to_be_bytes());
@@ -43,7 +43,7 @@ pub(crate) fn hello(settings: &[(u16, u32)]) -> Vec<u8> {
 }
 
 /// A header block of literals that are not remembered.
-pub(crate) fn block(headers: &[(&str, &str)]) -> Vec<u8> {
+pub(crate) fn header_block(headers: &[(&str, &str)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (name, value) in headers {
         bytes.push(0);
@@ -79,24 +79,24 @@ pub(crate) const POST: [(&str, &str); 4] = [
 
 /// A whole request for a chat completion.
 pub(crate) fn chat(stream: u32, body: &str) -> Vec<u8> {
-    let mut bytes = frame(HEADERS, END_HEADERS, stream, &block(&POST));
+    let mut bytes = frame(HEADERS, END_HEADERS, stream, &header_block(&POST));
     bytes.extend(frame(DATA, END_STREAM, stream, body.as_bytes()));
     bytes
 }
 
 /// The next frame; `None` at the connection's end, however it ends.
-pub(crate) fn next(from: &mut impl Read) -> Option<Frame> {
+pub(crate) fn read_frame(from: &mut impl Read) -> Option<Http2Frame> {
     let mut head = [0; 9];
     from.read_exact(&mut head).ok()?;
     let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
     let mut payload = vec![0; length as usize];
     from.read_exact(&mut payload).ok()?;
     let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]) & 0x7fff_ffff;
-    Some(Frame { kind: head[3], flags: head[4], stream, payload })
+    Some(Http2Frame { kind: head[3], flags: head[4], stream, payload })
 }
 
 /// The number that a RST_STREAM or GOAWAY gives as its reason.
-pub(crate) fn reason(frame: &Frame) -> u32 {
+pub(crate) fn error_code(frame: &Http2Frame) -> u32 {
     let at = if frame.kind == GOAWAY { 4 } else { 0 };
     u32::from_be_bytes(frame.payload[at..at + 4].try_into().unwrap())
 }

@@ -5,25 +5,25 @@ use std::{
     net::{Shutdown, TcpStream},
 };
 
-use super::{Answer, Client};
+use super::{TestClient, TestResponse};
 
-pub(crate) struct Open {
+pub(crate) struct OpenExchange {
     stream: TcpStream,
     /// Everything that came and was not taken yet.
-    pub(crate) seen: Vec<u8>,
+    pub(crate) received: Vec<u8>,
     pub(crate) ended: bool,
 }
 
-impl Client {
+impl TestClient {
     /// Writes these bytes on a connection of their own and reads nothing yet.
-    pub(crate) fn open(&self, bytes: impl AsRef<[u8]>) -> Open {
-        let mut open = Open { stream: self.connect(), seen: Vec::new(), ended: false };
+    pub(crate) fn open(&self, bytes: impl AsRef<[u8]>) -> OpenExchange {
+        let mut open = OpenExchange { stream: self.connect(), received: Vec::new(), ended: false };
         open.write(bytes);
         open
     }
 }
 
-impl Open {
+impl OpenExchange {
     pub(crate) fn write(&mut self, bytes: impl AsRef<[u8]>) {
         self.stream.write_all(bytes.as_ref()).unwrap();
     }
@@ -50,22 +50,22 @@ impl Open {
 
     /// Reads until more has come than so many bytes.
     pub(crate) fn until_more_than(&mut self, bytes: usize) {
-        while self.seen.len() <= bytes {
+        while self.received.len() <= bytes {
             assert!(self.more(), "ended after {bytes} bytes: {}", self.text());
         }
     }
 
     /// Reads to the connection's end.
-    pub(crate) fn rest(mut self) -> Answer {
+    pub(crate) fn rest(mut self) -> TestResponse {
         while self.more() {}
-        Answer::parse(&self.seen).unwrap_or_else(|| panic!("no answer: {:?}", self.text()))
+        TestResponse::parse(&self.received).unwrap_or_else(|| panic!("no answer: {:?}", self.text()))
     }
 
     /// Takes the first answer off, of those that come one after the other on this connection.
-    pub(crate) fn answer(&mut self) -> Answer {
+    pub(crate) fn answer(&mut self) -> TestResponse {
         loop {
             if let Some((answer, length)) = self.first() {
-                self.seen.drain(..length);
+                self.received.drain(..length);
                 return answer;
             }
             assert!(self.more(), "ended before an answer: {}", self.text());
@@ -74,7 +74,7 @@ impl Open {
 
     /// Something comes, and not the end.
     pub(crate) fn is_answered(&mut self) -> bool {
-        !self.seen.is_empty() || self.more()
+        !self.received.is_empty() || self.more()
     }
 
     /// It is closed, and nothing came before that.
@@ -89,18 +89,18 @@ impl Open {
     }
 
     pub(crate) fn has(&self, text: &str) -> bool {
-        self.seen.windows(text.len()).any(|window| window == text.as_bytes())
+        self.received.windows(text.len()).any(|window| window == text.as_bytes())
     }
 
     pub(crate) fn text(&self) -> String {
-        String::from_utf8_lossy(&self.seen).into_owned()
+        String::from_utf8_lossy(&self.received).into_owned()
     }
 
     fn more(&mut self) -> bool {
         let mut buffer = [0; 16 << 10];
         match self.stream.read(&mut buffer) {
             Ok(0) => self.ended = true,
-            Ok(n) => self.seen.extend_from_slice(buffer.get(..n).unwrap()),
+            Ok(n) => self.received.extend_from_slice(buffer.get(..n).unwrap()),
             Err(error) if error.kind() == ErrorKind::ConnectionReset => self.ended = true,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => panic!("{error} after {:?}", self.text()),
@@ -109,10 +109,11 @@ impl Open {
     }
 
     /// A whole answer with a length, and how many bytes it took.
-    fn first(&self) -> Option<(Answer, usize)> {
-        let head = self.seen.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
-        let length: usize = Answer::parse(self.seen.get(..head)?)?.header("content-length").parse().ok()?;
-        let bytes = self.seen.get(..head + length)?;
-        Some((Answer::parse(bytes)?, bytes.len()))
+    fn first(&self) -> Option<(TestResponse, usize)> {
+        let head = self.received.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
+        let length: usize =
+            TestResponse::parse(self.received.get(..head)?)?.header("content-length").parse().ok()?;
+        let bytes = self.received.get(..head + length)?;
+        Some((TestResponse::parse(bytes)?, bytes.len()))
     }
 }

@@ -6,56 +6,56 @@
 
 use std::{ffi::OsString, path::Path, process::Command};
 
-use super::{Answer, Client};
+use super::{TestClient, TestResponse};
 
 /// The stub's relay port is the engine's, as the gateway knows it.
-const PORT: &str = "ROW_PORT";
-const ADMIN: &str = "ROW_ADMIN";
+const RELAY_PORT_ENV: &str = "ROW_PORT";
+const ADMIN_PORT_ENV: &str = "ROW_ADMIN";
 /// The engine's words, one a line.
-const ENGINE: &str = "ROW_ENGINE";
+const ENGINE_COMMAND_ENV: &str = "ROW_ENGINE";
 /// Stands in them for the engine's own port.
-const OWN: &str = "ENGINE_PORT";
-const FOLDER: &str = "ROW_FOLDER";
+const ENGINE_PORT_PLACEHOLDER: &str = "ENGINE_PORT";
+const FOLDER_ENV: &str = "ROW_FOLDER";
 
 /// How a test has to do with a stub.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct StubInRow<'a> {
     /// Its admin port.
     pub(crate) admin: u16,
     /// The test tells the stub where its engine is, by copying `engine` to `target` here; the stub's own address is
-    /// `relay`. It has a process of its own, `pid`, and when that is killed there is another. Without a folder a stub is
+    /// `run_stub`. It has a process of its own, `pid`, and when that is killed there is another. Without a folder a stub is
     /// told by the row itself.
     pub(crate) folder: Option<&'a Path>,
 }
 
 /// Whether any test goes through a row.
-pub(crate) fn is_asked() -> bool {
+pub(crate) fn is_enabled() -> bool {
     std::env::var_os("ROUSE_STUB").is_some()
 }
 
 /// A stub, if `ROUSE_STUB` is set. No test sends orders to it, so it binds any free admin port when it starts; a port chosen earlier
 /// might be taken by then.
-pub(crate) fn asked() -> Option<Place<'static>> {
-    is_asked().then_some(Place { admin: 0, folder: None })
+pub(crate) fn stub_if_enabled() -> Option<StubInRow<'static>> {
+    is_enabled().then_some(StubInRow { admin: 0, folder: None })
 }
 
-impl Place<'_> {
+impl StubInRow<'_> {
     pub(crate) fn new() -> Self {
         Self { admin: free_port(), folder: None }
     }
 }
 
 pub(crate) fn free_port() -> u16 {
-    rouse::port::free().unwrap()
+    rouse_net::port::free().unwrap()
 }
 
 /// The command, environment and further keys of an engine that is one test of this binary, which is told by its
 /// environment (`AT=${HOST}:${PORT}`) what it is: behind a stub where rows are asked for.
-pub(crate) fn test(name: &str, env: &[&str]) -> (String, String, &'static str) {
+pub(crate) fn test_engine_command(name: &str, env: &[&str]) -> (String, String, &'static str) {
     let exe = std::env::current_exe().unwrap();
     let exe = [exe.to_str().unwrap(), name, "--exact", "--nocapture"];
-    match asked() {
-        Some(place) => command(&[&["env"], env, &exe].concat(), place),
+    match stub_if_enabled() {
+        Some(place) => stub_command(&[&["env"], env, &exe].concat(), place),
         None => {
             let env = env.iter().filter_map(|pair| pair.split_once('='));
             let env: Vec<_> = env.map(|(key, value)| format!("{key}: {value:?}")).collect();
@@ -65,36 +65,36 @@ pub(crate) fn test(name: &str, env: &[&str]) -> (String, String, &'static str) {
 }
 
 /// The command, environment and further keys of an engine that is these words behind a stub.
-pub(super) fn command(words: &[&str], place: Place<'_>) -> (String, String, &'static str) {
-    let Place { admin, folder } = place;
+pub(super) fn stub_command(words: &[&str], place: StubInRow<'_>) -> (String, String, &'static str) {
+    let StubInRow { admin, folder } = place;
     let exe = std::env::current_exe().unwrap();
     let command = format!("[{exe:?}, \"support::row::stub\", --exact, --nocapture]");
-    let engine = words.join("\n").replace("${PORT}", OWN);
-    let folder = folder.map_or(String::new(), |folder| format!("{FOLDER}: {folder:?}, "));
+    let engine = words.join("\n").replace("${PORT}", ENGINE_PORT_PLACEHOLDER);
+    let folder = folder.map_or(String::new(), |folder| format!("{FOLDER_ENV}: {folder:?}, "));
     let env = format!(
-        "{{{PORT}: \"${{PORT}}\", {ADMIN}: \"{admin}\", {folder}{ENGINE}: {engine:?}, VLLM_SERVER_DEV_MODE: \"1\"}}"
+        "{{{RELAY_PORT_ENV}: \"${{PORT}}\", {ADMIN_PORT_ENV}: \"{admin}\", {folder}{ENGINE_COMMAND_ENV}: {engine:?}, VLLM_SERVER_DEV_MODE: \"1\"}}"
     );
     (command, env, "      stub: true\n")
 }
 
 /// An order to the stub, or a question.
-pub(crate) fn order(admin: u16, method: &str, path: &str, body: &str) -> Answer {
+pub(crate) fn stub_request(admin: u16, method: &str, path: &str, body: &str) -> TestResponse {
     let head = format!("{method} {path} HTTP/1.1\r\nHost: stub\r\nConnection: close\r\n");
     let length = body.len();
     let request = format!("{head}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}");
-    Client::new(([127, 0, 0, 1], admin).into()).raw(&request)
+    TestClient::new(([127, 0, 0, 1], admin).into()).raw(&request)
 }
 
 /// A stub with its engine, when another test runs this binary as one; among the tests it does nothing.
 #[test]
 fn stub() {
-    let Ok(port) = std::env::var(PORT) else { return };
+    let Ok(port) = std::env::var(RELAY_PORT_ENV) else { return };
     let own = free_port();
-    let words = std::env::var(ENGINE).unwrap().replace(OWN, &own.to_string());
+    let words = std::env::var(ENGINE_COMMAND_ENV).unwrap().replace(ENGINE_PORT_PLACEHOLDER, &own.to_string());
     let mut words = words.lines();
     let mut engine = Command::new(words.next().unwrap()).args(words).spawn().unwrap();
     let address = format!("127.0.0.1:{own}");
-    if let Some(folder) = std::env::var_os(FOLDER) {
+    if let Some(folder) = std::env::var_os(FOLDER_ENV) {
         let told = |name: &str, what: String| std::fs::write(Path::new(&folder).join(name), what).unwrap();
         told("relay", format!("127.0.0.1:{port}"));
         told("engine", address);
@@ -108,7 +108,7 @@ fn stub() {
     }
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("target"), address).unwrap();
-    relay(&port, folder.path());
+    run_stub(&port, folder.path());
     drop(engine.kill());
     engine.wait().unwrap();
 }
@@ -116,14 +116,16 @@ fn stub() {
 /// The stub of a row, where it has a process of its own.
 #[test]
 fn alone() {
-    let (Ok(port), Some(folder)) = (std::env::var(PORT), std::env::var_os(FOLDER)) else { return };
-    relay(&port, Path::new(&folder));
+    let (Ok(port), Some(folder)) = (std::env::var(RELAY_PORT_ENV), std::env::var_os(FOLDER_ENV)) else {
+        return;
+    };
+    run_stub(&port, Path::new(&folder));
 }
 
 /// Is a stub, until it is told to end. `folder` is where it is told its `target`.
-fn relay(port: &str, folder: &Path) {
+fn run_stub(port: &str, folder: &Path) {
     let target = folder.join("target");
-    let admin = std::env::var(ADMIN).unwrap();
+    let admin = std::env::var(ADMIN_PORT_ENV).unwrap();
     let flags = [
         ["rouse-stub", "proxy"],
         ["--host", "127.0.0.1"],
@@ -138,6 +140,6 @@ fn relay(port: &str, folder: &Path) {
         ["--engine-kind", "custom"],
         ["--server-ip-file", target.to_str().unwrap()],
     ];
-    let ended = rouse_stub::cli::run_as(flags.into_iter().flatten().map(OsString::from));
+    let ended = rouse_stub::cli::run_from(flags.into_iter().flatten().map(OsString::from));
     eprintln!("the stub has ended: {ended:?}");
 }

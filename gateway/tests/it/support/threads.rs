@@ -5,20 +5,20 @@ use std::{path::PathBuf, time::Duration};
 use super::read;
 
 /// How long each thread of a process has run since it began. Nothing, where the kernel does not count that.
-pub(crate) struct Threads(Vec<Duration>);
+pub(crate) struct ThreadRunTimes(Vec<Duration>);
 
-impl Threads {
+impl ThreadRunTimes {
     pub(crate) fn of(pid: i32) -> Self {
         let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-        Self(tasks.filter_map(|task| task.ok().map(|task| ran(task.path()))).collect())
+        Self(tasks.filter_map(|task| task.ok().map(|task| run_time(task.path()))).collect())
     }
 
-    pub(crate) fn ran(&self) -> Duration {
+    pub(crate) fn total(&self) -> Duration {
         self.0.iter().sum()
     }
 }
 
-fn ran(task: PathBuf) -> Duration {
+fn run_time(task: PathBuf) -> Duration {
     let counted = read(&task.join("schedstat"));
     let nanos = counted.split_whitespace().next().and_then(|word| word.parse().ok());
     Duration::from_nanos(nanos.unwrap_or_default())

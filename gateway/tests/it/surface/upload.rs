@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 
-use crate::support::{Answer, Client, Fixture, Sim, read};
+use crate::support::{GatewayFixture, SimModel, TestClient, TestResponse, read};
 
 pub(crate) const MULTIPART: &str = "multipart/form-data; boundary=b";
 const SIZE: usize = 50 << 20;
@@ -20,9 +20,9 @@ pub(crate) fn form(fields: &[(&str, &str)], file: &[u8]) -> Vec<u8> {
     body
 }
 
-impl Client {
+impl TestClient {
     /// Posts these bytes as this type of content.
-    pub(crate) fn upload(&self, path: &str, kind: &str, body: &[u8]) -> Answer {
+    pub(crate) fn upload(&self, path: &str, kind: &str, body: &[u8]) -> TestResponse {
         let length = body.len();
         let kind = if kind.is_empty() { String::new() } else { format!("Content-Type: {kind}\r\n") };
         let head = format!(
@@ -46,9 +46,13 @@ fn memory(pid: i32, line: &str) -> usize {
 fn an_upload_is_held_once_however_large_and_charged_for_once() {
     // Two of them together would be refused, and so would one that is charged for twice.
     let settings = "limits: {body: 60Mi, bodyTotal: 60Mi}";
-    let gateway = Fixture::new(&["2Gi"])
+    let gateway = GatewayFixture::new(&["2Gi"])
         .settings(settings)
-        .model(&Sim { flags: "--model engines-own", engine: "servedName: engines-own", ..Sim::new("small") })
+        .model(&SimModel {
+            flags: "--model engines-own",
+            engine: "servedName: engines-own",
+            ..SimModel::new("small")
+        })
         .start();
     gateway.wake("small");
     let file: Vec<u8> = (0..SIZE).map(|i| (i % 251) as u8).collect();
@@ -63,5 +67,5 @@ fn an_upload_is_held_once_however_large_and_charged_for_once() {
     assert_eq!(answer.json()["text"], heard);
     let held = memory(gateway.pid(), "VmHWM").saturating_sub(before);
     assert!(held * 10 <= body.len() * 16, "{held} bytes for a body of {}", body.len());
-    gateway.settled("small#0");
+    gateway.until_unused("small#0");
 }

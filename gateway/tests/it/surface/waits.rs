@@ -8,7 +8,7 @@ use super::{
     MESSAGES, RESPONSES, anthropic, events,
     upload::{MULTIPART, form},
 };
-use crate::support::{Answer, Fixture, Gateway, Sim, client::request};
+use crate::support::{GatewayFixture, GatewayProcess, SimModel, TestResponse, client::request};
 
 const CHAT: &str = "/v1/chat/completions";
 const QUICK: &str = "stream: {grace: 50ms, heartbeat: 50ms}";
@@ -20,12 +20,15 @@ fn body(model: &str) -> String {
     )
 }
 
-fn one(settings: &str, flags: &str) -> Gateway {
-    Fixture::new(&["2Gi"]).settings(settings).model(&Sim { flags, ..Sim::new("slow") }).start()
+fn one(settings: &str, flags: &str) -> GatewayProcess {
+    GatewayFixture::new(&["2Gi"])
+        .settings(settings)
+        .model(&SimModel { flags, ..SimModel::new("slow") })
+        .start()
 }
 
 /// What came of ours before the engine's first event, and the rest.
-fn beats<'a>(answer: &'a Answer, beat: &str, text: &'a str) -> (usize, &'a str) {
+fn beats<'a>(answer: &'a TestResponse, beat: &str, text: &'a str) -> (usize, &'a str) {
     let mut rest = text;
     let mut count = 0;
     while let Some(next) = rest.strip_prefix(beat) {
@@ -76,7 +79,7 @@ fn an_upload_that_wants_a_stream_waits_as_one() {
 }
 
 /// The one event with which a stream of this API fails, as its SDKs take it for a failure.
-fn failure(path: &str, answer: &Answer) -> Value {
+fn failure(path: &str, answer: &TestResponse) -> Value {
     let text = answer.text();
     assert!(answer.status == 200 && !answer.complete && !text.contains("[DONE]"), "{path}: {text}");
     let (name, data) = events(&text).pop().unwrap_or_else(|| panic!("{path}: {text}"));
@@ -157,7 +160,7 @@ fn a_client_that_leaves_is_counted_with_its_phase_and_its_work_ends_on_every_api
         let mut open = gateway.client().open(request(path, "", &body));
         open.until("data: ");
         drop(open);
-        gateway.settled("slow#0");
+        gateway.until_unused("slow#0");
     }
     let upload = form(&[("model", "slow"), ("stream", "true")], b"sound");
     let head = format!(
@@ -167,7 +170,7 @@ fn a_client_that_leaves_is_counted_with_its_phase_and_its_work_ends_on_every_api
     let mut open = gateway.client().open([head.as_bytes(), &upload].concat());
     open.until("data: ");
     drop(open);
-    gateway.settled("slow#0");
+    gateway.until_unused("slow#0");
     let left = |route: &str| {
         let line = format!("route=\"{route}\",status=\"499\"}} 1");
         gateway.admin().get("/metrics").text().contains(&line)
@@ -182,8 +185,8 @@ fn a_client_that_leaves_is_counted_with_its_phase_and_its_work_ends_on_every_api
 
 #[test]
 fn an_engine_that_must_not_be_interrupted_is_read_to_its_end_on_every_api() {
-    let gateway = Fixture::new(&["2Gi"])
-        .model(&Sim { flags: "--itl 20ms", engine: "onDisconnect: drain", ..Sim::new("slow") })
+    let gateway = GatewayFixture::new(&["2Gi"])
+        .model(&SimModel { flags: "--itl 20ms", engine: "onDisconnect: drain", ..SimModel::new("slow") })
         .start();
     gateway.wake("slow");
     for path in [MESSAGES, RESPONSES, "/engines/slow/v1/messages"] {
@@ -191,7 +194,7 @@ fn an_engine_that_must_not_be_interrupted_is_read_to_its_end_on_every_api() {
         open.until("data: ");
         drop(open);
     }
-    gateway.settled("slow#0");
+    gateway.until_unused("slow#0");
     let counters = gateway.counters("slow#0");
     assert_eq!(
         (&counters["aborts"], counters["finished"].as_u64() >= Some(3)),

@@ -15,16 +15,16 @@ use opentelemetry_proto::tonic::{
 };
 use prost::Message as _;
 
-use crate::support::{Gateway, pause};
+use crate::support::{GatewayProcess, pause};
 
 #[derive(Clone)]
 pub(super) struct Collector {
     address: SocketAddr,
-    got: Arc<Mutex<Got>>,
+    collected: Arc<Mutex<CollectedSpans>>,
 }
 
 #[derive(Default)]
-struct Got {
+struct CollectedSpans {
     spans: Vec<Span>,
     resource: BTreeMap<String, String>,
     heads: Vec<String>,
@@ -35,7 +35,7 @@ struct Got {
 impl Collector {
     pub(super) fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let collector = Self { address: listener.local_addr().unwrap(), got: Arc::default() };
+        let collector = Self { address: listener.local_addr().unwrap(), collected: Arc::default() };
         let own = collector.clone();
         std::thread::spawn(move || listener.incoming().for_each(|stream| own.take(stream.unwrap())));
         collector
@@ -46,22 +46,22 @@ impl Collector {
     }
 
     pub(super) fn refuse(&self, refuse: bool) {
-        self.got.lock().unwrap().refuse = refuse;
+        self.collected.lock().unwrap().refuse = refuse;
     }
 
     pub(super) fn resource(&self) -> BTreeMap<String, String> {
-        self.got.lock().unwrap().resource.clone()
+        self.collected.lock().unwrap().resource.clone()
     }
 
     /// The head of the last export.
     pub(super) fn head(&self) -> String {
-        self.got.lock().unwrap().heads.last().cloned().unwrap_or_default()
+        self.collected.lock().unwrap().heads.last().cloned().unwrap_or_default()
     }
 
     /// The spans of the request with this id: its own one, and those below it in the order of their beginnings.
-    pub(super) fn tree(&self, gateway: &Gateway, id: &str) -> (Span, Vec<Span>) {
+    pub(super) fn tree(&self, gateway: &GatewayProcess, id: &str) -> (Span, Vec<Span>) {
         let find = || {
-            let got = self.got.lock().unwrap();
+            let got = self.collected.lock().unwrap();
             let own = got.spans.iter().find(|span| text(span, "rouse.request_id") == id)?.clone();
             let mut below: Vec<Span> =
                 got.spans.iter().filter(|span| span.parent_span_id == own.span_id).cloned().collect();
@@ -74,11 +74,11 @@ impl Collector {
 
     pub(super) fn has(&self, id: &str) -> bool {
         pause(Duration::from_millis(10));
-        self.got.lock().unwrap().spans.iter().any(|span| text(span, "rouse.request_id") == id)
+        self.collected.lock().unwrap().spans.iter().any(|span| text(span, "rouse.request_id") == id)
     }
 
     pub(super) fn asked(&self, path: &str) -> bool {
-        self.got.lock().unwrap().spans.iter().any(|span| text(span, "url.path") == path)
+        self.collected.lock().unwrap().spans.iter().any(|span| text(span, "url.path") == path)
     }
 
     fn take(&self, mut stream: TcpStream) {
@@ -98,7 +98,7 @@ impl Collector {
                 n => bytes.extend_from_slice(buffer.get(..n).unwrap()),
             }
         };
-        let mut got = self.got.lock().unwrap();
+        let mut got = self.collected.lock().unwrap();
         got.heads.push(head);
         if got.refuse {
             stream.write_all(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n").unwrap();

@@ -13,8 +13,8 @@ use nix::{
 
 use super::{ask, collector::Collector, dropped, text, traced};
 use crate::support::{
-    Fixture, Sim,
-    secure::{Authority, secure},
+    GatewayFixture, SimModel,
+    tls::{CertificateAuthority, connect_tls},
 };
 
 /// A pipe that takes nothing more.
@@ -31,8 +31,8 @@ fn full() -> (PipeReader, PipeWriter) {
     (reader, writer)
 }
 
-fn one_that_parks() -> Fixture {
-    Fixture::new(&["2Gi"]).model(&Sim { flags: "--start-time 5m", ..Sim::new("parks") })
+fn one_that_parks() -> GatewayFixture {
+    GatewayFixture::new(&["2Gi"]).model(&SimModel { flags: "--start-time 5m", ..SimModel::new("parks") })
 }
 
 #[test]
@@ -100,12 +100,12 @@ fn a_collector_that_the_environment_names_badly_costs_only_the_traces() {
 #[test]
 fn the_scheme_of_a_span_is_that_of_its_connection() {
     let collector = Collector::start();
-    let fixture = Fixture::new(&["1Gi"]).model(&Sim::new("m"));
-    let authority = Authority::new(fixture.dir());
+    let fixture = GatewayFixture::new(&["1Gi"]).model(&SimModel::new("m"));
+    let authority = CertificateAuthority::new(fixture.dir());
     authority.issue("server");
     let telemetry = format!("telemetry: {{otlp: \"{}\"}}", collector.url());
     let gateway = fixture.settings(&authority.settings("")).settings(&telemetry).start();
-    let mut stream = secure(gateway.api, &authority.client(&["http/1.1"], None));
+    let mut stream = connect_tls(gateway.api, &authority.client(&["http/1.1"], None));
     let head = "GET /v1/models HTTP/1.1\r\nhost: localhost\r\nx-request-id: tls\r\nconnection: close\r\n\r\n";
     stream.write_all(head.as_bytes()).unwrap();
     stream.read_to_end(&mut Vec::new()).unwrap();

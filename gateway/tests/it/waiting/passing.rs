@@ -4,26 +4,26 @@ use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 
 use crate::support::{
-    Answer, Fixture, Gateway, Sim,
+    GatewayFixture, GatewayProcess, SimModel, TestResponse,
     client::{chat_body, request},
 };
 
 const CHAT: &str = "/v1/chat/completions";
 
-fn echoing(keys: &str) -> Gateway {
-    let gateway = Fixture::new(&["1Gi"]).echo("echo", keys).start();
+fn echoing(keys: &str) -> GatewayProcess {
+    let gateway = GatewayFixture::new(&["1Gi"]).echo_model("echo", keys).start();
     gateway.wake("echo");
     gateway
 }
 
-fn awake(sim: &Sim<'_>) -> Gateway {
-    let gateway = Fixture::new(&["2Gi"]).model(sim).start();
+fn awake(sim: &SimModel<'_>) -> GatewayProcess {
+    let gateway = GatewayFixture::new(&["2Gi"]).model(sim).start();
     gateway.wake(sim.name);
     gateway
 }
 
 /// The request as the engine got it: its lines, and its body.
-fn sent(answer: &Answer) -> (Vec<String>, String) {
+fn sent(answer: &TestResponse) -> (Vec<String>, String) {
     assert_eq!(answer.status, 200, "{}", answer.text());
     let text = answer.text();
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
@@ -80,7 +80,7 @@ fn a_target_in_absolute_form_reaches_the_engine_as_a_path() {
 
 #[test]
 fn a_client_of_http_1_0_gets_no_chunks_and_a_head_request_no_body() {
-    let gateway = awake(&Sim::new("small"));
+    let gateway = awake(&SimModel::new("small"));
     let body = chat_body("small", true, 2);
     for connection in ["", "Connection: keep-alive\r\n"] {
         let old = format!("POST {CHAT} HTTP/1.0\r\n{connection}Content-Length: {}\r\n\r\n{body}", body.len());
@@ -118,13 +118,13 @@ fn only_the_name_is_replaced_in_the_body_and_every_other_byte_stays() {
 
 #[test]
 fn the_model_in_the_answer_is_the_engines_own() {
-    let sim = Sim {
+    let sim = SimModel {
         flags: "--model Org/Real",
         engine: "servedName: Org/Real",
         keys: "aliases: [nick]",
-        ..Sim::new("small")
+        ..SimModel::new("small")
     };
-    let yaml = Fixture::new(&["2Gi"]).model(&sim).yaml();
+    let yaml = GatewayFixture::new(&["2Gi"]).model(&sim).yaml();
     assert!(yaml.contains("servedName"), "{yaml}");
     let gateway = awake(&sim);
     for name in ["small", "nick"] {
@@ -156,7 +156,7 @@ fn a_fit_request_id_is_kept_and_any_other_is_made_anew() {
 
 #[test]
 fn early_answers_of_an_engine_are_dropped_and_so_are_trailers() {
-    let gateway = awake(&Sim::new("small"));
+    let gateway = awake(&SimModel::new("small"));
     for fault in ["early-hints", "100s", "trailers", "close-delimited"] {
         gateway.fault("small#0", &format!("{{\"{fault}\": true}}"));
         for stream in [true, false] {
@@ -173,7 +173,7 @@ fn early_answers_of_an_engine_are_dropped_and_so_are_trailers() {
 
 #[test]
 fn streams_are_asked_for_unencoded_and_whole_answers_as_the_client_likes() {
-    let gateway = awake(&Sim { flags: "--fault gzip", ..Sim::new("small") });
+    let gateway = awake(&SimModel { flags: "--fault gzip", ..SimModel::new("small") });
     let ask = |stream| {
         gateway.client().post_with(CHAT, "Accept-Encoding: gzip\r\n", &chat_body("small", stream, 3))
     };
@@ -186,7 +186,7 @@ fn streams_are_asked_for_unencoded_and_whole_answers_as_the_client_likes() {
 
 #[test]
 fn an_engine_that_answers_before_it_has_read_is_heard() {
-    let gateway = awake(&Sim { flags: "", ..Sim::new("small") });
+    let gateway = awake(&SimModel { flags: "", ..SimModel::new("small") });
     gateway.fault("small#0", r#"{"early-response": true}"#);
     let body = format!("{{\"model\":\"small\",\"messages\":[],\"x\":\"{}\"}}", "x".repeat(8 << 20));
     for _ in 0..3 {
@@ -199,7 +199,7 @@ fn an_engine_that_answers_before_it_has_read_is_heard() {
 
 #[test]
 fn requests_that_follow_each_other_on_one_connection_are_answered_in_order() {
-    let gateway = awake(&Sim::new("small"));
+    let gateway = awake(&SimModel::new("small"));
     let kept = |id: &str, tokens| {
         request(CHAT, &format!("x-request-id: {id}\r\n"), &chat_body("small", false, tokens))
             .replace("Connection: close\r\n", "")
@@ -211,7 +211,7 @@ fn requests_that_follow_each_other_on_one_connection_are_answered_in_order() {
         kept("four", 2),
     ];
     let mut open = gateway.client().open(all.concat());
-    let answers: Vec<Answer> = all.iter().map(|_| open.answer()).collect();
+    let answers: Vec<TestResponse> = all.iter().map(|_| open.answer()).collect();
     let ids: Vec<&str> = answers.iter().map(|answer| answer.header("x-request-id")).collect();
     assert_eq!((ids.first(), ids.get(1), ids.get(3)), (Some(&"one"), Some(&"two"), Some(&"four")));
     assert!(answers.iter().all(|answer| answer.status == 200));
@@ -224,7 +224,8 @@ fn requests_that_follow_each_other_on_one_connection_are_answered_in_order() {
 
 #[test]
 fn http2_without_an_upgrade_carries_streams_side_by_side() {
-    let gateway = Fixture::new(&["2Gi"]).settings("limits: {body: 1Mi}").model(&Sim::new("small")).start();
+    let gateway =
+        GatewayFixture::new(&["2Gi"]).settings("limits: {body: 1Mi}").model(&SimModel::new("small")).start();
     gateway.wake("small");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {

@@ -5,33 +5,33 @@
 //! backwards; what is kept is the median over rounds of the ratio within a group. The stub is measured next to the gateway
 //! instead, against which it is judged.
 
-use crate::{cases::Case, peers::Target};
+use crate::{cases::BenchCase, peers::ComparedProxy};
 
 /// One measurement to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Spot {
-    pub(crate) target: Target,
+pub(crate) struct Measurement {
+    pub(crate) target: ComparedProxy,
     pub(crate) workers: usize,
 }
 
 /// Groups of neighbours, each with nginx in it once (`workers` has it with one and with two).
-pub(crate) fn groups(case: Case, targets: &[Target], round: u32) -> Vec<Vec<Spot>> {
-    let one = |target| Spot { target, workers: 1 };
-    let mut others: Vec<_> = targets.iter().copied().filter(|&target| case.takes(target)).collect();
-    let with_stub = others.contains(&Target::Stub);
-    others.retain(|target| !matches!(target, Target::Nginx | Target::Stub));
+pub(crate) fn groups(case: BenchCase, targets: &[ComparedProxy], round: u32) -> Vec<Vec<Measurement>> {
+    let one = |target| Measurement { target, workers: 1 };
+    let mut others: Vec<_> = targets.iter().copied().filter(|&target| case.applies_to(target)).collect();
+    let with_stub = others.contains(&ComparedProxy::Stub);
+    others.retain(|target| !matches!(target, ComparedProxy::Nginx | ComparedProxy::Stub));
     if !others.is_empty() {
         let places = others.len();
         others.rotate_left(round as usize % places);
     }
-    let mut groups: Vec<Vec<Spot>> = if case == Case::Workers {
-        let both = |target| [1, 2].map(|workers| Spot { target, workers });
-        vec![others.into_iter().chain([Target::Nginx]).flat_map(both).collect()]
+    let mut groups: Vec<Vec<Measurement>> = if case == BenchCase::Workers {
+        let both = |target| [1, 2].map(|workers| Measurement { target, workers });
+        vec![others.into_iter().chain([ComparedProxy::Nginx]).flat_map(both).collect()]
     } else {
         let mut groups = Vec::new();
         for pair in others.chunks(2) {
             // In the middle it is a neighbour of both.
-            let mut group = vec![one(Target::Nginx)];
+            let mut group = vec![one(ComparedProxy::Nginx)];
             group.splice(0..0, pair.first().map(|&target| one(target)));
             group.extend(pair.get(1).map(|&target| one(target)));
             groups.push(group);
@@ -50,12 +50,12 @@ pub(crate) fn groups(case: Case, targets: &[Target], round: u32) -> Vec<Vec<Spot
 
 /// Into the gateway's group, on the side where nginx is not: that one stays its neighbour too. The stub is the last of the
 /// group and the first in turn.
-fn put_stub_beside_rouse(group: &mut Vec<Spot>, round: u32) {
-    let Some(rouse) = group.iter().position(|spot| spot.target == Target::Rouse) else { return };
+fn put_stub_beside_rouse(group: &mut Vec<Measurement>, round: u32) {
+    let Some(rouse) = group.iter().position(|spot| spot.target == ComparedProxy::Rouse) else { return };
     if rouse == 0 {
         group.reverse();
     }
-    group.push(Spot { target: Target::Stub, workers: 1 });
+    group.push(Measurement { target: ComparedProxy::Stub, workers: 1 });
     if round % 2 == 1 {
         group.reverse();
     }
@@ -65,43 +65,57 @@ fn put_stub_beside_rouse(group: &mut Vec<Spot>, round: u32) {
 mod tests {
     use super::*;
 
-    const TARGETS: [Target; 5] = [Target::Direct, Target::Rouse, Target::Nginx, Target::Haproxy, Target::Smg];
+    const TARGETS: [ComparedProxy; 5] = [
+        ComparedProxy::Direct,
+        ComparedProxy::Rouse,
+        ComparedProxy::Nginx,
+        ComparedProxy::Haproxy,
+        ComparedProxy::Smg,
+    ];
 
     #[test]
     fn every_target_is_beside_nginx_in_every_round_once() {
         for round in 0..6 {
-            let groups = groups(Case::Saturated, &TARGETS, round);
+            let groups = groups(BenchCase::Saturated, &TARGETS, round);
             let mut seen: Vec<_> = groups.iter().flatten().map(|spot| spot.target).collect();
             for group in &groups {
-                let nginx = group.iter().position(|spot| spot.target == Target::Nginx).expect("nginx");
+                let nginx = group.iter().position(|spot| spot.target == ComparedProxy::Nginx).expect("nginx");
                 assert!(group.iter().enumerate().all(|(at, _)| at.abs_diff(nginx) <= 1));
             }
-            seen.retain(|&target| target != Target::Nginx);
+            seen.retain(|&target| target != ComparedProxy::Nginx);
             seen.sort();
-            assert_eq!(seen, [Target::Direct, Target::Rouse, Target::Haproxy, Target::Smg]);
+            assert_eq!(
+                seen,
+                [ComparedProxy::Direct, ComparedProxy::Rouse, ComparedProxy::Haproxy, ComparedProxy::Smg]
+            );
         }
     }
 
     #[test]
     fn the_stub_is_beside_the_gateway_now_after_it_and_now_before() {
         let mut with_stub = TARGETS.to_vec();
-        with_stub.insert(2, Target::Stub);
+        with_stub.insert(2, ComparedProxy::Stub);
         for round in 0..6 {
-            for case in [Case::Streams400, Case::Start] {
+            for case in [BenchCase::Streams400, BenchCase::Start] {
                 let all = groups(case, &with_stub, round);
-                let group = all.iter().find(|group| group.iter().any(|spot| spot.target == Target::Stub));
+                let group =
+                    all.iter().find(|group| group.iter().any(|spot| spot.target == ComparedProxy::Stub));
                 let mut order: Vec<_> = group.unwrap().iter().map(|spot| spot.target).collect();
                 if round % 2 == 1 {
                     order.reverse();
                 }
-                assert!(order.ends_with(&[Target::Nginx, Target::Rouse, Target::Stub]), "{order:?}");
+                assert!(
+                    order.ends_with(&[ComparedProxy::Nginx, ComparedProxy::Rouse, ComparedProxy::Stub]),
+                    "{order:?}"
+                );
                 let mut seen: Vec<_> = all.iter().flatten().map(|spot| spot.target).collect();
-                seen.retain(|&target| target != Target::Nginx);
+                seen.retain(|&target| target != ComparedProxy::Nginx);
                 seen.sort();
-                let all_but_nginx = with_stub.iter().copied().filter(|&target| target != Target::Nginx);
-                assert!(seen.into_iter().eq(all_but_nginx.filter(|&target| case.takes(target))));
+                let all_but_nginx =
+                    with_stub.iter().copied().filter(|&target| target != ComparedProxy::Nginx);
+                assert!(seen.into_iter().eq(all_but_nginx.filter(|&target| case.applies_to(target))));
             }
-            for case in Case::ALL.into_iter().filter(|case| !case.takes(Target::Stub)) {
+            for case in BenchCase::ALL.into_iter().filter(|case| !case.applies_to(ComparedProxy::Stub)) {
                 assert_eq!(groups(case, &with_stub, round), groups(case, &TARGETS, round), "{case}");
             }
         }
@@ -109,15 +123,26 @@ mod tests {
 
     #[test]
     fn rounds_begin_differently_and_each_second_one_runs_backwards() {
-        let first = |round| groups(Case::Saturated, &TARGETS, round)[0][0].target;
+        let first = |round| groups(BenchCase::Saturated, &TARGETS, round)[0][0].target;
         let order: Vec<_> = (0..4).map(first).collect();
-        assert_eq!(order, [Target::Direct, Target::Direct, Target::Haproxy, Target::Haproxy]);
+        assert_eq!(
+            order,
+            [ComparedProxy::Direct, ComparedProxy::Direct, ComparedProxy::Haproxy, ComparedProxy::Haproxy]
+        );
     }
 
     #[test]
     fn one_worker_and_two_are_neighbours() {
-        let groups = groups(Case::Workers, &TARGETS, 0);
+        let groups = groups(BenchCase::Workers, &TARGETS, 0);
         let spots: Vec<_> = groups.iter().flatten().map(|spot| (spot.target, spot.workers)).collect();
-        assert_eq!(spots, [(Target::Rouse, 1), (Target::Rouse, 2), (Target::Nginx, 1), (Target::Nginx, 2)]);
+        assert_eq!(
+            spots,
+            [
+                (ComparedProxy::Rouse, 1),
+                (ComparedProxy::Rouse, 2),
+                (ComparedProxy::Nginx, 1),
+                (ComparedProxy::Nginx, 2)
+            ]
+        );
     }
 }

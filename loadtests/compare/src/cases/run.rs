@@ -11,53 +11,53 @@ use tokio::time::{Instant, timeout};
 
 use crate::{
     cases::{
-        Case, Work,
-        order::{self, Spot},
+        BenchCase, CaseLoad,
+        order::{self, Measurement},
         stall,
-        watch::{Around, Watched},
+        watch::{MachineLoad, ProxyProcesses},
     },
-    load::{self, OPENED, Pace, Requests, Seen, Streams},
-    peers::{Place, Proxy, Target, process::end_strays},
-    report::{Cell, Results, Times, without_folders},
+    load::{self, LoadResult, MAX_OPENED_PER_SECOND, RequestLoad, RequestPace, StreamLoad},
+    peers::{BenchEnvironment, ComparedProxy, RunningProxy, process::kill_orphans},
+    report::{CompareResults, LatencyQuantiles, ResultCell, redact_folders},
 };
 
 /// Processors that others may use before a measurement counts as disturbed.
-const QUIET: f64 = 0.15;
+const MAX_OTHER_CORES: f64 = 0.15;
 /// Beyond what a load should take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const LOAD_GRACE: Duration = Duration::from_secs(60);
 /// Code is paged in, sockets are open and allocators are warm after so much.
-const WARM: Duration = Duration::from_millis(200);
+const WARM_UP: Duration = Duration::from_millis(200);
 
 /// What to measure.
-pub(crate) struct Plan {
-    pub(crate) cases: Vec<Case>,
+pub(crate) struct ComparePlan {
+    pub(crate) cases: Vec<BenchCase>,
     /// With nginx and whom it is compared with.
-    pub(crate) targets: Vec<Target>,
+    pub(crate) targets: Vec<ComparedProxy>,
     pub(crate) rounds: u32,
-    pub(crate) lasts: Duration,
+    pub(crate) duration: Duration,
     /// How often a disturbed group is measured again.
     pub(crate) repeats: u32,
 }
 
 /// A run under way.
-pub(crate) struct Run<'a> {
-    pub(crate) place: &'a Place,
-    pub(crate) plan: Plan,
+pub(crate) struct CompareRun<'a> {
+    pub(crate) environment: &'a BenchEnvironment,
+    pub(crate) plan: ComparePlan,
     /// For all but Rouse: its address and its process.
     pub(crate) engine: (SocketAddr, u32),
     groups: u32,
     began: Instant,
 }
 
-impl<'a> Run<'a> {
-    pub(crate) fn new(place: &'a Place, plan: Plan, engine: (SocketAddr, u32)) -> Self {
-        Self { place, plan, engine, groups: 0, began: Instant::now() }
+impl<'a> CompareRun<'a> {
+    pub(crate) fn new(place: &'a BenchEnvironment, plan: ComparePlan, engine: (SocketAddr, u32)) -> Self {
+        Self { environment: place, plan, engine, groups: 0, began: Instant::now() }
     }
 
     /// Measures everything; what is known is written into `folder` after each round, so an interrupted run is of use.
     ///
     /// Errors: results cannot be written, or the machine cannot be looked at. A proxy that fails has cells with errors.
-    pub(crate) async fn all(&mut self, results: &mut Results, folder: &Path) -> anyhow::Result<()> {
+    pub(crate) async fn run(&mut self, results: &mut CompareResults, folder: &Path) -> anyhow::Result<()> {
         for round in 0..self.plan.rounds {
             for case in self.plan.cases.clone() {
                 for group in order::groups(case, &self.plan.targets, round) {
@@ -71,8 +71,13 @@ impl<'a> Run<'a> {
     }
 
     /// One group; again when others disturbed it, and then the quietest try counts.
-    async fn group(&mut self, case: Case, round: u32, spots: &[Spot]) -> anyhow::Result<Vec<Cell>> {
-        let mut tries: Vec<Vec<Cell>> = Vec::new();
+    async fn group(
+        &mut self,
+        case: BenchCase,
+        round: u32,
+        spots: &[Measurement],
+    ) -> anyhow::Result<Vec<ResultCell>> {
+        let mut tries: Vec<Vec<ResultCell>> = Vec::new();
         for _ in 0..=self.plan.repeats {
             let number = self.groups;
             self.groups += 1;
@@ -80,7 +85,7 @@ impl<'a> Run<'a> {
             for &spot in spots {
                 let mut cell = self.cell(case, round, spot).await?;
                 cell.group = number;
-                self.tell(&cell);
+                self.print(&cell);
                 cells.push(cell);
             }
             let quiet = cells.iter().all(|cell| !cell.disturbed);
@@ -89,7 +94,7 @@ impl<'a> Run<'a> {
                 break;
             }
         }
-        let noise = |cells: &Vec<Cell>| cells.iter().map(|cell| cell.other_work).fold(0.0, f64::max);
+        let noise = |cells: &Vec<ResultCell>| cells.iter().map(|cell| cell.other_work).fold(0.0, f64::max);
         let best = (0..tries.len()).min_by(|&a, &b| noise(&tries[a]).total_cmp(&noise(&tries[b])));
         for (nth, cells) in tries.iter_mut().enumerate() {
             cells.iter_mut().for_each(|cell| cell.discarded = Some(nth) != best);
@@ -97,13 +102,13 @@ impl<'a> Run<'a> {
         Ok(tries.into_iter().flatten().collect())
     }
 
-    async fn cell(&self, case: Case, round: u32, spot: Spot) -> anyhow::Result<Cell> {
-        let cores = self.place.cores;
+    async fn cell(&self, case: BenchCase, round: u32, spot: Measurement) -> anyhow::Result<ResultCell> {
+        let cores = self.environment.cores;
         // The thread that load runs on.
         let both = [cores.load, cores.proxy];
-        allow(if case == Case::Workers { &both } else { &both[..1] })?;
-        let mut cell = empty(case, round, spot);
-        match self.place.start(spot.target, spot.workers, self.engine.0).await {
+        set_affinity(if case == BenchCase::Workers { &both } else { &both[..1] })?;
+        let mut cell = empty_cell(case, round, spot);
+        match self.environment.start(spot.target, spot.workers, self.engine.0).await {
             Ok(proxy) => {
                 let measured = self.measure(&mut cell, &proxy).await;
                 proxy.stop().await;
@@ -113,57 +118,59 @@ impl<'a> Run<'a> {
         }
         .unwrap_or_else(|error| {
             cell.errors += 1;
-            cell.complaint = Some(format!("{error:#}"));
+            cell.first_error = Some(format!("{error:#}"));
         });
-        end_strays();
+        kill_orphans();
         // Results are published.
-        cell.complaint = cell.complaint.as_deref().map(without_folders);
+        cell.first_error = cell.first_error.as_deref().map(redact_folders);
         Ok(cell)
     }
 
-    async fn measure(&self, cell: &mut Cell, proxy: &Proxy) -> anyhow::Result<()> {
-        let mut watched = Watched::of(cell.target, proxy.pid())?;
+    async fn measure(&self, cell: &mut ResultCell, proxy: &RunningProxy) -> anyhow::Result<()> {
+        let mut watched = ProxyProcesses::of(cell.target, proxy.pid())?;
         cell.listening_ms = proxy.listening.as_secs_f64() * 1e3;
         cell.idle_bytes = watched.memory()?;
-        let work = cell.case.work(cell.target, proxy, self.plan.lasts);
-        if matches!(work, Work::Nothing) {
+        let work = cell.case.load(cell.target, proxy, self.plan.duration);
+        if matches!(work, CaseLoad::Nothing) {
             return Ok(());
         }
-        warm(&work).await?;
+        warm_up(&work).await?;
         cell.warm_bytes = watched.memory()?;
-        let mut around = Around::begin()?;
+        let mut around = MachineLoad::start()?;
         let before = watched.cpu()?;
-        let seen = timeout(self.plan.lasts * 4 + PATIENCE, self.work(cell, &work, proxy, &watched)).await;
+        let seen =
+            timeout(self.plan.duration * 4 + LOAD_GRACE, self.work(cell, &work, proxy, &watched)).await;
         let Ok(seen) = seen else { bail!("the load did not come to an end") };
         let seen = seen?;
         cell.cpu_s = watched.cpu()?.saturating_sub(before).as_secs_f64();
-        cell.other_work = around.others()?;
-        cell.disturbed = cell.other_work > QUIET;
+        cell.other_work = around.cores_used_by_others()?;
+        cell.disturbed = cell.other_work > MAX_OTHER_CORES;
         cell.units = seen.units;
         cell.errors += seen.errors;
         cell.corrupted = seen.corrupted;
-        cell.complaint = seen.complaint;
+        cell.first_error = seen.first_error;
         cell.wall_s = seen.wall.as_secs_f64();
-        cell.latency_us = Times::from(&seen.latency);
-        cell.lag_us = Times::from(&seen.lag);
+        cell.latency_us = LatencyQuantiles::from(&seen.latency);
+        cell.lag_us = LatencyQuantiles::from(&seen.lag);
         Ok(())
     }
 
     async fn work(
         &self,
-        cell: &mut Cell,
-        work: &Work,
-        proxy: &Proxy,
-        watched: &Watched,
-    ) -> anyhow::Result<Seen> {
+        cell: &mut ResultCell,
+        work: &CaseLoad,
+        proxy: &RunningProxy,
+        watched: &ProxyProcesses,
+    ) -> anyhow::Result<LoadResult> {
         match work {
-            Work::Nothing => bail!("there is nothing to do"),
-            Work::Requests(requests) => load::requests(requests).await,
-            Work::Stall(streams) => {
+            CaseLoad::Nothing => bail!("there is nothing to do"),
+            CaseLoad::Requests(requests) => load::requests(requests).await,
+            CaseLoad::Stall(streams) => {
                 let engines = watched.engines().unwrap_or_else(|| vec![self.engine.1]);
-                stall::run(streams, proxy, &engines, self.place.cores.load, &self.place.folder).await
+                stall::run(streams, proxy, &engines, self.environment.cores.load, &self.environment.folder)
+                    .await
             }
-            Work::Streams(streams) if cell.case == Case::Streams5000 && !watched.pids.is_empty() => {
+            CaseLoad::Streams(streams) if cell.case == BenchCase::Streams5000 && !watched.pids.is_empty() => {
                 let (following, open) = watched.open_memory(streams.streams);
                 let seen = load::streams(streams).await;
                 following.abort();
@@ -173,11 +180,11 @@ impl<'a> Run<'a> {
                 }
                 seen
             }
-            Work::Streams(streams) => load::streams(streams).await,
+            CaseLoad::Streams(streams) => load::streams(streams).await,
         }
     }
 
-    fn tell(&self, cell: &Cell) {
+    fn print(&self, cell: &ResultCell) {
         let figure =
             |value: Option<f64>, unit| value.map_or_else(String::new, |value| format!(" {value:8.1} {unit}"));
         let ms = |us: u64| us as f64 / 1e3;
@@ -199,7 +206,7 @@ impl<'a> Run<'a> {
             } else {
                 String::new()
             },
-            cell.complaint.as_ref().map_or_else(String::new, |complaint| {
+            cell.first_error.as_ref().map_or_else(String::new, |complaint| {
                 format!("  {} errors, {} corrupted: {complaint}", cell.errors, cell.corrupted)
             }),
         );
@@ -209,33 +216,33 @@ impl<'a> Run<'a> {
 }
 
 /// A little of both kinds of work; what goes wrong in it goes wrong again when it counts.
-async fn warm(work: &Work) -> anyhow::Result<()> {
+async fn warm_up(work: &CaseLoad) -> anyhow::Result<()> {
     let (proxy, model, key, check) = match work {
-        Work::Requests(of) => (of.proxy, &of.model, &of.key, of.check),
-        Work::Streams(of) | Work::Stall(of) => (of.proxy, &of.model, &of.key, of.check),
-        Work::Nothing => return Ok(()),
+        CaseLoad::Requests(of) => (of.proxy, &of.model, &of.key, of.check),
+        CaseLoad::Streams(of) | CaseLoad::Stall(of) => (of.proxy, &of.model, &of.key, of.check),
+        CaseLoad::Nothing => return Ok(()),
     };
     let (model, key) = (model.clone(), key.clone());
-    let requests = Requests {
+    let requests = RequestLoad {
         proxy,
         model: model.clone(),
         key: key.clone(),
         connections: 16,
         body: 1024,
         engine_time: Duration::ZERO,
-        pace: Pace::Closed,
-        lasts: WARM,
+        pace: RequestPace::Closed,
+        duration: WARM_UP,
         check,
     };
     load::requests(&requests).await?;
-    let streams = Streams {
+    let streams = StreamLoad {
         proxy,
         model,
         key,
         streams: 16,
         interval: Duration::from_millis(2),
         events: 20,
-        opened: OPENED,
+        opened_per_second: MAX_OPENED_PER_SECOND,
         check,
     };
     load::streams(&streams).await?;
@@ -243,7 +250,7 @@ async fn warm(work: &Work) -> anyhow::Result<()> {
 }
 
 /// Lets this thread, and what it starts, run on these processors.
-fn allow(processors: &[usize]) -> anyhow::Result<()> {
+fn set_affinity(processors: &[usize]) -> anyhow::Result<()> {
     let mut set = CpuSet::new();
     for &processor in processors {
         set.set(processor)?;
@@ -251,8 +258,8 @@ fn allow(processors: &[usize]) -> anyhow::Result<()> {
     Ok(sched_setaffinity(Pid::from_raw(0), &set)?)
 }
 
-fn empty(case: Case, round: u32, spot: Spot) -> Cell {
-    Cell {
+fn empty_cell(case: BenchCase, round: u32, spot: Measurement) -> ResultCell {
+    ResultCell {
         case,
         target: spot.target,
         workers: spot.workers,
@@ -264,11 +271,11 @@ fn empty(case: Case, round: u32, spot: Spot) -> Cell {
         units: 0,
         errors: 0,
         corrupted: 0,
-        complaint: None,
+        first_error: None,
         wall_s: 0.0,
         cpu_s: 0.0,
-        latency_us: Times::default(),
-        lag_us: Times::default(),
+        latency_us: LatencyQuantiles::default(),
+        lag_us: LatencyQuantiles::default(),
         listening_ms: 0.0,
         idle_bytes: 0,
         warm_bytes: 0,

@@ -18,19 +18,19 @@ use anyhow::{Context as _, ensure};
 use clap::Args;
 
 use crate::{
-    load::{Seen, Streams, streams},
+    load::{LoadResult, StreamLoad, streams},
     peers::{
-        MODEL, Proxy, probe,
-        process::{Command, Process},
+        MODEL, RunningProxy, probe,
+        process::{BenchCommand, BenchProcess},
     },
 };
 
 /// Of the body.
-const BYTES: u64 = 200_000_000;
+const BODY_BYTES: u64 = 200_000_000;
 /// Of it in a second: as fast as a network brings it, and so that the load's core has room left.
-const PACE: f64 = 1e9;
+const BYTES_PER_SECOND: f64 = 1e9;
 /// Streams run for so long before it comes.
-const BEFORE: Duration = Duration::from_millis(700);
+const SEND_DELAY: Duration = Duration::from_millis(700);
 
 /// Sends one body and waits for its answer.
 #[derive(Args, Clone, Debug)]
@@ -39,36 +39,36 @@ pub(crate) struct SendBody {
     to: SocketAddr,
     #[arg(long)]
     key: String,
-    #[arg(long, default_value_t = BYTES)]
+    #[arg(long, default_value_t = BODY_BYTES)]
     bytes: u64,
     /// In a second, at most
-    #[arg(long, default_value_t = PACE)]
+    #[arg(long, default_value_t = BYTES_PER_SECOND)]
     pace: f64,
     /// Seconds until it is sent
-    #[arg(long, default_value_t = BEFORE.as_secs_f64())]
+    #[arg(long, default_value_t = SEND_DELAY.as_secs_f64())]
     after: f64,
 }
 
 /// Streams with the body in their middle; `engines` serve both. A body that was not answered as it should be is an error.
 pub(crate) async fn run(
-    load: &Streams,
-    proxy: &Proxy,
+    load: &StreamLoad,
+    proxy: &RunningProxy,
     engines: &[u32],
     core: usize,
     folder: &Path,
-) -> anyhow::Result<Seen> {
+) -> anyhow::Result<LoadResult> {
     for engine in engines {
-        scheduled("--idle", *engine)?;
+        set_scheduling("--idle", *engine)?;
     }
-    let seen = both(load, proxy, core, folder).await;
+    let seen = send_beside_streams(load, proxy, core, folder).await;
     for engine in engines {
-        scheduled("--other", *engine)?;
+        set_scheduling("--other", *engine)?;
     }
     seen
 }
 
 /// Sets how the kernel shares a processor with `pid`.
-fn scheduled(policy: &str, pid: u32) -> anyhow::Result<()> {
+fn set_scheduling(policy: &str, pid: u32) -> anyhow::Result<()> {
     let mut chrt = std::process::Command::new("chrt");
     chrt.args([policy, "--pid", "0", &pid.to_string()]).stdout(Stdio::null());
     let done = chrt.status().context("cannot run chrt, which util-linux brings")?;
@@ -76,11 +76,16 @@ fn scheduled(policy: &str, pid: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn both(load: &Streams, proxy: &Proxy, core: usize, folder: &Path) -> anyhow::Result<Seen> {
+async fn send_beside_streams(
+    load: &StreamLoad,
+    proxy: &RunningProxy,
+    core: usize,
+    folder: &Path,
+) -> anyhow::Result<LoadResult> {
     let (program, to) = (env::current_exe()?, proxy.address.to_string());
     let sends = ["send-body", "--to", &to, "--key", &proxy.key];
-    let command = Command::new("chrt").args(["--idle", "0"]).args([program.as_os_str()]).args(sends);
-    let body = Process::spawn("body", command, &core.to_string(), folder)?.ends_well();
+    let command = BenchCommand::new("chrt").args(["--idle", "0"]).args([program.as_os_str()]).args(sends);
+    let body = BenchProcess::spawn("body", command, &core.to_string(), folder)?.wait_success();
     let reading = streams(load);
     tokio::pin!(body, reading);
     tokio::select! {
@@ -88,14 +93,14 @@ async fn both(load: &Streams, proxy: &Proxy, core: usize, folder: &Path) -> anyh
             let mut seen = reading.await?;
             if let Err(error) = sent {
                 seen.errors += 1;
-                seen.complaint.get_or_insert_with(|| format!("{error:#}"));
+                seen.first_error.get_or_insert_with(|| format!("{error:#}"));
             }
             Ok(seen)
         }
         seen = &mut reading => {
             let mut seen = seen?;
             seen.errors += 1;
-            seen.complaint.get_or_insert_with(|| "the streams ended before the body was answered".to_owned());
+            seen.first_error.get_or_insert_with(|| "the streams ended before the body was answered".to_owned());
             Ok(seen)
         }
     }

@@ -6,14 +6,16 @@ use clap::{Args, Subcommand};
 use engine_sim::units;
 use hdrhistogram::Histogram;
 
-use super::{Check, OPENED, Pace, Requests, Seen, Streams, requests, streams};
-use crate::measure::{self, Cpu, Machine};
+use super::{
+    LoadResult, MAX_OPENED_PER_SECOND, RequestLoad, RequestPace, ResponseCheck, StreamLoad, requests, streams,
+};
+use crate::measure::{self, CpuMeter, MachineTicks};
 
 /// Put one load on one address, and print what was seen.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct AdHoc {
+pub(crate) struct AdHocLoad {
     #[command(subcommand)]
-    what: What,
+    what: AdHocCommand,
     /// Core to put the load from.
     #[arg(long, global = true)]
     pin: Option<usize>,
@@ -23,7 +25,7 @@ pub(crate) struct AdHoc {
 }
 
 #[derive(Subcommand, Clone, Debug)]
-enum What {
+enum AdHocCommand {
     /// Requests with one answer each.
     Requests(RequestArgs),
     /// Streams of events.
@@ -32,7 +34,7 @@ enum What {
 
 /// Where to.
 #[derive(Args, Clone, Debug)]
-pub(super) struct Target {
+pub(super) struct LoadTarget {
     /// A loopback address.
     #[arg(long, default_value = "127.0.0.1:8000")]
     pub(super) proxy: SocketAddr,
@@ -43,13 +45,13 @@ pub(super) struct Target {
     pub(super) key: String,
     /// What must hold of each answer.
     #[arg(long, value_enum, default_value_t)]
-    pub(super) check: Check,
+    pub(super) check: ResponseCheck,
 }
 
 #[derive(Args, Clone, Debug)]
 struct RequestArgs {
     #[command(flatten)]
-    target: Target,
+    target: LoadTarget,
     #[arg(long, default_value_t = 64)]
     connections: usize,
     #[arg(long, default_value_t = 2.0)]
@@ -68,7 +70,7 @@ struct RequestArgs {
 #[derive(Args, Clone, Debug)]
 struct StreamArgs {
     #[command(flatten)]
-    target: Target,
+    target: LoadTarget,
     #[arg(long, default_value_t = 400)]
     streams: usize,
     /// Between two events of one stream; 0 is as fast as the sockets.
@@ -78,24 +80,24 @@ struct StreamArgs {
     #[arg(long, default_value_t = 250)]
     events: u32,
     /// Streams opened in a second.
-    #[arg(long, default_value_t = OPENED)]
+    #[arg(long, default_value_t = MAX_OPENED_PER_SECOND)]
     opened: u32,
 }
 
-impl AdHoc {
+impl AdHocLoad {
     /// Runs it; the line to print.
     pub(crate) async fn run(self) -> anyhow::Result<String> {
         if let Some(core) = self.pin {
             measure::pin(core)?;
         }
         let Some(pid) = self.cost_of else { return Ok(self.what.run().await?.0) };
-        let (mut cpu, mut own) = (Cpu::of(pid), Cpu::of(process::id()));
-        let (before, own_before, machine) = (cpu.total()?, own.total()?, Machine::now()?);
+        let (mut cpu, mut own) = (CpuMeter::new(pid), CpuMeter::new(process::id()));
+        let (before, own_before, machine) = (cpu.total()?, own.total()?, MachineTicks::now()?);
         let (mut line, units) = self.what.run().await?;
         let (spent, own) = (cpu.total()? - before, own.total()? - own_before);
-        let now = Machine::now()?;
+        let now = MachineTicks::now()?;
         let each = spent.as_secs_f64() * 1e6 / units.max(1) as f64;
-        let others = now.others(&machine, spent + own);
+        let others = now.cores_used_by_others(&machine, spent + own);
         write!(line, "; {each:.2} us CPU each; {others:.2} cores busy with other things")?;
         if let Some(share) = self.pin.and_then(|core| now.busy(&machine, core)) {
             write!(line, ", {:.0} % of this one in use", share * 100.0)?;
@@ -104,13 +106,14 @@ impl AdHoc {
     }
 }
 
-impl What {
+impl AdHocCommand {
     /// The line, and how many requests or events there were.
     async fn run(self) -> anyhow::Result<(String, u64)> {
         match self {
             Self::Requests(args) => {
-                let pace = args.rate.map_or(Pace::Closed, |per_second| Pace::Open { per_second });
-                let load = Requests {
+                let pace =
+                    args.rate.map_or(RequestPace::Closed, |per_second| RequestPace::Open { per_second });
+                let load = RequestLoad {
                     proxy: args.target.proxy,
                     model: args.target.model,
                     key: args.target.key,
@@ -118,21 +121,21 @@ impl What {
                     body: usize::try_from(args.body)?,
                     engine_time: args.engine_time,
                     pace,
-                    lasts: Duration::try_from_secs_f64(args.seconds)?,
+                    duration: Duration::try_from_secs_f64(args.seconds)?,
                     check: args.target.check,
                 };
                 let seen = requests(&load).await?;
                 Ok((line("request", "latency", &seen), seen.units))
             }
             Self::Streams(args) => {
-                let load = Streams {
+                let load = StreamLoad {
                     proxy: args.target.proxy,
                     model: args.target.model,
                     key: args.target.key,
                     streams: args.streams,
                     interval: args.interval,
                     events: args.events,
-                    opened: args.opened,
+                    opened_per_second: args.opened,
                     check: args.target.check,
                 };
                 let seen = streams(&load).await?;
@@ -142,7 +145,7 @@ impl What {
     }
 }
 
-fn line(unit: &str, latency: &str, seen: &Seen) -> String {
+fn line(unit: &str, latency: &str, seen: &LoadResult) -> String {
     let seconds = seen.wall.as_secs_f64();
     let rate = seen.units as f64 / seconds.max(1e-9);
     let mut line = format!("{} {unit}s in {seconds:.2} s, {rate:.0}/s", seen.units);
@@ -151,7 +154,7 @@ fn line(unit: &str, latency: &str, seen: &Seen) -> String {
     let (errors, corrupted) = (seen.errors, seen.corrupted);
     // Writing to a string does not fail.
     write!(line, "; {errors} errors, {corrupted} corrupted").ok();
-    if let Some(complaint) = &seen.complaint {
+    if let Some(complaint) = &seen.first_error {
         write!(line, " ({complaint})").ok();
     }
     line

@@ -2,7 +2,7 @@
 
 /// Where a decoder is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum State {
+enum LoadChunkedState {
     /// In a size line; digits so far, and whether an extension began.
     #[default]
     Start,
@@ -21,16 +21,16 @@ enum State {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Chunks(State);
+pub(super) struct LoadChunkedDecoder(LoadChunkedState);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Malformed;
+pub(super) struct MalformedChunks;
 
-impl Chunks {
+impl LoadChunkedDecoder {
     /// The next piece of the body in `bytes`, which is shortened by what was read; `None` when all was read or the body has ended.
-    pub(super) fn next<'a>(&mut self, bytes: &mut &'a [u8]) -> Result<Option<&'a [u8]>, Malformed> {
+    pub(super) fn next<'a>(&mut self, bytes: &mut &'a [u8]) -> Result<Option<&'a [u8]>, MalformedChunks> {
         loop {
-            if let State::Data(left) = self.0 {
+            if let LoadChunkedState::Data(left) = self.0 {
                 let length = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
                 let (piece, rest) = bytes.split_at(length);
                 if piece.is_empty() {
@@ -38,10 +38,10 @@ impl Chunks {
                 }
                 *bytes = rest;
                 let left = left - length as u64;
-                self.0 = if left == 0 { State::AfterData } else { State::Data(left) };
+                self.0 = if left == 0 { LoadChunkedState::AfterData } else { LoadChunkedState::Data(left) };
                 return Ok(Some(piece));
             }
-            if self.0 == State::End {
+            if self.0 == LoadChunkedState::End {
                 return Ok(None);
             }
             let Some((byte, rest)) = bytes.split_first() else { return Ok(None) };
@@ -51,12 +51,12 @@ impl Chunks {
     }
 
     pub(super) fn ended(&self) -> bool {
-        self.0 == State::End
+        self.0 == LoadChunkedState::End
     }
 }
 
-impl State {
-    fn after(self, byte: u8) -> Result<Self, Malformed> {
+impl LoadChunkedState {
+    fn after(self, byte: u8) -> Result<Self, MalformedChunks> {
         Ok(match (self, byte) {
             (Self::Start, _) => Self::Size { size: digit(byte)?, extension: false },
             (Self::Size { size: 0, .. }, b'\n') => Self::Trailer { empty: true },
@@ -71,21 +71,23 @@ impl State {
             (Self::Trailer { empty: true }, b'\n') => Self::End,
             (Self::Trailer { .. }, b'\n') => Self::Trailer { empty: true },
             (Self::Trailer { .. }, _) => Self::Trailer { empty: false },
-            (Self::Size { .. } | Self::AfterData | Self::Data(_) | Self::End, _) => return Err(Malformed),
+            (Self::Size { .. } | Self::AfterData | Self::Data(_) | Self::End, _) => {
+                return Err(MalformedChunks);
+            }
         })
     }
 }
 
-fn digit(byte: u8) -> Result<u64, Malformed> {
-    char::from(byte).to_digit(16).map(u64::from).ok_or(Malformed)
+fn digit(byte: u8) -> Result<u64, MalformedChunks> {
+    char::from(byte).to_digit(16).map(u64::from).ok_or(MalformedChunks)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn decoded(text: &[u8], step: usize) -> Result<(Vec<u8>, bool), Malformed> {
-        let mut chunks = Chunks::default();
+    fn decoded(text: &[u8], step: usize) -> Result<(Vec<u8>, bool), MalformedChunks> {
+        let mut chunks = LoadChunkedDecoder::default();
         let mut body = Vec::new();
         for mut bytes in text.chunks(step) {
             while let Some(piece) = chunks.next(&mut bytes)? {
@@ -107,7 +109,7 @@ mod tests {
     #[test]
     fn what_is_no_chunk_is_refused() {
         for text in [&b"x\r\n"[..], b"3\r\nabcd\r\n", b"\r\n", b"fffffffffffffffff\r\n"] {
-            assert_eq!(decoded(text, 64), Err(Malformed));
+            assert_eq!(decoded(text, 64), Err(MalformedChunks));
         }
     }
 }

@@ -10,7 +10,7 @@ use tokio::{
 };
 
 /// A chat request, ready to be sent.
-pub(super) struct Ask<'a> {
+pub(super) struct LoadRequest<'a> {
     pub(super) proxy: SocketAddr,
     pub(super) model: &'a str,
     pub(super) key: &'a str,
@@ -22,7 +22,7 @@ pub(super) struct Ask<'a> {
     pub(super) engine_time: Duration,
 }
 
-impl Ask<'_> {
+impl LoadRequest<'_> {
     pub(super) fn bytes(&self) -> Vec<u8> {
         let model = serde_json::Value::from(self.model);
         let before = format!(r#"{{"model":{model},"messages":[{{"role":"user","content":""#);
@@ -46,26 +46,26 @@ impl Ask<'_> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Framing {
+pub(super) enum LoadResponseFraming {
     Length(usize),
     Chunked,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head {
+pub(super) struct LoadResponseHead {
     bytes: usize,
     pub(super) status: u16,
-    pub(super) framing: Framing,
+    pub(super) framing: LoadResponseFraming,
     pub(super) keeps_alive: bool,
 }
 
-pub(super) struct Connection {
+pub(super) struct LoadConnection {
     pub(super) io: TcpStream,
     /// Read and not yet used.
     pub(super) read: BytesMut,
 }
 
-impl Connection {
+impl LoadConnection {
     pub(super) async fn open(proxy: SocketAddr) -> anyhow::Result<Self> {
         let io = TcpStream::connect(proxy).await.context("connect")?;
         io.set_nodelay(true)?;
@@ -76,7 +76,7 @@ impl Connection {
         self.io.write_all(bytes).await.context("send")
     }
 
-    pub(super) async fn more(&mut self) -> anyhow::Result<()> {
+    pub(super) async fn read_more(&mut self) -> anyhow::Result<()> {
         self.read.reserve(2048);
         let count = self.io.read_buf(&mut self.read).await.context("read")?;
         ensure!(count > 0, "the connection ended within an answer");
@@ -84,7 +84,7 @@ impl Connection {
     }
 
     /// The head of the next answer, informational ones left out; its bytes are taken from those that were read.
-    pub(super) async fn head(&mut self) -> anyhow::Result<Head> {
+    pub(super) async fn head(&mut self) -> anyhow::Result<LoadResponseHead> {
         loop {
             match parse(&self.read)? {
                 Some(head) if head.status < 200 => self.read.advance(head.bytes),
@@ -92,13 +92,13 @@ impl Connection {
                     self.read.advance(head.bytes);
                     return Ok(head);
                 }
-                None => self.more().await?,
+                None => self.read_more().await?,
             }
         }
     }
 }
 
-fn parse(bytes: &[u8]) -> anyhow::Result<Option<Head>> {
+fn parse(bytes: &[u8]) -> anyhow::Result<Option<LoadResponseHead>> {
     let mut headers = [const { MaybeUninit::uninit() }; 64];
     let mut response = httparse::Response::new(&mut []);
     let parser = httparse::ParserConfig::default();
@@ -110,9 +110,13 @@ fn parse(bytes: &[u8]) -> anyhow::Result<Option<Head>> {
         let (name, value) = (header.name, header.value);
         match name.len() {
             14 if name.eq_ignore_ascii_case("content-length") => {
-                framing = Some(Framing::Length(str::from_utf8(value)?.parse().context("content-length")?));
+                framing = Some(LoadResponseFraming::Length(
+                    str::from_utf8(value)?.parse().context("content-length")?,
+                ));
             }
-            17 if name.eq_ignore_ascii_case("transfer-encoding") => framing = Some(Framing::Chunked),
+            17 if name.eq_ignore_ascii_case("transfer-encoding") => {
+                framing = Some(LoadResponseFraming::Chunked)
+            }
             10 if name.eq_ignore_ascii_case("connection") => {
                 keeps_alive = !value.eq_ignore_ascii_case(b"close")
             }
@@ -120,8 +124,8 @@ fn parse(bytes: &[u8]) -> anyhow::Result<Option<Head>> {
         }
     }
     let status = response.code.unwrap_or_default();
-    let Some(framing) = framing.or_else(|| (status < 200).then_some(Framing::Length(0))) else {
+    let Some(framing) = framing.or_else(|| (status < 200).then_some(LoadResponseFraming::Length(0))) else {
         bail!("an answer of neither a length nor chunks");
     };
-    Ok(Some(Head { bytes: size, status, framing, keeps_alive }))
+    Ok(Some(LoadResponseHead { bytes: size, status, framing, keeps_alive }))
 }

@@ -10,33 +10,33 @@ use std::{
 
 use anyhow::{bail, ensure};
 use bytes::{Buf as _, Bytes};
-use engine_sim::fast::wire::{Wire, monotonic_ns};
+use engine_sim::fast::wire::{FastResponses, monotonic_ns};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep, sleep_until, timeout_at},
 };
 
 use super::{
-    Pace, Requests, Seen, answer, bounded,
-    chunks::Chunks,
-    http::{Ask, Connection, Framing, Head},
-    raise_descriptor_limit,
-    tally::Tally,
+    LoadResult, RequestLoad, RequestPace, check_bounds,
+    chunks::LoadChunkedDecoder,
+    http::{LoadConnection, LoadRequest, LoadResponseFraming, LoadResponseHead},
+    raise_descriptor_limit, response_check,
+    tally::LoadTally,
 };
 
 /// What answers may take beyond the engine's own time; then the load is over, whatever is missing.
-const PATIENCE: Duration = Duration::from_secs(10);
+const RESPONSE_GRACE: Duration = Duration::from_secs(10);
 
 /// Puts requests on a proxy. Everything runs on the current runtime, which is best of one thread.
 ///
 /// Errors: the load is out of bounds or not for this machine. What goes wrong with a request is counted.
-pub(crate) async fn requests(load: &Requests) -> anyhow::Result<Seen> {
-    bounded(load.proxy, load.connections, load.body, load.lasts)?;
-    if let Pace::Open { per_second } = load.pace {
+pub(crate) async fn requests(load: &RequestLoad) -> anyhow::Result<LoadResult> {
+    check_bounds(load.proxy, load.connections, load.body, load.duration)?;
+    if let RequestPace::Open { per_second } = load.pace {
         ensure!(per_second > 0.0 && per_second <= 1e6, "{per_second} requests a second cannot be had");
     }
     raise_descriptor_limit()?;
-    let ask = Ask {
+    let ask = LoadRequest {
         proxy: load.proxy,
         model: &load.model,
         key: &load.key,
@@ -45,13 +45,13 @@ pub(crate) async fn requests(load: &Requests) -> anyhow::Result<Seen> {
         interval: Duration::ZERO,
         engine_time: load.engine_time,
     };
-    let tally = Tally::new()?;
+    let tally = LoadTally::new()?;
     let start = Instant::now();
-    let end = start + load.lasts;
-    let worker = Worker {
+    let end = start + load.duration;
+    let worker = RequestWorker {
         load: load.clone(),
         request: ask.bytes().into(),
-        wire: Arc::new(Wire::new(&load.model)),
+        expected: Arc::new(FastResponses::new(&load.model)),
         tally: tally.clone(),
         issued: Arc::new(AtomicU64::new(0)),
         start,
@@ -61,28 +61,28 @@ pub(crate) async fn requests(load: &Requests) -> anyhow::Result<Seen> {
     for _ in 0..load.connections {
         workers.spawn(worker.clone().run());
     }
-    let last = end + load.engine_time + PATIENCE;
+    let last = end + load.engine_time + RESPONSE_GRACE;
     while let Ok(Some(_)) = timeout_at(last, workers.join_next()).await {}
     tally.counts().errors += workers.len() as u64;
-    Ok(tally.seen())
+    Ok(tally.result())
 }
 
 #[derive(Clone)]
-struct Worker {
-    load: Requests,
+struct RequestWorker {
+    load: RequestLoad,
     request: Bytes,
-    wire: Arc<Wire>,
-    tally: Tally,
+    expected: Arc<FastResponses>,
+    tally: LoadTally,
     /// How many requests of the schedule were taken by any worker.
     issued: Arc<AtomicU64>,
     start: Instant,
     end: Instant,
 }
 
-impl Worker {
+impl RequestWorker {
     async fn run(self) {
         let mut connection = None;
-        while let Some(due_ns) = self.turn().await {
+        while let Some(due_ns) = self.next_due().await {
             match self.exchange(&mut connection).await {
                 Ok(right) => {
                     let now = monotonic_ns();
@@ -105,9 +105,9 @@ impl Worker {
     }
 
     /// When the next request counts from; `None` when time is up.
-    async fn turn(&self) -> Option<u64> {
+    async fn next_due(&self) -> Option<u64> {
         let now = Instant::now();
-        let Pace::Open { per_second } = self.load.pace else {
+        let RequestPace::Open { per_second } = self.load.pace else {
             return (now < self.end).then(monotonic_ns);
         };
         let nth = self.issued.fetch_add(1, Relaxed);
@@ -124,10 +124,10 @@ impl Worker {
     }
 
     /// Whether the answer is the right one.
-    async fn exchange(&self, kept: &mut Option<Connection>) -> anyhow::Result<bool> {
+    async fn exchange(&self, kept: &mut Option<LoadConnection>) -> anyhow::Result<bool> {
         let mut connection = match kept.take() {
             Some(connection) => connection,
-            None => Connection::open(self.load.proxy).await?,
+            None => LoadConnection::open(self.load.proxy).await?,
         };
         connection.send(&self.request).await?;
         let head = connection.head().await?;
@@ -141,18 +141,18 @@ impl Worker {
         Ok(right)
     }
 
-    async fn body(&self, connection: &mut Connection, head: Head) -> anyhow::Result<bool> {
+    async fn body(&self, connection: &mut LoadConnection, head: LoadResponseHead) -> anyhow::Result<bool> {
         match head.framing {
-            Framing::Length(length) => {
+            LoadResponseFraming::Length(length) => {
                 while connection.read.len() < length {
-                    connection.more().await?;
+                    connection.read_more().await?;
                 }
-                let right = self.right(&connection.read[..length]);
+                let right = self.is_expected(&connection.read[..length]);
                 connection.read.advance(length);
                 Ok(right && connection.read.is_empty())
             }
-            Framing::Chunked => {
-                let (mut chunks, mut body) = (Chunks::default(), Vec::new());
+            LoadResponseFraming::Chunked => {
+                let (mut chunks, mut body) = (LoadChunkedDecoder::default(), Vec::new());
                 loop {
                     let mut bytes = &connection.read[..];
                     while let Some(piece) =
@@ -163,15 +163,15 @@ impl Worker {
                     let left = bytes.len();
                     connection.read.advance(connection.read.len() - left);
                     if chunks.ended() {
-                        return Ok(self.right(&body) && left == 0);
+                        return Ok(self.is_expected(&body) && left == 0);
                     }
-                    connection.more().await?;
+                    connection.read_more().await?;
                 }
             }
         }
     }
 
-    fn right(&self, body: &[u8]) -> bool {
-        answer::whole(&self.wire, self.load.check, body)
+    fn is_expected(&self, body: &[u8]) -> bool {
+        response_check::is_expected_body(&self.expected, self.load.check, body)
     }
 }

@@ -12,21 +12,21 @@ use tokio::{
 };
 
 use super::{
-    Pace, Requests, Seen, Streams, ad_hoc::Target, bounded, raise_descriptor_limit, requests,
-    streams::Reader, tally::Tally,
+    LoadResult, RequestLoad, RequestPace, StreamLoad, ad_hoc::LoadTarget, check_bounds,
+    raise_descriptor_limit, requests, streams::StreamReader, tally::LoadTally,
 };
-use crate::measure::{Memory, tree};
+use crate::measure::{ProcessMemory, tree};
 
 /// What streams may take beyond their intervals.
-const PATIENCE: Duration = Duration::from_secs(30);
+const STREAM_GRACE: Duration = Duration::from_secs(30);
 /// A shorter series says nothing of a slope.
-const FEWEST: usize = 3;
+const MIN_SAMPLES: usize = 3;
 
 /// Put requests, streams and clients that leave in mid-stream on one address for a long time, and see whether a process grows.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Soak {
+pub(crate) struct SoakArgs {
     #[command(flatten)]
-    target: Target,
+    target: LoadTarget,
     #[arg(long, default_value_t = 60.0)]
     minutes: f64,
     /// The process that is watched, with those that it started.
@@ -59,14 +59,14 @@ pub(crate) struct Soak {
     bound: f64,
 }
 
-impl Soak {
+impl SoakArgs {
     /// Runs it; the line to print.
     ///
     /// Errors: memory grew faster than the bound, anything went wrong with a request or stream, or nothing can be said.
     pub(crate) async fn run(self) -> anyhow::Result<String> {
         let lasts = Duration::try_from_secs_f64(self.minutes * 60.0)?;
         let open = self.streams * (self.interval * self.events).as_secs_f64();
-        bounded(self.target.proxy, 1 + open as usize, 0, lasts)?;
+        check_bounds(self.target.proxy, 1 + open as usize, 0, lasts)?;
         ensure!(self.streams > 0.0 && !self.sample.is_zero(), "streams and samples come at some rate");
         ensure!((0.0..1.0).contains(&self.warm_up), "a warm-up is a share of the time");
         raise_descriptor_limit()?;
@@ -77,23 +77,23 @@ impl Soak {
         self.judge(&requests, &streams, &samples)
     }
 
-    fn requests(&self, lasts: Duration) -> Requests {
-        Requests {
+    fn requests(&self, lasts: Duration) -> RequestLoad {
+        RequestLoad {
             proxy: self.target.proxy,
             model: self.target.model.clone(),
             key: self.target.key.clone(),
             connections: 64,
             body: 1024,
             engine_time: Duration::from_millis(10),
-            pace: Pace::Open { per_second: self.rate },
-            lasts,
+            pace: RequestPace::Open { per_second: self.rate },
+            duration: lasts,
             check: self.target.check,
         }
     }
 
-    async fn streams(&self, end: Instant) -> anyhow::Result<Seen> {
-        let load = Streams {
-            opened: super::OPENED,
+    async fn streams(&self, end: Instant) -> anyhow::Result<LoadResult> {
+        let load = StreamLoad {
+            opened_per_second: super::MAX_OPENED_PER_SECOND,
             proxy: self.target.proxy,
             model: self.target.model.clone(),
             key: self.target.key.clone(),
@@ -102,8 +102,8 @@ impl Soak {
             events: self.events,
             check: self.target.check,
         };
-        let tally = Tally::new()?;
-        let reader = Reader::new(&load, &tally);
+        let tally = LoadTally::new()?;
+        let reader = StreamReader::new(&load, &tally);
         let start = Instant::now();
         let mut readers = JoinSet::new();
         for nth in 0_u32.. {
@@ -113,22 +113,22 @@ impl Soak {
             }
             while timeout_at(due, readers.join_next()).await.is_ok_and(|ended| ended.is_some()) {}
             sleep_until(due).await;
-            readers.spawn(reader.clone().run(None, self.leaves_after(nth)));
+            readers.spawn(reader.clone().run(None, self.abort_after_events(nth)));
         }
-        let last = end + self.interval * (self.events + 1) + PATIENCE;
+        let last = end + self.interval * (self.events + 1) + STREAM_GRACE;
         while let Ok(Some(_)) = timeout_at(last, readers.join_next()).await {}
         tally.counts().errors += readers.len() as u64;
-        Ok(tally.seen())
+        Ok(tally.result())
     }
 
     /// After how many events the client of a stream leaves; another number each time, none included.
-    fn leaves_after(&self, nth: u32) -> u32 {
+    fn abort_after_events(&self, nth: u32) -> u32 {
         let leaves = self.leaves > 0 && nth.is_multiple_of(self.leaves);
         if leaves { (nth / self.leaves).wrapping_mul(7919) % self.events.max(1) } else { u32::MAX }
     }
 
     /// Memory over time, since the warm-up.
-    async fn samples(&self, end: Instant) -> anyhow::Result<Vec<Sample>> {
+    async fn samples(&self, end: Instant) -> anyhow::Result<Vec<SoakSample>> {
         let start = Instant::now();
         let begins = start + (end - start).mul_f64(self.warm_up);
         let mut ticks = interval(self.sample);
@@ -142,14 +142,23 @@ impl Soak {
                     let (pid, alone) = (self.pid, self.alone);
                     // The kernel walks all pages for it, and the load must not wait for that.
                     let memory = spawn_blocking(move || memory(pid, alone)).await??;
-                    samples.push(Sample { at: now - start, memory });
+                    samples.push(SoakSample { at: now - start, memory });
                 }
             }
         }
     }
 
-    fn judge(&self, requests: &Seen, streams: &Seen, samples: &[Sample]) -> anyhow::Result<String> {
-        ensure!(samples.len() >= FEWEST, "{} samples are too few; {FEWEST} are needed", samples.len());
+    fn judge(
+        &self,
+        requests: &LoadResult,
+        streams: &LoadResult,
+        samples: &[SoakSample],
+    ) -> anyhow::Result<String> {
+        ensure!(
+            samples.len() >= MIN_SAMPLES,
+            "{} samples are too few; {MIN_SAMPLES} are needed",
+            samples.len()
+        );
         let pss = slope(samples, |memory| memory.pss);
         let rss = slope(samples, |memory| memory.rss);
         let last = samples.last().map_or(0, |sample| sample.memory.pss) / 1024;
@@ -159,7 +168,7 @@ impl Soak {
             streams.units,
             samples.len(),
         );
-        let complaint = requests.complaint.as_ref().or(streams.complaint.as_ref());
+        let complaint = requests.first_error.as_ref().or(streams.first_error.as_ref());
         let wrong = requests.errors + requests.corrupted + streams.errors + streams.corrupted;
         ensure!(
             wrong == 0,
@@ -172,23 +181,23 @@ impl Soak {
 }
 
 /// Of a process, and unless it is taken alone of those that it started.
-fn memory(pid: u32, alone: bool) -> anyhow::Result<Memory> {
+fn memory(pid: u32, alone: bool) -> anyhow::Result<ProcessMemory> {
     let mut pids = tree(pid)?;
     ensure!(!pids.is_empty(), "process {pid} is gone");
     if alone {
         pids.truncate(1);
     }
-    Ok(Memory::of(&pids)?)
+    Ok(ProcessMemory::of(&pids)?)
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Sample {
+struct SoakSample {
     at: Duration,
-    memory: Memory,
+    memory: ProcessMemory,
 }
 
 /// Of the line that fits best, in KB an hour.
-fn slope(samples: &[Sample], of: impl Fn(&Memory) -> u64) -> f64 {
+fn slope(samples: &[SoakSample], of: impl Fn(&ProcessMemory) -> u64) -> f64 {
     let points = || samples.iter().map(|s| (s.at.as_secs_f64() / 3600.0, of(&s.memory) as f64 / 1024.0));
     let count = samples.len().max(1) as f64;
     let (hours, kilobytes) = points().fold((0.0, 0.0), |sum, point| (sum.0 + point.0, sum.1 + point.1));
@@ -206,7 +215,7 @@ mod tests {
     fn a_slope_is_told_through_noise() {
         let sample = |second: u64| {
             let pss = (10_000 + second + second % 2 * 50) * 1024;
-            Sample { at: Duration::from_secs(second), memory: Memory { pss, rss: 7 << 20 } }
+            SoakSample { at: Duration::from_secs(second), memory: ProcessMemory { pss, rss: 7 << 20 } }
         };
         let samples: Vec<_> = (0..600).map(sample).collect();
         let grown = slope(&samples, |memory| memory.pss);
@@ -219,8 +228,13 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
         let proxy = listener.local_addr()?;
         tokio::spawn(async move { engine_sim::fast::serve(listener, "m").await });
-        let target = Target { proxy, model: "m".into(), key: "k".into(), check: super::super::Check::Bytes };
-        let soak = Soak {
+        let target = LoadTarget {
+            proxy,
+            model: "m".into(),
+            key: "k".into(),
+            check: super::super::ResponseCheck::Bytes,
+        };
+        let soak = SoakArgs {
             target,
             minutes: 2.0 / 60.0,
             pid: std::process::id(),

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{anyhow, bail, ensure};
 use bytes::Bytes;
-use engine_sim::fast::wire::{Wire, monotonic_ns};
+use engine_sim::fast::wire::{FastResponses, monotonic_ns};
 use tokio::{
     io::AsyncReadExt as _,
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -13,43 +13,42 @@ use tokio::{
 };
 
 use super::{
-    Check, Seen, Streams,
-    answer::{Came, Events},
-    bounded,
-    chunks::Chunks,
-    http::{Ask, Connection, Framing},
+    LoadResult, ResponseCheck, StreamLoad, check_bounds,
+    chunks::LoadChunkedDecoder,
+    http::{LoadConnection, LoadRequest, LoadResponseFraming},
     raise_descriptor_limit,
-    tally::Tally,
+    response_check::{CheckedEvent, EventChecker},
+    tally::LoadTally,
 };
 
 /// Streams opened in a second, at most: backlogs hold a few hundred connections, and the first events of all must not come at
 /// one moment.
-pub(crate) const OPENED: u32 = 2000;
+pub(crate) const MAX_OPENED_PER_SECOND: u32 = 2000;
 /// Streams without their first event at one time.
-const OPENING: usize = 128;
+const MAX_OPENING: usize = 128;
 /// What a load may take beyond what its ramp and intervals make; then it is over, whatever is missing.
-const PATIENCE: Duration = Duration::from_secs(30);
+const LOAD_GRACE: Duration = Duration::from_secs(30);
 
 /// Opens streams through a proxy and reads them to their ends. Everything runs on the current runtime, best of one thread.
 ///
 /// Errors: the load is out of bounds or not for this machine. What goes wrong with a stream is counted.
-pub(crate) async fn streams(load: &Streams) -> anyhow::Result<Seen> {
+pub(crate) async fn streams(load: &StreamLoad) -> anyhow::Result<LoadResult> {
     ensure!(
-        (1..=OPENED).contains(&load.opened),
-        "{} streams opened in a second: 1 to {OPENED} can be had",
-        load.opened
+        (1..=MAX_OPENED_PER_SECOND).contains(&load.opened_per_second),
+        "{} streams opened in a second: 1 to {MAX_OPENED_PER_SECOND} can be had",
+        load.opened_per_second
     );
-    let each = Duration::from_secs(1) / load.opened;
+    let each = Duration::from_secs(1) / load.opened_per_second;
     let ramp = each.saturating_mul(u32::try_from(load.streams)?);
     // An interval more: the engine shifts each stream by a part of one.
     let lasts = ramp + load.interval.saturating_mul(load.events.saturating_add(1));
-    bounded(load.proxy, load.streams, 0, lasts)?;
+    check_bounds(load.proxy, load.streams, 0, lasts)?;
     raise_descriptor_limit()?;
-    let tally = Tally::new()?;
-    let reader = Reader::new(load, &tally);
+    let tally = LoadTally::new()?;
+    let reader = StreamReader::new(load, &tally);
     let start = Instant::now();
-    let opening = Arc::new(Semaphore::new(OPENING));
-    let last = start + lasts + PATIENCE;
+    let opening = Arc::new(Semaphore::new(MAX_OPENING));
+    let last = start + lasts + LOAD_GRACE;
     let mut readers = JoinSet::new();
     for nth in 0..load.streams {
         sleep_until(start + each.saturating_mul(u32::try_from(nth)?)).await;
@@ -59,21 +58,21 @@ pub(crate) async fn streams(load: &Streams) -> anyhow::Result<Seen> {
     let missing = load.streams - readers.len();
     while let Ok(Some(_)) = timeout_at(last, readers.join_next()).await {}
     tally.counts().errors += (missing + readers.len()) as u64;
-    Ok(tally.seen())
+    Ok(tally.result())
 }
 
 /// Reads one stream, or as many as it has clones.
 #[derive(Clone)]
-pub(super) struct Reader {
-    load: Streams,
+pub(super) struct StreamReader {
+    load: StreamLoad,
     request: Bytes,
-    wire: Arc<Wire>,
-    tally: Tally,
+    expected: Arc<FastResponses>,
+    tally: LoadTally,
 }
 
-impl Reader {
-    pub(super) fn new(load: &Streams, tally: &Tally) -> Self {
-        let ask = Ask {
+impl StreamReader {
+    pub(super) fn new(load: &StreamLoad, tally: &LoadTally) -> Self {
+        let ask = LoadRequest {
             proxy: load.proxy,
             model: &load.model,
             key: &load.key,
@@ -84,7 +83,7 @@ impl Reader {
         };
         Self {
             request: ask.bytes().into(),
-            wire: Arc::new(Wire::new(&load.model)),
+            expected: Arc::new(FastResponses::new(&load.model)),
             tally: tally.clone(),
             load: load.clone(),
         }
@@ -98,14 +97,14 @@ impl Reader {
     }
 
     async fn read(&self, mut opening: Option<OwnedSemaphorePermit>, leaves_after: u32) -> anyhow::Result<()> {
-        let mut connection = Connection::open(self.load.proxy).await?;
+        let mut connection = LoadConnection::open(self.load.proxy).await?;
         let asked_ns = monotonic_ns();
         connection.send(&self.request).await?;
         let head = connection.head().await?;
         ensure!(head.status == 200, "status {}", head.status);
-        ensure!(head.framing == Framing::Chunked, "a stream that is not in chunks");
-        let mut chunks = Chunks::default();
-        let mut events = Events::new(self.load.check, self.load.events);
+        ensure!(head.framing == LoadResponseFraming::Chunked, "a stream that is not in chunks");
+        let mut chunks = LoadChunkedDecoder::default();
+        let mut events = EventChecker::new(self.load.check, self.load.events);
         loop {
             let came_ns = monotonic_ns();
             let mut bytes = &connection.read[..];
@@ -119,7 +118,7 @@ impl Reader {
                 ensure!(left == 0, "bytes after the end of a stream");
                 break;
             }
-            if events.came() >= leaves_after {
+            if events.count() >= leaves_after {
                 return Ok(());
             }
             connection.read.reserve(4096);
@@ -131,26 +130,26 @@ impl Reader {
         Ok(())
     }
 
-    fn count(&self, events: &mut Events, piece: &[u8], (asked_ns, came_ns): (u64, u64)) {
+    fn count(&self, events: &mut EventChecker, piece: &[u8], (asked_ns, came_ns): (u64, u64)) {
         let mut counts = self.tally.counts();
         let mut wrong = false;
-        events.take(&self.wire, piece, |came| match came {
-            Came::Event { first, sent_ns } => {
+        events.feed(&self.expected, piece, |came| match came {
+            CheckedEvent::Event { first, sent_ns } => {
                 counts.unit(came_ns);
                 counts.lag(came_ns.saturating_sub(sent_ns));
                 if first {
                     counts.latency(came_ns.saturating_sub(asked_ns));
                 }
             }
-            Came::Wrong => {
+            CheckedEvent::Wrong => {
                 counts.unit(came_ns);
                 wrong = true;
                 counts.corrupted += 1;
             }
         });
         if wrong {
-            let what = if self.load.check == Check::Bytes { "bytes" } else { "text" };
-            counts.complain(|| format!("an event is not the {what} expected at its place"));
+            let what = if self.load.check == ResponseCheck::Bytes { "bytes" } else { "text" };
+            counts.record_first_error(|| format!("an event is not the {what} expected at its place"));
         }
     }
 }

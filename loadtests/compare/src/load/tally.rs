@@ -7,19 +7,19 @@ use std::{
 
 use hdrhistogram::Histogram;
 
-use super::Seen;
+use super::LoadResult;
 
 /// Latencies are kept from one microsecond to ten minutes.
 const LONGEST_US: u64 = 600_000_000;
 /// A proxy's share of an answer that took the engine a second is some hundred microseconds: three digits would hide it.
-const DIGITS: u8 = 4;
+const SIGNIFICANT_DIGITS: u8 = 4;
 
 /// A shared count. The lock is there for `Send` alone: all who use it run on one thread, so it is never waited for.
 #[derive(Clone, Debug)]
-pub(super) struct Tally(Arc<Mutex<Counts>>);
+pub(super) struct LoadTally(Arc<Mutex<LoadCounts>>);
 
 #[derive(Debug)]
-pub(super) struct Counts {
+pub(super) struct LoadCounts {
     pub(super) units: u64,
     pub(super) errors: u64,
     pub(super) corrupted: u64,
@@ -28,13 +28,13 @@ pub(super) struct Counts {
     first_ns: u64,
     last_ns: u64,
     /// What went wrong first: one cause said is worth more than a thousand counted.
-    complaint: Option<String>,
+    first_error: Option<String>,
 }
 
-impl Tally {
+impl LoadTally {
     pub(super) fn new() -> anyhow::Result<Self> {
-        let histogram = Histogram::new_with_bounds(1, LONGEST_US, DIGITS)?;
-        Ok(Self(Arc::new(Mutex::new(Counts {
+        let histogram = Histogram::new_with_bounds(1, LONGEST_US, SIGNIFICANT_DIGITS)?;
+        Ok(Self(Arc::new(Mutex::new(LoadCounts {
             units: 0,
             errors: 0,
             corrupted: 0,
@@ -42,42 +42,42 @@ impl Tally {
             lag: histogram,
             first_ns: 0,
             last_ns: 0,
-            complaint: None,
+            first_error: None,
         }))))
     }
 
-    pub(super) fn counts(&self) -> MutexGuard<'_, Counts> {
+    pub(super) fn counts(&self) -> MutexGuard<'_, LoadCounts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn error(&self, error: &anyhow::Error) {
         let mut counts = self.counts();
         counts.errors += 1;
-        counts.complain(|| format!("{error:#}"));
+        counts.record_first_error(|| format!("{error:#}"));
     }
 
     pub(super) fn corrupted(&self, what: &str) {
         let mut counts = self.counts();
         counts.corrupted += 1;
-        counts.complain(|| what.to_owned());
+        counts.record_first_error(|| what.to_owned());
     }
 
     /// All of it, and the first complaint.
-    pub(super) fn seen(&self) -> Seen {
+    pub(super) fn result(&self) -> LoadResult {
         let counts = self.counts();
-        Seen {
+        LoadResult {
             units: counts.units,
             errors: counts.errors,
             corrupted: counts.corrupted,
             wall: Duration::from_nanos(counts.last_ns.saturating_sub(counts.first_ns)),
             latency: counts.latency.clone(),
             lag: counts.lag.clone(),
-            complaint: counts.complaint.clone(),
+            first_error: counts.first_error.clone(),
         }
     }
 }
 
-impl Counts {
+impl LoadCounts {
     /// A unit that came at `now_ns`.
     pub(super) fn unit(&mut self, now_ns: u64) {
         if self.units == 0 {
@@ -95,7 +95,7 @@ impl Counts {
         self.lag.saturating_record(ns / 1000);
     }
 
-    pub(super) fn complain(&mut self, what: impl FnOnce() -> String) {
-        self.complaint.get_or_insert_with(what);
+    pub(super) fn record_first_error(&mut self, what: impl FnOnce() -> String) {
+        self.first_error.get_or_insert_with(what);
     }
 }

@@ -23,7 +23,7 @@ async fn engine() -> SocketAddr {
 
 /// What a relay does to what an engine says.
 #[derive(Clone, Copy, PartialEq)]
-enum Harm {
+enum RelayDamage {
     /// Cuts it into pieces of a few bytes, which is none.
     Pieces,
     /// One bit of one byte, deep in.
@@ -39,7 +39,7 @@ enum Harm {
 }
 
 /// A proxy of connections that does `harm` to the second event or, where there is one answer only, to that.
-async fn relay(engine: SocketAddr, harm: Harm) -> SocketAddr {
+async fn relay(engine: SocketAddr, harm: RelayDamage) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -52,7 +52,8 @@ async fn relay(engine: SocketAddr, harm: Harm) -> SocketAddr {
                 // A whole short stream, or one answer.
                 let mut text = Vec::new();
                 while !whole(&text) && matches!(from.read_buf(&mut text).await, Ok(1..)) {}
-                for piece in harmed(text, harm).chunks(if harm == Harm::Pieces { 7 } else { 1 << 20 }) {
+                for piece in harmed(text, harm).chunks(if harm == RelayDamage::Pieces { 7 } else { 1 << 20 })
+                {
                     answers.write_all(piece).await.ok();
                     tokio::task::yield_now().await;
                 }
@@ -66,52 +67,52 @@ async fn relay(engine: SocketAddr, harm: Harm) -> SocketAddr {
 fn whole(text: &[u8]) -> bool {
     let head = memchr::memmem::find(text, b"\r\n\r\n").map(|at| at + 4);
     let length = memchr::memmem::find(text, b"content-length").and(head);
-    length.is_some_and(|head| text.len() == head + engine_sim::fast::wire::ANSWER)
+    length.is_some_and(|head| text.len() == head + engine_sim::fast::wire::ANSWER_BYTES)
         || text.ends_with(b"\r\n0\r\n\r\n")
 }
 
-fn harmed(mut text: Vec<u8>, harm: Harm) -> Vec<u8> {
-    const FRAME: usize = b"e2\r\n".len() + engine_sim::fast::wire::EVENT + b"\r\n".len();
+fn harmed(mut text: Vec<u8>, harm: RelayDamage) -> Vec<u8> {
+    const FRAME: usize = b"e2\r\n".len() + engine_sim::fast::wire::EVENT_BYTES + b"\r\n".len();
     let head = memchr::memmem::find(&text, b"\r\n\r\n").unwrap() + 4;
     let second = head + FRAME;
     match harm {
-        Harm::Pieces => {}
-        Harm::Flip => text[second + 200] ^= 4,
-        Harm::Swap => text[second..second + 2 * FRAME].rotate_left(FRAME),
-        Harm::Drop => drop(text.drain(second..second + FRAME)),
-        Harm::Double => {
+        RelayDamage::Pieces => {}
+        RelayDamage::Flip => text[second + 200] ^= 4,
+        RelayDamage::Swap => text[second..second + 2 * FRAME].rotate_left(FRAME),
+        RelayDamage::Drop => drop(text.drain(second..second + FRAME)),
+        RelayDamage::Double => {
             let event = text[second..second + FRAME].to_vec();
             text.splice(second..second, event);
         }
-        Harm::Cut => text.truncate(second + 100),
+        RelayDamage::Cut => text.truncate(second + 100),
     }
     text
 }
 
-fn some_streams(proxy: SocketAddr) -> Streams {
-    Streams {
-        opened: OPENED,
+fn some_streams(proxy: SocketAddr) -> StreamLoad {
+    StreamLoad {
+        opened_per_second: MAX_OPENED_PER_SECOND,
         proxy,
         model: "m".into(),
         key: "k".into(),
         streams: 20,
         interval: Duration::from_millis(2),
         events: 10,
-        check: Check::Bytes,
+        check: ResponseCheck::Bytes,
     }
 }
 
-fn some_requests(proxy: SocketAddr) -> Requests {
-    Requests {
+fn some_requests(proxy: SocketAddr) -> RequestLoad {
+    RequestLoad {
         proxy,
         model: "m".into(),
         key: "k".into(),
         connections: 4,
         body: 1024,
         engine_time: Duration::ZERO,
-        pace: Pace::Closed,
-        lasts: Duration::from_millis(200),
-        check: Check::Bytes,
+        pace: RequestPace::Closed,
+        duration: Duration::from_millis(200),
+        check: ResponseCheck::Bytes,
     }
 }
 
@@ -119,9 +120,9 @@ fn some_requests(proxy: SocketAddr) -> Requests {
 async fn streams_come_whole_and_are_timed() {
     let engine = engine().await;
     for (interval, events) in [(Duration::from_millis(5), 20), (Duration::ZERO, 500)] {
-        let load = Streams { interval, events, ..some_streams(engine) };
+        let load = StreamLoad { interval, events, ..some_streams(engine) };
         let seen = streams(&load).await.unwrap();
-        assert_eq!((seen.errors, seen.corrupted, seen.complaint), (0, 0, None));
+        assert_eq!((seen.errors, seen.corrupted, seen.first_error), (0, 0, None));
         assert_eq!(
             (seen.units, seen.latency.len(), seen.lag.len()),
             (20 * u64::from(events), 20, seen.units)
@@ -132,10 +133,10 @@ async fn streams_come_whole_and_are_timed() {
 
 #[tokio::test]
 async fn harmless_relays_are_not_complained_of() {
-    let relay = relay(engine().await, Harm::Pieces).await;
-    for check in [Check::Bytes, Check::Content] {
-        let seen = streams(&Streams { check, ..some_streams(relay) }).await.unwrap();
-        assert_eq!((seen.units, seen.errors, seen.corrupted, seen.complaint), (200, 0, 0, None));
+    let relay = relay(engine().await, RelayDamage::Pieces).await;
+    for check in [ResponseCheck::Bytes, ResponseCheck::Content] {
+        let seen = streams(&StreamLoad { check, ..some_streams(relay) }).await.unwrap();
+        assert_eq!((seen.units, seen.errors, seen.corrupted, seen.first_error), (200, 0, 0, None));
     }
 }
 
@@ -143,45 +144,49 @@ async fn harmless_relays_are_not_complained_of() {
 async fn whatever_a_relay_does_to_events_is_noticed() {
     let engine = engine().await;
     // Of each stream: events that are wrong, and whether it ended badly as well.
-    for (harm, wrong, broken) in
-        [(Harm::Flip, 1, 0), (Harm::Swap, 3, 0), (Harm::Drop, 1, 0), (Harm::Double, 1, 0), (Harm::Cut, 0, 1)]
-    {
+    for (harm, wrong, broken) in [
+        (RelayDamage::Flip, 1, 0),
+        (RelayDamage::Swap, 3, 0),
+        (RelayDamage::Drop, 1, 0),
+        (RelayDamage::Double, 1, 0),
+        (RelayDamage::Cut, 0, 1),
+    ] {
         let seen = streams(&some_streams(relay(engine, harm).await)).await.unwrap();
         let (corrupted, errors) = (seen.corrupted, seen.errors);
         assert!(
             corrupted >= 20 * wrong && errors >= 20 * broken,
             "{corrupted} {errors} {:?}",
-            seen.complaint
+            seen.first_error
         );
-        assert!(seen.complaint.is_some());
+        assert!(seen.first_error.is_some());
     }
 }
 
 #[tokio::test]
 async fn requests_are_answered_and_counted() {
     let seen = requests(&some_requests(engine().await)).await.unwrap();
-    assert_eq!((seen.errors, seen.corrupted, seen.complaint), (0, 0, None));
+    assert_eq!((seen.errors, seen.corrupted, seen.first_error), (0, 0, None));
     assert!(seen.units > 0 && seen.latency.len() == seen.units);
 }
 
 #[tokio::test]
 async fn a_changed_or_cut_answer_is_noticed() {
     let engine = engine().await;
-    let seen = requests(&some_requests(relay(engine, Harm::Flip).await)).await.unwrap();
+    let seen = requests(&some_requests(relay(engine, RelayDamage::Flip).await)).await.unwrap();
     assert!(seen.corrupted > 0 && seen.corrupted == seen.units, "{seen:?}");
-    let seen = requests(&some_requests(relay(engine, Harm::Cut).await)).await.unwrap();
+    let seen = requests(&some_requests(relay(engine, RelayDamage::Cut).await)).await.unwrap();
     assert!(seen.errors > 0 && seen.units == 0, "{seen:?}");
 }
 
 #[tokio::test]
 async fn an_open_load_keeps_its_schedule_through_slow_answers() {
     let engine_time = Duration::from_millis(100);
-    let load = Requests {
+    let load = RequestLoad {
         connections: 60,
         body: 220_000,
         engine_time,
-        pace: Pace::Open { per_second: 200.0 },
-        lasts: Duration::from_millis(500),
+        pace: RequestPace::Open { per_second: 200.0 },
+        duration: Duration::from_millis(500),
         ..some_requests(engine().await)
     };
     let began = Instant::now();
@@ -194,11 +199,11 @@ async fn an_open_load_keeps_its_schedule_through_slow_answers() {
 /// One connection cannot keep the schedule, and those that came later waited longer.
 #[tokio::test]
 async fn what_could_not_be_sent_in_time_has_waited() {
-    let load = Requests {
+    let load = RequestLoad {
         connections: 1,
         engine_time: Duration::from_millis(50),
-        pace: Pace::Open { per_second: 100.0 },
-        lasts: Duration::from_millis(200),
+        pace: RequestPace::Open { per_second: 100.0 },
+        duration: Duration::from_millis(200),
         ..some_requests(engine().await)
     };
     let seen = requests(&load).await.unwrap();
@@ -221,7 +226,7 @@ async fn refusals_and_closed_ports_are_errors() {
         }
     });
     let seen = requests(&some_requests(address)).await.unwrap();
-    assert_eq!((seen.units, seen.complaint.as_deref()), (0, Some("status 429")));
+    assert_eq!((seen.units, seen.first_error.as_deref()), (0, Some("status 429")));
     // Not as fast as it can be refused.
     assert!((1..500).contains(&seen.errors) && served.load(Relaxed) as u64 >= seen.errors);
     refusing.abort();
@@ -236,7 +241,9 @@ async fn load_stays_on_this_machine_and_within_bounds() {
     assert!(requests(&some_requests(away)).await.is_err());
     assert!(streams(&some_streams(away)).await.is_err());
     let here = engine().await;
-    assert!(requests(&Requests { lasts: Duration::from_hours(48), ..some_requests(here) }).await.is_err());
-    assert!(requests(&Requests { connections: 0, ..some_requests(here) }).await.is_err());
-    assert!(streams(&Streams { streams: 1_000_000, ..some_streams(here) }).await.is_err());
+    assert!(
+        requests(&RequestLoad { duration: Duration::from_hours(48), ..some_requests(here) }).await.is_err()
+    );
+    assert!(requests(&RequestLoad { connections: 0, ..some_requests(here) }).await.is_err());
+    assert!(streams(&StreamLoad { streams: 1_000_000, ..some_streams(here) }).await.is_err());
 }

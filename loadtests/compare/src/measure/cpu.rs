@@ -2,20 +2,20 @@
 
 use std::{collections::BTreeMap, fs, io, time::Duration};
 
-use super::{alive, tree};
+use super::{if_alive, tree};
 
 /// The time of a process and its descendants, to the nanosecond. The kernel forgets a thread's count with the thread, so what was
 /// read of threads that ended since is kept here.
 #[derive(Debug)]
-pub(crate) struct Cpu {
+pub(crate) struct CpuMeter {
     root: u32,
     /// By process and thread.
     threads: BTreeMap<(u32, u32), u64>,
     ended: u64,
 }
 
-impl Cpu {
-    pub(crate) fn of(root: u32) -> Self {
+impl CpuMeter {
+    pub(crate) fn new(root: u32) -> Self {
         Self { root, threads: BTreeMap::new(), ended: 0 }
     }
 
@@ -29,13 +29,15 @@ impl Cpu {
     pub(crate) fn total(&mut self) -> io::Result<Duration> {
         let mut now = BTreeMap::new();
         for pid in tree(self.root)? {
-            let Some(tasks) = alive(fs::read_dir(format!("/proc/{pid}/task")))? else { continue };
+            let Some(tasks) = if_alive(fs::read_dir(format!("/proc/{pid}/task")))? else { continue };
             for task in tasks {
-                let Some(task) = alive(task)? else { continue };
+                let Some(task) = if_alive(task)? else { continue };
                 let Some(tid) = task.file_name().to_str().and_then(|name| name.parse().ok()) else {
                     continue;
                 };
-                let Some(text) = alive(fs::read_to_string(task.path().join("schedstat")))? else { continue };
+                let Some(text) = if_alive(fs::read_to_string(task.path().join("schedstat")))? else {
+                    continue;
+                };
                 let time = text.split(' ').next().and_then(|time| time.parse().ok());
                 now.insert((pid, tid), time.ok_or(io::ErrorKind::InvalidData)?);
             }
@@ -65,7 +67,7 @@ mod tests {
 
     #[test]
     fn threads_that_ended_still_count() {
-        let mut cpu = Cpu::of(1);
+        let mut cpu = CpuMeter::new(1);
         let at = |times: &[(u32, u64)]| times.iter().map(|(tid, time)| ((1, *tid), *time)).collect();
         assert_eq!(cpu.advance(at(&[(1, 100), (2, 50)])), 150);
         assert_eq!(cpu.advance(at(&[(1, 110)])), 160);
@@ -76,7 +78,7 @@ mod tests {
 
     #[test]
     fn work_is_seen() {
-        let mut cpu = Cpu::of(process::id());
+        let mut cpu = CpuMeter::new(process::id());
         let before = cpu.total().unwrap();
         let began = monotonic_ns();
         // How much of the machine a test gets is not for it to say.

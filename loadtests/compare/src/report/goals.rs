@@ -1,21 +1,21 @@
 //! What is promised, and whether it was kept.
 
 use crate::{
-    cases::Case,
-    peers::Target::{self, Direct, Nginx, Rouse, Smg, Stub},
-    report::{Cell, Results},
+    cases::BenchCase,
+    peers::ComparedProxy::{self, Direct, Nginx, Rouse, Smg, Stub},
+    report::{CompareResults, ResultCell},
 };
 
 /// A kept, half kept or broken promise. What was not measured is not kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum GoalVerdict {
     Met,
     Acceptable,
     Missed,
     Unmeasured,
 }
 
-impl Verdict {
+impl GoalVerdict {
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Met => "met",
@@ -28,7 +28,7 @@ impl Verdict {
 
 /// How a figure is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unit {
+pub(crate) enum FigureUnit {
     /// So many times the other's.
     Times,
     Micros,
@@ -40,39 +40,39 @@ pub(crate) enum Unit {
 }
 
 /// One promise.
-pub(crate) struct Goal {
+pub(crate) struct PerformanceGoal {
     pub(crate) what: &'static str,
     /// What is judged.
-    pub(crate) unit: Unit,
+    pub(crate) unit: FigureUnit,
     pub(crate) goal: f64,
     pub(crate) acceptable: f64,
     /// More is better.
     pub(crate) at_least: bool,
     /// The figure that is judged, of each round.
-    judged: fn(&Results) -> Vec<f64>,
+    judged: fn(&CompareResults) -> Vec<f64>,
     /// The figures behind it, in their own unit: ours, and whose beside it.
-    pub(crate) behind: Option<Behind>,
+    pub(crate) reference: Option<ReferenceFigures>,
 }
 
 /// Absolute figures of Rouse and of the one it is compared with.
-pub(crate) struct Behind {
-    pub(crate) unit: Unit,
-    pub(crate) case: Case,
-    pub(crate) other: Target,
+pub(crate) struct ReferenceFigures {
+    pub(crate) unit: FigureUnit,
+    pub(crate) case: BenchCase,
+    pub(crate) other: ComparedProxy,
     pub(crate) workers: (usize, usize),
-    pub(crate) figure: fn(&Cell) -> Option<f64>,
+    pub(crate) figure: fn(&ResultCell) -> Option<f64>,
 }
 
 /// Over rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Spread {
+pub(crate) struct FigureSpread {
     pub(crate) median: f64,
     pub(crate) min: f64,
     pub(crate) max: f64,
 }
 
-impl Spread {
-    pub(crate) fn of(mut figures: Vec<f64>) -> Option<Self> {
+impl FigureSpread {
+    pub(crate) fn from_figures(mut figures: Vec<f64>) -> Option<Self> {
         figures.sort_by(f64::total_cmp);
         let (&min, &max) = (figures.first()?, figures.last()?);
         let (low, high) = (figures.get((figures.len() - 1) / 2)?, figures.get(figures.len() / 2)?);
@@ -80,89 +80,91 @@ impl Spread {
     }
 }
 
-impl Goal {
-    pub(crate) fn measured(&self, results: &Results) -> Option<Spread> {
-        Spread::of((self.judged)(results))
+impl PerformanceGoal {
+    pub(crate) fn measured(&self, results: &CompareResults) -> Option<FigureSpread> {
+        FigureSpread::from_figures((self.judged)(results))
     }
 
-    pub(crate) fn verdict(&self, measured: Option<f64>) -> Verdict {
-        let Some(figure) = measured else { return Verdict::Unmeasured };
+    pub(crate) fn verdict(&self, measured: Option<f64>) -> GoalVerdict {
+        let Some(figure) = measured else { return GoalVerdict::Unmeasured };
         let keeps = |limit: f64| if self.at_least { figure >= limit } else { figure <= limit };
         match (keeps(self.goal), keeps(self.acceptable)) {
-            (true, _) => Verdict::Met,
-            (_, true) => Verdict::Acceptable,
-            _ => Verdict::Missed,
+            (true, _) => GoalVerdict::Met,
+            (_, true) => GoalVerdict::Acceptable,
+            _ => GoalVerdict::Missed,
         }
     }
 }
 
 /// All promises, in the order of the table.
-pub(crate) fn goals() -> Vec<Goal> {
+pub(crate) fn goals() -> Vec<PerformanceGoal> {
     let mut goals = speed();
     goals.extend(delays());
     goals.extend(footprint());
     goals
 }
 
-fn speed() -> Vec<Goal> {
-    let per_unit = |what, case, acceptable, judged| Goal {
+fn speed() -> Vec<PerformanceGoal> {
+    let per_unit = |what, case, acceptable, judged| PerformanceGoal {
         what,
-        unit: Unit::Times,
+        unit: FigureUnit::Times,
         goal: 1.0,
         acceptable,
         at_least: false,
         judged,
-        behind: Some(Behind {
-            unit: Unit::Micros,
+        reference: Some(ReferenceFigures {
+            unit: FigureUnit::Micros,
             case,
             other: Nginx,
             workers: (1, 1),
-            figure: Cell::cpu_per_unit,
+            figure: ResultCell::cpu_per_unit,
         }),
     };
     vec![
-        per_unit("CPU per request, saturated", Case::Saturated, 1.15, |results| {
-            paired(results, Case::Saturated, Cell::cpu_per_unit)
+        per_unit("CPU per request, saturated", BenchCase::Saturated, 1.15, |results| {
+            nginx_ratios(results, BenchCase::Saturated, ResultCell::cpu_per_unit)
         }),
-        per_unit("CPU per event, 400 streams at 20 ms", Case::Streams400, 1.1, |results| {
-            paired(results, Case::Streams400, Cell::cpu_per_unit)
+        per_unit("CPU per event, 400 streams at 20 ms", BenchCase::Streams400, 1.1, |results| {
+            nginx_ratios(results, BenchCase::Streams400, ResultCell::cpu_per_unit)
         }),
-        per_unit("CPU per event, 5,000 streams at 200 ms", Case::Streams5000, 1.1, |results| {
-            paired(results, Case::Streams5000, Cell::cpu_per_unit)
+        per_unit("CPU per event, 5,000 streams at 200 ms", BenchCase::Streams5000, 1.1, |results| {
+            nginx_ratios(results, BenchCase::Streams5000, ResultCell::cpu_per_unit)
         }),
-        Goal {
+        PerformanceGoal {
             what: "CPU per event of the stub, 400 streams at 20 ms, against the gateway",
-            unit: Unit::Times,
+            unit: FigureUnit::Times,
             goal: 1.0,
             acceptable: 1.1,
             at_least: false,
-            judged: |results| beside(results, Case::Streams400, (Stub, Rouse), Cell::cpu_per_unit),
-            behind: Some(Behind {
-                unit: Unit::Micros,
-                case: Case::Streams400,
+            judged: |results| {
+                neighbour_ratios(results, BenchCase::Streams400, (Stub, Rouse), ResultCell::cpu_per_unit)
+            },
+            reference: Some(ReferenceFigures {
+                unit: FigureUnit::Micros,
+                case: BenchCase::Streams400,
                 other: Stub,
                 workers: (1, 1),
-                figure: Cell::cpu_per_unit,
+                figure: ResultCell::cpu_per_unit,
             }),
         },
-        Goal {
+        PerformanceGoal {
             what: "Requests per second of a core, against sglang-router",
-            unit: Unit::Times,
+            unit: FigureUnit::Times,
             goal: 6.0,
             acceptable: 4.0,
             at_least: true,
-            judged: |results| ratios(results, Case::Saturated, Smg, Cell::per_second),
-            behind: Some(Behind {
-                unit: Unit::PerSecond,
-                case: Case::Saturated,
+            judged: |results| ratios(results, BenchCase::Saturated, Smg, ResultCell::per_second),
+            reference: Some(ReferenceFigures {
+                unit: FigureUnit::PerSecond,
+                case: BenchCase::Saturated,
                 other: Smg,
                 workers: (1, 1),
-                figure: Cell::per_second,
+                figure: ResultCell::per_second,
             }),
         },
-        Goal {
+        PerformanceGoal {
             what: "CPU per request, 2 workers against 1",
-            unit: Unit::Times,
+            unit: FigureUnit::Times,
             goal: 1.05,
             acceptable: 1.1,
             at_least: false,
@@ -170,87 +172,93 @@ fn speed() -> Vec<Goal> {
                 rounds(results, |round| {
                     let of = |workers| {
                         results
-                            .with(Case::Workers, Rouse, workers)
+                            .cells_with_workers(BenchCase::Workers, Rouse, workers)
                             .find(|cell| cell.round == round)?
                             .cpu_per_unit()
                     };
                     Some(of(2)? / of(1)?)
                 })
             },
-            behind: Some(Behind {
-                unit: Unit::Micros,
-                case: Case::Workers,
+            reference: Some(ReferenceFigures {
+                unit: FigureUnit::Micros,
+                case: BenchCase::Workers,
                 other: Rouse,
                 workers: (2, 1),
-                figure: Cell::cpu_per_unit,
+                figure: ResultCell::cpu_per_unit,
             }),
         },
     ]
 }
 
-fn delays() -> Vec<Goal> {
-    let first_byte = |what, case, judged| Goal {
+fn delays() -> Vec<PerformanceGoal> {
+    let first_byte = |what, case, judged| PerformanceGoal {
         what,
-        unit: Unit::Millis,
+        unit: FigureUnit::Millis,
         goal: 1.0,
         acceptable: 2.0,
         at_least: false,
         judged,
-        behind: Some(Behind {
-            unit: Unit::Millis,
+        reference: Some(ReferenceFigures {
+            unit: FigureUnit::Millis,
             case,
             other: Nginx,
             workers: (1, 1),
             figure: latency_p99_ms,
         }),
     };
-    let lag = |what, case, acceptable_goal: (f64, f64), judged| Goal {
+    let lag = |what, case, acceptable_goal: (f64, f64), judged| PerformanceGoal {
         what,
-        unit: Unit::Times,
+        unit: FigureUnit::Times,
         goal: acceptable_goal.0,
         acceptable: acceptable_goal.1,
         at_least: false,
         judged,
-        behind: Some(Behind { unit: Unit::Millis, case, other: Nginx, workers: (1, 1), figure: lag_p99_ms }),
+        reference: Some(ReferenceFigures {
+            unit: FigureUnit::Millis,
+            case,
+            other: Nginx,
+            workers: (1, 1),
+            figure: lag_p99_ms,
+        }),
     };
     vec![
-        lag("Event lag p99 at saturation, 200 streams at 0 ms", Case::Streams0, (1.0, 1.5), |results| {
-            paired(results, Case::Streams0, lag_p99_ms)
+        lag("Event lag p99 at saturation, 200 streams at 0 ms", BenchCase::Streams0, (1.0, 1.5), |results| {
+            nginx_ratios(results, BenchCase::Streams0, lag_p99_ms)
         }),
-        first_byte("Added time to first byte p99, 1,000 streams", Case::Opening, |results| {
-            added(results, Case::Opening, latency_p99_ms)
+        first_byte("Added time to first byte p99, 1,000 streams", BenchCase::Opening, |results| {
+            added(results, BenchCase::Opening, latency_p99_ms)
         }),
-        first_byte("Added time to first byte p99, 5,000 streams", Case::Streams5000, |results| {
-            added(results, Case::Streams5000, latency_p99_ms)
+        first_byte("Added time to first byte p99, 5,000 streams", BenchCase::Streams5000, |results| {
+            added(results, BenchCase::Streams5000, latency_p99_ms)
         }),
-        lag("Added event lag p99, 1,000 streams at 20 ms", Case::Streams1000, (1.5, 2.5), |results| {
-            added_ratio(results, Case::Streams1000, lag_p99_ms)
+        lag("Added event lag p99, 1,000 streams at 20 ms", BenchCase::Streams1000, (1.5, 2.5), |results| {
+            added_ratio(results, BenchCase::Streams1000, lag_p99_ms)
         }),
-        Goal {
+        PerformanceGoal {
             what: "Added p50 of 220 KB bodies, 150 in flight",
-            unit: Unit::Millis,
+            unit: FigureUnit::Millis,
             goal: 1.0,
             acceptable: 2.0,
             at_least: false,
-            judged: |results| added(results, Case::Bodies, latency_p50_ms),
-            behind: Some(Behind {
-                unit: Unit::Millis,
-                case: Case::Bodies,
+            judged: |results| added(results, BenchCase::Bodies, latency_p50_ms),
+            reference: Some(ReferenceFigures {
+                unit: FigureUnit::Millis,
+                case: BenchCase::Bodies,
                 other: Nginx,
                 workers: (1, 1),
                 figure: latency_p50_ms,
             }),
         },
-        Goal {
+        PerformanceGoal {
             what: "Added to a stream's longest stall while a 200 MB body is parsed on its core",
-            unit: Unit::Millis,
+            unit: FigureUnit::Millis,
             goal: 5.0,
             acceptable: 20.0,
             at_least: false,
-            judged: |results| added(results, Case::Stall, longest_lag_ms),
-            behind: Some(Behind {
-                unit: Unit::Millis,
-                case: Case::Stall,
+            judged: |results| added(results, BenchCase::Stall, longest_lag_ms),
+            reference: Some(ReferenceFigures {
+                unit: FigureUnit::Millis,
+                case: BenchCase::Stall,
                 other: Nginx,
                 workers: (1, 1),
                 figure: longest_lag_ms,
@@ -259,108 +267,131 @@ fn delays() -> Vec<Goal> {
     ]
 }
 
-fn footprint() -> Vec<Goal> {
-    let of_start = |what, unit, (goal, acceptable): (f64, f64), judged, figure| Goal {
+fn footprint() -> Vec<PerformanceGoal> {
+    let of_start = |what, unit, (goal, acceptable): (f64, f64), judged, figure| PerformanceGoal {
         what,
         unit,
         goal,
         acceptable,
         at_least: false,
         judged,
-        behind: Some(Behind { unit, case: Case::Start, other: Nginx, workers: (1, 1), figure }),
+        reference: Some(ReferenceFigures {
+            unit,
+            case: BenchCase::Start,
+            other: Nginx,
+            workers: (1, 1),
+            figure,
+        }),
     };
-    let alone = |what, unit, (goal, acceptable): (f64, f64), judged| Goal {
+    let alone = |what, unit, (goal, acceptable): (f64, f64), judged| PerformanceGoal {
         what,
         unit,
         goal,
         acceptable,
         at_least: false,
         judged,
-        behind: None,
+        reference: None,
     };
     vec![
-        Goal {
+        PerformanceGoal {
             what: "Memory of an open stream, 5,000 of them",
-            unit: Unit::KiB,
+            unit: FigureUnit::KiB,
             goal: 4.0,
             acceptable: 16.0,
             at_least: false,
-            judged: |results| results.of(Case::Streams5000, Rouse).filter_map(stream_kib).collect(),
-            behind: Some(Behind {
-                unit: Unit::KiB,
-                case: Case::Streams5000,
+            judged: |results| {
+                results.cells_of(BenchCase::Streams5000, Rouse).filter_map(stream_kib).collect()
+            },
+            reference: Some(ReferenceFigures {
+                unit: FigureUnit::KiB,
+                case: BenchCase::Streams5000,
                 other: Nginx,
                 workers: (1, 1),
                 figure: stream_kib,
             }),
         },
-        of_start("Memory when idle", Unit::MB, (15.0, 20.0), |results| each_start(results, idle_mb), idle_mb),
+        of_start(
+            "Memory when idle",
+            FigureUnit::MB,
+            (15.0, 20.0),
+            |results| each_start(results, idle_mb),
+            idle_mb,
+        ),
         of_start(
             "From start to listening",
-            Unit::Millis,
+            FigureUnit::Millis,
             (100.0, 200.0),
             |results| each_start(results, listening_ms),
             listening_ms,
         ),
-        alone("Stripped gateway", Unit::MB, (20.0, 30.0), |results| {
+        alone("Stripped gateway", FigureUnit::MB, (20.0, 30.0), |results| {
             results.binary.map(|bytes| bytes as f64 / 1e6).into_iter().collect()
         }),
-        alone("Corrupted or reordered events and answers, whole run", Unit::Count, (0.0, 0.0), |results| {
-            let ours = || results.cells.iter().filter(|cell| matches!(cell.target, Rouse | Stub));
-            let corrupted: u64 = ours().map(|cell| cell.corrupted).sum();
-            ours().next().map(|_| corrupted as f64).into_iter().collect()
-        }),
+        alone(
+            "Corrupted or reordered events and answers, whole run",
+            FigureUnit::Count,
+            (0.0, 0.0),
+            |results| {
+                let ours = || results.cells.iter().filter(|cell| matches!(cell.target, Rouse | Stub));
+                let corrupted: u64 = ours().map(|cell| cell.corrupted).sum();
+                ours().next().map(|_| corrupted as f64).into_iter().collect()
+            },
+        ),
     ]
 }
 
-fn each_start(results: &Results, figure: fn(&Cell) -> Option<f64>) -> Vec<f64> {
-    results.of(Case::Start, Rouse).filter_map(figure).collect()
+fn each_start(results: &CompareResults, figure: fn(&ResultCell) -> Option<f64>) -> Vec<f64> {
+    results.cells_of(BenchCase::Start, Rouse).filter_map(figure).collect()
 }
 
-fn idle_mb(cell: &Cell) -> Option<f64> {
+fn idle_mb(cell: &ResultCell) -> Option<f64> {
     Some(cell.idle_bytes as f64 / 1e6)
 }
 
-fn listening_ms(cell: &Cell) -> Option<f64> {
+fn listening_ms(cell: &ResultCell) -> Option<f64> {
     Some(cell.listening_ms)
 }
 
-fn stream_kib(cell: &Cell) -> Option<f64> {
+fn stream_kib(cell: &ResultCell) -> Option<f64> {
     Some(cell.per_stream()? / 1024.0)
 }
 
-fn latency_p50_ms(cell: &Cell) -> Option<f64> {
+fn latency_p50_ms(cell: &ResultCell) -> Option<f64> {
     (cell.latency_us.count > 0).then(|| cell.latency_us.p50 as f64 / 1e3)
 }
 
-fn latency_p99_ms(cell: &Cell) -> Option<f64> {
+fn latency_p99_ms(cell: &ResultCell) -> Option<f64> {
     (cell.latency_us.count > 0).then(|| cell.latency_us.p99 as f64 / 1e3)
 }
 
-fn lag_p99_ms(cell: &Cell) -> Option<f64> {
+fn lag_p99_ms(cell: &ResultCell) -> Option<f64> {
     (cell.lag_us.count > 0).then(|| cell.lag_us.p99 as f64 / 1e3)
 }
 
-fn longest_lag_ms(cell: &Cell) -> Option<f64> {
+fn longest_lag_ms(cell: &ResultCell) -> Option<f64> {
     (cell.lag_us.count > 0).then(|| cell.lag_us.max as f64 / 1e3)
 }
 
 /// Rouse's figure over that of nginx beside it.
-fn paired(results: &Results, case: Case, figure: fn(&Cell) -> Option<f64>) -> Vec<f64> {
-    beside(results, case, (Rouse, Nginx), figure)
+fn nginx_ratios(
+    results: &CompareResults,
+    case: BenchCase,
+    figure: fn(&ResultCell) -> Option<f64>,
+) -> Vec<f64> {
+    neighbour_ratios(results, case, (Rouse, Nginx), figure)
 }
 
 /// A target's figure over that of another beside it, group by group.
-pub(crate) fn beside(
-    results: &Results,
-    case: Case,
-    (target, other): (Target, Target),
-    figure: fn(&Cell) -> Option<f64>,
+pub(crate) fn neighbour_ratios(
+    results: &CompareResults,
+    case: BenchCase,
+    (target, other): (ComparedProxy, ComparedProxy),
+    figure: fn(&ResultCell) -> Option<f64>,
 ) -> Vec<f64> {
     results
-        .of(case, target)
+        .cells_of(case, target)
         .filter_map(|cell| {
-            let beside = results.of(case, other).find(|other| other.group == cell.group)?;
+            let beside = results.cells_of(case, other).find(|other| other.group == cell.group)?;
             let other = figure(beside)?;
             (other > 0.0).then_some(figure(cell)? / other)
         })
@@ -368,42 +399,51 @@ pub(crate) fn beside(
 }
 
 /// Rouse's figure over another's of the same round.
-fn ratios(results: &Results, case: Case, other: Target, figure: fn(&Cell) -> Option<f64>) -> Vec<f64> {
+fn ratios(
+    results: &CompareResults,
+    case: BenchCase,
+    other: ComparedProxy,
+    figure: fn(&ResultCell) -> Option<f64>,
+) -> Vec<f64> {
     rounds(results, |round| {
-        let of = |target| results.of(case, target).find(|cell| cell.round == round).and_then(figure);
+        let of = |target| results.cells_of(case, target).find(|cell| cell.round == round).and_then(figure);
         Some(of(Rouse)? / of(other)?)
     })
 }
 
 /// What a proxy adds to asking the engine itself in the same round.
 pub(crate) fn added_by(
-    results: &Results,
-    case: Case,
-    target: Target,
-    figure: fn(&Cell) -> Option<f64>,
+    results: &CompareResults,
+    case: BenchCase,
+    target: ComparedProxy,
+    figure: fn(&ResultCell) -> Option<f64>,
 ) -> Vec<f64> {
-    let direct = |round| results.of(case, Direct).find(|cell| cell.round == round).and_then(figure);
-    results.of(case, target).filter_map(|cell| Some(figure(cell)? - direct(cell.round)?)).collect()
+    let direct = |round| results.cells_of(case, Direct).find(|cell| cell.round == round).and_then(figure);
+    results.cells_of(case, target).filter_map(|cell| Some(figure(cell)? - direct(cell.round)?)).collect()
 }
 
-fn added(results: &Results, case: Case, figure: fn(&Cell) -> Option<f64>) -> Vec<f64> {
+fn added(results: &CompareResults, case: BenchCase, figure: fn(&ResultCell) -> Option<f64>) -> Vec<f64> {
     added_by(results, case, Rouse, figure)
 }
 
 /// What Rouse adds over what nginx beside it adds. Nginx adds a microsecond at least, or noise would divide by nothing.
-fn added_ratio(results: &Results, case: Case, figure_ms: fn(&Cell) -> Option<f64>) -> Vec<f64> {
+fn added_ratio(
+    results: &CompareResults,
+    case: BenchCase,
+    figure_ms: fn(&ResultCell) -> Option<f64>,
+) -> Vec<f64> {
     results
-        .of(case, Rouse)
+        .cells_of(case, Rouse)
         .filter_map(|cell| {
             let direct =
-                results.of(case, Direct).find(|other| other.round == cell.round).and_then(figure_ms)?;
+                results.cells_of(case, Direct).find(|other| other.round == cell.round).and_then(figure_ms)?;
             let nginx =
-                results.of(case, Nginx).find(|other| other.group == cell.group).and_then(figure_ms)?;
+                results.cells_of(case, Nginx).find(|other| other.group == cell.group).and_then(figure_ms)?;
             Some((figure_ms(cell)? - direct).max(0.0) / (nginx - direct).max(1e-3))
         })
         .collect()
 }
 
-fn rounds(results: &Results, of: impl Fn(u32) -> Option<f64>) -> Vec<f64> {
+fn rounds(results: &CompareResults, of: impl Fn(u32) -> Option<f64>) -> Vec<f64> {
     (0..results.rounds).filter_map(of).collect()
 }

@@ -5,68 +5,70 @@ use std::path::Path;
 use plotters::prelude::*;
 
 use crate::{
-    cases::Case,
-    peers::Target,
-    report::{Cell, Results, goals::Spread},
+    cases::BenchCase,
+    peers::ComparedProxy,
+    report::{CompareResults, ResultCell, goals::FigureSpread},
 };
 
-const SIZE: (u32, u32) = (900, 480);
+const PLOT_SIZE: (u32, u32) = (900, 480);
 const FONT: &str = "sans-serif";
 
 /// A picture of bars: a target, its median, the least and the most.
-struct Bars {
+struct BarChart {
     file: &'static str,
     title: &'static str,
     axis: &'static str,
-    case: Case,
-    figure: fn(&Cell) -> Option<f64>,
+    case: BenchCase,
+    figure: fn(&ResultCell) -> Option<f64>,
 }
 
-const BARS: [Bars; 4] = [
-    Bars {
+const BARS: [BarChart; 4] = [
+    BarChart {
         file: "cpu-per-request.svg",
         title: "CPU per request, saturated",
         axis: "µs",
-        case: Case::Saturated,
-        figure: Cell::cpu_per_unit,
+        case: BenchCase::Saturated,
+        figure: ResultCell::cpu_per_unit,
     },
-    Bars {
+    BarChart {
         file: "cpu-per-event-400.svg",
         title: "CPU per event, 400 streams at 20 ms",
         axis: "µs",
-        case: Case::Streams400,
-        figure: Cell::cpu_per_unit,
+        case: BenchCase::Streams400,
+        figure: ResultCell::cpu_per_unit,
     },
-    Bars {
+    BarChart {
         file: "cpu-per-event-5000.svg",
         title: "CPU per event, 5,000 streams at 200 ms",
         axis: "µs",
-        case: Case::Streams5000,
-        figure: Cell::cpu_per_unit,
+        case: BenchCase::Streams5000,
+        figure: ResultCell::cpu_per_unit,
     },
-    Bars {
+    BarChart {
         file: "memory-per-stream.svg",
         title: "Memory of an open stream, 5,000 of them",
         axis: "KiB",
-        case: Case::Streams5000,
+        case: BenchCase::Streams5000,
         figure: |cell| Some(cell.per_stream()? / 1024.0),
     },
 ];
 
 /// Writes every picture for which there are figures.
-pub(crate) fn all(results: &Results, folder: &Path) -> anyhow::Result<()> {
+pub(crate) fn all(results: &CompareResults, folder: &Path) -> anyhow::Result<()> {
     for picture in &BARS {
         bars(results, picture, &folder.join(picture.file))?;
     }
-    lags(results, Case::Streams1000, &folder.join("lag-1000.svg"))?;
-    lags(results, Case::Streams0, &folder.join("lag-0ms.svg"))
+    lags(results, BenchCase::Streams1000, &folder.join("lag-1000.svg"))?;
+    lags(results, BenchCase::Streams0, &folder.join("lag-0ms.svg"))
 }
 
-fn bars(results: &Results, picture: &Bars, path: &Path) -> anyhow::Result<()> {
-    let figures: Vec<(Target, Spread)> = Target::ALL
+fn bars(results: &CompareResults, picture: &BarChart, path: &Path) -> anyhow::Result<()> {
+    let figures: Vec<(ComparedProxy, FigureSpread)> = ComparedProxy::ALL
         .into_iter()
         .filter_map(|target| {
-            let spread = Spread::of(results.of(picture.case, target).filter_map(picture.figure).collect())?;
+            let spread = FigureSpread::from_figures(
+                results.cells_of(picture.case, target).filter_map(picture.figure).collect(),
+            )?;
             Some((target, spread))
         })
         .collect();
@@ -74,7 +76,7 @@ fn bars(results: &Results, picture: &Bars, path: &Path) -> anyhow::Result<()> {
     if most <= 0.0 {
         return Ok(());
     }
-    let area = SVGBackend::new(path, SIZE).into_drawing_area();
+    let area = SVGBackend::new(path, PLOT_SIZE).into_drawing_area();
     area.fill(&WHITE)?;
     let names: Vec<_> = figures.iter().map(|(target, _)| target.name()).collect();
     let mut chart = ChartBuilder::on(&area)
@@ -107,14 +109,16 @@ fn bars(results: &Results, picture: &Bars, path: &Path) -> anyhow::Result<()> {
 }
 
 /// Shares of events on a scale that widens towards all of them, and their lag: medians over rounds.
-fn lags(results: &Results, case: Case, path: &Path) -> anyhow::Result<()> {
-    let curves: Vec<(Target, Vec<(f64, f64)>)> =
-        Target::ALL.into_iter().filter_map(|target| Some((target, curve(results, case, target)?))).collect();
+fn lags(results: &CompareResults, case: BenchCase, path: &Path) -> anyhow::Result<()> {
+    let curves: Vec<(ComparedProxy, Vec<(f64, f64)>)> = ComparedProxy::ALL
+        .into_iter()
+        .filter_map(|target| Some((target, curve(results, case, target)?)))
+        .collect();
     let most = curves.iter().flat_map(|(_, points)| points).map(|point| point.1).fold(0.0, f64::max);
     if most <= 0.0 {
         return Ok(());
     }
-    let area = SVGBackend::new(path, SIZE).into_drawing_area();
+    let area = SVGBackend::new(path, PLOT_SIZE).into_drawing_area();
     area.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(&area)
         .caption(format!("Event lag: {}", case.title()), (FONT, 24))
@@ -153,27 +157,27 @@ fn lags(results: &Results, case: Case, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn curve(results: &Results, case: Case, target: Target) -> Option<Vec<(f64, f64)>> {
-    let cells: Vec<_> = results.of(case, target).filter(|cell| cell.lag_us.count > 0).collect();
+fn curve(results: &CompareResults, case: BenchCase, target: ComparedProxy) -> Option<Vec<(f64, f64)>> {
+    let cells: Vec<_> = results.cells_of(case, target).filter(|cell| cell.lag_us.count > 0).collect();
     let points = cells.first()?.lag_us.points();
     let curve = points.iter().enumerate().filter_map(|(nth, (share, _))| {
-        let of = |cell: &&Cell| cell.lag_us.points().get(nth).map(|point| point.1 as f64 / 1e3);
-        let median = Spread::of(cells.iter().filter_map(of).collect())?.median;
+        let of = |cell: &&ResultCell| cell.lag_us.points().get(nth).map(|point| point.1 as f64 / 1e3);
+        let median = FigureSpread::from_figures(cells.iter().filter_map(of).collect())?.median;
         Some((-(1.0 - share).log10(), median.max(0.01)))
     });
     Some(curve.collect())
 }
 
-const fn colour(target: Target) -> RGBColor {
+const fn colour(target: ComparedProxy) -> RGBColor {
     match target {
-        Target::Direct => RGBColor(150, 150, 150),
-        Target::Rouse => RGBColor(200, 60, 40),
-        Target::Stub => RGBColor(235, 150, 135),
-        Target::Nginx => RGBColor(40, 130, 70),
-        Target::Haproxy => RGBColor(50, 90, 170),
-        Target::SmgQuiet => RGBColor(235, 200, 120),
-        Target::Smg => RGBColor(210, 150, 30),
-        Target::Envoy => RGBColor(130, 70, 160),
-        Target::Litellm => RGBColor(90, 90, 60),
+        ComparedProxy::Direct => RGBColor(150, 150, 150),
+        ComparedProxy::Rouse => RGBColor(200, 60, 40),
+        ComparedProxy::Stub => RGBColor(235, 150, 135),
+        ComparedProxy::Nginx => RGBColor(40, 130, 70),
+        ComparedProxy::Haproxy => RGBColor(50, 90, 170),
+        ComparedProxy::SmgQuiet => RGBColor(235, 200, 120),
+        ComparedProxy::Smg => RGBColor(210, 150, 30),
+        ComparedProxy::Envoy => RGBColor(130, 70, 160),
+        ComparedProxy::Litellm => RGBColor(90, 90, 60),
     }
 }

@@ -1,10 +1,10 @@
 use super::{
-    goals::{Verdict, goals},
+    goals::{GoalVerdict, goals},
     *,
 };
 
-fn cell(case: Case, target: Target, round: u32) -> Cell {
-    Cell {
+fn cell(case: BenchCase, target: ComparedProxy, round: u32) -> ResultCell {
+    ResultCell {
         case,
         target,
         workers: 1,
@@ -16,11 +16,11 @@ fn cell(case: Case, target: Target, round: u32) -> Cell {
         units: 100_000,
         errors: 0,
         corrupted: 0,
-        complaint: None,
+        first_error: None,
         wall_s: 2.0,
         cpu_s: 1.0,
-        latency_us: Times::default(),
-        lag_us: Times::default(),
+        latency_us: LatencyQuantiles::default(),
+        lag_us: LatencyQuantiles::default(),
         listening_ms: 50.0,
         idle_bytes: 16_000_000,
         warm_bytes: 17_000_000,
@@ -30,20 +30,20 @@ fn cell(case: Case, target: Target, round: u32) -> Cell {
 }
 
 /// Three rounds of a case, whose cells differ by what `change` makes of target and round.
-fn rounds(case: Case, targets: &[Target], change: impl Fn(&mut Cell)) -> Vec<Cell> {
+fn rounds(case: BenchCase, targets: &[ComparedProxy], change: impl Fn(&mut ResultCell)) -> Vec<ResultCell> {
     let each = |round| targets.iter().map(move |&target| cell(case, target, round));
     let mut cells: Vec<_> = (0..3).flat_map(each).collect();
     cells.iter_mut().for_each(change);
     cells
 }
 
-fn times(p50: u64, p99: u64) -> Times {
-    Times { count: 100, p50, p99, max: p99, ..Times::default() }
+fn times(p50: u64, p99: u64) -> LatencyQuantiles {
+    LatencyQuantiles { count: 100, p50, p99, max: p99, ..LatencyQuantiles::default() }
 }
 
-fn results() -> Results {
-    use Target::{Direct, Nginx, Rouse, Smg};
-    let mut cells = rounds(Case::Saturated, &[Direct, Rouse, Nginx, Smg], |cell| {
+fn results() -> CompareResults {
+    use ComparedProxy::{Direct, Nginx, Rouse, Smg};
+    let mut cells = rounds(BenchCase::Saturated, &[Direct, Rouse, Nginx, Smg], |cell| {
         // The machine's pace changes from round to round; the ratio within one hardly does.
         let pace = f64::from(cell.round + 1);
         (cell.cpu_s, cell.units) = match cell.target {
@@ -53,7 +53,7 @@ fn results() -> Results {
             _ => (0.0, 200_000),
         };
     });
-    cells.extend(rounds(Case::Streams5000, &[Direct, Rouse, Nginx], |cell| {
+    cells.extend(rounds(BenchCase::Streams5000, &[Direct, Rouse, Nginx], |cell| {
         let (p99, kib) = match cell.target {
             Rouse => (2900 + 100 * u64::from(cell.round), 3),
             Nginx => (1500, 18),
@@ -63,14 +63,19 @@ fn results() -> Results {
         cell.open_bytes = Some(cell.warm_bytes + kib * 1024 * 5000);
         cell.streams = 5000;
     }));
-    cells.extend(rounds(Case::Start, &[Rouse, Nginx], |cell| (cell.units, cell.cpu_s) = (0, 0.0)));
+    cells.extend(rounds(BenchCase::Start, &[Rouse, Nginx], |cell| (cell.units, cell.cpu_s) = (0, 0.0)));
     // A figure of a broken run is none.
-    cells.push(Cell { corrupted: 1, cpu_s: 0.001, group: 9, ..cell(Case::Saturated, Rouse, 0) });
-    cells.push(Cell { discarded: true, cpu_s: 0.001, group: 9, ..cell(Case::Saturated, Rouse, 0) });
-    Results {
+    cells.push(ResultCell { corrupted: 1, cpu_s: 0.001, group: 9, ..cell(BenchCase::Saturated, Rouse, 0) });
+    cells.push(ResultCell {
+        discarded: true,
+        cpu_s: 0.001,
+        group: 9,
+        ..cell(BenchCase::Saturated, Rouse, 0)
+    });
+    CompareResults {
         rounds: 3,
         seconds: 2.0,
-        machine: Machine {
+        machine: MachineInfo {
             kernel: "6.1.0".into(),
             processor: "A processor".into(),
             processors: 2,
@@ -119,15 +124,15 @@ fn the_table_tells_of_each_goal_what_was_measured_and_whether_it_was_kept() {
 
 #[test]
 fn the_stub_is_judged_against_the_gateway_beside_it() {
-    use Target::{Nginx, Rouse, Stub};
+    use ComparedProxy::{Nginx, Rouse, Stub};
     let mut results = results();
-    results.cells.extend(rounds(Case::Streams400, &[Rouse, Nginx, Stub], |cell| {
+    results.cells.extend(rounds(BenchCase::Streams400, &[Rouse, Nginx, Stub], |cell| {
         let pace = f64::from(cell.round + 1);
         cell.cpu_s = if cell.target == Stub { 1.08 } else { 1.0 } * pace;
     }));
     // Measured when nobody stood beside it.
-    results.cells.push(Cell { cpu_s: 9.0, group: 9, ..cell(Case::Streams400, Stub, 0) });
-    let row = |results: &Results| {
+    results.cells.push(ResultCell { cpu_s: 9.0, group: 9, ..cell(BenchCase::Streams400, Stub, 0) });
+    let row = |results: &CompareResults| {
         let text = table::markdown(results);
         text.lines().find(|line| line.contains("of the stub")).unwrap().to_owned()
     };
@@ -146,14 +151,14 @@ fn the_stub_is_judged_against_the_gateway_beside_it() {
 
 #[test]
 fn what_the_stub_corrupted_is_ours() {
-    let corrupted = |results: &Results| {
+    let corrupted = |results: &CompareResults| {
         let text = table::markdown(results);
         text.lines().find(|line| line.starts_with("| Corrupted")).unwrap().to_owned()
     };
     let mut results = results();
     assert!(corrupted(&results).ends_with("| 1 | 0 | 0 | missed |"));
-    results.cells.push(Cell { corrupted: 2, ..cell(Case::Streams400, Target::Stub, 0) });
-    results.cells.push(Cell { corrupted: 4, ..cell(Case::Streams400, Target::Nginx, 0) });
+    results.cells.push(ResultCell { corrupted: 2, ..cell(BenchCase::Streams400, ComparedProxy::Stub, 0) });
+    results.cells.push(ResultCell { corrupted: 4, ..cell(BenchCase::Streams400, ComparedProxy::Nginx, 0) });
     assert!(corrupted(&results).ends_with("| 3 | 0 | 0 | missed |"));
 }
 
@@ -162,7 +167,7 @@ fn a_figure_on_a_limit_keeps_it_and_one_beyond_does_not() {
     let goals = goals();
     let at_most = &goals[0];
     let verdicts = [0.9, 1.0, 1.01, 1.15, 1.16].map(|figure| at_most.verdict(Some(figure)));
-    use Verdict::{Acceptable, Met, Missed, Unmeasured};
+    use GoalVerdict::{Acceptable, Met, Missed, Unmeasured};
     assert_eq!(verdicts, [Met, Met, Acceptable, Acceptable, Missed]);
     assert_eq!(at_most.verdict(None), Unmeasured);
     let at_least = goals.iter().find(|goal| goal.at_least).unwrap();
@@ -177,7 +182,7 @@ fn results_survive_being_written_and_make_the_same_table() {
     let folder = tempfile::tempdir().unwrap();
     let results = results();
     results.write(folder.path()).unwrap();
-    let again = Results::read(&folder.path().join("results.json")).unwrap();
+    let again = CompareResults::read(&folder.path().join("results.json")).unwrap();
     assert_eq!(table::markdown(&again), table::markdown(&results));
     for picture in ["cpu-per-request.svg", "cpu-per-event-5000.svg", "memory-per-stream.svg"] {
         let text = fs::read_to_string(folder.path().join(picture)).unwrap();
@@ -190,7 +195,7 @@ fn of_a_path_only_its_name_is_published() {
     let said = "nginx: [emerg] \"x\" in /tmp/a-b/nginx.conf:3; cannot run '/opt/some one/bin/p', see http://127.0.0.1:80/v1/chat";
     let plain =
         "nginx: [emerg] \"x\" in nginx.conf:3; cannot run 'some one/bin/p', see http://127.0.0.1:80/v1/chat";
-    assert_eq!(without_folders(said), plain);
-    assert_eq!(without_folders("/home/me/"), "me");
-    assert_eq!(without_folders("3/4, HTTP/1.1 and a/b"), "3/4, HTTP/1.1 and a/b");
+    assert_eq!(redact_folders(said), plain);
+    assert_eq!(redact_folders("/home/me/"), "me");
+    assert_eq!(redact_folders("3/4, HTTP/1.1 and a/b"), "3/4, HTTP/1.1 and a/b");
 }

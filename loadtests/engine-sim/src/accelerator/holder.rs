@@ -3,29 +3,29 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{
-    Book, Error, Usage,
-    state::{Entry, Late, State},
+    AcceleratorFile, Error, SimAcceleratorUsage,
+    state::{AcceleratorFileState, DelayedFree, MemoryEntry},
 };
 
-/// One process's account in a [`Book`], over the accelerators it was given.
+/// One process's account in a [`AcceleratorFile`], over the accelerators it was given.
 #[derive(Clone, Debug)]
-pub struct Holder {
-    pub(super) book: Book,
+pub struct MemoryAccount {
+    pub(super) file: AcceleratorFile,
     pub(super) ids: Vec<String>,
     pub(super) pid: u32,
     pub(super) start: u64,
     pub(super) label: String,
-    pub(super) late: Option<Duration>,
+    pub(super) free_delay: Option<Duration>,
 }
 
 /// The accounts while they are locked; changes are kept only when the closure that got it returns `Ok`.
-pub struct Session<'a> {
-    state: &'a mut State,
-    holder: &'a Holder,
+pub struct AccountTransaction<'a> {
+    state: &'a mut AcceleratorFileState,
+    account: &'a MemoryAccount,
     now_ms: u64,
 }
 
-impl Holder {
+impl MemoryAccount {
     /// The accelerators of this account.
     #[must_use]
     pub fn ids(&self) -> &[String] {
@@ -33,13 +33,16 @@ impl Holder {
     }
 
     /// Sets how long freed memory stays counted from now on.
-    pub fn set_late(&mut self, late: Option<Duration>) {
-        self.late = late;
+    pub fn set_free_delay(&mut self, late: Option<Duration>) {
+        self.free_delay = late;
     }
 
     /// Runs `change` with the file locked; all of it happens or, on an error, nothing.
-    pub fn transact<T>(&self, change: impl FnOnce(&mut Session<'_>) -> Result<T, Error>) -> Result<T, Error> {
-        self.book.transact(|state, now_ms| change(&mut Session { state, holder: self, now_ms }))
+    pub fn transact<T>(
+        &self,
+        change: impl FnOnce(&mut AccountTransaction<'_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.file.transact(|state, now_ms| change(&mut AccountTransaction { state, account: self, now_ms }))
     }
 
     /// Makes this account hold `bytes` on each of its accelerators.
@@ -56,23 +59,23 @@ impl Holder {
     }
 }
 
-impl Session<'_> {
+impl AccountTransaction<'_> {
     /// Bytes free on accelerator `id`.
     #[must_use]
-    pub fn usage(&self, id: &str) -> Usage {
+    pub fn usage(&self, id: &str) -> SimAcceleratorUsage {
         self.state.usage(id)
     }
 
     /// Makes the account hold `bytes` on `id`: more must fit, less is freed (late, if the account is so). What the account
     /// freed and has not come back yet it may take again: a driver that is slow to free still knows whose memory it is.
     pub fn resize(&mut self, id: &str, bytes: u64) -> Result<(), Error> {
-        let Holder { pid, late, .. } = *self.holder;
+        let MemoryAccount { pid, free_delay: late, .. } = *self.account;
         let usage = self.state.usage(id);
         let card = self.state.accelerators.get_mut(id);
         let card = card.ok_or_else(|| Error::UnknownAccelerator(id.to_owned()))?;
         let held = card.used.get(&pid).map_or(0, |entry| entry.bytes);
         let (asked, freed) = (bytes.saturating_sub(held), held.saturating_sub(bytes));
-        self.holder.enter(&mut card.used, bytes);
+        self.account.set_entry(&mut card.used, bytes);
         let missing = asked - self.reclaim(id, asked);
         if missing > usage.free() {
             let (accelerator, free) = (id.to_owned(), usage.free());
@@ -80,16 +83,16 @@ impl Session<'_> {
         }
         if let Some(late) = late.filter(|_| freed > 0) {
             let until_unix_ms = self.now_ms + late.as_millis() as u64;
-            let (accelerator, start) = (id.to_owned(), self.holder.start);
-            self.state.late.push(Late { accelerator, bytes: freed, until_unix_ms, pid, start });
+            let (accelerator, start) = (id.to_owned(), self.account.start);
+            self.state.late.push(DelayedFree { accelerator, bytes: freed, until_unix_ms, pid, start });
         }
         Ok(())
     }
 
     /// Takes up to `bytes` of the account's own late memory on `id` back; how much it was.
     fn reclaim(&mut self, id: &str, bytes: u64) -> u64 {
-        let Holder { pid, start, .. } = *self.holder;
-        let own = |late: &&mut Late| late.accelerator == id && (late.pid, late.start) == (pid, start);
+        let MemoryAccount { pid, start, .. } = *self.account;
+        let own = |late: &&mut DelayedFree| late.accelerator == id && (late.pid, late.start) == (pid, start);
         let mut left = bytes;
         for late in self.state.late.iter_mut().filter(own) {
             let taken = late.bytes.min(left);
@@ -101,17 +104,17 @@ impl Session<'_> {
 
     /// Makes the account hold `bytes` of host memory, which has no capacity here.
     pub fn resize_host(&mut self, bytes: u64) {
-        self.holder.enter(&mut self.state.host.used, bytes);
+        self.account.set_entry(&mut self.state.host.used, bytes);
     }
 }
 
-impl Holder {
-    fn enter(&self, used: &mut BTreeMap<u32, Entry>, bytes: u64) {
+impl MemoryAccount {
+    fn set_entry(&self, used: &mut BTreeMap<u32, MemoryEntry>, bytes: u64) {
         if bytes == 0 {
             used.remove(&self.pid);
             return;
         }
-        let late_ms = self.late.map_or(0, |late| late.as_millis() as u64);
-        used.insert(self.pid, Entry { start: self.start, bytes, label: self.label.clone(), late_ms });
+        let late_ms = self.free_delay.map_or(0, |late| late.as_millis() as u64);
+        used.insert(self.pid, MemoryEntry { start: self.start, bytes, label: self.label.clone(), late_ms });
     }
 }

@@ -16,6 +16,6 @@ pub(super) fn start_ticks(pid: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-pub(super) fn lives(pid: u32, start: u64) -> bool {
+pub(super) fn is_alive(pid: u32, start: u64) -> bool {
     start_ticks(pid) == Some(start)
 }

@@ -4,37 +4,37 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Usage, process};
+use super::{SimAcceleratorUsage, process};
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct State {
-    pub(super) accelerators: BTreeMap<String, Card>,
+pub(super) struct AcceleratorFileState {
+    pub(super) accelerators: BTreeMap<String, SimAcceleratorState>,
     #[serde(default)]
-    pub(super) late: Vec<Late>,
+    pub(super) late: Vec<DelayedFree>,
     #[serde(default)]
-    pub(super) host: Host,
+    pub(super) host: HostMemoryState,
     #[serde(default)]
     pub(super) refused: Vec<String>,
 }
 
 /// So many refusals are kept.
-const REFUSALS: usize = 64;
+const MAX_REFUSALS: usize = 64;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Card {
+pub(super) struct SimAcceleratorState {
     pub(super) capacity: u64,
     #[serde(default)]
-    pub(super) used: BTreeMap<u32, Entry>,
+    pub(super) used: BTreeMap<u32, MemoryEntry>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Host {
+pub(super) struct HostMemoryState {
     #[serde(default)]
-    pub(super) used: BTreeMap<u32, Entry>,
+    pub(super) used: BTreeMap<u32, MemoryEntry>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Entry {
+pub(super) struct MemoryEntry {
     pub(super) start: u64,
     pub(super) bytes: u64,
     pub(super) label: String,
@@ -44,7 +44,7 @@ pub(super) struct Entry {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Late {
+pub(super) struct DelayedFree {
     pub(super) accelerator: String,
     pub(super) bytes: u64,
     pub(super) until_unix_ms: u64,
@@ -52,43 +52,43 @@ pub(super) struct Late {
     pub(super) start: u64,
 }
 
-impl State {
+impl AcceleratorFileState {
     /// With one more request that did not fit.
-    pub(super) fn refusing(mut self, what: String) -> Self {
-        if self.refused.len() == REFUSALS {
+    pub(super) fn with_refusal(mut self, what: String) -> Self {
+        if self.refused.len() == MAX_REFUSALS {
             self.refused.remove(0);
         }
         self.refused.push(what);
         self
     }
 
-    pub(super) fn usage(&self, id: &str) -> Usage {
+    pub(super) fn usage(&self, id: &str) -> SimAcceleratorUsage {
         let Some(card) = self.accelerators.get(id) else {
-            return Usage::default();
+            return SimAcceleratorUsage::default();
         };
         let mut by_pid: BTreeMap<u32, u64> =
             card.used.iter().map(|(pid, entry)| (*pid, entry.bytes)).collect();
         let mut used_total: u64 = by_pid.values().sum();
         for late in self.late.iter().filter(|late| late.accelerator == id) {
             used_total += late.bytes;
-            if process::lives(late.pid, late.start) {
+            if process::is_alive(late.pid, late.start) {
                 *by_pid.entry(late.pid).or_default() += late.bytes;
             }
         }
-        Usage { capacity: card.capacity, used_total, by_pid }
+        SimAcceleratorUsage { capacity: card.capacity, used_total, by_pid }
     }
 
     /// Drops what processes held that are gone, or moves it to the late memory.
-    pub(super) fn drop_gone(&mut self, now_ms: u64) {
-        let gone = |pid: &u32, entry: &mut Entry| !process::lives(*pid, entry.start);
+    pub(super) fn drop_dead_processes(&mut self, now_ms: u64) {
+        let gone = |pid: &u32, entry: &mut MemoryEntry| !process::is_alive(*pid, entry.start);
         for (id, card) in &mut self.accelerators {
             for (pid, entry) in card.used.extract_if(.., gone).filter(|(_, entry)| entry.late_ms > 0) {
                 let until_unix_ms = now_ms + entry.late_ms;
-                let Entry { bytes, start, .. } = entry;
-                self.late.push(Late { accelerator: id.clone(), bytes, until_unix_ms, pid, start });
+                let MemoryEntry { bytes, start, .. } = entry;
+                self.late.push(DelayedFree { accelerator: id.clone(), bytes, until_unix_ms, pid, start });
             }
         }
-        self.host.used.retain(|pid, entry| process::lives(*pid, entry.start));
+        self.host.used.retain(|pid, entry| process::is_alive(*pid, entry.start));
         self.late.retain(|late| late.until_unix_ms > now_ms && late.bytes > 0);
     }
 }

@@ -4,10 +4,11 @@ use super::*;
 
 const GIB: u64 = 1 << 30;
 
-fn book(capacity: u64) -> (tempfile::TempDir, Book) {
+fn book(capacity: u64) -> (tempfile::TempDir, AcceleratorFile) {
     let dir = tempfile::tempdir().unwrap();
     let book =
-        Book::create(dir.path().join("cards.json"), &[("gpu-0", capacity), ("gpu-1", capacity)]).unwrap();
+        AcceleratorFile::create(dir.path().join("cards.json"), &[("gpu-0", capacity), ("gpu-1", capacity)])
+            .unwrap();
     (dir, book)
 }
 
@@ -26,17 +27,17 @@ fn capacity_is_enforced_and_a_refusal_changes_nothing() {
 fn what_did_not_fit_stays_known_and_nothing_else_is_taken_for_it() {
     let (_dir, book) = book(GIB);
     let holder = book.holder(&[], "m", None).unwrap();
-    assert_eq!(book.refused().unwrap(), [""; 0]);
+    assert_eq!(book.refusals().unwrap(), [""; 0]);
     holder.resize(2 * GIB).unwrap_err();
     holder.resize(GIB).unwrap();
     assert!(book.holder(&["none".into()], "m", None).is_err());
     holder.resize(0).unwrap();
     let refused = "2147483648 bytes do not fit on `gpu-0`: 1073741824 of 1073741824 are free";
-    assert_eq!(book.refused().unwrap(), [refused]);
+    assert_eq!(book.refusals().unwrap(), [refused]);
     for _ in 0..100 {
         holder.resize(2 * GIB).unwrap_err();
     }
-    assert_eq!(book.refused().unwrap().len(), 64);
+    assert_eq!(book.refusals().unwrap().len(), 64);
 }
 
 #[test]
@@ -58,7 +59,10 @@ fn entries_of_the_dead_are_dropped_by_whoever_reads() {
     assert_eq!(book.usage().unwrap()["gpu-0"].free(), 0);
     child.kill().unwrap();
     child.wait().unwrap();
-    assert_eq!(book.usage().unwrap()["gpu-0"], Usage { capacity: GIB, ..Usage::default() });
+    assert_eq!(
+        book.usage().unwrap()["gpu-0"],
+        SimAcceleratorUsage { capacity: GIB, ..SimAcceleratorUsage::default() }
+    );
 }
 
 #[test]

@@ -11,30 +11,30 @@ use tokio::{
 };
 
 use super::{
-    Engine,
-    ask::{Ask, Ends, Pieces},
-    dated::{Dated, ok},
-    exact,
-    head::{self, Framing, Head, Route},
-    wire::{DONE, Stamp, monotonic_ns},
+    FastEngine,
+    dated_response::{DatedResponse, ok},
+    exact_timer,
+    head::{self, FastRequestFraming, FastRequestHead, FastRoute},
+    request::{BodyEnds, BodyEndsBuffer, FastRequest},
+    wire::{DONE, EventStamp, monotonic_ns},
 };
 
 /// Bodies up to this size are read whole; of longer ones the ends are kept.
-const WHOLE: u64 = 16 << 10;
+const MAX_WHOLE_BODY_BYTES: u64 = 16 << 10;
 /// Free room to read into, once a body is long.
-const LARGE: usize = 64 << 10;
-const SMALL: usize = 4 << 10;
+const LARGE_READ_BYTES: usize = 64 << 10;
+const SMALL_READ_BYTES: usize = 4 << 10;
 
 /// Serves a connection until it ends.
-pub(super) async fn serve(engine: Arc<Engine>, io: TcpStream) {
+pub(super) async fn serve(engine: Arc<FastEngine>, io: TcpStream) {
     // Nagle's wait would be measured as the proxy's.
     io.set_nodelay(true).ok();
-    let mut connection = Connection {
-        answer: Dated::new(&ok("application/json", &engine.wire.answer)),
-        last: (Vec::new(), engine.finders.ask(&Ends::of(b""))),
+    let mut connection = FastConnection {
+        answer: DatedResponse::new(&ok("application/json", &engine.responses.answer)),
+        last_request: (Vec::new(), engine.finders.parse(&BodyEnds::of_body(b""))),
         engine,
         io,
-        read: BytesMut::with_capacity(SMALL),
+        read: BytesMut::with_capacity(SMALL_READ_BYTES),
     };
     loop {
         match connection.exchange().await {
@@ -52,38 +52,38 @@ pub(super) async fn serve(engine: Arc<Engine>, io: TcpStream) {
     }
 }
 
-struct Connection {
-    engine: Arc<Engine>,
+struct FastConnection {
+    engine: Arc<FastEngine>,
     io: TcpStream,
     /// Read and not yet used.
     read: BytesMut,
     /// The last body that was short, and what it asked for.
-    last: (Vec<u8>, Ask),
-    answer: Dated,
+    last_request: (Vec<u8>, FastRequest),
+    answer: DatedResponse,
 }
 
-impl Connection {
+impl FastConnection {
     /// One request and its answer; whether another may follow.
     async fn exchange(&mut self) -> io::Result<bool> {
         let head = self.head().await?;
-        if head.waits {
+        if head.expects_continue {
             self.io.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
         }
         let ask = self.body(head.framing).await?;
-        if head.route != Route::Chat {
-            self.tell(head.route).await?;
+        if head.route != FastRoute::Chat {
+            self.answer_probe(head.route).await?;
             return Ok(head.keeps_alive);
         }
         if ask.stream {
             self.stream(&ask).await?;
         } else {
-            exact::wait(ask.engine).await?;
-            self.io.write_all(self.answer.now()).await?;
+            exact_timer::wait(ask.engine_time).await?;
+            self.io.write_all(self.answer.with_date()).await?;
         }
         Ok(head.keeps_alive)
     }
 
-    async fn head(&mut self) -> io::Result<Head> {
+    async fn head(&mut self) -> io::Result<FastRequestHead> {
         loop {
             if !self.read.is_empty()
                 && let Some(head) = head::parse(&self.read).map_err(|_| io::ErrorKind::InvalidData)?
@@ -91,11 +91,11 @@ impl Connection {
                 self.read.advance(head.bytes);
                 return Ok(head);
             }
-            self.more(SMALL).await?;
+            self.read_more(SMALL_READ_BYTES).await?;
         }
     }
 
-    async fn more(&mut self, room: usize) -> io::Result<()> {
+    async fn read_more(&mut self, room: usize) -> io::Result<()> {
         self.read.reserve(room);
         match self.io.read_buf(&mut self.read).await? {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -103,46 +103,46 @@ impl Connection {
         }
     }
 
-    async fn body(&mut self, framing: Framing) -> io::Result<Ask> {
+    async fn body(&mut self, framing: FastRequestFraming) -> io::Result<FastRequest> {
         match framing {
-            Framing::Length(length) if length <= WHOLE => {
+            FastRequestFraming::Length(length) if length <= MAX_WHOLE_BODY_BYTES => {
                 let length = length as usize;
                 while self.read.len() < length {
-                    self.more(length - self.read.len()).await?;
+                    self.read_more(length - self.read.len()).await?;
                 }
                 let body = &self.read[..length];
                 // Load is the same request over and over, and comparing is cheaper than searching.
-                if body != &self.last.0[..] {
-                    self.last = (body.to_vec(), self.engine.finders.ask(&Ends::of(body)));
+                if body != &self.last_request.0[..] {
+                    self.last_request = (body.to_vec(), self.engine.finders.parse(&BodyEnds::of_body(body)));
                 }
                 self.read.advance(length);
-                Ok(self.last.1)
+                Ok(self.last_request.1)
             }
-            Framing::Length(length) => {
-                let mut pieces = Pieces::default();
-                self.take(length, &mut pieces).await?;
-                Ok(self.engine.finders.ask(&pieces.ends()))
+            FastRequestFraming::Length(length) => {
+                let mut pieces = BodyEndsBuffer::default();
+                self.read_body_ends(length, &mut pieces).await?;
+                Ok(self.engine.finders.parse(&pieces.ends()))
             }
-            Framing::Chunked => {
-                let mut pieces = Pieces::default();
+            FastRequestFraming::Chunked => {
+                let mut pieces = BodyEndsBuffer::default();
                 loop {
                     let size = self.size_line().await?;
                     if size == 0 {
                         // Trailers, and the blank line after them.
                         while !self.line().await?.is_empty() {}
-                        return Ok(self.engine.finders.ask(&pieces.ends()));
+                        return Ok(self.engine.finders.parse(&pieces.ends()));
                     }
-                    self.take(size, &mut pieces).await?;
+                    self.read_body_ends(size, &mut pieces).await?;
                     self.line().await?;
                 }
             }
         }
     }
 
-    async fn take(&mut self, mut length: u64, pieces: &mut Pieces) -> io::Result<()> {
+    async fn read_body_ends(&mut self, mut length: u64, pieces: &mut BodyEndsBuffer) -> io::Result<()> {
         while length > 0 {
             if self.read.is_empty() {
-                self.more(LARGE).await?;
+                self.read_more(LARGE_READ_BYTES).await?;
             }
             let piece = self.read.len().min(usize::try_from(length).unwrap_or(usize::MAX));
             pieces.add(&self.read[..piece]);
@@ -167,33 +167,33 @@ impl Connection {
                 line.truncate(line.trim_ascii_end().len());
                 return Ok(line);
             }
-            self.more(SMALL).await?;
+            self.read_more(SMALL_READ_BYTES).await?;
         }
     }
 
     /// What a gateway asks an engine before it trusts it.
-    async fn tell(&mut self, route: Route) -> io::Result<()> {
-        let wire = &self.engine.wire;
+    async fn answer_probe(&mut self, route: FastRoute) -> io::Result<()> {
+        let wire = &self.engine.responses;
         let bytes = match route {
-            Route::Health => ok("text/plain", b""),
-            Route::Models => ok("application/json", &wire.models),
-            Route::About => ok("application/json", &wire.about),
-            Route::Version => ok("application/json", br#"{"version":"0.11.2"}"#),
-            Route::Sleeping => ok("application/json", br#"{"is_sleeping":false}"#),
-            Route::Chat | Route::Unknown => {
+            FastRoute::Health => ok("text/plain", b""),
+            FastRoute::Models => ok("application/json", &wire.models),
+            FastRoute::ModelInfo => ok("application/json", &wire.model_info),
+            FastRoute::Version => ok("application/json", br#"{"version":"0.11.2"}"#),
+            FastRoute::Sleeping => ok("application/json", br#"{"is_sleeping":false}"#),
+            FastRoute::Chat | FastRoute::Unknown => {
                 b"HTTP/1.1 404 Not Found\r\ndate: -----------------------------\r\ncontent-length: 0\r\n\r\n"
                     .to_vec()
             }
         };
-        self.io.write_all(Dated::new(&bytes).now()).await
+        self.io.write_all(DatedResponse::new(&bytes).with_date()).await
     }
 
-    async fn stream(&mut self, ask: &Ask) -> io::Result<()> {
+    async fn stream(&mut self, ask: &FastRequest) -> io::Result<()> {
         let head = b"HTTP/1.1 200 OK\r\ndate: -----------------------------\r\ncontent-type: text/event-stream; charset=utf-8\r\n\
             cache-control: no-cache\r\ntransfer-encoding: chunked\r\n\r\n";
-        self.io.write_all(Dated::new(head).now()).await?;
-        let mut event = self.engine.wire.event.chunk();
-        exact::wait(ask.engine).await?;
+        self.io.write_all(DatedResponse::new(head).with_date()).await?;
+        let mut event = self.engine.responses.event.as_chunk();
+        exact_timer::wait(ask.engine_time).await?;
         let mut due = Instant::now();
         for sequence in 0..ask.events {
             if ask.interval.is_zero() && sequence > 0 {
@@ -202,7 +202,7 @@ impl Connection {
             } else if sequence > 0 {
                 sleep_until(due).await;
             }
-            let stamp = Stamp { sequence, sent_ns: monotonic_ns() };
+            let stamp = EventStamp { sequence, sent_ns: monotonic_ns() };
             self.io.write_all(event.stamped(stamp)).await?;
             due += ask.interval;
             if sequence == 0 {

@@ -4,10 +4,10 @@ use std::mem::MaybeUninit;
 
 /// What a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Route {
+pub(super) enum FastRoute {
     Chat,
     Models,
-    About,
+    ModelInfo,
     Version,
     Sleeping,
     Health,
@@ -15,41 +15,41 @@ pub(super) enum Route {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Framing {
+pub(super) enum FastRequestFraming {
     Length(u64),
     Chunked,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head {
+pub(super) struct FastRequestHead {
     /// Its own bytes.
     pub(super) bytes: usize,
-    pub(super) route: Route,
-    pub(super) framing: Framing,
+    pub(super) route: FastRoute,
+    pub(super) framing: FastRequestFraming,
     pub(super) keeps_alive: bool,
     /// The client waits for a 100 before it sends the body.
-    pub(super) waits: bool,
+    pub(super) expects_continue: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Malformed;
+pub(super) struct MalformedHead;
 
 /// `None`: there is more to come.
-pub(super) fn parse(bytes: &[u8]) -> Result<Option<Head>, Malformed> {
+pub(super) fn parse(bytes: &[u8]) -> Result<Option<FastRequestHead>, MalformedHead> {
     // Filling 64 places would cost more than to read the few headers that come.
     let mut headers = [const { MaybeUninit::uninit() }; 64];
     let mut request = httparse::Request::new(&mut []);
     let parsed = request.parse_with_uninit_headers(bytes, &mut headers);
-    let httparse::Status::Complete(size) = parsed.map_err(|_| Malformed)? else {
+    let httparse::Status::Complete(size) = parsed.map_err(|_| MalformedHead)? else {
         return Ok(None);
     };
     let route = route(request.method.unwrap_or_default(), request.path.unwrap_or_default());
-    let mut head = Head {
+    let mut head = FastRequestHead {
         bytes: size,
         route,
-        framing: Framing::Length(0),
+        framing: FastRequestFraming::Length(0),
         keeps_alive: request.version == Some(1),
-        waits: false,
+        expects_continue: false,
     };
     for header in request.headers.iter() {
         let (name, value) = (header.name, header.value);
@@ -57,9 +57,11 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<Head>, Malformed> {
         match name.len() {
             14 if name.eq_ignore_ascii_case("content-length") => {
                 let length = str::from_utf8(value).ok().and_then(|digits| digits.parse().ok());
-                head.framing = Framing::Length(length.ok_or(Malformed)?);
+                head.framing = FastRequestFraming::Length(length.ok_or(MalformedHead)?);
             }
-            17 if name.eq_ignore_ascii_case("transfer-encoding") => head.framing = Framing::Chunked,
+            17 if name.eq_ignore_ascii_case("transfer-encoding") => {
+                head.framing = FastRequestFraming::Chunked
+            }
             10 if name.eq_ignore_ascii_case("connection") => {
                 head.keeps_alive = match value {
                     v if v.eq_ignore_ascii_case(b"close") => false,
@@ -67,22 +69,24 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<Head>, Malformed> {
                     _ => head.keeps_alive,
                 };
             }
-            6 if name.eq_ignore_ascii_case("expect") => head.waits = true,
+            6 if name.eq_ignore_ascii_case("expect") => head.expects_continue = true,
             _ => {}
         }
     }
     Ok(Some(head))
 }
 
-fn route(method: &str, path: &str) -> Route {
+fn route(method: &str, path: &str) -> FastRoute {
     match (method, path) {
-        ("POST", "/v1/chat/completions") => Route::Chat,
-        ("GET", "/health" | "/ping") => Route::Health,
-        ("GET", "/v1/models") => Route::Models,
-        ("GET", "/version") => Route::Version,
-        ("GET", "/is_sleeping") => Route::Sleeping,
-        ("GET", "/model_info" | "/get_model_info" | "/server_info" | "/get_server_info") => Route::About,
-        _ => Route::Unknown,
+        ("POST", "/v1/chat/completions") => FastRoute::Chat,
+        ("GET", "/health" | "/ping") => FastRoute::Health,
+        ("GET", "/v1/models") => FastRoute::Models,
+        ("GET", "/version") => FastRoute::Version,
+        ("GET", "/is_sleeping") => FastRoute::Sleeping,
+        ("GET", "/model_info" | "/get_model_info" | "/server_info" | "/get_server_info") => {
+            FastRoute::ModelInfo
+        }
+        _ => FastRoute::Unknown,
     }
 }
 
@@ -93,15 +97,15 @@ mod tests {
     #[test]
     fn a_head_is_read_when_it_is_complete() {
         let text = b"POST /v1/chat/completions HTTP/1.1\r\nHost: e\r\nCONTENT-LENGTH: 12\r\nConnection: close\r\n\r\n";
-        let head = Head {
+        let head = FastRequestHead {
             bytes: text.len(),
-            route: Route::Chat,
-            framing: Framing::Length(12),
+            route: FastRoute::Chat,
+            framing: FastRequestFraming::Length(12),
             keeps_alive: false,
-            waits: false,
+            expects_continue: false,
         };
         assert_eq!(parse(text), Ok(Some(head)));
         assert_eq!(parse(&text[..text.len() - 1]), Ok(None));
-        assert_eq!(parse(b"GET / HTTP/1.1\r\ncontent-length: x\r\n\r\n"), Err(Malformed));
+        assert_eq!(parse(b"GET / HTTP/1.1\r\ncontent-length: x\r\n\r\n"), Err(MalformedHead));
     }
 }

@@ -5,14 +5,14 @@ use std::time::Duration;
 use nix::time::{ClockId, clock_gettime};
 
 /// Bytes of one event, `data: ` and the blank line included, unless the model's name is too long for that.
-pub const EVENT: usize = 226;
+pub const EVENT_BYTES: usize = 226;
 /// Bytes of a non-streaming answer's body, likewise.
-pub const ANSWER: usize = 600;
+pub const ANSWER_BYTES: usize = 600;
 /// What ends each stream.
 pub const DONE: &[u8] = b"data: [DONE]\n\n";
 
-const SEQUENCE: usize = 8;
-const TIME: usize = 16;
+const SEQUENCE_DIGITS: usize = 8;
+const TIME_DIGITS: usize = 16;
 
 /// Nanoseconds of a clock that all processes of a machine share and that never goes back.
 #[must_use]
@@ -24,20 +24,20 @@ pub fn monotonic_ns() -> u64 {
 /// An event's bytes but for its place in the stream (8 decimal digits) and the moment it was sent (16 hexadecimal digits,
 /// `monotonic_ns`).
 #[derive(Clone, Debug)]
-pub struct Event {
+pub struct StampedEvent {
     bytes: Vec<u8>,
     /// Where the place stands; the moment follows after a blank.
-    at: usize,
+    stamp_offset: usize,
 }
 
 /// What stands in an event's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp {
+pub struct EventStamp {
     pub sequence: u32,
     pub sent_ns: u64,
 }
 
-impl Event {
+impl StampedEvent {
     #[must_use]
     pub fn new(model: &str) -> Self {
         let before = format!(
@@ -45,16 +45,19 @@ impl Event {
             serde_json::Value::from(model),
         );
         let after = "\"},\"finish_reason\":null}]}\n\n";
-        let used = before.len() + after.len() + SEQUENCE + 1 + TIME;
-        let padding = ".".repeat(EVENT.saturating_sub(used));
-        let blank = " ".repeat(SEQUENCE + 1 + TIME);
-        Self { at: before.len(), bytes: format!("{before}{blank}{padding}{after}").into_bytes() }
+        let used = before.len() + after.len() + SEQUENCE_DIGITS + 1 + TIME_DIGITS;
+        let padding = ".".repeat(EVENT_BYTES.saturating_sub(used));
+        let blank = " ".repeat(SEQUENCE_DIGITS + 1 + TIME_DIGITS);
+        Self { stamp_offset: before.len(), bytes: format!("{before}{blank}{padding}{after}").into_bytes() }
     }
 
     /// The same as a chunk of a body; not to be read back.
-    pub(super) fn chunk(&self) -> Self {
+    pub(super) fn as_chunk(&self) -> Self {
         let size = format!("{:x}\r\n", self.bytes.len());
-        Self { at: size.len() + self.at, bytes: [size.as_bytes(), &self.bytes, b"\r\n"].concat() }
+        Self {
+            stamp_offset: size.len() + self.stamp_offset,
+            bytes: [size.as_bytes(), &self.bytes, b"\r\n"].concat(),
+        }
     }
 
     #[expect(clippy::len_without_is_empty, reason = "an event is never empty")]
@@ -64,31 +67,32 @@ impl Event {
     }
 
     /// The event as it is sent.
-    pub fn stamped(&mut self, stamp: Stamp) -> &[u8] {
-        write(&mut self.bytes, self.at, stamp);
+    pub fn stamped(&mut self, stamp: EventStamp) -> &[u8] {
+        write(&mut self.bytes, self.stamp_offset, stamp);
         &self.bytes
     }
 
     /// Reads an event; `None` when any of its bytes is not what was sent.
     #[must_use]
-    pub fn read(&self, event: &[u8]) -> Option<Stamp> {
-        let end = self.at + SEQUENCE + 1 + TIME;
-        let stamp = Stamp::read(event.get(self.at..end)?)?;
-        (event.get(..self.at) == self.bytes.get(..self.at) && event.get(end..) == self.bytes.get(end..))
-            .then_some(stamp)
+    pub fn read(&self, event: &[u8]) -> Option<EventStamp> {
+        let end = self.stamp_offset + SEQUENCE_DIGITS + 1 + TIME_DIGITS;
+        let stamp = EventStamp::read(event.get(self.stamp_offset..end)?)?;
+        (event.get(..self.stamp_offset) == self.bytes.get(..self.stamp_offset)
+            && event.get(end..) == self.bytes.get(end..))
+        .then_some(stamp)
     }
 }
 
-impl Stamp {
+impl EventStamp {
     /// Reads what a content begins with.
     #[must_use]
     pub fn read(content: &[u8]) -> Option<Self> {
-        let (sequence, rest) = content.split_at_checked(SEQUENCE)?;
+        let (sequence, rest) = content.split_at_checked(SEQUENCE_DIGITS)?;
         let (b' ', time) = rest.split_first()? else { return None };
         let sequence = sequence.iter().try_fold(0_u32, |sum, digit| {
             digit.is_ascii_digit().then(|| sum * 10 + u32::from(digit - b'0'))
         })?;
-        let sent_ns = time.get(..TIME)?.iter().try_fold(0_u64, |sum, digit| {
+        let sent_ns = time.get(..TIME_DIGITS)?.iter().try_fold(0_u64, |sum, digit| {
             let value = match digit {
                 b'0'..=b'9' => digit - b'0',
                 b'a'..=b'f' => digit - b'a' + 10,
@@ -100,9 +104,9 @@ impl Stamp {
     }
 }
 
-fn write(bytes: &mut [u8], at: usize, stamp: Stamp) {
-    let Some(slot) = bytes.get_mut(at..at + SEQUENCE + 1 + TIME) else { return };
-    let (sequence, time) = slot.split_at_mut(SEQUENCE);
+fn write(bytes: &mut [u8], at: usize, stamp: EventStamp) {
+    let Some(slot) = bytes.get_mut(at..at + SEQUENCE_DIGITS + 1 + TIME_DIGITS) else { return };
+    let (sequence, time) = slot.split_at_mut(SEQUENCE_DIGITS);
     let mut rest = stamp.sequence;
     for digit in sequence.iter_mut().rev() {
         *digit = b'0' + (rest % 10) as u8;
@@ -115,17 +119,17 @@ fn write(bytes: &mut [u8], at: usize, stamp: Stamp) {
 
 /// All that an engine of one model sends.
 #[derive(Clone, Debug)]
-pub struct Wire {
+pub struct FastResponses {
     /// Body of a non-streaming answer.
     pub answer: Vec<u8>,
     /// Body of a list of models.
     pub models: Vec<u8>,
     /// Body of what SGLang tells of a model.
-    pub(super) about: Vec<u8>,
-    pub event: Event,
+    pub(super) model_info: Vec<u8>,
+    pub event: StampedEvent,
 }
 
-impl Wire {
+impl FastResponses {
     #[must_use]
     pub fn new(model: &str) -> Self {
         let name = serde_json::Value::from(model);
@@ -134,18 +138,18 @@ impl Wire {
         );
         let after = r#""},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":200,"completion_tokens":64,"total_tokens":264}}"#;
         let content = "The same words for all. ".chars().cycle();
-        let content: String = content.take(ANSWER.saturating_sub(before.len() + after.len())).collect();
+        let content: String = content.take(ANSWER_BYTES.saturating_sub(before.len() + after.len())).collect();
         Self {
             answer: format!("{before}{content}{after}").into_bytes(),
             models: format!(
                 r#"{{"object":"list","data":[{{"id":{name},"object":"model","created":1763640000,"owned_by":"fast"}}]}}"#
             )
             .into_bytes(),
-            about: format!(
+            model_info: format!(
                 r#"{{"model_path":{name},"tokenizer_path":{name},"served_model_name":{name},"is_generation":true}}"#
             )
             .into_bytes(),
-            event: Event::new(model),
+            event: StampedEvent::new(model),
         }
     }
 }
@@ -156,36 +160,36 @@ mod tests {
 
     #[test]
     fn an_event_is_valid_json_of_the_promised_size_and_read_back() {
-        let mut event = Event::new("m");
-        let stamp = Stamp { sequence: 12_345_678, sent_ns: 0x0123_4567_89ab_cdef };
+        let mut event = StampedEvent::new("m");
+        let stamp = EventStamp { sequence: 12_345_678, sent_ns: 0x0123_4567_89ab_cdef };
         let bytes = event.stamped(stamp).to_vec();
-        assert_eq!(bytes.len(), EVENT);
+        assert_eq!(bytes.len(), EVENT_BYTES);
         let text = std::str::from_utf8(&bytes).unwrap();
         let json = text.strip_prefix("data: ").unwrap().strip_suffix("\n\n").unwrap();
         let json: serde_json::Value = serde_json::from_str(json).unwrap();
         let content = json["choices"][0]["delta"]["content"].as_str().unwrap();
         assert!(content.starts_with("12345678 0123456789abcdef."));
-        assert_eq!(Event::new("m").read(&bytes), Some(stamp));
+        assert_eq!(StampedEvent::new("m").read(&bytes), Some(stamp));
     }
 
     #[test]
     fn any_changed_byte_of_an_event_is_noticed() {
-        let mut event = Event::new("m");
-        let stamp = Stamp { sequence: 7, sent_ns: 9 };
+        let mut event = StampedEvent::new("m");
+        let stamp = EventStamp { sequence: 7, sent_ns: 9 };
         let bytes = event.stamped(stamp).to_vec();
         for at in 0..bytes.len() {
             let mut changed = bytes.clone();
             changed[at] ^= 1;
             assert_ne!(event.read(&changed), Some(stamp), "byte {at}");
         }
-        assert_eq!(event.read(&bytes[..EVENT - 1]), None);
+        assert_eq!(event.read(&bytes[..EVENT_BYTES - 1]), None);
     }
 
     #[test]
     fn an_answer_is_valid_json_of_the_promised_size() {
-        let wire = Wire::new("a \"quoted\" name");
+        let wire = FastResponses::new("a \"quoted\" name");
         let json: serde_json::Value = serde_json::from_slice(&wire.answer).unwrap();
-        assert_eq!((wire.answer.len(), json["usage"]["total_tokens"].as_u64()), (ANSWER, Some(264)));
+        assert_eq!((wire.answer.len(), json["usage"]["total_tokens"].as_u64()), (ANSWER_BYTES, Some(264)));
         assert!(serde_json::from_slice::<serde_json::Value>(&wire.models).is_ok());
     }
 }

@@ -3,18 +3,18 @@
 use serde_json::{Value, json};
 
 use crate::{
-    api::Api,
-    voice::{Call, Piece, Voice},
+    api::SimApi,
+    choice::{SimChoice, SimToolCall, TokenPiece},
 };
 
-use super::{Frames, Usage, merge, quoted};
+use super::{AnswerWriter, FrameUsage, merge, quoted};
 
-impl Frames {
+impl AnswerWriter {
     pub(super) fn chat_opening(&self, choices: u64) -> Vec<String> {
         (0..choices).map(|n| self.chunk(n, r#""delta":{"role":"assistant","content":""}"#, None)).collect()
     }
 
-    pub(super) fn chat_token(&self, n: u64, piece: &Piece<'_>, finish: Option<&str>) -> Vec<String> {
+    pub(super) fn chat_token(&self, n: u64, piece: &TokenPiece<'_>, finish: Option<&str>) -> Vec<String> {
         let text = quoted(&piece.text);
         let Some(place) = &piece.call else {
             return vec![self.chunk(n, &format!(r#""delta":{{"content":{text}}}"#), finish)];
@@ -36,7 +36,7 @@ impl Frames {
         self.chunk(n, &format!(r#""text":{}"#, quoted(text)), finish)
     }
 
-    pub(super) fn chat_closing(&self, usage: Option<Usage>) -> Vec<String> {
+    pub(super) fn chat_closing(&self, usage: Option<FrameUsage>) -> Vec<String> {
         let mut events = Vec::new();
         if let Some(usage) = usage {
             let head = self.chunk_head();
@@ -46,17 +46,17 @@ impl Frames {
         events
     }
 
-    pub(super) fn chat_whole(&self, voices: &[Voice], made: u64, finish: Option<&str>) -> Value {
-        let choice = |(index, voice): (usize, &Voice)| {
+    pub(super) fn chat_whole(&self, voices: &[SimChoice], made: u64, finish: Option<&str>) -> Value {
+        let choice = |(index, voice): (usize, &SimChoice)| {
             let finish = finish.unwrap_or(voice.finish);
             let common =
                 json!({"index": index, "logprobs": null, "finish_reason": finish, "stop_reason": null});
-            let text = voice.said(made);
+            let text = voice.text_so_far(made);
             merge(
                 common,
                 match self.api {
-                    Api::Chat => {
-                        let calls = voice.called(made);
+                    SimApi::Chat => {
+                        let calls = voice.calls_so_far(made);
                         let calls: Vec<Value> = calls.iter().map(|(one, said)| call(one, said)).collect();
                         let content = if calls.is_empty() { Value::from(text) } else { Value::Null };
                         json!({"message": {"role": "assistant", "content": content, "tool_calls": calls}})
@@ -67,7 +67,7 @@ impl Frames {
         };
         let choices: Vec<Value> = voices.iter().enumerate().map(choice).collect();
         json!({
-            "id": self.name.id, "object": self.object(false), "created": self.name.created, "model": self.model,
+            "id": self.identity.id, "object": self.object(false), "created": self.identity.created, "model": self.model,
             "choices": choices, "usage": self.usage(voices, made).json(),
         })
     }
@@ -81,21 +81,21 @@ impl Frames {
     }
 
     fn chunk_head(&self) -> String {
-        let (name, escaped, object) = (&self.name, &self.escaped, self.object(true));
+        let (name, escaped, object) = (&self.identity, &self.escaped, self.object(true));
         let (id, created) = (&name.id, name.created);
         format!(r#"data: {{"id":"{id}","object":"{object}","created":{created},"model":{escaped}"#)
     }
 
     fn object(&self, stream: bool) -> &'static str {
         match (self.api, stream) {
-            (Api::Chat, true) => "chat.completion.chunk",
-            (Api::Chat, false) => "chat.completion",
+            (SimApi::Chat, true) => "chat.completion.chunk",
+            (SimApi::Chat, false) => "chat.completion",
             _ => "text_completion",
         }
     }
 }
 
-fn call(call: &Call, arguments: &str) -> Value {
+fn call(call: &SimToolCall, arguments: &str) -> Value {
     let function = json!({"name": call.name, "arguments": arguments});
     json!({"id": format!("call_{}", call.id), "type": "function", "function": function})
 }

@@ -2,27 +2,27 @@
 
 use serde_json::{Value, json};
 
-use crate::voice::{Call, Piece, Voice};
+use crate::choice::{SimChoice, SimToolCall, TokenPiece};
 
-use super::{Frames, ended, is_calling, named, said};
+use super::{AnswerWriter, finish_reason, has_tool_calls, named_event, text_of};
 
-impl Frames {
-    pub(super) fn messages_opening(&self, voices: &[Voice]) -> Vec<String> {
+impl AnswerWriter {
+    pub(super) fn messages_opening(&self, voices: &[SimChoice]) -> Vec<String> {
         let message = self.message_of(&json!([]), Value::Null, 0);
         let mut events = vec![event("message_start", json!({"message": message}))];
-        if !is_calling(voices) {
-            events.push(begin(0, json!({"type": "text", "text": ""})));
+        if !has_tool_calls(voices) {
+            events.push(block_start(0, json!({"type": "text", "text": ""})));
         }
         events
     }
 
-    pub(super) fn messages_token(&self, piece: &Piece<'_>) -> Vec<String> {
+    pub(super) fn messages_token(&self, piece: &TokenPiece<'_>) -> Vec<String> {
         let Some(place) = &piece.call else {
             return vec![delta(0, json!({"type": "text_delta", "text": piece.text}))];
         };
         let mut events = Vec::new();
         if place.is_first {
-            events.push(begin(place.index, tool_use(place.call, &json!({}))));
+            events.push(block_start(place.index, tool_use(place.call, &json!({}))));
         }
         events.push(delta(place.index, json!({"type": "input_json_delta", "partial_json": piece.text})));
         if place.is_last {
@@ -31,29 +31,34 @@ impl Frames {
         events
     }
 
-    pub(super) fn messages_closing(&self, voices: &[Voice], made: u64, finish: Option<&str>) -> Vec<String> {
+    pub(super) fn messages_closing(
+        &self,
+        voices: &[SimChoice],
+        made: u64,
+        finish: Option<&str>,
+    ) -> Vec<String> {
         let mut events = Vec::new();
-        if !is_calling(voices) {
+        if !has_tool_calls(voices) {
             events.push(event("content_block_stop", json!({"index": 0})));
         }
         let usage = self.usage(voices, made);
         let usage = json!({"input_tokens": usage.prompt, "output_tokens": usage.completion});
-        let stop = json!({"stop_reason": stop_reason(ended(voices, finish)), "stop_sequence": null});
+        let stop = json!({"stop_reason": stop_reason(finish_reason(voices, finish)), "stop_sequence": null});
         events.push(event("message_delta", json!({"delta": stop, "usage": usage})));
         events.push(event("message_stop", json!({})));
         events
     }
 
-    pub(super) fn messages_whole(&self, voices: &[Voice], made: u64, finish: Option<&str>) -> Value {
-        let blocks: Vec<Value> = if is_calling(voices) {
+    pub(super) fn messages_whole(&self, voices: &[SimChoice], made: u64, finish: Option<&str>) -> Value {
+        let blocks: Vec<Value> = if has_tool_calls(voices) {
             // A call that was cut off has no arguments that could be read.
             let input = |said: &str| serde_json::from_str(said).unwrap_or_else(|_| json!({}));
-            let called = voices.iter().flat_map(|voice| voice.called(made));
+            let called = voices.iter().flat_map(|voice| voice.calls_so_far(made));
             called.map(|(call, said)| tool_use(call, &input(&said))).collect()
         } else {
-            vec![json!({"type": "text", "text": said(voices, made)})]
+            vec![json!({"type": "text", "text": text_of(voices, made)})]
         };
-        let stop = stop_reason(ended(voices, finish)).into();
+        let stop = stop_reason(finish_reason(voices, finish)).into();
         self.message_of(&blocks.into(), stop, self.usage(voices, made).completion)
     }
 
@@ -74,11 +79,11 @@ fn stop_reason(finish: &str) -> &'static str {
     }
 }
 
-fn tool_use(call: &Call, input: &Value) -> Value {
+fn tool_use(call: &SimToolCall, input: &Value) -> Value {
     json!({"type": "tool_use", "id": format!("toolu_{}", call.id), "name": call.name, "input": input})
 }
 
-fn begin(index: usize, block: Value) -> String {
+fn block_start(index: usize, block: Value) -> String {
     event("content_block_start", json!({"index": index, "content_block": block}))
 }
 
@@ -87,5 +92,5 @@ fn delta(index: usize, delta: Value) -> String {
 }
 
 fn event(name: &str, body: Value) -> String {
-    named(name, &super::merge(json!({"type": name}), body))
+    named_event(name, &super::merge(json!({"type": name}), body))
 }

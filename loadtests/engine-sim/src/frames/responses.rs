@@ -2,18 +2,18 @@
 
 use serde_json::{Value, json};
 
-use crate::voice::{Call, Piece, Voice};
+use crate::choice::{SimChoice, SimToolCall, TokenPiece};
 
-use super::{Frames, ended, is_calling, merge, named, said};
+use super::{AnswerWriter, finish_reason, has_tool_calls, merge, named_event, text_of};
 
-impl Frames {
-    pub(super) fn responses_opening(&mut self, voices: &[Voice]) -> Vec<String> {
+impl AnswerWriter {
+    pub(super) fn responses_opening(&mut self, voices: &[SimChoice]) -> Vec<String> {
         let begun = self.response("in_progress", json!([]), Value::Null);
         let mut events = vec![
             self.event("response.created", json!({"response": begun})),
             self.event("response.in_progress", json!({"response": begun})),
         ];
-        if !is_calling(voices) {
+        if !has_tool_calls(voices) {
             let (item, part) = (self.message("in_progress", &[]), text_part(""));
             events.push(self.event("response.output_item.added", json!({"output_index": 0, "item": item})));
             let place = self.text_place();
@@ -22,7 +22,7 @@ impl Frames {
         events
     }
 
-    pub(super) fn responses_token(&mut self, piece: &Piece<'_>) -> Vec<String> {
+    pub(super) fn responses_token(&mut self, piece: &TokenPiece<'_>) -> Vec<String> {
         let Some(place) = &piece.call else {
             let delta = merge(self.text_place(), json!({"delta": piece.text, "logprobs": []}));
             return vec![self.event("response.output_text.delta", delta)];
@@ -48,13 +48,13 @@ impl Frames {
 
     pub(super) fn responses_closing(
         &mut self,
-        voices: &[Voice],
+        voices: &[SimChoice],
         made: u64,
         finish: Option<&str>,
     ) -> Vec<String> {
         let mut events = Vec::new();
-        if !is_calling(voices) {
-            let text = said(voices, made);
+        if !has_tool_calls(voices) {
+            let text = text_of(voices, made);
             let (part, item) = (text_part(&text), self.message("completed", &[text_part(&text)]));
             let place = self.text_place();
             let done = merge(place.clone(), json!({"text": text, "logprobs": []}));
@@ -63,18 +63,18 @@ impl Frames {
             events.push(self.event("response.output_item.done", json!({"output_index": 0, "item": item})));
         }
         let whole = self.responses_whole(voices, made, finish);
-        let name = format!("response.{}", status(ended(voices, finish)));
+        let name = format!("response.{}", status(finish_reason(voices, finish)));
         events.push(self.event(&name, json!({"response": whole})));
         events
     }
 
-    pub(super) fn responses_whole(&self, voices: &[Voice], made: u64, finish: Option<&str>) -> Value {
-        let status = status(ended(voices, finish));
-        let output: Vec<Value> = if is_calling(voices) {
-            let called = voices.iter().flat_map(|voice| voice.called(made)).enumerate();
+    pub(super) fn responses_whole(&self, voices: &[SimChoice], made: u64, finish: Option<&str>) -> Value {
+        let status = status(finish_reason(voices, finish));
+        let output: Vec<Value> = if has_tool_calls(voices) {
+            let called = voices.iter().flat_map(|voice| voice.calls_so_far(made)).enumerate();
             called.map(|(index, (call, said))| self.call_item(index, call, status, &said)).collect()
         } else {
-            vec![self.message("completed", &[text_part(&said(voices, made))])]
+            vec![self.message("completed", &[text_part(&text_of(voices, made))])]
         };
         let usage = self.usage(voices, made);
         let usage = json!({
@@ -88,18 +88,18 @@ impl Frames {
     fn event(&mut self, name: &str, body: Value) -> String {
         let body = merge(json!({"type": name, "sequence_number": self.sequence}), body);
         self.sequence += 1;
-        named(name, &body)
+        named_event(name, &body)
     }
 
     fn response(&self, status: &str, output: Value, usage: Value) -> Value {
         let details =
             if status == "incomplete" { json!({"reason": "max_output_tokens"}) } else { Value::Null };
         let response = json!({
-            "id": self.name.id, "object": "response", "created_at": self.name.created, "status": status,
+            "id": self.identity.id, "object": "response", "created_at": self.identity.created, "status": status,
             "model": self.model, "output": output, "usage": usage, "error": null, "incomplete_details": details,
             "parallel_tool_calls": true, "temperature": 1.0, "top_p": 1.0,
         });
-        merge(response, self.echo.clone())
+        merge(response, self.echoed_fields.clone())
     }
 
     fn message(&self, status: &str, parts: &[Value]) -> Value {
@@ -110,7 +110,7 @@ impl Frames {
         json!({"item_id": self.id_of("msg"), "output_index": 0, "content_index": 0})
     }
 
-    fn call_item(&self, index: usize, call: &Call, status: &str, arguments: &str) -> Value {
+    fn call_item(&self, index: usize, call: &SimToolCall, status: &str, arguments: &str) -> Value {
         json!({
             "id": self.call_item_id(index), "type": "function_call", "call_id": format!("call_{}", call.id),
             "name": call.name, "arguments": arguments, "status": status,

@@ -4,24 +4,24 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use crate::{
-    api::Api,
-    ask::Ask,
+    api::SimApi,
+    choice::SimChoice,
     content, document,
-    engine::Engine,
-    frames::Name,
-    http1::Head,
-    reply::{self, Reply},
-    voice::Voice,
+    engine::SimEngine,
+    frames::AnswerIdentity,
+    http1::SimRequestHead,
+    reply::{self, SimReply},
+    request::SimRequest,
 };
 
-use super::at_once::{self, Whole};
+use super::immediate::{self, ImmediateAnswer};
 
 /// What a request wants, in the engine's terms.
-pub(super) struct Plan {
-    pub(super) api: Api,
+pub(super) struct InferencePlan {
+    pub(super) api: SimApi,
     pub(super) model: String,
     /// What is generated, none where the answer is made at once.
-    pub(super) voices: Vec<Voice>,
+    pub(super) choices: Vec<SimChoice>,
     pub(super) stream: bool,
     pub(super) usage: bool,
     /// Of the longest voice.
@@ -30,43 +30,43 @@ pub(super) struct Plan {
     /// What the answer repeats of the request.
     pub(super) echo: Value,
     /// The text alone is wanted, without an envelope.
-    pub(super) bare: bool,
+    pub(super) text_only: bool,
     /// The answer, where nothing is generated.
-    pub(super) whole: Whole,
+    pub(super) immediate: ImmediateAnswer,
 }
 
-impl Plan {
+impl InferencePlan {
     pub(super) fn read(
-        engine: &Engine,
-        api: Api,
-        head: &Head,
+        engine: &SimEngine,
+        api: SimApi,
+        head: &SimRequestHead,
         body: &Bytes,
-        name: &Name,
-    ) -> Result<Self, Reply> {
-        let bad = |message: &str, param| reply::refusal(api, 400, "BadRequestError", message, param);
+        name: &AnswerIdentity,
+    ) -> Result<Self, SimReply> {
+        let bad = |message: &str, param| reply::api_error(api, 400, "BadRequestError", message, param);
         let content_type = head.header("content-type").unwrap_or_default();
-        let ask = Ask::read(api, content_type, body).map_err(|error| bad(&error, None))?;
+        let ask = SimRequest::parse(api, content_type, body).map_err(|error| bad(&error, None))?;
         let names = engine.names();
         let model = names.first().cloned().unwrap_or_default();
         let asked = ask.model.as_deref().unwrap_or(&model);
         if !names.iter().any(|name| name == asked) {
             let message = format!("The model `{asked}` does not exist.");
-            return Err(reply::refusal(api, 404, "NotFoundError", &message, Some("model")));
+            return Err(reply::api_error(api, 404, "NotFoundError", &message, Some("model")));
         }
         let prompts = ask.prompts(api).ok_or_else(|| bad("the request has no prompt", None))?;
-        if ask.dimensions.is_some_and(|dimensions| dimensions > content::MOST_DIMENSIONS) {
-            let message = format!("dimensions must be at most {}.", content::MOST_DIMENSIONS);
+        if ask.dimensions.is_some_and(|dimensions| dimensions > content::MAX_DIMENSIONS) {
+            let message = format!("dimensions must be at most {}.", content::MAX_DIMENSIONS);
             return Err(bad(&message, Some("dimensions")));
         }
         if ask.tokens() == Some(0) {
             return Err(bad("max_tokens must be at least 1, got 0.", Some("max_tokens")));
         }
-        if api == Api::Messages && ask.tokens().is_none() {
+        if api == SimApi::Messages && ask.tokens().is_none() {
             return Err(bad("max_tokens: Field required", Some("max_tokens")));
         }
-        let voices = if api.generates() { voices(engine, api, &ask, &model, &prompts) } else { Vec::new() };
+        let voices = if api.generates() { choices(engine, api, &ask, &model, &prompts) } else { Vec::new() };
         let prompt_tokens = ask.prompt_tokens(&prompts);
-        let whole = at_once::answer(api, &ask, &model, &prompts, prompt_tokens, name);
+        let whole = immediate::answer(api, &ask, &model, &prompts, prompt_tokens, name);
         let format = ask.upload.as_ref().map(|upload| upload.format.as_str());
         Ok(Self {
             api,
@@ -74,29 +74,35 @@ impl Plan {
             usage: ask.include_usage(),
             tokens: voices.iter().map(|voice| voice.tokens).max().unwrap_or(0),
             prompt_tokens,
-            echo: if api == Api::Responses { echo(&ask) } else { Value::Null },
-            bare: format == Some("text"),
-            whole: whole.ok_or_else(|| bad("the request has no query", None))?,
-            voices,
+            echo: if api == SimApi::Responses { echo(&ask) } else { Value::Null },
+            text_only: format == Some("text"),
+            immediate: whole.ok_or_else(|| bad("the request has no query", None))?,
+            choices: voices,
             model,
         })
     }
 }
 
-fn voices(engine: &Engine, api: Api, ask: &Ask<'_>, model: &str, prompts: &[String]) -> Vec<Voice> {
+fn choices(
+    engine: &SimEngine,
+    api: SimApi,
+    ask: &SimRequest<'_>,
+    model: &str,
+    prompts: &[String],
+) -> Vec<SimChoice> {
     let (n, asked, corrupt) = (ask.n.unwrap_or(1).clamp(1, 128), ask.tokens(), engine.view().corrupt);
-    let tools = if corrupt || api.hears() { Vec::new() } else { ask.calls() };
-    let schema = ask.schema().filter(|_| !corrupt && !api.hears());
+    let tools = if corrupt || api.takes_audio() { Vec::new() } else { ask.calls() };
+    let schema = ask.schema().filter(|_| !corrupt && !api.takes_audio());
     let voice = |prompt: &String, i: u64| {
         let key = content::key(model, prompt, ask.seed().wrapping_add(i));
         if !tools.is_empty() {
-            Voice::calls(&tools, key, asked)
+            SimChoice::calls(&tools, key, asked)
         } else if let Some(schema) = &schema {
-            Voice::text(&document::fitting(schema, key).to_string(), asked)
-        } else if api.hears() && !corrupt {
-            Voice::text(prompt, asked)
+            SimChoice::text(&document::fit_schema(schema, key).to_string(), asked)
+        } else if api.takes_audio() && !corrupt {
+            SimChoice::text(prompt, asked)
         } else {
-            Voice::plain(key, corrupt, asked, engine.args.tokens)
+            SimChoice::plain(key, corrupt, asked, engine.args.tokens)
         }
     };
     prompts
@@ -107,7 +113,7 @@ fn voices(engine: &Engine, api: Api, ask: &Ask<'_>, model: &str, prompts: &[Stri
 }
 
 /// The fields that a response has of its request.
-fn echo(ask: &Ask<'_>) -> Value {
+fn echo(ask: &SimRequest<'_>) -> Value {
     let or = |value: &Option<Value>, default: Value| value.clone().unwrap_or(default);
     json!({
         "previous_response_id": ask.previous_response_id, "instructions": ask.instructions,

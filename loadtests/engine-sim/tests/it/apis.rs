@@ -10,7 +10,7 @@ use crate::support::*;
 const MESSAGES: &str = "/v1/messages";
 const RESPONSES: &str = "/v1/responses";
 
-fn parsed(answer: &Answer) -> Vec<Value> {
+fn parsed(answer: &SimTestResponse) -> Vec<Value> {
     let events = answer.events();
     events
         .iter()
@@ -141,7 +141,7 @@ fn a_document_that_fits_the_schema_is_the_answer_where_one_is_asked_for() {
     let said = whole["choices"][0]["message"]["content"].as_str().unwrap();
     fits(said);
     assert_eq!(whole["choices"][0]["finish_reason"], "stop");
-    assert_eq!(engine.post(CHAT, &with(&ask, json!({"stream": true}))).said(), said);
+    assert_eq!(engine.post(CHAT, &with(&ask, json!({"stream": true}))).chat_text(), said);
     let format = json!({"format": {"type": "json_schema", "name": "trip", "schema": schema()}});
     let ask = json!({"model": "m", "input": "hi", "text": format, "previous_response_id": "resp-1"});
     let whole = engine.post(RESPONSES, &ask.to_string()).json();
@@ -200,7 +200,7 @@ fn form(fields: &[(&str, &str)], file: &[u8]) -> Vec<u8> {
     [&body, head.as_bytes(), file, b"\r\n--b--\r\n"].concat()
 }
 
-fn upload(engine: &Engine, path: &str, body: &[u8]) -> Answer {
+fn upload(engine: &EngineSimProcess, path: &str, body: &[u8]) -> SimTestResponse {
     let mut io = connect(engine.addr);
     let length = body.len();
     write!(

@@ -2,13 +2,15 @@
 
 use std::io::{Read as _, Write as _};
 
-use engine_sim::fast::wire::{self, Wire, monotonic_ns};
+use engine_sim::fast::wire::{self, FastResponses, monotonic_ns};
 use tokio::time::Instant;
 
-use crate::support::{Answer, CHAT, Engine, connect, raw, read, ready, request, spawn};
+use crate::support::{
+    CHAT, EngineSimProcess, SimTestResponse, connect, raw, read, request, spawn, wait_until_listening,
+};
 
-fn fast() -> Engine {
-    ready(spawn("--fast")).unwrap()
+fn fast() -> EngineSimProcess {
+    wait_until_listening(spawn("--fast")).unwrap()
 }
 
 fn asks(user: &str, events: u32, stream: bool, text: &str) -> String {
@@ -33,7 +35,7 @@ fn it_is_up_at_once_and_tells_a_gateway_what_it_asks() {
 #[test]
 fn an_answer_is_the_promised_one_however_the_body_comes() {
     let engine = fast();
-    let expected = Wire::new("m").answer;
+    let expected = FastResponses::new("m").answer;
     let body = asks("", 5, false, &"x".repeat(300_000));
     let (first, second) = body.split_at(100_000);
     let chunked = format!(
@@ -72,13 +74,13 @@ fn events_are_stamped_and_come_at_their_interval() {
     let engine = fast();
     let before = monotonic_ns();
     let body = asks("engine=60ms,interval=20ms", 10, true, "hi");
-    let answer: Answer = engine.post(CHAT, &body);
+    let answer: SimTestResponse = engine.post(CHAT, &body);
     let after = monotonic_ns();
     assert!(answer.whole);
     let body = answer.body.strip_suffix(wire::DONE).unwrap();
-    assert_eq!(body.len(), 10 * wire::EVENT);
-    let event = wire::Event::new("m");
-    let stamps: Vec<_> = body.chunks(wire::EVENT).map(|bytes| event.read(bytes).unwrap()).collect();
+    assert_eq!(body.len(), 10 * wire::EVENT_BYTES);
+    let event = wire::StampedEvent::new("m");
+    let stamps: Vec<_> = body.chunks(wire::EVENT_BYTES).map(|bytes| event.read(bytes).unwrap()).collect();
     assert!(stamps.iter().map(|stamp| stamp.sequence).eq(0..10));
     assert!(stamps[0].sent_ns >= before + 60_000_000 && stamps[9].sent_ns <= after);
     assert!(stamps[9].sent_ns - stamps[0].sent_ns >= 175_000_000);
@@ -121,7 +123,7 @@ fn what_is_no_request_is_refused() {
 #[test]
 fn flags_that_it_does_not_heed_are_an_error_that_says_so() {
     for flags in ["--fast --ttft 5ms", "--enable-sleep-mode --fast", "--fast --fault hang"] {
-        let (code, text) = ready(spawn(flags)).map(|_| ()).unwrap_err();
+        let (code, text) = wait_until_listening(spawn(flags)).map(|_| ()).unwrap_err();
         assert_eq!(code, Some(2), "{flags}");
         assert!(
             text.contains("'--fast' cannot be used with") || text.contains("cannot be used with '--fast'"),

@@ -13,11 +13,11 @@ use crate::support::*;
 fn silent(io: &mut std::net::TcpStream) -> bool {
     io.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     let silent = io.read(&mut [0; 64 << 10]).is_err();
-    io.set_read_timeout(Some(PATIENCE)).unwrap();
+    io.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     silent
 }
 
-fn send(engine: &Engine, wire: &str) -> std::net::TcpStream {
+fn send(engine: &EngineSimProcess, wire: &str) -> std::net::TcpStream {
     let mut io = connect(engine.addr);
     io.write_all(wire.as_bytes()).unwrap();
     io
@@ -33,7 +33,7 @@ fn hang_answers_nothing_until_it_is_cleared() {
     assert!(silent(&mut health) && silent(&mut stream));
     engine.set(r#"{"hang": null}"#);
     assert_eq!(read(&mut health).status, 200);
-    assert_eq!(read(&mut stream).said(), content::text("m", "a", 0, 1));
+    assert_eq!(read(&mut stream).chat_text(), content::text("m", "a", 0, 1));
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn stall_streams_stops_tokens_and_leaves_health() {
     assert_eq!(engine.counter("generation_tokens"), tokens);
     assert_eq!(engine.get("/health").status, 200);
     engine.set(r#"{"stall-streams": null}"#);
-    engine.reaches("finished", 1);
+    engine.wait_for_counter("finished", 1);
 }
 
 #[test]
@@ -170,11 +170,14 @@ fn stale_keepalive_closes_idle_connections_earlier() {
 #[test]
 fn starts_can_be_slow_or_end_at_once() {
     let began = Instant::now();
-    drop(ready(spawn("--start-time 10ms --fault slow-start=200ms")).unwrap());
+    drop(wait_until_listening(spawn("--start-time 10ms --fault slow-start=200ms")).unwrap());
     assert!(began.elapsed() >= Duration::from_millis(210));
-    assert_eq!(ready(spawn("--fault exit-at-start=7")).err().unwrap().0, Some(7));
+    assert_eq!(wait_until_listening(spawn("--fault exit-at-start=7")).err().unwrap().0, Some(7));
     let began = Instant::now();
-    assert_eq!(ready(spawn("--fault exit-at-start=7 --fault slow-start=300ms")).err().unwrap().0, Some(7));
+    assert_eq!(
+        wait_until_listening(spawn("--fault exit-at-start=7 --fault slow-start=300ms")).err().unwrap().0,
+        Some(7)
+    );
     assert!(began.elapsed() >= Duration::from_millis(300), "{:?}", began.elapsed());
 }
 
@@ -206,7 +209,7 @@ fn a_long_prefill_sends_no_byte_while_its_counters_move() {
     let before = engine.counter("prompt_tokens");
     assert!(silent(&mut io));
     assert!(engine.counter("prompt_tokens") > before);
-    assert_eq!(read(&mut io).said(), content::text("m", "a", 0, 2));
+    assert_eq!(read(&mut io).chat_text(), content::text("m", "a", 0, 2));
 }
 
 #[test]
@@ -214,5 +217,5 @@ fn faults_with_bad_names_or_values_are_refused() {
     let engine = start("");
     assert_eq!(engine.post("/sim/faults", r#"{"nonsense": true}"#).status, 400);
     assert_eq!(engine.post("/sim/faults", r#"{"status": "often"}"#).status, 400);
-    assert_eq!(ready(spawn("--fault nonsense")).err().unwrap().0, Some(2));
+    assert_eq!(wait_until_listening(spawn("--fault nonsense")).err().unwrap().0, Some(2));
 }

@@ -11,7 +11,7 @@ use crate::support::*;
 #[test]
 fn it_does_not_listen_before_its_start_time_has_passed() {
     let began = Instant::now();
-    let engine = ready(spawn("--start-time 200ms")).unwrap();
+    let engine = wait_until_listening(spawn("--start-time 200ms")).unwrap();
     assert!(began.elapsed() >= Duration::from_millis(200));
     assert_eq!(engine.get("/health").status, 200);
     assert!(engine.counter("first_ready_unix_us") > 0);
@@ -19,12 +19,12 @@ fn it_does_not_listen_before_its_start_time_has_passed() {
 
 #[test]
 fn in_its_load_time_it_listens_and_is_not_healthy() {
-    let engine = ready(spawn("--start-time 300ms --load-time 250ms")).unwrap();
+    let engine = wait_until_listening(spawn("--start-time 300ms --load-time 250ms")).unwrap();
     assert_eq!(engine.get("/health").status, 503);
     assert_eq!(engine.post(CHAT, &chat("a", 1, false)).status, 503);
     let began = Instant::now();
     while engine.get("/health").status != 200 {
-        assert!(began.elapsed() < PATIENCE);
+        assert!(began.elapsed() < TEST_TIMEOUT);
     }
     assert_eq!(engine.post(CHAT, &chat("a", 1, false)).status, 200);
 }
@@ -92,7 +92,7 @@ fn an_idle_connection_is_closed_as_by_uvicorn() {
     assert_eq!(read(&mut io).status, 200);
     assert!(began.elapsed() >= Duration::from_millis(50));
     // Its own poll is the one that is open.
-    engine.reaches("connections_open", 1);
+    engine.wait_for_counter("connections_open", 1);
 }
 
 #[test]

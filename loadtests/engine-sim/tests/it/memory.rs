@@ -1,6 +1,6 @@
 use std::path::PathBuf;
 
-use engine_sim::accelerator::Book;
+use engine_sim::accelerator::AcceleratorFile;
 use tokio::time::Instant;
 
 use crate::support::*;
@@ -8,20 +8,20 @@ use crate::support::*;
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
 
-struct Machine {
+struct SimulatedAccelerators {
     _dir: tempfile::TempDir,
-    book: Book,
+    book: AcceleratorFile,
     path: PathBuf,
 }
 
-fn machine(capacity: u64) -> Machine {
+fn machine(capacity: u64) -> SimulatedAccelerators {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("accelerators.json");
-    let book = Book::create(&path, &[("gpu-0", capacity), ("gpu-1", capacity)]).unwrap();
-    Machine { _dir: dir, book, path }
+    let book = AcceleratorFile::create(&path, &[("gpu-0", capacity), ("gpu-1", capacity)]).unwrap();
+    SimulatedAccelerators { _dir: dir, book, path }
 }
 
-impl Machine {
+impl SimulatedAccelerators {
     fn flags(&self, more: &str) -> String {
         format!(
             "--enable-sleep-mode --sleep-time 1ms --wake-time 1ms --accelerator-file {} {more}",
@@ -36,7 +36,7 @@ impl Machine {
     fn comes_to(&self, id: &str, bytes: u64) {
         let began = Instant::now();
         while self.used(id) != bytes {
-            assert!(began.elapsed() < PATIENCE, "{id} never held {bytes}: {:?}", self.book.usage());
+            assert!(began.elapsed() < TEST_TIMEOUT, "{id} never held {bytes}: {:?}", self.book.usage());
         }
     }
 }
@@ -46,7 +46,7 @@ fn of_two_engines_that_do_not_fit_the_second_dies_of_out_of_memory() {
     let machine = machine(3 * GIB / 2);
     let first = start(&machine.flags(""));
     assert_eq!(machine.book.usage().unwrap()["gpu-0"].by_pid[&first.pid()], GIB);
-    let (code, text) = ready(spawn(&machine.flags(""))).err().unwrap();
+    let (code, text) = wait_until_listening(spawn(&machine.flags(""))).err().unwrap();
     assert_eq!(code, Some(1));
     assert!(
         text.contains("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB"),
@@ -71,7 +71,7 @@ fn a_killed_engine_frees_its_memory() {
 fn two_that_profile_at_once_size_each_other_wrongly() {
     let machine = machine(4 * GIB);
     let flags = machine.flags("--start-time 400ms --profile-time 300ms --gpu-memory-utilization 0.45");
-    let both = [spawn(&flags), spawn(&flags)].map(ready);
+    let both = [spawn(&flags), spawn(&flags)].map(wait_until_listening);
     let dead: Vec<&String> =
         both.iter().filter_map(|engine| engine.as_ref().err()).map(|(_, text)| text).collect();
     assert!(!dead.is_empty(), "both live");
@@ -95,7 +95,8 @@ fn two_that_start_one_after_the_other_get_their_share() {
 fn a_share_that_is_not_free_at_start_is_fatal() {
     let machine = machine(4 * GIB);
     let _first = start(&machine.flags(""));
-    let (code, text) = ready(spawn(&machine.flags("--gpu-memory-utilization 0.9"))).err().unwrap();
+    let (code, text) =
+        wait_until_listening(spawn(&machine.flags("--gpu-memory-utilization 0.9"))).err().unwrap();
     assert_eq!(code, Some(1));
     assert!(text.contains("is less than desired GPU memory utilization (0.9,"), "{text}");
 }
@@ -106,7 +107,7 @@ fn explicit_cache_sizes_let_two_start_at_once() {
     let more =
         "--start-time 200ms --profile-time 150ms --gpu-memory-utilization 0.9 --kv-cache-memory-bytes 1Gi";
     let flags = machine.flags(more);
-    let both = [spawn(&flags), spawn(&flags)].map(ready);
+    let both = [spawn(&flags), spawn(&flags)].map(wait_until_listening);
     assert!(both.iter().all(Result::is_ok));
     assert_eq!(machine.used("gpu-0"), 3 * GIB);
 }
@@ -161,7 +162,7 @@ fn late_memory_stays_counted_after_sleep_and_after_death() {
 
 #[test]
 fn a_start_can_run_out_of_memory_on_request() {
-    let (code, text) = ready(spawn("--fault oom-at-start")).err().unwrap();
+    let (code, text) = wait_until_listening(spawn("--fault oom-at-start")).err().unwrap();
     assert_eq!(code, Some(1));
     assert!(text.contains("torch.OutOfMemoryError"), "{text}");
 }

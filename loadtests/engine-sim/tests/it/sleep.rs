@@ -10,8 +10,8 @@ use crate::support::*;
 
 const FAST: &str = "--enable-sleep-mode --sleep-time 5ms --wake-time 5ms --itl 1ms";
 
-fn says(engine: &Engine) -> String {
-    engine.post(CHAT, &chat("a", 3, true)).said()
+fn says(engine: &EngineSimProcess) -> String {
+    engine.post(CHAT, &chat("a", 3, true)).chat_text()
 }
 
 fn right() -> String {
@@ -88,10 +88,10 @@ fn a_sleep_that_waits_lets_streams_finish() {
     let mut stream = connect(engine.addr);
     let body = chat("a", 10, true);
     stream.write_all(request("POST", CHAT, &body, "connection: close\r\n").as_bytes()).unwrap();
-    engine.reaches("running", 1);
+    engine.wait_for_counter("running", 1);
     let addr = engine.addr;
     let sleep = thread::spawn(move || call(addr, "POST", "/sleep?level=1&mode=wait", "").status);
-    assert_eq!(read(&mut stream).said(), content::text("m", "a", 0, 10));
+    assert_eq!(read(&mut stream).chat_text(), content::text("m", "a", 0, 10));
     assert_eq!(sleep.join().unwrap(), 200);
     assert_eq!(engine.counter("aborted_by_sleep"), 0);
 }
@@ -100,7 +100,7 @@ fn a_sleep_that_waits_lets_streams_finish() {
 fn a_sleep_that_does_not_wait_aborts_and_counts() {
     let engine = start(&format!("{FAST} --itl 60s"));
     let mut stream = open_stream(engine.addr, "a", 10);
-    engine.reaches("generation_tokens", 1);
+    engine.wait_for_counter("generation_tokens", 1);
     assert_eq!(engine.post("/sleep?level=1", "").status, 200);
     let mut rest = vec![0; 4096];
     let mut text = Vec::new();
@@ -190,12 +190,12 @@ fn a_client_that_reads_nothing_does_not_hold_up_a_sleep() {
 fn a_sleep_aborts_what_waits_as_well_as_what_runs() {
     let engine = start("--enable-sleep-mode --max-running 1 --itl 60s");
     let _running = open_stream(engine.addr, "a", 10);
-    engine.reaches("running", 1);
+    engine.wait_for_counter("running", 1);
     let mut waiting = connect(engine.addr);
     waiting
         .write_all(request("POST", CHAT, &chat("b", 5, true), "connection: close\r\n").as_bytes())
         .unwrap();
-    engine.reaches("waiting", 1);
+    engine.wait_for_counter("waiting", 1);
     assert_eq!(engine.post("/sleep?mode=abort", "").status, 200);
     let answer = read(&mut waiting);
     assert!(answer.whole && answer.text().contains(r#""finish_reason":"abort""#), "{answer:?}");

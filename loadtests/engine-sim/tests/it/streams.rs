@@ -13,7 +13,7 @@ fn a_chat_stream_is_what_content_says() {
     let answer = engine.post(CHAT, body);
     assert_eq!(answer.header("content-type"), Some("text/event-stream; charset=utf-8"));
     assert!(answer.whole);
-    assert_eq!(answer.said(), content::text("m", "hello", 7, 5));
+    assert_eq!(answer.chat_text(), content::text("m", "hello", 7, 5));
     let events = answer.events();
     let event = |i: usize| serde_json::from_str::<Value>(&events[i]).unwrap();
     assert_eq!(events.len(), 1 + 5 + 1 + 1);
@@ -84,23 +84,23 @@ fn a_client_that_leaves_aborts_within_50_ms_in_every_phase() {
     let abort = |client: std::net::TcpStream, before: u64| {
         let left = engine.counter("now_unix_us");
         drop(client);
-        engine.reaches("aborts", before + 1);
+        engine.wait_for_counter("aborts", before + 1);
         let took = engine.counter("last_abort_unix_us") - left;
         assert!(took < 50_000, "the abort took {took} us");
     };
     let streaming = open_stream(engine.addr, "a", 10);
-    engine.reaches("generation_tokens", 1);
+    engine.wait_for_counter("generation_tokens", 1);
     let mut queued = connect(engine.addr);
     queued.write_all(request("POST", CHAT, &chat("b", 10, true), "").as_bytes()).unwrap();
-    engine.reaches("waiting", 1);
+    engine.wait_for_counter("waiting", 1);
     abort(queued, 0);
     abort(streaming, 1);
     engine.set(r#"{"long-prefill": "60s"}"#);
     let mut prefill = connect(engine.addr);
     prefill.write_all(request("POST", CHAT, &chat("c", 10, false), "").as_bytes()).unwrap();
-    engine.reaches("running", 1);
+    engine.wait_for_counter("running", 1);
     abort(prefill, 2);
-    engine.reaches("running", 0);
+    engine.wait_for_counter("running", 0);
     assert_eq!(engine.counter("cached_tokens"), 0);
 }
 
@@ -117,7 +117,7 @@ fn a_stream_without_pauses_does_not_hold_up_others() {
     }
     endless.shutdown(std::net::Shutdown::Both).unwrap();
     drain.join().unwrap().ok();
-    engine.reaches("aborts", 1);
+    engine.wait_for_counter("aborts", 1);
 }
 
 #[test]
@@ -126,11 +126,11 @@ fn more_requests_than_may_run_wait_and_are_gauged() {
     let _first = open_stream(engine.addr, "a", 10);
     let mut second = connect(engine.addr);
     second.write_all(request("POST", CHAT, &chat("b", 2, true), "connection: close\r\n").as_bytes()).unwrap();
-    engine.reaches("waiting", 1);
+    engine.wait_for_counter("waiting", 1);
     let metrics = engine.get("/metrics").text();
     assert!(metrics.contains("vllm:num_requests_running{engine=\"0\",model_name=\"m\"} 1.0"), "{metrics}");
     assert!(metrics.contains("vllm:num_requests_waiting{engine=\"0\",model_name=\"m\"} 1.0"), "{metrics}");
-    assert_eq!(read(&mut second).said(), content::text("m", "b", 0, 2));
+    assert_eq!(read(&mut second).chat_text(), content::text("m", "b", 0, 2));
 }
 
 #[test]

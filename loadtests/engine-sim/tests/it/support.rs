@@ -10,9 +10,9 @@ use std::{
 use serde_json::Value;
 use tokio::time::Instant;
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-pub(crate) struct Engine {
+pub(crate) struct EngineSimProcess {
     pub(crate) addr: SocketAddr,
     child: Child,
     stderr: ChildStderr,
@@ -31,7 +31,7 @@ pub(crate) fn spawn(flags: &str) -> Child {
 }
 
 /// Waits until a spawned engine listens; an engine that dies first is an `Err` with its exit code and error output.
-pub(crate) fn ready(mut child: Child) -> Result<Engine, (Option<i32>, String)> {
+pub(crate) fn wait_until_listening(mut child: Child) -> Result<EngineSimProcess, (Option<i32>, String)> {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
     let mut stderr = child.stderr.take().unwrap();
     let Some(addr) = lines.find_map(|line| line.strip_prefix("listening on ")?.parse().ok()) else {
@@ -39,23 +39,23 @@ pub(crate) fn ready(mut child: Child) -> Result<Engine, (Option<i32>, String)> {
         stderr.read_to_string(&mut text).unwrap();
         return Err((child.wait().unwrap().code(), text));
     };
-    Ok(Engine { addr, child, stderr })
+    Ok(EngineSimProcess { addr, child, stderr })
 }
 
-pub(crate) fn start(flags: &str) -> Engine {
-    ready(spawn(&format!("--start-time 10ms --profile-time 0 {flags}"))).unwrap()
+pub(crate) fn start(flags: &str) -> EngineSimProcess {
+    wait_until_listening(spawn(&format!("--start-time 10ms --profile-time 0 {flags}"))).unwrap()
 }
 
-impl Engine {
+impl EngineSimProcess {
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    pub(crate) fn get(&self, path: &str) -> Answer {
+    pub(crate) fn get(&self, path: &str) -> SimTestResponse {
         call(self.addr, "GET", path, "")
     }
 
-    pub(crate) fn post(&self, path: &str, body: &str) -> Answer {
+    pub(crate) fn post(&self, path: &str, body: &str) -> SimTestResponse {
         call(self.addr, "POST", path, body)
     }
 
@@ -72,10 +72,10 @@ impl Engine {
     }
 
     /// Polls until `counter` is `value`.
-    pub(crate) fn reaches(&self, counter: &str, value: u64) {
+    pub(crate) fn wait_for_counter(&self, counter: &str, value: u64) {
         let began = Instant::now();
         while self.counter(counter) != value {
-            assert!(began.elapsed() < PATIENCE, "{counter} never was {value}: {}", self.counters());
+            assert!(began.elapsed() < TEST_TIMEOUT, "{counter} never was {value}: {}", self.counters());
         }
     }
 
@@ -93,7 +93,7 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+impl Drop for EngineSimProcess {
     fn drop(&mut self) {
         self.child.kill().ok();
         self.child.wait().ok();
@@ -101,7 +101,7 @@ impl Drop for Engine {
 }
 
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct SimTestResponse {
     pub(crate) status: u16,
     /// The final head, after the informational ones.
     pub(crate) head: String,
@@ -114,7 +114,7 @@ pub(crate) struct Answer {
     pub(crate) trailers: String,
 }
 
-impl Answer {
+impl SimTestResponse {
     pub(crate) fn text(&self) -> String {
         String::from_utf8(self.body.clone()).unwrap()
     }
@@ -137,7 +137,7 @@ impl Answer {
     }
 
     /// The streamed chat text.
-    pub(crate) fn said(&self) -> String {
+    pub(crate) fn chat_text(&self) -> String {
         let parse = |event: &String| serde_json::from_str::<Value>(event).ok();
         let content = |event: Value| event["choices"][0]["delta"]["content"].as_str().map(str::to_owned);
         self.events().iter().filter_map(parse).filter_map(content).collect()
@@ -149,12 +149,12 @@ pub(crate) fn request(method: &str, path: &str, body: &str, more: &str) -> Strin
     format!("{method} {path} HTTP/1.1\r\nhost: engine\r\ncontent-length: {length}\r\n{more}\r\n{body}")
 }
 
-pub(crate) fn call(addr: SocketAddr, method: &str, path: &str, body: &str) -> Answer {
+pub(crate) fn call(addr: SocketAddr, method: &str, path: &str, body: &str) -> SimTestResponse {
     raw(addr, &request(method, path, body, "connection: close\r\n"))
 }
 
 /// Sends bytes as they are and reads until the connection ends.
-pub(crate) fn raw(addr: SocketAddr, bytes: &str) -> Answer {
+pub(crate) fn raw(addr: SocketAddr, bytes: &str) -> SimTestResponse {
     let mut io = connect(addr);
     // An engine may close before it has read all.
     io.write_all(bytes.as_bytes()).ok();
@@ -163,18 +163,18 @@ pub(crate) fn raw(addr: SocketAddr, bytes: &str) -> Answer {
 
 pub(crate) fn connect(addr: SocketAddr) -> TcpStream {
     let io = TcpStream::connect(addr).unwrap();
-    io.set_read_timeout(Some(PATIENCE)).unwrap();
+    io.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     io
 }
 
 /// Reads an answer to the end of its connection, a reset included.
-pub(crate) fn read(io: &mut TcpStream) -> Answer {
+pub(crate) fn read(io: &mut TcpStream) -> SimTestResponse {
     let mut bytes = Vec::new();
     io.read_to_end(&mut bytes).ok();
     parse(&bytes)
 }
 
-pub(crate) fn parse(mut bytes: &[u8]) -> Answer {
+pub(crate) fn parse(mut bytes: &[u8]) -> SimTestResponse {
     let mut interim = Vec::new();
     loop {
         let end =
@@ -186,8 +186,14 @@ pub(crate) fn parse(mut bytes: &[u8]) -> Answer {
             interim.push(status);
             continue;
         }
-        let mut answer =
-            Answer { status, head, interim, body: bytes.to_vec(), whole: true, trailers: String::new() };
+        let mut answer = SimTestResponse {
+            status,
+            head,
+            interim,
+            body: bytes.to_vec(),
+            whole: true,
+            trailers: String::new(),
+        };
         if answer.header("transfer-encoding") == Some("chunked") {
             (answer.body, answer.whole, answer.trailers) = unchunk(bytes);
         } else if let Some(length) = answer.header("content-length") {

@@ -1,26 +1,28 @@
 use super::*;
-use crate::launcher::{body, events::KEPT, keeper};
+use crate::launcher::{body, events::MAX_EVENTS, supervisor};
 
-struct Fixture {
+struct RegistryFixture {
     dir: tempfile::TempDir,
-    registry: Arc<Registry>,
+    registry: Arc<InstanceRegistry>,
 }
 
-impl Fixture {
+impl RegistryFixture {
     fn new() -> Self {
         Self { dir: tempfile::tempdir().unwrap(), registry: Arc::default() }
     }
 
     fn create(&self, id: &str) -> String {
         let reservation = self.registry.reserve(id, usize::MAX).unwrap();
-        let log = Arc::new(Log::create(self.dir.path(), id).unwrap());
-        let spec = Spec { options: "--model m".into(), ..Spec::default() };
-        self.registry.started(reservation, spec, keeper::line().0, log)
+        let log = Arc::new(InstanceLog::create(self.dir.path(), id).unwrap());
+        let spec = InstanceSpec { options: "--model m".into(), ..InstanceSpec::default() };
+        self.registry.add_started(reservation, spec, supervisor::stop_channel().0, log)
     }
 
-    fn watched(&self, seen: Revision, updates: bool) -> Vec<String> {
-        match self.registry.after(seen, updates) {
-            Next::Lines(lines, _) => String::from_utf8(lines.to_vec()).unwrap().lines().map(kind).collect(),
+    fn watched(&self, seen: EventRevision, updates: bool) -> Vec<String> {
+        match self.registry.events_after(seen, updates) {
+            WatchStep::Lines(lines, _) => {
+                String::from_utf8(lines.to_vec()).unwrap().lines().map(kind).collect()
+            }
             _ => Vec::new(),
         }
     }
@@ -36,20 +38,20 @@ fn kind(line: &str) -> String {
 fn create_instance_custom_id() {
     let shown =
         r#"{"status":"running","instance_id":"custom-id","revision":1,"options":"--model m","ready":false}"#;
-    let fixture = Fixture::new();
+    let fixture = RegistryFixture::new();
     assert_eq!(fixture.create("custom-id"), shown);
     assert_eq!(fixture.registry.status("custom-id").unwrap(), shown);
 }
 
 #[test]
 fn create_instance_duplicate_id() {
-    let fixture = Fixture::new();
+    let fixture = RegistryFixture::new();
     fixture.create("duplicate-id");
-    let exists = Refusal::Exists("duplicate-id".into());
+    let exists = LauncherRejection::Exists("duplicate-id".into());
     assert_eq!(fixture.registry.reserve("duplicate-id", usize::MAX).unwrap_err(), exists);
     // Nor may two be made at once.
     let first = fixture.registry.reserve("x", usize::MAX).unwrap();
-    assert_eq!(fixture.registry.reserve("x", usize::MAX).unwrap_err(), Refusal::Exists("x".into()));
+    assert_eq!(fixture.registry.reserve("x", usize::MAX).unwrap_err(), LauncherRejection::Exists("x".into()));
     assert!(!fixture.registry.ids().contains("\"x\""));
     drop(first);
     fixture.registry.reserve("x", usize::MAX).unwrap();
@@ -57,19 +59,19 @@ fn create_instance_duplicate_id() {
 
 #[test]
 fn stop_nonexistent_instance() {
-    let fixture = Fixture::new();
-    let unknown = Refusal::Unknown("nonexistent-id".into());
-    assert_eq!(fixture.registry.control("nonexistent-id").unwrap_err(), unknown);
+    let fixture = RegistryFixture::new();
+    let unknown = LauncherRejection::Unknown("nonexistent-id".into());
+    assert_eq!(fixture.registry.stop_handle("nonexistent-id").unwrap_err(), unknown);
     assert_eq!(fixture.registry.status("nonexistent-id").unwrap_err(), unknown);
     assert_eq!(fixture.registry.log("nonexistent-id").unwrap_err(), unknown);
 }
 
 #[test]
 fn get_all_instances_status() {
-    let fixture = Fixture::new();
+    let fixture = RegistryFixture::new();
     fixture.create("id-2");
     fixture.create("id-1");
-    fixture.registry.stopped("id-2", Some(1));
+    fixture.registry.mark_stopped("id-2", Some(1));
     assert_eq!(
         fixture.registry.list(),
         concat!(
@@ -82,7 +84,7 @@ fn get_all_instances_status() {
 
 #[test]
 fn list_instances() {
-    let fixture = Fixture::new();
+    let fixture = RegistryFixture::new();
     assert_eq!(fixture.registry.ids(), r#"{"revision":0,"instance_ids":[],"count":0}"#);
     fixture.create("id-2");
     fixture.create("id-1");
@@ -91,12 +93,12 @@ fn list_instances() {
 
 #[test]
 fn publish_assigns_sequential_revisions() {
-    let fixture = Fixture::new();
+    let fixture = RegistryFixture::new();
     fixture.create("a");
-    fixture.registry.ready("a", true);
-    fixture.registry.ready("a", true);
-    fixture.registry.stopped("a", Some(-9));
-    let last = fixture.registry.deleted("a");
+    fixture.registry.set_ready("a", true);
+    fixture.registry.set_ready("a", true);
+    fixture.registry.mark_stopped("a", Some(-9));
+    let last = fixture.registry.remove("a");
     assert_eq!(
         last,
         r#"{"status":"stopped","instance_id":"a","revision":4,"options":"--model m","ready":false}"#
@@ -109,10 +111,10 @@ fn publish_assigns_sequential_revisions() {
 
 #[test]
 fn stopped_events_carry_the_exit_code() {
-    let fixture = Fixture::new();
+    let fixture = RegistryFixture::new();
     fixture.create("a");
-    fixture.registry.stopped("a", Some(-9));
-    let Next::Lines(lines, 2) = fixture.registry.after(1, false) else { panic!() };
+    fixture.registry.mark_stopped("a", Some(-9));
+    let WatchStep::Lines(lines, 2) = fixture.registry.events_after(1, false) else { panic!() };
     assert_eq!(
         String::from_utf8(lines.to_vec()).unwrap(),
         concat!(
@@ -125,40 +127,40 @@ fn stopped_events_carry_the_exit_code() {
 
 #[test]
 fn a_snapshot_and_the_watch_from_there_miss_nothing() {
-    let fixture = Fixture::new();
+    let fixture = RegistryFixture::new();
     fixture.create("a");
     fixture.create("b");
-    fixture.registry.deleted("a");
+    fixture.registry.remove("a");
     let (lines, seen) = fixture.registry.snapshot();
     assert_eq!(
         String::from_utf8(lines.to_vec()).unwrap().lines().map(kind).collect::<Vec<_>>(),
         ["CREATED b"]
     );
-    assert_eq!(fixture.registry.after(seen, true), Next::Wait);
+    assert_eq!(fixture.registry.events_after(seen, true), WatchStep::Wait);
     fixture.create("c");
     assert_eq!(fixture.watched(seen, false), ["CREATED c"]);
 }
 
 #[test]
 fn what_ends_starts_nothing_more_and_lets_watchers_go() {
-    let fixture = Fixture::new();
-    fixture.registry.close();
-    assert_eq!(fixture.registry.reserve("a", usize::MAX).unwrap_err(), Refusal::Ending);
-    assert_eq!(fixture.registry.after(0, false), Next::Wait);
-    fixture.registry.finish();
-    assert_eq!(fixture.registry.after(0, false), Next::End);
+    let fixture = RegistryFixture::new();
+    fixture.registry.stop_accepting();
+    assert_eq!(fixture.registry.reserve("a", usize::MAX).unwrap_err(), LauncherRejection::ShuttingDown);
+    assert_eq!(fixture.registry.events_after(0, false), WatchStep::Wait);
+    fixture.registry.end_watches();
+    assert_eq!(fixture.registry.events_after(0, false), WatchStep::End);
 }
 
 #[tokio::test]
 async fn multiple_watchers() {
-    let fixture = Fixture::new();
-    let watch = |updates| body::watch(Arc::clone(&fixture.registry), Bytes::new(), (0, updates), None);
+    let fixture = RegistryFixture::new();
+    let watch = |updates| body::watch_body(Arc::clone(&fixture.registry), Bytes::new(), (0, updates), None);
     let watchers = [watch(false), watch(true)];
     // They wait already when it happens.
     tokio::task::yield_now().await;
     fixture.create("1");
-    fixture.registry.stopped("1", Some(0));
-    fixture.registry.finish();
+    fixture.registry.mark_stopped("1", Some(0));
+    fixture.registry.end_watches();
     for watcher in watchers {
         let all = http_body_util::BodyExt::collect(watcher).await.unwrap().to_bytes();
         let text = String::from_utf8(all.to_vec()).unwrap();
@@ -169,14 +171,14 @@ async fn multiple_watchers() {
 /// It gets what it was sent already, and then an end like any other.
 #[tokio::test]
 async fn a_watcher_that_falls_behind_is_closed_silently() {
-    let fixture = Fixture::new();
-    let watcher = body::watch(Arc::clone(&fixture.registry), Bytes::new(), (0, false), None);
+    let fixture = RegistryFixture::new();
+    let watcher = body::watch_body(Arc::clone(&fixture.registry), Bytes::new(), (0, false), None);
     for n in 0..3 {
         // Nobody takes what it sends: one line waits, the next is held.
         fixture.create(&format!("early-{n}"));
         tokio::task::yield_now().await;
     }
-    for n in 0..=KEPT {
+    for n in 0..=MAX_EVENTS {
         fixture.create(&format!("{n}"));
     }
     let all = http_body_util::BodyExt::collect(watcher).await.unwrap().to_bytes();

@@ -34,15 +34,15 @@ const ORDER: &str = r#"{"epoch":1,"generation":1}"#;
 #[tokio::test]
 async fn an_order_is_carried_out_when_it_is_looked_at_and_shown_from_then_on() {
     for path in ["/v1/gate", "/v1/gate?wait=true"] {
-        let proxy = Proxy::of_flags(&[]);
+        let proxy = Proxy::from_flags(&[]);
         let mut router = router(&proxy, Router::new());
-        let under_way = proxy.keeper.route().life.take().unwrap();
-        assert!(proxy.keeper.is_open());
+        let under_way = proxy.gate.route().current.take_lease().unwrap();
+        assert!(proxy.gate.is_open());
 
         let mut close = pin!(router.call(request(Method::POST, path, ORDER)));
         let answer = once(close.as_mut());
-        assert!(!proxy.keeper.is_open(), "{path}");
-        assert!(proxy.keeper.route().life.take().is_none(), "{path}: a lease behind a closed gate");
+        assert!(!proxy.gate.is_open(), "{path}");
+        assert!(proxy.gate.route().current.take_lease().is_none(), "{path}: a lease behind a closed gate");
         match answer {
             Poll::Ready(answer) => assert_eq!((answer.status(), path), (StatusCode::ACCEPTED, "/v1/gate")),
             Poll::Pending => assert_eq!(path, "/v1/gate?wait=true", "it waits for the drain"),
@@ -51,14 +51,14 @@ async fn an_order_is_carried_out_when_it_is_looked_at_and_shown_from_then_on() {
         let mut look = pin!(router.call(request(Method::GET, "/v1/gate", "")));
         let Poll::Ready(shown) = once(look.as_mut()) else { panic!("to look takes no time") };
         let shown = shown.into_body().collect().await.unwrap().to_bytes();
-        let shown: wire::Gate = serde_json::from_slice(&shown).unwrap();
+        let shown: stub_api::GateStatus = serde_json::from_slice(&shown).unwrap();
         assert_eq!((shown.gated, shown.leases), (true, 1));
         drop(under_way);
     }
 }
 
 /// What is answered, and the gate that is shown with it.
-async fn asked(proxy: &Arc<Proxy>, request: Request<Body>) -> (u16, wire::Gate) {
+async fn asked(proxy: &Arc<Proxy>, request: Request<Body>) -> (u16, stub_api::GateStatus) {
     let answer = router(proxy, Router::new()).call(request).await.unwrap();
     let status = answer.status().as_u16();
     let body = answer.into_body().collect().await.unwrap().to_bytes();
@@ -67,10 +67,10 @@ async fn asked(proxy: &Arc<Proxy>, request: Request<Body>) -> (u16, wire::Gate) 
 
 #[tokio::test]
 async fn a_read_tells_nothing_of_who_leads_and_a_new_leader_says_so() {
-    let proxy = Proxy::of_flags(&["--epoch-gate"]);
+    let proxy = Proxy::from_flags(&["--epoch-gate"]);
     for epoch in ["3", "18446744073709551615", "five"] {
         let mut look = request(Method::GET, "/v1/gate", "");
-        look.headers_mut().insert(wire::EPOCH, epoch.parse().unwrap());
+        look.headers_mut().insert(stub_api::EPOCH_HEADER, epoch.parse().unwrap());
         let (status, gate) = asked(&proxy, look).await;
         assert_eq!((status, gate.epoch), (200, 0));
     }
@@ -93,7 +93,7 @@ async fn a_read_tells_nothing_of_who_leads_and_a_new_leader_says_so() {
 
 #[tokio::test]
 async fn no_web_page_is_answered() {
-    let proxy = Proxy::of_flags(&[]);
+    let proxy = Proxy::from_flags(&[]);
     for (name, value) in [("origin", "https://page.example"), ("host", "page.example:8081")] {
         for (method, path) in [(Method::GET, "/v1/gate"), (Method::POST, "/v1/epoch")] {
             let mut page = request(method, path, r#"{"epoch":3}"#);
@@ -102,16 +102,16 @@ async fn no_web_page_is_answered() {
             assert_eq!((answer.status(), name), (StatusCode::FORBIDDEN, name));
         }
     }
-    assert_eq!(proxy.keeper.view().epoch, 0);
+    assert_eq!(proxy.gate.view().epoch, 0);
 }
 
 #[tokio::test]
 async fn an_order_to_open_is_carried_out_when_it_is_looked_at_too() {
-    let proxy = Proxy::of_flags(&["--epoch-gate"]);
+    let proxy = Proxy::from_flags(&["--epoch-gate"]);
     let mut router = router(&proxy, Router::new());
-    assert!(proxy.keeper.route().life.take().is_none());
+    assert!(proxy.gate.route().current.take_lease().is_none());
     let mut open = pin!(router.call(request(Method::DELETE, "/v1/gate", ORDER)));
     let Poll::Ready(answer) = once(open.as_mut()) else { panic!("it takes no time") };
     assert_eq!(answer.status(), StatusCode::OK);
-    assert!(proxy.keeper.route().life.take().is_some());
+    assert!(proxy.gate.route().current.take_lease().is_some());
 }

@@ -4,20 +4,20 @@ use std::time::Duration;
 
 use super::*;
 
-const KEEP: OnDeadline = OnDeadline::Keep;
-const CUT: OnDeadline = OnDeadline::Cut;
+const KEEP: DrainDeadlineAction = DrainDeadlineAction::Keep;
+const CUT: DrainDeadlineAction = DrainDeadlineAction::Cut;
 /// Of the hold, in milliseconds.
 const HOLD: u64 = 25_000;
 
 /// A gate, and the moment at which it was made.
-struct Stub {
-    keeper: Keeper,
+struct GateFixture {
+    keeper: GateController,
     start: Instant,
 }
 
-impl Stub {
+impl GateFixture {
     fn open() -> Self {
-        Self { keeper: Keeper::new("m".into(), true), start: Instant::now() }
+        Self { keeper: GateController::new("m".into(), true), start: Instant::now() }
     }
 
     /// So many milliseconds after the start.
@@ -25,76 +25,77 @@ impl Stub {
         self.start + Duration::from_millis(ms)
     }
 
-    fn request(&self) -> (Lease, Part) {
-        self.keeper.route().life.take().expect("the gate is open")
+    fn request(&self) -> (Lease, ExchangeTracker) {
+        self.keeper.route().current.take_lease().expect("the gate is open")
     }
 
     fn order(
         &self,
         epoch: Epoch,
         deadline: Option<u64>,
-        on_deadline: OnDeadline,
-    ) -> Result<wire::Gate, Refused> {
+        on_deadline: DrainDeadlineAction,
+    ) -> Result<stub_api::GateStatus, GateRejection> {
         let generation = Generation(1);
-        self.keeper.close(&Close { epoch, generation, drain_deadline: deadline, on_deadline }, self.start)
+        self.keeper
+            .close(&CloseGateRequest { epoch, generation, drain_deadline: deadline, on_deadline }, self.start)
     }
 
-    fn close(&self, deadline: Option<u64>, on_deadline: OnDeadline) {
+    fn close(&self, deadline: Option<u64>, on_deadline: DrainDeadlineAction) {
         assert!(self.order(1, deadline, on_deadline).unwrap().gated);
     }
 
     fn shut(&self) {
-        self.keeper.shut(self.at(HOLD));
+        self.keeper.close_for_shutdown(self.at(HOLD));
     }
 
     /// When the drain is to be looked at again after this moment, in milliseconds from the start.
-    fn turn(&self, ms: u64) -> Option<u64> {
+    fn advance_drain(&self, ms: u64) -> Option<u64> {
         let now = self.at(ms);
-        let due = self.keeper.with(|inner| self.keeper.turn(inner, now))?;
+        let due = self.keeper.update(|inner| self.keeper.advance_drain(inner, now))?;
         Some(u64::try_from((due - self.start).as_millis()).unwrap())
     }
 
     fn is_revoked(&self) -> bool {
-        self.keeper.route().life.gate.revoked().is_some()
+        self.keeper.route().current.gate.revoked().is_some()
     }
 
-    fn is_settled(&self) -> bool {
-        self.keeper.with(|inner| inner.is_settled())
+    fn is_drain_resolved(&self) -> bool {
+        self.keeper.update(|inner| inner.is_drain_resolved())
     }
 }
 
 /// As the exchange of a request that a revocation ends: told, and gone.
-fn is_cut((lease, part): (Lease, Part)) {
+fn assert_cut((lease, part): (Lease, ExchangeTracker)) {
     drop(lease);
-    assert!(part.broke());
+    assert!(part.record_abnormal_end());
 }
 
 #[test]
 fn the_end_shuts_an_open_gate_and_cuts_what_is_under_way_when_the_hold_is_over() {
-    let stub = Stub::open();
+    let stub = GateFixture::open();
     let request = stub.request();
     stub.shut();
-    assert!(!stub.keeper.is_open() && stub.keeper.route().life.take().is_none());
-    assert_eq!((stub.turn(0), stub.turn(HOLD - 1)), (Some(HOLD), Some(HOLD)));
-    assert!(!stub.is_revoked() && !stub.is_settled());
-    assert_eq!(stub.turn(HOLD), None);
-    assert!(stub.is_revoked() && !stub.is_settled(), "it is over when it has heard of it");
-    is_cut(request);
-    stub.turn(HOLD);
-    assert!(stub.is_settled());
+    assert!(!stub.keeper.is_open() && stub.keeper.route().current.take_lease().is_none());
+    assert_eq!((stub.advance_drain(0), stub.advance_drain(HOLD - 1)), (Some(HOLD), Some(HOLD)));
+    assert!(!stub.is_revoked() && !stub.is_drain_resolved());
+    assert_eq!(stub.advance_drain(HOLD), None);
+    assert!(stub.is_revoked() && !stub.is_drain_resolved(), "it is over when it has heard of it");
+    assert_cut(request);
+    stub.advance_drain(HOLD);
+    assert!(stub.is_drain_resolved());
     assert_eq!((stub.keeper.view().cut, stub.keeper.view().leases), (Some(1), 0));
 }
 
 #[test]
 fn a_drain_that_is_to_cut_has_the_earlier_of_its_deadline_and_the_holds() {
     for (deadline, due) in [(Some(100), 100), (Some(HOLD + 1), HOLD), (None, HOLD)] {
-        let stub = Stub::open();
+        let stub = GateFixture::open();
         let _request = stub.request();
         stub.close(deadline, CUT);
-        assert_eq!(stub.turn(0), deadline);
+        assert_eq!(stub.advance_drain(0), deadline);
         stub.shut();
-        assert_eq!(stub.turn(1), Some(due), "{deadline:?}");
-        assert_eq!(stub.turn(due), None);
+        assert_eq!(stub.advance_drain(1), Some(due), "{deadline:?}");
+        assert_eq!(stub.advance_drain(due), None);
         assert!(stub.is_revoked(), "{deadline:?}");
     }
 }
@@ -103,17 +104,17 @@ fn a_drain_that_is_to_cut_has_the_earlier_of_its_deadline_and_the_holds() {
 fn what_is_to_be_kept_beyond_a_deadline_is_cut_at_the_end_of_the_hold_and_not_before() {
     for deadline in [Some(100), Some(HOLD + 1), None] {
         for lapsed in [false, true] {
-            let stub = Stub::open();
+            let stub = GateFixture::open();
             let _request = stub.request();
             stub.close(deadline, KEEP);
             if let Some(at) = deadline.filter(|_| lapsed) {
-                assert_eq!(stub.turn(at), None);
-                assert!(stub.is_settled() && !stub.is_revoked());
+                assert_eq!(stub.advance_drain(at), None);
+                assert!(stub.is_drain_resolved() && !stub.is_revoked());
             }
             stub.shut();
-            assert_eq!(stub.turn(101), Some(HOLD), "{deadline:?}");
-            assert!(!stub.is_revoked() && !stub.is_settled());
-            stub.turn(HOLD);
+            assert_eq!(stub.advance_drain(101), Some(HOLD), "{deadline:?}");
+            assert!(!stub.is_revoked() && !stub.is_drain_resolved());
+            stub.advance_drain(HOLD);
             assert!(stub.is_revoked(), "{deadline:?}");
         }
     }
@@ -121,25 +122,25 @@ fn what_is_to_be_kept_beyond_a_deadline_is_cut_at_the_end_of_the_hold_and_not_be
 
 #[test]
 fn a_drain_that_is_over_is_over_and_one_that_cuts_just_now_cuts() {
-    let stub = Stub::open();
+    let stub = GateFixture::open();
     let request = stub.request();
     stub.close(Some(100), CUT);
-    stub.turn(100);
+    stub.advance_drain(100);
     assert!(stub.is_revoked());
     stub.shut();
-    assert_eq!(stub.turn(101), None);
-    assert!(!stub.is_settled());
-    is_cut(request);
-    stub.turn(102);
+    assert_eq!(stub.advance_drain(101), None);
+    assert!(!stub.is_drain_resolved());
+    assert_cut(request);
+    stub.advance_drain(102);
     let over = stub.keeper.view();
-    assert_eq!((stub.is_settled(), over.cut), (true, Some(1)));
+    assert_eq!((stub.is_drain_resolved(), over.cut), (true, Some(1)));
     stub.shut();
-    assert_eq!((stub.turn(103), stub.is_settled(), stub.keeper.view()), (None, true, over));
+    assert_eq!((stub.advance_drain(103), stub.is_drain_resolved(), stub.keeper.view()), (None, true, over));
 }
 
 #[test]
 fn after_the_signal_an_order_may_hasten_the_end_and_not_put_it_off_and_nobody_opens() {
-    let stub = Stub::open();
+    let stub = GateFixture::open();
     let _request = stub.request();
     stub.close(None, KEEP);
     stub.shut();
@@ -147,18 +148,18 @@ fn after_the_signal_an_order_may_hasten_the_end_and_not_put_it_off_and_nobody_op
     for epoch in [1, 2] {
         for (deadline, on_deadline) in [(None, CUT), (Some(HOLD + 1), CUT), (None, KEEP), (Some(0), KEEP)] {
             assert!(stub.order(epoch, deadline, on_deadline).unwrap().gated);
-            assert_eq!(stub.turn(1), Some(HOLD), "{epoch} {deadline:?} {on_deadline:?}");
+            assert_eq!(stub.advance_drain(1), Some(HOLD), "{epoch} {deadline:?} {on_deadline:?}");
         }
     }
-    assert!(matches!(stub.order(1, Some(0), CUT), Err(Refused::Stale(_))), "the newer one was heard");
-    assert_eq!(stub.turn(1), Some(HOLD));
-    let open = |epoch| stub.keeper.open(&Open { epoch, generation: Generation(9) });
-    assert!(matches!(open(1), Err(Refused::Stale(_))));
-    assert!(matches!(open(3), Err(Refused::Barred(_, "the stub is shutting down"))));
+    assert!(matches!(stub.order(1, Some(0), CUT), Err(GateRejection::Stale(_))), "the newer one was heard");
+    assert_eq!(stub.advance_drain(1), Some(HOLD));
+    let open = |epoch| stub.keeper.open(&OpenGateRequest { epoch, generation: Generation(9) });
+    assert!(matches!(open(1), Err(GateRejection::Stale(_))));
+    assert!(matches!(open(3), Err(GateRejection::OpenBlocked(_, "the stub is shutting down"))));
     assert!(!stub.keeper.is_open() && !stub.is_revoked());
     stub.order(2, Some(500), CUT).unwrap();
-    assert_eq!(stub.turn(1), Some(500));
-    stub.turn(500);
+    assert_eq!(stub.advance_drain(1), Some(500));
+    stub.advance_drain(500);
     assert!(stub.is_revoked());
 }
 
@@ -175,12 +176,12 @@ fn an_order_that_is_repeated_hastens_a_drain_of_its_kind_and_cuts_only_when_it_s
         ((Some(900), CUT), (Some(300), KEEP), Some(900), true),
         ((Some(300), KEEP), (None, CUT), None, false),
     ] {
-        let stub = Stub::open();
+        let stub = GateFixture::open();
         let _request = stub.request();
         stub.close(first.0, first.1);
         stub.close(again.0, again.1);
-        assert_eq!(stub.turn(1), due, "{first:?} {again:?}");
-        stub.turn(10_000);
+        assert_eq!(stub.advance_drain(1), due, "{first:?} {again:?}");
+        stub.advance_drain(10_000);
         assert_eq!(stub.is_revoked(), cut, "{first:?} {again:?}");
     }
 }

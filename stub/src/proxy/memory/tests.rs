@@ -6,8 +6,8 @@ use tower_service::Service as _;
 
 use super::*;
 use crate::{
-    driver::fake::{Fake, Missing},
-    proxy::accelerators::Sources,
+    accelerator_driver::fake::{FakeDriver, MissingDriver},
+    proxy::accelerators::DiscoverySources,
 };
 
 const A: &str = "GPU-a";
@@ -15,16 +15,17 @@ const B: &str = "GPU-b";
 const C: &str = "GPU-c";
 
 /// Over the accelerators a, b and c, whatever the driver knows.
-async fn memory(driver: Arc<dyn Driver>, within: Duration) -> Memory {
+async fn memory(driver: Arc<dyn AcceleratorDriver>, within: Duration) -> MemoryReader {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("accelerators");
     std::fs::write(&file, "GPU-a\nGPU-b\nGPU-c\n").unwrap();
-    let accelerators = Accelerators::discover(Sources::of_file(file), Arc::new(Missing));
+    let accelerators =
+        AcceleratorDiscovery::discover(DiscoverySources::from_file(file), Arc::new(MissingDriver));
     accelerators.get().await.unwrap();
-    Memory::within(accelerators, driver, within)
+    MemoryReader::with_timeout(accelerators, driver, within)
 }
 
-async fn asked(memory: &Memory) -> (u16, String) {
+async fn asked(memory: &MemoryReader) -> (u16, String) {
     let mut router = routes(memory.clone());
     let response = router.call(Request::get(PATH).body(Body::empty()).unwrap()).await.unwrap();
     let status = response.status().as_u16();
@@ -34,32 +35,34 @@ async fn asked(memory: &Memory) -> (u16, String) {
 
 #[tokio::test]
 async fn usage_is_in_mib_by_uuid() {
-    let driver = Fake::new(&[(A, Some(0)), (B, Some(70_000)), (C, Some(512))]);
-    let memory = memory(Arc::new(driver), nvml::DEADLINE).await;
+    let driver = FakeDriver::new(&[(A, Some(0)), (B, Some(70_000)), (C, Some(512))]);
+    let memory = memory(Arc::new(driver), nvml::QUERY_TIMEOUT).await;
     assert_eq!(asked(&memory).await, (200, "{\"GPU-a\":0,\"GPU-b\":70000,\"GPU-c\":512}\n".to_owned()));
 }
 
 #[tokio::test]
 async fn each_accelerator_that_fails_is_named_with_its_cause() {
-    let one = memory(Arc::new(Fake::new(&[(A, Some(1)), (B, None), (C, Some(1))])), nvml::DEADLINE).await;
+    let one =
+        memory(Arc::new(FakeDriver::new(&[(A, Some(1)), (B, None), (C, Some(1))])), nvml::QUERY_TIMEOUT)
+            .await;
     assert_eq!(asked(&one).await, (500, "GPU-b: accelerator GPU-b is gone\n".to_owned()));
 
-    let missing = memory(Arc::new(Missing), nvml::DEADLINE).await;
+    let missing = memory(Arc::new(MissingDriver), nvml::QUERY_TIMEOUT).await;
     let why = "no NVIDIA driver here (libnvidia-ml.so.1 is not there)";
     assert_eq!(asked(&missing).await, (500, format!("GPU-a: {why}\nGPU-b: {why}\nGPU-c: {why}\n")));
 }
 
 #[tokio::test]
 async fn without_accelerators_there_is_nothing_to_read() {
-    let none = Accelerators::discover(Sources::default(), Arc::new(Missing));
-    let memory = Memory::new(none, Arc::new(Missing));
+    let none = AcceleratorDiscovery::discover(DiscoverySources::default(), Arc::new(MissingDriver));
+    let memory = MemoryReader::new(none, Arc::new(MissingDriver));
     assert_eq!(asked(&memory).await, (500, "no GPUs found\n".to_owned()));
 }
 
 #[tokio::test]
 async fn a_driver_that_hangs_costs_one_thread_however_many_ask() {
-    let driver = Arc::new(Fake::new(&[(A, Some(1)), (B, Some(2)), (C, Some(3))]));
-    driver.hang_at(Some(B));
+    let driver = Arc::new(FakeDriver::new(&[(A, Some(1)), (B, Some(2)), (C, Some(3))]));
+    driver.set_hanging_id(Some(B));
     let within = Duration::from_millis(100);
     let memory = memory(Arc::clone(&driver) as _, within).await;
 
@@ -75,7 +78,7 @@ async fn a_driver_that_hangs_costs_one_thread_however_many_ask() {
         let [(B, why), (C, "not read, since NVML hangs")] = failed[..] else { panic!("{failed:?}") };
         assert!(why.starts_with("NVML hangs, and has not answered for "), "{why}");
     }
-    assert_eq!(driver.most_inside.load(Ordering::SeqCst), 1);
+    assert_eq!(driver.max_active_calls.load(Ordering::SeqCst), 1);
 
     // Later reads fail at once instead of waiting for the hanging driver; otherwise these reads would time out a hundred times.
     let before = Instant::now();
@@ -84,8 +87,8 @@ async fn a_driver_that_hangs_costs_one_thread_however_many_ask() {
     }
     assert!(before.elapsed() < within * 50, "{:?}", before.elapsed());
 
-    driver.hang_at(None);
-    let idle = || memory.shared.turn.lock().unwrap().running.is_none();
+    driver.set_hanging_id(None);
+    let idle = || memory.inner.queue.lock().unwrap().running.is_none();
     while !idle() {
         tokio::task::yield_now().await;
     }
@@ -94,9 +97,9 @@ async fn a_driver_that_hangs_costs_one_thread_however_many_ask() {
 
 #[tokio::test]
 async fn nobody_is_given_a_reading_that_began_before_they_asked() {
-    let driver = Arc::new(Fake::new(&[(A, Some(1)), (B, Some(900)), (C, Some(3))]));
-    driver.hang_at(Some(C));
-    let memory = memory(Arc::clone(&driver) as _, nvml::DEADLINE).await;
+    let driver = Arc::new(FakeDriver::new(&[(A, Some(1)), (B, Some(900)), (C, Some(3))]));
+    driver.set_hanging_id(Some(C));
+    let memory = memory(Arc::clone(&driver) as _, nvml::QUERY_TIMEOUT).await;
     let ask = || {
         let memory = memory.clone();
         tokio::spawn(async move { memory.read().await.unwrap() })
@@ -109,13 +112,13 @@ async fn nobody_is_given_a_reading_that_began_before_they_asked() {
     // B was read; now its engine falls asleep, and two ask.
     driver.devices.lock().unwrap()[1].1 = Some(7);
     let (second, third) = (ask(), ask());
-    while memory.shared.turn.lock().unwrap().next.as_ref().is_none_or(|next| next.receiver_count() < 2) {
+    while memory.inner.queue.lock().unwrap().next.as_ref().is_none_or(|next| next.receiver_count() < 2) {
         tokio::task::yield_now().await;
     }
-    driver.hang_at(None);
+    driver.set_hanging_id(None);
     assert_eq!(first.await.unwrap()[B], 900);
     assert_eq!(second.await.unwrap()[B], 7);
     assert_eq!(third.await.unwrap()[B], 7);
     assert_eq!(driver.readings.load(Ordering::SeqCst), 6, "the two shared one reading");
-    assert_eq!(driver.most_inside.load(Ordering::SeqCst), 1);
+    assert_eq!(driver.max_active_calls.load(Ordering::SeqCst), 1);
 }

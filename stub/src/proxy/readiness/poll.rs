@@ -13,62 +13,64 @@ use tokio::{
     time::{self, Instant},
 };
 
-use super::{Readiness, place::Place};
+use super::{Readiness, endpoint::PolledEndpoint};
 
 /// As Kubernetes has it. An engine that takes longer to say that it is ready is not.
-const WITHIN: Duration = Duration::from_secs(1);
+const POLL_TIMEOUT: Duration = Duration::from_secs(1);
 /// An answer's head is at most this long: the least that hyper's buffer takes.
-const MOST: usize = 8192;
+const MAX_HEAD_BYTES: usize = 8192;
 
 /// What a place said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum PollResponse {
     Status(StatusCode),
     /// No connection.
-    Refused,
+    ConnectFailed,
     /// No answer in time.
-    Silent,
+    TimedOut,
     /// A connection, and then no HTTP.
-    Broken,
+    ProtocolError,
 }
 
-impl Answer {
+impl PollResponse {
     /// A redirection is not followed, and so is no good answer.
-    pub(super) fn is_good(self) -> bool {
+    pub(super) fn is_success(self) -> bool {
         matches!(self, Self::Status(status) if status.is_success())
     }
 }
 
-impl fmt::Display for Answer {
+impl fmt::Display for PollResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Status(status) => write!(f, "status {}", status.as_u16()),
-            Self::Refused => f.write_str("no connection"),
-            Self::Silent => f.write_str("no answer in time"),
-            Self::Broken => f.write_str("the connection broke"),
+            Self::ConnectFailed => f.write_str("no connection"),
+            Self::TimedOut => f.write_str("no answer in time"),
+            Self::ProtocolError => f.write_str("the connection broke"),
         }
     }
 }
 
 /// Polls until an order replaces the one that began it.
-pub(super) async fn run(readiness: Arc<Readiness>, life: u64, place: Place) {
+pub(super) async fn run(readiness: Arc<Readiness>, life: u64, place: PolledEndpoint) {
     loop {
         let asked = Instant::now();
-        let answer = time::timeout(WITHIN, ask(&place)).await.unwrap_or(Answer::Silent);
-        let Some(again) = readiness.note(life, &answer, asked, Instant::now()) else {
+        let answer = time::timeout(POLL_TIMEOUT, poll_once(&place)).await.unwrap_or(PollResponse::TimedOut);
+        let Some(again) = readiness.record_response(life, &answer, asked, Instant::now()) else {
             return;
         };
         time::sleep_until(again).await;
     }
 }
 
-async fn ask(place: &Place) -> Answer {
+async fn poll_once(place: &PolledEndpoint) -> PollResponse {
     let Ok(stream) = TcpStream::connect(place.address).await else {
-        return Answer::Refused;
+        return PollResponse::ConnectFailed;
     };
     let mut client = hyper::client::conn::http1::Builder::new();
-    let Ok((mut sender, connection)) = client.max_buf_size(MOST).handshake(TokioIo::new(stream)).await else {
-        return Answer::Broken;
+    let Ok((mut sender, connection)) =
+        client.max_buf_size(MAX_HEAD_BYTES).handshake(TokioIo::new(stream)).await
+    else {
+        return PollResponse::ProtocolError;
     };
     let request = Request::get(place.path.as_str())
         .header(header::HOST, place.address.to_string())
@@ -76,11 +78,11 @@ async fn ask(place: &Place) -> Answer {
         .header(header::CONNECTION, "close")
         .body(Body::empty());
     let Ok(request) = request else {
-        return Answer::Broken;
+        return PollResponse::ProtocolError;
     };
     let answer = async move {
         let answer = sender.send_request(request).await;
-        answer.map_or(Answer::Broken, |response| Answer::Status(response.status()))
+        answer.map_or(PollResponse::ProtocolError, |response| PollResponse::Status(response.status()))
     };
     // Driven here, so that the end of the poller is the end of its connection.
     tokio::pin!(answer, connection);

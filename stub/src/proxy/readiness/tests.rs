@@ -13,18 +13,18 @@ use tower_service::Service as _;
 use super::*;
 
 /// Answers every connection with the status that is set.
-struct Engine {
+struct ProbedEngine {
     url: String,
     status: Arc<AtomicU16>,
-    asked: Arc<AtomicUsize>,
-    at_asked: Arc<Mutex<AtAsked>>,
+    probe_count: Arc<AtomicUsize>,
+    probe_check: Arc<Mutex<ProbeCheck>>,
     task: JoinHandle<()>,
 }
 
 /// A check that the engine makes at each probe, and its results.
-type AtAsked = Option<(Box<dyn Fn() -> bool + Send>, Vec<bool>)>;
+type ProbeCheck = Option<(Box<dyn Fn() -> bool + Send>, Vec<bool>)>;
 
-impl Engine {
+impl ProbedEngine {
     async fn start(status: u16) -> Self {
         Self::on(TcpListener::bind("127.0.0.1:0").await.unwrap(), status, "")
     }
@@ -33,7 +33,7 @@ impl Engine {
         let url = format!("http://{}/health", listener.local_addr().unwrap());
         let status = Arc::new(AtomicU16::new(status));
         let asked = Arc::new(AtomicUsize::new(0));
-        let at_asked = Arc::new(Mutex::new(AtAsked::None));
+        let at_asked = Arc::new(Mutex::new(ProbeCheck::None));
         let looks = Arc::clone(&at_asked);
         let (answers, count) = (Arc::clone(&status), Arc::clone(&asked));
         let task = tokio::spawn(async move {
@@ -54,7 +54,7 @@ impl Engine {
                 });
             }
         });
-        Self { url, status, asked, at_asked, task }
+        Self { url, status, probe_count: asked, probe_check: at_asked, task }
     }
 
     fn set(&self, status: u16) {
@@ -62,7 +62,7 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+impl Drop for ProbedEngine {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -79,7 +79,7 @@ async fn call(readiness: &Arc<Readiness>, method: Method, path: &str, body: &str
 
 async fn order(readiness: &Arc<Readiness>, url: &str, more: &str) {
     let body = format!("{{\"url\": \"{url}\"{more}}}");
-    assert_eq!(call(readiness, Method::POST, URL, &body).await, (200, "OK\n".to_owned()));
+    assert_eq!(call(readiness, Method::POST, READINESS_URL_PATH, &body).await, (200, "OK\n".to_owned()));
 }
 
 /// Until it is so; how long that took.
@@ -98,7 +98,7 @@ async fn the_words_are_idempotent_and_a_thousand_flips_are_seen_in_order() {
     let ok = (200, "OK\n".to_owned());
     for flip in 1..=1000 {
         let ready = flip % 2 == 1;
-        let path = if ready { READY } else { UNREADY };
+        let path = if ready { BECOME_READY_PATH } else { BECOME_UNREADY_PATH };
         assert_eq!(call(&readiness, Method::POST, path, "").await, ok);
         assert_eq!(call(&readiness, Method::POST, path, "").await, ok);
         assert_eq!(readiness.ready(), ready);
@@ -109,7 +109,9 @@ async fn the_words_are_idempotent_and_a_thousand_flips_are_seen_in_order() {
 #[tokio::test]
 async fn other_methods_are_told_which_are_allowed() {
     let readiness = Arc::new(Readiness::default());
-    for (path, allowed) in [(READY, "POST"), (UNREADY, "POST"), (URL, "POST,DELETE")] {
+    for (path, allowed) in
+        [(BECOME_READY_PATH, "POST"), (BECOME_UNREADY_PATH, "POST"), (READINESS_URL_PATH, "POST,DELETE")]
+    {
         let request = axum::http::Request::put(path).body(axum::body::Body::empty()).unwrap();
         let response = routes(Arc::clone(&readiness), Arc::new(|_| Ok(()))).call(request).await.unwrap();
         assert_eq!(
@@ -133,11 +135,11 @@ async fn an_order_that_makes_no_sense_is_refused_and_changes_nothing() {
         ("{\"url\": \"http://10.0.0.1/\", \"period\": -1}", "the body is not"),
         ("{\"url\": \"http://10.0.0.1/\", \"failureThreshold\": 0}", "failureThreshold must be 1 or more"),
     ] {
-        let (status, text) = call(&readiness, Method::POST, URL, body).await;
+        let (status, text) = call(&readiness, Method::POST, READINESS_URL_PATH, body).await;
         assert_eq!(status, 400, "{body}");
         assert!(text.contains(why), "{body}: {text}");
     }
-    assert_eq!(readiness.dump(), Dump { ready: true, changes: 1, poller: None });
+    assert_eq!(readiness.dump(), ReadinessDump { ready: true, changes: 1, poller: None });
 }
 
 #[tokio::test]
@@ -152,18 +154,18 @@ async fn an_engine_that_begins_to_listen_is_ready_within_20_ms() {
         time::sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(readiness.dump().poller.unwrap().last.as_deref(), Some("no connection"));
-    let engine = Engine::on(engine.listen(64).unwrap(), 200, "");
+    let engine = ProbedEngine::on(engine.listen(64).unwrap(), 200, "");
     let took = until(&readiness, true).await;
     assert!(took < Duration::from_millis(20), "{took:?}");
-    assert_eq!(engine.asked.load(Ordering::SeqCst), 1);
+    assert_eq!(engine.probe_count.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]
 async fn unready_comes_after_the_threshold_and_not_before() {
     let readiness = Arc::new(Readiness::default());
-    let engine = Engine::start(503).await;
+    let engine = ProbedEngine::start(503).await;
     order(&readiness, &engine.url, ", \"period\": 40, \"failureThreshold\": 3").await;
-    while engine.asked.load(Ordering::SeqCst) < 3 {
+    while engine.probe_count.load(Ordering::SeqCst) < 3 {
         time::sleep(Duration::from_millis(1)).await;
     }
     assert!(!readiness.ready());
@@ -173,8 +175,8 @@ async fn unready_comes_after_the_threshold_and_not_before() {
     // The engine records the readiness at each probe after its answers turned bad; the test itself might look a probe too late.
     let known = Arc::clone(&readiness);
     engine.set(500);
-    *engine.at_asked.lock().unwrap() = Some((Box::new(move || known.ready()), Vec::new()));
-    let at_asked = || engine.at_asked.lock().unwrap().as_ref().unwrap().1.clone();
+    *engine.probe_check.lock().unwrap() = Some((Box::new(move || known.ready()), Vec::new()));
+    let at_asked = || engine.probe_check.lock().unwrap().as_ref().unwrap().1.clone();
     while at_asked().len() < 4 {
         time::sleep(Duration::from_millis(1)).await;
     }
@@ -186,7 +188,7 @@ async fn unready_comes_after_the_threshold_and_not_before() {
 #[tokio::test]
 async fn a_thousand_flaps_of_the_engine_are_all_seen() {
     let readiness = Arc::new(Readiness::default());
-    let engine = Engine::start(503).await;
+    let engine = ProbedEngine::start(503).await;
     order(&readiness, &engine.url, ", \"period\": 1, \"failureThreshold\": 2").await;
     for flap in 1..=1000 {
         let ready = flap % 2 == 1;
@@ -199,16 +201,16 @@ async fn a_thousand_flaps_of_the_engine_are_all_seen() {
 #[tokio::test]
 async fn a_redirection_is_no_good_answer_and_is_not_followed() {
     let readiness = Arc::new(Readiness::default());
-    let good = Engine::start(200).await;
+    let good = ProbedEngine::start(200).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let location: &'static str = format!("location: {}\r\n", good.url).leak();
-    let engine = Engine::on(listener, 307, location);
+    let engine = ProbedEngine::on(listener, 307, location);
     order(&readiness, &engine.url, "").await;
-    while engine.asked.load(Ordering::SeqCst) < 5 {
+    while engine.probe_count.load(Ordering::SeqCst) < 5 {
         time::sleep(Duration::from_millis(1)).await;
     }
     assert!(!readiness.ready());
-    assert_eq!(good.asked.load(Ordering::SeqCst), 0);
+    assert_eq!(good.probe_count.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test]
@@ -242,7 +244,7 @@ async fn an_engine_that_accepts_and_says_nothing_or_nonsense_is_not_ready() {
 #[tokio::test]
 async fn the_newest_order_holds() {
     let readiness = Arc::new(Readiness::default());
-    let (first, second) = (Engine::start(200).await, Engine::start(503).await);
+    let (first, second) = (ProbedEngine::start(200).await, ProbedEngine::start(503).await);
     order(&readiness, &first.url, ", \"period\": 5").await;
     until(&readiness, true).await;
 
@@ -255,38 +257,38 @@ async fn the_newest_order_holds() {
     // Another place: unready at once, and the first is asked no more.
     order(&readiness, &second.url, ", \"period\": 5").await;
     assert!(!readiness.ready());
-    while second.asked.load(Ordering::SeqCst) < 3 {
+    while second.probe_count.load(Ordering::SeqCst) < 3 {
         time::sleep(Duration::from_millis(1)).await;
     }
-    let asked = first.asked.load(Ordering::SeqCst);
-    while second.asked.load(Ordering::SeqCst) < 10 {
+    let asked = first.probe_count.load(Ordering::SeqCst);
+    while second.probe_count.load(Ordering::SeqCst) < 10 {
         time::sleep(Duration::from_millis(1)).await;
     }
-    assert_eq!(first.asked.load(Ordering::SeqCst), asked);
+    assert_eq!(first.probe_count.load(Ordering::SeqCst), asked);
     assert!(!readiness.ready());
 
     // An explicit word ends the poller.
-    assert_eq!(call(&readiness, Method::POST, READY, "").await.0, 200);
+    assert_eq!(call(&readiness, Method::POST, BECOME_READY_PATH, "").await.0, 200);
     assert!(readiness.ready());
     assert_eq!(readiness.dump().poller, None);
 
     second.set(200);
     order(&readiness, &second.url, ", \"period\": 5").await;
     until(&readiness, true).await;
-    assert_eq!(call(&readiness, Method::DELETE, URL, "").await, (200, "OK\n".to_owned()));
+    assert_eq!(call(&readiness, Method::DELETE, READINESS_URL_PATH, "").await, (200, "OK\n".to_owned()));
     assert!(!readiness.ready());
-    assert_eq!(call(&readiness, Method::DELETE, URL, "").await.0, 200);
+    assert_eq!(call(&readiness, Method::DELETE, READINESS_URL_PATH, "").await.0, 200);
     assert_eq!(readiness.dump().poller, None);
 }
 
 #[tokio::test]
 async fn an_answer_to_an_order_that_was_replaced_is_not_noted() {
     let readiness = Arc::new(Readiness::default());
-    let engine = Engine::start(200).await;
+    let engine = ProbedEngine::start(200).await;
     order(&readiness, &engine.url, "").await;
-    let life = readiness.known().life;
+    let life = readiness.state().order_seq;
     readiness.become_ready(false);
     let now = Instant::now();
-    assert_eq!(readiness.note(life, &poll::Answer::Status(StatusCode::OK), now, now), None);
+    assert_eq!(readiness.record_response(life, &poll::PollResponse::Status(StatusCode::OK), now, now), None);
     assert!(!readiness.ready());
 }

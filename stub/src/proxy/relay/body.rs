@@ -15,37 +15,38 @@ use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use rouse::{fault::Fault, relay::Upload, units};
+use rouse::{fault::Fault, units};
+use rouse_net::relay::RequestBodyStream;
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::{Core, socket::Socket};
-use crate::proxy::metrics::Direction;
+use super::{RelayThreadContext, socket::RelaySocket};
+use crate::proxy::metrics::ByteDirection;
 
 /// How long the beginning of a body may take when this process is to end.
-const CLOSING: Duration = Duration::from_secs(2);
+const CLOSING_BODY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Small, in bytes.
-const SMALL: u64 = 64 << 10;
+const MAX_BUFFERED_BYTES: u64 = 64 << 10;
 
 /// Gathers a small body; of a larger one, what has come. The socket is told when all of it was read.
-pub(super) async fn gather(
+pub(super) async fn buffer_body(
     mut body: Incoming,
-    core: &Rc<Core>,
-    socket: &Rc<Socket>,
-) -> Result<(Bytes, Option<Upload>), Fault> {
+    core: &Rc<RelayThreadContext>,
+    socket: &Rc<RelaySocket>,
+) -> Result<(Bytes, Option<RequestBodyStream>), Fault> {
     let (most, within) = (core.proxy.settings.max_body, core.proxy.settings.body_timeout);
     let declared = body.size_hint().exact();
     if declared.is_some_and(|length| length > most) {
         return Err(too_large(most));
     }
     let (gathered, whole) = tokio::select! {
-        begun = begin(&mut body, declared) => begun?,
-        () = late(socket, within) => {
+        begun = read_prefix(&mut body, declared) => begun?,
+        () = body_timeout(socket, within) => {
             let what = "the body, or its first 64 KiB".to_owned();
             return Err(Fault::RequestTimeout { what });
         }
     };
     if whole {
-        socket.set_unread(false);
+        socket.set_body_unread(false);
         return Ok((gathered, None));
     }
     let so_far = gathered.len() as u64;
@@ -55,28 +56,38 @@ pub(super) async fn gather(
     let left = declared.map(|length| length - so_far);
     let idle = Box::pin(sleep(within));
     let (core, socket) = (Rc::clone(core), Rc::clone(socket));
-    let rest = Rest { body, core, socket, so_far, most, within, idle };
-    Ok((gathered, Some(Upload { left, body: Box::pin(rest) })))
+    let rest = RemainingBody {
+        body,
+        context: core,
+        socket,
+        received_bytes: so_far,
+        max_bytes: most,
+        idle_timeout: within,
+        idle_timer: idle,
+    };
+    Ok((gathered, Some(RequestBodyStream { remaining: left, body: Box::pin(rest) })))
 }
 
 /// Nobody waits longer for the beginning of a body, and not so long once the connection is to end.
-async fn late(socket: &Socket, within: Duration) {
-    let closes = poll_fn(|cx| if socket.closes(cx) { Poll::Ready(()) } else { Poll::Pending });
+async fn body_timeout(socket: &RelaySocket, within: Duration) {
+    let closes = poll_fn(|cx| if socket.is_closing(cx) { Poll::Ready(()) } else { Poll::Pending });
     tokio::select! {
         () = sleep(within) => {}
-        () = async { closes.await; sleep(CLOSING).await } => {}
+        () = async { closes.await; sleep(CLOSING_BODY_TIMEOUT).await } => {}
     }
 }
 
 /// All of a small body, or the beginning of a larger one; whether it is all.
-async fn begin(body: &mut Incoming, declared: Option<u64>) -> Result<(Bytes, bool), Fault> {
+async fn read_prefix(body: &mut Incoming, declared: Option<u64>) -> Result<(Bytes, bool), Fault> {
     let mut gathered = BytesMut::new();
     let mut first = Bytes::new();
-    while declared.is_none_or(|length| length <= SMALL) && (gathered.len() + first.len()) as u64 <= SMALL {
+    while declared.is_none_or(|length| length <= MAX_BUFFERED_BYTES)
+        && (gathered.len() + first.len()) as u64 <= MAX_BUFFERED_BYTES
+    {
         let Some(frame) = body.frame().await else {
             return Ok((if gathered.is_empty() { first } else { gathered.freeze() }, true));
         };
-        let Ok(data) = frame.map_err(|error| broken(&error))?.into_data() else {
+        let Ok(data) = frame.map_err(|error| aborted_body(&error))?.into_data() else {
             continue;
         };
         if first.is_empty() && gathered.is_empty() {
@@ -90,10 +101,10 @@ async fn begin(body: &mut Incoming, declared: Option<u64>) -> Result<(Bytes, boo
 }
 
 /// Takes what has come of a body that nobody wants; true when that was all of it.
-pub(super) async fn is_over(mut body: Incoming) -> bool {
+pub(super) async fn discard_available(mut body: Incoming) -> bool {
     let mut taken = 0;
     poll_fn(|cx| {
-        while taken <= SMALL {
+        while taken <= MAX_BUFFERED_BYTES {
             match Pin::new(&mut body).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => taken += frame.data_ref().map_or(0, |data| data.len() as u64),
                 Poll::Ready(None) => return Poll::Ready(true),
@@ -106,20 +117,20 @@ pub(super) async fn is_over(mut body: Incoming) -> bool {
 }
 
 /// What comes behind, within the limit.
-struct Rest {
+struct RemainingBody {
     body: Incoming,
-    core: Rc<Core>,
+    context: Rc<RelayThreadContext>,
     /// Told when all of it was read.
-    socket: Rc<Socket>,
-    so_far: u64,
-    most: u64,
+    socket: Rc<RelaySocket>,
+    received_bytes: u64,
+    max_bytes: u64,
     /// How long it may pause.
-    within: Duration,
+    idle_timeout: Duration,
     /// Until nobody waits for its next piece any more.
-    idle: Pin<Box<Sleep>>,
+    idle_timer: Pin<Box<Sleep>>,
 }
 
-impl Body for Rest {
+impl Body for RemainingBody {
     type Data = Bytes;
     type Error = Fault;
 
@@ -128,23 +139,23 @@ impl Body for Rest {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
-            ready!(self.idle.as_mut().poll(cx));
-            let message = format!("no byte of the body came for {} seconds", self.within.as_secs());
+            ready!(self.idle_timer.as_mut().poll(cx));
+            let message = format!("no byte of the body came for {} seconds", self.idle_timeout.as_secs());
             return Poll::Ready(Some(Err(Fault::InvalidRequest { message, param: None })));
         };
-        let next = Instant::now() + self.within;
-        self.idle.as_mut().reset(next);
-        let frame = frame.map(|frame| frame.map_err(|error| broken(&error)));
+        let next = Instant::now() + self.idle_timeout;
+        self.idle_timer.as_mut().reset(next);
+        let frame = frame.map(|frame| frame.map_err(|error| aborted_body(&error)));
         if let Some(Ok(frame)) = &frame {
             let bytes = frame.data_ref().map_or(0, Bytes::len);
-            self.so_far += bytes as u64;
-            if self.so_far > self.most {
-                return Poll::Ready(Some(Err(too_large(self.most))));
+            self.received_bytes += bytes as u64;
+            if self.received_bytes > self.max_bytes {
+                return Poll::Ready(Some(Err(too_large(self.max_bytes))));
             }
-            self.core.traffic.passed(Direction::ToEngine, bytes);
+            self.context.traffic.add(ByteDirection::ToEngine, bytes);
         }
         if frame.is_none() || self.body.is_end_stream() {
-            self.socket.set_unread(false);
+            self.socket.set_body_unread(false);
         }
         Poll::Ready(frame)
     }
@@ -154,6 +165,6 @@ fn too_large(most: u64) -> Fault {
     Fault::BodyTooLarge { setting: "--max-body".into(), limit: units::Bytes(most) }
 }
 
-fn broken(error: &hyper::Error) -> Fault {
+fn aborted_body(error: &hyper::Error) -> Fault {
     Fault::InvalidRequest { message: format!("the body broke off: {error}"), param: None }
 }

@@ -10,53 +10,54 @@ use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, header, request::Parts, uri::PathAndQuery};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use rouse::{
-    client::Answer,
-    fault::Fault,
-    model::EngineId,
-    openai::{Form, error, sse::Facts},
-    relay::{self, Broken, Exchange, Look, Observer, Outcome, Outgoing, Piece, RelayBody, Target, Timeouts},
-    units::Millis,
-    wire::{GATED, NOT_READY},
+use rouse::{fault::Fault, model::EngineId, units::Millis};
+use rouse_net::{
+    downstream::ScratchBody,
+    openai::{ApiSchema, error, sse::ResponseFacts},
+    relay::{
+        self, Exchange, ExchangeOutcome, RelayBody, RelayBodyError, RelayObserver, RelayTarget,
+        RelayTimeouts, ResponseInspection, ScratchFrame, UpstreamRequest,
+    },
+    stub_api::{GATED_HEADER, NOT_READY_HEADER},
 };
 use tokio::time::Instant;
 
 use super::{
-    Core, body, policy,
-    socket::{InExchange, Socket},
+    RelayThreadContext, body, policy,
+    socket::{RelayExchangeGuard, RelaySocket},
 };
 use crate::proxy::{
-    gate::Part,
-    metrics::{Direction, Present},
+    gate::ExchangeTracker,
+    metrics::{ByteDirection, GaugeGuard},
     state::Proxy,
 };
 
 /// How long an engine may take is for whoever asked to say: it hangs up.
-const ANY_TIME: Millis = Millis::secs(30 * 24 * 3600);
+const NO_TIMEOUT: Millis = Millis::secs(30 * 24 * 3600);
 
 /// What a client gets.
-pub(super) struct Reply {
-    content: Content,
+pub(super) struct RelayReplyBody {
+    content: RelayReplyContent,
     /// Ends with it.
-    _exchange: InExchange,
+    _exchange: RelayExchangeGuard,
 }
 
-enum Content {
+enum RelayReplyContent {
     /// A refusal of ours.
     Text(Option<Bytes>),
-    Engine(Box<RelayBody<Watcher>>),
+    Engine(Box<RelayBody<RelayMetricsObserver>>),
 }
 
 /// Counts how an exchange ends.
-pub(super) struct Watcher {
-    core: Rc<Core>,
-    part: Part,
+pub(super) struct RelayMetricsObserver {
+    context: Rc<RelayThreadContext>,
+    tracker: ExchangeTracker,
     /// While the answer is passed on.
-    stream: Option<Present>,
+    stream_gauge: Option<GaugeGuard>,
 }
 
 /// Why a request sees no engine.
-enum Refusal {
+enum RelayRejection {
     Fault(Fault),
     /// With the methods that there are.
     Method(Fault, &'static str),
@@ -66,22 +67,24 @@ enum Refusal {
 
 /// Serves one request. With the answer goes whether all of the request was read.
 pub(super) fn serve(
-    core: &Rc<Core>,
-    socket: &Rc<Socket>,
+    core: &Rc<RelayThreadContext>,
+    socket: &Rc<RelaySocket>,
     request: Request<Incoming>,
-) -> impl Future<Output = (Response<Reply>, bool)> + use<> {
+) -> impl Future<Output = (Response<RelayReplyBody>, bool)> + use<> {
     let (core, socket) = (Rc::clone(core), Rc::clone(socket));
-    let exchange = socket.begin();
+    let exchange = socket.begin_exchange();
     async move {
         let (head, body) = request.into_parts();
-        let form = form(head.uri.path());
-        socket.set_unread(true);
-        let mut response = match answer(&core, &socket, &exchange, &head, body, form).await {
-            Ok(response) => response.map(|body| Reply::engine(body, exchange)),
-            Err(refusal) => refused(&core.proxy, refusal, form)
-                .map(|text| Reply { content: Content::Text(Some(text)), _exchange: exchange }),
+        let form = api_schema(head.uri.path());
+        socket.set_body_unread(true);
+        let mut response = match relay_or_reject(&core, &socket, &exchange, &head, body, form).await {
+            Ok(response) => response.map(|body| RelayReplyBody::from_engine(body, exchange)),
+            Err(refusal) => rejection_response(&core.proxy, refusal, form).map(|text| RelayReplyBody {
+                content: RelayReplyContent::Text(Some(text)),
+                _exchange: exchange,
+            }),
         };
-        let whole = !socket.is_unread();
+        let whole = !socket.is_body_unread();
         if !whole {
             // What comes behind this answer is not the next request.
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -91,66 +94,66 @@ pub(super) fn serve(
 }
 
 /// The engine's answer, or why there is none.
-async fn answer(
-    core: &Rc<Core>,
-    socket: &Rc<Socket>,
-    exchange: &InExchange,
+async fn relay_or_reject(
+    core: &Rc<RelayThreadContext>,
+    socket: &Rc<RelaySocket>,
+    exchange: &RelayExchangeGuard,
     head: &Parts,
     body: Incoming,
-    form: Form,
-) -> Result<Response<RelayBody<Watcher>>, Refusal> {
-    match may_pass(core, head) {
+    form: ApiSchema,
+) -> Result<Response<RelayBody<RelayMetricsObserver>>, RelayRejection> {
+    match check_allowed(core, head) {
         Ok(()) => relay(core, socket, exchange, head, body, form).await,
         Err(refusal) => {
-            socket.set_unread(!body::is_over(body).await);
+            socket.set_body_unread(!body::discard_available(body).await);
             Err(refusal)
         }
     }
 }
 
-fn may_pass(core: &Core, head: &Parts) -> Result<(), Refusal> {
-    policy::check(core.proxy.settings.kind, &head.method, &head.uri).map_err(
-        |(fault, allow)| match allow {
-            Some(allow) => Refusal::Method(fault, allow),
-            None => Refusal::Fault(fault),
-        },
-    )?;
-    let route = core.proxy.keeper.route();
+fn check_allowed(core: &RelayThreadContext, head: &Parts) -> Result<(), RelayRejection> {
+    policy::check(core.proxy.settings.engine_kind, &head.method, &head.uri).map_err(|(fault, allow)| {
+        match allow {
+            Some(allow) => RelayRejection::Method(fault, allow),
+            None => RelayRejection::Fault(fault),
+        }
+    })?;
+    let route = core.proxy.gate.route();
     // Looked at before the body comes; what decides is the lease that is taken when it has.
-    if !route.life.gate.is_open() {
-        return Err(closed());
+    if !route.current.gate.is_open() {
+        return Err(gate_closed());
     }
-    route.target.map(drop).ok_or_else(nowhere)
+    route.target.map(drop).ok_or_else(no_target)
 }
 
-const fn closed() -> Refusal {
-    Refusal::Marked(GATED, "the gate before the engine is closed")
+const fn gate_closed() -> RelayRejection {
+    RelayRejection::Marked(GATED_HEADER, "the gate before the engine is closed")
 }
 
-const fn nowhere() -> Refusal {
-    Refusal::Marked(NOT_READY, "no engine was named to this stub yet")
+const fn no_target() -> RelayRejection {
+    RelayRejection::Marked(NOT_READY_HEADER, "no engine was named to this stub yet")
 }
 
 /// The engine's answer, which may come before all of the request was read.
 async fn relay(
-    core: &Rc<Core>,
-    socket: &Rc<Socket>,
-    exchange: &InExchange,
+    core: &Rc<RelayThreadContext>,
+    socket: &Rc<RelaySocket>,
+    exchange: &RelayExchangeGuard,
     head: &Parts,
     body: Incoming,
-    form: Form,
-) -> Result<Response<RelayBody<Watcher>>, Refusal> {
+    form: ApiSchema,
+) -> Result<Response<RelayBody<RelayMetricsObserver>>, RelayRejection> {
     let settings = &core.proxy.settings;
-    let gathered = body::gather(body, core, socket).await;
-    let (body, upload) = gathered.map_err(Refusal::Fault)?;
+    let gathered = body::buffer_body(body, core, socket).await;
+    let (body, upload) = gathered.map_err(RelayRejection::Fault)?;
     let (target, lease, part) = {
-        let route = core.proxy.keeper.route();
-        let (lease, part) = route.life.take().ok_or_else(closed)?;
-        let address = route.target.ok_or_else(nowhere)?;
-        exchange.holds(&route.life);
-        let target = Target {
+        let route = core.proxy.gate.route();
+        let (lease, part) = route.current.take_lease().ok_or_else(gate_closed)?;
+        let address = route.target.ok_or_else(no_target)?;
+        exchange.set_generation(&route.current);
+        let target = RelayTarget {
             engine: EngineId::new(settings.model.clone(), 0),
-            generation: route.life.generation,
+            generation: route.current.generation,
             address,
             // The client's own: a relay stands for its engine.
             authorization: head.headers.get(header::AUTHORIZATION).cloned(),
@@ -158,44 +161,44 @@ async fn relay(
         };
         (target, lease, part)
     };
-    core.traffic.passed(Direction::ToEngine, body.len());
+    core.traffic.add(ByteDirection::ToEngine, body.len());
     let path = head.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     let order = Exchange {
         now: Instant::now(),
         target,
-        outgoing: Outgoing {
+        request: UpstreamRequest {
             method: &head.method,
             path: &path,
             headers: &head.headers,
             request_id: None,
             body: body.into(),
             stream: false,
-            form,
-            look: Look::Ends,
+            schema: form,
+            inspection: ResponseInspection::StreamEnd,
         },
         upload,
         lease,
-        timeouts: Timeouts {
-            connect: settings.dial.into(),
-            first_byte: ANY_TIME,
-            non_stream: ANY_TIME,
-            idle: ANY_TIME,
-            death: Millis::ZERO,
+        timeouts: RelayTimeouts {
+            connect: settings.dial_timeout.into(),
+            first_byte: NO_TIMEOUT,
+            non_stream: NO_TIMEOUT,
+            idle: NO_TIMEOUT,
+            exit_wait: Millis::ZERO,
         },
-        observer: Watcher { core: Rc::clone(core), part, stream: None },
+        observer: RelayMetricsObserver { context: Rc::clone(core), tracker: part, stream_gauge: None },
     };
-    relay::exchange(&core.pool, order).await.map_err(|failed| Refusal::Fault(failed.fault))
+    relay::exchange(&core.pool, order).await.map_err(|failed| RelayRejection::Fault(failed.fault))
 }
 
-fn refused(proxy: &Proxy, refusal: Refusal, form: Form) -> Response<Bytes> {
+fn rejection_response(proxy: &Proxy, refusal: RelayRejection, form: ApiSchema) -> Response<Bytes> {
     let (fault, mark) = match refusal {
-        Refusal::Fault(fault) => (fault, None),
-        Refusal::Method(fault, allow) => (fault, Some((header::ALLOW.as_str(), allow))),
-        Refusal::Marked(mark, why) => (Fault::NotServing { why: why.into() }, Some((mark, "1"))),
+        RelayRejection::Fault(fault) => (fault, None),
+        RelayRejection::Method(fault, allow) => (fault, Some((header::ALLOW.as_str(), allow))),
+        RelayRejection::Marked(mark, why) => (Fault::StubNotServing { why: why.into() }, Some((mark, "1"))),
     };
     match mark {
-        Some((GATED, _)) => proxy.counts.gated.add(),
-        Some((NOT_READY, _)) => proxy.counts.not_ready.add(),
+        Some((GATED_HEADER, _)) => proxy.counts.gated.add(),
+        Some((NOT_READY_HEADER, _)) => proxy.counts.not_ready.add(),
         _ if error::status(&fault).is_client_error() => proxy.counts.refused.add(),
         // The engine did not answer: that was counted as a failed exchange.
         _ => {}
@@ -208,83 +211,87 @@ fn refused(proxy: &Proxy, refusal: Refusal, form: Form) -> Response<Bytes> {
 }
 
 /// In whose words a client of this path is answered.
-fn form(path: &str) -> Form {
+fn api_schema(path: &str) -> ApiSchema {
     match path {
-        "/v1/responses" => Form::Responses,
-        path if path.starts_with("/v1/messages") => Form::Anthropic,
-        _ => Form::OpenAi,
+        "/v1/responses" => ApiSchema::Responses,
+        path if path.starts_with("/v1/messages") => ApiSchema::Anthropic,
+        _ => ApiSchema::OpenAi,
     }
 }
 
-impl Observer for Watcher {
+impl RelayObserver for RelayMetricsObserver {
     fn head(&mut self, _: StatusCode) {
-        self.stream = Some(self.core.proxy.metrics.stream());
+        self.stream_gauge = Some(self.context.proxy.metrics.stream());
     }
 
-    fn frame(&mut self, bytes: usize, _: Option<&Facts>) {
-        self.core.traffic.passed(Direction::ToClient, bytes);
+    fn frame(&mut self, bytes: usize, _: Option<&ResponseFacts>) {
+        self.context.traffic.add(ByteDirection::ToClient, bytes);
     }
 
-    fn end(&mut self, outcome: Outcome, _: Instant) {
-        self.stream = None;
-        let counts = &self.core.proxy.counts;
+    fn end(&mut self, outcome: ExchangeOutcome, _: Instant) {
+        self.stream_gauge = None;
+        let counts = &self.context.proxy.counts;
         match outcome {
-            Outcome::Complete => counts.complete.add(),
-            _ if self.part.broke() => counts.cut.add(),
-            Outcome::ClientLeft(_) => counts.left.add(),
-            Outcome::Failed(_) => counts.failed.add(),
+            ExchangeOutcome::Complete => counts.complete.add(),
+            _ if self.tracker.record_abnormal_end() => counts.cut.add(),
+            ExchangeOutcome::ClientLeft(_) => counts.client_left.add(),
+            ExchangeOutcome::Failed(_) => counts.failed.add(),
         }
     }
 }
 
-impl Reply {
-    fn engine(body: RelayBody<Watcher>, exchange: InExchange) -> Self {
-        Self { content: Content::Engine(Box::new(body)), _exchange: exchange }
+impl RelayReplyBody {
+    fn from_engine(body: RelayBody<RelayMetricsObserver>, exchange: RelayExchangeGuard) -> Self {
+        Self { content: RelayReplyContent::Engine(Box::new(body)), _exchange: exchange }
     }
 }
 
-impl Body for Reply {
+impl Body for RelayReplyBody {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = RelayBodyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, RelayBodyError>>> {
         match &mut self.content {
-            Content::Text(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
-            Content::Engine(body) => Pin::new(&mut **body).poll_frame(cx),
+            RelayReplyContent::Text(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
+            RelayReplyContent::Engine(body) => Pin::new(&mut **body).poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.content {
-            Content::Text(text) => text.is_none(),
-            Content::Engine(body) => body.is_end_stream(),
+            RelayReplyContent::Text(text) => text.is_none(),
+            RelayReplyContent::Engine(body) => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.content {
-            Content::Text(text) => SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64)),
-            Content::Engine(body) => body.size_hint(),
+            RelayReplyContent::Text(text) => {
+                SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64))
+            }
+            RelayReplyContent::Engine(body) => body.size_hint(),
         }
     }
 }
 
-impl Answer for Reply {
-    fn is_relayed(&self) -> bool {
-        matches!(self.content, Content::Engine(_))
+impl ScratchBody for RelayReplyBody {
+    fn uses_scratch(&self) -> bool {
+        matches!(self.content, RelayReplyContent::Engine(_))
     }
 
-    fn poll_piece(
+    fn poll_frame_into(
         &mut self,
         memory: Option<&mut [u8]>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Piece, Broken>>> {
+    ) -> Poll<Option<Result<ScratchFrame, RelayBodyError>>> {
         match &mut self.content {
-            Content::Text(text) => Poll::Ready(text.take().map(|text| Ok(Piece::Own(text)))),
-            Content::Engine(body) => Answer::poll_piece(&mut **body, memory, cx),
+            RelayReplyContent::Text(text) => {
+                Poll::Ready(text.take().map(|text| Ok(ScratchFrame::Owned(text))))
+            }
+            RelayReplyContent::Engine(body) => ScratchBody::poll_frame_into(&mut **body, memory, cx),
         }
     }
 }

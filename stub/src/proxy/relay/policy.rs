@@ -7,89 +7,91 @@
 //! at its requester.
 
 use http::{Method, Uri};
-use rouse::{
-    adapter::{
-        Kind,
-        paths::{self, MANAGEMENT, READ},
-    },
-    fault::Fault,
+use rouse::fault::Fault;
+use rouse_net::adapter::{
+    EngineKind,
+    paths::{self, MANAGEMENT_SEGMENTS, READ_METHODS},
 };
 
 /// Longest path that is repeated in an answer, in characters.
-const REPEATED: usize = 256;
+const MAX_ECHOED_CHARS: usize = 256;
 
 /// # Errors
 /// It does not pass; with the methods that would, where there are any.
-pub(super) fn check(kind: Kind, method: &Method, uri: &Uri) -> Result<(), (Fault, Option<&'static str>)> {
+pub(super) fn check(
+    kind: EngineKind,
+    method: &Method,
+    uri: &Uri,
+) -> Result<(), (Fault, Option<&'static str>)> {
     let path = uri.path();
     // They are for the connection and not for what is behind it, also for a server that does not look at their case.
     if [Method::CONNECT, Method::TRACE].iter().any(|it| method.as_str().eq_ignore_ascii_case(it.as_str())) {
-        return Err((unknown(method, path), None));
+        return Err((route_not_found(method, path), None));
     }
     let methods = match (path, kind) {
-        ("/metrics", _) => Some(READ),
-        (_, Kind::Custom) => {
-            return if is_harmless(path) { Ok(()) } else { Err((unknown(method, path), None)) };
+        ("/metrics", _) => Some(READ_METHODS),
+        (_, EngineKind::Custom) => {
+            return if is_safe_path(path) { Ok(()) } else { Err((route_not_found(method, path), None)) };
         }
-        _ => paths::methods(kind, path),
+        _ => paths::allowed_methods(kind, path),
     };
     match methods {
-        None => Err((unknown(method, path), None)),
+        None => Err((route_not_found(method, path), None)),
         Some(methods) if methods.contains(method) => Ok(()),
         Some(methods) => {
-            let allow = if methods == READ { "GET, HEAD" } else { "POST" };
-            Err((Fault::MethodNotAllowed { method: method.to_string(), path: cut(path) }, Some(allow)))
+            let allow = if methods == READ_METHODS { "GET, HEAD" } else { "POST" };
+            Err((Fault::MethodNotAllowed { method: method.to_string(), path: echoed(path) }, Some(allow)))
         }
     }
 }
 
 /// No router reads it as the path of something that steers an engine.
-fn is_harmless(path: &str) -> bool {
+fn is_safe_path(path: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.~:@".contains(&byte);
     let Some(rest) = path.strip_prefix('/') else { return false };
-    path.bytes().all(plain) && (rest.is_empty() || rest.split('/').all(is_harmless_segment))
+    path.bytes().all(plain) && (rest.is_empty() || rest.split('/').all(is_safe_segment))
 }
 
-fn is_harmless_segment(segment: &str) -> bool {
+fn is_safe_segment(segment: &str) -> bool {
     // `sleep.json` and `sleep:now` are the same to some.
     let words = segment.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '-'));
-    let steers = |word: &str| MANAGEMENT.iter().any(|name| name.eq_ignore_ascii_case(word));
+    let steers = |word: &str| MANAGEMENT_SEGMENTS.iter().any(|name| name.eq_ignore_ascii_case(word));
     !matches!(segment, "" | "." | "..") && !words.into_iter().any(steers)
 }
 
-fn unknown(method: &Method, path: &str) -> Fault {
-    Fault::RouteNotFound { method: cut(method.as_str()), path: cut(path), meant: None }
+fn route_not_found(method: &Method, path: &str) -> Fault {
+    Fault::RouteNotFound { method: echoed(method.as_str()), path: echoed(path), suggested_path: None }
 }
 
-fn cut(text: &str) -> String {
-    text.chars().take(REPEATED).flat_map(char::escape_default).collect()
+fn echoed(text: &str) -> String {
+    text.chars().take(MAX_ECHOED_CHARS).flat_map(char::escape_default).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn passes(kind: Kind, method: &Method, path: &str) -> bool {
+    fn passes(kind: EngineKind, method: &Method, path: &str) -> bool {
         path.parse().is_ok_and(|uri| check(kind, method, &uri).is_ok())
     }
 
     #[test]
     fn what_a_kind_opens_passes_with_its_methods() {
-        for kind in [Kind::Vllm, Kind::Sglang, Kind::LlamaCpp, Kind::Custom] {
+        for kind in [EngineKind::Vllm, EngineKind::Sglang, EngineKind::LlamaCpp, EngineKind::Custom] {
             assert!(passes(kind, &Method::POST, "/v1/chat/completions?x=/sleep"), "{kind:?}");
             assert!(passes(kind, &Method::GET, "/v1/models"));
             assert!(passes(kind, &Method::GET, "/metrics") && passes(kind, &Method::HEAD, "/metrics"));
             assert!(!passes(kind, &Method::POST, "/metrics"));
         }
-        assert!(!passes(Kind::Vllm, &Method::GET, "/v1/chat/completions"));
-        assert!(!passes(Kind::Vllm, &Method::POST, "/v2/models/x/infer"));
-        assert!(passes(Kind::Custom, &Method::POST, "/v2/models/x/infer"));
-        assert!(passes(Kind::Custom, &Method::GET, "/"));
+        assert!(!passes(EngineKind::Vllm, &Method::GET, "/v1/chat/completions"));
+        assert!(!passes(EngineKind::Vllm, &Method::POST, "/v2/models/x/infer"));
+        assert!(passes(EngineKind::Custom, &Method::POST, "/v2/models/x/infer"));
+        assert!(passes(EngineKind::Custom, &Method::GET, "/"));
     }
 
     #[test]
     fn what_is_for_the_connection_or_for_a_server_as_a_whole_does_not_pass() {
-        for kind in [Kind::Vllm, Kind::Sglang, Kind::LlamaCpp, Kind::Custom] {
+        for kind in [EngineKind::Vllm, EngineKind::Sglang, EngineKind::LlamaCpp, EngineKind::Custom] {
             for name in ["CONNECT", "TRACE", "connect", "Trace"] {
                 let method = Method::from_bytes(name.as_bytes()).unwrap();
                 for path in ["/", "/v1/models", "/v1/chat/completions", "/metrics", "*", "localhost:443"] {
@@ -101,13 +103,13 @@ mod tests {
             }
         }
         // Which of its paths a browser may ask is an engine's own affair, where its paths are.
-        assert!(passes(Kind::Custom, &Method::OPTIONS, "/v1/models"));
+        assert!(passes(EngineKind::Custom, &Method::OPTIONS, "/v1/models"));
     }
 
     #[test]
     fn what_steers_an_engine_passes_in_no_spelling() {
         let escape = |name: &str| name.bytes().map(|byte| format!("%{byte:02x}")).collect::<String>();
-        for name in MANAGEMENT.iter().filter(|name| **name != "metrics") {
+        for name in MANAGEMENT_SEGMENTS.iter().filter(|name| **name != "metrics") {
             let upper = name.to_uppercase();
             let (initial, rest) = name.split_at(1);
             let first = escape(initial) + rest;
@@ -140,7 +142,7 @@ mod tests {
                 format!("/{}", escape(name)),
             ]);
             paths.push(format!("http://localhost/{name}"));
-            for kind in [Kind::Vllm, Kind::Sglang, Kind::LlamaCpp, Kind::Custom] {
+            for kind in [EngineKind::Vllm, EngineKind::Sglang, EngineKind::LlamaCpp, EngineKind::Custom] {
                 for method in [Method::GET, Method::POST] {
                     for path in &paths {
                         assert!(!passes(kind, &method, path), "{kind:?} {method} {path}");

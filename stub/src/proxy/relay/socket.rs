@@ -11,150 +11,150 @@ use std::{
     task::{Context, Poll, Waker, ready},
 };
 
-use rouse::client::{Ahead, Peer, Wire};
+use rouse_net::downstream::{DownstreamIo, ReadAhead, StallTrackingTcp};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
     time::Instant,
 };
 
-use crate::proxy::gate::Life;
+use crate::proxy::gate::GateGeneration;
 
-pub(super) struct Socket {
-    wire: RefCell<Wire>,
-    ahead: Ahead,
+pub(super) struct RelaySocket {
+    stream: RefCell<StallTrackingTcp>,
+    read_ahead: ReadAhead,
     /// Whose lease its present request holds.
-    life: RefCell<Option<Arc<Life>>>,
-    exchanges: Cell<u32>,
+    gate_generation: RefCell<Option<Arc<GateGeneration>>>,
+    open_exchanges: Cell<u32>,
     /// Not all of its present request was read.
-    unread: Cell<bool>,
-    closes: Cell<bool>,
-    task: RefCell<Option<Waker>>,
+    body_unread: Cell<bool>,
+    closing: Cell<bool>,
+    waker: RefCell<Option<Waker>>,
 }
 
 /// What hyper has of it.
-pub(super) struct Io(Rc<Socket>);
+pub(super) struct RelayIo(Rc<RelaySocket>);
 
 /// From the beginning of a request until its answer is gone.
-pub(super) struct InExchange(Rc<Socket>);
+pub(super) struct RelayExchangeGuard(Rc<RelaySocket>);
 
-impl Socket {
+impl RelaySocket {
     pub(super) fn new(stream: TcpStream) -> Rc<Self> {
         Rc::new(Self {
-            wire: RefCell::new(Wire::new(stream)),
-            ahead: Ahead::default(),
-            life: RefCell::default(),
-            exchanges: Cell::new(0),
-            unread: Cell::new(false),
-            closes: Cell::new(false),
-            task: RefCell::default(),
+            stream: RefCell::new(StallTrackingTcp::new(stream)),
+            read_ahead: ReadAhead::default(),
+            gate_generation: RefCell::default(),
+            open_exchanges: Cell::new(0),
+            body_unread: Cell::new(false),
+            closing: Cell::new(false),
+            waker: RefCell::default(),
         })
     }
 
-    pub(super) fn io(self: &Rc<Self>) -> Io {
-        Io(Rc::clone(self))
+    pub(super) fn io(self: &Rc<Self>) -> RelayIo {
+        RelayIo(Rc::clone(self))
     }
 
-    pub(super) fn begin(self: &Rc<Self>) -> InExchange {
-        self.exchanges.set(self.exchanges.get() + 1);
-        InExchange(Rc::clone(self))
+    pub(super) fn begin_exchange(self: &Rc<Self>) -> RelayExchangeGuard {
+        self.open_exchanges.set(self.open_exchanges.get() + 1);
+        RelayExchangeGuard(Rc::clone(self))
     }
 
     pub(super) fn before_poll(&self) {
-        self.ahead.before_poll();
+        self.read_ahead.before_poll();
     }
 
     /// To be called after hyper was polled: true when the client left during an exchange.
-    pub(super) fn poll_left(&self, cx: &mut Context<'_>) -> bool {
-        self.exchanges.get() > 0 && self.ahead.poll_left(&self.wire, cx)
+    pub(super) fn poll_client_left(&self, cx: &mut Context<'_>) -> bool {
+        self.open_exchanges.get() > 0 && self.read_ahead.detect_disconnect(&self.stream, cx)
     }
 
     /// Since when the client has taken none of the bytes that are ready for it.
-    pub(super) fn blocked(&self) -> Option<Instant> {
-        self.wire.borrow().blocked()
+    pub(super) fn blocked_since(&self) -> Option<Instant> {
+        self.stream.borrow().blocked_since()
     }
 
     /// The gate behind which its request is.
-    pub(super) fn life(&self) -> Option<Arc<Life>> {
-        self.life.borrow().clone()
+    pub(super) fn gate_generation(&self) -> Option<Arc<GateGeneration>> {
+        self.gate_generation.borrow().clone()
     }
 
     /// To be said of each request before its body is read, and once more at the body's end.
-    pub(super) fn set_unread(&self, unread: bool) {
-        self.unread.set(unread);
+    pub(super) fn set_body_unread(&self, unread: bool) {
+        self.body_unread.set(unread);
     }
 
     /// The client may still be sending its present request, or the last one when it was answered before it was read.
-    pub(super) fn is_unread(&self) -> bool {
-        self.unread.get()
+    pub(super) fn is_body_unread(&self) -> bool {
+        self.body_unread.get()
     }
 
     /// Its connection is to end behind its present request.
     pub(super) fn close(&self) {
-        self.closes.set(true);
-        if let Some(task) = &*self.task.borrow() {
+        self.closing.set(true);
+        if let Some(task) = &*self.waker.borrow() {
             task.wake_by_ref();
         }
     }
 
     /// Whether [`Self::close`] was called; when it is, this task wakes.
-    pub(super) fn closes(&self, cx: &Context<'_>) -> bool {
-        let mut task = self.task.borrow_mut();
+    pub(super) fn is_closing(&self, cx: &Context<'_>) -> bool {
+        let mut task = self.waker.borrow_mut();
         if !task.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
             *task = Some(cx.waker().clone());
         }
-        self.closes.get()
+        self.closing.get()
     }
 
     pub(super) async fn shutdown(&self) -> io::Result<()> {
-        poll_fn(|cx| Pin::new(&mut *self.wire.borrow_mut()).poll_shutdown(cx)).await
+        poll_fn(|cx| Pin::new(&mut *self.stream.borrow_mut()).poll_shutdown(cx)).await
     }
 
     /// Reads some bytes and forgets them; false at the end.
     pub(super) async fn discard(&self) -> io::Result<bool> {
-        poll_fn(|cx| self.ahead.poll_discard(&self.wire, cx)).await
+        poll_fn(|cx| self.read_ahead.poll_discard(&self.stream, cx)).await
     }
 }
 
-impl InExchange {
-    pub(super) fn holds(&self, life: &Arc<Life>) {
-        *self.0.life.borrow_mut() = Some(Arc::clone(life));
+impl RelayExchangeGuard {
+    pub(super) fn set_generation(&self, life: &Arc<GateGeneration>) {
+        *self.0.gate_generation.borrow_mut() = Some(Arc::clone(life));
     }
 }
 
-impl Drop for InExchange {
+impl Drop for RelayExchangeGuard {
     fn drop(&mut self) {
-        self.0.exchanges.set(self.0.exchanges.get() - 1);
-        *self.0.life.borrow_mut() = None;
+        self.0.open_exchanges.set(self.0.open_exchanges.get() - 1);
+        *self.0.gate_generation.borrow_mut() = None;
     }
 }
 
-impl Peer for Socket {
+impl DownstreamIo for RelaySocket {
     fn poll_write(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut *self.wire.borrow_mut()).poll_write(cx, bytes)
+        Pin::new(&mut *self.stream.borrow_mut()).poll_write(cx, bytes)
     }
 
     fn poll_flush(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.wire.borrow_mut()).poll_flush(cx)
+        Pin::new(&mut *self.stream.borrow_mut()).poll_flush(cx)
     }
 
     fn unread(&self, bytes: &[u8]) {
-        self.ahead.unread(bytes);
+        self.read_ahead.unread(bytes);
     }
 
-    fn is_blocked(&self) -> bool {
-        self.blocked().is_some()
+    fn is_write_blocked(&self) -> bool {
+        self.blocked_since().is_some()
     }
 }
 
-impl AsyncRead for Io {
+impl AsyncRead for RelayIo {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        ready!(self.0.ahead.poll_read(&self.0.wire, cx, buf))?;
+        ready!(self.0.read_ahead.poll_read(&self.0.stream, cx, buf))?;
         Poll::Ready(Ok(()))
     }
 }
 
-impl AsyncWrite for Io {
+impl AsyncWrite for RelayIo {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.0.poll_write(cx, bytes)
     }
@@ -164,6 +164,6 @@ impl AsyncWrite for Io {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.0.wire.borrow_mut()).poll_shutdown(cx)
+        Pin::new(&mut *self.0.stream.borrow_mut()).poll_shutdown(cx)
     }
 }

@@ -16,12 +16,12 @@ use super::*;
 
 /// What was written, and how much of each write is taken.
 #[derive(Clone, Default)]
-struct Out {
+struct CapturedOutput {
     written: Arc<Lock<Vec<u8>>>,
     most: Option<usize>,
 }
 
-impl Write for Out {
+impl Write for CapturedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let taken = bytes.len().min(self.most.unwrap_or(usize::MAX));
         self.written.lock().unwrap().extend(&bytes[..taken]);
@@ -33,13 +33,13 @@ impl Write for Out {
     }
 }
 
-impl Out {
+impl CapturedOutput {
     fn text(&self) -> String {
         String::from_utf8(self.written.lock().unwrap().clone()).unwrap()
     }
 }
 
-async fn post(log: &Log, query: &str, body: impl Into<Body>) -> (u16, String) {
+async fn post(log: &ContainerLog, query: &str, body: impl Into<Body>) -> (u16, String) {
     let request = Request::post(format!("{PATH}{query}")).body(body.into()).unwrap();
     let response = routes(log.clone()).call(request).await.unwrap();
     let status = response.status().as_u16();
@@ -51,8 +51,8 @@ async fn post(log: &Log, query: &str, body: impl Into<Body>) -> (u16, String) {
 
 #[tokio::test]
 async fn pieces_are_appended_and_what_overlaps_is_left_out() {
-    let out = Out::default();
-    let log = Log::new(out.clone());
+    let out = CapturedOutput::default();
+    let log = ContainerLog::new(out.clone());
     for (start, piece, status, whole) in [
         (0, "", 200, ""),
         (0, "one ", 200, "one "),
@@ -74,8 +74,8 @@ async fn pieces_are_appended_and_what_overlaps_is_left_out() {
 
 #[tokio::test]
 async fn a_start_that_is_missing_or_none_is_refused_with_the_reason() {
-    let out = Out::default();
-    let log = Log::new(out.clone());
+    let out = CapturedOutput::default();
+    let log = ContainerLog::new(out.clone());
     for (query, why) in [
         ("", "startPos is missing"),
         ("?", "startPos is missing"),
@@ -100,8 +100,8 @@ async fn a_start_that_is_missing_or_none_is_refused_with_the_reason() {
 
 #[tokio::test]
 async fn an_output_that_takes_little_at_a_time_gets_all_of_it() {
-    let out = Out { most: Some(3), ..Out::default() };
-    let log = Log::new(out.clone());
+    let out = CapturedOutput { most: Some(3), ..CapturedOutput::default() };
+    let log = ContainerLog::new(out.clone());
     assert_eq!(post(&log, "?startPos=0", "0123456789").await.0, 200);
     assert_eq!(post(&log, "?startPos=8", "89abcde").await.0, 200);
     assert_eq!(out.text(), "0123456789abcde");
@@ -109,8 +109,8 @@ async fn an_output_that_takes_little_at_a_time_gets_all_of_it() {
 
 #[tokio::test]
 async fn an_output_that_fails_is_500_and_what_it_took_is_counted() {
-    struct Full(usize);
-    impl Write for Full {
+    struct FailingOutput(usize);
+    impl Write for FailingOutput {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             let taken = bytes.len().min(self.0);
             self.0 -= taken;
@@ -121,7 +121,7 @@ async fn an_output_that_fails_is_500_and_what_it_took_is_counted() {
             Ok(())
         }
     }
-    let log = Log::new(Full(4));
+    let log = ContainerLog::new(FailingOutput(4));
     let (status, text) = post(&log, "?startPos=0", "0123456789").await;
     assert_eq!(status, 500);
     assert!(text.starts_with("writing the log failed; it ends at 4: "), "{text}");
@@ -130,8 +130,8 @@ async fn an_output_that_fails_is_500_and_what_it_took_is_counted() {
 
 #[tokio::test]
 async fn many_who_send_the_same_log_at_once_make_it_once() {
-    let out = Out { most: Some(7), ..Out::default() };
-    let log = Log::new(out.clone());
+    let out = CapturedOutput { most: Some(7), ..CapturedOutput::default() };
+    let log = ContainerLog::new(out.clone());
     let whole: String = (0..20_000).map(|line| format!("line {line}\n")).collect();
     let senders: Vec<_> = (0..8)
         .map(|sender| {
@@ -143,7 +143,7 @@ async fn many_who_send_the_same_log_at_once_make_it_once() {
                         frames.send(Bytes::copy_from_slice(chunk)).await.unwrap();
                     }
                 });
-                let answer = post(&log, "?startPos=0", Body::new(Frames(body))).await;
+                let answer = post(&log, "?startPos=0", Body::new(ChannelFrames(body))).await;
                 sending.await.unwrap();
                 answer
             })
@@ -156,9 +156,9 @@ async fn many_who_send_the_same_log_at_once_make_it_once() {
 }
 
 /// A body of the frames that are sent.
-struct Frames(mpsc::Receiver<Bytes>);
+struct ChannelFrames(mpsc::Receiver<Bytes>);
 
-impl http_body::Body for Frames {
+impl http_body::Body for ChannelFrames {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -173,8 +173,8 @@ impl http_body::Body for Frames {
 #[tokio::test]
 async fn a_caller_who_leaves_while_the_output_is_stuck_lets_nobody_in_between() {
     /// Takes nothing until it is told.
-    struct Stuck(Receiver<()>, Out);
-    impl Write for Stuck {
+    struct BlockingOutput(Receiver<()>, CapturedOutput);
+    impl Write for BlockingOutput {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.recv().map_err(io::Error::other)?;
             self.1.write(bytes)
@@ -185,13 +185,13 @@ async fn a_caller_who_leaves_while_the_output_is_stuck_lets_nobody_in_between() 
         }
     }
     let (go, wait) = channel();
-    let out = Out::default();
-    let log = Log::new(Stuck(wait, out.clone()));
+    let out = CapturedOutput::default();
+    let log = ContainerLog::new(BlockingOutput(wait, out.clone()));
     let leaving = {
         let log = log.clone();
         tokio::spawn(async move { post(&log, "?startPos=0", "first ").await })
     };
-    while log.out.try_lock().is_ok() {
+    while log.output.try_lock().is_ok() {
         tokio::task::yield_now().await;
     }
     leaving.abort();

@@ -8,14 +8,14 @@ use std::{
 };
 
 #[derive(Clone)]
-pub(crate) struct Client {
+pub(crate) struct StubTestClient {
     pub(crate) address: SocketAddr,
     headers: String,
 }
 
 /// One answer, whole.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Answer {
+pub(crate) struct StubTestResponse {
     pub(crate) status: u16,
     /// Names in lower case.
     pub(crate) headers: BTreeMap<String, String>,
@@ -26,12 +26,12 @@ pub(crate) struct Answer {
 }
 
 /// An exchange that is looked at while it runs.
-pub(crate) struct Open {
+pub(crate) struct StubTestExchange {
     stream: TcpStream,
     pub(crate) seen: Vec<u8>,
 }
 
-impl Client {
+impl StubTestClient {
     pub(crate) const fn new(address: SocketAddr) -> Self {
         Self { address, headers: String::new() }
     }
@@ -43,15 +43,15 @@ impl Client {
         self
     }
 
-    pub(crate) fn get(&self, path: &str) -> Answer {
+    pub(crate) fn get(&self, path: &str) -> StubTestResponse {
         self.send("GET", path, "")
     }
 
-    pub(crate) fn post(&self, path: &str, body: &str) -> Answer {
+    pub(crate) fn post(&self, path: &str, body: &str) -> StubTestResponse {
         self.send("POST", path, body)
     }
 
-    pub(crate) fn send(&self, method: &str, path: &str, body: &str) -> Answer {
+    pub(crate) fn send(&self, method: &str, path: &str, body: &str) -> StubTestResponse {
         self.open(self.request(method, path, "Connection: close\r\n", body)).rest()
     }
 
@@ -63,7 +63,7 @@ impl Client {
     }
 
     /// A stream of so many tokens, of which the head and the first event are there.
-    pub(crate) fn stream(&self, tokens: u64) -> Open {
+    pub(crate) fn stream(&self, tokens: u64) -> StubTestExchange {
         let asked = self.request("POST", "/v1/chat/completions", "Connection: close\r\n", &chat(tokens));
         let mut open = self.open(asked);
         open.until("data: ");
@@ -71,11 +71,11 @@ impl Client {
     }
 
     /// Writes these bytes on a connection of their own and reads nothing yet.
-    pub(crate) fn open(&self, bytes: impl AsRef<[u8]>) -> Open {
+    pub(crate) fn open(&self, bytes: impl AsRef<[u8]>) -> StubTestExchange {
         let stream = TcpStream::connect(self.address).unwrap();
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let mut open = Open { stream, seen: Vec::new() };
+        let mut open = StubTestExchange { stream, seen: Vec::new() };
         open.try_write(bytes);
         open
     }
@@ -87,7 +87,7 @@ pub(crate) fn chat(tokens: u64) -> String {
     format!(r#"{{"model":"m","stream":true,"max_tokens":{tokens},"messages":{messages}}}"#)
 }
 
-impl Open {
+impl StubTestExchange {
     /// False once the other side takes no more.
     pub(crate) fn try_write(&mut self, bytes: impl AsRef<[u8]>) -> bool {
         self.stream.write_all(bytes.as_ref()).is_ok()
@@ -108,9 +108,9 @@ impl Open {
     }
 
     /// Reads to the connection's end.
-    pub(crate) fn rest(mut self) -> Answer {
+    pub(crate) fn rest(mut self) -> StubTestResponse {
         while self.more() {}
-        Answer::parse(&self.seen).unwrap_or_else(|| panic!("no answer: {:?}", self.text()))
+        StubTestResponse::parse(&self.seen).unwrap_or_else(|| panic!("no answer: {:?}", self.text()))
     }
 
     /// Reads to the connection's end; what came.
@@ -152,7 +152,7 @@ impl Open {
     }
 }
 
-impl Answer {
+impl StubTestResponse {
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         let mut space = [httparse::EMPTY_HEADER; 64];
         let mut head = httparse::Response::new(&mut space);

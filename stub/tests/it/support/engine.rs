@@ -14,39 +14,39 @@ use std::{
 use clap::Parser;
 use tokio::time::Instant;
 
-use super::{Client, turns::Thread};
+use super::{StubTestClient, run_queue_meter::ProcThread};
 
-const FLAGS: &str = "ROUSE_TEST_ENGINE";
+const ENGINE_FLAGS_ENV: &str = "ROUSE_TEST_ENGINE";
 
 #[derive(Parser)]
-struct Cli {
+struct EngineProcessCli {
     #[command(flatten)]
-    args: engine_sim::Args,
+    args: engine_sim::EngineSimArgs,
 }
 
 /// No test: the engine's own process.
 #[test]
 #[ignore = "started by other tests"]
 fn engine() {
-    let Ok(flags) = std::env::var(FLAGS) else { return };
-    let args = Cli::parse_from(std::iter::once("engine").chain(flags.split_whitespace())).args;
+    let Ok(flags) = std::env::var(ENGINE_FLAGS_ENV) else { return };
+    let args = EngineProcessCli::parse_from(std::iter::once("engine").chain(flags.split_whitespace())).args;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     assert_eq!(runtime.block_on(engine_sim::run(args)).unwrap(), ExitCode::SUCCESS);
 }
 
 /// A running engine-sim; killed by its own pid when dropped.
-pub(crate) struct Sim {
+pub(crate) struct SimEngineProcess {
     child: Child,
     pub(crate) address: SocketAddr,
 }
 
-pub(crate) fn sim(flags: &str) -> Sim {
+pub(crate) fn sim(flags: &str) -> SimEngineProcess {
     let usual = "--port 0 --model m --start-time 10ms --profile-time 0 --enable-sleep-mode --keep-alive 0";
     let flags =
         if flags.contains("--fast") { format!("--port 0 {flags}") } else { format!("{usual} {flags}") };
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["support::engine::engine", "--exact", "--ignored", "--nocapture"])
-        .env(FLAGS, flags)
+        .env(ENGINE_FLAGS_ENV, flags)
         .env("VLLM_SERVER_DEV_MODE", "1")
         .env_remove("CUDA_VISIBLE_DEVICES")
         .stdout(Stdio::piped())
@@ -56,12 +56,12 @@ pub(crate) fn sim(flags: &str) -> Sim {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
     let address = lines.find_map(|line| line.split("listening on ").nth(1)?.trim().parse().ok());
     std::thread::spawn(move || lines.for_each(drop));
-    Sim { child, address: address.expect("the engine listens") }
+    SimEngineProcess { child, address: address.expect("the engine listens") }
 }
 
-impl Sim {
-    pub(crate) fn client(&self) -> Client {
-        Client::new(self.address)
+impl SimEngineProcess {
+    pub(crate) fn client(&self) -> StubTestClient {
+        StubTestClient::new(self.address)
     }
 
     pub(crate) fn counter(&self, name: &str) -> u64 {
@@ -69,7 +69,7 @@ impl Sim {
     }
 }
 
-impl Drop for Sim {
+impl Drop for SimEngineProcess {
     fn drop(&mut self) {
         self.child.kill().ok();
         self.child.wait().ok();
@@ -86,7 +86,7 @@ pub(crate) fn scripted(script: impl Fn(TcpStream, Vec<u8>) + Send + Sync + Clone
             std::thread::spawn(move || {
                 let mut came = Vec::new();
                 let mut buffer = [0; 16 << 10];
-                while head_of(&came).is_none() {
+                while head_length(&came).is_none() {
                     match stream.read(&mut buffer) {
                         Ok(read @ 1..) => came.extend_from_slice(buffer.get(..read).unwrap()),
                         _ => return,
@@ -100,14 +100,14 @@ pub(crate) fn scripted(script: impl Fn(TcpStream, Vec<u8>) + Send + Sync + Clone
 }
 
 /// The length of the head, once all of it has come.
-pub(crate) fn head_of(came: &[u8]) -> Option<usize> {
+pub(crate) fn head_length(came: &[u8]) -> Option<usize> {
     Some(came.windows(4).position(|window| window == b"\r\n\r\n")? + 4)
 }
 
 /// An engine that answers a request with the request, as it came: head and body.
 pub(crate) fn echo() -> SocketAddr {
     scripted(|mut stream, mut came| {
-        let head = head_of(&came).unwrap();
+        let head = head_length(&came).unwrap();
         let text = String::from_utf8_lossy(came.get(..head).unwrap()).to_lowercase();
         let length = text.lines().find_map(|line| line.strip_prefix("content-length:"));
         let whole = length.map(|length| head + length.trim().parse::<usize>().unwrap());
@@ -125,21 +125,21 @@ pub(crate) fn echo() -> SocketAddr {
 }
 
 /// Answers each readiness probe with the status that is set, until the test ends.
-pub(crate) struct Probed {
+pub(crate) struct ProbedHttpServer {
     pub(crate) address: SocketAddr,
-    pub(crate) thread: Thread,
+    pub(crate) thread: ProcThread,
     status: Arc<AtomicU16>,
-    given: Arc<Mutex<Given>>,
+    answers: Arc<Mutex<ProbeAnswers>>,
 }
 
 /// The answers that it gave.
 #[derive(Default)]
-struct Given {
+struct ProbeAnswers {
     bad: u32,
     first_good: Option<Instant>,
 }
 
-impl Probed {
+impl ProbedHttpServer {
     pub(crate) fn start(status: u16) -> Self {
         Self::on(TcpListener::bind("127.0.0.1:0").unwrap(), status)
     }
@@ -147,11 +147,11 @@ impl Probed {
     pub(crate) fn on(listener: TcpListener, status: u16) -> Self {
         let address = listener.local_addr().unwrap();
         let status = Arc::new(AtomicU16::new(status));
-        let given = Arc::<Mutex<Given>>::default();
+        let given = Arc::<Mutex<ProbeAnswers>>::default();
         let (answers, noted) = (Arc::clone(&status), Arc::clone(&given));
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            tell.send(Thread::this()).unwrap();
+            tell.send(ProcThread::current()).unwrap();
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
                 let status = answers.load(Ordering::SeqCst);
@@ -161,7 +161,7 @@ impl Probed {
                 _ = write!(stream, "HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n");
             }
         });
-        Self { address, thread: told.recv().unwrap(), status, given }
+        Self { address, thread: told.recv().unwrap(), status, answers: given }
     }
 
     pub(crate) fn set(&self, status: u16) {
@@ -174,16 +174,16 @@ impl Probed {
 
     /// When it gave its first good answer.
     pub(crate) fn first_good(&self) -> Option<Instant> {
-        self.given.lock().unwrap().first_good
+        self.answers.lock().unwrap().first_good
     }
 
     /// How many bad answers it has given.
     pub(crate) fn bad(&self) -> u32 {
-        self.given.lock().unwrap().bad
+        self.answers.lock().unwrap().bad
     }
 }
 
-impl Given {
+impl ProbeAnswers {
     fn note(&mut self, good: bool) {
         if good {
             self.first_good.get_or_insert_with(Instant::now);

@@ -1,5 +1,5 @@
 //! A library that answers as NVIDIA's does, about accelerators that a file describes, one a line: its UUID, that of
-//! the accelerator it is a part of (or `-`), and the MiB in use; or instead of these `lost`, or `hang`.
+//! the accelerator it is a part of (or `-`), and the MiB in use; or instead of these `lost`, or `hung_error`.
 
 use std::{
     io::Write as _,
@@ -12,15 +12,15 @@ use tempfile::TempDir;
 const SOURCE: &str = include_str!("nvml.c");
 
 /// Lies in a folder of its own, and goes with this.
-pub(crate) struct Fake {
+pub(crate) struct FakeNvmlLibrary {
     dir: TempDir,
 }
 
-impl Fake {
+impl FakeNvmlLibrary {
     pub(crate) fn new(lines: &[&str]) -> Self {
         let fake = Self { dir: tempfile::tempdir().unwrap() };
         compile(&fake.dir.path().join("libnvidia-ml.so.1"));
-        fake.set(lines);
+        fake.set_accelerators(lines);
         fake
     }
 
@@ -34,7 +34,7 @@ impl Fake {
     }
 
     /// Whoever hangs goes on, when it is not told to any more.
-    pub(crate) fn set(&self, lines: &[&str]) {
+    pub(crate) fn set_accelerators(&self, lines: &[&str]) {
         let new = self.file().with_extension("new");
         std::fs::write(&new, lines.join("\n") + "\n").unwrap();
         std::fs::rename(new, self.file()).unwrap();

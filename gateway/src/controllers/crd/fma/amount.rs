@@ -2,11 +2,11 @@
 
 use rouse::units::Bytes;
 
-const ONE: i128 = 1_000_000_000;
+const NANOS_PER_UNIT: i128 = 1_000_000_000;
 
 /// Parses a quantity of memory, rounded down to whole bytes. `None`: it is negative, too large, or no quantity.
 pub(crate) fn bytes(text: &str) -> Option<Bytes> {
-    u64::try_from(amount(text)? / ONE).ok().map(Bytes)
+    u64::try_from(amount(text)? / NANOS_PER_UNIT).ok().map(Bytes)
 }
 
 /// In thousand-millionths, which is as fine as they get. None: it is no quantity, or one beyond all resources.
@@ -22,7 +22,7 @@ pub(super) fn amount(text: &str) -> Option<i128> {
 
 fn of_unit(unit: &str) -> Option<i128> {
     let decimal = |power: i32| u32::try_from(9 + power).ok().and_then(|power| 10_i128.checked_pow(power));
-    let binary = |power: u32| Some(ONE << (10 * power));
+    let binary = |power: u32| Some(NANOS_PER_UNIT << (10 * power));
     match unit {
         "n" => decimal(-9),
         "u" => decimal(-6),

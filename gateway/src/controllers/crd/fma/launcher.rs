@@ -7,8 +7,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    super::template::{self, Template},
-    Status,
+    super::template::{self, PodTemplateJson},
+    FmaStatus,
 };
 use crate::controllers::workload::merge;
 
@@ -23,7 +23,7 @@ pub const CONTAINER: &str = "inference-server";
     kind = "LauncherConfig",
     namespaced,
     shortname = "lcfg",
-    status = "Status",
+    status = "FmaStatus",
     derive = "PartialEq",
     doc = "The Pod that launchers are made from, and what one may hold."
 )]
@@ -47,7 +47,7 @@ pub struct PodTemplate {
     /// The Pod's spec. Every field is passed on as it is.
     #[serde(default)]
     #[schemars(schema_with = "template::pods")]
-    pub spec: Template,
+    pub spec: PodTemplateJson,
 }
 
 /// What a launcher's Pod is labelled with.

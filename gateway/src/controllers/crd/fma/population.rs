@@ -12,7 +12,7 @@ use kube::{
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use super::{super::scalar::Quantity, Status, amount::amount};
+use super::{super::scalar::Quantity, FmaStatus, amount::amount};
 
 /// Launchers for a kind of node.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,7 +22,7 @@ use super::{super::scalar::Quantity, Status, amount::amount};
     kind = "LauncherPopulationPolicy",
     namespaced,
     shortname = "lpp",
-    status = "Status",
+    status = "FmaStatus",
     derive = "PartialEq",
     doc = "How many launchers the nodes of a kind have at least, whether somebody asks for one or not."
 )]
@@ -45,12 +45,12 @@ pub struct EnhancedNodeSelector {
     pub label_selector: LabelSelector,
     /// What the node has to give, by the name of the resource. A node that does not have it is not chosen.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub allocatable_resources: BTreeMap<String, Range>,
+    pub allocatable_resources: BTreeMap<String, ResourceRange>,
 }
 
 /// Bounds that a quantity is within; both are inclusive.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Range {
+pub struct ResourceRange {
     /// The least; any, when it is absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_amount")]
@@ -117,19 +117,19 @@ impl EnhancedNodeSelector {
     /// Whether a node with these labels, which has so much to give, is one of those that are meant. None is, by a selector that
     /// cannot be understood.
     #[must_use]
-    pub fn chooses(&self, labels: &BTreeMap<String, String>, allocatable: &BTreeMap<String, Amount>) -> bool {
+    pub fn matches(&self, labels: &BTreeMap<String, String>, allocatable: &BTreeMap<String, Amount>) -> bool {
         let selected = Selector::try_from(self.label_selector.clone());
         selected.is_ok_and(|selector| selector.matches(labels))
             && self.allocatable_resources.iter().all(|(resource, range)| {
                 let has = allocatable.get(resource).and_then(|quantity| amount(&quantity.0));
-                has.is_some_and(|has| range.holds(has) == Some(true))
+                has.is_some_and(|has| range.contains(has) == Some(true))
             })
     }
 }
 
-impl Range {
+impl ResourceRange {
     /// None, when a bound is no quantity.
-    fn holds(&self, has: i128) -> Option<bool> {
+    fn contains(&self, has: i128) -> Option<bool> {
         let least = self.min.as_ref().map_or(Some(i128::MIN), |min| amount(min.as_str()))?;
         let most = self.max.as_ref().map_or(Some(i128::MAX), |max| amount(max.as_str()))?;
         Some((least..=most).contains(&has))

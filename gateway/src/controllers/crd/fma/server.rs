@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use kube::CustomResource;
-use rouse::words;
+use rouse::shell_words;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Status;
+use super::FmaStatus;
 
 /// Keys that controllers write themselves.
 const RESERVED: [&str; 3] = ["dual-pods.llm-d.ai/", "kubernetes.io/", "k8s.io/"];
@@ -20,7 +20,7 @@ const RESERVED: [&str; 3] = ["dual-pods.llm-d.ai/", "kubernetes.io/", "k8s.io/"]
     kind = "InferenceServerConfig",
     namespaced,
     shortname = "isc",
-    status = "Status",
+    status = "FmaStatus",
     derive = "PartialEq",
     doc = "What an engine is started with inside a launcher."
 )]
@@ -67,7 +67,7 @@ impl InferenceServerConfigSpec {
         if let Some(port) = config.port.filter(|port| !(1..=65_535).contains(port)) {
             problems.push(format!("modelServerConfig.port: {port} is not between 1 and 65535"));
         }
-        if let Err(error) = words::split(&config.options) {
+        if let Err(error) = shell_words::split(&config.options) {
             problems.push(format!("modelServerConfig.options: {error}"));
         }
         if config.options.contains('\0') {

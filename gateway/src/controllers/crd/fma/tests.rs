@@ -126,18 +126,18 @@ fn a_policy_chooses_nodes_by_labels_and_by_what_they_have() {
     let chosen = |these: &[(&str, &str)], cpu: &str, gpus: &str| {
         let has = labels(&[("cpu", cpu), ("nvidia.com/gpu", gpus)]);
         let has = has.into_iter().map(|(resource, amount)| (resource, Quantity(amount))).collect();
-        spec.enhanced_node_selector.chooses(&labels(these), &has)
+        spec.enhanced_node_selector.matches(&labels(these), &has)
     };
     let good = [("family", "ada"), ("type", "b"), ("zone", "z")];
     assert!(chosen(&good, "16", "8") && chosen(&good, "63999m", "9") && chosen(&good, "64", "1k"));
     assert!(!chosen(&good, "15999m", "8") && !chosen(&good, "64001m", "8") && !chosen(&good, "16", "7"));
     assert!(!chosen(&good, "much", "8"), "it cannot be told");
     assert!(!chosen(&good[..1], "16", "8") && !chosen(&[("family", "ada"), ("type", "c")], "16", "8"));
-    assert!(!spec.enhanced_node_selector.chooses(&labels(&good), &BTreeMap::new()), "it has none of them");
+    assert!(!spec.enhanced_node_selector.matches(&labels(&good), &BTreeMap::new()), "it has none of them");
     assert!(
         policy(&json!({"labelSelector": {}}), &json!([]))
             .enhanced_node_selector
-            .chooses(&BTreeMap::new(), &BTreeMap::new())
+            .matches(&BTreeMap::new(), &BTreeMap::new())
     );
 }
 
@@ -164,7 +164,7 @@ fn a_policy_that_cannot_be_followed_says_why_and_chooses_nothing() {
     );
     let none = |selector: Value| {
         let has = BTreeMap::from([("cpu".to_owned(), Quantity("8".to_owned()))]);
-        !policy(&selector, &json!([])).enhanced_node_selector.chooses(&BTreeMap::new(), &has)
+        !policy(&selector, &json!([])).enhanced_node_selector.matches(&BTreeMap::new(), &has)
     };
     assert!(none(json!({"labelSelector": {"matchExpressions": [{"key": "a", "operator": "Near"}]}})));
     assert!(none(json!({"labelSelector": {}, "allocatableResources": {"cpu": {"min": "much"}}})));

@@ -10,11 +10,11 @@ use super::super::scalar::Scalar;
 /// What the engine is, and how it is spoken to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Engine {
+pub struct EngineSpec {
     /// How to probe it, put it to sleep, wake it and read its metrics.
-    pub kind: Kind,
+    pub kind: EngineKindSpec,
     /// What the readiness probe asks of it.
-    pub task: Task,
+    pub task: ProbeTaskSpec,
     /// Where it listens in its Pod.
     #[schemars(extend("minimum" = 1, "maximum" = 65535))]
     pub port: u16,
@@ -32,19 +32,19 @@ pub struct Engine {
     pub sleep_mode: SleepMode,
     /// How deep it sleeps. `1` keeps the weights in RAM, `2` drops them and reads them again, `auto` is 1 while there is
     /// RAM and it is expected back soon, `never` stops it instead.
-    pub level: Level,
+    pub level: SleepLevelSpec,
     /// When a client leaves: end its request on the engine, or let it finish unread.
-    pub on_disconnect: OnDisconnect,
+    pub on_disconnect: OnDisconnectSpec,
     /// Paths of a custom engine that `/engines/{model}/…` opens: `/path` for POST, `GET /path`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "passage")]
-    pub passage: Vec<String>,
+    #[schemars(schema_with = "passthrough_paths")]
+    pub passthrough: Vec<String>,
 }
 
 /// Which program it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum EngineKindSpec {
     Vllm,
     Sglang,
     LlamaCpp,
@@ -55,7 +55,7 @@ pub enum Kind {
 /// What the readiness probe asks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub enum Task {
+pub enum ProbeTaskSpec {
     #[default]
     Generate,
     Embed,
@@ -78,7 +78,7 @@ pub enum SleepMode {
 /// How deep it sleeps. An unquoted 1 is a number in YAML, and means the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", try_from = "Scalar")]
-pub enum Level {
+pub enum SleepLevelSpec {
     #[serde(rename = "1")]
     One,
     #[serde(rename = "2")]
@@ -88,7 +88,7 @@ pub enum Level {
     Never,
 }
 
-impl TryFrom<Scalar> for Level {
+impl TryFrom<Scalar> for SleepLevelSpec {
     type Error = String;
 
     fn try_from(Scalar(text): Scalar) -> Result<Self, String> {
@@ -102,7 +102,7 @@ impl TryFrom<Scalar> for Level {
     }
 }
 
-impl JsonSchema for Level {
+impl JsonSchema for SleepLevelSpec {
     fn inline_schema() -> bool {
         true
     }
@@ -117,29 +117,29 @@ impl JsonSchema for Level {
 /// What becomes of an engine's work when its client leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub enum OnDisconnect {
+pub enum OnDisconnectSpec {
     #[default]
     Abort,
     Drain,
 }
 
-impl Default for Engine {
+impl Default for EngineSpec {
     fn default() -> Self {
         Self {
-            kind: Kind::default(),
-            task: Task::default(),
+            kind: EngineKindSpec::default(),
+            task: ProbeTaskSpec::default(),
             port: 8000,
             container: None,
             served_name: None,
             sleep_mode: SleepMode::default(),
-            level: Level::default(),
-            on_disconnect: OnDisconnect::default(),
-            passage: Vec::new(),
+            level: SleepLevelSpec::default(),
+            on_disconnect: OnDisconnectSpec::default(),
+            passthrough: Vec::new(),
         }
     }
 }
 
-fn passage(_: &mut SchemaGenerator) -> Schema {
+fn passthrough_paths(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
         "maxItems": 64,

@@ -49,7 +49,7 @@ pub struct InferenceModelStatus {
     pub last_observation: Option<Time>,
     /// What was learned of its engines, kept over restarts.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub learned: Option<Learned>,
+    pub learned: Option<LearnedStatus>,
     /// When a request for the model last ended, as far as the gateways have told.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_request_time: Option<Time>,
@@ -144,7 +144,7 @@ pub enum EngineState {
 /// What was learned.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Learned {
+pub struct LearnedStatus {
     /// The most memory that an awake engine used, on one accelerator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak: Option<Quantity>,

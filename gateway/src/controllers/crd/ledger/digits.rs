@@ -25,9 +25,9 @@ pub(super) fn put_signed(text: &mut String, number: i64) {
 }
 
 /// Reads what [`put`] wrote, one number after the other.
-pub(super) struct Reader<'a>(std::str::Bytes<'a>);
+pub(super) struct DigitReader<'a>(std::str::Bytes<'a>);
 
-impl<'a> Reader<'a> {
+impl<'a> DigitReader<'a> {
     pub(super) fn new(text: &'a str) -> Self {
         Self(text.bytes())
     }

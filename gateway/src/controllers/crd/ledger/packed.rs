@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Ledger, ObjectName, Reservation, ReservationState,
-    digits::{self, Reader},
+    digits::{self, DigitReader},
 };
 use crate::controllers::crd::scalar::Quantity;
 
@@ -48,7 +48,7 @@ pub enum Error {
 /// Every reservation, packed; AcceleratorNodes have them in a readable form.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Packed {
+pub(super) struct PackedLedger {
     /// The id of the next reservation.
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
@@ -67,7 +67,7 @@ pub(super) struct Packed {
     models: Vec<Vec<String>>,
 }
 
-type Shape = (ReservationState, u32, Bytes, Bytes);
+type ReservationShape = (ReservationState, u32, Bytes, Bytes);
 
 const STATES: [(ReservationState, &str); 4] = [
     (ReservationState::Reserved, "Reserved"),
@@ -76,15 +76,15 @@ const STATES: [(ReservationState, &str); 4] = [
     (ReservationState::Releasing, "Releasing"),
 ];
 
-const fn shape(one: &Reservation) -> Shape {
+const fn shape(one: &Reservation) -> ReservationShape {
     (one.state, one.count, one.bytes, one.host_bytes)
 }
 
-impl From<Ledger> for Packed {
+impl From<Ledger> for PackedLedger {
     fn from(ledger: Ledger) -> Self {
-        let nodes = Table::new(&ledger.reservations);
-        let distinct: BTreeSet<Shape> = ledger.reservations.iter().map(shape).collect();
-        let shapes: BTreeMap<Shape, u64> = distinct.into_iter().zip(0..).collect();
+        let nodes = NodeTable::new(&ledger.reservations);
+        let distinct: BTreeSet<ReservationShape> = ledger.reservations.iter().map(shape).collect();
+        let shapes: BTreeMap<ReservationShape, u64> = distinct.into_iter().zip(0..).collect();
         let mut models: BTreeMap<&ObjectName, Vec<&Reservation>> = BTreeMap::new();
         for one in &ledger.reservations {
             models.entry(&one.model).or_default().push(one);
@@ -97,8 +97,8 @@ impl From<Ledger> for Packed {
     }
 }
 
-fn shape_rows(shapes: &BTreeMap<Shape, u64>) -> Vec<Vec<String>> {
-    let row = |(state, count, bytes, host): &Shape| {
+fn shape_rows(shapes: &BTreeMap<ReservationShape, u64>) -> Vec<Vec<String>> {
+    let row = |(state, count, bytes, host): &ReservationShape| {
         let state = STATES.iter().find(|(known, _)| known == state).map_or("", |(_, name)| *name);
         let size = |bytes: &Bytes| Quantity::from(*bytes).to_string();
         vec![state.to_owned(), count.to_string(), size(bytes), size(host)]
@@ -106,7 +106,7 @@ fn shape_rows(shapes: &BTreeMap<Shape, u64>) -> Vec<Vec<String>> {
     shapes.keys().map(row).collect()
 }
 
-fn engines(all: &[&Reservation], shapes: &BTreeMap<Shape, u64>, nodes: &Table<'_>) -> String {
+fn engines(all: &[&Reservation], shapes: &BTreeMap<ReservationShape, u64>, nodes: &NodeTable<'_>) -> String {
     let mut text = String::new();
     let mut before = (0, 0);
     for one in all {
@@ -130,20 +130,20 @@ fn engines(all: &[&Reservation], shapes: &BTreeMap<Shape, u64>, nodes: &Table<'_
 }
 
 /// Whether it is a name that stands behind the UUIDs, and what it is.
-type Place<'a> = (bool, &'a AcceleratorId);
+type PackedAccelerator<'a> = (bool, &'a AcceleratorId);
 
 /// Nodes and their accelerators, each with its place.
-struct Table<'a>(BTreeMap<&'a str, (u64, BTreeMap<Place<'a>, u64>)>);
+struct NodeTable<'a>(BTreeMap<&'a str, (u64, BTreeMap<PackedAccelerator<'a>, u64>)>);
 
-impl<'a> Table<'a> {
+impl<'a> NodeTable<'a> {
     /// Accelerators of a reservation without a node stand in a row without a name.
     fn new(reservations: &'a [Reservation]) -> Self {
-        let mut nodes: BTreeMap<&str, BTreeSet<Place<'_>>> = BTreeMap::new();
+        let mut nodes: BTreeMap<&str, BTreeSet<PackedAccelerator<'_>>> = BTreeMap::new();
         for one in reservations.iter().filter(|one| one.node.is_some() || !one.accelerators.is_empty()) {
             let row = nodes.entry(one.node.as_deref().unwrap_or_default()).or_default();
-            row.extend(one.accelerators.iter().map(place));
+            row.extend(one.accelerators.iter().map(packed_accelerator));
         }
-        let numbered = |ids: BTreeSet<Place<'a>>| ids.into_iter().zip(0..).collect();
+        let numbered = |ids: BTreeSet<PackedAccelerator<'a>>| ids.into_iter().zip(0..).collect();
         Self(nodes.into_iter().zip(1..).map(|((node, ids), row)| (node, (row, numbered(ids)))).collect())
     }
 
@@ -152,7 +152,8 @@ impl<'a> Table<'a> {
         let known = one.node.is_some() || !one.accelerators.is_empty();
         match self.0.get(one.node.as_deref().unwrap_or_default()).filter(|_| known) {
             Some((row, places)) => {
-                let places = one.accelerators.iter().filter_map(|id| places.get(&place(id)).copied());
+                let places =
+                    one.accelerators.iter().filter_map(|id| places.get(&packed_accelerator(id)).copied());
                 (*row, places.collect())
             }
             None => (0, Vec::new()),
@@ -160,7 +161,7 @@ impl<'a> Table<'a> {
     }
 
     fn rows(&self) -> Vec<Vec<String>> {
-        let row = |(node, (_, ids)): (&&str, &(u64, BTreeMap<Place<'_>, u64>))| {
+        let row = |(node, (_, ids)): (&&str, &(u64, BTreeMap<PackedAccelerator<'_>, u64>))| {
             let uuids = ids.keys().filter_map(|(_, id)| uuid(id)).collect();
             let names = ids.keys().filter(|(named, _)| *named).map(|(_, id)| id.to_string());
             [(*node).to_owned(), uuids].into_iter().chain(names).collect()
@@ -169,7 +170,7 @@ impl<'a> Table<'a> {
     }
 }
 
-fn place(id: &AcceleratorId) -> Place<'_> {
+fn packed_accelerator(id: &AcceleratorId) -> PackedAccelerator<'_> {
     (uuid(id).is_none(), id)
 }
 
@@ -177,10 +178,10 @@ fn uuid(id: &AcceleratorId) -> Option<String> {
     id.as_str().strip_prefix("GPU-").and_then(digits::uuid)
 }
 
-impl TryFrom<Packed> for Ledger {
+impl TryFrom<PackedLedger> for Ledger {
     type Error = Error;
 
-    fn try_from(packed: Packed) -> Result<Self, Error> {
+    fn try_from(packed: PackedLedger) -> Result<Self, Error> {
         let nodes = packed.nodes.iter().map(|row| node(row)).collect::<Result<Vec<_>, _>>()?;
         let shapes = packed.shapes.iter().map(|row| shape_of(row)).collect::<Result<Vec<_>, _>>()?;
         let mut reservations = Vec::new();
@@ -199,9 +200,9 @@ impl TryFrom<Packed> for Ledger {
     }
 }
 
-type Node<'a> = (&'a str, Vec<AcceleratorId>);
+type PackedNode<'a> = (&'a str, Vec<AcceleratorId>);
 
-fn node(row: &[String]) -> Result<Node<'_>, Error> {
+fn node(row: &[String]) -> Result<PackedNode<'_>, Error> {
     let [name, uuids, names @ ..] = row else {
         return Err(Error::Row(row.len()));
     };
@@ -211,7 +212,7 @@ fn node(row: &[String]) -> Result<Node<'_>, Error> {
     Ok((name, uuids.chain(names).collect::<Result<_, Error>>()?))
 }
 
-fn shape_of(row: &[String]) -> Result<Shape, Error> {
+fn shape_of(row: &[String]) -> Result<ReservationShape, Error> {
     let [state, count, bytes, host] = row else {
         return Err(Error::Row(row.len()));
     };
@@ -225,15 +226,15 @@ fn shape_of(row: &[String]) -> Result<Shape, Error> {
 
 fn unpack(
     row: &[String],
-    shapes: &[Shape],
-    nodes: &[Node<'_>],
+    shapes: &[ReservationShape],
+    nodes: &[PackedNode<'_>],
     into: &mut Vec<Reservation>,
 ) -> Result<(), Error> {
     let [model, text] = row else {
         return Err(Error::Row(row.len()));
     };
     let (namespace, name) = model.split_once('/').ok_or_else(|| Error::Part(model.clone()))?;
-    let mut reader = Reader::new(text);
+    let mut reader = DigitReader::new(text);
     let (mut seconds, mut id) = (0_u64, 0_u64);
     while !reader.is_done() {
         let mark = reader.take()?;
@@ -264,9 +265,9 @@ fn unpack(
 
 /// `known`: how many accelerators there are, when the text does not say it.
 fn places(
-    reader: &mut Reader<'_>,
+    reader: &mut DigitReader<'_>,
     known: Option<u64>,
-    nodes: &[Node<'_>],
+    nodes: &[PackedNode<'_>],
 ) -> Result<(Option<String>, Vec<AcceleratorId>), Error> {
     let row = usize::try_from(reader.take()?).map_err(|_| Error::Unknown)?;
     let Some(row) = row.checked_sub(1) else {

@@ -4,7 +4,7 @@ use rouse::units::Bytes;
 
 use super::*;
 
-fn of(objects: impl IntoIterator<Item = Object>) -> Pool {
+fn of(objects: impl IntoIterator<Item = IndexedObject>) -> ResolvedPool {
     settled(objects).pools["p"].clone()
 }
 
@@ -18,14 +18,14 @@ fn a_stub_is_believed_before_labels_and_labels_before_the_pool() {
     ]);
     assert_eq!((with_stub.nodes, with_stub.accelerators, with_stub.units), (2, 4, Some(10)));
     assert_eq!(with_stub.total, Some(Bytes::gib(79 + 78 + 2 * 80)));
-    assert!(with_stub.trouble.is_none() && with_stub.doubts.is_empty(), "{with_stub:?}");
+    assert!(with_stub.problem.is_none() && with_stub.warnings.is_empty(), "{with_stub:?}");
 
     let mut some = stub("a", &[("79Gi", true)]);
-    let Object::AcceleratorNode(listed) = &mut some else { panic!("{some:?}") };
+    let IndexedObject::AcceleratorNode(listed) = &mut some else { panic!("{some:?}") };
     listed.status.as_mut().unwrap().partial = true;
     let all = settled([pool("p", json!({})), node("a", "p", json!("8")), some]);
     assert_eq!((all.pools["p"].accelerators, all.pools["p"].total), (8, Some(Bytes::gib(8 * 80))));
-    assert!(all.nodes["a"].room.capacities.is_empty(), "an accelerator that is not listed is not gone");
+    assert!(all.nodes["a"].capacities.by_uuid.is_empty(), "an accelerator that is not listed is not gone");
 
     let bare = || labelled("a", json!({"inference-pool": "p"}), json!(null));
     let only_memory = of([pool("p", json!({"memory": "128Gi"})), bare()]);
@@ -62,19 +62,19 @@ fn units_of_a_shared_accelerator_are_not_accelerators() {
 
 #[test]
 fn where_nodes_cannot_be_read_a_pool_is_what_it_says() {
-    let mut index = Index::new(Sight { nodes: false, ..SIGHT });
+    let mut index = ClusterIndex::new(WatchScope { nodes: false, ..SCOPE });
     index.apply(pool("p", json!({"memory": "128Gi"})));
     index.apply(pool("q", json!({})));
-    let settled = index.settled();
+    let settled = index.resolved();
     assert_eq!((settled.pools["p"].total, settled.pools["p"].units), (Some(Bytes::gib(128)), None));
-    assert!(settled.pools["p"].trouble.is_none());
+    assert!(settled.pools["p"].problem.is_none());
     assert_eq!(trouble(&settled, "q").0, "NoCapacity");
-    for kind in [Kind::Model, Kind::Pool] {
-        assert!(!index.complete());
-        index.listed(kind, None, &BTreeSet::from([Key::Pool("p".into())]));
+    for kind in [ObjectKind::Model, ObjectKind::Pool] {
+        assert!(!index.is_complete());
+        index.apply_list(kind, None, &BTreeSet::from([ObjectKey::Pool("p".into())]));
     }
-    assert!(index.complete(), "nodes are not waited for");
-    assert_eq!(index.settled().pools.len(), 1, "what is not listed is gone");
+    assert!(index.is_complete(), "nodes are not waited for");
+    assert_eq!(index.resolved().pools.len(), 1, "what is not listed is gone");
 }
 
 #[test]
@@ -99,9 +99,9 @@ fn what_means_nothing_is_left_out_and_said() {
         let found = of(bad.into_iter().chain([pool("p", json!({})), fine()]));
         let has = (found.accelerators, found.total, found.units);
         assert_eq!(has, (accelerators, Some(Bytes::gib(gib)), Some(units)), "{says}");
-        let [doubt] = found.doubts.as_slice() else { panic!("{says}: {:?}", found.doubts) };
+        let [doubt] = found.warnings.as_slice() else { panic!("{says}: {:?}", found.warnings) };
         assert!(doubt.starts_with("node bad: ") && doubt.contains(says), "{doubt}");
-        assert!(found.trouble.is_none(), "{says}: {found:?}");
+        assert!(found.problem.is_none(), "{says}: {found:?}");
     }
     // More than fits into 64 bits is no panic either.
     let huge = labelled("bad", memory("18446744073709551615"), json!("4k"));
@@ -110,19 +110,19 @@ fn what_means_nothing_is_left_out_and_said() {
 
 #[test]
 fn a_stub_that_cannot_be_read_is_not_replaced_by_labels() {
-    let mut index = Index::new(SIGHT);
+    let mut index = ClusterIndex::new(SCOPE);
     for object in [pool("p", json!({})), node("a", "p", json!("8")), node("b", "p", json!("1"))] {
         index.apply(object);
     }
     let metadata = ObjectMeta { name: Some("a".into()), ..ObjectMeta::default() };
-    index.unreadable(Kind::AcceleratorNode, &metadata, "capacity is missing");
-    let settled = index.settled();
+    index.unreadable(ObjectKind::AcceleratorNode, &metadata, "capacity is missing");
+    let settled = index.resolved();
     assert_eq!(settled.pools["p"].total, Some(Bytes::gib(80)));
-    let doubt = settled.nodes["a"].doubt.as_deref().unwrap();
+    let doubt = settled.nodes["a"].warning.as_deref().unwrap();
     assert!(doubt.contains("capacity is missing"), "{doubt}");
     assert_eq!((settled.nodes["a"].accelerators, settled.nodes["b"].accelerators), (0, 1));
-    index.delete(&Key::AcceleratorNode("a".into()));
-    assert_eq!(index.settled().pools["p"].total, Some(Bytes::gib(720)));
+    index.delete(&ObjectKey::AcceleratorNode("a".into()));
+    assert_eq!(index.resolved().pools["p"].total, Some(Bytes::gib(720)));
 }
 
 #[test]
@@ -131,14 +131,14 @@ fn a_node_in_two_pools_is_in_neither_and_both_say_so() {
     let fast =
         |name: &str| labelled(name, json!({"fast": "yes", "nvidia.com/gpu.memory": "81920"}), json!("1"));
     let both = labelled("n2", json!({"fast": "yes", "large": "yes"}), json!("1"));
-    let mut index = Index::new(SIGHT);
+    let mut index = ClusterIndex::new(SCOPE);
     for object in [pool("fast", by("fast")), pool("large", by("large")), fast("n1")] {
         index.apply(object);
     }
-    assert_eq!(index.settled().pools["fast"].total, Some(Bytes::gib(80)));
-    assert_eq!(trouble(&index.settled(), "large").0, "NoNodes");
+    assert_eq!(index.resolved().pools["fast"].total, Some(Bytes::gib(80)));
+    assert_eq!(trouble(&index.resolved(), "large").0, "NoNodes");
     index.apply(both);
-    let settled = index.settled();
+    let settled = index.resolved();
     for (pool, other) in [("fast", "large"), ("large", "fast")] {
         let (reason, text) = trouble(&settled, pool);
         assert_eq!(reason, "Overlap");
@@ -146,8 +146,8 @@ fn a_node_in_two_pools_is_in_neither_and_both_say_so() {
         assert_eq!(settled.pools[pool].total, None);
     }
     assert_eq!((&settled.nodes["n1"].pool, &settled.nodes["n2"].pool), (&Some("fast".into()), &None));
-    index.delete(&Key::Node("n2".into()));
-    assert!(index.settled().pools["fast"].trouble.is_none(), "it is over when the node is");
+    index.delete(&ObjectKey::Node("n2".into()));
+    assert!(index.resolved().pools["fast"].problem.is_none(), "it is over when the node is");
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn a_pool_that_means_nothing_says_what_and_keeps_its_nodes_from_others() {
         (json!({"hostSleepMemory": "x"}), "InvalidQuantity", "hostSleepMemory"),
         (json!({"sleepingMemory": true}), "InvalidQuantity", "sleepingMemory"),
         (json!({"namespaceQuota": {"chat": "1x"}}), "InvalidQuantity", "namespaceQuota 'chat'"),
-        (json!({"settle": "soon"}), "InvalidDuration", "settle"),
+        (json!({"meterLag": "soon"}), "InvalidDuration", "meterLag"),
         (json!({"slots": 0}), "InvalidSpec", "slots"),
         (json!({"nodeSelector": {}}), "InvalidSpec", "nodeSelector is empty"),
     ] {

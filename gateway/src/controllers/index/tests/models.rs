@@ -1,15 +1,15 @@
 //! Which models are served, where, and why others are not.
 
 use rouse::{
-    model::{Accelerators, Memory},
+    model::{AcceleratorRequirement, EngineMemory},
     units::Bytes,
 };
 
 use super::*;
-use crate::controllers::refusal::Refusal;
+use crate::controllers::rejection::Rejection;
 
 /// A pool `default` with one node of eight accelerators, and a good model in it.
-fn world() -> Vec<Object> {
+fn world() -> Vec<IndexedObject> {
     vec![pool("default", json!({})), node("n1", "default", json!("8")), model("good", json!({}))]
 }
 
@@ -25,14 +25,14 @@ fn a_model_goes_to_the_pool_that_has_all_of_its_nodes() {
     for served in settled.served.values() {
         assert_eq!(served.pool.as_deref(), Some("default"));
         assert!(
-            matches!(&served.spec.accelerators, Accelerators::Of { pool, .. } if pool.as_str() == "default")
+            matches!(&served.spec.accelerators, AcceleratorRequirement::InPool { pool, .. } if pool.as_str() == "default")
         );
-        assert_eq!((&served.waits, served.notes.len()), (&None, 0));
+        assert_eq!((&served.blocked_by, served.notes.len()), (&None, 0));
     }
     let exact = &settled.served[&object("exact")];
-    let memory = Memory { awake: Bytes::gib(75), asleep: Bytes::gib(2), host: Bytes::ZERO };
+    let memory = EngineMemory { awake: Bytes::gib(75), asleep: Bytes::gib(2), host: Bytes::ZERO };
     assert_eq!(exact.spec.memory, memory, "on each accelerator");
-    assert_eq!(exact.spec.accelerators, Accelerators::Of { pool: "default".into(), count: 2 });
+    assert_eq!(exact.spec.accelerators, AcceleratorRequirement::InPool { pool: "default".into(), count: 2 });
     assert_eq!(exact.uid.as_deref(), Some("uid-exact"));
     assert_eq!(exact.pods().unwrap().container, "engine");
 }
@@ -106,11 +106,11 @@ fn what_a_model_needs_goes_by_the_names_of_models() {
 
 #[test]
 fn a_model_of_a_pool_in_trouble_waits_and_says_why() {
-    let mut index = Index::new(SIGHT);
+    let mut index = ClusterIndex::new(SCOPE);
     world().into_iter().for_each(|object| index.apply(object));
-    let waits = |index: &mut Index| index.settled().served[&object("good")].waits.clone();
+    let waits = |index: &mut ClusterIndex| index.resolved().served[&object("good")].blocked_by.clone();
     assert_eq!(waits(&mut index), None);
-    index.delete(&Key::Node("n1".into()));
+    index.delete(&ObjectKey::Node("n1".into()));
     let text = waits(&mut index).unwrap();
     assert!(text.contains("'default' is not ready") && text.contains("no node"), "{text}");
     index.apply(node("n1", "default", json!("8")));
@@ -120,18 +120,18 @@ fn a_model_of_a_pool_in_trouble_waits_and_says_why() {
     let text = waits(&mut index).unwrap();
     assert!(text.contains("'a-twin', 'default', which overlap"), "{text}");
     // Of one age, the name decides.
-    assert_eq!(index.settled().served[&object("good")].pool.as_deref(), Some("a-twin"));
+    assert_eq!(index.resolved().served[&object("good")].pool.as_deref(), Some("a-twin"));
     let mut old = pool_at("default", json!({}), 2);
     old.metadata.creation_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
     index.apply(old);
-    assert_eq!(index.settled().served[&object("good")].pool.as_deref(), Some("default"));
+    assert_eq!(index.resolved().served[&object("good")].pool.as_deref(), Some("default"));
     let metadata = ObjectMeta { name: Some("default".into()), ..ObjectMeta::default() };
-    index.delete(&Key::Pool("a-twin".into()));
+    index.delete(&ObjectKey::Pool("a-twin".into()));
     assert_eq!(waits(&mut index), None);
-    index.unreadable(Kind::Pool, &metadata, "the ledger is cut short");
+    index.unreadable(ObjectKind::Pool, &metadata, "the ledger is cut short");
     let text = waits(&mut index).unwrap();
     assert!(text.contains("the ledger is cut short"), "{text}");
-    assert_eq!(trouble(&index.settled(), "default").0, "Unreadable");
+    assert_eq!(trouble(&index.resolved(), "default").0, "Unreadable");
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn a_selector_of_two_pools_that_share_no_node_is_the_models_mistake() {
     let (reason, text) = rejected(&settled, "both");
     assert_eq!(reason, "SeveralPools");
     assert!(text.contains("'default', 'rack'"), "{text}");
-    assert!(settled.pools["default"].trouble.is_none());
+    assert!(settled.pools["default"].problem.is_none());
 }
 
 #[test]
@@ -173,10 +173,10 @@ fn of_several_variants_the_cheapest_that_a_pool_takes_is_run() {
         {"name": "h100", "cost": 30, "nodeSelector": {"inference-pool": "default"}, "memory": "60Gi"},
         {"name": "l4", "cost": 1, "nodeSelector": {"inference-pool": "l4"}, "template": {"spec": {"priority": 1}}},
     ]});
-    let mut index = Index::new(SIGHT);
+    let mut index = ClusterIndex::new(SCOPE);
     world().into_iter().for_each(|object| index.apply(object));
     index.apply(model("m", variants));
-    let of = |index: &mut Index| index.settled().served[&object("m")].clone();
+    let of = |index: &mut ClusterIndex| index.resolved().served[&object("m")].clone();
     let served = of(&mut index);
     assert_eq!(served.variant().unwrap().name, "h100");
     assert_eq!(served.spec.memory.awake, Bytes::gib(60));
@@ -185,7 +185,7 @@ fn of_several_variants_the_cheapest_that_a_pool_takes_is_run() {
     index.apply(pool("l4", json!({"memory": "24Gi"})));
     let served = of(&mut index);
     assert_eq!(served.variant().unwrap().name, "l4");
-    assert!(served.waits.is_some(), "a pool without nodes takes it all the same");
+    assert!(served.blocked_by.is_some(), "a pool without nodes takes it all the same");
     assert_eq!(served.engine.fingerprint, served.spec.fingerprint, "its template is patched");
     assert_ne!(served.engine.fingerprint, served.model.engine.fingerprint);
 }
@@ -215,13 +215,13 @@ fn an_external_model_needs_no_pool() {
     let served = settled.find(&"org/m".into()).unwrap();
     assert_eq!(settled.served.get(&object("m")), Some(served));
     assert_eq!(settled.find(&"short".into()), None);
-    assert_eq!((&served.pool, &served.waits, served.pods()), (&None, &None, None));
-    assert_eq!(served.spec.accelerators, Accelerators::Count(0));
+    assert_eq!((&served.pool, &served.blocked_by, served.pods()), (&None, &None, None));
+    assert_eq!(served.spec.accelerators, AcceleratorRequirement::Count(0));
 }
 
 #[test]
 fn what_cannot_be_read_keeps_its_name_and_what_is_deleted_serves_no_more() {
-    let mut index = Index::new(SIGHT);
+    let mut index = ClusterIndex::new(SCOPE);
     world().into_iter().for_each(|object| index.apply(object));
     let mut newer = model_at("newer", json!({"modelName": "good"}), 1);
     newer.metadata.creation_timestamp = serde_json::from_value(json!("2026-11-02T00:00:00Z")).unwrap();
@@ -231,48 +231,49 @@ fn what_cannot_be_read_keeps_its_name_and_what_is_deleted_serves_no_more() {
         namespace: Some("chat".into()),
         ..ObjectMeta::default()
     };
-    index.unreadable(Kind::Model, &metadata("good"), "spec.memory: a map");
+    index.unreadable(ObjectKind::Model, &metadata("good"), "spec.memory: a map");
     // Two of which nothing was ever known hold nothing against each other.
-    index.unreadable(Kind::Model, &metadata("x"), "spec is missing");
-    index.unreadable(Kind::Model, &metadata("y"), "spec is missing");
-    let settled = index.settled();
+    index.unreadable(ObjectKind::Model, &metadata("x"), "spec is missing");
+    index.unreadable(ObjectKind::Model, &metadata("y"), "spec is missing");
+    let settled = index.resolved();
     let (reason, text) = rejected(&settled, "good");
     assert_eq!((reason, text.as_str()), ("Unreadable", "the object cannot be read: spec.memory: a map"));
     assert_eq!(rejected(&settled, "newer").0, "DuplicateName");
     for name in ["x", "y"] {
-        let refused = &settled.rejected[&object(name)].refused;
-        assert_eq!(refused.all(), [Refusal::Unreadable("spec is missing".into())]);
+        let refused = &settled.rejected[&object(name)].rejections;
+        assert_eq!(refused.all(), [Rejection::Unreadable("spec is missing".into())]);
     }
     // Readable again, at the same generation: it is looked at again.
     index.apply(model("good", json!({})));
-    assert!(index.settled().served.contains_key(&object("good")));
+    assert!(index.resolved().served.contains_key(&object("good")));
     let mut going = model_at("good", json!({}), 1);
     going.metadata.deletion_timestamp = serde_json::from_value(json!("2026-11-03T00:00:00Z")).unwrap();
     index.apply(going);
-    assert_eq!(rejected(&index.settled(), "good").0, "Terminating");
-    index.delete(&Key::Model(object("good")));
-    assert!(index.settled().served.contains_key(&object("newer")));
+    assert_eq!(rejected(&index.resolved(), "good").0, "Terminating");
+    index.delete(&ObjectKey::Model(object("good")));
+    assert!(index.resolved().served.contains_key(&object("newer")));
 }
 
 #[test]
 fn the_list_of_one_namespace_says_nothing_of_another() {
-    let mut index = Index::new(Sight { namespaces: 2, ..SIGHT });
+    let mut index = ClusterIndex::new(WatchScope { namespaces: 2, ..SCOPE });
     world().into_iter().for_each(|object| index.apply(object));
     let mut other = model_at("other", json!({}), 1);
     other.metadata.namespace = Some("team".into());
     index.apply(other);
-    for kind in [Kind::Pool, Kind::AcceleratorNode, Kind::Node] {
-        let there = BTreeSet::from([Key::Pool("default".into()), Key::Node("n1".into())]);
-        index.listed(kind, None, &there);
+    for kind in [ObjectKind::Pool, ObjectKind::AcceleratorNode, ObjectKind::Node] {
+        let there = BTreeSet::from([ObjectKey::Pool("default".into()), ObjectKey::Node("n1".into())]);
+        index.apply_list(kind, None, &there);
     }
-    index.listed(Kind::Model, Some("team"), &BTreeSet::new());
-    let served =
-        |index: &mut Index| index.settled().served.keys().map(ToString::to_string).collect::<Vec<_>>();
+    index.apply_list(ObjectKind::Model, Some("team"), &BTreeSet::new());
+    let served = |index: &mut ClusterIndex| {
+        index.resolved().served.keys().map(ToString::to_string).collect::<Vec<_>>()
+    };
     assert_eq!(served(&mut index), ["chat/good"], "the other namespace is empty");
     // A watch that broke lists the same namespace again.
-    index.listed(Kind::Model, Some("team"), &BTreeSet::new());
-    assert!(!index.complete(), "one namespace was not seen yet");
-    index.listed(Kind::Model, Some("chat"), &BTreeSet::from([Key::Model(object("good"))]));
-    assert!(index.complete());
+    index.apply_list(ObjectKind::Model, Some("team"), &BTreeSet::new());
+    assert!(!index.is_complete(), "one namespace was not seen yet");
+    index.apply_list(ObjectKind::Model, Some("chat"), &BTreeSet::from([ObjectKey::Model(object("good"))]));
+    assert!(index.is_complete());
     assert_eq!(served(&mut index), ["chat/good"]);
 }

@@ -6,14 +6,14 @@ use super::*;
 
 /// What is told of one object.
 #[derive(Clone, Debug)]
-enum Told {
-    Apply(Box<Object>),
-    Unreadable(Kind, &'static str),
-    Delete(Key),
+enum ObjectUpdate {
+    Apply(Box<IndexedObject>),
+    Unreadable(ObjectKind, &'static str),
+    Delete(ObjectKey),
 }
 
 /// One of a handful of objects each, which want the same names, nodes and pools, good ones and bad ones.
-fn told() -> impl Strategy<Value = (usize, Told)> {
+fn object_update() -> impl Strategy<Value = (usize, ObjectUpdate)> {
     let pick = |kind: &'static str| {
         prop::sample::select(vec![format!("{kind}0"), format!("{kind}1"), format!("{kind}2")])
     };
@@ -28,33 +28,35 @@ fn told() -> impl Strategy<Value = (usize, Told)> {
             _ => json!({}),
         };
         let fields = with(json!({"modelName": called, "nodeSelector": labels}), more);
-        Told::Apply(Box::new(model_at(&name, fields.clone(), generation(&fields)).into()))
+        ObjectUpdate::Apply(Box::new(model_at(&name, fields.clone(), generation(&fields)).into()))
     });
     let pool = (pick("p"), labels(), 0..4_usize).prop_map(|(name, labels, which)| {
         let more = [json!({}), json!({"memory": "90Gi"}), json!({"memory": "?"}), json!({"pinnable": false})];
         let fields = with(json!({"nodeSelector": labels}), more[which].clone());
-        Told::Apply(Box::new(pool_at(&name, fields.clone(), generation(&fields)).into()))
+        ObjectUpdate::Apply(Box::new(pool_at(&name, fields.clone(), generation(&fields)).into()))
     });
     let node = (pick("n"), labels(), prop::sample::select(vec!["0", "2", "?"])).prop_map(
         |(name, mut labels, units)| {
             labels["nvidia.com/gpu.memory"] = json!("81920");
-            Told::Apply(Box::new(labelled(&name, labels, json!(units))))
+            ObjectUpdate::Apply(Box::new(labelled(&name, labels, json!(units))))
         },
     );
     let stub = (pick("n"), prop::sample::select(vec!["70Gi", "?"])).prop_map(|(name, capacity)| {
-        Told::Apply(Box::new(stub(&name, &[(capacity, true), ("10Gi", false)])))
+        ObjectUpdate::Apply(Box::new(stub(&name, &[(capacity, true), ("10Gi", false)])))
     });
     let kinds = || {
         prop::sample::select(vec![
-            (Kind::Model, ["m0", "m1"]),
-            (Kind::Pool, ["p0", "p1"]),
-            (Kind::AcceleratorNode, ["n0", "n1"]),
-            (Kind::Node, ["n0", "n1"]),
+            (ObjectKind::Model, ["m0", "m1"]),
+            (ObjectKind::Pool, ["p0", "p1"]),
+            (ObjectKind::AcceleratorNode, ["n0", "n1"]),
+            (ObjectKind::Node, ["n0", "n1"]),
         ])
     };
-    let bad = (kinds(), 0..2_usize).prop_map(|((kind, names), which)| Told::Unreadable(kind, names[which]));
-    let gone = (kinds(), 0..2_usize)
-        .prop_map(|((kind, names), which)| Told::Delete(Key::of(kind, &of(kind, names[which]))));
+    let bad =
+        (kinds(), 0..2_usize).prop_map(|((kind, names), which)| ObjectUpdate::Unreadable(kind, names[which]));
+    let gone = (kinds(), 0..2_usize).prop_map(|((kind, names), which)| {
+        ObjectUpdate::Delete(ObjectKey::of(kind, &of(kind, names[which])))
+    });
     let told = prop_oneof![4 => model, 3 => pool, 3 => node, 2 => stub, 1 => bad, 2 => gone];
     (any::<prop::sample::Index>().prop_map(|place| place.index(1 << 20)), told)
 }
@@ -66,26 +68,28 @@ fn generation(spec: &Value) -> i64 {
     (std::hash::Hasher::finish(&hash) >> 1) as i64
 }
 
-fn of(kind: Kind, name: &str) -> ObjectMeta {
-    let namespace = (kind == Kind::Model).then(|| "chat".to_owned());
+fn of(kind: ObjectKind, name: &str) -> ObjectMeta {
+    let namespace = (kind == ObjectKind::Model).then(|| "chat".to_owned());
     ObjectMeta { name: Some(name.to_owned()), namespace, ..ObjectMeta::default() }
 }
 
-impl Told {
-    fn key(&self) -> Key {
+impl ObjectUpdate {
+    fn key(&self) -> ObjectKey {
         match self {
-            Self::Unreadable(kind, name) => Key::of(*kind, &of(*kind, name)),
+            Self::Unreadable(kind, name) => ObjectKey::of(*kind, &of(*kind, name)),
             Self::Delete(key) => key.clone(),
             Self::Apply(object) => match &**object {
-                Object::Model(model) => Key::of(Kind::Model, &model.metadata),
-                Object::Pool(pool) => Key::of(Kind::Pool, &pool.metadata),
-                Object::AcceleratorNode(node) => Key::of(Kind::AcceleratorNode, &node.metadata),
-                Object::Node(node) => Key::of(Kind::Node, &node.metadata),
+                IndexedObject::Model(model) => ObjectKey::of(ObjectKind::Model, &model.metadata),
+                IndexedObject::Pool(pool) => ObjectKey::of(ObjectKind::Pool, &pool.metadata),
+                IndexedObject::AcceleratorNode(node) => {
+                    ObjectKey::of(ObjectKind::AcceleratorNode, &node.metadata)
+                }
+                IndexedObject::Node(node) => ObjectKey::of(ObjectKind::Node, &node.metadata),
             },
         }
     }
 
-    fn to(&self, index: &mut Index) {
+    fn apply_to(&self, index: &mut ClusterIndex) {
         match self {
             Self::Apply(object) => index.apply((**object).clone()),
             Self::Unreadable(kind, name) => index.unreadable(*kind, &of(*kind, name), "it is torn"),
@@ -95,22 +99,23 @@ impl Told {
 }
 
 /// Others first where their numbers say so; of one object, in its own order.
-fn shuffled(told: &[(usize, Told)]) -> Vec<Told> {
-    let mut places: BTreeMap<Key, Vec<usize>> = BTreeMap::new();
+fn shuffled(told: &[(usize, ObjectUpdate)]) -> Vec<ObjectUpdate> {
+    let mut places: BTreeMap<ObjectKey, Vec<usize>> = BTreeMap::new();
     told.iter().for_each(|(place, told)| places.entry(told.key()).or_default().push(*place));
     places.values_mut().for_each(|places| places.sort_unstable_by(|a, b| b.cmp(a)));
-    let place = |(_, told): &(usize, Told)| (places.get_mut(&told.key()).and_then(Vec::pop), told.clone());
+    let place =
+        |(_, told): &(usize, ObjectUpdate)| (places.get_mut(&told.key()).and_then(Vec::pop), told.clone());
     let mut all: Vec<_> = told.iter().map(place).collect();
     all.sort_by_key(|(place, _)| *place);
     all.into_iter().map(|(_, told)| told).collect()
 }
 
 /// Only what matters in the end: of each object what came since it last could be read or was deleted.
-fn latest(told: &[(usize, Told)]) -> Vec<Told> {
-    let mut last: BTreeMap<Key, Vec<Told>> = BTreeMap::new();
+fn latest(told: &[(usize, ObjectUpdate)]) -> Vec<ObjectUpdate> {
+    let mut last: BTreeMap<ObjectKey, Vec<ObjectUpdate>> = BTreeMap::new();
     for (_, told) in told {
         let known = last.entry(told.key()).or_default();
-        if !matches!(told, Told::Unreadable(..)) {
+        if !matches!(told, ObjectUpdate::Unreadable(..)) {
             known.clear();
         }
         known.push(told.clone());
@@ -122,26 +127,26 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn any_order_settles_to_the_same(told in prop::collection::vec(told(), 1..40)) {
-        let mut asked_often = Index::new(SIGHT);
+    fn any_order_settles_to_the_same(told in prop::collection::vec(object_update(), 1..40)) {
+        let mut asked_often = ClusterIndex::new(SCOPE);
         for (_, told) in &told {
-            told.to(&mut asked_often);
-            asked_often.settled();
+            told.apply_to(&mut asked_often);
+            asked_often.resolved();
         }
-        let mut other_order = Index::new(SIGHT);
-        shuffled(&told).iter().for_each(|told| told.to(&mut other_order));
-        let mut at_once = Index::new(SIGHT);
-        latest(&told).iter().for_each(|told| told.to(&mut at_once));
-        let settled = asked_often.settled();
-        prop_assert_eq!(&settled, &other_order.settled());
-        prop_assert_eq!(&settled, &at_once.settled());
+        let mut other_order = ClusterIndex::new(SCOPE);
+        shuffled(&told).iter().for_each(|told| told.apply_to(&mut other_order));
+        let mut at_once = ClusterIndex::new(SCOPE);
+        latest(&told).iter().for_each(|told| told.apply_to(&mut at_once));
+        let settled = asked_often.resolved();
+        prop_assert_eq!(&settled, &other_order.resolved());
+        prop_assert_eq!(&settled, &at_once.resolved());
         // Every object is somewhere, once.
         prop_assert_eq!(settled.served.len() + settled.rejected.len(), asked_often.models.len());
         prop_assert_eq!(settled.objects.len(), settled.served.len());
         for (object, served) in &settled.served {
             prop_assert_eq!(&settled.objects[&served.spec.name], object);
             let pool = served.pool.as_ref().map(|pool| &settled.pools[pool]);
-            prop_assert_eq!(pool.is_some_and(|pool| pool.total.is_none()), served.waits.is_some());
+            prop_assert_eq!(pool.is_some_and(|pool| pool.total.is_none()), served.blocked_by.is_some());
         }
     }
 }

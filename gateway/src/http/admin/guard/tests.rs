@@ -1,7 +1,7 @@
 use super::*;
 
-fn admin(token: Option<&str>, metrics_open: bool) -> Admin {
-    Admin {
+fn admin(token: Option<&str>, metrics_open: bool) -> AdminConfig {
+    AdminConfig {
         address: "127.0.0.1:0".parse().unwrap(),
         token: token.map(str::to_owned),
         metrics_open,
@@ -25,7 +25,7 @@ fn a_token_is_asked_for_everywhere_but_where_probes_and_scrapers_go() {
     }
     for wrong in ["", "Bearer ", "Bearer secre", "Bearer secret2", "Basic secret", "Bearer secretsecret"] {
         let request = ask("GET", "/admin/v1/fleet", &[("authorization", wrong)]);
-        assert_eq!(check(&admin, &request, peer), Err(Refusal::NoToken), "{wrong}");
+        assert_eq!(check(&admin, &request, peer), Err(AdminRejection::NoToken), "{wrong}");
     }
     let right = ask("POST", "/admin/v1/models/m/wake", &[("authorization", "bearer secret")]);
     assert_eq!(check(&admin, &right, peer), Ok(()));
@@ -35,7 +35,7 @@ fn a_token_is_asked_for_everywhere_but_where_probes_and_scrapers_go() {
 fn metrics_need_the_token_when_configured_so() {
     let peer = HERE.parse().unwrap();
     let request = ask("GET", "/metrics", &[("host", "localhost")]);
-    assert_eq!(check(&admin(Some("t"), false), &request, peer), Err(Refusal::NoToken));
+    assert_eq!(check(&admin(Some("t"), false), &request, peer), Err(AdminRejection::NoToken));
     assert_eq!(check(&admin(None, false), &request, peer), Ok(()));
 }
 
@@ -47,10 +47,14 @@ fn without_a_token_only_this_machine_asks_under_a_loopback_name() {
         assert_eq!(check(&admin, &fleet(host), HERE.parse().unwrap()), Ok(()), "{host}");
     }
     for host in ["evil.example", "127.0.0.1.evil.example", "", "10.0.0.1"] {
-        assert_eq!(check(&admin, &fleet(host), HERE.parse().unwrap()), Err(Refusal::ForeignHost), "{host}");
+        assert_eq!(
+            check(&admin, &fleet(host), HERE.parse().unwrap()),
+            Err(AdminRejection::ForeignHost),
+            "{host}"
+        );
     }
     let far = "192.0.2.1:1".parse().unwrap();
-    assert_eq!(check(&admin, &fleet("localhost"), far), Err(Refusal::NotLocal));
+    assert_eq!(check(&admin, &fleet("localhost"), far), Err(AdminRejection::NotLocal));
 }
 
 /// What a name that was rebound to this machine would be sent with, and what a person types.
@@ -110,7 +114,7 @@ fn hosts_by_spelling() {
         "",
         " ",
     ] {
-        assert_eq!(ask(host), Err(Refusal::ForeignHost), "{host}");
+        assert_eq!(ask(host), Err(AdminRejection::ForeignHost), "{host}");
     }
 }
 
@@ -118,7 +122,7 @@ fn hosts_by_spelling() {
 fn two_hosts_are_none() {
     let admin = admin(None, true);
     let request = ask("GET", "/admin/v1/fleet", &[("host", "localhost"), ("host", "rebound.example")]);
-    assert_eq!(check(&admin, &request, HERE.parse().unwrap()), Err(Refusal::ForeignHost));
+    assert_eq!(check(&admin, &request, HERE.parse().unwrap()), Err(AdminRejection::ForeignHost));
 }
 
 #[test]
@@ -148,7 +152,7 @@ fn origins_by_spelling() {
         "file://",
     ] {
         for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"] {
-            assert_eq!(order(method, origin), Err(Refusal::ForeignOrigin), "{method} {origin}");
+            assert_eq!(order(method, origin), Err(AdminRejection::ForeignOrigin), "{method} {origin}");
         }
         assert_eq!(order("GET", origin), Ok(()), "{origin}: reading is no order, and no page reads it");
     }
@@ -161,6 +165,6 @@ fn without_a_token_a_foreign_page_gives_no_orders() {
     let peer = HERE.parse().unwrap();
     assert_eq!(check(&admin, &wake("http://localhost:9090"), peer), Ok(()));
     for origin in ["https://evil.example", "null", "http://127.0.0.1.evil.example"] {
-        assert_eq!(check(&admin, &wake(origin), peer), Err(Refusal::ForeignOrigin), "{origin}");
+        assert_eq!(check(&admin, &wake(origin), peer), Err(AdminRejection::ForeignOrigin), "{origin}");
     }
 }

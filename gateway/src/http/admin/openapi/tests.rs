@@ -7,10 +7,10 @@ use serde_json::Value;
 use super::{DOCUMENT, PATH};
 use crate::http::{
     admin::{
-        ORDERS, READS, fixed,
+        ORDER_SUBRESOURCES, READ_SUBRESOURCES, fixed_routes,
         tests::{ask, start},
     },
-    testing::{Answer, Gateway, MODEL},
+    testing::{InProcessGateway, MODEL, RawHttpResponse},
 };
 
 fn document() -> Value {
@@ -33,15 +33,16 @@ fn the_document_has_every_route_and_no_other() {
     let of_models = |method: &'static str, whats: &'static [&str]| {
         whats.iter().map(move |what| format!("{method} /admin/v1/models/{{model}}/{what}"))
     };
-    let routes = fixed().into_iter().map(|(path, _)| format!("GET {path}"));
-    let routes = routes.chain(of_models("GET", &READS)).chain(of_models("POST", &ORDERS));
+    let routes = fixed_routes().into_iter().map(|(path, _)| format!("GET {path}"));
+    let routes =
+        routes.chain(of_models("GET", &READ_SUBRESOURCES)).chain(of_models("POST", &ORDER_SUBRESOURCES));
     assert_eq!(documented(), routes.collect());
 }
 
 #[tokio::test]
 async fn answers_of_every_operation_are_as_the_document_says() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    let gateway = Gateway::start(|_| {});
+    let gateway = InProcessGateway::start(|_| {});
     let at = start(&gateway, Some(file.path().to_owned())).await;
     for line in documented() {
         // It has no end.
@@ -50,7 +51,7 @@ async fn answers_of_every_operation_are_as_the_document_says() {
         }
         for model in [MODEL, "nobody"] {
             let asked = line.replace("{model}", model).replace("{id}", "1");
-            holds(&line, &ask(at, &asked, "").await);
+            assert_matches_schema(&line, &ask(at, &asked, "").await);
         }
     }
     for (line, asked) in [
@@ -66,17 +67,17 @@ async fn answers_of_every_operation_are_as_the_document_says() {
         ("POST /admin/v1/models/{model}/pin", "POST /admin/v1/models/org/m/pin?level=1&level=2"),
         ("POST /admin/v1/models/{model}/unpin", "POST /admin/v1/models/org/m/unpin?level=1&level=2"),
     ] {
-        holds(line, &ask(at, asked, "").await);
+        assert_matches_schema(line, &ask(at, asked, "").await);
     }
-    let closed = Gateway::start(|config| config.admin.token = Some("t".into()));
+    let closed = InProcessGateway::start(|config| config.admin.token = Some("t".into()));
     let at = start(&closed, None).await;
-    holds("GET /admin/v1/fleet", &ask(at, "GET /admin/v1/fleet", "").await);
+    assert_matches_schema("GET /admin/v1/fleet", &ask(at, "GET /admin/v1/fleet", "").await);
     let served = ask(at, &format!("GET {PATH}"), "authorization: Bearer t\r\n").await;
     assert_eq!(served.body, DOCUMENT.as_bytes());
 }
 
 /// The answer's status is one that the operation has, and its content what it says of that.
-fn holds(operation: &str, answer: &Answer) {
+fn assert_matches_schema(operation: &str, answer: &RawHttpResponse) {
     let document = document();
     let (method, path) = operation.split_once(' ').unwrap();
     let responses = &document["paths"][path][method.to_lowercase()]["responses"];

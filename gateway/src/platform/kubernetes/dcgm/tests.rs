@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use super::{answer::parse, *};
+use super::{query::parse, *};
 use crate::controllers::crd::ledger::ObjectName;
 
 const NOW: Tick = Tick(1_780_000_000_000);
@@ -22,7 +22,7 @@ fn both(labels: &Value, used: &str, age: f64) -> [Value; 2] {
     [used, with("at", None, format!("{}", EVALUATED - age))]
 }
 
-fn samples(series: &[[Value; 2]]) -> Samples {
+fn samples(series: &[[Value; 2]]) -> DcgmSamples {
     let result: Vec<&Value> = series.iter().flatten().collect();
     let answer = json!({"status": "success", "data": {"resultType": "vector", "result": result}});
     parse(answer.to_string().as_bytes(), NOW).unwrap()
@@ -80,7 +80,7 @@ fn of_several_samples_the_newest_counts_and_what_is_no_accelerator_s_is_left_out
     // Without a moment nothing is known of its age.
     let [used, _] = both(&gpu("GPU-4", ""), "5", 0.0);
     let answer = json!({"status": "success", "data": {"resultType": "vector", "result": [used]}});
-    assert_eq!(parse(answer.to_string().as_bytes(), NOW), Ok(Samples::default()));
+    assert_eq!(parse(answer.to_string().as_bytes(), NOW), Ok(DcgmSamples::default()));
 }
 
 #[test]
@@ -101,7 +101,8 @@ fn an_accelerator_with_a_fault_is_named_and_one_whose_program_erred_is_not() {
     ];
     let result: Vec<Value> = all.into_iter().enumerate().map(series).collect();
     let answer = json!({"status": "success", "data": {"resultType": "vector", "result": result}});
-    let Samples { faults: found, erred, .. } = parse(answer.to_string().as_bytes(), NOW).unwrap();
+    let DcgmSamples { faults: found, with_xid: erred, .. } =
+        parse(answer.to_string().as_bytes(), NOW).unwrap();
     assert_eq!(erred.iter().map(AcceleratorId::as_str).collect::<Vec<_>>(), ["GPU-0", "GPU-1"]);
     let told: Vec<_> = found.iter().map(|(id, why)| format!("{id}: {why}")).collect();
     let memory = "of its memory could not be";
@@ -116,9 +117,9 @@ fn an_accelerator_with_a_fault_is_named_and_one_whose_program_erred_is_not() {
 #[test]
 fn what_is_no_answer_says_what_it_is() {
     let refused = br#"{"status":"error","errorType":"bad_data","error":"parse error"}"#;
-    assert_eq!(parse(refused, NOW), Err(Foreign::Refused("parse error".to_owned())));
+    assert_eq!(parse(refused, NOW), Err(QueryError::Refused("parse error".to_owned())));
     for other in ["<html>", "{}", r#"{"status":"success","data":{"resultType":"matrix","result":[]}}"#] {
-        assert!(matches!(parse(other.as_bytes(), NOW), Err(Foreign::Other(_))), "{other}");
+        assert!(matches!(parse(other.as_bytes(), NOW), Err(QueryError::NotPrometheus(_))), "{other}");
     }
 }
 
@@ -126,28 +127,28 @@ fn what_is_no_answer_says_what_it_is() {
 fn a_sample_is_believed_that_is_young_and_later_than_the_last_sleep() {
     let sample = |age| {
         let at = NOW - Millis::secs(age);
-        Sample { used: Bytes::gib(3), at, node: None, pod: None }
+        MemorySample { used: Bytes::gib(3), at, node: None, pod: None }
     };
-    let settle = Millis::secs(60);
+    let meter_lag = Millis::secs(60);
     let of = |age, slept: Option<u64>| {
-        believable(&sample(age), slept.map(|ago| NOW - Millis::secs(ago)), settle, NOW)
+        trusted_usage(&sample(age), slept.map(|ago| NOW - Millis::secs(ago)), meter_lag, NOW)
     };
     assert_eq!(of(0, None), Ok(Bytes::gib(3)));
     assert_eq!(of(60, None), Ok(Bytes::gib(3)));
-    assert_eq!(of(61, None), Err(Doubt::Old { age: Millis::secs(61), settle }));
+    assert_eq!(of(61, None), Err(UntrustedSample::TooOld { age: Millis::secs(61), meter_lag }));
     assert_eq!(of(10, Some(70)), Ok(Bytes::gib(3)), "just when all has settled");
-    assert_eq!(of(11, Some(70)), Err(Doubt::Early { settle }));
-    assert_eq!(of(0, Some(0)), Err(Doubt::Early { settle }));
+    assert_eq!(of(11, Some(70)), Err(UntrustedSample::TooEarly { meter_lag }));
+    assert_eq!(of(0, Some(0)), Err(UntrustedSample::TooEarly { meter_lag }));
     // By clocks that do not agree it may fall asleep in the future.
     assert_eq!(
-        believable(&sample(0), Some(NOW + Millis::secs(5)), settle, NOW),
-        Err(Doubt::Early { settle })
+        trusted_usage(&sample(0), Some(NOW + Millis::secs(5)), meter_lag, NOW),
+        Err(UntrustedSample::TooEarly { meter_lag })
     );
 }
 
 #[test]
 fn the_question_can_be_sent() {
-    let uri: http::Uri = answer::PATH.parse().unwrap();
+    let uri: http::Uri = query::PATH.parse().unwrap();
     assert_eq!(uri.path(), "/api/v1/query");
     assert!(uri.query().unwrap().starts_with("query=label%5Freplace%28DCGM"), "{uri}");
 }

@@ -5,9 +5,9 @@ use std::{collections::BTreeMap, sync::Arc};
 use aws_lc_rs::digest;
 use rouse::{
     model::AcceleratorId,
-    pairing::ids::{EngineId, Fingerprint, Mode, names},
+    pairing::ids::{EngineFingerprint, PairingEngineId, ProviderMode, accelerator_list},
+    shell_words,
     units::Generation,
-    words,
 };
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::json;
@@ -29,7 +29,7 @@ const SERVED: &str = "--served-model-name";
 
 /// An engine that a launcher is to start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Wanted {
+pub struct InstanceRequest {
     /// As a shell would split them.
     pub options: String,
     /// In the order in which the engine numbers them.
@@ -40,14 +40,14 @@ pub struct Wanted {
 
 /// An engine of a launcher, as that shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct Instance {
+pub struct LauncherInstance {
     #[serde(rename = "instance_id")]
     pub id: String,
     /// Of the last thing that happened to it.
     #[serde(default)]
     pub revision: u64,
     /// Its process runs.
-    #[serde(rename = "status", deserialize_with = "runs")]
+    #[serde(rename = "status", deserialize_with = "deserialize_running")]
     pub running: bool,
     /// It answers, and does not sleep. None: this launcher does not tell.
     #[serde(default)]
@@ -60,11 +60,11 @@ pub struct Instance {
     pub annotations: BTreeMap<String, String>,
 }
 
-fn runs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+fn deserialize_running<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     String::deserialize(deserializer).map(|status| status == "running")
 }
 
-impl Wanted {
+impl InstanceRequest {
     /// The engine of this configuration, under the name that it was asked for by, on these accelerators and at this port, which
     /// must be free in the launcher's Pod.
     #[must_use]
@@ -78,8 +78,9 @@ impl Wanted {
         let name = config.metadata.name.clone().unwrap_or_default();
         let names = named(server, served).map_or_else(String::new, |name| {
             // The name that it would have had stays good.
-            let own = model(server).filter(|own| own != name).map(|own| format!(" {}", words::quote(&own)));
-            format!(" {SERVED} {}{}", words::quote(name), own.unwrap_or_default())
+            let own =
+                model(server).filter(|own| own != name).map(|own| format!(" {}", shell_words::quote(&own)));
+            format!(" {SERVED} {}{}", shell_words::quote(name), own.unwrap_or_default())
         });
         Self {
             // Of two ports in a command line the last one counts.
@@ -93,16 +94,16 @@ impl Wanted {
     }
 }
 
-impl Wanted {
+impl InstanceRequest {
     /// In this life of the engine, which is shown with it: what is heard late of a life before is not taken for it.
     #[must_use]
-    pub fn life(mut self, generation: Generation) -> Self {
+    pub fn with_generation(mut self, generation: Generation) -> Self {
         self.annotations.insert(GENERATION.to_owned(), generation.0.to_string());
         self
     }
 }
 
-impl Instance {
+impl LauncherInstance {
     /// Which life of the engine it is, where we started it.
     #[must_use]
     pub fn generation(&self) -> Option<Generation> {
@@ -125,23 +126,23 @@ impl Instance {
 /// What an engine is, wherever it runs: of its options and its environment, and of the name that it is given, and neither of how
 /// requests find it nor of the port, so that another set of labels makes no other engine of it.
 #[must_use]
-pub fn fingerprint(server: &ModelServerConfig, served: Option<&str>) -> Fingerprint {
-    let name = named(server, served).map_or(0, |name| number(name) & NAME);
-    Fingerprint(unnamed(server) ^ name)
+pub fn fingerprint(server: &ModelServerConfig, served: Option<&str>) -> EngineFingerprint {
+    let name = named(server, served).map_or(0, |name| hash64(name) & NAME_MASK);
+    EngineFingerprint(unnamed(server) ^ name)
 }
 
 /// Whether such an engine, whatever its name, is this configuration's.
 #[must_use]
-pub fn is_of(server: &ModelServerConfig, fingerprint: Fingerprint) -> bool {
-    (fingerprint.0 ^ unnamed(server)) & !NAME == 0
+pub fn matches_server(server: &ModelServerConfig, fingerprint: EngineFingerprint) -> bool {
+    (fingerprint.0 ^ unnamed(server)) & !NAME_MASK == 0
 }
 
 /// The bits of a fingerprint that tell engines of one configuration apart by their names.
-const NAME: u64 = (1 << 24) - 1;
+const NAME_MASK: u64 = (1 << 24) - 1;
 
 fn unnamed(server: &ModelServerConfig) -> u64 {
     // The keys of an object come in their order.
-    number(&json!({"options": server.options, "env_vars": server.env_vars}).to_string())
+    hash64(&json!({"options": server.options, "env_vars": server.env_vars}).to_string())
 }
 
 /// The name that an engine is given at its start: that by which it is asked for, unless its options say one.
@@ -151,7 +152,7 @@ fn named<'a>(server: &ModelServerConfig, served: Option<&'a str>) -> Option<&'a 
 
 /// What vLLM calls an engine whose options give it no other name.
 fn model(server: &ModelServerConfig) -> Option<String> {
-    let options = words::split(&server.options).ok()?;
+    let options = shell_words::split(&server.options).ok()?;
     let given = options.iter().rposition(|word| word == MODEL || word.starts_with(&format!("{MODEL}=")))?;
     match options.get(given)?.split_once('=') {
         Some((_, name)) => Some(name.to_owned()),
@@ -160,7 +161,7 @@ fn model(server: &ModelServerConfig) -> Option<String> {
 }
 
 /// A text's own, as far as eight bytes of its hash tell.
-pub(super) fn number(text: &str) -> u64 {
+pub(super) fn hash64(text: &str) -> u64 {
     let hash = digest::digest(&digest::SHA256, text.as_bytes());
     hash.as_ref().iter().take(8).fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
@@ -168,19 +169,20 @@ pub(super) fn number(text: &str) -> u64 {
 /// The id under which a launcher holds this engine: there is one for each, so that no launcher starts it twice. It is a segment of
 /// a path and the value of a label.
 #[must_use]
-pub fn id(fingerprint: Fingerprint, accelerators: &[AcceleratorId]) -> String {
-    format!("{:016x}-{}", fingerprint.0, label::value(&names(accelerators)))
+pub fn instance_id(fingerprint: EngineFingerprint, accelerators: &[AcceleratorId]) -> String {
+    format!("{:016x}-{}", fingerprint.0, label::value(&accelerator_list(accelerators)))
 }
 
 /// Which engine it is that a launcher shows; none of ours, where the id is not made of what is shown.
 #[must_use]
-pub fn engine(instance: &Instance) -> Option<EngineId> {
+pub fn engine_id(instance: &LauncherInstance) -> Option<PairingEngineId> {
     let hash = instance.id.split('-').next().and_then(|text| u64::from_str_radix(text, 16).ok());
     let mut accelerators = instance.gpu_uuids.clone();
     accelerators.sort_unstable();
     let accelerators: Arc<[AcceleratorId]> = accelerators.into();
-    let engine = EngineId { mode: Mode::Launcher, accelerators, fingerprint: Fingerprint(hash?) };
-    (id(engine.fingerprint, &engine.accelerators) == instance.id).then_some(engine)
+    let engine =
+        PairingEngineId { mode: ProviderMode::Launcher, accelerators, fingerprint: EngineFingerprint(hash?) };
+    (instance_id(engine.fingerprint, &engine.accelerators) == instance.id).then_some(engine)
 }
 
 #[cfg(test)]
@@ -199,14 +201,14 @@ mod tests {
         serde_json::from_value(object).unwrap()
     }
 
-    fn shown(instance: Value) -> Instance {
+    fn shown(instance: Value) -> LauncherInstance {
         serde_json::from_value(instance).unwrap()
     }
 
     #[test]
     fn an_engine_is_asked_for_with_a_port_of_its_own() {
         let config = config(json!({"port": 8005, "options": "--model m --port 1", "env_vars": {"A": "1"}}));
-        let wanted = Wanted::new(&config, None, &["GPU-1".into(), "GPU-0".into()], 40_123);
+        let wanted = InstanceRequest::new(&config, None, &["GPU-1".into(), "GPU-0".into()], 40_123);
         assert_eq!(
             serde_json::to_value(&wanted).unwrap(),
             json!({
@@ -216,7 +218,7 @@ mod tests {
                 "annotations": {"isc-name": "qwen", "inference-port": "40123"},
             })
         );
-        assert_eq!(Wanted::new(&self::config(json!({})), None, &[], 7).options, "--port 7");
+        assert_eq!(InstanceRequest::new(&self::config(json!({})), None, &[], 7).options, "--port 7");
     }
 
     #[test]
@@ -230,17 +232,17 @@ mod tests {
         ] {
             let config = config(json!({"options": options}));
             let server = &config.spec.model_server_config;
-            assert_eq!(Wanted::new(&config, Some("a b"), &[], 7).options, started);
+            assert_eq!(InstanceRequest::new(&config, Some("a b"), &[], 7).options, started);
             let [named, other, unnamed] =
                 [Some("a b"), Some("c"), None].map(|name| fingerprint(server, name));
             let distinct = named != unnamed && named != other;
             assert_eq!(distinct, !options.contains("--served"), "{options}: {named} {other} {unnamed}");
             for one in [named, other, unnamed] {
-                assert!(is_of(server, one), "{options}");
+                assert!(matches_server(server, one), "{options}");
             }
         }
         let other = config(json!({"options": "--model b"})).spec.model_server_config;
-        assert!(!is_of(
+        assert!(!matches_server(
             &other,
             fingerprint(&config(json!({"options": "--model a"})).spec.model_server_config, None)
         ));
@@ -272,28 +274,28 @@ mod tests {
     fn an_id_is_its_engines_alone_and_says_which_it_is() {
         let sets: [&[&str]; 4] = [&["GPU-0"], &["GPU-1"], &["GPU-0", "GPU-1"], &["GPU-0+GPU-1", "x"]];
         let mut ids = std::collections::BTreeSet::new();
-        for fingerprint in [Fingerprint(0), Fingerprint(7), Fingerprint(u64::MAX)] {
+        for fingerprint in [EngineFingerprint(0), EngineFingerprint(7), EngineFingerprint(u64::MAX)] {
             for set in sets {
                 let set: Vec<AcceleratorId> = set.iter().map(|id| AcceleratorId::from(*id)).collect();
-                let id = id(fingerprint, &set);
+                let id = instance_id(fingerprint, &set);
                 assert!(id.len() <= 63 && !id.starts_with('-') && !id.ends_with('-'), "{id}");
                 assert!(id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'), "{id}");
                 // A launcher may have been told in another order.
                 let uuids: Vec<_> = set.iter().rev().collect();
                 let instance = shown(json!({"instance_id": id, "status": "running", "gpu_uuids": uuids}));
-                let engine = engine(&instance).unwrap();
+                let engine = engine_id(&instance).unwrap();
                 assert_eq!(
                     (engine.fingerprint, &*engine.accelerators, engine.mode),
-                    (fingerprint, &*set, Mode::Launcher)
+                    (fingerprint, &*set, ProviderMode::Launcher)
                 );
-                let other = Instance { gpu_uuids: vec!["GPU-9".into()], ..instance };
-                assert_eq!(self::engine(&other), None);
+                let other = LauncherInstance { gpu_uuids: vec!["GPU-9".into()], ..instance };
+                assert_eq!(self::engine_id(&other), None);
                 assert!(ids.insert(id));
             }
         }
         for foreign in ["", "a", "zz-00", "I_gx2fHk3i", "0000000000000007"] {
             let instance = shown(json!({"instance_id": foreign, "status": "running"}));
-            assert_eq!(engine(&instance), None, "{foreign}");
+            assert_eq!(engine_id(&instance), None, "{foreign}");
         }
     }
 

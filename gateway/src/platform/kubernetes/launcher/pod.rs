@@ -7,11 +7,11 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use rouse::{
     model::AcceleratorId,
-    pairing::ids::{Build, NodeName},
+    pairing::ids::{LauncherBuild, NodeName},
 };
 use serde_json::{Map, Value, json};
 
-use super::{PORT, instance::number};
+use super::{PORT, instance::hash64};
 use crate::controllers::{
     crd::{
         fma::{CONTAINER, GROUP, LauncherConfig},
@@ -31,7 +31,7 @@ pub const COMPONENT: &str = "app.kubernetes.io/component";
 pub const LAUNCHER: &str = "launcher";
 /// Annotation: the accelerator that it is for.
 pub const ACCELERATORS: &str = "dual-pods.llm-d.ai/accelerators";
-/// Annotation: [`Origin::hash`].
+/// Annotation: [`LauncherSource::hash`].
 pub const TEMPLATE_HASH: &str = "dual-pods.llm-d.ai/launcher-populator-template-hash";
 
 /// What an accelerator is called among the resources of a container.
@@ -49,9 +49,9 @@ const FORCED: [(&str, &str); 3] = [
 /// As our launcher reads the hash of its token.
 const TOKEN: &str = "ROUSE_TOKEN_SHA256";
 /// Of a DNS label, and of a label's value.
-const LONGEST: usize = 63;
+const MAX_LABEL_CHARS: usize = 63;
 /// Hexadecimal characters that tell Pods apart whose names are cut alike.
-const HASH: usize = 12;
+const HASH_CHARS: usize = 12;
 
 /// No launcher can be made of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,7 +60,7 @@ pub struct NoContainer;
 
 /// What launchers are made from.
 #[derive(Clone, Copy, Debug)]
-pub enum Origin<'a> {
+pub enum LauncherSource<'a> {
     Config(&'a LauncherConfig),
     /// An image with the engine, and with `/rouse-stub`.
     Image(&'a str),
@@ -68,17 +68,17 @@ pub enum Origin<'a> {
 
 /// The LauncherConfig that a launcher is made from, and which version of its template.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct LauncherRevision {
     pub namespace: String,
     /// As the label [`CONFIG_NAME`] has it.
     pub config: String,
-    /// [`Origin::hash`].
+    /// [`LauncherSource::hash`].
     pub hash: String,
 }
 
 /// The launcher of one accelerator.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
+pub struct LauncherPlacement<'a> {
     pub namespace: &'a str,
     pub node: &'a NodeName,
     /// The node's label of that name, which need not be its own.
@@ -86,7 +86,7 @@ pub struct Place<'a> {
     pub accelerator: &'a AcceleratorId,
 }
 
-impl Origin<'_> {
+impl LauncherSource<'_> {
     /// Stands for what launchers are made from: another one, and they are to be replaced. It is the same on all nodes and
     /// whatever the order of the keys.
     #[must_use]
@@ -109,7 +109,7 @@ impl Origin<'_> {
     }
 }
 
-impl Source {
+impl LauncherRevision {
     /// Of launchers that are made now.
     #[must_use]
     pub fn of(config: &LauncherConfig) -> Self {
@@ -117,7 +117,7 @@ impl Source {
         Self {
             namespace: config.metadata.namespace.clone().unwrap_or_default(),
             config: label_value(name),
-            hash: Origin::Config(config).hash(),
+            hash: LauncherSource::Config(config).hash(),
         }
     }
 
@@ -133,15 +133,15 @@ impl Source {
 
     /// The LauncherConfig, whatever its template says.
     #[must_use]
-    pub fn place(&self) -> (String, String) {
+    pub fn config_key(&self) -> (String, String) {
         (self.namespace.clone(), self.config.clone())
     }
 
     /// What the decisions call it.
     #[must_use]
-    pub fn build(&self) -> Build {
+    pub fn build(&self) -> LauncherBuild {
         // None of the three has a slash in it.
-        Build(number(&[&*self.namespace, &self.config, &self.hash].join("/")))
+        LauncherBuild(hash64(&[&*self.namespace, &self.config, &self.hash].join("/")))
     }
 }
 
@@ -171,8 +171,8 @@ fn built_in(image: &str) -> Value {
 /// The Pod's name: there is one for each node and accelerator, so that nobody makes a second.
 #[must_use]
 pub fn name(node: &NodeName, accelerator: &AcceleratorId) -> String {
-    let hash: String = label::value(&format!("{node}/{accelerator}")).chars().take(HASH).collect();
-    let room = LONGEST - "launcher--".len() - HASH;
+    let hash: String = label::value(&format!("{node}/{accelerator}")).chars().take(HASH_CHARS).collect();
+    let room = MAX_LABEL_CHARS - "launcher--".len() - HASH_CHARS;
     let plain = |c: char| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' };
     let node: String = node.as_str().chars().map(plain).take(room).collect();
     format!("launcher-{}-{hash}", node.trim_matches('-'))
@@ -180,7 +180,7 @@ pub fn name(node: &NodeName, accelerator: &AcceleratorId) -> String {
 
 /// The node and the accelerator that a Pod is the launcher of; `None`: it is no launcher of ours.
 #[must_use]
-pub fn place(pod: &Pod) -> Option<(NodeName, AcceleratorId)> {
+pub fn placement_of(pod: &Pod) -> Option<(NodeName, AcceleratorId)> {
     let labels = pod.labels();
     if labels.get(COMPONENT).is_none_or(|what| what != LAUNCHER) {
         return None;
@@ -193,12 +193,12 @@ pub fn place(pod: &Pod) -> Option<(NodeName, AcceleratorId)> {
     Some((node, accelerator))
 }
 
-impl Place<'_> {
+impl LauncherPlacement<'_> {
     /// The whole Pod.
     ///
     /// # Errors
     /// The template does not say which container the launcher is.
-    pub fn pod(&self, origin: Origin<'_>, key: &StubKey) -> Result<Value, NoContainer> {
+    pub fn pod(&self, origin: LauncherSource<'_>, key: &StubKey) -> Result<Value, NoContainer> {
         let mut pod = origin.template();
         for list in ["/spec/containers", "/spec/initContainers"] {
             let containers = pod.pointer_mut(list).and_then(Value::as_array_mut);
@@ -215,7 +215,7 @@ impl Place<'_> {
         Ok(pod)
     }
 
-    fn metadata(&self, origin: Origin<'_>) -> Value {
+    fn metadata(&self, origin: LauncherSource<'_>) -> Value {
         let mut metadata = json!({
             "name": name(self.node, self.accelerator),
             "namespace": self.namespace,
@@ -226,7 +226,7 @@ impl Place<'_> {
             },
             "annotations": {ACCELERATORS: self.accelerator, TEMPLATE_HASH: origin.hash()},
         });
-        if let Origin::Config(config) = origin {
+        if let LauncherSource::Config(config) = origin {
             let name = config.metadata.name.clone().unwrap_or_default();
             let owner = json!({
                 "apiVersion": format!("{GROUP}/v1alpha1"),
@@ -318,7 +318,7 @@ fn force(container: &mut Map<String, Value>, token: &str) {
 /// As it is, or a hash where it is too long for a label.
 #[must_use]
 pub fn label_value(name: &str) -> String {
-    if name.len() <= LONGEST { name.to_owned() } else { label::value(name) }
+    if name.len() <= MAX_LABEL_CHARS { name.to_owned() } else { label::value(name) }
 }
 
 #[cfg(test)]

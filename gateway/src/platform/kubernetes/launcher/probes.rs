@@ -2,50 +2,52 @@
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
-use rouse::adapter::{Adapter, Kind, Manner, SleepApi, Task};
+use rouse_net::adapter::{Adapter, EngineKind, EngineProfile, ProbeTask, SleepApi};
 use tokio::{
     task::{AbortHandle, JoinSet},
     time,
 };
 
-use super::{Instance, Seen};
+use super::{LauncherInstance, LauncherWatchEvent};
 
 /// Between two questions: short at first, since somebody waits, and never longer than the last.
-const FIRST: Duration = Duration::from_millis(50);
-const LAST: Duration = Duration::from_secs(1);
+const MIN_PROBE_DELAY: Duration = Duration::from_millis(50);
+const MAX_PROBE_DELAY: Duration = Duration::from_secs(1);
 const GROWTH: f64 = 1.3;
 /// One question; an engine that loads its weights may be slow to answer.
-const MOMENT: Duration = Duration::from_secs(5);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Of one launcher, for as long as it is listened to.
-pub(super) struct Probes {
+pub(super) struct EngineProbes {
     address: IpAddr,
     /// Each ends with the instance as it is once it answers.
-    tasks: JoinSet<Instance>,
-    of: BTreeMap<String, AbortHandle>,
+    tasks: JoinSet<LauncherInstance>,
+    by_instance: BTreeMap<String, AbortHandle>,
 }
 
-impl Probes {
+impl EngineProbes {
     /// Its engines listen where the launcher does.
     pub(super) fn new(address: IpAddr) -> Self {
-        Self { address, tasks: JoinSet::new(), of: BTreeMap::new() }
+        Self { address, tasks: JoinSet::new(), by_instance: BTreeMap::new() }
     }
 
     /// Asks those that have come, and no more those that have gone.
-    pub(super) fn saw(&mut self, seen: &Seen) {
+    pub(super) fn on_event(&mut self, seen: &LauncherWatchEvent) {
         match seen {
-            Seen::Listed(all) => all.iter().for_each(|instance| self.ask(instance)),
-            Seen::Created(instance) => self.ask(instance),
-            Seen::Stopped { instance, .. } | Seen::Deleted(instance) => self.leave(&instance.id),
-            Seen::Updated(_) | Seen::Lost => {}
+            LauncherWatchEvent::Listed(all) => all.iter().for_each(|instance| self.start(instance)),
+            LauncherWatchEvent::Created(instance) => self.start(instance),
+            LauncherWatchEvent::Stopped { instance, .. } | LauncherWatchEvent::Deleted(instance) => {
+                self.stop(&instance.id)
+            }
+            LauncherWatchEvent::Updated(_) | LauncherWatchEvent::Disconnected => {}
         }
     }
 
     /// The next one that answers.
-    pub(super) async fn next(&mut self) -> Seen {
+    pub(super) async fn next(&mut self) -> LauncherWatchEvent {
         loop {
             match self.tasks.join_next().await {
-                Some(Ok(instance)) => return Seen::Updated(instance),
+                Some(Ok(instance)) => return LauncherWatchEvent::Updated(instance),
                 // It is asked no more.
                 Some(Err(_)) => {}
                 None => std::future::pending().await,
@@ -53,33 +55,33 @@ impl Probes {
         }
     }
 
-    fn ask(&mut self, instance: &Instance) {
+    fn start(&mut self, instance: &LauncherInstance) {
         let Some(port) = instance.port().filter(|_| instance.running && instance.ready.is_none()) else {
             return;
         };
-        let manner = Manner {
-            kind: Kind::Vllm,
+        let manner = EngineProfile {
+            kind: EngineKind::Vllm,
             sleep: SleepApi::Vllm,
             served_name: String::new(),
-            task: Task::None,
+            task: ProbeTask::None,
             api_key: None,
         };
         let engine = Adapter::new(manner, (self.address, port).into());
-        let answers = Instance { ready: Some(true), ..instance.clone() };
-        self.leave(&instance.id);
+        let answers = LauncherInstance { ready: Some(true), ..instance.clone() };
+        self.stop(&instance.id);
         let task = self.tasks.spawn(async move {
-            let mut gap = FIRST;
-            while engine.up(MOMENT).await.is_err() {
+            let mut gap = MIN_PROBE_DELAY;
+            while engine.check_awake(PROBE_TIMEOUT).await.is_err() {
                 time::sleep(gap).await;
-                gap = gap.mul_f64(GROWTH).min(LAST);
+                gap = gap.mul_f64(GROWTH).min(MAX_PROBE_DELAY);
             }
             answers
         });
-        self.of.insert(instance.id.clone(), task);
+        self.by_instance.insert(instance.id.clone(), task);
     }
 
-    fn leave(&mut self, id: &str) {
-        if let Some(task) = self.of.remove(id) {
+    fn stop(&mut self, id: &str) {
+        if let Some(task) = self.by_instance.remove(id) {
             task.abort();
         }
     }

@@ -7,65 +7,65 @@
 
 use std::{convert::Infallible, time::Duration};
 
-use rouse::caller::Failure;
+use rouse_net::http_client::HttpClientError;
 use serde::Deserialize;
 use tokio::{
     sync::mpsc::{self, error::SendError},
     time::{self, Instant},
 };
 
-use super::{CALL, Error, INSTANCES, Instance, Launcher, probes::Probes};
+use super::{CALL_TIMEOUT, Error, INSTANCES, LauncherClient, LauncherInstance, probes::EngineProbes};
 
 /// After a connection that broke; doubled with every one that breaks soon, up to the longest.
-const FIRST: Duration = Duration::from_millis(50);
-const LONGEST: Duration = Duration::from_secs(2);
+const MIN_RECONNECT_DELAY: Duration = Duration::from_millis(50);
+const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(2);
 /// A line shows one instance, which is as large as whoever made it said.
-const LINE: usize = 1 << 20;
+const MAX_LINE_BYTES: usize = 1 << 20;
 
 /// What is seen of a launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum LauncherWatchEvent {
     /// These are all that there are. First of each connection; what was heard before is out of date.
-    Listed(Vec<Instance>),
-    Created(Instance),
+    Listed(Vec<LauncherInstance>),
+    Created(LauncherInstance),
     /// It answers now, or does so no more. Of a launcher that does not tell only the former is seen.
-    Updated(Instance),
+    Updated(LauncherInstance),
     /// Its process ended by itself; it stays listed until it is deleted. The code is negative for a signal.
     Stopped {
-        instance: Instance,
+        instance: LauncherInstance,
         exit_code: Option<i32>,
     },
     /// Nothing of it is left.
-    Deleted(Instance),
+    Deleted(LauncherInstance),
     /// There is no connection: nothing more is known until the next list. It is told once, however long that takes.
-    Lost,
+    Disconnected,
 }
 
 /// A line of the stream.
 #[derive(Deserialize)]
-struct Event {
+struct WatchLine {
     #[serde(rename = "type")]
     kind: String,
-    object: Object,
+    object: WatchLineObject,
 }
 
 #[derive(Deserialize)]
-struct Object {
+struct WatchLineObject {
     #[serde(flatten)]
-    instance: Instance,
+    instance: LauncherInstance,
     #[serde(default)]
     exit_code: Option<i32>,
 }
 
-impl Event {
+impl WatchLine {
     /// None, for what later versions may tell.
-    fn seen(self) -> Option<Seen> {
-        let Object { instance, exit_code } = self.object;
+    fn into_event(self) -> Option<LauncherWatchEvent> {
+        let WatchLineObject { instance, exit_code } = self.object;
         match self.kind.as_str() {
-            "CREATED" => Some(Seen::Created(instance)),
-            "UPDATED" => Some(Seen::Updated(instance)),
-            "STOPPED" => Some(Seen::Stopped { instance, exit_code }),
-            "DELETED" => Some(Seen::Deleted(instance)),
+            "CREATED" => Some(LauncherWatchEvent::Created(instance)),
+            "UPDATED" => Some(LauncherWatchEvent::Updated(instance)),
+            "STOPPED" => Some(LauncherWatchEvent::Stopped { instance, exit_code }),
+            "DELETED" => Some(LauncherWatchEvent::Deleted(instance)),
             _ => None,
         }
     }
@@ -73,84 +73,93 @@ impl Event {
 
 /// Why a connection is over.
 #[derive(Debug, thiserror::Error)]
-enum End {
+enum WatchEnd {
     #[error(transparent)]
     Launcher(#[from] Error),
     #[error("nobody listens")]
-    Unheard,
+    ReceiverClosed,
 }
 
-impl From<Failure> for End {
-    fn from(failure: Failure) -> Self {
+impl From<HttpClientError> for WatchEnd {
+    fn from(failure: HttpClientError) -> Self {
         Self::Launcher(failure.into())
     }
 }
 
-impl<M> From<SendError<M>> for End {
+impl<M> From<SendError<M>> for WatchEnd {
     fn from(_: SendError<M>) -> Self {
-        Self::Unheard
+        Self::ReceiverClosed
     }
 }
 
-pub(super) async fn follow<M>(launcher: &Launcher, told: &mpsc::Sender<M>, wrap: impl Fn(Seen) -> M) {
+pub(super) async fn run<M>(
+    launcher: &LauncherClient,
+    told: &mpsc::Sender<M>,
+    wrap: impl Fn(LauncherWatchEvent) -> M,
+) {
     tokio::select! {
         () = told.closed() => {}
-        () = connect(launcher, told, &wrap) => {}
+        () = reconnect(launcher, told, &wrap) => {}
     }
 }
 
 /// Again and again, until nobody listens.
-async fn connect<M>(launcher: &Launcher, told: &mpsc::Sender<M>, wrap: &impl Fn(Seen) -> M) {
-    let (mut pause, mut lost) = (FIRST, false);
+async fn reconnect<M>(
+    launcher: &LauncherClient,
+    told: &mpsc::Sender<M>,
+    wrap: &impl Fn(LauncherWatchEvent) -> M,
+) {
+    let (mut pause, mut lost) = (MIN_RECONNECT_DELAY, false);
     loop {
         let begun = Instant::now();
         let mut listed = false;
         let Err(end) = stream(launcher, told, wrap, &mut listed).await;
-        let End::Launcher(error) = end else { return };
+        let WatchEnd::Launcher(error) = end else { return };
         if listed || !lost {
             tracing::info!(%error, address = %launcher.address, "a launcher is lost");
-            if told.send(wrap(Seen::Lost)).await.is_err() {
+            if told.send(wrap(LauncherWatchEvent::Disconnected)).await.is_err() {
                 return;
             }
         }
         lost = true;
-        pause = if begun.elapsed() > LONGEST { FIRST } else { pause };
+        pause = if begun.elapsed() > MAX_RECONNECT_DELAY { MIN_RECONNECT_DELAY } else { pause };
         time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST);
+        pause = (pause * 2).min(MAX_RECONNECT_DELAY);
     }
 }
 
 /// One connection, to its end. `listed`: the list was told.
 async fn stream<M>(
-    launcher: &Launcher,
+    launcher: &LauncherClient,
     told: &mpsc::Sender<M>,
-    wrap: &impl Fn(Seen) -> M,
+    wrap: &impl Fn(LauncherWatchEvent) -> M,
     listed: &mut bool,
-) -> Result<Infallible, End> {
+) -> Result<Infallible, WatchEnd> {
     let all = launcher.list().await?;
     let path = format!("{INSTANCES}/watch?since={}&ready=true", all.revision);
-    let mut lines = launcher.caller.lines(&path, Some(launcher.epoch), CALL, LINE).await?;
+    let mut lines =
+        launcher.client.stream_lines(&path, Some(launcher.epoch), CALL_TIMEOUT, MAX_LINE_BYTES).await?;
     // 410 where more has happened since the list than the launcher keeps: it is listed anew.
     if lines.status() != 200 {
         let text = "it cannot be watched".to_owned();
         return Err(Error::Refused { status: lines.status(), text }.into());
     }
     if launcher.revision().await? < all.revision {
-        return Err(Failure::Broken.into());
+        return Err(HttpClientError::Broken.into());
     }
-    let mut probes = Probes::new(launcher.address.ip());
-    let mut seen = Some(Seen::Listed(all.instances));
+    let mut probes = EngineProbes::new(launcher.address.ip());
+    let mut seen = Some(LauncherWatchEvent::Listed(all.instances));
     loop {
         if let Some(seen) = seen {
-            probes.saw(&seen);
+            probes.on_event(&seen);
             told.send(wrap(seen)).await?;
             *listed = true;
         }
         seen = tokio::select! {
             // A launcher ends it for those who are too slow, and when it ends itself.
             line = lines.next() => {
-                let line = line?.ok_or(Failure::Broken)?;
-                serde_json::from_slice::<Event>(&line).map_err(|_| Failure::Broken)?.seen()
+                let line = line?.ok_or(HttpClientError::Broken)?;
+                serde_json::from_slice::<WatchLine>(&line).map_err(|_| HttpClientError::Broken)?.into_event()
             }
             answers = probes.next() => Some(answers),
         };

@@ -1,10 +1,10 @@
 //! What a gateway finds when it starts.
 
-use rouse::fleet::event::Found;
+use rouse::fleet::event::AdoptedEngine;
 
 use super::*;
 
-fn found(event: &Event) -> &Found {
+fn found(event: &Event) -> &AdoptedEngine {
     match event {
         Event::Adopted { generation: FIRST, found, .. } => found,
         other => panic!("not adopted: {other:?}"),
@@ -13,40 +13,40 @@ fn found(event: &Event) -> &Found {
 
 #[tokio::test]
 async fn an_engine_outlives_its_gateway_and_is_adopted_with_its_idle_clock() {
-    let mut world = World::new(vec![sim("m", "")]);
+    let mut world = LocalPlatformHarness::new(vec![sim("m", "")]);
     world.adopted().await;
     world.run("m").await;
     let pid = world.pid("m");
     let last_end = Tick(1_234_567);
     world.local.note_idle(&engine("m"), FIRST, last_end);
-    let learned = Learned { wake: Some(Millis(50)), ..Learned::default() };
+    let learned = LearnedMeasurements { wake: Some(Millis(50)), ..LearnedMeasurements::default() };
     world.local.save_learned(BTreeMap::from([("m".into(), learned)]));
 
     let mut world = world.restart(vec![sim("m", "")]).await;
     let began = time::Instant::now();
     let events = world.adopted().await;
     assert!(time::Instant::now() - began < Duration::from_secs(2));
-    assert_eq!(events[0], Event::Recalled { model: "m".into(), learned });
+    assert_eq!(events[0], Event::MeasurementsRestored { model: "m".into(), learned });
     let adopted = found(&events[1]);
     assert_eq!(
-        (adopted.ready, adopted.asleep, adopted.last_end, adopted.fingerprint),
+        (adopted.ready, adopted.asleep, adopted.last_lease_end, adopted.fingerprint),
         (true, None, last_end, 7)
     );
     assert_eq!(world.pid("m"), pid);
 
     world.stop("m", Millis::secs(5));
-    assert_eq!(world.gone("m").await, Cause::Stopped);
+    assert_eq!(world.gone("m").await, FailureCause::Stopped);
     assert_eq!(world.restart(Vec::new()).await.adopted().await.len(), 1);
 }
 
 #[tokio::test]
 async fn a_sleeper_is_adopted_asleep_and_a_starting_engine_becomes_ready() {
     let models = || vec![sim("asleep", ""), sim("slow", "--start-time 1500ms")];
-    let mut world = World::new(models());
+    let mut world = LocalPlatformHarness::new(models());
     world.adopted().await;
     world.run("asleep").await;
     let (id, generation) = (engine("asleep"), FIRST);
-    world.local.submit(Command::Sleep { engine: id, generation, level: Level::Two });
+    world.local.submit(Command::Sleep { engine: id, generation, level: SleepLevel::Two });
     assert!(matches!(world.next().await, Event::Slept { .. }));
     world.launch("slow");
     assert!(matches!(world.next().await, Event::Started { .. }));
@@ -57,7 +57,7 @@ async fn a_sleeper_is_adopted_asleep_and_a_starting_engine_becomes_ready() {
         let Event::Adopted { engine, found, .. } = event else { panic!("{event:?}") };
         seen.insert(engine.model.to_string(), (found.asleep, found.ready));
     }
-    assert_eq!(seen["asleep"], (Some(Level::Two), true));
+    assert_eq!(seen["asleep"], (Some(SleepLevel::Two), true));
     assert_eq!(seen["slow"], (None, false));
     while !matches!(world.next().await, Event::Ready { .. }) {}
     for model in ["asleep", "slow"] {
@@ -68,7 +68,7 @@ async fn a_sleeper_is_adopted_asleep_and_a_starting_engine_becomes_ready() {
 
 #[tokio::test]
 async fn an_adopted_engine_that_dies_is_noticed() {
-    let mut world = World::new(vec![sim("m", "")]);
+    let mut world = LocalPlatformHarness::new(vec![sim("m", "")]);
     world.adopted().await;
     world.run("m").await;
     let pid = nix::unistd::Pid::from_raw(world.pid("m"));
@@ -80,7 +80,7 @@ async fn an_adopted_engine_that_dies_is_noticed() {
 
 #[tokio::test]
 async fn an_engine_of_a_model_that_is_no_longer_configured_is_ended() {
-    let mut world = World::new(vec![sim("m", "")]);
+    let mut world = LocalPlatformHarness::new(vec![sim("m", "")]);
     world.adopted().await;
     world.run("m").await;
     let pid = world.pid("m");
@@ -92,7 +92,7 @@ async fn an_engine_of_a_model_that_is_no_longer_configured_is_ended() {
 /// The pid was recorded, but belongs to something else by now: it is neither adopted nor harmed.
 #[tokio::test]
 async fn a_stranger_with_a_recorded_pid_is_left_alone() {
-    let mut world = World::new(vec![sim("m", "")]);
+    let mut world = LocalPlatformHarness::new(vec![sim("m", "")]);
     world.adopted().await;
     world.run("m").await;
     let mut stranger = tokio::process::Command::new("sleep").arg("1000").process_group(0).spawn().unwrap();
@@ -112,7 +112,7 @@ async fn a_stranger_with_a_recorded_pid_is_left_alone() {
 
 #[tokio::test]
 async fn a_process_that_was_started_but_never_recorded_is_ended() {
-    let mut world = World::new(vec![sim("m", "")]);
+    let mut world = LocalPlatformHarness::new(vec![sim("m", "")]);
     world.adopted().await;
     world.run("m").await;
     let pid = world.pid("m");
@@ -128,7 +128,7 @@ async fn a_process_that_was_started_but_never_recorded_is_ended() {
 #[tokio::test]
 async fn an_engine_whose_port_belongs_to_somebody_else_is_ended() {
     let models = || vec![script("m", &["sleep", "1000"])];
-    let mut world = World::new(models());
+    let mut world = LocalPlatformHarness::new(models());
     world.adopted().await;
     world.launch("m");
     let Event::Started { address, .. } = world.next().await else { panic!("not started") };
@@ -141,7 +141,7 @@ async fn an_engine_whose_port_belongs_to_somebody_else_is_ended() {
 
 #[tokio::test]
 async fn nothing_that_matters_is_lost_when_the_gateway_does_not_end_in_order() {
-    let mut world = World::new(vec![sim("m", "")]);
+    let mut world = LocalPlatformHarness::new(vec![sim("m", "")]);
     world.adopted().await;
     world.run("m").await;
     let (pid, last_end) = (world.pid("m"), Tick(1_234_567));
@@ -155,8 +155,8 @@ async fn nothing_that_matters_is_lost_when_the_gateway_does_not_end_in_order() {
     noted.await.expect("the idle clock is on disk within seconds");
     let mut world = world.crash();
     let events = world.adopted().await;
-    assert_eq!((found(&events[0]).ready, found(&events[0]).last_end), (true, last_end));
+    assert_eq!((found(&events[0]).ready, found(&events[0]).last_lease_end), (true, last_end));
     assert_eq!((events.len(), world.pid("m")), (1, pid));
     world.stop("m", Millis::secs(5));
-    assert_eq!(world.gone("m").await, Cause::Stopped);
+    assert_eq!(world.gone("m").await, FailureCause::Stopped);
 }

@@ -3,17 +3,17 @@
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 
-use super::super::Duo;
-use crate::launched::lives;
+use super::super::DualPodsFixture;
+use crate::launched::generations;
 
-impl Duo {
+impl DualPodsFixture {
     /// An engine of this InferenceServerConfig sleeps, one of so many in the launcher.
     async fn sleeper(&self, name: &str, left: usize) -> Pod {
         self.config(name, "").await;
         self.request(name, 1, 1).await;
-        self.launched(name).await;
+        self.until_launched(name).await;
         self.scale(name, 0).await;
-        self.put_away(name, left).await
+        self.until_unbound(name, left).await
     }
 }
 
@@ -23,55 +23,55 @@ fn of(launcher: &Pod) -> Option<&str> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn per_launcher_cap_a_third_configuration_ends_the_sleeper_used_longest_ago() {
-    let mut duo = Duo::with_launchers("dual-launcher-limit", 1).await;
+    let mut duo = DualPodsFixture::with_launchers("dual-launcher-limit", 1).await;
     duo.launcher_config("launchers", "", "template", Some(2)).await;
-    let first = lives(&duo.sleeper("one", 1).await);
+    let first = generations(&duo.sleeper("one", 1).await);
     let launcher = duo.sleeper("two", 2).await;
-    let both = lives(&launcher);
+    let both = generations(&launcher);
     let second = both.iter().find(|life| !first.contains(life)).unwrap();
     // The older one is used once more, so that it is not the one to go; whoever leads next knows that.
     duo.scale("one", 1).await;
-    duo.launched("one").await;
+    duo.until_launched("one").await;
     duo.scale("one", 0).await;
-    duo.put_away("one", 2).await;
+    duo.until_unbound("one", 2).await;
     duo.restart("gateway-1").await;
     duo.config("three", "").await;
     duo.request("three", 1, 1).await;
-    let (_, full) = duo.launched("three").await;
-    let left = lives(&full);
+    let (_, full) = duo.until_launched("three").await;
+    let left = generations(&full);
     assert_eq!((full.uid(), left.len()), (launcher.uid(), 2), "{left:?}");
     assert!(left.contains(&first[0]) && !left.contains(second), "{left:?} of {both:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_edited_launcher_config_replaces_a_launcher_nobody_is_bound_to() {
-    let duo = Duo::with_launchers("dual-launcher-edit", 1).await;
+    let duo = DualPodsFixture::with_launchers("dual-launcher-edit", 1).await;
     let sleeper = duo.sleeper("one", 1).await;
     // How many it holds is no part of what it is made from.
     duo.launcher_config("launchers", "", "template", Some(3)).await;
     duo.scale("one", 1).await;
-    let (_, bound) = duo.launched("one").await;
-    assert_eq!((bound.uid(), lives(&bound)), (sleeper.uid(), lives(&sleeper)));
+    let (_, bound) = duo.until_launched("one").await;
+    assert_eq!((bound.uid(), generations(&bound)), (sleeper.uid(), generations(&sleeper)));
     duo.launcher_config("launchers", "", "edited", Some(3)).await;
     duo.scale("one", 0).await;
-    duo.see("one", "no launcher", |_, launchers| launchers.is_empty()).await;
+    duo.until_launchers("one", "no launcher", |_, launchers| launchers.is_empty()).await;
     duo.scale("one", 1).await;
-    let (_, next) = duo.launched("one").await;
+    let (_, next) = duo.until_launched("one").await;
     assert_eq!(of(&next), Some("edited"));
     duo.scale("one", 0).await;
-    duo.put_away("one", 1).await;
+    duo.until_unbound("one", 1).await;
     duo.launcher_config("launchers", "", "again", None).await;
-    duo.see("one", "no launcher", |_, launchers| launchers.is_empty()).await;
+    duo.until_launchers("one", "no launcher", |_, launchers| launchers.is_empty()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_launcher_of_another_launcher_config_makes_way_for_who_asks() {
-    let duo = Duo::with_launchers("dual-launcher-other", 1).await;
+    let duo = DualPodsFixture::with_launchers("dual-launcher-other", 1).await;
     duo.launcher_config("others", "", "others", None).await;
     let launcher = duo.sleeper("one", 1).await;
     duo.config_in("others", "two", "").await;
     duo.request("two", 1, 1).await;
-    let (_, other) = duo.launched("two").await;
+    let (_, other) = duo.until_launched("two").await;
     assert_ne!(other.uid(), launcher.uid());
-    assert_eq!((of(&other), lives(&other).len()), (Some("others"), 1));
+    assert_eq!((of(&other), generations(&other).len()), (Some("others"), 1));
 }

@@ -4,19 +4,19 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{ResourceExt as _, core::DynamicObject, runtime::wait::await_condition};
-use rouse_cluster::wait::PATIENCE;
+use rouse_cluster::wait::WAIT_TIMEOUT;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::{
-    dual::Duo,
+    dual::DualPodsFixture,
     pairs::{annotation, is_ready, label},
 };
 
 /// A LauncherPopulationPolicy has them made before anybody asks. One that nobody wants any more goes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn basic_launcher_pod_creation() {
-    let duo = Duo::with_launchers_of("dual-launcher-basic", 2, ", idle: 1s", "").await;
+    let duo = DualPodsFixture::with_launchers_of("dual-launcher-basic", 2, ", idle: 1s", "").await;
     let own = duo.world.name().to_owned();
     let node = duo.world.runner.node(&format!("{own}-a"));
     let numbers: BTreeMap<_, _> = (0..).zip(node.devices()).map(|(at, (id, _))| (id, at)).collect();
@@ -34,7 +34,7 @@ async fn basic_launcher_pod_creation() {
             launchers.len() == count
                 && launchers.iter().all(|own| is_ready(own) && own.metadata.deletion_timestamp.is_none())
         };
-        duo.see("one", "launchers", ready).await.1
+        duo.until_launchers("one", "launchers", ready).await.1
     };
     duo.config("one", "").await;
     populate(json!({"min": "2"}), 2).await;
@@ -46,7 +46,7 @@ async fn basic_launcher_pod_creation() {
         is_ready(requester)
             && launchers.iter().find(names).is_some_and(|own| label(own, "sleeping") == Some("false"))
     };
-    let (requesters, all) = duo.see("one", "a ready requester", bound).await;
+    let (requesters, all) = duo.until_launchers("one", "a ready requester", bound).await;
     assert!(annotation(&requesters[0], "accelerators").is_some());
     let uids = |all: &[Pod]| all.iter().map(|own| own.uid().unwrap()).collect::<BTreeSet<_>>();
     assert_eq!(uids(&all), uids(&both), "nobody made another one");
@@ -58,7 +58,7 @@ async fn basic_launcher_pod_creation() {
     populate(json!({"min": "2"}), 1).await;
     assert_eq!(launchers(1).await[0].uid(), serves.uid(), "the one with an engine stays");
     duo.scale("one", 0).await;
-    let sleeper = duo.put_away("one", 1).await;
+    let sleeper = duo.until_unbound("one", 1).await;
     assert_eq!(sleeper.uid(), serves.uid());
     // A policy that names what there is not says so, and one that cannot be followed stays as it was.
     let policies = duo.objects("LauncherPopulationPolicy");
@@ -68,7 +68,7 @@ async fn basic_launcher_pod_creation() {
                 own.data["status"]["errors"][0].as_str().unwrap_or_default().contains(text)
             })
         };
-        timeout(PATIENCE, await_condition(policies.clone(), "all", says)).await.unwrap().unwrap();
+        timeout(WAIT_TIMEOUT, await_condition(policies.clone(), "all", says)).await.unwrap().unwrap();
     };
     populate(json!({"min": "3", "max": "2"}), 2).await;
     said("nothing is between so much and so little").await;

@@ -12,8 +12,8 @@ fn config(template: Value) -> LauncherConfig {
     serde_json::from_value(object).unwrap()
 }
 
-fn made(origin: Origin<'_>) -> Result<Value, NoContainer> {
-    let place = Place {
+fn made(origin: LauncherSource<'_>) -> Result<Value, NoContainer> {
+    let place = LauncherPlacement {
         namespace: "chat",
         node: &"node-1.example".into(),
         hostname: "node-1",
@@ -23,7 +23,7 @@ fn made(origin: Origin<'_>) -> Result<Value, NoContainer> {
 }
 
 fn of_config(template: Value) -> Value {
-    made(Origin::Config(&config(template))).unwrap()
+    made(LauncherSource::Config(&config(template))).unwrap()
 }
 
 fn env(container: &Value) -> Vec<(&str, &str)> {
@@ -118,7 +118,7 @@ fn a_configurations_pod_is_kept_but_for_what_makes_it_a_launcher_of_its_place() 
 
 #[test]
 fn an_image_alone_makes_a_launcher() {
-    let pod = made(Origin::Image("vllm-with-rouse:1")).unwrap();
+    let pod = made(LauncherSource::Image("vllm-with-rouse:1")).unwrap();
     let launcher = &pod["spec"]["containers"][0];
     assert_eq!(
         (&launcher["name"], &launcher["image"], &launcher["command"]),
@@ -179,7 +179,7 @@ fn a_template_that_does_not_say_which_container_it_is_makes_none() {
         json!({"spec": {"containers": ["inference-server", 7]}}),
         json!({"spec": {"initContainers": [{"name": "inference-server"}]}}),
     ] {
-        assert_eq!(made(Origin::Config(&config(template.clone()))), Err(NoContainer), "{template}");
+        assert_eq!(made(LauncherSource::Config(&config(template.clone()))), Err(NoContainer), "{template}");
     }
 }
 
@@ -205,13 +205,13 @@ fn a_name_is_a_dns_label_and_its_places_alone() {
 
 #[test]
 fn long_names_of_objects_are_labels_all_the_same() {
-    let place = Place {
+    let place = LauncherPlacement {
         namespace: "chat",
         node: &"n".repeat(64).into(),
         hostname: "n",
         accelerator: &"GPU-7".into(),
     };
-    let pod = place.pod(Origin::Image("i"), &StubKey::example()).unwrap();
+    let pod = place.pod(LauncherSource::Image("i"), &StubKey::example()).unwrap();
     assert_eq!(pod["metadata"]["labels"][NODE_NAME], label::value(&"n".repeat(64)));
 }
 
@@ -220,28 +220,28 @@ fn a_launchers_pod_says_what_it_was_made_from() {
     let template =
         |image: &str| json!({"spec": {"containers": [{"name": "inference-server", "image": image}]}});
     let pod: Pod = serde_json::from_value(of_config(template("a"))).unwrap();
-    let made_from = Source::read(&pod).unwrap();
-    assert_eq!(made_from, Source::of(&config(template("a"))));
-    let edited = Source::of(&config(template("b")));
-    assert_eq!(edited.place(), made_from.place());
+    let made_from = LauncherRevision::read(&pod).unwrap();
+    assert_eq!(made_from, LauncherRevision::of(&config(template("a"))));
+    let edited = LauncherRevision::of(&config(template("b")));
+    assert_eq!(edited.config_key(), made_from.config_key());
     assert_ne!(edited.build(), made_from.build());
     let mut other = config(template("a"));
     other.spec.max_instances = None;
-    assert_eq!(Source::of(&other), made_from, "that is no part of the Pod");
+    assert_eq!(LauncherRevision::of(&other), made_from, "that is no part of the Pod");
     other.metadata.namespace = Some("other".to_owned());
-    assert_ne!(Source::of(&other).build(), made_from.build());
-    let by_image: Pod = serde_json::from_value(made(Origin::Image("a")).unwrap()).unwrap();
-    assert_eq!(Source::read(&by_image), None);
+    assert_ne!(LauncherRevision::of(&other).build(), made_from.build());
+    let by_image: Pod = serde_json::from_value(made(LauncherSource::Image("a")).unwrap()).unwrap();
+    assert_eq!(LauncherRevision::read(&by_image), None);
 }
 
 #[test]
 fn a_template_has_one_hash_on_all_nodes_and_in_any_order_of_its_keys() {
-    let of = |text: &str| Origin::Config(&config(serde_json::from_str(text).unwrap())).hash();
+    let of = |text: &str| LauncherSource::Config(&config(serde_json::from_str(text).unwrap())).hash();
     let hash = of(r#"{"metadata":{"labels":{"a":"1","b":"2"}},"spec":{"x":1,"containers":[]}}"#);
     assert_eq!(of(r#"{"spec":{"containers":[],"x":1},"metadata":{"labels":{"b":"2","a":"1"}}}"#), hash);
     assert_ne!(of(r#"{"metadata":{"labels":{"a":"1","b":"2"}},"spec":{"x":2,"containers":[]}}"#), hash);
     assert_ne!(of(r#"{"metadata":{"labels":{"a":"1"}},"spec":{"x":1,"containers":[]}}"#), hash);
-    assert_ne!(Origin::Image("a").hash(), Origin::Image("b").hash());
-    let pod = made(Origin::Image("a")).unwrap();
-    assert_eq!(pod["metadata"]["annotations"][TEMPLATE_HASH], Origin::Image("a").hash());
+    assert_ne!(LauncherSource::Image("a").hash(), LauncherSource::Image("b").hash());
+    let pod = made(LauncherSource::Image("a")).unwrap();
+    assert_eq!(pod["metadata"]["annotations"][TEMPLATE_HASH], LauncherSource::Image("a").hash());
 }

@@ -69,23 +69,25 @@ fn line(kind: &str, id: &str) -> String {
 fn watch(address: SocketAddr) -> (Receiver<String>, JoinHandle<()>) {
     let (told, seen) = mpsc::channel(1);
     let task = tokio::spawn(async move {
-        let launcher = Launcher::new(address, None, 7);
+        let launcher = LauncherClient::new(address, None, 7);
         launcher.watch(told, |seen| named(&seen)).await;
     });
     (seen, task)
 }
 
-fn named(seen: &Seen) -> String {
+fn named(seen: &LauncherWatchEvent) -> String {
     match seen {
-        Seen::Listed(all) => {
+        LauncherWatchEvent::Listed(all) => {
             let ids: Vec<_> = all.iter().map(|instance| instance.id.as_str()).collect();
             format!("listed {}", ids.join(" "))
         }
-        Seen::Created(instance) => format!("created {}", instance.id),
-        Seen::Updated(instance) => format!("updated {}", instance.id),
-        Seen::Stopped { instance, exit_code } => format!("stopped {} {exit_code:?}", instance.id),
-        Seen::Deleted(instance) => format!("deleted {}", instance.id),
-        Seen::Lost => "lost".to_owned(),
+        LauncherWatchEvent::Created(instance) => format!("created {}", instance.id),
+        LauncherWatchEvent::Updated(instance) => format!("updated {}", instance.id),
+        LauncherWatchEvent::Stopped { instance, exit_code } => {
+            format!("stopped {} {exit_code:?}", instance.id)
+        }
+        LauncherWatchEvent::Deleted(instance) => format!("deleted {}", instance.id),
+        LauncherWatchEvent::Disconnected => "lost".to_owned(),
     }
 }
 
@@ -160,7 +162,7 @@ async fn a_launcher_that_is_started_anew_between_its_list_and_its_stream_is_list
 
 #[tokio::test]
 async fn a_launcher_that_is_not_to_be_understood_is_lost_and_nothing_of_it_is_kept() {
-    let long = format!("{{\"type\":\"{}\"}}", "x".repeat(LINE));
+    let long = format!("{{\"type\":\"{}\"}}", "x".repeat(MAX_LINE_BYTES));
     for bad in ["junk".to_owned(), r#"{"type":"CREATED"}"#.to_owned(), long] {
         let answers = vec![
             whole("200 OK", "[]"),

@@ -1,0 +1,70 @@
+//! Who asked the API server for what: its own audit log, of service accounts alone, which is what gateways are.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+
+use crate::{resources::ClusterResources, user::ClusterUser};
+
+/// One call that was answered. A watch counts when it begins.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AuditedCall {
+    pub verb: String,
+    /// With what is below it: `pod_subnet`, `inferencemodels/status`.
+    pub resource: String,
+    /// Of the object; empty for a list.
+    pub name: String,
+    /// The status of the answer.
+    pub code: u64,
+}
+
+/// What the API server is told about it.
+pub(crate) fn api_server_flags(ground: &ClusterResources) -> Result<Vec<(&'static str, String)>> {
+    let policy = ground.state().join("audit.json");
+    let rules = json!({
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts"]}, {"level": "None"}],
+    });
+    fs::write(&policy, rules.to_string()).with_context(|| policy.display().to_string())?;
+    Ok(vec![
+        ("audit-policy-file", policy.display().to_string()),
+        ("audit-log-path", log_path(ground).display().to_string()),
+        // A call is in it when it is answered.
+        ("audit-log-mode", "blocking".to_owned()),
+    ])
+}
+
+/// All calls of this user so far.
+pub(crate) fn calls_of(ground: &ClusterResources, user: &ClusterUser) -> Result<Vec<AuditedCall>> {
+    let log = log_path(ground);
+    let text = fs::read_to_string(&log).with_context(|| log.display().to_string())?;
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    let mut calls = Vec::new();
+    for line in whole.lines() {
+        let event: Value = serde_json::from_str(line).context("a line of the audit log")?;
+        if event["user"]["username"] == user.name() {
+            calls.extend(parse_call(&event));
+        }
+    }
+    Ok(calls)
+}
+
+/// A watch is in the log twice, when it begins and when it ends; whatever else, once.
+fn parse_call(event: &Value) -> Option<AuditedCall> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let (verb, of) = (text(&event["verb"]), &event["objectRef"]);
+    let counts = if verb == "watch" { "ResponseStarted" } else { "ResponseComplete" };
+    let resource = match (text(&of["resource"]), text(&of["subresource"])) {
+        (resource, below) if below.is_empty() => resource,
+        (resource, below) => format!("{resource}/{below}"),
+    };
+    let code = event["responseStatus"]["code"].as_u64().unwrap_or_default();
+    (event["stage"] == counts).then(|| AuditedCall { verb, resource, name: text(&of["name"]), code })
+}
+
+fn log_path(ground: &ClusterResources) -> PathBuf {
+    ground.base_logs().join("audit.log")
+}

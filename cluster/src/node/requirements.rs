@@ -1,0 +1,95 @@
+//! What a node takes, and what brings it. All that is missing is said at once, and never passed over.
+
+use std::{
+    env,
+    ffi::OsStr,
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+/// Programs by the Debian package that has them.
+const REQUIRED_PROGRAMS: &[(&str, &str)] = &[
+    ("bash", "bash"),
+    ("containerd", "containerd"),
+    ("ctr", "containerd"),
+    ("containerd-shim-runc-v2", "containerd"),
+    ("runc", "runc"),
+    ("ip", "iproute2"),
+    ("mount", "mount"),
+    ("nsenter", "util-linux"),
+    ("unshare", "util-linux"),
+];
+/// Where distributions, and those who build them, put CNI's plugins.
+const PLUGIN_FOLDERS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
+/// Those that the node's network is made of.
+const REQUIRED_PLUGINS: [&str; 3] = ["bridge", "host-local", "loopback"];
+
+/// # Errors
+/// Says all that is missing and how to get it.
+pub(super) fn check() -> Result<()> {
+    let root = fs::metadata("/proc/self").context("/proc/self")?.uid() == 0;
+    let lacks =
+        missing(root, Path::new("/sys/fs/cgroup"), &env::var_os("PATH").unwrap_or_default(), plugin_folder());
+    if !lacks.is_empty() {
+        bail!("a node cannot run here. What is missing:\n  {}", lacks.join("\n  "));
+    }
+    Ok(())
+}
+
+fn missing(root: bool, cgroups: &Path, path: &OsStr, plugins: Option<PathBuf>) -> Vec<String> {
+    let mut lacks = Vec::new();
+    if !root {
+        lacks.push("root: a node makes namespaces, mounts and cgroups".to_owned());
+    }
+    if !["cgroup.controllers", "memory/cgroup.procs"].iter().any(|file| cgroups.join(file).exists()) {
+        let cgroups = cgroups.display();
+        lacks.push(format!("cgroups: at {cgroups} is neither version 2 nor version 1's memory controller"));
+    }
+    for (program, package) in REQUIRED_PROGRAMS {
+        if !env::split_paths(path).any(|folder| folder.join(program).exists()) {
+            lacks.push(format!("{program}: apt-get install {package}"));
+        }
+    }
+    if plugins.is_none() {
+        lacks.push(format!(
+            "CNI's plugins {}: apt-get install containernetworking-plugins",
+            REQUIRED_PLUGINS.join(", ")
+        ));
+    }
+    lacks
+}
+
+/// The folder of CNI's plugins.
+pub(super) fn plugin_folder() -> Option<PathBuf> {
+    let has_all =
+        |folder: &&&str| REQUIRED_PLUGINS.iter().all(|plugin| Path::new(folder).join(plugin).exists());
+    PLUGIN_FOLDERS.iter().find(has_all).map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_is_missing_is_said_at_once() {
+        let nowhere = Path::new("/nowhere");
+        let lacks = missing(false, nowhere, nowhere.as_os_str(), None);
+        let named = |words: &str| lacks.iter().any(|line| line.contains(words));
+        for words in
+            ["root", "cgroups", "apt-get install runc", "apt-get install containernetworking-plugins"]
+        {
+            assert!(named(words), "{words} is not in {lacks:?}");
+        }
+        assert_eq!(lacks.len(), REQUIRED_PROGRAMS.len() + 3);
+
+        let here = tempfile::tempdir().unwrap();
+        for program in REQUIRED_PROGRAMS.iter().map(|(program, _)| program).chain(&["cgroup.controllers"]) {
+            fs::write(here.path().join(program), "").unwrap();
+        }
+        let lacks = missing(true, here.path(), here.path().as_os_str(), Some(nowhere.into()));
+        assert_eq!(lacks, Vec::<String>::new());
+    }
+}

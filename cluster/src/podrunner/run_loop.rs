@@ -1,0 +1,277 @@
+//! The one who watches: sees Pods and nodes come, change and go, binds what has no node, and hands the rest to its workers.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use k8s_openapi::api::core::v1::{Binding, Node, ObjectReference, Pod};
+use kube::{
+    Api, ResourceExt as _,
+    api::{ObjectMeta, Patch, PatchParams, PostParams},
+    runtime::{
+        WatchStreamExt as _,
+        watcher::{self, Event, watcher},
+    },
+};
+use serde_json::json;
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+    time::{self, Instant},
+};
+
+use super::{
+    RunnerContext,
+    node::{NodeLink, RUNNER_LABEL, RunningNode},
+    pod::{ObservedPod, PodWorker},
+    schedule,
+};
+
+/// A binding that failed is tried again so much later.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+
+pub(super) enum RunnerCommand {
+    /// Renew this node's lease.
+    RenewLease(Arc<RunningNode>),
+}
+
+struct RunLoop {
+    context: Arc<RunnerContext>,
+    /// By uid.
+    pods: BTreeMap<String, Arc<Pod>>,
+    /// By namespace, while a watch begins anew: who is in it.
+    listed: BTreeMap<String, Vec<String>>,
+    nodes: BTreeMap<String, Node>,
+    /// Where Pods are bound to whose objects do not say so yet.
+    bound: BTreeMap<String, String>,
+    worker_txs: BTreeMap<String, watch::Sender<ObservedPod>>,
+    tasks: JoinSet<()>,
+    retry_at: Option<Instant>,
+}
+
+/// Does so until it is aborted; its workers go with it.
+pub(super) async fn run(shared: Arc<RunnerContext>, mut orders: mpsc::Receiver<RunnerCommand>) {
+    let client = shared.client.clone();
+    let pods = shared.namespaces.clone().into_iter().map(|namespace| {
+        let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+        let events = watcher(pods, watcher::Config::default()).default_backoff();
+        events.map_ok(move |event| (namespace.clone(), event)).boxed()
+    });
+    let ours = watcher::Config::default().labels(&format!("{RUNNER_LABEL}={}", shared.name));
+    let mut nodes = watcher(Api::<Node>::all(client.clone()), ours).default_backoff().boxed();
+    let mut pods = stream::select_all(pods);
+    let mut keeper = RunLoop {
+        context: shared,
+        pods: BTreeMap::new(),
+        listed: BTreeMap::new(),
+        nodes: BTreeMap::new(),
+        bound: BTreeMap::new(),
+        worker_txs: BTreeMap::new(),
+        tasks: JoinSet::new(),
+        retry_at: None,
+    };
+    loop {
+        let again = keeper.retry_at;
+        tokio::select! {
+            // Watches come back by themselves.
+            Some(seen) = pods.next() => match seen {
+                Ok((namespace, event)) => keeper.on_pod(&namespace, event),
+                Err(error) => keeper.context.log_line(&format!("the watch of Pods: {error}")),
+            },
+            Some(seen) = nodes.next() => match seen {
+                Ok(event) => keeper.on_node(event),
+                Err(error) => keeper.context.log_line(&format!("the watch of nodes: {error}")),
+            },
+            Some(RunnerCommand::RenewLease(node)) = orders.recv() => {
+                let client = keeper.context.client.clone();
+                keeper.tasks.spawn(async move { node.renew_lease(&client).await });
+            }
+            Some(ended) = keeper.tasks.join_next() => {
+                if let Err(error) = ended {
+                    keeper.context.log_line(&format!("a worker failed: {error}"));
+                }
+            }
+            () = time::sleep_until(again.unwrap_or_else(Instant::now)), if again.is_some() => {}
+        }
+        keeper.schedule().await;
+    }
+}
+
+impl RunLoop {
+    fn on_pod(&mut self, namespace: &str, event: Event<Pod>) {
+        match event {
+            Event::Apply(pod) => self.apply_pod(pod),
+            Event::Delete(pod) => self.forget_pod(&pod.uid().unwrap_or_default()),
+            Event::Init => drop(self.listed.insert(namespace.to_owned(), Vec::new())),
+            Event::InitApply(pod) => {
+                self.listed.entry(namespace.to_owned()).or_default().extend(pod.uid());
+                self.apply_pod(pod);
+            }
+            Event::InitDone => {
+                let listed = self.listed.remove(namespace).unwrap_or_default();
+                let here = self.pods.iter().filter(|(_, pod)| pod.namespace().as_deref() == Some(namespace));
+                let missing: Vec<_> =
+                    here.map(|(uid, _)| uid.clone()).filter(|uid| !listed.contains(uid)).collect();
+                for uid in missing {
+                    self.forget_pod(&uid);
+                }
+            }
+        }
+    }
+
+    fn on_node(&mut self, event: Event<Node>) {
+        match event {
+            Event::Apply(node) | Event::InitApply(node) => {
+                self.recover(&node);
+                self.nodes.insert(node.name_any(), node);
+            }
+            Event::Delete(node) => drop(self.nodes.remove(&node.name_any())),
+            Event::Init | Event::InitDone => {}
+        }
+    }
+
+    fn apply_pod(&mut self, mut pod: Pod) {
+        let uid = pod.uid().unwrap_or_default();
+        let spec = pod.spec.get_or_insert_default();
+        match &spec.node_name {
+            Some(_) => drop(self.bound.remove(&uid)),
+            None => spec.node_name = self.bound.get(&uid).cloned(),
+        }
+        let pod = Arc::new(pod);
+        self.pods.insert(uid.clone(), Arc::clone(&pod));
+        if let Some(told) = self.worker_txs.get(&uid) {
+            told.send_replace(Some(pod));
+            return;
+        }
+        // One that has ended already and is not deleted needs nobody.
+        let over = schedule::is_terminal(&pod) && pod.metadata.deletion_timestamp.is_none();
+        let Some(node) = self.context.node_of(&pod).filter(|_| !over && !self.bound.contains_key(&uid))
+        else {
+            return;
+        };
+        let (told, wanted) = watch::channel(Some(Arc::clone(&pod)));
+        self.worker_txs.insert(uid, told);
+        self.tasks.spawn(PodWorker::new(Arc::clone(&self.context), node, pod).run(wanted));
+    }
+
+    fn forget_pod(&mut self, uid: &str) {
+        self.pods.remove(uid);
+        self.bound.remove(uid);
+        if let Some(told) = self.worker_txs.remove(uid) {
+            // A worker that has ended hears nothing any more.
+            told.send_replace(None);
+        }
+    }
+
+    /// The controllers believed that this node is gone, and it is not.
+    fn recover(&mut self, node: &Node) {
+        let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let ready = conditions
+            .filter(|condition| condition.type_ == "Ready")
+            .any(|condition| condition.status == "True");
+        let name = node.name_any();
+        let ours = super::lock(&self.context.nodes).values().find(|ours| ours.name() == name).cloned();
+        let Some(ours) = ours.filter(|_| !ready) else { return };
+        let shared = Arc::clone(&self.context);
+        let mut link = ours.link();
+        self.tasks.spawn(async move {
+            if link.wait_for(|link| *link != NodeLink::Cut).await.is_ok()
+                && let Err(error) = ours.recover(&shared.client).await
+            {
+                shared.log_line(&format!("{}: it cannot say that it is ready: {error}", ours.name()));
+            }
+        });
+    }
+
+    /// Binds what fits, and says of the rest why it does not.
+    async fn schedule(&mut self) {
+        self.retry_at = None;
+        let mut waiting: Vec<_> = self.pods.values().filter(|pod| is_waiting(pod)).cloned().collect();
+        waiting.sort_by_key(|pod| (pod.metadata.creation_timestamp.clone(), pod.name_any()));
+        for pod in waiting {
+            let placed: Vec<&Pod> =
+                self.pods.values().map(AsRef::as_ref).filter(|pod| !is_waiting(pod)).collect();
+            let done = match schedule::choose_node(&pod, self.nodes.values(), &placed) {
+                Ok(node) => self.bind(&pod, &node).await,
+                Err(why) => self.mark_unschedulable(&pod, &why).await,
+            };
+            match done {
+                Ok(()) => {}
+                // It is gone, or somebody else bound it: the watch will say so.
+                Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
+                Err(error) => {
+                    self.context.log_line(&format!("{}: it cannot be scheduled: {error}", pod.name_any()));
+                    self.retry_at = Some(Instant::now() + RETRY_DELAY);
+                }
+            }
+        }
+    }
+
+    async fn bind(&mut self, pod: &Arc<Pod>, node: &str) -> kube::Result<()> {
+        let (uid, name) = (pod.uid().unwrap_or_default(), pod.name_any());
+        let binding = Binding {
+            metadata: ObjectMeta {
+                name: Some(name.clone()),
+                uid: Some(uid.clone()),
+                ..ObjectMeta::default()
+            },
+            target: ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Node".to_owned()),
+                name: Some(node.to_owned()),
+                ..ObjectReference::default()
+            },
+        };
+        let pods: Api<Pod> =
+            Api::namespaced(self.context.client.clone(), &pod.namespace().unwrap_or_default());
+        let made: kube::core::Status =
+            pods.create_subresource("binding", &name, &PostParams::default(), &binding).await?;
+        if made.is_failure() {
+            return Err(kube::Error::Api(Box::new(made)));
+        }
+        // The watch will say so too, but the next Pod of this round must not get the same devices.
+        let mut bound = Pod::clone(pod);
+        bound.spec.get_or_insert_default().node_name = Some(node.to_owned());
+        self.pods.insert(uid.clone(), Arc::new(bound));
+        self.bound.insert(uid, node.to_owned());
+        Ok(())
+    }
+
+    async fn mark_unschedulable(&mut self, pod: &Pod, why: &str) -> kube::Result<()> {
+        let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let mut before = conditions.filter(|condition| condition.type_ == "PodScheduled");
+        if before.any(|condition| condition.status == "False" && condition.message.as_deref() == Some(why)) {
+            return Ok(());
+        }
+        let now = k8s_openapi::jiff::Timestamp::now().to_string();
+        let condition = json!({
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": why,
+            "lastTransitionTime": now,
+        });
+        let patch = json!({ "metadata": { "uid": pod.uid() }, "status": { "conditions": [condition] } });
+        let pods: Api<Pod> =
+            Api::namespaced(self.context.client.clone(), &pod.namespace().unwrap_or_default());
+        let made =
+            pods.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Strategic(patch)).await?;
+        // Seen at once, so that it is not said again before the watch has it.
+        self.pods.insert(pod.uid().unwrap_or_default(), Arc::new(made));
+        self.context.emit_warning(pod, "FailedScheduling", why);
+        Ok(())
+    }
+}
+
+/// Nobody has a node for it yet, and it wants one from us.
+fn is_waiting(pod: &Pod) -> bool {
+    let spec = pod.spec.as_ref();
+    let by_default =
+        spec.and_then(|spec| spec.scheduler_name.as_deref()).is_none_or(|name| name == "default-scheduler");
+    let gated = spec.and_then(|spec| spec.scheduling_gates.as_ref()).is_some_and(|gates| !gates.is_empty());
+    let placed = spec.and_then(|spec| spec.node_name.as_ref()).is_some();
+    by_default
+        && !gated
+        && !placed
+        && pod.metadata.deletion_timestamp.is_none()
+        && !schedule::is_terminal(pod)
+}

@@ -1,0 +1,200 @@
+//! What a configuration counts on and this machine lacks. Only warnings: a file may be checked on another machine than the
+//! one that uses it, and by another user.
+
+use std::path::{Path, PathBuf};
+
+use nix::unistd::{AccessFlags, access};
+use rouse::model::ModelName;
+
+use super::super::{Config, ConfigProblem, EngineConfig, SourceLocation};
+use crate::{platform::local, serve};
+
+/// A model's path follows one of these.
+const MODEL_FLAGS: [&str; 6] = ["-m", "--model", "--model-path", "--mmproj", "--lora", "serve"];
+
+/// Looks at programs, model files, the state directory and ports.
+#[must_use]
+pub fn check_local_machine(config: &Config) -> Vec<ConfigProblem> {
+    let mut warnings = Vec::new();
+    let mut warn = |at, text| warnings.push(ConfigProblem::new(at, text));
+    if config.kubernetes.is_none()
+        && let Some(text) = state_directory_problem(&config.state)
+    {
+        warn(SourceLocation::default(), text);
+    }
+    // A gateway that runs with this file already has its ports.
+    if config.kubernetes.is_some() || !local::is_in_use(&config.state) {
+        for error in serve::bind_errors(config.api, config.admin.address) {
+            warn(SourceLocation::default(), error.to_string());
+        }
+    }
+    for (name, model) in &config.engines {
+        let place = |name: &ModelName| config.model_locations.get(name).copied().unwrap_or_default();
+        let found = missing_programs(model).into_iter().chain(missing_model_files(model));
+        found.for_each(|text| warn(place(name), format!("model '{name}': {text}")));
+    }
+    warnings
+}
+
+fn state_directory_problem(folder: &Path) -> Option<String> {
+    let shown = folder.display();
+    // The gateway makes the folder, so the nearest one that exists must take it.
+    let there = folder.ancestors().find(|path| path.exists()).unwrap_or_else(|| Path::new("."));
+    if !there.is_dir() {
+        return Some(format!("state: {} is no folder: write the path of one", there.display()));
+    }
+    let error = access(there, AccessFlags::W_OK | AccessFlags::X_OK).err()?;
+    Some(format!(
+        "state: {shown} cannot be written by this user ({}): write a folder of the gateway's user, or make this one for it: \
+         install -d -o USER {shown}",
+        error.desc()
+    ))
+}
+
+/// What a shell is given to run, in words; `None` where the command is no shell's. Quotations are only taken off.
+fn shell_script_words(model: &EngineConfig) -> Option<impl Iterator<Item = &str>> {
+    let [program, flag, line, ..] = model.command.as_slice() else { return None };
+    let is_shell =
+        ["sh", "bash", "dash", "ash", "zsh"].iter().any(|shell| Path::new(program).ends_with(shell));
+    (is_shell && flag == "-c").then(|| line.split_whitespace().map(|word| word.trim_matches(['"', '\''])))
+}
+
+/// The command's program, and the one that its shell becomes.
+fn missing_programs(model: &EngineConfig) -> Vec<String> {
+    let executed = shell_script_words(model).and_then(|mut words| {
+        words.find(|word| *word == "exec")?;
+        words.next()
+    });
+    model
+        .command
+        .first()
+        .map(String::as_str)
+        .into_iter()
+        .chain(executed)
+        .filter_map(|one| missing_program(model, one))
+        .collect()
+}
+
+fn missing_program(model: &EngineConfig, program: &str) -> Option<String> {
+    // A placeholder, or a variable of a shell.
+    if program.contains('$') {
+        return None;
+    }
+    let candidates: Vec<PathBuf> = if program.contains('/') {
+        vec![program.into()]
+    } else {
+        let own = model.env.get("PATH").filter(|path| !path.contains("${")).map(Into::into);
+        let path = own.or_else(|| std::env::var_os("PATH")).unwrap_or_default();
+        std::env::split_paths(&path).map(|folder| folder.join(program)).collect()
+    };
+    let files: Vec<_> = candidates.iter().filter(|path| path.is_file()).collect();
+    Some(match files.first() {
+        None if program.contains('/') => {
+            format!("there is no program {program}: write the path of one, as `command -v NAME` shows it")
+        }
+        None => format!(
+            "there is no program '{program}' in PATH: install it, or write its whole path, as `command -v {program}` shows it \
+             where it is installed"
+        ),
+        Some(file) if files.iter().all(|file| access(*file, AccessFlags::X_OK).is_err()) => format!(
+            "{} may not be executed: chmod +x it, or write what runs it in front: [python3, {program}, …]",
+            file.display()
+        ),
+        Some(_) => return None,
+    })
+}
+
+fn missing_model_files(model: &EngineConfig) -> Vec<String> {
+    let shell = shell_script_words(model).map(Iterator::collect::<Vec<_>>);
+    let is_shell = shell.is_some();
+    let words = shell.unwrap_or_else(|| model.command.iter().map(String::as_str).collect());
+    let behind = words.iter().zip(words.iter().skip(1)).map(|(flag, path)| (*flag, *path));
+    let joined = words.iter().filter_map(|word| word.split_once('='));
+    let paths = behind.chain(joined).filter(|(flag, _)| MODEL_FLAGS.contains(flag)).map(|(_, path)| path);
+    // A shell knows homes and variables.
+    paths.filter(|path| !(is_shell && path.starts_with('~'))).filter_map(missing_model_file).collect()
+}
+
+/// Why a path leads to no model. What does not look like a path may be a name, which the engine fetches.
+fn missing_model_file(path: &str) -> Option<String> {
+    let is_path = path.starts_with(['/', '.', '~']) || path.ends_with(".gguf");
+    if !is_path || path.contains('$') || Path::new(path).exists() {
+        return None;
+    }
+    Some(if path.starts_with('~') {
+        format!("{path}: no shell is involved, to which ~ would mean a home: write the whole path")
+    } else if path.starts_with('/') {
+        format!("there is no model {path}: write where it is")
+    } else {
+        format!("there is no model {path} in the folder in which this was started: write the whole path")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, net::TcpListener, os::unix::fs::PermissionsExt as _};
+
+    use super::*;
+    use crate::config::parse;
+
+    #[test]
+    fn what_this_machine_lacks_is_found_and_told_with_what_to_write() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name).display().to_string();
+        for (name, mode) in [("plain", 0o644), ("runs", 0o755), ("there.gguf", 0o644)] {
+            fs::write(at(name), "").unwrap();
+            fs::set_permissions(at(name), fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let found = |top: &str, commands: &[&str]| {
+            let mut text = format!("{top}\nmodels:\n");
+            for (number, command) in commands.iter().enumerate() {
+                let engine = format!("{{kind: custom, command: [{command}, \"${{HOST}}:${{PORT}}\"]}}");
+                text += &format!("  - {{name: m{number}, engine: {engine}, memory: {{awake: 1Gi}}}}\n");
+            }
+            let problems = check_local_machine(&parse(&text, "t").unwrap());
+            let lines: Vec<_> = problems.iter().map(|problem| problem.text.clone()).collect();
+            lines.join("\n").replace(&at(""), "DIR/").replace(&port.to_string(), "PORT")
+        };
+        let (runs, plain, model) = (at("runs"), at("plain"), at("there.gguf"));
+        let fine =
+            format!("listen: {{api: \"127.0.0.1:0\", admin: \"127.0.0.1:0\"}}\nstate: {}", at("state"));
+        let in_a_shell = format!("sh, -c, 'exec {runs} -m {model} --lora=~/l --mmproj $${{HOME}}/p.gguf'");
+        assert_eq!(
+            found(
+                &fine,
+                &[&format!("{runs}, -m, {model}"), "sh, --model, org/name", "\"${HOST}\", x", &in_a_shell]
+            ),
+            ""
+        );
+        let taken_twice =
+            format!("listen: {{api: \"127.0.0.1:0\", admin: \"127.0.0.1:{port}\"}}\nstate: {}", at("state"));
+        insta::assert_snapshot!(found(&taken_twice, &[]), @"address 127.0.0.1:PORT is in use by another process, maybe by a gateway that runs already: `ss -ltnp 'sport = :PORT'` shows which. End that one, or take another address with --admin ADDR or listen.admin");
+        let top = format!(
+            "listen: {{api: \"127.0.0.1:{port}\", admin: \"127.0.0.1:0\"}}\nstate: {}",
+            at("plain/state")
+        );
+        insta::assert_snapshot!(found(&top, &[
+            "no-such-program-of-anybody",
+            &at("absent"),
+            &plain,
+            &format!("{runs}, -m, {}", at("absent.gguf")),
+            "sh, \"--model=~/m\", --mmproj, absent.gguf",
+            &format!("{runs}, serve, {}", at("absent-folder")),
+            &format!("sh, -c, 'exec no-such-program-of-anybody -m {}'", at("absent.gguf")),
+        ]), @r"
+        state: DIR/plain is no folder: write the path of one
+        address 127.0.0.1:PORT is in use by another process, maybe by a gateway that runs already: `ss -ltnp 'sport = :PORT'` shows which. End that one, or take another address with --api ADDR or listen.api
+        model 'm0': there is no program 'no-such-program-of-anybody' in PATH: install it, or write its whole path, as `command -v no-such-program-of-anybody` shows it where it is installed
+        model 'm1': there is no program DIR/absent: write the path of one, as `command -v NAME` shows it
+        model 'm2': DIR/plain may not be executed: chmod +x it, or write what runs it in front: [python3, DIR/plain, …]
+        model 'm3': there is no model DIR/absent.gguf: write where it is
+        model 'm4': there is no model absent.gguf in the folder in which this was started: write the whole path
+        model 'm4': ~/m: no shell is involved, to which ~ would mean a home: write the whole path
+        model 'm5': there is no model DIR/absent-folder: write where it is
+        model 'm6': there is no program 'no-such-program-of-anybody' in PATH: install it, or write its whole path, as `command -v no-such-program-of-anybody` shows it where it is installed
+        model 'm6': there is no model DIR/absent.gguf: write where it is
+        ");
+    }
+}

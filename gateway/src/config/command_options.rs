@@ -1,0 +1,86 @@
+//! What an engine's command says in its options. A command may be a script (`[sh, -c, "exec vllm serve m --port 1"]`), so every
+//! argument with spaces in it is read as a shell would split it.
+//!
+//! vLLM takes underscores for dashes, and the last of several; so does this.
+
+use rouse::shell_words;
+
+/// What stands behind this option, or behind its `=`.
+pub(crate) fn value(command: &[String], option: &str) -> Option<String> {
+    let words = words(command);
+    words.iter().enumerate().rev().find_map(|(at, word)| {
+        let (name, value) = parts(word);
+        (name == option).then(|| value.map(str::to_owned).or_else(|| words.get(at + 1).cloned()))?
+    })
+}
+
+/// Whether this switch is on: `--no-…` turns it off.
+pub(crate) fn is_on(command: &[String], switch: &str) -> bool {
+    let off = switch.replacen("--", "--no-", 1);
+    let words = words(command);
+    let mut names = words.iter().rev().map(|word| parts(word).0);
+    names.find(|name| *name == switch || *name == off).is_some_and(|name| name == switch)
+}
+
+fn parts(word: &str) -> (String, Option<&str>) {
+    let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
+    (name.replace('_', "-"), value)
+}
+
+fn words(command: &[String]) -> Vec<String> {
+    command.iter().flat_map(|text| split(text)).collect()
+}
+
+/// What ends a command in a script is no part of its last word.
+fn split(text: &str) -> Vec<String> {
+    if !text.contains(|c: char| c.is_ascii_whitespace()) {
+        return vec![text.to_owned()];
+    }
+    let plain = || text.split_whitespace().map(str::to_owned).collect();
+    let words: Vec<String> = shell_words::split(text).unwrap_or_else(|_| plain());
+    // A quoted script has words of its own.
+    words.iter().flat_map(|word| split(word.trim_end_matches([';', '&', ')']))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_option_is_found_however_it_is_written() {
+        let of = |command: &[&str]| {
+            value(&command.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>(), "--a-b")
+        };
+        for command in [
+            &["x", "--a-b", "1"][..],
+            &["x", "--a-b=1"],
+            &["x", "--a_b=1"],
+            &["x", "--a-b 1"],
+            &["sh", "-c", "exec x --a-b \"1\" --c"],
+            &["sh", "-c", "x --c && exec x --a_b '1'; y"],
+            &["sh", "-c", "(x --a-b=1)"],
+            &["sh", "-c", "exec x --a-b=1;"],
+            &["sh", "-c", "x it's --a-b 1"],
+            &["x", "--a-b", "2", "--a-b", "1"],
+        ] {
+            assert_eq!(of(command).as_deref(), Some("1"), "{command:?}");
+        }
+        for command in [&["x", "--a-b"][..], &["x", "--a-bc=1"], &["x", "a-b", "1"], &[]] {
+            assert_eq!(of(command), None, "{command:?}");
+        }
+    }
+
+    #[test]
+    fn the_last_of_a_switch_and_its_opposite_counts() {
+        for (command, on) in [
+            ("x --a-b", true),
+            ("x --a_b --c", true),
+            ("x --no-a-b", false),
+            ("x --no-a-b --a-b", true),
+            ("x --a-b --no-a-b", false),
+            ("x --a-bc", false),
+        ] {
+            assert_eq!(is_on(&[command.to_owned()], "--a-b"), on, "{command}");
+        }
+    }
+}

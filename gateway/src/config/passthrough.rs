@@ -1,0 +1,78 @@
+//! `check_engine.read_passthrough`: the paths of a custom engine that `/engines/{model}/…` opens.
+//!
+//! They are compared byte for byte with what a client asks, so a path is taken only in a spelling that no router reads
+//! in two ways; and what steers engines cannot be opened by mistake.
+
+use rouse_net::adapter::paths::MANAGEMENT_SEGMENTS;
+
+/// One path of an engine that clients may ask.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PassthroughPath {
+    /// It is asked by GET, which waits for nothing; otherwise by POST.
+    pub is_get: bool,
+    pub path: String,
+}
+
+/// Why a path that somebody configures cannot be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("a path begins with /, does not end with one, and has letters, digits and - _ . ~ between")]
+    InvalidPath,
+    #[error("it steers the engine, and is never passed on")]
+    ManagementPath,
+}
+
+impl PassthroughPath {
+    /// Reads `/path`, or `GET /path`.
+    ///
+    /// # Errors
+    /// The path is not one that can be compared byte for byte, or steers engines.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        let (reads, path) = match text.split_once(' ') {
+            None => (false, text),
+            Some(("GET", path)) => (true, path),
+            Some(("POST", path)) => (false, path),
+            Some(_) => return Err(Error::InvalidPath),
+        };
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~');
+        let segments = path.strip_prefix('/').ok_or(Error::InvalidPath)?;
+        let fine = |segment: &str| {
+            !segment.is_empty() && !matches!(segment, "." | "..") && segment.bytes().all(plain)
+        };
+        if !segments.split('/').all(fine) {
+            return Err(Error::InvalidPath);
+        }
+        let steers =
+            |segment: &str| MANAGEMENT_SEGMENTS.iter().any(|name| name.eq_ignore_ascii_case(segment));
+        if segments.split('/').any(steers) {
+            return Err(Error::ManagementPath);
+        }
+        Ok(Self { is_get: reads, path: path.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configured_path_is_plain_and_steers_nothing() {
+        assert_eq!(
+            PassthroughPath::parse("GET /info"),
+            Ok(PassthroughPath { is_get: true, path: "/info".into() })
+        );
+        assert_eq!(
+            PassthroughPath::parse("POST /a/b-c_d.e~f"),
+            Ok(PassthroughPath { is_get: false, path: "/a/b-c_d.e~f".into() })
+        );
+        for bad in [
+            "", "a", "/", "/a/", "//a", "/a//b", "/.", "/a/../b", "/a%2fb", "/a;b", "/a?b", "/ä", "PUT /a",
+            "GET  /a",
+        ] {
+            assert_eq!(PassthroughPath::parse(bad), Err(Error::InvalidPath), "{bad}");
+        }
+        for bad in ["/sleep", "/Sleep", "GET /metrics", "/v1/load_lora_adapter", "/slots/0", "/a/sleep"] {
+            assert_eq!(PassthroughPath::parse(bad), Err(Error::ManagementPath), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Explains errors of YAML's syntax to somebody who writes a configuration. The parser says what it was parsing when it gave
+//! up; the usual slips show in the text itself.
+
+use super::error::SourceLocation;
+
+/// Where the mistake is, and what to write instead; `None` where only the parser's own `words` can tell. `at`: where the
+/// parser gave up.
+pub(super) fn explain(text: &str, at: SourceLocation, words: &str) -> Option<(SourceLocation, String)> {
+    let number = usize::try_from(at.line).ok()?;
+    if let Some(found) = text.lines().take(number).zip(1..).find_map(|(line, number)| tab(line, number)) {
+        return Some(found);
+    }
+    if let Some(found) = number.checked_sub(1).and_then(|before| unquoted(text.lines().nth(before)?, at.line))
+    {
+        return Some(found);
+    }
+    let has = |parts: &[&str]| parts.iter().any(|part| words.contains(part));
+    let advice = if has(&["mapping values are not allowed"]) {
+        "two keys in one line, or a line that is indented deeper than those above it: a value with ': ' in it needs quotes"
+    } else if has(&["expected ',' or '}'", "EOF while parsing a flow mapping", "unclosed bracket '{'"]) {
+        "a { without its }, or a comma is missing: write {key: value, key: value}"
+    } else if has(&["expected ',' or ']'", "EOF while parsing a flow sequence", "unclosed bracket '['"]) {
+        "a [ without its ], or a comma is missing: write [a, b], and words with , [ ] { } in them in quotes"
+    } else if has(&[
+        "did not find expected key",
+        "expected '-' indicator",
+        "invalid indentation",
+        "simple key",
+        "expected <document start>",
+        "entries are not allowed",
+        "mapping keys are not allowed",
+    ]) {
+        "this line does not fit those above it: keys of one mapping begin in the same column, and so do the dashes of one list"
+    } else {
+        return None;
+    };
+    Some((at, advice.to_owned()))
+}
+
+fn tab(line: &str, number: u64) -> Option<(SourceLocation, String)> {
+    let column = line.chars().zip(1..).take_while(|(c, _)| c.is_whitespace()).find(|(c, _)| *c == '\t');
+    let at = SourceLocation { line: number, column: column?.1 };
+    Some((at, "a tab in the indentation: write spaces".to_owned()))
+}
+
+/// Within [ ] and { } a brace begins a mapping, unless it is in quotes.
+fn unquoted(line: &str, number: u64) -> Option<(SourceLocation, String)> {
+    let (mut quote, mut start) = (None, 0);
+    for (at, c) in line.char_indices() {
+        match quote {
+            Some(open) if c == open => quote = None,
+            Some(_) => {}
+            None if matches!(c, '"' | '\'') => quote = Some(c),
+            None if c.is_whitespace() || matches!(c, ',' | '[' | '{') && !line.get(..at)?.ends_with('$') => {
+                start = at + c.len_utf8();
+            }
+            None if line.get(at..)?.starts_with("${") => {
+                let rest = line.get(start..)?;
+                let end =
+                    rest.find(|c: char| c.is_whitespace() || matches!(c, ',' | ']')).unwrap_or(rest.len());
+                let mut word = rest.get(..end)?;
+                // Braces that close the mapping around the word.
+                while word.matches('}').count() > word.matches('{').count() {
+                    word = word.strip_suffix('}')?;
+                }
+                let column = u64::try_from(line.get(..start)?.chars().count()).ok()? + 1;
+                return Some((
+                    SourceLocation { line: number, column },
+                    format!("{word} needs quotes here: write \"{word}\""),
+                ));
+            }
+            None => {}
+        }
+    }
+    None
+}

@@ -1,0 +1,160 @@
+//! What many InferenceModels may not do together: share a name, or wait for each other in a circle.
+//!
+//! A name belongs to the oldest object that has it, also while that one is refused for something else: the right to a
+//! name must not move because somebody mistyped a quantity. Among objects of one second the order of their names
+//! decides. An object whose own names are taken holds none of its others.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt as _;
+
+use super::{
+    crd::{InferenceModel, ledger::ObjectName},
+    rejection::Rejection,
+};
+
+/// What an object wants that others may want as well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelClaim {
+    pub object: ObjectName,
+    pub created: Option<Timestamp>,
+    /// Empty: not known. Nobody holds that.
+    pub name: String,
+    pub aliases: Vec<String>,
+    pub dependencies: Vec<ObjectName>,
+    /// Nothing is wrong with the object by itself.
+    pub sound: bool,
+}
+
+impl ModelClaim {
+    #[must_use]
+    pub fn of(model: &InferenceModel, sound: bool) -> Self {
+        let object = object_name(model);
+        let dependencies = model.spec.dependencies.iter();
+        Self {
+            created: model.metadata.creation_timestamp.as_ref().map(|time| time.0),
+            name: model.spec.model_name.clone(),
+            aliases: model.spec.aliases.clone(),
+            dependencies: dependencies.map(|name| ObjectName::new(object.namespace.clone(), name)).collect(),
+            object,
+            sound,
+        }
+    }
+}
+
+/// The object's namespace and name.
+#[must_use]
+pub fn object_name(model: &InferenceModel) -> ObjectName {
+    ObjectName::new(model.namespace().unwrap_or_default(), model.name_any())
+}
+
+/// Who of these cannot be served for the sake of the others, and why. The order of the claims does not matter.
+#[must_use]
+pub fn find_conflicts(claims: &[ModelClaim]) -> BTreeMap<ObjectName, Rejection> {
+    let mut refused = names(claims);
+    let by_object: BTreeMap<&ObjectName, &ModelClaim> =
+        claims.iter().map(|claim| (&claim.object, claim)).collect();
+    for cycle in cycles(&by_object) {
+        for (place, object) in cycle.iter().enumerate() {
+            let round = cycle.iter().cycle().skip(place).take(cycle.len() + 1);
+            let path = round.map(|object| object.name.clone()).collect();
+            refused.entry((*object).clone()).or_insert(Rejection::Cycle(path));
+        }
+    }
+    unserved(&by_object, &mut refused);
+    refused
+}
+
+fn names(claims: &[ModelClaim]) -> BTreeMap<ObjectName, Rejection> {
+    let mut order: Vec<&ModelClaim> = claims.iter().collect();
+    // An object without a time has not been stored yet: nothing is newer.
+    order.sort_by_key(|claim| (claim.created.is_none(), claim.created, &claim.object));
+    let mut holders: BTreeMap<&str, &ObjectName> = BTreeMap::new();
+    let mut refused = BTreeMap::new();
+    for claim in order {
+        let taken = |name: &str| holders.get(name).map(|holder| (*holder).clone());
+        let name = claim.name.clone();
+        let refusal = taken(&name).map(|holder| Rejection::DuplicateName { name, holder }).or_else(|| {
+            claim.aliases.iter().find_map(|alias| {
+                taken(alias).map(|holder| Rejection::DuplicateAlias { alias: alias.clone(), holder })
+            })
+        });
+        if let Some(refusal) = refusal {
+            refused.insert(claim.object.clone(), refusal);
+            continue;
+        }
+        let own = std::iter::once(&claim.name).chain(&claim.aliases).filter(|name| !name.is_empty());
+        holders.extend(own.map(|name| (name.as_str(), &claim.object)));
+    }
+    refused
+}
+
+/// Circles: every one that there is has an object in one of these. What else is in it depends on that, and is refused
+/// for that.
+fn cycles<'a>(claims: &BTreeMap<&'a ObjectName, &'a ModelClaim>) -> Vec<Vec<&'a ObjectName>> {
+    let mut cycles: Vec<Vec<&ObjectName>> = Vec::new();
+    let mut done = BTreeSet::new();
+    for start in claims.keys() {
+        if done.contains(*start) || cycles.iter().any(|cycle| cycle.contains(start)) {
+            continue;
+        }
+        walk(claims, start, &mut done, &mut cycles);
+    }
+    cycles
+}
+
+/// Depth first, with a list for a stack: a chain of thousands must not exhaust the thread's.
+fn walk<'a>(
+    claims: &BTreeMap<&'a ObjectName, &'a ModelClaim>,
+    start: &'a ObjectName,
+    done: &mut BTreeSet<&'a ObjectName>,
+    cycles: &mut Vec<Vec<&'a ObjectName>>,
+) {
+    let mut path: Vec<(&ObjectName, usize)> = vec![(start, 0)];
+    while let Some((object, next)) = path.last_mut() {
+        let claim = claims.get(*object);
+        let Some(dependency) = claim.and_then(|claim| claim.dependencies.get(*next)) else {
+            done.insert(*object);
+            path.pop();
+            continue;
+        };
+        *next += 1;
+        if let Some(from) = path.iter().position(|(object, _)| *object == dependency) {
+            cycles.push(path.iter().skip(from).map(|(object, _)| *object).collect());
+        } else if !done.contains(dependency) && claims.contains_key(dependency) {
+            path.push((dependency, 0));
+        }
+    }
+}
+
+/// Adds those that depend on what is missing or not served, and those that depend on them.
+fn unserved(claims: &BTreeMap<&ObjectName, &ModelClaim>, refused: &mut BTreeMap<ObjectName, Rejection>) {
+    let mut dependents: BTreeMap<&ObjectName, Vec<&ObjectName>> = BTreeMap::new();
+    let mut bad: Vec<&ObjectName> = Vec::new();
+    for (object, claim) in claims {
+        for dependency in &claim.dependencies {
+            dependents.entry(dependency).or_default().push(object);
+            if !claims.contains_key(dependency) && !refused.contains_key(*object) {
+                refused.insert((*object).clone(), Rejection::DependencyMissing(dependency.clone()));
+            }
+        }
+    }
+    bad.extend(
+        claims
+            .iter()
+            .filter(|(object, claim)| !claim.sound || refused.contains_key(**object))
+            .map(|(o, _)| *o),
+    );
+    while let Some(object) = bad.pop() {
+        for dependent in dependents.get(object).into_iter().flatten() {
+            if !refused.contains_key(*dependent) {
+                refused.insert((*dependent).clone(), Rejection::DependencyRefused(object.clone()));
+                bad.push(dependent);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,308 @@
+//! What of a model's life is worth an Event: decided from what its engines and its want of memory were and are now. The words
+//! of all Events are here, those of dual pods too.
+
+use rouse::{
+    engine::{Engine, state::LifecycleState},
+    fault::FailureCause,
+};
+
+use super::status::ModelWaitReason;
+
+/// The word of an Event. The pages say what each means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum EventReason {
+    Created,
+    Updated,
+    ScaledUp,
+    ScaledToZero,
+    Slept,
+    Woken,
+    InsufficientMemory,
+    FailedCreate,
+    Deleted,
+    Waiting,
+    Served,
+    Ended,
+    Failed,
+    ShortGrace,
+}
+
+/// Something happened to a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventContent {
+    pub reason: EventReason,
+    pub note: String,
+}
+
+/// One engine, as far as it makes news.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineSnapshot {
+    pub replica: u32,
+    pub state: LifecycleState,
+    /// In a row.
+    pub failures: u32,
+    /// Why the last of them did, with its own words.
+    pub last_failure: Option<String>,
+}
+
+impl EventReason {
+    /// Of models.
+    pub const MODEL_REASONS: [Self; 9] = [
+        Self::Created,
+        Self::Updated,
+        Self::ScaledUp,
+        Self::ScaledToZero,
+        Self::Slept,
+        Self::Woken,
+        Self::InsufficientMemory,
+        Self::FailedCreate,
+        Self::Deleted,
+    ];
+    /// Of the Pods of dual pods.
+    pub const POD_REASONS: [Self; 7] = [
+        Self::Waiting,
+        Self::Served,
+        Self::Deleted,
+        Self::Slept,
+        Self::Ended,
+        Self::Failed,
+        Self::ShortGrace,
+    ];
+
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Created => "Created",
+            Self::Updated => "Updated",
+            Self::ScaledUp => "ScaledUp",
+            Self::ScaledToZero => "ScaledToZero",
+            Self::Slept => "Slept",
+            Self::Woken => "Woken",
+            Self::InsufficientMemory => "InsufficientMemory",
+            Self::FailedCreate => "FailedCreate",
+            Self::Deleted => "Deleted",
+            Self::Waiting => "Waiting",
+            Self::Served => "Served",
+            Self::Ended => "Ended",
+            Self::Failed => "Failed",
+            Self::ShortGrace => "ShortGrace",
+        }
+    }
+
+    /// Whether another note is another Event: an API server has the note of one that is there stay.
+    #[must_use]
+    pub const fn is_keyed_by_note(self) -> bool {
+        matches!(self, Self::Waiting)
+    }
+
+    /// The type of the Event.
+    #[must_use]
+    pub const fn event_type(self) -> &'static str {
+        match self {
+            Self::InsufficientMemory | Self::FailedCreate | Self::Failed | Self::ShortGrace => "Warning",
+            _ => "Normal",
+        }
+    }
+
+    /// What was being done when it happened.
+    #[must_use]
+    pub const fn action(self) -> &'static str {
+        match self {
+            Self::Created | Self::Updated | Self::ShortGrace => "Accept",
+            Self::ScaledUp | Self::InsufficientMemory | Self::FailedCreate => "Start",
+            Self::ScaledToZero => "Stop",
+            Self::Slept => "Sleep",
+            Self::Woken => "Wake",
+            Self::Deleted => "Delete",
+            Self::Waiting => "Wait",
+            Self::Served => "Serve",
+            Self::Ended | Self::Failed => "End",
+        }
+    }
+
+    #[must_use]
+    pub fn with_note(self, note: impl Into<String>) -> EventContent {
+        EventContent { reason: self, note: note.into() }
+    }
+}
+
+impl EngineSnapshot {
+    #[must_use]
+    pub fn of(engine: &Engine) -> Self {
+        let why = engine.failure().map(|failure| failure.cause.describe() + &failure.diagnostics.describe());
+        Self {
+            replica: engine.id.replica,
+            state: engine.state.clone(),
+            failures: engine.failures,
+            last_failure: why,
+        }
+    }
+}
+
+/// Of the engines of one model, at the ends of two turns that followed each other.
+#[must_use]
+pub fn engine_events(before: &[EngineSnapshot], now: &[EngineSnapshot]) -> Vec<EventContent> {
+    let pairs = now.iter().filter_map(|now| {
+        let before = before.iter().find(|before| before.replica == now.replica)?;
+        Some((before, now))
+    });
+    let mut news: Vec<EventContent> = pairs.filter_map(|(before, now)| engine_event(before, now)).collect();
+    let run = |engines: &[EngineSnapshot]| engines.iter().any(|engine| engine.state.has_process());
+    let stopped = |engine: &EngineSnapshot| {
+        matches!(engine.state, LifecycleState::Stopping { cause: FailureCause::Stopped })
+    };
+    // Of those that failed their own news tells, if there is any.
+    if run(before) && !run(now) && before.iter().filter(|engine| engine.state.has_process()).all(stopped) {
+        news.push(
+            EventReason::ScaledToZero.with_note("no engine runs any more: the next request starts one"),
+        );
+    }
+    news
+}
+
+fn engine_event(before: &EngineSnapshot, now: &EngineSnapshot) -> Option<EventContent> {
+    let replica = now.replica;
+    let why = |cause: Option<&FailureCause>| {
+        now.last_failure
+            .clone()
+            .or_else(|| cause.map(FailureCause::describe))
+            .unwrap_or_else(|| "for no known reason".to_owned())
+    };
+    let starting = matches!(before.state, LifecycleState::Launching | LifecycleState::Loading);
+    match (&before.state, &now.state) {
+        (LifecycleState::Launching | LifecycleState::Loading, LifecycleState::Awake) => {
+            Some(EventReason::ScaledUp.with_note(format!("engine {replica} was started, and is awake")))
+        }
+        (LifecycleState::Waking { .. }, LifecycleState::Awake) => {
+            Some(EventReason::Woken.with_note(format!("engine {replica} was asleep, and is awake")))
+        }
+        (LifecycleState::FallingAsleep { .. }, LifecycleState::Asleep { level }) => Some(
+            EventReason::Slept.with_note(format!("engine {replica} is asleep at level {}", level.number())),
+        ),
+        // It was told to go.
+        (_, LifecycleState::Stopping { cause: FailureCause::Stopped }) => None,
+        (
+            _,
+            LifecycleState::Failing { cause, .. }
+            | LifecycleState::Stopping { cause }
+            | LifecycleState::Backoff { cause, .. },
+        ) if starting => {
+            let why = why(Some(cause));
+            Some(EventReason::FailedCreate.with_note(format!("engine {replica} could not be started: {why}")))
+        }
+        // The first failure in a row is followed by another start at once.
+        _ if starting && now.failures > before.failures => {
+            let why = why(None);
+            Some(
+                EventReason::FailedCreate
+                    .with_note(format!("engine {replica} could not be started: {why}; it is started again")),
+            )
+        }
+        _ => None,
+    }
+}
+
+/// Of what the model waits for.
+#[must_use]
+pub fn memory_wait_event(
+    before: Option<&ModelWaitReason>,
+    now: Option<&ModelWaitReason>,
+) -> Option<EventContent> {
+    match (before, now) {
+        (Some(ModelWaitReason::Memory(_)), _) => None,
+        (_, Some(ModelWaitReason::Memory(why))) => Some(EventReason::InsufficientMemory.with_note(why)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rouse::{model::SleepLevel, units::Tick};
+
+    use super::*;
+
+    fn was(replica: u32, state: LifecycleState) -> EngineSnapshot {
+        EngineSnapshot { replica, state, failures: 0, last_failure: None }
+    }
+
+    /// The words for one engine that was one thing and is another.
+    fn words(before: LifecycleState, now: LifecycleState) -> Vec<&'static str> {
+        let news = engine_events(&[was(0, before)], &[was(0, now)]);
+        news.into_iter().map(|news| news.reason.as_str()).collect()
+    }
+
+    const STOPPED: LifecycleState = LifecycleState::Stopping { cause: FailureCause::Stopped };
+    const DIED: LifecycleState = LifecycleState::Stopping { cause: FailureCause::Exited(1) };
+
+    #[test]
+    fn a_start_ends_awake_or_with_its_cause() {
+        assert_eq!(words(LifecycleState::Cold, LifecycleState::Launching), [""; 0]);
+        assert_eq!(words(LifecycleState::Launching, LifecycleState::Loading), [""; 0]);
+        assert_eq!(words(LifecycleState::Loading, LifecycleState::Awake), ["ScaledUp"]);
+        let failing = LifecycleState::Failing { cause: FailureCause::Unschedulable, drained: false };
+        let news = engine_events(&[was(3, LifecycleState::Launching)], &[was(3, failing.clone())]);
+        assert_eq!(news[0].reason.event_type(), "Warning");
+        assert_eq!(news[0].note, "engine 3 could not be started: no node takes its Pod (unschedulable)");
+        let backoff = LifecycleState::Backoff { until: Tick(1), cause: FailureCause::Exited(1) };
+        assert_eq!(words(LifecycleState::Loading, backoff.clone()), ["FailedCreate"]);
+        // It is told once of each start.
+        assert_eq!(words(failing, DIED), [""; 0]);
+        assert_eq!(words(DIED, backoff), [""; 0]);
+        // It was tried again within the turn.
+        let why = Some("exit status 1 (exited:1); it wrote last: no weights".to_owned());
+        let again = EngineSnapshot { failures: 1, last_failure: why, ..was(0, LifecycleState::Cold) };
+        let news = engine_events(&[was(0, LifecycleState::Loading)], &[again]);
+        assert_eq!(news.iter().map(|news| news.reason).collect::<Vec<_>>(), [EventReason::FailedCreate]);
+        assert!(news[0].note.contains("it wrote last: no weights; it is started again"), "{}", news[0].note);
+        // An order came between.
+        assert_eq!(words(LifecycleState::Loading, STOPPED), [""; 0]);
+    }
+
+    #[test]
+    fn sleep_and_wake_are_told_when_they_are_done() {
+        let level = SleepLevel::One;
+        assert_eq!(
+            words(LifecycleState::FallingAsleep { level }, LifecycleState::Asleep { level }),
+            ["Slept"]
+        );
+        assert_eq!(words(LifecycleState::Asleep { level }, LifecycleState::Waking { level }), [""; 0]);
+        assert_eq!(words(LifecycleState::Waking { level }, LifecycleState::Awake), ["Woken"]);
+    }
+
+    #[test]
+    fn the_last_engine_that_is_put_away_is_the_scale_to_zero() {
+        assert_eq!(words(STOPPED, LifecycleState::Cold), ["ScaledToZero"]);
+        assert_eq!(words(DIED, LifecycleState::Cold), [""; 0], "it failed");
+        let two = |one: LifecycleState, other: LifecycleState| [was(0, one), was(1, other)];
+        assert_eq!(
+            engine_events(
+                &two(STOPPED, LifecycleState::Awake),
+                &two(LifecycleState::Cold, LifecycleState::Awake)
+            ),
+            []
+        );
+        assert_eq!(
+            engine_events(
+                &two(LifecycleState::Cold, STOPPED),
+                &two(LifecycleState::Cold, LifecycleState::Cold)
+            )
+            .len(),
+            1
+        );
+        // Of one that was not known nothing is told.
+        assert_eq!(engine_events(&[], &[was(0, LifecycleState::Awake)]), []);
+    }
+
+    #[test]
+    fn want_of_memory_is_told_when_it_begins() {
+        let [memory, more] =
+            ["48Gi are free", "40Gi are free"].map(|why| ModelWaitReason::Memory(why.to_owned()));
+        let other = ModelWaitReason::Other("it starts".to_owned());
+        let told = memory_wait_event(Some(&other), Some(&memory));
+        assert_eq!(told, Some(EventReason::InsufficientMemory.with_note("48Gi are free")));
+        assert_eq!(memory_wait_event(None, Some(&memory)), told);
+        assert_eq!(memory_wait_event(Some(&memory), Some(&more)), None);
+        assert_eq!(memory_wait_event(Some(&memory), None), None);
+        assert_eq!(memory_wait_event(None, Some(&other)), None);
+    }
+}

@@ -1,0 +1,28 @@
+//! Where a test ends this process: before its Nth write, or order to a stub or engine.
+
+/// Ends the process, as `kill -9` does, before the one of the number in `ROUSE_TEST_ABORT_BEFORE_WRITE`, counted from when the
+/// file in `ROUSE_TEST_ABORT_FROM` is there, or from the start. Does nothing in what ships.
+pub(crate) fn hit() {
+    #[cfg(debug_assertions)]
+    {
+        use std::{
+            path::PathBuf,
+            sync::{
+                OnceLock,
+                atomic::{AtomicU64, Ordering},
+            },
+        };
+        static WRITES: AtomicU64 = AtomicU64::new(0);
+        static END: OnceLock<Option<u64>> = OnceLock::new();
+        let end = END.get_or_init(|| std::env::var("ROUSE_TEST_ABORT_BEFORE_WRITE").ok()?.parse().ok());
+        static FROM: OnceLock<Option<PathBuf>> = OnceLock::new();
+        let from = FROM.get_or_init(|| std::env::var_os("ROUSE_TEST_ABORT_FROM").map(Into::into));
+        if from.as_ref().is_some_and(|from| !from.exists()) {
+            return;
+        }
+        let write = WRITES.fetch_add(1, Ordering::Relaxed) + 1;
+        if *end == Some(write) {
+            std::process::abort();
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Which nodes are in which pool, and what the pools have.
+//!
+//! A node in two pools is in neither: its memory would be granted twice. So are nodes that only could be: of two
+//! selectors of which one contains the other, whatever node comes is in both.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use rouse::units::Bytes;
+
+use super::{
+    node::{IndexedNode, ListedAccelerators, NodeCapacity, node_capacity},
+    pool::{PoolEntry, PoolTerms},
+    resolved::{PoolProblem, ResolvedNode, ResolvedPool, list},
+    selectors::Selectors,
+};
+
+#[derive(Debug)]
+pub(super) struct PoolMembership {
+    pub(super) pools: Arc<BTreeMap<String, ResolvedPool>>,
+    pub(super) nodes: Arc<BTreeMap<String, ResolvedNode>>,
+}
+
+type NodeFactsByName = BTreeMap<String, Result<IndexedNode, String>>;
+type AcceleratorsByNode = BTreeMap<String, Result<ListedAccelerators, String>>;
+
+impl PoolMembership {
+    /// `nodes`: `None` where they cannot be read.
+    pub(super) fn compute(
+        pools: &BTreeMap<String, PoolEntry>,
+        nodes: Option<&NodeFactsByName>,
+        stubs: &AcceleratorsByNode,
+    ) -> Self {
+        let selectors = Selectors::new(pools.iter().map(|(name, entry)| (name.as_str(), &entry.selector)));
+        let mut overlaps = PoolOverlaps::default();
+        for entry in pools.values() {
+            overlaps.note(&selectors.matching_pools(&entry.selector), None);
+        }
+        let mut places = BTreeMap::new();
+        let mut members: BTreeMap<&str, Vec<(&String, &IndexedNode)>> = BTreeMap::new();
+        for (node, facts) in nodes.into_iter().flatten() {
+            let facts = match facts {
+                Ok(facts) => facts,
+                Err(why) => {
+                    places.insert(
+                        node.clone(),
+                        ResolvedNode { warning: Some(why.clone()), ..ResolvedNode::default() },
+                    );
+                    continue;
+                }
+            };
+            match selectors.matching_pools(&facts.labels).as_slice() {
+                [] => {}
+                [pool] => {
+                    members.entry(pool).or_default().push((node, facts));
+                    let (uid, pool) = (facts.uid.clone(), Some((*pool).to_owned()));
+                    places.insert(node.clone(), ResolvedNode { uid, pool, ..ResolvedNode::default() });
+                }
+                several => {
+                    overlaps.note(several, Some(node));
+                    let named = list(several.iter().map(|pool| format!("'{pool}'")));
+                    let doubt = Some(format!("it is in the pools {named}, and so in none"));
+                    let uid = facts.uid.clone();
+                    places.insert(
+                        node.clone(),
+                        ResolvedNode { uid, warning: doubt, ..ResolvedNode::default() },
+                    );
+                }
+            }
+        }
+        let survey = |(name, entry): (&String, &PoolEntry)| {
+            let members = members.get(name.as_str()).map(Vec::as_slice).unwrap_or_default();
+            let overlap = overlaps.by_pool.remove(name.as_str());
+            let pool = pool(entry, nodes.is_some().then_some(members), stubs, overlap, &mut places);
+            (name.clone(), pool)
+        };
+        let pools = pools.iter().map(survey).collect();
+        Self { pools: Arc::new(pools), nodes: Arc::new(places) }
+    }
+}
+
+/// Pools with others in which the same nodes are.
+#[derive(Default)]
+struct PoolOverlaps<'a> {
+    by_pool: BTreeMap<&'a str, BTreeMap<String, Option<String>>>,
+    /// Thousands of nodes that are in the same pools say the same.
+    seen: BTreeSet<Vec<&'a str>>,
+}
+
+impl<'a> PoolOverlaps<'a> {
+    fn note(&mut self, pools: &[&'a str], node: Option<&String>) {
+        if pools.len() < 2 || !self.seen.insert(pools.to_vec()) {
+            return;
+        }
+        for pool in pools {
+            let others = self.by_pool.entry(pool).or_default();
+            for other in pools.iter().filter(|other| *other != pool) {
+                let known = others.entry((*other).to_owned()).or_default();
+                if known.is_none() {
+                    *known = node.cloned();
+                }
+            }
+        }
+    }
+}
+
+/// `members`: `None` where nodes cannot be read.
+fn pool(
+    entry: &PoolEntry,
+    members: Option<&[(&String, &IndexedNode)]>,
+    stubs: &AcceleratorsByNode,
+    overlap: Option<BTreeMap<String, Option<String>>>,
+    places: &mut BTreeMap<String, ResolvedNode>,
+) -> ResolvedPool {
+    let mut pool = ResolvedPool {
+        uid: entry.version.uid.clone(),
+        generation: entry.version.generation,
+        terms: entry.terms.as_ref().ok().cloned(),
+        nodes: members.map_or(0, |members| u32::try_from(members.len()).unwrap_or(u32::MAX)),
+        accelerators: 0,
+        total: None,
+        units: None,
+        problem: None,
+        warnings: Vec::new(),
+    };
+    let terms = match &entry.terms {
+        Ok(terms) => terms,
+        Err(trouble) => return ResolvedPool { problem: Some(trouble.clone()), ..pool },
+    };
+    let mut known: Option<Bytes> = None;
+    for (name, facts) in members.into_iter().flatten() {
+        let NodeCapacity { bytes, accelerators, capacities: room, units, warning: doubt } =
+            node_capacity(facts, stubs.get(*name), &terms.resource);
+        known = plus(known, bytes, |known, more| known + more);
+        pool.units = plus(pool.units, units, u32::saturating_add);
+        pool.accelerators = pool.accelerators.saturating_add(accelerators);
+        if let Some(doubt) = &doubt {
+            pool.warnings.push(format!("node {name}: {doubt}"));
+        }
+        if let Some(place) = places.get_mut(*name) {
+            *place = ResolvedNode {
+                accelerators,
+                kind: facts.labels.get(&terms.accelerator_type_label).cloned(),
+                total: bytes,
+                capacities: room,
+                warning: doubt,
+                uid: place.uid.take(),
+                pool: place.pool.take(),
+            };
+        }
+    }
+    match overlap.map(PoolProblem::Overlap).map_or_else(|| total(terms, members.map(<[_]>::len), known), Err)
+    {
+        Ok(total) => pool.total = Some(total),
+        Err(trouble) => pool.problem = Some(trouble),
+    }
+    pool
+}
+
+/// What may be granted, of so many nodes that have this much.
+fn total(terms: &PoolTerms, nodes: Option<usize>, known: Option<Bytes>) -> Result<Bytes, PoolProblem> {
+    if nodes == Some(0) {
+        return Err(PoolProblem::NoNodes);
+    }
+    let total = match (known, terms.memory) {
+        (Some(known), Some(cap)) => known.min(cap),
+        (Some(all), None) | (None, Some(all)) => all,
+        (None, None) => return Err(PoolProblem::NoCapacity),
+    };
+    if total == Bytes::ZERO { Err(PoolProblem::NoAccelerators) } else { Ok(total) }
+}
+
+fn plus<T>(sum: Option<T>, more: Option<T>, add: impl Fn(T, T) -> T) -> Option<T> {
+    match (sum, more) {
+        (Some(sum), Some(more)) => Some(add(sum, more)),
+        (sum, more) => sum.or(more),
+    }
+}

@@ -1,0 +1,343 @@
+//! Booking in a pool: what its ledger lets be reserved, and the one write that does it.
+//!
+//! A reservation is an update of the pool's status with the version that was read, before anything is done with the
+//! memory. Two gateways that both believe they lead read the same ledger, and the API server lets one of them write;
+//! the other reads again and finds less room. So a change is a function of the ledger, which may be asked several times,
+//! and decides anew each time.
+//!
+//! A version refuses only what was read before somebody wrote. So a new leader writes each pool before it decides anything
+//! about it: it stamps the status with its epoch ([`PoolLedger::take_over`]). From then on, what its predecessor read is of an
+//! older version, and what that reads anew carries the stamp of a newer leader.
+
+mod location;
+mod pool_ledger;
+
+use rouse::units::{Bytes, Tick};
+
+use super::crd::{
+    AcceleratorPoolStatus, Quantity,
+    ledger::{Ledger, ObjectName, Reservation, ReservationState},
+};
+
+pub use self::{
+    location::{LocationError, ReservationLocation},
+    pool_ledger::{Error, PoolLedger},
+};
+
+/// What an engine needs before it may start or wake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReservationRequest {
+    pub model: ObjectName,
+    /// Which of its engines.
+    pub replica: u32,
+    /// Accelerators.
+    pub count: u32,
+    /// On each of them.
+    pub bytes: Bytes,
+    /// RAM of its node.
+    pub host_bytes: Bytes,
+    /// What the models of its namespace may have reserved in the pool together; `None`: as much as there is.
+    pub quota: Option<Bytes>,
+}
+
+/// What a sleeping engine keeps: of each accelerator, and of its node's RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SleepingMemory {
+    pub bytes: Bytes,
+    pub host_bytes: Bytes,
+}
+
+/// Why nothing was reserved.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReservationRefusal {
+    /// What is reserved and what is wanted are more than there is.
+    #[error("{wanted} wanted, {available} of {total} available")]
+    Full { wanted: Bytes, available: Bytes, total: Bytes },
+    /// There is room, and not for this namespace.
+    #[error("{wanted} wanted, and the namespace '{namespace}' has {reserved} of its {quota} reserved")]
+    Quota { namespace: String, wanted: Bytes, reserved: Bytes, quota: Bytes },
+    /// The same engine's memory is on its way back, and not seen free.
+    #[error("what the engine had before was not seen free yet")]
+    Releasing,
+    #[error("the ledger has no number left for another reservation")]
+    IdsExhausted,
+    /// The same engine has a reservation of another size.
+    #[error("the engine has {has} reserved already")]
+    AlreadyReserved { has: Bytes },
+}
+
+/// What of the pool may be granted: its status says.
+fn total(status: &AcceleratorPoolStatus) -> Bytes {
+    status.total.as_ref().and_then(|total| total.bytes().ok()).unwrap_or(Bytes::ZERO)
+}
+
+impl Ledger {
+    /// What is reserved, all in all; memory on its way back included.
+    #[must_use]
+    pub fn allocated(&self) -> Bytes {
+        self.reservations.iter().map(Reservation::sum).sum()
+    }
+
+    /// What the models of this namespace have reserved, memory on its way back included.
+    #[must_use]
+    pub fn allocated_to(&self, namespace: &str) -> Bytes {
+        let of = |known: &&Reservation| known.model.namespace == namespace;
+        self.reservations.iter().filter(of).map(Reservation::sum).sum()
+    }
+
+    /// Reserves, if there is room and the namespace's quota has, too. Asked again for what it has already reserved, it
+    /// says so: whoever crashed behind the write, or never heard its answer, asks again. The reservation's id.
+    ///
+    /// # Errors
+    /// There is no room, or the namespace has its share, or the engine has another reservation.
+    pub fn reserve(
+        &mut self,
+        wanted: &ReservationRequest,
+        total: Bytes,
+        now: Tick,
+    ) -> Result<u64, ReservationRefusal> {
+        let known = self.reservation(&wanted.model, wanted.replica);
+        // What a sleeper keeps is its own already.
+        let keeps = match known {
+            None => Bytes::ZERO,
+            Some(known) => match known.state {
+                ReservationState::Releasing => return Err(ReservationRefusal::Releasing),
+                ReservationState::Asleep => known.sum(),
+                _ if known.matches(wanted) => return Ok(known.id),
+                _ => return Err(ReservationRefusal::AlreadyReserved { has: known.sum() }),
+            },
+        };
+        let reservation = Reservation::new(known.map_or(self.next, |known| known.id), wanted, now);
+        let available = total.saturating_sub(self.allocated().saturating_sub(keeps));
+        if reservation.sum() > available {
+            return Err(ReservationRefusal::Full { wanted: reservation.sum(), available, total });
+        }
+        if let Some(quota) = wanted.quota {
+            let namespace = &wanted.model.namespace;
+            let reserved = self.allocated_to(namespace).saturating_sub(keeps);
+            if reservation.sum() > quota.saturating_sub(reserved) {
+                let (namespace, wanted) = (namespace.clone(), reservation.sum());
+                return Err(ReservationRefusal::Quota { namespace, wanted, reserved, quota });
+            }
+        }
+        if let Some(asleep) = self.reservations.iter_mut().find(|known| known.id == reservation.id) {
+            let (node, accelerators) = (asleep.node.take(), std::mem::take(&mut asleep.accelerators));
+            let state = if node.is_some() { ReservationState::Placed } else { ReservationState::Reserved };
+            *asleep = Reservation { node, accelerators, state, ..reservation };
+            return Ok(asleep.id);
+        }
+        // Never reached by counting; a ledger that somebody wrote may say so.
+        let id = reservation.id;
+        self.next = id.checked_add(1).ok_or(ReservationRefusal::IdsExhausted)?;
+        self.reservations.push(reservation);
+        Ok(id)
+    }
+
+    /// The engine runs: what it takes is booked, whether or not there is room for it.
+    pub fn adopt(&mut self, wanted: &ReservationRequest, now: Tick) {
+        if self.reservation(&wanted.model, wanted.replica).is_none()
+            && let Some(next) = self.next.checked_add(1)
+        {
+            self.reservations.push(Reservation::new(self.next, wanted, now));
+            self.next = next;
+        }
+    }
+
+    /// The engine with this reservation is told to go: what it has stays booked until it is seen free.
+    pub fn mark_releasing(&mut self, id: u64, now: Tick) {
+        if let Some(known) = self.reservations.iter_mut().find(|known| known.id == id)
+            && known.state != ReservationState::Releasing
+        {
+            (known.state, known.since) = (ReservationState::Releasing, now);
+        }
+    }
+
+    /// The engine sleeps, and keeps so much of each of its accelerators and of its node's RAM.
+    pub fn mark_asleep(&mut self, model: &ObjectName, replica: u32, keeps: SleepingMemory, now: Tick) {
+        let mut own = self.reservations.iter_mut();
+        let Some(own) = own.find(|known| known.model == *model && known.replica == replica) else { return };
+        if own.state != ReservationState::Releasing {
+            (own.bytes, own.host_bytes) = (keeps.bytes.min(own.bytes), keeps.host_bytes);
+            (own.state, own.since) = (ReservationState::Asleep, now);
+        }
+    }
+
+    /// Its memory was seen free, or never taken.
+    pub fn release(&mut self, id: u64) {
+        self.reservations.retain(|known| known.id != id);
+    }
+
+    /// The reservation of one engine.
+    #[must_use]
+    pub fn reservation(&self, model: &ObjectName, replica: u32) -> Option<&Reservation> {
+        self.reservations.iter().find(|known| known.model == *model && known.replica == replica)
+    }
+}
+
+impl Reservation {
+    fn new(id: u64, wanted: &ReservationRequest, now: Tick) -> Self {
+        Self {
+            id,
+            model: wanted.model.clone(),
+            replica: wanted.replica,
+            count: wanted.count,
+            bytes: wanted.bytes,
+            host_bytes: wanted.host_bytes,
+            node: None,
+            accelerators: Vec::new(),
+            state: ReservationState::Reserved,
+            since: now,
+        }
+    }
+
+    fn matches(&self, wanted: &ReservationRequest) -> bool {
+        let sizes = (wanted.count, wanted.bytes, wanted.host_bytes);
+        (self.count, self.bytes, self.host_bytes) == sizes
+    }
+}
+
+/// Puts the ledger under the leader of this epoch. Otherwise, the newer epoch that stands there.
+fn stamp(status: &mut AcceleratorPoolStatus, epoch: u64) -> Result<(), u64> {
+    if status.epoch > epoch {
+        return Err(status.epoch);
+    }
+    status.epoch = epoch;
+    Ok(())
+}
+
+/// The sums that stand beside the ledger, for people.
+pub(super) fn update_sums(status: &mut AcceleratorPoolStatus) {
+    let (total, allocated) = (total(status), status.ledger.allocated());
+    let quantity = |bytes: Bytes| Some(Quantity::from(bytes));
+    status.allocated = quantity(allocated);
+    status.available = quantity(total.saturating_sub(allocated));
+    status.count = u32::try_from(status.ledger.reservations.len()).unwrap_or(u32::MAX);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(name: &str, gib: u64) -> ReservationRequest {
+        ReservationRequest {
+            model: ObjectName::new("default", name),
+            replica: 0,
+            count: 1,
+            bytes: Bytes::gib(gib),
+            host_bytes: Bytes::ZERO,
+            quota: None,
+        }
+    }
+
+    const TOTAL: Bytes = Bytes::gib(128);
+
+    #[test]
+    fn what_fits_is_reserved_and_what_does_not_is_not() {
+        let mut ledger = Ledger::default();
+        let first = ledger.reserve(&wanted("large", 80), TOTAL, Tick(1)).unwrap();
+        let before = ledger.clone();
+        let full =
+            ReservationRefusal::Full { wanted: Bytes::gib(60), available: Bytes::gib(48), total: TOTAL };
+        assert_eq!(ledger.reserve(&wanted("other", 60), TOTAL, Tick(2)), Err(full));
+        assert_eq!(ledger, before, "nothing is left of what was refused");
+        ledger.mark_releasing(first, Tick(3));
+        assert!(ledger.reserve(&wanted("other", 60), TOTAL, Tick(4)).is_err(), "it was not seen free yet");
+        assert_eq!(ledger.reserve(&wanted("large", 80), TOTAL, Tick(5)), Err(ReservationRefusal::Releasing));
+        ledger.release(first);
+        let second = ledger.reserve(&wanted("other", 60), TOTAL, Tick(6)).unwrap();
+        assert!(second > first, "ids are never used twice");
+    }
+
+    #[test]
+    fn who_asks_again_is_told_what_it_has() {
+        let mut ledger = Ledger::default();
+        let id = ledger.reserve(&wanted("m", 80), TOTAL, Tick(1)).unwrap();
+        assert_eq!(ledger.reserve(&wanted("m", 80), TOTAL, Tick(2)), Ok(id));
+        assert_eq!(ledger.allocated(), Bytes::gib(80));
+        let other = ledger.reserve(&wanted("m", 90), TOTAL, Tick(3));
+        assert_eq!(other, Err(ReservationRefusal::AlreadyReserved { has: Bytes::gib(80) }));
+    }
+
+    #[test]
+    fn a_sleeper_keeps_its_place_and_takes_the_rest_again_only_where_there_is_room() {
+        let mut ledger = Ledger::default();
+        let (own, other) = (wanted("m", 80), wanted("n", 60));
+        let id = ledger.reserve(&own, TOTAL, Tick(1)).unwrap();
+        let spot = ReservationLocation { node: "node".to_owned(), accelerators: vec!["gpu-1".into()] };
+        ledger.set_location(&own.model, 0, &spot, Tick(1));
+        let keeps = SleepingMemory { bytes: Bytes::gib(2), host_bytes: Bytes::gib(40) };
+        ledger.mark_asleep(&own.model, 0, keeps, Tick(2));
+        assert_eq!(ledger.allocated(), Bytes::gib(2));
+        let beside = ledger.reserve(&other, TOTAL, Tick(3)).unwrap();
+        let full =
+            ReservationRefusal::Full { wanted: Bytes::gib(80), available: Bytes::gib(68), total: TOTAL };
+        let quota = ReservationRequest { quota: Some(Bytes::gib(79)), ..own.clone() };
+        assert_eq!(ledger.reserve(&own, TOTAL, Tick(4)), Err(full));
+        ledger.release(beside);
+        assert!(matches!(ledger.reserve(&quota, TOTAL, Tick(5)), Err(ReservationRefusal::Quota { .. })));
+        assert_eq!(ledger.reserve(&own, TOTAL, Tick(6)), Ok(id));
+        let awake = ledger.reservation(&own.model, 0).unwrap();
+        assert_eq!((awake.bytes, awake.host_bytes), (Bytes::gib(80), Bytes::ZERO));
+        assert_eq!((awake.state, awake.node.as_deref()), (ReservationState::Placed, Some("node")));
+        ledger.mark_releasing(id, Tick(7));
+        ledger.mark_asleep(&own.model, 0, keeps, Tick(8));
+        assert_eq!(ledger.allocated(), Bytes::gib(80), "it was told to go, and not seen gone");
+    }
+
+    #[test]
+    fn a_ledger_under_a_newer_leader_is_not_touched() {
+        let mut status = AcceleratorPoolStatus::default();
+        for (epoch, outcome, after) in
+            [(7, Ok(()), 7), (7, Ok(()), 7), (6, Err(7), 7), (8, Ok(()), 8), (7, Err(8), 8)]
+        {
+            assert_eq!(stamp(&mut status, epoch), outcome);
+            assert_eq!(status.epoch, after);
+        }
+    }
+
+    #[test]
+    fn several_accelerators_count_each() {
+        let mut ledger = Ledger::default();
+        let two = ReservationRequest { count: 2, ..wanted("m", 40) };
+        ledger.reserve(&two, TOTAL, Tick(1)).unwrap();
+        assert_eq!(ledger.allocated(), Bytes::gib(80));
+        let huge = ReservationRequest { count: u32::MAX, bytes: Bytes(u64::MAX), ..wanted("n", 1) };
+        assert!(matches!(ledger.reserve(&huge, TOTAL, Tick(1)), Err(ReservationRefusal::Full { .. })));
+    }
+    #[test]
+    fn a_namespace_has_no_more_than_its_quota() {
+        let mut ledger = Ledger::default();
+        let of = |namespace: &str, name: &str, gib, quota| ReservationRequest {
+            model: ObjectName::new(namespace, name),
+            quota,
+            ..wanted(name, gib)
+        };
+        let fifty = Some(Bytes::gib(50));
+        let first = ledger.reserve(&of("a", "one", 30, fifty), TOTAL, Tick(1)).unwrap();
+        ledger.reserve(&of("b", "one", 60, None), TOTAL, Tick(1)).unwrap();
+        assert_eq!(ledger.allocated_to("a"), Bytes::gib(30), "the other namespace's counts for that one");
+        let before = ledger.clone();
+        let over = ReservationRefusal::Quota {
+            namespace: "a".into(),
+            wanted: Bytes::gib(30),
+            reserved: Bytes::gib(30),
+            quota: Bytes::gib(50),
+        };
+        assert_eq!(ledger.reserve(&of("a", "two", 30, fifty), TOTAL, Tick(2)), Err(over));
+        assert_eq!(ledger, before, "nothing is left of what was refused");
+        // Twice ten is the rest of it; and who has its reservation keeps it when the quota shrinks.
+        let rest = ReservationRequest { count: 2, ..of("a", "two", 10, fifty) };
+        ledger.reserve(&rest, TOTAL, Tick(3)).unwrap();
+        assert_eq!(ledger.reserve(&of("a", "one", 30, Some(Bytes::ZERO)), TOTAL, Tick(4)), Ok(first));
+        let next = ledger.reserve(&of("a", "three", 1, fifty), TOTAL, Tick(5));
+        assert!(matches!(next, Err(ReservationRefusal::Quota { .. })), "{next:?}");
+        ledger.mark_releasing(first, Tick(6));
+        let next = ledger.reserve(&of("a", "three", 1, fifty), TOTAL, Tick(6));
+        assert!(matches!(next, Err(ReservationRefusal::Quota { .. })), "it was not seen free yet: {next:?}");
+        ledger.release(first);
+        ledger.reserve(&of("a", "three", 30, fifty), TOTAL, Tick(7)).unwrap();
+        // Where there is no room at all, that is what is said.
+        let full = ledger.reserve(&of("a", "four", 100, fifty), TOTAL, Tick(8));
+        assert!(matches!(full, Err(ReservationRefusal::Full { .. })), "{full:?}");
+    }
+}

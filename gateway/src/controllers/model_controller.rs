@@ -1,0 +1,301 @@
+//! The objects of the cluster, as they come: watched, put into the index, and what follows from them told.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use k8s_openapi::{
+    ClusterResourceScope, NamespaceResourceScope,
+    api::core::v1::{Node, NodeStatus},
+};
+use kube::{Api, Client, Resource, ResourceExt as _, core::DeserializeGuard};
+use serde::de::DeserializeOwned;
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
+
+use super::{
+    crd::{AcceleratorNode, AcceleratorPool, InferenceModel, ledger::ObjectName},
+    election::Leadership,
+    index::{ClusterIndex, IndexedObject, ObjectKey, ObjectKind, Resolved},
+    published::PublishedModel,
+    status_inputs::StatusInputs as Facts,
+    status_writer::StatusWriter,
+    watch::{Delta, InitialLists, WatchTarget, WatchedObject, watch as follow},
+};
+
+/// Changes that may wait for the index; more of them wait at the API server.
+const CHANNEL_CAPACITY: usize = 1024;
+/// So many changes are taken in before it is asked what follows.
+const MAX_BATCH: usize = 512;
+
+/// What was seen.
+#[derive(Debug)]
+pub enum ObjectDelta {
+    Model(Delta<InferenceModel>),
+    Pool(Delta<AcceleratorPool>),
+    AcceleratorNode(Delta<AcceleratorNode>),
+    Node(Delta<Node>),
+}
+
+/// Watches everything that the index needs. `namespaces`: whose models; `None` is the whole cluster. `awaited`: what of it has
+/// not come yet.
+pub fn watch_all(
+    client: &Client,
+    namespaces: &[Option<String>],
+    nodes: bool,
+    awaited: &InitialLists,
+    tasks: &mut JoinSet<()>,
+) -> mpsc::Receiver<ObjectDelta> {
+    let (told, received) = mpsc::channel(CHANNEL_CAPACITY);
+    for namespace in namespaces {
+        let api = namespaced(client, namespace.as_deref());
+        let models = WatchTarget { api, namespace: namespace.clone(), labels: None, fields: None, slim };
+        tasks.spawn(follow(models, told.clone(), awaited.clone(), ObjectDelta::Model));
+    }
+    tasks.spawn(follow(cluster_wide(client, slim), told.clone(), awaited.clone(), ObjectDelta::Pool));
+    if nodes {
+        tasks.spawn(follow(
+            cluster_wide(client, slim),
+            told.clone(),
+            awaited.clone(),
+            ObjectDelta::AcceleratorNode,
+        ));
+        tasks.spawn(follow(cluster_wide(client, slim_node), told, awaited.clone(), ObjectDelta::Node));
+    }
+    received
+}
+
+fn cluster_wide<K>(client: &Client, slim: fn(&mut K)) -> WatchTarget<K>
+where
+    K: Resource<Scope = ClusterResourceScope, DynamicType = ()> + Clone + DeserializeOwned,
+{
+    WatchTarget { api: Api::all(client.clone()), namespace: None, labels: None, fields: None, slim }
+}
+
+/// Who wrote which field takes as much room as the fields.
+fn slim<K: Resource>(object: &mut K) {
+    let metadata = object.meta_mut();
+    (metadata.managed_fields, metadata.annotations) = (None, None);
+}
+
+/// Most of a Node says what is on its disk.
+fn slim_node(node: &mut Node) {
+    slim(node);
+    node.spec = None;
+    if let Some(status) = node.status.take() {
+        node.status = Some(NodeStatus { allocatable: status.allocatable, ..NodeStatus::default() });
+    }
+}
+
+/// Objects of one namespace, or of all.
+pub fn namespaced<K>(client: &Client, namespace: Option<&str>) -> Api<DeserializeGuard<K>>
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + DeserializeOwned,
+{
+    match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    }
+}
+
+/// What the one task that keeps the index works with.
+pub struct ModelController {
+    pub index: ClusterIndex,
+    pub deltas: mpsc::Receiver<ObjectDelta>,
+    /// What the decisions say.
+    pub status_inputs: Arc<Facts>,
+    pub leadership: watch::Receiver<Option<Leadership>>,
+    pub status_writer: StatusWriter,
+    /// What statuses say is passed on here.
+    pub published: mpsc::UnboundedSender<PublishedModel>,
+    /// The last of it.
+    pub last_published: BTreeMap<ObjectName, PublishedModel>,
+    /// What follows from the objects, as soon as everything was seen once.
+    pub resolved: watch::Sender<Option<Arc<Resolved>>>,
+}
+
+impl ModelController {
+    /// Until nobody watches any more.
+    pub async fn run(mut self) {
+        let mut batch = Vec::new();
+        let mut epoch = None;
+        loop {
+            tokio::select! {
+                taken = self.deltas.recv_many(&mut batch, MAX_BATCH) => {
+                    if taken == 0 {
+                        return;
+                    }
+                    batch.drain(..).for_each(|told| self.apply(told));
+                }
+                () = self.status_inputs.changed() => {}
+                () = self.status_writer.next_completion() => {}
+                changed = self.leadership.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                }
+            }
+            if !self.index.is_complete() {
+                continue;
+            }
+            let settled = self.index.resolved();
+            self.publish_resolved(&settled);
+            let leads =
+                self.leadership.borrow_and_update().filter(Leadership::is_valid).map(|claim| claim.epoch);
+            // Before it knows what runs, a new leader would write that nothing does.
+            let decides = leads.filter(|_| self.status_inputs.decides());
+            if decides != epoch {
+                epoch = decides;
+                self.status_writer.mark_all_due(&settled);
+            }
+            self.status_writer.update_facts(self.status_inputs.take_facts(), &settled);
+            self.status_writer.send_events(self.status_inputs.take_events(), &settled);
+            if decides.is_some() {
+                self.status_writer.write(&self.index, &settled);
+            }
+        }
+    }
+
+    /// Tells it on where it is news.
+    fn publish_resolved(&mut self, now: &Arc<Resolved>) {
+        let before = self.resolved.borrow().clone();
+        if before.as_ref().is_some_and(|before| Arc::ptr_eq(before, now)) {
+            return;
+        }
+        if before.as_ref() == Some(now) {
+            // No news, and not to be compared again.
+            self.resolved.send_if_modified(|held| {
+                *held = Some(Arc::clone(now));
+                false
+            });
+            return;
+        }
+        let before = before.unwrap_or_default();
+        self.status_writer.changed(&before, now);
+        self.status_inputs
+            .mark_changed(now.objects.keys().filter(|model| !before.objects.contains_key(*model)));
+        self.resolved.send_replace(Some(Arc::clone(now)));
+    }
+
+    fn apply(&mut self, told: ObjectDelta) {
+        match told {
+            ObjectDelta::Model(change) => {
+                match &change {
+                    Delta::All { namespace, objects } => {
+                        let there: BTreeSet<ObjectName> = objects.iter().map(WatchedObject::name).collect();
+                        let within =
+                            |name: &ObjectName| namespace.as_ref().is_none_or(|n| *n == name.namespace);
+                        let gone =
+                            self.last_published.keys().filter(|name| within(name) && !there.contains(name));
+                        let gone: Vec<ObjectName> = gone.cloned().collect();
+                        gone.iter().for_each(|name| self.model_deleted(name));
+                        objects.iter().for_each(|found| self.model_applied(found));
+                    }
+                    Delta::Applied(found) => self.model_applied(found),
+                    Delta::Deleted(name) => self.model_deleted(name),
+                }
+                update_index(&mut self.index, ObjectKind::Model, change);
+            }
+            ObjectDelta::Pool(change) => {
+                if let Delta::Applied(found) = &change
+                    && let WatchedObject::Readable(pool) = &**found
+                {
+                    let name = pool.name_any();
+                    let before = self.index.pool_status(&name).map(|status| &status.ledger);
+                    self.status_writer.pool_applied(
+                        &name,
+                        before,
+                        pool.status.as_ref().map(|status| &status.ledger),
+                    );
+                }
+                update_index(&mut self.index, ObjectKind::Pool, change);
+            }
+            ObjectDelta::AcceleratorNode(change) => {
+                self.apply_nodes(&change);
+                update_index(&mut self.index, ObjectKind::AcceleratorNode, change);
+            }
+            ObjectDelta::Node(change) => update_index(&mut self.index, ObjectKind::Node, change),
+        }
+    }
+
+    fn apply_nodes(&mut self, change: &Delta<AcceleratorNode>) {
+        match change {
+            Delta::All { objects, .. } => {
+                let there: BTreeSet<String> = objects.iter().map(|found| found.name().name).collect();
+                let gone = self.status_writer.known_nodes().filter(|name| !there.contains(*name));
+                let gone: Vec<String> = gone.cloned().collect();
+                gone.iter().for_each(|name| self.status_writer.node_deleted(name));
+                objects.iter().for_each(|found| self.node_applied(found));
+            }
+            Delta::Applied(found) => self.node_applied(found),
+            Delta::Deleted(name) => self.status_writer.node_deleted(&name.name),
+        }
+    }
+
+    fn node_applied(&mut self, found: &WatchedObject<AcceleratorNode>) {
+        if let WatchedObject::Readable(node) = found {
+            self.status_writer.node_applied(node);
+        }
+    }
+
+    fn model_applied(&mut self, found: &WatchedObject<InferenceModel>) {
+        let WatchedObject::Readable(model) = found else { return };
+        self.status_writer.model_applied(model);
+        let published = PublishedModel::of(model);
+        if self.last_published.get(&published.object) != Some(&published) {
+            self.last_published.insert(published.object.clone(), published.clone());
+            // Whoever listens ends with this gateway.
+            self.published.send(published).unwrap_or_default();
+        }
+    }
+
+    fn model_deleted(&mut self, name: &ObjectName) {
+        self.status_writer.model_deleted(name);
+        if let Some(known) = self.last_published.remove(name) {
+            self.published.send(known.without_engines()).unwrap_or_default();
+            if self.status_inputs.decides()
+                && let Some(settled) = &*self.resolved.borrow()
+            {
+                self.status_writer.deleted(name, settled);
+            }
+        }
+    }
+}
+
+fn update_index<K: Resource + Into<IndexedObject>>(
+    index: &mut ClusterIndex,
+    kind: ObjectKind,
+    change: Delta<K>,
+) {
+    match change {
+        Delta::All { namespace, objects } => {
+            let there: BTreeSet<ObjectKey> =
+                objects.iter().map(|found| ObjectKey::of(kind, found.metadata())).collect();
+            objects.into_iter().for_each(|found| put(index, kind, found));
+            index.apply_list(kind, namespace.as_deref(), &there);
+        }
+        Delta::Applied(found) => put(index, kind, *found),
+        Delta::Deleted(name) => {
+            let metadata = kube::api::ObjectMeta {
+                namespace: Some(name.namespace),
+                name: Some(name.name),
+                ..kube::api::ObjectMeta::default()
+            };
+            index.delete(&ObjectKey::of(kind, &metadata));
+        }
+    }
+}
+
+fn put<K: Resource + Into<IndexedObject>>(
+    index: &mut ClusterIndex,
+    kind: ObjectKind,
+    found: WatchedObject<K>,
+) {
+    match found {
+        WatchedObject::Readable(object) => index.apply(object),
+        WatchedObject::Unreadable { metadata, error } => index.unreadable(kind, &metadata, &error),
+    }
+}

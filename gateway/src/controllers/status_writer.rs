@@ -1,0 +1,304 @@
+//! What objects are told: the leader's view of every model and pool, written where it differs from what is there.
+//!
+//! One task has the index, what the decisions say (facts), and what is stored; it writes an object's status again only when
+//! the last write of it has ended. Each write carries the version that was seen, so that what a replaced leader still has on
+//! its way is refused; whoever is refused waits for the newer version, which is on its way to it, and looks again.
+
+mod nodes;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use kube::{Api, Client, Resource as _};
+use rouse::{model::ModelName, units::Millis};
+use rouse_net::lease::TickClock;
+use serde_json::json;
+use tokio::{task::JoinSet, time};
+
+use super::{
+    condition::ACCEPTED,
+    crd::{InferenceModel, InferenceModelStatus, ledger::ObjectName},
+    event_content::{EventContent, EventReason},
+    index::{ClusterIndex, Resolved, ServedModel},
+    ledger::PoolLedger,
+    recorder::{EventRequest, EventSender, RegardingKind},
+    status::{self, ModelFacts, ResolvedModel},
+    writer::{Error, ObjectWriter},
+};
+
+/// After a failure a status is written again so much later.
+const RETRY_DELAY: Duration = Duration::from_secs(2);
+/// After a refusal.
+const REFUSED_RETRY_DELAY: Duration = Duration::from_secs(10);
+/// So many statuses are written at once.
+const MAX_CONCURRENT_WRITES: usize = 8;
+
+/// Writes statuses.
+pub struct StatusWriter {
+    client: Client,
+    writer: ObjectWriter,
+    pool_ledger: PoolLedger,
+    clock: TickClock,
+    events: EventSender,
+    facts: BTreeMap<ModelName, ModelFacts>,
+    /// The version of each model's object, as it was last seen or written.
+    versions: BTreeMap<ObjectName, String>,
+    /// The AcceleratorNodes that there are.
+    nodes: BTreeMap<String, nodes::StoredNode>,
+    /// Pools that models use. Another installation in the same cluster may have pools of its own.
+    used_pools: BTreeSet<String>,
+    due: BTreeSet<StatusTarget>,
+    writing: BTreeSet<StatusTarget>,
+    writes: JoinSet<WriteCompletion>,
+}
+
+/// What came to its end.
+enum WriteCompletion {
+    Write(StatusTarget, Result<(), Error>, Option<EventRequest>),
+    /// The pause after a write that failed.
+    Pause(StatusTarget),
+}
+
+/// Whose status. What may be booked in pools stands first: starts wait for it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StatusTarget {
+    Pool(String),
+    Model(ObjectName),
+    Node(String),
+}
+
+impl StatusWriter {
+    #[must_use]
+    pub fn new(
+        client: Client,
+        writer: ObjectWriter,
+        books: PoolLedger,
+        clock: TickClock,
+        herald: EventSender,
+    ) -> Self {
+        Self {
+            client,
+            writer,
+            pool_ledger: books,
+            clock,
+            events: herald,
+            facts: BTreeMap::new(),
+            versions: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            used_pools: BTreeSet::new(),
+            due: BTreeSet::new(),
+            writing: BTreeSet::new(),
+            writes: JoinSet::new(),
+        }
+    }
+
+    /// This version of a model's object was seen.
+    pub fn model_applied(&mut self, model: &InferenceModel) {
+        let name = super::conflicts::object_name(model);
+        if let Some(version) = model.meta().resource_version.clone() {
+            self.versions.insert(name.clone(), version);
+        }
+        self.due.insert(StatusTarget::Model(name));
+    }
+
+    /// The decisions say this now.
+    pub fn update_facts(&mut self, facts: BTreeMap<ModelName, ModelFacts>, settled: &Resolved) {
+        let objects = facts.keys().filter_map(|model| settled.objects.get(model));
+        self.due.extend(objects.cloned().map(StatusTarget::Model));
+        self.facts.extend(facts);
+    }
+
+    /// Everything may be otherwise: this gateway has begun to lead.
+    pub fn mark_all_due(&mut self, settled: &Resolved) {
+        self.changed(&Resolved::default(), settled);
+        self.due.extend(self.nodes.keys().cloned().map(StatusTarget::Node));
+    }
+
+    /// The objects mean something else than before: whose status may be another is looked at, and no other.
+    pub fn changed(&mut self, before: &Resolved, now: &Resolved) {
+        let served = now.served.iter().filter(|(object, served)| before.served.get(object) != Some(served));
+        let served = served.map(|(object, _)| object);
+        let rejected = now.rejected.iter().filter(|(object, why)| before.rejected.get(object) != Some(why));
+        let objects = served.chain(rejected.map(|(object, _)| object));
+        self.due.extend(objects.cloned().map(StatusTarget::Model));
+        let used: BTreeSet<String> = now.served.values().filter_map(|served| served.pool.clone()).collect();
+        let newly =
+            |pool: Option<&String>| pool.is_some_and(|p| used.contains(p) && !self.used_pools.contains(p));
+        let pools = now.pools.iter();
+        let pools = pools.filter(|(name, pool)| newly(Some(name)) || before.pools.get(*name) != Some(pool));
+        self.due.extend(pools.map(|(name, _)| StatusTarget::Pool(name.clone())));
+        let nodes = now
+            .nodes
+            .iter()
+            .filter(|(name, place)| newly(place.pool.as_ref()) || before.nodes.get(*name) != Some(place));
+        let gone = before.nodes.keys().filter(|name| !now.nodes.contains_key(*name));
+        self.due.extend(nodes.map(|(name, _)| name).chain(gone).cloned().map(StatusTarget::Node));
+        self.used_pools = used;
+        self.facts.retain(|model, _| now.objects.contains_key(model));
+    }
+
+    /// When a write has ended. For ever, while there is none.
+    pub async fn next_completion(&mut self) {
+        match self.writes.join_next().await {
+            None => std::future::pending().await,
+            Some(Err(error)) => tracing::error!(%error, "a write of a status died"),
+            Some(Ok(WriteCompletion::Pause(what))) => {
+                self.writing.remove(&what);
+                self.due.insert(what);
+            }
+            Some(Ok(WriteCompletion::Write(what, outcome, notice))) => {
+                if let Some(notice) = notice.filter(|_| outcome.is_ok()) {
+                    self.events.send(notice);
+                }
+                self.finish_write(what, outcome);
+            }
+        }
+    }
+
+    /// This happened to models.
+    pub fn send_events(&self, happened: Vec<(ModelName, EventContent)>, settled: &Resolved) {
+        for (model, news) in happened {
+            let Some(object) = settled.objects.get(&model) else { continue };
+            // A backend that answers or does not was neither started nor stopped by anybody.
+            let ours = |served: &&ServedModel| served.pool.is_some();
+            let Some(served) = settled.served.get(object).filter(ours) else { continue };
+            self.send_event(object, served.uid.as_ref(), news);
+        }
+    }
+
+    /// Its object is gone.
+    pub fn model_deleted(&mut self, object: &ObjectName) {
+        self.versions.remove(object);
+        self.due.remove(&StatusTarget::Model(object.clone()));
+    }
+
+    /// The object is gone, and this gateway decides.
+    pub fn deleted(&self, object: &ObjectName, settled: &Resolved) {
+        let news =
+            EventReason::Deleted.with_note("the model is no longer served, and its engines are put away");
+        self.send_event(object, settled.uid(object), news);
+    }
+
+    fn send_event(&self, object: &ObjectName, uid: Option<&String>, news: EventContent) {
+        let (object, uid) = (object.clone(), uid.cloned().unwrap_or_default());
+        self.events.send(EventRequest { regarding: RegardingKind::Model, object, uid, content: news });
+    }
+
+    fn finish_write(&mut self, what: StatusTarget, outcome: Result<(), Error>) {
+        match outcome {
+            // What was written comes back by the watch, and so does what was in the way.
+            Ok(()) | Err(Error::Conflict | Error::Gone | Error::NotLeading) => {}
+            Err(error) => {
+                // What is refused today may not be tomorrow: rights and admission are others' to mend.
+                let pause =
+                    if matches!(error, Error::Invalid(_)) { REFUSED_RETRY_DELAY } else { RETRY_DELAY };
+                tracing::warn!(?what, %error, ?pause, "a status was not written; it is tried again");
+                self.writes.spawn(async move {
+                    time::sleep(pause).await;
+                    WriteCompletion::Pause(what)
+                });
+                return;
+            }
+        }
+        self.writing.remove(&what);
+    }
+
+    /// Starts the writes that are due, if this gateway leads.
+    pub fn write(&mut self, index: &ClusterIndex, settled: &Resolved) {
+        if self.writer.leadership().is_err() {
+            return;
+        }
+        let mut rows = None;
+        while self.writing.len() < MAX_CONCURRENT_WRITES {
+            let Some(what) = self.due.iter().find(|what| !self.writing.contains(*what)).cloned() else {
+                return;
+            };
+            self.due.remove(&what);
+            match &what {
+                StatusTarget::Model(object) => self.model(index, settled, object),
+                StatusTarget::Pool(pool) => self.pool(index, settled, pool),
+                StatusTarget::Node(node) => {
+                    self.node(
+                        settled,
+                        rows.get_or_insert_with(|| nodes::reservations_by_node(index, settled)),
+                        node,
+                    );
+                }
+            }
+        }
+    }
+
+    fn model(&mut self, index: &ClusterIndex, settled: &Resolved, object: &ObjectName) {
+        let served = settled.served.get(object);
+        let seen = match (served, settled.rejected.get(object)) {
+            (Some(served), _) => ResolvedModel::Served(served),
+            (None, Some(rejected)) => ResolvedModel::Rejected(rejected),
+            (None, None) => return,
+        };
+        let nothing = ModelFacts::default();
+        let facts = served.and_then(|served| self.facts.get(&served.spec.name)).unwrap_or(&nothing);
+        let stored = index.model_status(object);
+        let wanted = status::model_status(seen, facts, stored, self.clock.now());
+        let patience = served.map_or(Millis::ZERO, |served| status::max_last_request_lag(&served.spec.idle));
+        if !status::model_differs(stored, &wanted, patience) {
+            return;
+        }
+        let Some(version) = self.versions.get(object) else { return };
+        let notice = acceptance_event(stored, &wanted).map(|news| EventRequest {
+            regarding: RegardingKind::Model,
+            object: object.clone(),
+            uid: settled.uid(object).cloned().unwrap_or_default(),
+            content: news,
+        });
+        let patch = json!({
+            "apiVersion": "rouse.dev/v1alpha1",
+            "kind": "InferenceModel",
+            "metadata": {"name": object.name, "namespace": object.namespace, "resourceVersion": version},
+            "status": wanted,
+        });
+        let api: Api<InferenceModel> = Api::namespaced(self.client.clone(), &object.namespace);
+        let (writer, what) = (self.writer.clone(), StatusTarget::Model(object.clone()));
+        self.writing.insert(what.clone());
+        let name = object.name.clone();
+        self.writes.spawn(async move {
+            let outcome = writer.apply_status(&api, &name, &patch).await;
+            WriteCompletion::Write(what, outcome.map(drop), notice)
+        });
+    }
+
+    fn pool(&mut self, index: &ClusterIndex, settled: &Resolved, name: &str) {
+        let Some(pool) = settled.pools.get(name).filter(|_| self.used_pools.contains(name)) else { return };
+        let now = self.clock.now();
+        let wanted = status::pool_status(pool, index.pool_status(name), now);
+        if !status::pool_differs(index.pool_status(name), &wanted) {
+            return;
+        }
+        let (books, pool) = (self.pool_ledger.clone(), pool.clone());
+        let what = StatusTarget::Pool(name.to_owned());
+        self.writing.insert(what.clone());
+        let name = name.to_owned();
+        self.writes.spawn(async move {
+            let outcome =
+                books.update_status(&name, |stored| status::pool_status(&pool, Some(stored), now)).await;
+            WriteCompletion::Write(what, outcome.map_err(Error::from), None)
+        });
+    }
+}
+
+/// What a status has to say that is the first of its object, or of a generation of it.
+fn acceptance_event(
+    stored: Option<&InferenceModelStatus>,
+    wanted: &InferenceModelStatus,
+) -> Option<EventContent> {
+    let reason = match stored {
+        None => EventReason::Created,
+        Some(stored) if stored.observed_generation != wanted.observed_generation => EventReason::Updated,
+        Some(_) => return None,
+    };
+    let accepted = wanted.conditions.iter().find(|condition| condition.type_ == ACCEPTED)?;
+    let refused = accepted.status != "True";
+    let message = &accepted.message;
+    Some(reason.with_note(if refused { format!("it is not served: {message}") } else { message.clone() }))
+}

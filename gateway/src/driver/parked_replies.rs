@@ -1,0 +1,42 @@
+//! The other ends of parked requests. The fleet knows a waiter as plain data; here is who to tell.
+
+use std::collections::HashMap;
+
+use rouse::{
+    fault::Fault,
+    fleet::event::{Waiter, WaiterId},
+};
+use tokio::sync::oneshot;
+
+use super::GrantedLease;
+
+pub(super) type ParkedReply = oneshot::Sender<Result<GrantedLease, Fault>>;
+
+#[derive(Default)]
+pub(super) struct ParkedReplies {
+    waiting: HashMap<WaiterId, (Waiter, ParkedReply)>,
+}
+
+impl ParkedReplies {
+    pub(super) fn add(&mut self, waiter: Waiter, reply: ParkedReply) {
+        self.waiting.insert(waiter.id, (waiter, reply));
+    }
+
+    pub(super) fn remove(&mut self, id: WaiterId) -> Option<(Waiter, ParkedReply)> {
+        self.waiting.remove(&id)
+    }
+
+    pub(super) fn refuse(&mut self, id: WaiterId, fault: Fault) {
+        if let Some((_, reply)) = self.waiting.remove(&id) {
+            // Whoever no longer listens has left.
+            drop(reply.send(Err(fault)));
+        }
+    }
+
+    /// The driver ends: nobody waits for it.
+    pub(super) fn close(&mut self) {
+        for (_, (_, reply)) in self.waiting.drain() {
+            drop(reply.send(Err(Fault::ShuttingDown)));
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! The routes, made anew where the fleet has changed and nowhere else: most turns are about a request that waits, and
+//! tell those that do not wait nothing.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use rouse::{
+    fleet::{Fleet, RoutingChanges},
+    model::{ModelName, ModelNameIndex, ModelSpec},
+};
+
+use super::gates::EngineGates;
+use crate::routing::{ModelRoute, RouteTable};
+
+/// What is to be read from now on; `None`: what was before.
+pub(super) fn updated_routes(
+    before: &RouteTable,
+    fleet: &Fleet,
+    changes: &RoutingChanges,
+    gates: &EngineGates,
+) -> Option<RouteTable> {
+    let route = |spec: &ModelSpec| {
+        let before = before.models.get(&spec.name);
+        let endpoints = gates.endpoints(&spec.name);
+        let (state, failure) = (fleet.state(&spec.name), fleet.last_failure(&spec.name));
+        let before_it = before.map(|route| &**route);
+        let max_wait = spec.queue.max_wait;
+        let route =
+            ModelRoute::new(spec.priority, state, failure, spec.replicas, max_wait, endpoints, before_it);
+        match before {
+            Some(before) if before.is_equivalent(&route) => Arc::clone(before),
+            _ => Arc::new(route),
+        }
+    };
+    let registry = changes.reconfigured.then(|| ModelNameIndex::new(fleet.specs()));
+    let registry = registry.filter(|registry| *registry != *before.registry);
+    let mut models: Option<BTreeMap<ModelName, Arc<ModelRoute>>> = None;
+    let is_old = |(model, route): (&ModelName, &Arc<ModelRoute>)| {
+        before.models.get(model).is_some_and(|before| Arc::ptr_eq(before, route))
+    };
+    if changes.reconfigured {
+        let all: BTreeMap<_, _> = fleet.specs().map(|spec| (spec.name.clone(), route(spec))).collect();
+        let same = all.len() == before.models.len() && all.iter().all(is_old);
+        models = (!same).then_some(all);
+    } else {
+        for spec in changes.models.iter().filter_map(|model| fleet.spec(model)) {
+            let route = route(spec);
+            if !is_old((&spec.name, &route)) {
+                models.get_or_insert_with(|| before.models.clone()).insert(spec.name.clone(), route);
+            }
+        }
+    }
+    let ready = fleet.is_ready();
+    (registry.is_some() || models.is_some() || ready != before.ready).then(|| RouteTable {
+        registry: registry.map_or_else(|| Arc::clone(&before.registry), Arc::new),
+        models: models.unwrap_or_else(|| before.models.clone()),
+        ready,
+    })
+}

@@ -1,0 +1,199 @@
+//! Counting and logging what the driver does: launches, wakes, sleeps, stops, with cause, outcome and duration.
+//!
+//! Each of them is one line of the log, and what ends by itself is a warning, written once the process is gone: by then
+//! its last words are known.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use rouse::{
+    engine::{
+        Engine,
+        last_outcome::{EngineOutcome, logs_hint},
+    },
+    fault::FailureCause as EngineCause,
+    fleet::{
+        Fleet,
+        command::{AfterDrain, CloseReason, Command},
+        event::{CanaryVerdict, Event},
+    },
+    model::{AcceleratorId, EngineId},
+    units::{Generation, Tick, pluralize},
+};
+
+use crate::metrics::{Metrics, OutcomeLabel, TransitionCause, TransitionKind};
+
+pub(super) struct TransitionRecorder {
+    metrics: Arc<Metrics>,
+    /// What each engine is in the middle of.
+    in_progress: BTreeMap<EngineId, (TransitionKind, TransitionCause, Tick)>,
+    /// Why each engine's gate closed.
+    close_causes: BTreeMap<EngineId, TransitionCause>,
+}
+
+impl TransitionRecorder {
+    pub(super) const fn new(metrics: Arc<Metrics>) -> Self {
+        Self { metrics, in_progress: BTreeMap::new(), close_causes: BTreeMap::new() }
+    }
+
+    /// `fleet`: as it is once these commands are recorded.
+    pub(super) fn turn(&mut self, fleet: &Fleet, events: &[Event], commands: &[Command], now: Tick) {
+        for event in events {
+            self.event(fleet, event, now);
+        }
+        for command in commands {
+            self.command(fleet, command, now);
+        }
+    }
+
+    fn event(&mut self, fleet: &Fleet, event: &Event, now: Tick) {
+        match event {
+            Event::Configured { configuration } => {
+                self.metrics.configure(configuration.models.iter().map(|m| &m.name));
+            }
+            Event::Canary { engine, verdict: CanaryVerdict::Passed, .. } => {
+                if let Some((transition, began)) = self.end(engine, OutcomeLabel::Done, now) {
+                    let how = if transition == TransitionKind::Wake { "woken" } else { "started" };
+                    tracing::info!(%engine, how, took = %now.since(began), "ready");
+                }
+            }
+            Event::Slept { engine, level, .. } => {
+                if let Some((_, began)) = self.end(engine, OutcomeLabel::Done, now) {
+                    let (level, why) = (level.number(), stop_reason(fleet, engine));
+                    tracing::info!(%engine, level, why, took = %now.since(began), "asleep");
+                }
+            }
+            Event::Diagnostics { engine, generation, diagnostics: symptoms } if symptoms.probe.is_some() => {
+                let starts = |e: &Engine| e.generation == *generation && e.state.is_starting();
+                if fleet.engine(engine).is_some_and(starts) {
+                    tracing::info!(%engine, "not ready yet{}", symptoms.for_clients());
+                }
+            }
+            Event::Canary { engine, verdict: CanaryVerdict::Failed(_), .. }
+            | Event::SleepFailed { engine, .. }
+            | Event::WakeFailed { engine, .. }
+            | Event::StartFailed { engine, .. } => {
+                self.end(engine, OutcomeLabel::Failed, now);
+                if let Event::SleepFailed { cause: cause @ EngineCause::SleepDenied, .. } = event {
+                    let why = cause.describe();
+                    tracing::warn!(%engine, why, "not asleep: it serves those who wait for it, or is stopped");
+                }
+            }
+            Event::Gone { engine, generation, .. } => {
+                let stopped = matches!(self.in_progress.get(engine), Some((TransitionKind::Stop, ..)));
+                let ended =
+                    self.end(engine, if stopped { OutcomeLabel::Done } else { OutcomeLabel::Failed }, now);
+                self.close_causes.remove(engine);
+                if !log_if_failed(fleet, engine, *generation)
+                    && let Some((_, began)) = ended
+                {
+                    let why = stop_reason(fleet, engine);
+                    tracing::info!(%engine, why, took = %now.since(began), "stopped");
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn command(&mut self, fleet: &Fleet, command: &Command, now: Tick) {
+        match command {
+            Command::Launch { engine, accelerators, bytes, .. } => {
+                let on: Vec<&str> = accelerators.iter().map(AcceleratorId::as_str).collect();
+                let why = start_reason(fleet, engine);
+                tracing::info!(%engine, on = on.join(","), memory = %bytes, why, "launching");
+                self.begin(engine, TransitionKind::Launch, TransitionCause::Demand, now);
+            }
+            Command::Wake { engine, level, .. } => {
+                let (level, why) = (level.number(), start_reason(fleet, engine));
+                tracing::info!(%engine, level, why, "waking");
+                self.begin(engine, TransitionKind::Wake, TransitionCause::Demand, now);
+            }
+            Command::Sleep { engine, .. } => {
+                let cause = self.close_causes.get(engine).copied().unwrap_or(TransitionCause::Idle);
+                self.begin(engine, TransitionKind::Sleep, cause, now);
+            }
+            Command::Stop { engine, successor: to, .. } => {
+                if let Some(to) = to {
+                    tracing::info!(%engine, %to, "evicted: it is stopped for another");
+                }
+                let cause = self.close_causes.get(engine).copied().unwrap_or(TransitionCause::Idle);
+                if !matches!(self.in_progress.get(engine), Some((TransitionKind::Stop, ..))) {
+                    self.end(engine, OutcomeLabel::Failed, now);
+                    self.begin(engine, TransitionKind::Stop, cause, now);
+                }
+            }
+            Command::OpenGate { engine, .. } => {
+                self.close_causes.remove(engine);
+            }
+            Command::CloseGate { engine, reason: why, after_drain: then, successor: to, .. } => {
+                if let Some(to) = to {
+                    let leases = fleet.engine(engine).map_or(0, |e| e.leases);
+                    tracing::info!(%engine, %to, leases, "evicted: it makes room for another");
+                }
+                if let Some(cause) = transition_cause(*why) {
+                    self.close_causes.insert(engine.clone(), cause);
+                }
+                if *why == CloseReason::Turn {
+                    let how =
+                        if *then == AfterDrain::Stop { TransitionKind::Stop } else { TransitionKind::Sleep };
+                    self.metrics.model(&engine.model).evicted(how);
+                    self.metrics.swapped();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn begin(&mut self, engine: &EngineId, transition: TransitionKind, cause: TransitionCause, now: Tick) {
+        self.in_progress.insert(engine.clone(), (transition, cause, now));
+    }
+
+    /// The transition that the engine was in, and since when.
+    fn end(&mut self, engine: &EngineId, outcome: OutcomeLabel, now: Tick) -> Option<(TransitionKind, Tick)> {
+        let (transition, cause, began) = self.in_progress.remove(engine)?;
+        self.metrics.model(&engine.model).record_transition(transition, cause, outcome, now.since(began));
+        Some((transition, began))
+    }
+}
+
+/// Why an engine is started or woken, in words. Who waits at another gateway is that one's to tell.
+fn start_reason(fleet: &Fleet, engine: &EngineId) -> String {
+    match fleet.waiting(&engine.model) {
+        0 if fleet.spec(&engine.model).is_some_and(|spec| spec.pinned) => "it is pinned".to_owned(),
+        0 => "it is to be ready, and no request waits here".to_owned(),
+        waiting => format!("{} waiting for it", pluralize(waiting, "request")),
+    }
+}
+
+/// Why an engine was put away, in words.
+fn stop_reason(fleet: &Fleet, engine: &EngineId) -> String {
+    let past = fleet.engine(engine).and_then(|e| e.last_outcome.as_ref());
+    past.map_or_else(|| "it is not wanted any more".to_owned(), |past| past.describe())
+}
+
+/// Whether this life failed; if so, that is in the log, with all that is known of why.
+fn log_if_failed(fleet: &Fleet, engine: &EngineId, generation: Generation) -> bool {
+    let past = fleet
+        .engine(engine)
+        .and_then(|e| e.last_outcome.as_ref())
+        .filter(|past| past.generation == generation);
+    let Some((past, EngineOutcome::Failed(failure))) = past.map(|past| (past, &past.outcome)) else {
+        return false;
+    };
+    let logs = fleet.spec(&engine.model).map(logs_hint).unwrap_or_default();
+    let (cause, failures) = (failure.cause.class(), failure.count);
+    tracing::warn!(%engine, %generation, cause, failures, "{}{}{logs}", past.describe(), past.diagnostics());
+    true
+}
+
+/// `None`: another gateway puts it away, and counts that.
+const fn transition_cause(why: CloseReason) -> Option<TransitionCause> {
+    Some(match why {
+        CloseReason::Idle => TransitionCause::Idle,
+        CloseReason::Turn => TransitionCause::Swap,
+        CloseReason::Operator => TransitionCause::Operator,
+        CloseReason::Outdated => TransitionCause::Reload,
+        CloseReason::Fault | CloseReason::SleepDenied => TransitionCause::Fault,
+        CloseReason::Shutdown => TransitionCause::Shutdown,
+        CloseReason::PublishedNotAwake => return None,
+    })
+}

@@ -1,0 +1,209 @@
+use std::{cell::Cell, convert::Infallible, rc::Rc, sync::atomic::AtomicUsize, task::Context};
+
+use http_body::{Frame, SizeHint};
+use rouse_testing::run_queue;
+use tokio::task::{LocalSet, spawn_local};
+
+use super::*;
+
+const MIB: usize = 1 << 20;
+
+/// A body whose client is as fast as it can be: every frame is there when it is asked for.
+struct FastBody {
+    left: usize,
+    declares: bool,
+    given: Rc<Cell<usize>>,
+}
+
+impl Body for FastBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let next = self.left.min(64 << 10);
+        self.left -= next;
+        self.given.set(self.given.get() + next);
+        Poll::Ready((next > 0).then(|| Ok(Frame::data(Bytes::from(vec![b' '; next])))))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        if self.declares { SizeHint::with_exact(self.left as u64) } else { SizeHint::default() }
+    }
+}
+
+fn fast(length: usize, declares: bool) -> (FastBody, Rc<Cell<usize>>) {
+    let given = Rc::default();
+    (FastBody { left: length, declares, given: Rc::clone(&given) }, given)
+}
+
+fn payers() -> ChargedBodyCounters {
+    ChargedBodyCounters { total: Arc::default(), address: None, key: None }
+}
+
+fn limits() -> ApiLimits {
+    crate::config::parse("limits: {body: 1Gi, bodyTotal: 2Gi}", "test").unwrap().limits
+}
+
+#[tokio::test]
+async fn a_body_arrives_whole_whether_its_length_was_declared_or_not() {
+    let limits = limits();
+    for length in [0, 1, 64 << 10, 220_000, MIB, MIB + 1, 5 * MIB + 7] {
+        for declares in [false, true] {
+            let (body, _) = fast(length, declares);
+            let (read, charge) = read(body, &limits, payers()).await.unwrap();
+            assert_eq!((read.len(), charge.bytes), (length, length as u64));
+        }
+    }
+}
+
+#[tokio::test]
+async fn memory_follows_what_is_sent_and_not_what_is_declared() {
+    let first = Bytes::from(vec![0; 64 << 10]);
+    let mut whole = BodyBuffer::Single(first.clone());
+    whole.add(first, Some(1 << 40)).await.unwrap();
+    let BodyBuffer::Joined(many) = whole else { panic!("one frame") };
+    assert!(many.0.capacity() <= MIB);
+    let many = grow_off_core(many, MIB, 1 << 40).await.unwrap();
+    assert!(many.0.capacity() <= 2 * MIB, "{}", many.0.capacity());
+}
+
+/// So many bytes in two frames, which need no room but what they begin with, and then nothing more.
+struct StuckBody(Vec<Bytes>);
+
+impl Body for StuckBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.pop().map_or(Poll::Pending, |data| Poll::Ready(Some(Ok(Frame::data(data)))))
+    }
+}
+
+/// How many threads beside its own a core needed to begin a body of so many bytes and to give it up again.
+fn threads_for_a_body_given_up(bytes: usize, limits: &ApiLimits) -> usize {
+    let started = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&started);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .on_thread_start(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+        })
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let half = Bytes::from(vec![b' '; bytes / 2]);
+        let mut reading = pin!(read(StuckBody(vec![half.clone(), half]), limits, payers()));
+        // Between two frames it lets others run; behind the last it waits for what does not come.
+        for _ in 0..4 {
+            poll_fn(|cx| {
+                drop(reading.as_mut().poll(cx));
+                Poll::Ready(())
+            })
+            .await;
+            tokio::task::yield_now().await;
+        }
+    });
+    // Waits for what was started.
+    drop(runtime);
+    started.load(Ordering::Relaxed)
+}
+
+#[test]
+fn what_came_of_a_large_body_that_is_given_up_is_given_back_away_from_the_core() {
+    assert_eq!(threads_for_a_body_given_up(4 * MIB, &limits()), 1);
+    // Where nothing stands still for long, nobody else is asked.
+    assert_eq!(threads_for_a_body_given_up(MIB / 2, &limits()), 0);
+}
+
+#[tokio::test]
+async fn no_turn_takes_more_of_a_body_than_the_others_can_wait_for() {
+    let limits = limits();
+    let (body, given) = fast(64 * MIB, true);
+    let mut reading = pin!(read(body, &limits, payers()));
+    let mut before = 0;
+    let (whole, _) = poll_fn(|cx| {
+        let polled = reading.as_mut().poll(cx);
+        let taken = given.get() - std::mem::replace(&mut before, given.get());
+        assert!(taken <= MAX_BYTES_PER_TURN + (64 << 10), "{taken} bytes in one turn");
+        polled
+    })
+    .await
+    .unwrap();
+    assert_eq!(whole.len(), 64 * MIB);
+}
+
+#[tokio::test]
+async fn other_tasks_of_the_core_go_on_while_a_large_body_comes_is_read_and_goes() {
+    let limits = limits();
+    LocalSet::new()
+        .run_until(async {
+            let longest = Rc::new(Cell::new(Duration::ZERO));
+            let seen = Rc::clone(&longest);
+            let ticking = spawn_local(async move {
+                let mut last = (Instant::now(), run_queue::current_process_wait());
+                loop {
+                    tokio::task::yield_now().await;
+                    let now = (Instant::now(), run_queue::current_process_wait());
+                    let turn = (now.0 - last.0).saturating_sub(now.1.saturating_sub(last.1));
+                    seen.set(seen.get().max(turn));
+                    last = now;
+                }
+            });
+            let (body, _) = fast(96 * MIB, true);
+            let (whole, charge) = read(body, &limits, payers()).await.unwrap();
+            let parsed = tokio::task::spawn_blocking({
+                let whole = whole.clone();
+                move || rouse_net::openai::routing_fields::peek_any(&whole).is_err()
+            });
+            assert!(parsed.await.unwrap(), "blanks are no document");
+            drop((whole, charge));
+            tokio::task::yield_now().await;
+            ticking.abort();
+            // One turn takes some milliseconds even unoptimised, whether it computes or blocks.
+            assert!(longest.get() < Duration::from_millis(100), "{:?}", longest.get());
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn a_burst_is_no_credit_for_dribs_after_it() {
+    let mut pace =
+        MinRateTimer { window: Duration::from_millis(100), ..MinRateTimer::new(units::Bytes(1000)) };
+    let drib = || tokio::time::sleep(Duration::from_millis(20));
+    let mut so_far = 1_000_000;
+    // Fast enough, and so for as long as it likes.
+    for _ in 0..20 {
+        assert!(pace.next(drib(), so_far).await.is_ok());
+        so_far += 1000;
+    }
+    let slow = async {
+        while pace.next(drib(), so_far).await.is_ok() {
+            so_far += 1;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(2), slow).await.expect("still read");
+}
+
+#[tokio::test]
+async fn what_holds_much_must_come_faster() {
+    let mut pace =
+        MinRateTimer { window: Duration::from_millis(100), ..MinRateTimer::new(units::Bytes(1000)) };
+    let mut so_far = 100 << 20;
+    let slow = async {
+        loop {
+            let drib = tokio::time::sleep(Duration::from_millis(20));
+            if pace.next(drib, so_far).await.is_err() {
+                break;
+            }
+            // Fifty times `limits.bodyRate`.
+            so_far += 1000;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(2), slow).await.expect("still read");
+}

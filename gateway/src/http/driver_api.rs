@@ -1,0 +1,96 @@
+//! What the two APIs need of the driver, so that they can be tested without one.
+
+use std::{pin::Pin, sync::Arc};
+
+use arc_swap::Guard;
+use rouse::{
+    fault::Fault,
+    fleet::{
+        event::{Event, OperationId, OperatorAction},
+        report::{FleetView, Report},
+    },
+    model::{EngineId, ModelName},
+    units::Generation,
+};
+use rouse_net::lease::TickClock;
+use tokio::sync::broadcast;
+
+use crate::{
+    driver::{DriverHandle, GrantedLease, OperationStatus, ParkRequest, ServedTokens},
+    routing::RouteTable,
+};
+
+/// An answer that the driver takes its time for.
+pub type DriverFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// As the methods of [`DriverHandle`] with the same names, and what it is told by requests.
+pub trait DriverApi: Send + Sync {
+    fn routes(&self) -> Guard<Arc<RouteTable>>;
+    fn clock(&self) -> TickClock;
+    fn served_tokens(&self) -> &ServedTokens;
+    /// Waits for a lease. Dropping the future leaves the queue.
+    fn park(&self, parking: ParkRequest) -> DriverFuture<'_, Result<GrantedLease, Fault>>;
+    /// The stub in front of an engine turned a request away.
+    fn report_gated(&self, engine: EngineId, generation: Generation);
+    /// Completes when [`Self::view`] and [`Self::report`] show the present.
+    fn refresh(&self) -> DriverFuture<'_, ()>;
+    fn view(&self) -> Arc<FleetView>;
+    fn report(&self) -> Arc<Report>;
+    fn operation(&self, id: OperationId) -> Option<OperationStatus>;
+    fn journal(&self) -> broadcast::Receiver<Arc<str>>;
+    fn submit_order(
+        &self,
+        model: ModelName,
+        order: OperatorAction,
+    ) -> DriverFuture<'_, Result<OperationId, String>>;
+}
+
+impl DriverApi for DriverHandle {
+    fn routes(&self) -> Guard<Arc<RouteTable>> {
+        self.routes()
+    }
+
+    fn clock(&self) -> TickClock {
+        self.clock()
+    }
+
+    fn served_tokens(&self) -> &ServedTokens {
+        self.served_tokens()
+    }
+
+    fn park(&self, parking: ParkRequest) -> DriverFuture<'_, Result<GrantedLease, Fault>> {
+        Box::pin(self.park(parking))
+    }
+
+    fn report_gated(&self, engine: EngineId, generation: Generation) {
+        self.send_event(Event::StubGateClosed { engine, generation });
+    }
+
+    fn refresh(&self) -> DriverFuture<'_, ()> {
+        Box::pin(self.refresh())
+    }
+
+    fn view(&self) -> Arc<FleetView> {
+        self.view()
+    }
+
+    fn report(&self) -> Arc<Report> {
+        self.report()
+    }
+
+    fn operation(&self, id: OperationId) -> Option<OperationStatus> {
+        self.operation(id)
+    }
+
+    fn journal(&self) -> broadcast::Receiver<Arc<str>> {
+        self.journal()
+    }
+
+    fn submit_order(
+        &self,
+        model: ModelName,
+        order: OperatorAction,
+    ) -> DriverFuture<'_, Result<OperationId, String>> {
+        Box::pin(self.submit_order(model, order))
+    }
+}

@@ -1,0 +1,111 @@
+//! What an exchange with an engine tells the account of its request.
+
+use std::rc::Rc;
+
+use http::StatusCode;
+use rouse::{
+    fault::{DisconnectPhase, ExchangeTimeout, Fault},
+    units::Millis,
+};
+use rouse_net::{
+    openai::{self, sse::ResponseFacts},
+    relay::{ExchangeOutcome, RelayObserver},
+};
+use tokio::time::Instant;
+
+use crate::{
+    http::{WorkerContext, affinity::EndpointAttempt, request_context::RequestContext},
+    keys::QuotaCharge,
+};
+
+/// Tells the account of a request what its exchange does.
+pub(crate) struct RequestExchangeObserver {
+    pub(super) worker: Rc<WorkerContext>,
+    pub(super) context: Rc<RequestContext>,
+    pub(super) attempt: Option<Box<EndpointAttempt>>,
+    pub(super) quota_charge: Option<Rc<QuotaCharge>>,
+    /// The engine's head came: a failure from here on is the client's to see, one before may yet be made good.
+    pub(super) head_received: bool,
+}
+
+impl RequestExchangeObserver {
+    /// Nothing came in the time that was allowed. Looked for by its name, so that no request has to carry the way to it: an
+    /// engine that was taken out of the routes meanwhile needs no opinion.
+    fn record_unanswered(&self, allowed: Millis, now: Instant) {
+        let control = &self.worker.server.driver;
+        let Some(model) = self.context.model_name() else { return };
+        let routes = control.routes();
+        let Some(route) = routes.models.get(&model) else { return };
+        let endpoint = match &self.attempt {
+            Some(attempted) => route.endpoint_of(attempted.engine()),
+            None => route.endpoints.first(),
+        };
+        if let Some(endpoint) = endpoint {
+            endpoint.record_unanswered(allowed, control.clock().tick_at(now));
+        }
+    }
+}
+
+impl RelayObserver for RequestExchangeObserver {
+    fn connected(&mut self) {
+        self.context.set_phase(DisconnectPhase::Headers);
+    }
+
+    fn replayed(&mut self) {
+        self.context.retried();
+        self.context.set_phase(DisconnectPhase::Connecting);
+    }
+
+    fn head(&mut self, status: StatusCode) {
+        self.head_received = true;
+        if let Some(bill) = &self.quota_charge {
+            bill.head_received(status.is_success());
+        }
+        self.context.set_phase(DisconnectPhase::Streaming);
+        if let Some(attempted) = &mut self.attempt {
+            attempted.head(status, &self.context);
+        }
+    }
+
+    fn first_byte(&mut self) {
+        if let Some(attempted) = &mut self.attempt {
+            attempted.first_byte(&self.context);
+        }
+    }
+
+    fn frame(&mut self, bytes: usize, facts: Option<&ResponseFacts>) {
+        if let Some(bill) = &self.quota_charge {
+            bill.add_bytes_out(bytes);
+        }
+        let Some(facts) = facts else { return };
+        if let Some(usage) = facts.usage {
+            self.context.record_usage(usage);
+        }
+        if let Some(attempted) = &mut self.attempt {
+            attempted.frame(facts);
+        }
+        if let Some(bill) = &self.quota_charge {
+            bill.record_facts(facts);
+        }
+    }
+
+    fn end(&mut self, outcome: ExchangeOutcome, now: Instant) {
+        if let Some(attempted) = &mut self.attempt {
+            attempted.ended(&outcome, &self.context);
+        }
+        if let Some(bill) = &self.quota_charge {
+            bill.exchange_ended(&outcome, now);
+        }
+        if let ExchangeOutcome::Failed(Fault::EngineTimeout { timeout: which, limit, .. }) = &outcome
+            && matches!(which, ExchangeTimeout::FirstByte | ExchangeTimeout::NonStream)
+        {
+            self.record_unanswered(*limit, now);
+        }
+        match outcome {
+            ExchangeOutcome::Failed(fault) if self.head_received => self.context.record_fault(&fault),
+            ExchangeOutcome::ClientLeft(phase) => self.context.set_phase(phase),
+            ExchangeOutcome::Failed(fault) => self.context.record_failed_attempt(openai::error::code(&fault)),
+            ExchangeOutcome::Complete => {}
+        }
+    }
+}

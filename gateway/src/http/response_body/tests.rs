@@ -1,0 +1,199 @@
+//! What becomes of an engine's answer that its client does not take to the end, and of the last word of one that broke.
+
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::{
+    io::AsyncWrite,
+    net::{TcpListener, TcpStream},
+};
+
+use super::*;
+use crate::{
+    http::{
+        NoopMetricsSink,
+        testing::{CannedEngine, InProcessGateway, change_model, completion_request, sse_response},
+    },
+    serve::{LocalExecutor, ShutdownStage},
+};
+
+fn draining() -> InProcessGateway {
+    InProcessGateway::start(|config| change_model(config, |model| model.on_disconnect = OnDisconnect::Drain))
+}
+
+/// The engine goes on with what nobody takes any more.
+async fn goes_on(engine: &mut CannedEngine, gate: &Gate) {
+    let closed = tokio::time::timeout(Duration::from_millis(300), engine.closed_at.recv()).await;
+    assert!(closed.is_err() && gate.leases() == 1, "interrupted");
+}
+
+/// The answer to a client of HTTP/2 that has room for 200 bytes of it, and its connection.
+async fn narrow(
+    gateway: &InProcessGateway,
+) -> (hyper::body::Incoming, tokio::task::JoinHandle<hyper::Result<()>>) {
+    let io = TokioIo::new(TcpStream::connect(gateway.address).await.unwrap());
+    let (mut sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+        .initial_stream_window_size(200)
+        .handshake::<_, Full<Bytes>>(io)
+        .await
+        .unwrap();
+    let driven = tokio::spawn(connection);
+    let request = http::Request::post(format!("http://{}/v1/completions", gateway.address));
+    let body = Full::from("{\"model\":\"org/m\",\"stream\":true}");
+    (sender.send_request(request.body(body).unwrap()).await.unwrap().into_body(), driven)
+}
+
+#[tokio::test]
+async fn a_stream_of_http2_that_is_cut_does_not_interrupt_an_engine_that_must_not_be() {
+    let gateway = draining();
+    let piece = format!("{:x}\r\n{}\r\n", 1 << 20, "z".repeat(1 << 20));
+    let much = sse_response("{}") + &piece.repeat(4);
+    let mut engine = CannedEngine::start(much).await;
+    let gate = gateway.open_gate();
+    gateway.set_endpoints(&[(engine.address, &gate)]);
+    let (_untaken, driven) = narrow(&gateway).await;
+    drop(tokio::time::timeout(Duration::from_secs(6), driven).await.expect("the connection is kept"));
+    goes_on(&mut engine, &gate).await;
+}
+
+#[tokio::test]
+async fn a_refusal_whose_client_left_does_not_interrupt_an_engine_that_must_not_be() {
+    let mut gateway = draining();
+    let mut engine = CannedEngine::start("HTTP/1.1 500 Oh\r\ncontent-length: 100\r\n\r\npart").await;
+    let gate = gateway.open_gate();
+    let mut client = gateway.connect().await;
+    client.send(completion_request(true)).await;
+    let parked = gateway.next_parked().await;
+    client.read_until(b" \n\r\n").await;
+    drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
+    engine.requests.recv().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    drop(client);
+    goes_on(&mut engine, &gate).await;
+}
+
+#[tokio::test]
+async fn a_client_of_http2_that_reads_late_still_reads_why_its_stream_broke() {
+    let gateway = InProcessGateway::start(|_| {});
+    let dies = sse_response(&"z".repeat(1000)).replace("200 OK\r\n", "200 OK\r\nconnection: close\r\n");
+    let engine = CannedEngine::start(dies).await;
+    let gate = gateway.open_gate();
+    gateway.set_endpoints(&[(engine.address, &gate)]);
+    let (mut body, _driven) = narrow(&gateway).await;
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    let mut read = Vec::new();
+    while let Some(Ok(frame)) = body.frame().await {
+        read.extend_from_slice(frame.data_ref().unwrap());
+    }
+    let read = String::from_utf8(read).unwrap();
+    assert!(read.contains("\"code\":\"engine_failed\"") && read.ends_with("}\n\n"), "{read}");
+}
+
+/// A connection's socket, and a body on it whose last event was just handed over.
+async fn failing(patience: Duration) -> (TcpStream, Rc<ClientSocket>, Rc<StreamingBody>) {
+    let (client, socket, live) = waiting(patience).await;
+    let event = poll_fn(|cx| live.poll(None, cx)).await;
+    assert!(matches!(event, Some(Ok(_))));
+    (client, socket, live)
+}
+
+/// A connection's socket, and a body on it whose request is refused when it is polled.
+async fn waiting(patience: Duration) -> (TcpStream, Rc<ClientSocket>, Rc<StreamingBody>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let socket = ClientSocket::new(listener.accept().await.unwrap().0, ShutdownStage::Serving);
+    let meter: Arc<dyn crate::http::RequestMetricsSink> = Arc::new(NoopMetricsSink);
+    let clock = rouse_net::lease::TickClock::new(Instant::now(), rouse::units::Tick(0));
+    let parts = StreamingBodyContext {
+        socket: Rc::clone(&socket),
+        context: RequestContext::new(
+            &meter,
+            clock,
+            Instant::now(),
+            http::HeaderValue::from_static("id"),
+            "chat",
+        ),
+        on_disconnect: OnDisconnect::Abort,
+        form: ApiSchema::OpenAi,
+        stall_timeout: patience,
+    };
+    let job: EngineResponseFuture = Box::pin(std::future::ready(Err(Fault::ShuttingDown)));
+    let stream = config::StreamConfig {
+        grace: rouse::units::Millis(0),
+        heartbeat: rouse::units::Millis::secs(9),
+        responses_heartbeat_events: false,
+        bypass_hyper: false,
+    };
+    let live = StreamingBody::waiting(job, Some(&stream), parts);
+    (client, socket, live)
+}
+
+fn poll(live: &StreamingBody) -> ResponseFramePoll {
+    live.poll(None, &mut Context::from_waker(std::task::Waker::noop()))
+}
+
+#[tokio::test]
+async fn a_broken_answer_ends_when_its_last_event_is_written_and_not_when_it_is_asked_again() {
+    let (_client, socket, live) = failing(Duration::from_secs(60)).await;
+    for _ in 0..3 {
+        assert!(poll(&live).is_pending());
+    }
+    let mut io = Box::pin(socket.io());
+    poll_fn(|cx| io.as_mut().poll_flush(cx)).await.unwrap();
+    assert!(matches!(poll(&live), Poll::Ready(Some(Err(ResponseAborted)))));
+}
+
+#[tokio::test]
+async fn a_broken_answer_does_not_wait_for_ever_to_be_written() {
+    let (_client, _socket, live) = failing(Duration::from_millis(200)).await;
+    let since = Instant::now();
+    assert!(matches!(poll_fn(|cx| live.poll(None, cx)).await, Some(Err(ResponseAborted))));
+    assert!(since.elapsed() >= Duration::from_millis(200));
+}
+
+#[tokio::test]
+async fn a_client_of_http2_that_takes_a_part_of_what_it_was_handed_does_not_stall() {
+    let (_client, socket, live) = waiting(Duration::from_secs(60)).await;
+    socket.set_multiplexed();
+    let reply = RefCell::new(Some(ClientResponseBody::streaming(
+        Rc::clone(&live),
+        socket.begin_exchange(Instant::now()),
+    )));
+    let answer = hyper::service::service_fn(|_| {
+        let response = Response::new(reply.take().expect("one request"));
+        std::future::ready(Ok::<_, std::convert::Infallible>(response))
+    });
+    let (client, server) = tokio::io::duplex(1 << 16);
+    let served = hyper::server::conn::http2::Builder::new(LocalExecutor)
+        .serve_connection(TokioIo::new(server), answer);
+    let reads = async {
+        let (mut sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+            .initial_stream_window_size(16)
+            .handshake::<_, Full<Bytes>>(TokioIo::new(client))
+            .await
+            .unwrap();
+        let _driven = tokio::spawn(connection);
+        let request = http::Request::post("http://x/").body(Full::default()).unwrap();
+        let mut body = sender.send_request(request).await.unwrap().into_body();
+        // All of it was handed over at once.
+        for _ in 0..10 {
+            let before = Instant::now();
+            body.frame().await.unwrap().unwrap();
+            let moves = |since: Option<Instant>| since.is_some_and(|since| since > before);
+            let counted = async {
+                while !moves(live.stalled_since()) || !moves(socket.all_stalled_since()) {
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(5), counted)
+                .await
+                .expect("it stalls while it takes bytes");
+        }
+    };
+    let both = async {
+        tokio::select! {
+            _ = served => panic!("the connection ended"),
+            () = reads => {}
+        }
+    };
+    tokio::task::LocalSet::new().run_until(Box::pin(both)).await;
+}

@@ -1,0 +1,63 @@
+//! Heads of responses that are ours.
+
+use http::{HeaderValue, Response, header};
+use rouse::fault::Fault;
+use rouse_net::{openai, relay::headers::REQUEST_ID};
+
+use super::{WorkerContext, request_context::RequestContext, response_body::ClientResponseBody};
+use crate::driver::{ColdStart, WaitBreakdown};
+
+/// A refusal for a connection on which no request could be read, ready to be written.
+pub(crate) fn error_response_bytes(core: &WorkerContext, fault: &Fault) -> Vec<u8> {
+    let response = openai::error::response(fault, openai::ApiSchema::OpenAi);
+    let body = openai::error::body(fault, openai::ApiSchema::OpenAi);
+    let status = response.status();
+    let reason = status.canonical_reason().unwrap_or("");
+    let mut bytes = format!("HTTP/1.1 {} {reason}\r\n", status.as_str()).into_bytes();
+    for (name, value) in response.headers() {
+        for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+            bytes.extend_from_slice(part);
+        }
+    }
+    bytes.extend_from_slice(REQUEST_ID.as_str().as_bytes());
+    bytes.extend_from_slice(b": ");
+    bytes.extend_from_slice(core.ids.keep_or_make(None).as_bytes());
+    let rest = format!("\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+    bytes.extend_from_slice(rest.as_bytes());
+    bytes.extend_from_slice(&body);
+    bytes
+}
+
+/// The head of a stream that has nothing to say yet.
+pub(super) fn event_stream_response(reply: ClientResponseBody) -> Response<ClientResponseBody> {
+    let mut response = Response::new(reply);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+/// Tells the client what its wait was made of.
+pub(super) fn add_wait_headers(head: &mut Response<()>, waited: WaitBreakdown, track: &RequestContext) {
+    let headers = head.headers_mut();
+    if let Some(cold_start) = waited.cold_start {
+        let kind = match cold_start {
+            ColdStart::Hot => "hot",
+            ColdStart::Warm => "warm",
+            ColdStart::Cold => "cold",
+        };
+        headers.insert("x-rouse-cold-start", HeaderValue::from_static(kind));
+    }
+    let first_byte = track.since_arrival().0.saturating_sub(waited.queue.0);
+    let timing =
+        format!("queue;dur={}, wake;dur={}, first-byte;dur={first_byte}", waited.queue.0, waited.wake.0);
+    if let Ok(timing) = HeaderValue::try_from(timing) {
+        headers.insert("server-timing", timing);
+    }
+}
+
+/// Nothing more is taken on this connection.
+pub(super) fn set_connection_close(response: &mut Response<ClientResponseBody>) {
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+}

@@ -1,0 +1,397 @@
+//! What one request of a key takes, from its admission until nothing of it runs any more.
+//!
+//! The bill is shared by everything that may outlive the rest: the job while it waits, the answer while it streams,
+//! an answer that is read to its end for a client that left. When the last of them is gone, the bill is settled with
+//! what was shown by then. So there is no way out of a request that forgets to settle, whoever left first.
+//!
+//! What is settled with, from best to worst:
+//!
+//! * The usage that the engine told, when the answer came to its end, as far as the request could have cost it.
+//! * Else an estimate, and it is marked as such: of a stream, the events that carried something, one token each; of
+//!   any other answer, what was reserved for it.
+//! * Nothing and not even a request, where no engine began: a refusal of the queue, an engine that could not be reached.
+
+use std::{
+    cell::Cell,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use rouse::{
+    fault::{DisconnectPhase, ExchangeTimeout, Fault, RateLimitUnit},
+    model::ModelName,
+    units::Tick,
+};
+use rouse_net::{
+    lease::TickClock,
+    openai::sse::{ResponseFacts, TokenUsage},
+    relay::ExchangeOutcome,
+};
+use tokio::time::Instant;
+
+use super::{ApiKey, TokenEstimateInput, account::QuotaReservation};
+use crate::metrics::KeyOutcome;
+
+/// Beyond its reservation a stream reserves so many tokens at a time.
+const RESERVE_STEP_TOKENS: u64 = 64;
+/// Of what is served while a stream runs, the decisions hear in portions of this weight.
+const REPORT_STEP_WEIGHT: u64 = 64;
+
+pub(crate) struct QuotaCharge {
+    key: Arc<ApiKey>,
+    model: ModelName,
+    clock: TickClock,
+    /// It was asked for as a stream. What the answer is, it says itself.
+    stream: bool,
+    /// Taken when it is settled.
+    reservation: Cell<Option<QuotaReservation>>,
+    stage: Cell<ChargeStage>,
+    events: Cell<u64>,
+    /// Bytes of the answer.
+    bytes_out: Cell<u64>,
+    usage: Cell<Option<TokenUsage>>,
+    /// Where the decisions hear what the key is served, and what they have heard of this request.
+    served_tokens: Arc<AtomicU64>,
+    reported_weight: Cell<u64>,
+}
+
+/// How far it came.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ChargeStage {
+    /// No engine has begun with it.
+    Waiting,
+    /// An engine was at work and gave nothing.
+    EngineStarted,
+    /// An engine answered that it will not.
+    Refused,
+    Answering,
+    Complete,
+}
+
+impl QuotaCharge {
+    /// Admits a request within its key's limits. The error says when to try again.
+    pub(crate) fn admit(
+        key: &Arc<ApiKey>,
+        model: &ModelName,
+        need: TokenEstimateInput,
+        stream: bool,
+        (served, clock, now): (Arc<AtomicU64>, TickClock, Tick),
+    ) -> Result<Rc<Self>, Fault> {
+        let reserved = key.account.reserve(&key.limits, model, need, now);
+        if let Some(metrics) = &key.metrics {
+            metrics.count_request(match &reserved {
+                Ok(_) => KeyOutcome::Admitted,
+                Err(Fault::RateLimited { rate, .. }) if rate.unit == RateLimitUnit::Tokens => {
+                    KeyOutcome::TokenLimited
+                }
+                Err(_) => KeyOutcome::RequestLimited,
+            });
+        }
+        Ok(Rc::new(Self {
+            key: Arc::clone(key),
+            model: model.clone(),
+            clock,
+            stream,
+            reservation: Cell::new(Some(reserved?)),
+            stage: Cell::new(ChargeStage::Waiting),
+            events: Cell::new(0),
+            bytes_out: Cell::new(0),
+            usage: Cell::new(None),
+            served_tokens: served,
+            reported_weight: Cell::new(0),
+        }))
+    }
+
+    /// An engine's head came.
+    pub(crate) fn head_received(&self, success: bool) {
+        self.stage.set(if success { ChargeStage::Answering } else { ChargeStage::Refused });
+    }
+
+    /// What an engine answered is not passed on: the request waits for another.
+    pub(crate) fn reset_for_retry(&self) {
+        if self.stage.get() == ChargeStage::Refused {
+            self.stage.set(ChargeStage::Waiting);
+            self.usage.set(None);
+            self.events.set(0);
+        }
+    }
+
+    /// So many bytes of the answer pass.
+    pub(crate) fn add_bytes_out(&self, bytes: usize) {
+        self.bytes_out.set(self.bytes_out.get() + bytes as u64);
+    }
+
+    /// What the answer has shown so far.
+    pub(crate) fn record_facts(&self, facts: &ResponseFacts) {
+        self.record_facts_at(facts, || self.clock.now());
+    }
+
+    pub(super) fn record_facts_at(&self, facts: &ResponseFacts, now: impl FnOnce() -> Tick) {
+        self.usage.set(facts.usage);
+        self.events.set(facts.events);
+        let Some(mut reservation) = self.reservation.get() else { return };
+        let used = reservation.prompt + facts.events;
+        if facts.events > 0 {
+            self.report_served(
+                TokenUsage { prompt: reservation.prompt, completion: facts.events },
+                REPORT_STEP_WEIGHT,
+            );
+        }
+        if facts.events > 0 && used > reservation.tokens {
+            self.key.account.raise(&self.key.limits, &mut reservation, used + RESERVE_STEP_TOKENS, now());
+            self.reservation.set(Some(reservation));
+        }
+    }
+
+    /// An exchange is over at `now`.
+    pub(crate) fn exchange_ended(&self, outcome: &ExchangeOutcome, now: Instant) {
+        let course = match (outcome, self.stage.get()) {
+            (ExchangeOutcome::Complete, ChargeStage::Answering) => ChargeStage::Complete,
+            (
+                ExchangeOutcome::Failed(Fault::EngineTimeout { timeout: ExchangeTimeout::Connect, .. }),
+                course,
+            ) => course,
+            (
+                ExchangeOutcome::ClientLeft(DisconnectPhase::Headers)
+                | ExchangeOutcome::Failed(Fault::EngineTimeout { .. }),
+                ChargeStage::Waiting,
+            ) => ChargeStage::EngineStarted,
+            (_, course) => course,
+        };
+        self.stage.set(course);
+        if course == ChargeStage::Complete {
+            // Nothing more can come, and whoever holds the body may take its time.
+            self.settle(|| self.clock.tick_at(now));
+        }
+    }
+
+    /// Tells the decisions what was served, once it is so much more than they know. A token made takes about twice the
+    /// work of one read.
+    fn report_served(&self, served: TokenUsage, at_least: u64) {
+        let weighed = served.prompt.saturating_add(served.completion.saturating_mul(2));
+        let more = weighed.saturating_sub(self.reported_weight.get());
+        if more >= at_least {
+            self.reported_weight.set(weighed);
+            self.served_tokens.fetch_add(more, Ordering::Relaxed);
+        }
+    }
+
+    /// Tokens used, and whether the engine counted them.
+    fn used(&self, reservation: &QuotaReservation) -> (TokenUsage, bool) {
+        let said = self.usage.get();
+        let told = said.map(|told| reservation.clamp_usage(told, self.bytes_out.get(), &self.key.limits));
+        match (self.stage.get(), told) {
+            (ChargeStage::Complete, Some(used)) => return (used, told == said),
+            (ChargeStage::Refused, _) => return (told.unwrap_or_default(), told == said),
+            _ => {}
+        }
+        let whole = self.stage.get() == ChargeStage::Complete;
+        let made = match (self.events.get(), told) {
+            // The first event of a chat names the role and carries no text.
+            (events @ 1.., _) => events - 1,
+            (0, Some(_)) => 0,
+            // A stream that broke before it said anything; one that is whole without an event was no stream.
+            (0, None) if self.stream && !whole => 0,
+            (0, None) => reservation.tokens.saturating_sub(reservation.prompt),
+        };
+        let told = told.unwrap_or_default();
+        let prompt = if told.prompt > 0 { told.prompt } else { reservation.prompt };
+        (TokenUsage { prompt, completion: made.max(told.completion) }, false)
+    }
+
+    /// Once; afterwards nothing happens.
+    pub(super) fn settle(&self, now: impl FnOnce() -> Tick) {
+        let Some(reservation) = self.reservation.take() else { return };
+        let now = now();
+        let key = &self.key;
+        if self.stage.get() == ChargeStage::Waiting {
+            key.account.refund(&key.limits, reservation, now);
+            return;
+        }
+        let (used, counted) = self.used(&reservation);
+        let learn = counted && self.stage.get() == ChargeStage::Complete;
+        self.report_served(used, 1);
+        key.account.settle(&key.limits, &self.model, reservation, (used, learn), now);
+        if let Some(metrics) = &key.metrics {
+            metrics.count_tokens(used, counted);
+        }
+    }
+}
+
+impl Drop for QuotaCharge {
+    fn drop(&mut self) {
+        self.settle(|| self.clock.now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rouse::units::Millis;
+
+    use super::*;
+    use crate::{
+        config::ModelAccess,
+        keys::{QuotaAccount, RateLimits},
+    };
+
+    fn key(tokens: u64) -> Arc<ApiKey> {
+        let limits = RateLimits { requests: Some(10), tokens: Some(tokens) };
+        Arc::new(ApiKey { limits, ..ApiKey::for_tests("k", ModelAccess::All) })
+    }
+
+    fn open(key: &Arc<ApiKey>, stream: bool) -> Rc<QuotaCharge> {
+        let need = TokenEstimateInput { text_bytes: 400, max_tokens: Some(50), generates: true };
+        let clock = TickClock::new(Instant::now(), Tick(1_000_000));
+        QuotaCharge::admit(key, &"m".into(), need, stream, (Arc::default(), clock, clock.now())).unwrap()
+    }
+
+    /// Requests and tokens that count now.
+    fn used(key: &ApiKey) -> (u64, u64) {
+        let standing = key.account.status(&key.limits, Tick(1_000_000));
+        let [requests, tokens] = standing.map(|s| s.map_or(0, |s| s.limit - s.remaining));
+        (requests, tokens)
+    }
+
+    fn facts(events: u64, usage: Option<(u64, u64)>) -> ResponseFacts {
+        let usage = usage.map(|(prompt, completion)| TokenUsage { prompt, completion });
+        ResponseFacts { events, usage, ..ResponseFacts::default() }
+    }
+
+    #[test]
+    fn what_the_engine_counted_replaces_the_reservation() {
+        let key = key(1000);
+        let bill = open(&key, true);
+        assert_eq!(used(&key), (1, 150));
+        let served = Arc::clone(&bill.served_tokens);
+        bill.head_received(true);
+        bill.record_facts(&facts(12, Some((90, 11))));
+        bill.exchange_ended(&ExchangeOutcome::Complete, Instant::now());
+        assert_eq!(used(&key), (1, 101), "with its last byte");
+        drop(bill);
+        assert_eq!(used(&key), (1, 101));
+        // More was told while it ran than it turned out to be: what was heard cannot be taken back.
+        assert_eq!(served.load(Ordering::Relaxed), 100 + 2 * 12);
+    }
+
+    #[test]
+    fn a_count_that_cannot_be_costs_at_most_a_minute_and_teaches_nothing() {
+        for told in [(u64::from(u32::MAX), 11), (90, u64::MAX)] {
+            let key = key(1000);
+            let bill = open(&key, true);
+            bill.head_received(true);
+            bill.record_facts(&facts(12, Some(told)));
+            bill.exchange_ended(&ExchangeOutcome::Complete, Instant::now());
+            drop(bill);
+            assert_eq!(used(&key), (1, 1000), "{told:?}");
+            let later = Tick(1_000_000) + Millis::secs(62);
+            let need = TokenEstimateInput { text_bytes: 400, max_tokens: Some(50), generates: true };
+            let next = key.account.reserve(&key.limits, &"m".into(), need, later).expect("nothing is owed");
+            assert_eq!(next.tokens, 150, "{told:?}");
+        }
+        // A long answer is what it is, whatever the limit.
+        let key = key(1000);
+        let bill = open(&key, false);
+        bill.head_received(true);
+        bill.add_bytes_out(40_000);
+        bill.record_facts(&facts(0, Some((90, 9000))));
+        bill.exchange_ended(&ExchangeOutcome::Complete, Instant::now());
+        let [_, tokens] = key.account.status(&key.limits, Tick(1_000_000));
+        assert!(tokens.is_some_and(|tokens| tokens.reset > Millis::secs(8 * 60)), "{tokens:?}");
+    }
+
+    #[test]
+    fn what_never_reached_an_engine_is_given_back_and_a_refusal_of_an_engine_costs_a_request() {
+        let key = key(1000);
+        let bill = open(&key, false);
+        bill.exchange_ended(
+            &ExchangeOutcome::Failed(Fault::EngineUnreachable { model: "m".into() }),
+            Instant::now(),
+        );
+        drop(bill);
+        assert_eq!(used(&key), (0, 0));
+        let bill = open(&key, false);
+        bill.head_received(false);
+        bill.exchange_ended(&ExchangeOutcome::Complete, Instant::now());
+        drop(bill);
+        assert_eq!(used(&key), (1, 0));
+    }
+
+    #[test]
+    fn an_engine_that_failed_its_trial_leaves_no_trace_in_the_bill() {
+        let key = key(1000);
+        let failed = |stream| {
+            let bill = open(&key, stream);
+            bill.head_received(false);
+            bill.record_facts(&facts(1, Some((7, 7))));
+            bill.exchange_ended(&ExchangeOutcome::ClientLeft(DisconnectPhase::Streaming), Instant::now());
+            bill.reset_for_retry();
+            bill
+        };
+        drop(failed(false));
+        assert_eq!(used(&key), (0, 0), "refused in the queue afterwards");
+        let bill = failed(true);
+        bill.exchange_ended(&ExchangeOutcome::ClientLeft(DisconnectPhase::Headers), Instant::now());
+        drop(bill);
+        assert_eq!(used(&key), (1, 100), "the next engine was at work");
+    }
+
+    #[test]
+    fn what_is_charged_follows_what_the_answer_is_whatever_was_asked_for() {
+        let key = key(1000);
+        let bill = open(&key, false);
+        bill.head_received(true);
+        bill.record_facts(&facts(401, None));
+        assert_eq!(used(&key), (1, 501 + RESERVE_STEP_TOKENS), "an engine that streams unasked");
+        bill.exchange_ended(&ExchangeOutcome::ClientLeft(DisconnectPhase::Streaming), Instant::now());
+        drop(bill);
+        assert_eq!(used(&key), (1, 500));
+        let bill = open(&key, true);
+        bill.head_received(true);
+        bill.record_facts(&facts(0, None));
+        bill.exchange_ended(&ExchangeOutcome::Complete, Instant::now());
+        drop(bill);
+        assert_eq!(used(&key), (2, 650), "a document where a stream was asked for");
+    }
+
+    #[test]
+    fn a_client_that_leaves_pays_for_what_was_made_for_it() {
+        let key = key(1000);
+        let bill = open(&key, true);
+        bill.head_received(true);
+        bill.record_facts(&facts(21, None));
+        bill.exchange_ended(&ExchangeOutcome::ClientLeft(DisconnectPhase::Streaming), Instant::now());
+        drop(bill);
+        assert_eq!(used(&key), (1, 120));
+        let bill = open(&key, true);
+        bill.exchange_ended(&ExchangeOutcome::ClientLeft(DisconnectPhase::Headers), Instant::now());
+        drop(bill);
+        assert_eq!(used(&key), (2, 220));
+    }
+
+    #[test]
+    fn a_stream_that_says_more_than_was_reserved_takes_more_as_it_goes() {
+        let key = key(300);
+        let bill = open(&key, true);
+        bill.head_received(true);
+        bill.record_facts(&facts(500, None));
+        assert!(used(&key).1 >= 300, "{:?}", used(&key));
+        assert!(key.account.reserve(&key.limits, &"m".into(), asked(), Tick(1_000_001)).is_err());
+        bill.exchange_ended(&ExchangeOutcome::Complete, Instant::now());
+        drop(bill);
+    }
+
+    fn asked() -> TokenEstimateInput {
+        TokenEstimateInput { text_bytes: 4, max_tokens: Some(1), generates: true }
+    }
+
+    #[test]
+    fn a_fresh_account_has_all_of_its_limits() {
+        let limits = RateLimits { requests: Some(3), tokens: None };
+        let [requests, tokens] = QuotaAccount::new().status(&limits, Tick(1));
+        assert_eq!(requests.map(|s| (s.limit, s.remaining, s.reset.0)), Some((3, 3, 0)));
+        assert_eq!(tokens, None);
+    }
+}

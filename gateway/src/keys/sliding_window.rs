@@ -1,0 +1,257 @@
+//! How much was taken in the last minute: a sliding window of exact counters.
+//!
+//! A bucket that refills (GCRA and its kin) is one number, but lets a key that was silent take twice its limit within
+//! one minute, the bucket and the refill. A window that slides over exact counts does not: at every moment, what was
+//! taken in the 60 s before it is at most the limit. Time is cut into slots of 250 ms, and a slot counts until all of
+//! it is over a minute old, so that 60 to 60.25 s are looked at: a key under constant pressure gets at least 99.58 %
+//! of its limit, and never more.
+//!
+//! What was taken may turn out to be more than was asked for. It is then charged after the fact, up to the limit; the
+//! rest is a debt that takes the place of each slot that becomes free, before anybody else does. So over a longer time
+//! every unit that was used has stood in the window for its minute, whatever was estimated before.
+//!
+//! This is plain data behind its owner's lock, not a set of atomics. A request looks at two windows and takes from
+//! both or none; the lock is held for some tens of nanoseconds, twice a request, and never while anything is awaited.
+
+use rouse::units::{Millis, Tick};
+
+/// What limits are per.
+pub(super) const MINUTE: Millis = Millis::secs(60);
+/// Milliseconds of a slot.
+const SLOT_MILLIS: u64 = 250;
+/// A minute's slots, and one more since the oldest is only partly over.
+const SLOT_COUNT: u64 = MINUTE.0 / SLOT_MILLIS + 1;
+
+/// What was taken in the last minute, of one thing.
+#[derive(Debug)]
+pub(super) struct SlidingWindow {
+    slots: Box<[u64]>,
+    /// The present slot, counted from time zero.
+    newest: u64,
+    sum: u64,
+    debt: u64,
+}
+
+/// When something was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WindowSlot(u64);
+
+impl SlidingWindow {
+    pub(super) fn new() -> Self {
+        Self { slots: vec![0; SLOT_COUNT as usize].into(), newest: 0, sum: 0, debt: 0 }
+    }
+
+    /// Forgets what is over a minute old, and charges what is owed for the room. To be called before anything else.
+    pub(super) fn advance(&mut self, limit: u64, now: Tick) {
+        // Another core's clock reading may be older than one that was here before.
+        let present = (now.0 / SLOT_MILLIS).max(self.newest);
+        let passed = present - self.newest;
+        self.newest = present;
+        for back in 0..passed.min(SLOT_COUNT) {
+            let freed = std::mem::take(self.slot(present - back));
+            self.sum -= freed;
+        }
+        let due = self.debt.min(limit.saturating_sub(self.sum));
+        self.debt -= due;
+        self.add(due);
+    }
+
+    /// What counts against the limit now.
+    pub(super) const fn used(&self) -> u64 {
+        self.sum.saturating_add(self.debt)
+    }
+
+    /// Whether so much more may be taken.
+    pub(super) const fn has_room(&self, limit: u64, amount: u64) -> bool {
+        amount <= limit.saturating_sub(self.used())
+    }
+
+    /// Takes; what exceeds the limit is owed.
+    pub(super) fn take(&mut self, limit: u64, amount: u64) -> WindowSlot {
+        let fits = amount.min(limit.saturating_sub(self.used()));
+        self.add(fits);
+        self.debt = self.debt.saturating_add(amount - fits);
+        WindowSlot(self.newest)
+    }
+
+    /// Gives back what was taken then. False when that minute is over.
+    pub(super) fn refund(&mut self, slot: WindowSlot, amount: u64) -> bool {
+        if slot.0 + SLOT_COUNT <= self.newest {
+            return false;
+        }
+        let mut left = amount - self.remove(slot.0, amount);
+        let owed = left.min(self.debt);
+        self.debt -= owed;
+        left -= owed;
+        // It was owed then, and charged since.
+        for number in (self.newest.saturating_sub(SLOT_COUNT - 1)..=self.newest).rev() {
+            if left == 0 {
+                break;
+            }
+            left -= self.remove(number, left);
+        }
+        true
+    }
+
+    /// Takes so much out of a slot, or all that it has; how much that was.
+    fn remove(&mut self, number: u64, most: u64) -> u64 {
+        let counted = self.slot(number);
+        let cleared = most.min(*counted);
+        *counted -= cleared;
+        self.sum -= cleared;
+        cleared
+    }
+
+    /// Until so much more may be taken, when nobody else takes anything. An amount above the limit may when nothing
+    /// counts any more.
+    pub(super) fn time_until_room(&self, limit: u64, amount: u64, now: Tick) -> Millis {
+        let wanted = amount.min(limit).saturating_add(self.debt);
+        // What is owed beyond a minute's worth takes whole minutes.
+        let minutes = wanted.saturating_sub(1) / limit.max(1);
+        let wanted = wanted - minutes * limit;
+        let mut used = self.sum;
+        let mut wait = Millis::ZERO;
+        for slot in (self.newest + 1).saturating_sub(SLOT_COUNT)..=self.newest {
+            if wanted <= limit.saturating_sub(used) {
+                break;
+            }
+            used -= self.counted(slot);
+            wait = Millis(((slot + SLOT_COUNT) * SLOT_MILLIS).saturating_sub(now.0));
+        }
+        Millis(wait.0 + minutes * (SLOT_COUNT * SLOT_MILLIS))
+    }
+
+    /// Until nothing counts any more, when nobody takes anything.
+    pub(super) fn time_until_empty(&self, limit: u64, now: Tick) -> Millis {
+        if self.used() == 0 {
+            return Millis::ZERO;
+        }
+        if self.debt > 0 {
+            return self.time_until_room(limit, limit, now);
+        }
+        // Every answer says this: from the newest slot there is seldom more than one to look at, from the oldest all.
+        let oldest = (self.newest + 1).saturating_sub(SLOT_COUNT);
+        let last = (oldest..=self.newest).rev().find(|slot| self.counted(*slot) > 0);
+        last.map_or(Millis::ZERO, |slot| Millis(((slot + SLOT_COUNT) * SLOT_MILLIS).saturating_sub(now.0)))
+    }
+
+    fn add(&mut self, amount: u64) {
+        *self.slot(self.newest) += amount;
+        self.sum += amount;
+    }
+
+    fn counted(&self, number: u64) -> u64 {
+        self.slots.get((number % SLOT_COUNT) as usize).copied().unwrap_or_default()
+    }
+
+    #[expect(clippy::indexing_slicing, reason = "a remainder is less than what it is the remainder of")]
+    fn slot(&mut self, number: u64) -> &mut u64 {
+        &mut self.slots[(number % SLOT_COUNT) as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A small generator, so that a failure can be run again.
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, limit: u64) -> u64 {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 33) % limit
+        }
+    }
+
+    #[test]
+    fn in_no_minute_is_more_taken_than_the_limit_and_a_wait_is_as_long_as_it_says() {
+        for seed in 0..40 {
+            let mut random = Random(seed);
+            let limit = 1 + random.below(5000);
+            let (mut window, mut now) = (SlidingWindow::new(), Tick(1_700_000_000_000 + random.below(1000)));
+            let mut taken: Vec<(Tick, u64)> = Vec::new();
+            for _ in 0..3000 {
+                now = now + Millis(random.below(700));
+                window.advance(limit, now);
+                let amount = 1 + random.below(limit.div_ceil(10));
+                if window.has_room(limit, amount) {
+                    window.take(limit, amount);
+                    taken.push((now, amount));
+                } else {
+                    let wait = window.time_until_room(limit, amount, now);
+                    assert!(wait > Millis::ZERO && wait.0 <= SLOT_COUNT * SLOT_MILLIS);
+                    now = now + Millis(wait.0 - 1);
+                    window.advance(limit, now);
+                    assert!(!window.has_room(limit, amount), "seed {seed}: there was room before");
+                    now = now + Millis(1);
+                    window.advance(limit, now);
+                    assert!(window.has_room(limit, amount), "seed {seed}: there is no room after the wait");
+                }
+                let minute: u64 =
+                    taken.iter().rev().take_while(|(at, _)| now.since(*at) <= MINUTE).map(|(_, n)| n).sum();
+                assert!(minute <= limit, "seed {seed}: {minute} of {limit}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_owed_takes_its_minutes_like_everything_else() {
+        let (limit, start) = (100, Tick(1_000_000));
+        let mut window = SlidingWindow::new();
+        window.advance(limit, start);
+        window.take(limit, 350);
+        assert_eq!(window.used(), 350);
+        let mut now = start;
+        let wait = window.time_until_room(limit, 1, now);
+        let mut waited = Millis::ZERO;
+        while !window.has_room(limit, 1) {
+            now = now + Millis(SLOT_MILLIS);
+            waited = now.since(start);
+            window.advance(limit, now);
+            assert!(window.sum <= limit);
+        }
+        assert!((180_000..182_000).contains(&waited.0), "{waited}");
+        assert!(wait.0.abs_diff(waited.0) <= 2 * SLOT_MILLIS, "{wait} was said, {waited} it took");
+    }
+
+    #[test]
+    fn what_is_given_back_in_time_may_be_taken_again_and_what_is_over_may_not() {
+        let (limit, start) = (10, Tick(500));
+        let mut window = SlidingWindow::new();
+        window.advance(limit, start);
+        let slot = window.take(limit, 10);
+        assert!(!window.has_room(limit, 1));
+        assert!(window.refund(slot, 4));
+        assert!(window.has_room(limit, 4) && !window.has_room(limit, 5));
+        window.advance(limit, start + Millis::secs(61));
+        assert_eq!(window.used(), 0);
+        assert!(!window.refund(slot, 6));
+        assert_eq!(window.used(), 0);
+    }
+
+    #[test]
+    fn a_window_is_empty_when_there_is_room_for_all_of_it() {
+        let (limit, mut random) = (50, Random(7));
+        let (mut window, mut now) = (SlidingWindow::new(), Tick(1_700_000_000_000));
+        for _ in 0..3000 {
+            now = now + Millis(random.below(60) * random.below(60) * 20);
+            window.advance(limit, now);
+            let wait = window.time_until_empty(limit, now);
+            let as_room =
+                if window.used() == 0 { Millis::ZERO } else { window.time_until_room(limit, limit, now) };
+            assert_eq!(wait, as_room);
+            window.take(limit, random.below(20));
+        }
+    }
+
+    #[test]
+    fn a_clock_that_reads_a_little_earlier_on_another_core_changes_nothing() {
+        let mut window = SlidingWindow::new();
+        window.advance(5, Tick(10_000));
+        window.take(5, 5);
+        window.advance(5, Tick(9_000));
+        assert_eq!(window.used(), 5);
+        assert_eq!(window.time_until_empty(5, Tick(10_000)), Millis(SLOT_COUNT * SLOT_MILLIS));
+    }
+}

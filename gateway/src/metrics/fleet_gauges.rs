@@ -1,0 +1,85 @@
+//! Gauges of the machine: accelerators, host RAM, and the budget under the names of the controller that came before.
+
+use prometheus::{IntGaugeVec, Opts, Registry};
+use rouse::{
+    fleet::report::{AcceleratorView, FleetView},
+    units::Bytes,
+};
+
+use super::{LOCAL_LABEL, expect_valid, model::integer, register};
+
+pub(super) struct FleetGauges {
+    total: IntGaugeVec,
+    allocated: IntGaugeVec,
+    available: IntGaugeVec,
+    memory: IntGaugeVec,
+    healthy: IntGaugeVec,
+    host: IntGaugeVec,
+}
+
+impl FleetGauges {
+    pub(super) fn new(registry: &Registry) -> Self {
+        let gauges = |name: &str, help: &str, labels: &[&str]| {
+            register(registry, expect_valid(IntGaugeVec::new(Opts::new(name, help), labels)))
+        };
+        let budget = |name: &str, help: &str| gauges(name, help, &["node_pool"]);
+        let total = "Memory that may be granted, all accelerators together";
+        Self {
+            total: budget("inference_budget_total_bytes", total),
+            allocated: budget("inference_budget_allocated_bytes", "Memory that is reserved"),
+            available: budget("inference_budget_available_bytes", "Memory that is not reserved"),
+            memory: gauges(
+                "rouse_accelerator_memory_bytes",
+                "Memory of each accelerator: capacity that may be granted, reserved, observed in use",
+                &["accelerator", "kind"],
+            ),
+            healthy: gauges(
+                "rouse_accelerator_healthy",
+                "0 when nothing new is granted on the accelerator because of a fault",
+                &["accelerator"],
+            ),
+            host: gauges(
+                "rouse_host_memory_bytes",
+                "Host RAM for sleepers: capacity that may be granted, reserved",
+                &["kind"],
+            ),
+        }
+    }
+
+    /// `pools`: each accelerator of the view is a pool, as in a cluster.
+    pub(super) fn observe(&self, view: &FleetView, pools: bool) {
+        [&self.total, &self.allocated, &self.available].iter().for_each(|gauge| gauge.reset());
+        if pools {
+            for pool in &view.accelerators {
+                self.budget(pool.id.as_str(), pool.capacity, pool.reserved);
+            }
+        } else {
+            let sum =
+                |bytes: fn(&AcceleratorView) -> Bytes| view.accelerators.iter().map(bytes).sum::<Bytes>();
+            self.budget(LOCAL_LABEL, sum(|a| a.capacity), sum(|a| a.reserved));
+        }
+        // An accelerator that is gone from the view is gone from here.
+        self.memory.reset();
+        self.healthy.reset();
+        for accelerator in &view.accelerators {
+            let id = accelerator.id.as_str();
+            let set = |kind, bytes: Bytes| self.memory.with_label_values(&[id, kind]).set(integer(bytes.0));
+            set("capacity", accelerator.capacity);
+            set("reserved", accelerator.reserved);
+            if let Some(observed) = accelerator.observed {
+                set("observed", observed);
+            }
+            self.healthy.with_label_values(&[id]).set(i64::from(accelerator.healthy));
+        }
+        let host = |kind, bytes: Bytes| self.host.with_label_values(&[kind]).set(integer(bytes.0));
+        host("capacity", view.host.capacity);
+        host("reserved", view.host.reserved);
+    }
+
+    fn budget(&self, pool: &str, total: Bytes, allocated: Bytes) {
+        let set = |gauge: &IntGaugeVec, bytes: Bytes| gauge.with_label_values(&[pool]).set(integer(bytes.0));
+        set(&self.total, total);
+        set(&self.allocated, allocated);
+        set(&self.available, total.saturating_sub(allocated));
+    }
+}

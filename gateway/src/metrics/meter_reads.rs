@@ -1,0 +1,67 @@
+//! How it goes with reading the memory of a cluster's accelerators.
+
+use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
+use rouse::units::Tick;
+
+use super::{expect_valid, model::integer, register};
+
+/// Who was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MeterSource {
+    Stub,
+    Prometheus,
+}
+
+impl MeterSource {
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Stub => "stub",
+            Self::Prometheus => "prometheus",
+        }
+    }
+}
+
+/// Counts readings.
+#[derive(Clone)]
+pub struct MeterReadMetrics {
+    total: IntCounterVec,
+    newest: IntGaugeVec,
+}
+
+impl MeterReadMetrics {
+    pub(super) fn new(registry: &Registry) -> Self {
+        let total = Opts::new(
+            "rouse_accelerator_readings_total",
+            "Times that the memory of accelerators was asked for, by who was asked and what came of it",
+        );
+        let newest = Opts::new(
+            "rouse_accelerator_reading_timestamp_seconds",
+            "Of when the newest reading is, in seconds of Unix time",
+        );
+        Self {
+            total: register(registry, expect_valid(IntCounterVec::new(total, &["source", "outcome"]))),
+            newest: register(registry, expect_valid(IntGaugeVec::new(newest, &["source"]))),
+        }
+    }
+
+    /// There was an answer, and this is how it was then.
+    pub fn read_succeeded(&self, source: MeterSource, at: Tick) {
+        self.count(source, "done");
+        self.newest.with_label_values(&[source.as_str()]).set(integer(at.0 / 1000));
+    }
+
+    /// There was no answer, or one that is no reading.
+    pub fn read_failed(&self, source: MeterSource) {
+        self.count(source, "failed");
+    }
+
+    /// There was one, and it says nothing about one engine.
+    pub fn read_partial(&self, source: MeterSource) {
+        self.count(source, "left_out");
+    }
+
+    fn count(&self, source: MeterSource, outcome: &str) {
+        self.total.with_label_values(&[source.as_str(), outcome]).inc();
+    }
+}

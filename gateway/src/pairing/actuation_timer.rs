@@ -1,0 +1,79 @@
+//! How long each requester has waited for its engine, and for what kind of it.
+
+use std::collections::BTreeMap;
+
+use rouse::{
+    pairing::{
+        command::{EngineStep, PairingAction, ProviderStep},
+        ids::RequesterId,
+    },
+    units::{Millis, Tick},
+};
+
+use super::index::RequesterPod;
+use crate::metrics::{ActuationPath, DualPodMetrics};
+
+/// Requesters whose stubs have been seen to run.
+pub(super) struct ActuationTimer {
+    metrics: DualPodMetrics,
+    all: BTreeMap<RequesterId, ActuationWait>,
+    /// All that was there when this gateway began to lead has been seen.
+    listed: bool,
+}
+
+#[derive(Default)]
+struct ActuationWait {
+    /// `None`: nobody knows since when, or it is over.
+    since: Option<Tick>,
+    path: Option<ActuationPath>,
+}
+
+impl ActuationTimer {
+    pub(super) const fn new(told: DualPodMetrics) -> Self {
+        Self { metrics: told, all: BTreeMap::new(), listed: false }
+    }
+
+    /// Begins anew: who is seen now may have waited for long.
+    pub(super) fn forget(&mut self) {
+        (self.all, self.listed) = (BTreeMap::new(), false);
+    }
+
+    pub(super) const fn listed(&mut self) {
+        self.listed = true;
+    }
+
+    /// Its stub runs. When it began is known to the second: that is of use for whoever ran before this gateway led.
+    pub(super) fn stub_running(&mut self, own: &RequesterPod, now: Tick) {
+        if !self.all.contains_key(&own.id) {
+            let since = if self.listed { Some(now) } else { own.stub_started_at.map(|began| began.min(now)) };
+            self.all.insert(own.id.clone(), ActuationWait { since, path: None });
+        }
+    }
+
+    pub(super) fn gone(&mut self, id: &RequesterId) {
+        self.all.remove(id);
+    }
+
+    /// This was ordered for it: what comes first says how it comes to its engine.
+    pub(super) fn command_issued(&mut self, id: &RequesterId, order: &PairingAction) {
+        let path = match order {
+            PairingAction::Provider { step: ProviderStep::Create { .. }, .. }
+            | PairingAction::Engine { step: EngineStep::Create { .. }, .. } => ActuationPath::Cold,
+            PairingAction::Engine { step: EngineStep::Launch, .. } => ActuationPath::Warm,
+            PairingAction::Engine { step: EngineStep::Wake { .. }, .. } => ActuationPath::Hot,
+            _ => return,
+        };
+        if let Some(wait) = self.all.get_mut(id) {
+            wait.path.get_or_insert(path);
+        }
+    }
+
+    /// Its engine serves it: how it came to that, and after how long. A gate that is opened once more ends no wait.
+    pub(super) fn engine_served(&mut self, own: &RequesterPod, now: Tick) -> Option<(ActuationPath, Millis)> {
+        let wait = self.all.get_mut(&own.id)?;
+        let (took, path) = (now.since(wait.since.take()?), wait.path?);
+        let config = own.config().map(|config| config.name.as_str());
+        self.metrics.observe_actuation(&own.name.namespace, path, config, took);
+        Some((path, took))
+    }
+}

@@ -1,0 +1,89 @@
+//! Whether an engine answers, from the accelerators that it was given.
+
+use std::time::Duration;
+
+use rouse::{
+    fleet::event::CanaryVerdict,
+    pairing::{
+        command::{EngineStep, PairingAction},
+        event::CommandReply,
+    },
+    units::Generation,
+};
+use rouse_net::{adapter::ProbeTask, http_client::HttpClient};
+use serde_json::Value;
+
+use super::{
+    CommandContext, ExecutionError, ExecutionOutcome, Executor,
+    engine::{ENGINE_CALL_TIMEOUT, adapter},
+    requester::stub,
+};
+use crate::{
+    controllers::failpoint,
+    pairing::memory_baseline::{AcceleratorUsedMib, MemoryBaseline},
+};
+
+/// What is read later than this says nothing of the moment that is meant, and a start does not wait for it.
+const MEMORY_READ_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl Executor {
+    /// One token, or the least that an engine of another task does.
+    pub(super) async fn send_canary(&self, job: &CommandContext) -> ExecutionOutcome {
+        let engine = job.engine_address()?;
+        let within = self.settings.core.wake_timeout.duration();
+        let caller = HttpClient::new(engine, None);
+        let list: Value = serde_json::from_slice(&caller.get("/v1/models", ENGINE_CALL_TIMEOUT).await?.body)
+            .unwrap_or_default();
+        let served = list.pointer("/data/0/id").and_then(Value::as_str).map(str::to_owned);
+        let task = if served.is_some() { ProbeTask::Generate } else { ProbeTask::None };
+        failpoint::hit();
+        match adapter(job, served, task)?.probe(within).await {
+            CanaryVerdict::Passed if task == ProbeTask::Generate => self.check_device_access(job).await,
+            CanaryVerdict::Passed => Ok(CommandReply::Done),
+            CanaryVerdict::Inconclusive => {
+                Err(ExecutionError::refused("a closed gate answered in its place"))
+            }
+            CanaryVerdict::Failed(cause) => {
+                Err(ExecutionError::refused(format!("it was asked for a token: {cause}")))
+            }
+        }
+    }
+
+    /// It has answered, and so has memory of each accelerator that it can get at.
+    async fn check_device_access(&self, job: &CommandContext) -> ExecutionOutcome {
+        let now = if job.baseline.is_some() { read_memory(job).await } else { None };
+        let Some(accelerator) = now.as_ref().and_then(|now| job.unused_accelerator(now)) else {
+            return Ok(CommandReply::Done);
+        };
+        Err(ExecutionError::user_error(format!(
+            "NoDeviceAccess: its engine answered and had taken no memory of {accelerator}, so its Pod cannot get at that: set \
+             gpuAccess or runtimeClassName of the AcceleratorPool to how this node lets Pods at accelerators"
+        )))
+    }
+
+    /// What is in use before an engine is started, whatever the order is.
+    pub(super) async fn memory_baseline(&self, job: &CommandContext) -> Option<MemoryBaseline> {
+        let PairingAction::Engine {
+            engine,
+            generation,
+            step: EngineStep::Create { .. } | EngineStep::Launch,
+        } = &job.command.action
+        else {
+            return None;
+        };
+        let used = if job.has_no_neighbours() { read_memory(job).await } else { None };
+        Some(MemoryBaseline {
+            location: (job.command.node.clone(), engine.clone()),
+            generation: *generation,
+            used,
+        })
+    }
+}
+
+/// As its requester's stub reads it at once; not every one can.
+async fn read_memory(job: &CommandContext) -> Option<AcceleratorUsedMib> {
+    let own = job.requester.as_ref()?;
+    let read = stub(job, own, Generation::default()).ok()?.memory(MEMORY_READ_TIMEOUT).await;
+    let log = |failed: &ExecutionError| tracing::debug!(requester = %own.name, text = failed.text, "no memory was read");
+    read.inspect_err(log).ok()
+}

@@ -1,0 +1,188 @@
+//! A requester's stub, as the leader speaks to it about one life of an engine.
+//!
+//! Ours has a gate, wakes and puts to sleep, and refuses who was replaced. The public project's knows none of that: what it
+//! answers 404 to is done without it.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use http::Method;
+use rouse::{
+    model::{AcceleratorId, SleepLevel},
+    pairing::event::{CommandFailure, Epoch},
+    units::{Generation, Millis},
+};
+use rouse_net::{
+    http_client::{CallObserver, HttpClient, HttpClientError, HttpClientReply},
+    nvml,
+    stub_api::{
+        ActuateRequest, ActuationResult, CloseGateRequest, DrainDeadlineAction, EPOCH_PATH,
+        EpochAnnouncement, GateStatus, OpenGateRequest,
+    },
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+use super::ExecutionError;
+use crate::{controllers::failpoint, pairing::memory_baseline::AcceleratorUsedMib};
+
+/// A stub answers at once; a call that takes longer has failed.
+const STUB_CALL_TIMEOUT: Duration = Duration::from_secs(2);
+/// It answers nothing later about accelerators, whose driver may hang.
+const DRIVER_CALL_TIMEOUT: Duration = nvml::QUERY_TIMEOUT.saturating_add(STUB_CALL_TIMEOUT);
+
+pub(super) struct RequesterStubClient {
+    http_client: HttpClient,
+    epoch: u64,
+    generation: Generation,
+}
+
+impl RequesterStubClient {
+    pub(super) const fn new(
+        address: SocketAddr,
+        token: Option<String>,
+        epoch: Epoch,
+        generation: Generation,
+    ) -> Self {
+        Self { http_client: HttpClient::new(address, token), epoch: epoch.0, generation }
+    }
+
+    /// Calls are told to this one.
+    pub(super) fn with_observer(self, observer: Arc<dyn CallObserver>) -> Self {
+        Self { http_client: self.http_client.with_observer(observer), ..self }
+    }
+
+    pub(super) async fn accelerators(&self) -> Result<Vec<AcceleratorId>, ExecutionError> {
+        read(&checked(self.http_client.get("/v1/dual-pods/accelerators", DRIVER_CALL_TIMEOUT).await?)?)
+    }
+
+    /// MiB in use of its accelerators, by UUID.
+    pub(super) async fn memory(&self, within: Duration) -> Result<AcceleratorUsedMib, ExecutionError> {
+        read(&checked(self.http_client.get("/v1/dual-pods/accelerator-memory-usage", within).await?)?)
+    }
+
+    /// Where its engine listens. One that relays nothing has no use for it.
+    pub(super) async fn set_engine_address(&self, engine: SocketAddr) -> Result<(), ExecutionError> {
+        let body = json!({"address": engine.ip().to_string(), "port": engine.port()});
+        self.order(Method::PUT, "/v1/proxy/config", &body, STUB_CALL_TIMEOUT).await.map(drop)
+    }
+
+    /// Requests may pass.
+    pub(super) async fn open(&self) -> Result<(), ExecutionError> {
+        let body = OpenGateRequest { epoch: self.epoch, generation: self.generation };
+        self.order(Method::DELETE, "/v1/gate", &body, STUB_CALL_TIMEOUT).await.map(drop)
+    }
+
+    /// Closes the gate and returns once nothing is under way; what still is after `left` is cut. At once where there is no gate.
+    pub(super) async fn close_and_drain(&self, left: Millis) -> Result<(), ExecutionError> {
+        self.drain(self.generation, left).await
+    }
+
+    async fn drain(&self, generation: Generation, left: Millis) -> Result<(), ExecutionError> {
+        let body = CloseGateRequest {
+            epoch: self.epoch,
+            generation,
+            drain_deadline: Some(left.0),
+            on_deadline: DrainDeadlineAction::Cut,
+        };
+        let within = left.duration() + STUB_CALL_TIMEOUT;
+        let Some(reply) = self.order(Method::POST, "/v1/gate?wait=true", &body, within).await? else {
+            return Ok(());
+        };
+        let gate: GateStatus = read(&reply)?;
+        if gate.gated && gate.leases == 0 {
+            return Ok(());
+        }
+        Err(ExecutionError::refused("its gate was opened again"))
+    }
+
+    /// Tells it who leads, so that it obeys nobody older from here on; how its gate is, if it has one.
+    pub(super) async fn announce_leader(&self) -> Result<Option<GateStatus>, ExecutionError> {
+        let reply = self
+            .order(Method::POST, EPOCH_PATH, &EpochAnnouncement { epoch: self.epoch }, STUB_CALL_TIMEOUT)
+            .await?;
+        reply.map(|reply| read(&reply)).transpose()
+    }
+
+    /// Makes sure that its gate is closed, whichever life of whichever engine it belongs to, and cuts what is under way.
+    pub(super) async fn ensure_gate_closed(&self) -> Result<(), ExecutionError> {
+        let Some(gate) = self.announce_leader().await? else { return Ok(()) };
+        if gate.gated && gate.leases == 0 {
+            return Ok(());
+        }
+        self.drain(gate.generation, Millis::ZERO).await
+    }
+
+    /// What the kubelet is told.
+    pub(super) async fn set_ready(&self, ready: bool) -> Result<(), ExecutionError> {
+        let path = if ready { "/v1/become-ready" } else { "/v1/become-unready" };
+        self.order(Method::POST, path, &Value::Null, STUB_CALL_TIMEOUT).await.map(drop)
+    }
+
+    /// Wakes or puts to sleep the engine that it relays to. `None`: it cannot.
+    pub(super) async fn actuate(
+        &self,
+        wake: bool,
+        level: SleepLevel,
+        within: Duration,
+    ) -> Result<Option<ActuationResult>, ExecutionError> {
+        let path = if wake { "/v1/engine/wake" } else { "/v1/engine/sleep" };
+        let body =
+            ActuateRequest { epoch: self.epoch, generation: self.generation, level: Some(level.number()) };
+        let reply = self.order(Method::POST, path, &body, within).await?;
+        reply.map(|reply| read(&reply)).transpose()
+    }
+
+    /// It was told to end, and need not hold on.
+    pub(super) async fn release(&self) -> Result<(), ExecutionError> {
+        self.order(Method::POST, "/v1/release", &EpochAnnouncement { epoch: self.epoch }, STUB_CALL_TIMEOUT)
+            .await
+            .map(drop)
+    }
+
+    /// `None`: it knows no such order.
+    async fn order(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+        within: Duration,
+    ) -> Result<Option<HttpClientReply>, ExecutionError> {
+        // Numbers and words: nothing of it can fail.
+        let body = serde_json::to_value(body).ok().filter(|body| !body.is_null());
+        failpoint::hit();
+        let reply = self.http_client.call(method, path, body.as_ref(), Some(self.epoch), within).await?;
+        if matches!(reply.status, 404 | 405) {
+            return Ok(None);
+        }
+        if has_newer_epoch(&reply, self.epoch) {
+            return Err(ExecutionError::superseded());
+        }
+        checked(reply).map(Some)
+    }
+}
+
+fn read<T: DeserializeOwned>(reply: &HttpClientReply) -> Result<T, ExecutionError> {
+    serde_json::from_slice(&reply.body).map_err(|_| HttpClientError::Broken.into())
+}
+
+fn checked(reply: HttpClientReply) -> Result<HttpClientReply, ExecutionError> {
+    if reply.success() {
+        return Ok(reply);
+    }
+    let text: String = String::from_utf8_lossy(&reply.body).chars().take(256).collect();
+    let cause = if reply.status == 409 { CommandFailure::Conflict } else { CommandFailure::Refused };
+    Err(ExecutionError {
+        cause,
+        text: format!("its stub answered {}: {}", reply.status, text.trim()),
+        user_facing: false,
+        superseded: false,
+    })
+}
+
+/// Whether a refusal says that a younger leader was heard than the one with this epoch.
+fn has_newer_epoch(reply: &HttpClientReply, epoch: u64) -> bool {
+    // What is refused shows the gate as it is, beside the reason.
+    let stale =
+        (reply.status == 409).then(|| serde_json::from_slice::<GateStatus>(&reply.body).ok()).flatten();
+    stale.is_some_and(|gate| gate.epoch > epoch)
+}

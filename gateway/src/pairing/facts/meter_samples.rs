@@ -1,0 +1,52 @@
+//! What Prometheus has of accelerators.
+
+use std::collections::BTreeMap;
+
+use rouse::pairing::{Pairing, event::PairingEvent, ids::NodeName};
+
+use super::ClusterFacts;
+use crate::platform::kubernetes::dcgm::DcgmSamples;
+
+impl ClusterFacts {
+    /// What Prometheus has of accelerators: it names nodes' accelerators, too, and says which have a fault.
+    pub(in crate::pairing) fn apply_samples(&mut self, samples: &DcgmSamples) {
+        for (accelerator, sample) in &samples.used {
+            let node = sample.node.as_deref().map(NodeName::from).filter(|node| self.has_node(node));
+            if let Some(node) = node {
+                self.record_assigned(&node, std::slice::from_ref(accelerator));
+            }
+        }
+        // A series has the last Xid alone, and a program that erred after that repairs nothing.
+        let lasting = self.faults.iter().filter(|(a, _)| samples.with_xid.contains(*a));
+        let mut faults: BTreeMap<_, _> = lasting.map(|(a, fault)| (a.clone(), fault.clone())).collect();
+        faults.extend(samples.faults.clone());
+        if self.faults == faults {
+            return;
+        }
+        for (accelerator, fault) in faults.iter().filter(|(a, _)| !self.faults.contains_key(*a)) {
+            tracing::warn!(%accelerator, fault, "an accelerator has a fault: it is not used any more");
+        }
+        for accelerator in self.faults.keys().filter(|a| !faults.contains_key(*a)) {
+            tracing::info!(%accelerator, "an accelerator has no fault any more");
+        }
+        (self.faults, self.changed) = (faults, true);
+    }
+
+    /// The new readings that a decision may depend on.
+    pub(in crate::pairing) fn readings(&self, samples: &DcgmSamples, core: &Pairing) -> Vec<PairingEvent> {
+        let all = self.last_sent.accelerators.keys().filter_map(|(node, accelerator)| {
+            let sample = samples.used.get(accelerator)?;
+            let known = core.node(node)?;
+            let before = known.accelerators.get(accelerator)?.last_reading;
+            let new = before.is_none_or(|(_, at)| at < sample.at);
+            let event = PairingEvent::MeterRead {
+                node: node.clone(),
+                accelerator: accelerator.clone(),
+                used: sample.used,
+                at: sample.at,
+            };
+            (known.wants_reading_of(accelerator) && new).then_some(event)
+        });
+        all.collect()
+    }
+}

@@ -1,0 +1,133 @@
+//! Whether an engine uses the accelerators that it was given: while it starts, it is seen to take memory of each of them.
+//!
+//! Its Pod asks Kubernetes for none, so that nothing but this shows a Pod that was let at others, or at none: such an engine serves from
+//! the processor, or fills an accelerator on which nothing was reserved for it.
+
+use std::collections::BTreeMap;
+
+use rouse::{
+    model::AcceleratorId,
+    pairing::ids::{NodeName, PairingEngineId},
+    units::{Bytes, Generation},
+};
+
+use super::command_context::CommandContext;
+
+/// MiB in use, by the UUIDs of accelerators, as a requester's stub reads them.
+pub(super) type AcceleratorUsedMib = BTreeMap<String, u64>;
+
+/// An engine and its node.
+pub(super) type EngineLocation = (NodeName, PairingEngineId);
+
+/// MiB. A process that merely opened an accelerator keeps more of it: a context of CUDA takes a hundred and more.
+const MIN_ENGINE_USE_MIB: u64 = 64;
+
+/// What was in use when an engine's start was ordered.
+#[derive(Debug)]
+pub(super) struct MemoryBaseline {
+    pub(super) location: EngineLocation,
+    /// Of the engine's life.
+    pub(super) generation: Generation,
+    /// `None`: it was not read, or others had memory reserved there.
+    pub(super) used: Option<AcceleratorUsedMib>,
+}
+
+/// Of each engine's last start.
+#[derive(Debug, Default)]
+pub(super) struct MemoryBaselines(BTreeMap<EngineLocation, (Generation, Option<AcceleratorUsedMib>)>);
+
+impl MemoryBaselines {
+    /// The first order of a life counts: the engine may run when that is given again.
+    pub(super) fn record(&mut self, before: MemoryBaseline) {
+        let MemoryBaseline { location: place, generation, used } = before;
+        if self.0.get(&place).is_none_or(|(known, _)| *known != generation) {
+            self.0.insert(place, (generation, used));
+        }
+    }
+
+    /// What was in use before this life, which is proved once: a wake shows nothing new.
+    pub(super) fn take(&mut self, place: &EngineLocation, life: Generation) -> Option<AcceleratorUsedMib> {
+        self.0.remove(place).filter(|(known, _)| *known == life).and_then(|(_, used)| used)
+    }
+
+    pub(super) fn retain(&mut self, lives: impl Fn(&EngineLocation) -> bool) {
+        self.0.retain(|place, _| lives(place));
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+impl CommandContext {
+    /// Nobody else has memory reserved on the engine's accelerators.
+    pub(super) fn has_no_neighbours(&self) -> bool {
+        !self.reserved_by_others.is_empty()
+            && self.reserved_by_others.values().all(|others| *others == Bytes::ZERO)
+    }
+
+    /// The first of the engine's accelerators of which it, which has answered by now, took nothing. Where others have memory reserved,
+    /// theirs may have come or gone meanwhile, and nothing is said.
+    pub(super) fn unused_accelerator(&self, now: &AcceleratorUsedMib) -> Option<&AcceleratorId> {
+        let before = self.baseline.as_ref().filter(|_| self.has_no_neighbours())?;
+        self.reserved_by_others.keys().find(|a| is_unused(a, before, now))
+    }
+}
+
+fn is_unused(a: &AcceleratorId, before: &AcceleratorUsedMib, now: &AcceleratorUsedMib) -> bool {
+    let read = before.get(a.as_str()).zip(now.get(a.as_str()));
+    read.is_some_and(|(before, now)| *now < before.saturating_add(MIN_ENGINE_USE_MIB))
+}
+
+#[cfg(test)]
+mod tests {
+    use rouse::pairing::ids::{EngineFingerprint, ProviderMode};
+
+    use super::*;
+
+    fn place() -> EngineLocation {
+        let accelerators = ["a".into()].into();
+        (
+            "n".into(),
+            PairingEngineId { mode: ProviderMode::Sleep, accelerators, fingerprint: EngineFingerprint(1) },
+        )
+    }
+
+    fn usage(all: &[(&str, u64)]) -> AcceleratorUsedMib {
+        all.iter().map(|(a, mib)| ((*a).to_owned(), *mib)).collect()
+    }
+
+    #[test]
+    fn an_engine_takes_something_of_each_of_its_accelerators() {
+        let before = usage(&[("a", 450)]);
+        let is = |now: &[(&str, u64)]| is_unused(&"a".into(), &before, &usage(now));
+        assert!(!is(&[("a", 40_450)]));
+        assert!(!is(&[("a", 650)]), "a small model in a context of its own");
+        assert!(is(&[("a", 451)]), "what a driver itself uses changes a little");
+        assert!(is(&[("a", 0)]));
+        assert!(!is(&[]), "it could not be read");
+    }
+
+    #[test]
+    fn what_counts_is_the_first_order_of_a_life() {
+        let (mut proofs, idle, busy) =
+            (MemoryBaselines::default(), usage(&[("a", 450)]), usage(&[("a", 40_450)]));
+        let before = |life, used| MemoryBaseline { location: place(), generation: Generation(life), used };
+        proofs.record(before(1, Some(idle.clone())));
+        proofs.record(before(1, Some(busy.clone())));
+        assert_eq!(
+            proofs.take(&place(), Generation(1)),
+            Some(idle.clone()),
+            "ordered again, it may have begun"
+        );
+        assert_eq!(proofs.take(&place(), Generation(1)), None);
+        proofs.record(before(2, None));
+        proofs.record(before(2, Some(busy)));
+        assert_eq!(proofs.take(&place(), Generation(2)), None);
+        proofs.record(before(3, Some(idle.clone())));
+        assert_eq!(proofs.take(&place(), Generation(4)), None);
+        proofs.record(before(5, None));
+        proofs.record(before(6, Some(idle.clone())));
+        assert_eq!(proofs.take(&place(), Generation(6)), Some(idle));
+    }
+}

@@ -1,0 +1,185 @@
+//! Events of requesters' and providers' Pods: what was done with them, and why somebody waits.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use rouse::{
+    pairing::{
+        command::{EngineStep, EngineStopReason, PairingAction, RequesterDeleteReason, RequesterStep},
+        ids::{NodeName, RequesterId},
+    },
+    units::Millis,
+};
+use tokio::{task::JoinSet, time};
+
+use super::{
+    FinishedTask,
+    command_context::CommandContext,
+    index::{PodIndex, RequesterPod},
+};
+use crate::{
+    controllers::{
+        crd::ledger::ObjectName,
+        event_content::{EventContent, EventReason},
+        recorder::{EventRequest, EventSender, RegardingKind},
+    },
+    metrics::ActuationPath,
+};
+
+/// Who waits longer than this is told why; and again after as long, where it is for something else by then.
+const WAIT_EVENT_INTERVAL: Duration = Duration::from_secs(10);
+
+pub(super) struct PodEvents {
+    sender: EventSender,
+    waiting: BTreeMap<RequesterId, WaitingRequester>,
+}
+
+#[derive(Debug)]
+struct WaitingRequester {
+    node: NodeName,
+    reason: String,
+    reported: Option<String>,
+}
+
+impl PodEvents {
+    pub(super) const fn new(herald: EventSender) -> Self {
+        Self { sender: herald, waiting: BTreeMap::new() }
+    }
+
+    pub(super) fn forget(&mut self) {
+        self.waiting.clear();
+    }
+
+    pub(super) fn send(&self, notices: impl IntoIterator<Item = EventRequest>) {
+        notices.into_iter().for_each(|notice| self.sender.send(notice));
+    }
+
+    /// It has its engine, this long after its stub began to run.
+    pub(super) fn report_served(&self, own: &RequesterPod, path: ActuationPath, took: Millis) {
+        let how = match path {
+            ActuationPath::Hot => "was woken",
+            ActuationPath::Warm => "was started in a launcher that was there",
+            ActuationPath::Cold => "was started in a new Pod",
+        };
+        tracing::info!(requester = %own.name, how, %took, "its engine serves it");
+        self.send([requester_event(
+            own,
+            EventReason::Served.with_note(format!("its engine {how}, and serves it after {took}")),
+        )]);
+    }
+
+    /// What it asks for cannot be had, and why.
+    pub(super) fn report_failed(&self, own: &RequesterPod, why: &str) {
+        self.send([requester_event(own, EventReason::Failed.with_note(why.to_owned()))]);
+    }
+
+    /// Its Pod's grace is too short for its engine, and what would be long enough.
+    pub(super) fn report_short_grace(&self, own: &RequesterPod, why: &str) {
+        tracing::warn!(requester = %own.name, why, "a requester's grace is too short");
+        self.send([requester_event(own, EventReason::ShortGrace.with_note(why.to_owned()))]);
+    }
+
+    /// Why requesters of these nodes wait by now.
+    pub(super) fn update_waiting(
+        &mut self,
+        looked: &[NodeName],
+        reasons: &BTreeMap<(NodeName, RequesterId), String>,
+        tasks: &mut JoinSet<FinishedTask>,
+    ) {
+        let looked: BTreeSet<&NodeName> = looked.iter().collect();
+        self.waiting.retain(|id, known| {
+            !looked.contains(&known.node) || reasons.contains_key(&(known.node.clone(), id.clone()))
+        });
+        for ((node, id), why) in reasons {
+            if let Some(known) = self.waiting.get_mut(id) {
+                known.reason.clone_from(why);
+                continue;
+            }
+            self.waiting.insert(
+                id.clone(),
+                WaitingRequester { node: node.clone(), reason: why.clone(), reported: None },
+            );
+            schedule_wait_report(id.clone(), tasks);
+        }
+    }
+
+    /// Some time has passed.
+    pub(super) fn report_waiting(
+        &mut self,
+        id: RequesterId,
+        directory: &PodIndex,
+        tasks: &mut JoinSet<FinishedTask>,
+    ) {
+        let Some(known) = self.waiting.get_mut(&id) else { return };
+        if known.reported.as_ref() != Some(&known.reason) {
+            known.reported = Some(known.reason.clone());
+            let news = EventReason::Waiting.with_note(known.reason.clone());
+            let notice = directory.requester(&id).map(|own| requester_event(own, news));
+            self.send(notice);
+        }
+        schedule_wait_report(id, tasks);
+    }
+}
+
+fn schedule_wait_report(id: RequesterId, tasks: &mut JoinSet<FinishedTask>) {
+    tasks.spawn(async move {
+        time::sleep(WAIT_EVENT_INTERVAL).await;
+        FinishedTask::WaitElapsed(id)
+    });
+}
+
+/// What is to be told once this order has been carried out.
+pub(super) fn completion_events(job: &CommandContext) -> Vec<EventRequest> {
+    let requester = |news: EventContent| job.requester.as_ref().map(|own| requester_event(own, news));
+    let provider =
+        |news: EventContent| job.provider.as_ref().map(|own| pod_event(&own.name, own.uid.as_str(), news));
+    match &job.command.action {
+        PairingAction::Requester { step: RequesterStep::Delete { reason: why }, .. } => {
+            requester(delete_news(*why)).into_iter().collect()
+        }
+        PairingAction::Engine { engine, step: EngineStep::Sleep { level, .. }, .. } => {
+            let news = EventReason::Slept.with_note(format!("{engine} sleeps at level {}", level.number()));
+            provider(news).into_iter().collect()
+        }
+        PairingAction::Engine { engine, step: EngineStep::Stop { reason: why }, .. } => {
+            let reason = if is_failure(*why) { EventReason::Failed } else { EventReason::Ended };
+            let to_requester = requester(reason.with_note(format!("its engine is ended: {why}")));
+            let to_provider = provider(reason.with_note(format!("{engine} is ended: {why}")));
+            to_requester.into_iter().chain(to_provider).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn delete_news(why: RequesterDeleteReason) -> EventContent {
+    EventReason::Deleted.with_note(format!("it is deleted, so that another one is made: {why}"))
+}
+
+/// Something is wrong with the engine, and not with who wants it.
+pub(super) const fn is_failure(why: EngineStopReason) -> bool {
+    match why {
+        EngineStopReason::StartFailed
+        | EngineStopReason::WakeFailed
+        | EngineStopReason::CanaryFailed
+        | EngineStopReason::SleepFailed
+        | EngineStopReason::Lost => true,
+        EngineStopReason::Unneeded
+        | EngineStopReason::Idle
+        | EngineStopReason::Evicted
+        | EngineStopReason::Displaced
+        | EngineStopReason::Obsolete
+        | EngineStopReason::LoraAdapters
+        | EngineStopReason::Overdue
+        | EngineStopReason::Leaving => false,
+    }
+}
+
+fn requester_event(own: &RequesterPod, news: EventContent) -> EventRequest {
+    pod_event(&own.name, own.id.as_str(), news)
+}
+
+fn pod_event(name: &ObjectName, uid: &str, news: EventContent) -> EventRequest {
+    EventRequest { regarding: RegardingKind::Pod, object: name.clone(), uid: uid.to_owned(), content: news }
+}

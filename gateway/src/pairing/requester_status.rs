@@ -1,0 +1,228 @@
+//! What requesters' users are told: the annotation `status`, as the public project writes it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use rouse::{
+    model::{AcceleratorId, SleepLevelPolicy},
+    pairing::{
+        event::RequestedEngine,
+        ids::{ProviderMode, RequesterId},
+        settings::PairingSettings,
+    },
+    units::Millis,
+};
+use serde_json::{Value, json};
+use tokio::{task::JoinSet, time};
+
+use super::{
+    FinishedTask,
+    execute::Executor,
+    facts::ClusterFacts,
+    index::{PodIndex, RequesterPod},
+    pod_events::PodEvents,
+};
+use crate::controllers::{dual_pods::keys, workload::merge};
+
+/// A requester is told no more often than that.
+const STATUS_WRITE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A stub that was asked in vain so often, within some seconds, does not merely begin.
+const UNRESPONSIVE_STUB_FAILURES: u32 = 6;
+
+/// What is to be told, and to whom.
+#[derive(Debug, Default)]
+pub(super) struct RequesterStatusWriter {
+    /// What the last order about each came to, where its user has to mend something.
+    errors: BTreeMap<RequesterId, String>,
+    due: BTreeSet<RequesterId>,
+    writing: BTreeSet<RequesterId>,
+    /// Whose accelerators were written on their Pods.
+    accelerators_written: BTreeSet<RequesterId>,
+    /// The warning that this leader last sent about each requester.
+    warned: BTreeMap<RequesterId, String>,
+}
+
+impl RequesterStatusWriter {
+    pub(super) fn error(&mut self, id: RequesterId, error: String) {
+        self.errors.insert(id.clone(), error);
+        self.due.insert(id);
+    }
+
+    /// Its stub has not answered yet, for longer than one that begins may take.
+    pub(super) fn report_unresponsive_stub(&mut self, own: &RequesterPod, failures: u32) {
+        if failures >= UNRESPONSIVE_STUB_FAILURES && !self.errors.contains_key(&own.id) {
+            let at = own
+                .stub_address
+                .map_or_else(|| "an address that is not known".to_owned(), |at| at.to_string());
+            let error = format!("its stub does not say at {at} which accelerators it has; it is asked again");
+            self.error(own.id.clone(), error);
+        }
+    }
+
+    /// What was in its way is not any more.
+    pub(super) fn clear_error(&mut self, id: &RequesterId) {
+        if self.errors.remove(id).is_some() {
+            self.due.insert(id.clone());
+        }
+    }
+
+    /// What the last order about it came to.
+    pub(super) fn error_of(&self, id: &RequesterId) -> Option<&str> {
+        self.errors.get(id).map(String::as_str)
+    }
+
+    /// Something of it may be otherwise.
+    pub(super) fn mark_due(&mut self, id: RequesterId) {
+        self.due.insert(id);
+    }
+
+    pub(super) fn gone(&mut self, id: &RequesterId) {
+        self.errors.remove(id);
+        self.due.remove(id);
+        self.accelerators_written.remove(id);
+        self.warned.remove(id);
+    }
+
+    /// Who waits has its accelerators named on its Pod, as far as they are known. Who gets an engine at once has that written
+    /// with all else.
+    pub(super) fn write_accelerators(
+        &mut self,
+        own: &RequesterPod,
+        accelerators: &[AcceleratorId],
+        hands: &Arc<Executor>,
+        tasks: &mut JoinSet<FinishedTask>,
+    ) {
+        if accelerators.is_empty()
+            || !own.accelerators.is_empty()
+            || !self.accelerators_written.insert(own.id.clone())
+        {
+            return;
+        }
+        let (name, hands) = (own.name.clone(), Arc::clone(hands));
+        let annotations = json!({keys::ACCELERATORS: keys::join_ids(accelerators)});
+        let patch = json!({"metadata": {"uid": own.id.as_str(), "annotations": annotations}});
+        tasks.spawn(async move {
+            hands.annotate(&name, &patch).await;
+            FinishedTask::EngineVerified(None)
+        });
+    }
+
+    /// It was told something, and some time has passed.
+    pub(super) fn may_write(&mut self, id: RequesterId) {
+        self.writing.remove(&id);
+        self.due.insert(id);
+    }
+
+    pub(super) fn write(
+        &mut self,
+        directory: &PodIndex,
+        facts: &ClusterFacts,
+        hands: &Arc<Executor>,
+        tidings: &PodEvents,
+        tasks: &mut JoinSet<FinishedTask>,
+    ) {
+        let due: Vec<_> = self.due.iter().filter(|id| !self.writing.contains(*id)).cloned().collect();
+        for id in due {
+            self.due.remove(&id);
+            let Some(own) = directory.requester(&id) else { continue };
+            let Some(StatusAnnotation { text, warning }) =
+                self.pending_status(own, facts, &hands.settings.core)
+            else {
+                continue;
+            };
+            if let Some(warning) = warning
+                && self.warned.insert(id.clone(), warning.clone()).as_ref() != Some(&warning)
+            {
+                tidings.report_short_grace(own, &warning);
+            }
+            self.writing.insert(id.clone());
+            let (name, hands) = (own.name.clone(), Arc::clone(hands));
+            tasks.spawn(async move {
+                hands.write_status(&name, &id, &text).await;
+                time::sleep(STATUS_WRITE_INTERVAL).await;
+                FinishedTask::StatusWritten(id)
+            });
+        }
+    }
+
+    /// What the annotation is to be, if it is not that already.
+    fn pending_status(
+        &self,
+        own: &RequesterPod,
+        facts: &ClusterFacts,
+        settings: &PairingSettings,
+    ) -> Option<StatusAnnotation> {
+        let asked = own.spec.as_ref().zip(own.node.as_ref()).map(|(asked, node)| match asked {
+            Ok(asked) => asked.resolve(node, facts).map_err(|doubt| doubt.to_string()),
+            Err(error) => Err(error.to_string()),
+        });
+        let warning =
+            asked.as_ref().and_then(|asked| short_grace(own.grace?, asked.as_ref().ok()?, settings));
+        let doubt = asked.as_ref().and_then(|asked| asked.as_ref().err());
+        let errors: Vec<&String> = doubt.or_else(|| self.errors.get(&own.id)).into_iter().collect();
+        // It has nothing to be told, and was told nothing.
+        if errors.is_empty() && warning.is_none() && own.status.is_none() {
+            return None;
+        }
+        let errors = if errors.is_empty() { Value::Null } else { json!(errors) };
+        let mut status = json!({"Errors": errors});
+        if let Some(warning) = &warning {
+            merge::into(&mut status, &json!({"Warnings": [warning]}));
+        }
+        let text = status.to_string();
+        let known = own.status.as_deref().unwrap_or_default();
+        let warning = warning.filter(|warning| !known.contains(warning.as_str()));
+        (known != text).then_some(StatusAnnotation { text, warning })
+    }
+}
+
+/// What a requester's annotation is to be.
+struct StatusAnnotation {
+    text: String,
+    /// A warning in this text that the requester's former status did not have.
+    warning: Option<String>,
+}
+
+/// Its kubelet may kill its stub before its engine sleeps, and with it what is under way.
+fn short_grace(grace: Millis, ask: &RequestedEngine, settings: &PairingSettings) -> Option<String> {
+    let needed = settings.max_hold(&ask.sizes);
+    let sleeps = ask.mode != ProviderMode::Plain && ask.level != SleepLevelPolicy::Never;
+    (sleeps && grace < needed).then(|| {
+        format!(
+            "terminationGracePeriodSeconds is {}: its requests may be cut, and its engine may not be asleep in time; {} is enough",
+            grace.0 / 1000,
+            needed.0.div_ceil(1000)
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use rouse::{
+        pairing::{event::MemorySizes, ids::EngineFingerprint},
+        units::Bytes,
+    };
+
+    use super::*;
+
+    #[test]
+    fn a_grace_that_is_shorter_than_drain_and_sleep_is_told_of() {
+        let sizes = MemorySizes { awake: Bytes::gib(60), asleep: Bytes::gib(2), host: Bytes::gib(40) };
+        let ask = |mode, level| {
+            let fingerprint = EngineFingerprint(1);
+            RequestedEngine { mode, fingerprint, build: None, sizes, level, stop_after: None }
+        };
+        let told = |secs, mode, level| {
+            short_grace(Millis::secs(secs), &ask(mode, level), &PairingSettings::default())
+        };
+        let short = told(70, ProviderMode::Sleep, SleepLevelPolicy::Auto).unwrap();
+        assert!(short.contains("is 70: ") && short.ends_with("110 is enough"), "{short}");
+        assert_eq!(told(110, ProviderMode::Sleep, SleepLevelPolicy::Auto), None);
+        assert_eq!(told(1, ProviderMode::Plain, SleepLevelPolicy::Auto), None);
+        assert_eq!(told(1, ProviderMode::Launcher, SleepLevelPolicy::Never), None);
+    }
+}

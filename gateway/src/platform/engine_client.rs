@@ -1,0 +1,98 @@
+//! What every life of an engine needs, wherever it runs: the way to the driver, and how the engine is spoken to.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use rouse::{
+    engine::last_outcome::EngineDiagnostics, fleet::event::Event, model::EngineId, units::Generation,
+};
+use rouse_net::{adapter::Adapter, lease::TickClock};
+use tokio::sync::mpsc;
+
+use crate::{
+    config::{Config, EngineConfig},
+    routing::EngineActivity,
+};
+
+/// What every task of a platform uses.
+#[derive(Debug)]
+pub(super) struct PlatformContext {
+    pub(super) config: ArcSwap<Config>,
+    events: mpsc::Sender<Event>,
+    pub(super) clock: TickClock,
+    /// What engines say about themselves in their present lives.
+    activity: Mutex<BTreeMap<EngineId, (Generation, Arc<EngineActivity>)>>,
+}
+
+impl PlatformContext {
+    pub(super) fn new(config: Arc<Config>, events: mpsc::Sender<Event>, clock: TickClock) -> Arc<Self> {
+        Arc::new(Self { config: ArcSwap::new(config), events, clock, activity: Mutex::default() })
+    }
+
+    /// Waits when the driver is behind: an outcome may be late, never lost.
+    pub(super) async fn send_event(&self, event: Event) {
+        if self.events.send(event).await.is_err() {
+            tracing::debug!("nobody listens to events any more");
+        }
+    }
+
+    /// The same for everybody who asks about one life.
+    pub(super) fn engine_activity(&self, engine: &EngineId, generation: Generation) -> Arc<EngineActivity> {
+        let mut reported = self.activity.lock().unwrap_or_else(PoisonError::into_inner);
+        let (life, latest) = reported.entry(engine.clone()).or_default();
+        // Whoever still asks about an earlier life is answered with something that nobody writes to.
+        if *life > generation {
+            return Arc::default();
+        }
+        if *life < generation {
+            (*life, *latest) = (generation, Arc::default());
+        }
+        Arc::clone(latest)
+    }
+}
+
+/// Which engine, in which life, and how to speak to it.
+#[derive(Debug)]
+pub(super) struct EngineClient {
+    pub(super) common: Arc<PlatformContext>,
+    pub(super) id: EngineId,
+    pub(super) generation: Generation,
+    pub(super) address: SocketAddr,
+    pub(super) model: Arc<EngineConfig>,
+    pub(super) adapter: Adapter,
+}
+
+impl EngineClient {
+    pub(super) fn new(
+        common: &Arc<PlatformContext>,
+        id: EngineId,
+        generation: Generation,
+        address: SocketAddr,
+        model: Arc<EngineConfig>,
+    ) -> Self {
+        let common = Arc::clone(common);
+        let adapter = Adapter::new(model.profile(), address).with_origin(model.backend_origin.clone());
+        Self { common, id, generation, address, model, adapter }
+    }
+
+    /// The engine shows why it does not serve.
+    pub(super) async fn report_diagnostics(&self, symptoms: EngineDiagnostics) {
+        let (engine, generation) = (self.id.clone(), self.generation);
+        self.common.send_event(Event::Diagnostics { engine, generation, diagnostics: symptoms }).await;
+    }
+
+    pub(super) fn health_timeout(&self) -> Duration {
+        self.common.config.load().timeouts.health_timeout.duration()
+    }
+
+    pub(super) fn explicit_memory(&self) -> bool {
+        let config = self.common.config.load();
+        let spec = config.core.models.iter().find(|spec| spec.name == self.id.model);
+        spec.is_some_and(|spec| spec.explicit_memory)
+    }
+}

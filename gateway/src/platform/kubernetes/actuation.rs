@@ -1,0 +1,128 @@
+//! Sleep and wake of an engine through the stub beside it. Its Pod stays, and keeps its accelerators.
+//!
+//! Engines do not say how deep they sleep, and whoever leads next must send no request to one that does. So the level is written on
+//! the Pod before the order to sleep, and taken off once the engine is awake again.
+
+use std::{future::pending, net::SocketAddr, sync::Arc};
+
+use rouse::{fault::FailureCause, fleet::event::Event, model::SleepLevel};
+use serde_json::json;
+
+use super::{
+    engine_steps::{self, StepOutcome},
+    engine_task::{EngineContext, PodReceiver, RetryBackoff},
+    stub,
+};
+use crate::{
+    controllers::{workload::ASLEEP, writer::Error},
+    platform::{engine_client::EngineClient, readiness},
+};
+
+pub(super) async fn sleep(
+    contact: Arc<EngineClient>,
+    berth: Arc<EngineContext>,
+    pod: PodReceiver,
+    level: SleepLevel,
+) -> StepOutcome {
+    record_level(&berth, &pod, Some(level)).await;
+    let (engine, generation) = (berth.id.clone(), berth.generation);
+    let (event, done) = match actuate(&contact, &berth, false, level).await {
+        Ok(()) => (Event::Slept { engine, generation, level }, StepOutcome::Asleep),
+        Err(cause) => {
+            let awake = cause == FailureCause::SleepDenied;
+            if awake {
+                // Before requests may be let in again.
+                record_level(&berth, &pod, None).await;
+            }
+            let done = if awake { StepOutcome::Ready } else { StepOutcome::Asleep };
+            (Event::SleepFailed { engine, generation, cause }, done)
+        }
+    };
+    berth.shared.common.send_event(event).await;
+    done
+}
+
+/// Where whoever led before left off. The stub obeys again what it has carried out, and lets go who is still inside.
+pub(super) async fn resume_sleep(
+    contact: Arc<EngineClient>,
+    berth: Arc<EngineContext>,
+    pod: PodReceiver,
+    level: SleepLevel,
+) -> StepOutcome {
+    engine_steps::close_and_drain(&contact, &berth, true).await;
+    sleep(contact, berth, pod, level).await
+}
+
+pub(super) async fn wake(
+    contact: Arc<EngineClient>,
+    berth: Arc<EngineContext>,
+    pod: PodReceiver,
+    level: SleepLevel,
+) -> StepOutcome {
+    let (engine, generation) = (berth.id.clone(), berth.generation);
+    let woken = async {
+        actuate(&contact, &berth, true, level).await?;
+        record_level(&berth, &pod, None).await;
+        engine_steps::open_stub(&berth, contact.address).await
+    };
+    if let Err(cause) = woken.await {
+        berth.shared.common.send_event(Event::WakeFailed { engine, generation, cause }).await;
+        return StepOutcome::Asleep;
+    }
+    readiness::wait_until_ready(&contact, None).await;
+    berth.shared.common.send_event(Event::Ready { engine, generation }).await;
+    engine_steps::set_readiness(&berth, contact.address, true).await;
+    StepOutcome::Ready
+}
+
+/// Until the stub has carried it out. One that does not answer is asked again: it goes on where it was, and the decisions say for how
+/// long.
+async fn actuate(
+    contact: &EngineClient,
+    berth: &EngineContext,
+    wake: bool,
+    level: SleepLevel,
+) -> Result<(), FailureCause> {
+    let target = SocketAddr::new(contact.address.ip(), berth.placement.pod_template.port);
+    let mut pauses = RetryBackoff::new();
+    loop {
+        if let Some(stub) = berth.stub(contact.address) {
+            let done = async {
+                // A stub whose container was started anew knows no engine.
+                stub.set_target(target).await?;
+                stub.actuate(wake, level).await
+            };
+            match done.await {
+                Ok(()) => return Ok(()),
+                Err(stub::Error::StaleEpoch) => engine_steps::superseded(berth).await,
+                Err(stub::Error::StaysAwake) => return Err(FailureCause::SleepDenied),
+                Err(error @ (stub::Error::Unauthorized | stub::Error::Refused { .. })) => {
+                    tracing::warn!(engine = %berth.id, wake, %error, "it neither sleeps nor wakes by its stub");
+                    return Err(FailureCause::Refused);
+                }
+                Err(error) => tracing::debug!(engine = %berth.id, %error, "its stub is not there yet"),
+            }
+        }
+        pauses.pause().await;
+    }
+}
+
+async fn record_level(berth: &EngineContext, pod: &PodReceiver, level: Option<SleepLevel>) {
+    let mut pauses = RetryBackoff::new();
+    loop {
+        let seen = pod.borrow().clone();
+        let Some(seen) = seen else {
+            // That it is gone is about to be heard.
+            return pending().await;
+        };
+        let text = level.map(|level| level.number().to_string());
+        match engine_steps::annotate_pod(berth, &seen, json!({ ASLEEP: text })).await {
+            Ok(()) => return,
+            Err(Error::Gone) => return pending().await,
+            Err(error) => {
+                tracing::debug!(pod = %seen.name, %error, "the Pod was not marked; it is tried again")
+            }
+        }
+        pauses.pause().await;
+    }
+}

@@ -1,0 +1,72 @@
+//! What belongs to models that are not served: their engines end, and what was booked for them is given back.
+//!
+//! A model that was spoiled, or sent where no pool is, while its engine ran is ended by the decisions of whoever leads then. Whoever
+//! comes to lead afterwards finds Pods that no decision knows of.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+
+use super::EngineManager;
+use crate::{
+    controllers::{crd::ledger::ObjectName, workload::EPOCH, writer::Error},
+    platform::kubernetes::{
+        KubernetesContext, engine_task::RetryBackoff, ledger_writer::LedgerChange,
+        takeover::EngineReservation,
+    },
+};
+
+impl EngineManager {
+    /// Ends the Deployments of Pods that no served model owns.
+    pub(in crate::platform::kubernetes) fn scale_down_orphans(&mut self) {
+        let places = self.shared.placements();
+        let stray = self.pods.values().filter(|pod| !places.values().any(|place| place.owns(pod)));
+        let deployments: BTreeSet<ObjectName> = stray.filter_map(|pod| pod.deployment.clone()).collect();
+        for deployment in deployments {
+            tracing::info!(%deployment, "its model is not served: its engines end");
+            self.tasks.spawn(scale_to_zero(Arc::clone(&self.shared), deployment));
+        }
+    }
+
+    /// Gives back what was booked for models that are not served and have no Pods any more.
+    pub(in crate::platform::kubernetes) fn release_orphans(&mut self) {
+        if self.orphans.is_empty() {
+            return;
+        }
+        let runs: BTreeSet<&ObjectName> = self.pods.values().filter_map(|pod| pod.object.as_ref()).collect();
+        let (kept, over): (Vec<EngineReservation>, Vec<EngineReservation>) =
+            self.orphans.iter().cloned().partition(|entry| runs.contains(&entry.model));
+        self.orphans = kept;
+        for entry in over {
+            let release = LedgerChange::Release { model: entry.model, replica: entry.replica, done: None };
+            self.ledger_writer(&entry.pool).send(release).unwrap_or_default();
+        }
+    }
+}
+
+/// Until it is at none, or gone.
+async fn scale_to_zero(shared: Arc<KubernetesContext>, name: ObjectName) {
+    let api: Api<Deployment> = Api::namespaced(shared.client.clone(), &name.namespace);
+    let mut pauses = RetryBackoff::new();
+    loop {
+        let ended = async {
+            let epoch = shared.writer.leadership()?.epoch;
+            let Some(found) = shared.writer.get(&api, &name.name).await? else { return Ok(()) };
+            let none = json!({
+                "metadata": {
+                    "resourceVersion": found.resource_version(),
+                    "annotations": {EPOCH: epoch.to_string()},
+                },
+                "spec": {"replicas": 0},
+            });
+            shared.writer.patch_merge(&api, &name.name, &none).await.map(drop)
+        };
+        match ended.await {
+            Ok(()) | Err(Error::Gone) => return,
+            Err(error) => tracing::debug!(deployment = %name, %error, "not scaled down; it is tried again"),
+        }
+        pauses.pause().await;
+    }
+}

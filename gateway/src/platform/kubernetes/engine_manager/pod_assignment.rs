@@ -1,0 +1,216 @@
+//! Which Pod is whose, and how many Pods each Deployment has.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use k8s_openapi::api::core::v1::Pod;
+use rouse::{fault::FailureCause, fleet::event::Event, model::EngineId, units::Generation};
+use tokio::sync::watch;
+
+use super::{DeploymentScaler, EngineManager};
+use crate::{
+    controllers::{crd::ledger::ObjectName, engine_pod::EnginePod, label, watch::Delta},
+    platform::kubernetes::{
+        ModelPlacement,
+        deployment_scaler::{self, DesiredDeployment},
+    },
+};
+
+impl EngineManager {
+    /// How many Pods this Deployment is to have follows from who lives in them.
+    pub(in crate::platform::kubernetes) fn update_replicas(
+        &mut self,
+        deployment: &ObjectName,
+        place: Option<Arc<ModelPlacement>>,
+    ) -> u64 {
+        let members =
+            self.engines.values().filter(|life| life.deployment == *deployment && life.release.is_none());
+        let replicas = u32::try_from(members.count()).unwrap_or(u32::MAX);
+        if !self.leading {
+            // While things are taken over their number is not known yet.
+            self.pending.extend(place.map(|place| (deployment.clone(), place)));
+            return 0;
+        }
+        if let Some(crew) = self.scalers.get(deployment) {
+            crew.desired.send_modify(|desired| {
+                desired.version += 1;
+                desired.replicas = replicas;
+                if let Some(place) = place {
+                    desired.placement = place;
+                }
+            });
+            return crew.desired.borrow().version;
+        }
+        let Some(place) = place else { return 0 };
+        let model = label::value(place.engine.name.as_str());
+        let template = deployment.name.rsplit('-').next().unwrap_or_default().to_owned();
+        let (desired, wanted) = watch::channel(DesiredDeployment { version: 1, replicas, placement: place });
+        let (told, applied) = watch::channel(0);
+        let shared = Arc::clone(&self.shared);
+        self.tasks.spawn(deployment_scaler::run(
+            shared,
+            deployment.clone(),
+            wanted,
+            told,
+            self.requests.clone(),
+        ));
+        self.scalers.insert(
+            deployment.clone(),
+            DeploymentScaler { model, template_hash: template, desired, applied },
+        );
+        1
+    }
+
+    /// Gives Pods that are nobody's to lives that have none, the lowest first.
+    pub(super) fn assign(&mut self, deployment: &ObjectName) {
+        let taken: BTreeSet<ObjectName> = self.engines.values().filter_map(|life| life.pod.clone()).collect();
+        let mut free = self.free(deployment);
+        free.retain(|pod| !taken.contains(&pod.name));
+        // The oldest first, which is the nearest to being of use.
+        free.sort_by(|a, b| (b.created, &b.name).cmp(&(a.created, &a.name)));
+        for life in self.engines.values_mut() {
+            if life.deployment != *deployment || life.pod.is_some() || life.bound || life.release.is_some() {
+                continue;
+            }
+            let Some(pod) = free.pop() else { return };
+            life.pod = Some(pod.name.clone());
+            life.pod_sender.send_replace(Some(pod));
+        }
+    }
+
+    /// Pods of this Deployment that are no engine's yet.
+    pub(super) fn free(&self, deployment: &ObjectName) -> Vec<Arc<EnginePod>> {
+        let Some(crew) = self.scalers.get(deployment) else { return Vec::new() };
+        let of = |pod: &&Arc<EnginePod>| {
+            pod.is_free()
+                && pod.name.namespace == deployment.namespace
+                && (&pod.model, &pod.template_hash) == (&crew.model, &crew.template_hash)
+        };
+        self.pods.values().filter(of).cloned().collect()
+    }
+
+    /// Tells lives that leave that no Pod is kept for them any more. One that never had a Pod of its own waits as well until
+    /// none is left that was made for it.
+    pub(super) fn complete_releases(&mut self) {
+        let names: Vec<ObjectName> = self.scalers.keys().cloned().collect();
+        for deployment in names {
+            let applied = self.scalers.get(&deployment).map_or(0, |crew| *crew.applied.borrow());
+            let spare = self.free(&deployment).len();
+            let seeking = self
+                .engines
+                .values()
+                .filter(|life| life.deployment == deployment && !life.bound && life.release.is_none());
+            let surplus = spare > seeking.count();
+            for life in self.engines.values_mut().filter(|life| life.deployment == deployment) {
+                let Some((from, done)) = &mut life.release else { continue };
+                // What takes the place of a Pod that is gone is nobody's, and has to go as well.
+                if *from <= applied
+                    && (life.pod.is_some() || !surplus)
+                    && let Some(done) = done.take()
+                {
+                    // Whoever asked may have been dropped.
+                    done.send(()).unwrap_or_default();
+                }
+            }
+        }
+    }
+
+    pub(super) async fn deployment_refused(&mut self, deployment: &ObjectName, why: &str) {
+        tracing::error!(%deployment, why, "the API server refuses the Deployment");
+        let starts: Vec<(EngineId, Generation)> = self
+            .engines
+            .iter()
+            .filter(|(_, life)| life.deployment == *deployment && !life.bound)
+            .map(|(id, life)| (id.clone(), life.generation))
+            .collect();
+        for (engine, generation) in starts {
+            let cause = FailureCause::PodNotRunnable;
+            let why = format!("the API server refuses its Deployment: {why}");
+            self.shared.report_failure(&engine, generation, &why).await;
+            self.shared.common.send_event(Event::StartFailed { engine, generation, cause }).await;
+        }
+    }
+
+    pub(super) fn apply(&mut self, change: Delta<Pod>) {
+        let moved = match change {
+            Delta::All { namespace, objects } => {
+                let there: Vec<Arc<EnginePod>> = objects
+                    .into_iter()
+                    .filter_map(|found| EnginePod::of(&found.readable()?))
+                    .map(Arc::new)
+                    .collect();
+                let names: BTreeSet<&ObjectName> = there.iter().map(|pod| &pod.name).collect();
+                let within = |name: &ObjectName| namespace.as_ref().is_none_or(|n| *n == name.namespace);
+                let gone: Vec<ObjectName> =
+                    self.pods.keys().filter(|name| within(name) && !names.contains(name)).cloned().collect();
+                gone.iter().for_each(|name| self.pod_deleted(name));
+                there.into_iter().for_each(|pod| self.pod_applied(pod));
+                self.listed_namespaces.insert(namespace);
+                true
+            }
+            Delta::Applied(found) => match found.readable().as_ref().and_then(EnginePod::of) {
+                Some(pod) => {
+                    self.pod_applied(Arc::new(pod));
+                    true
+                }
+                None => false,
+            },
+            Delta::Deleted(name) => {
+                self.pod_deleted(&name);
+                true
+            }
+        };
+        if moved && self.leading {
+            let names: Vec<ObjectName> = self.scalers.keys().cloned().collect();
+            names.iter().for_each(|name| self.assign(name));
+            self.complete_releases();
+            self.release_surplus_pods();
+            self.release_orphans();
+        }
+    }
+
+    /// Pods that nobody asked for are given up where their number is written: somebody scaled a Deployment, or what a replaced
+    /// leader had on its way arrived late. Once for each: their end takes a moment.
+    fn release_surplus_pods(&mut self) {
+        let taken: BTreeSet<&ObjectName> =
+            self.engines.values().filter_map(|life| life.pod.as_ref()).collect();
+        let idle = self.pods.values().filter(|pod| pod.is_free() && !taken.contains(&pod.name));
+        let idle: Vec<Arc<EnginePod>> =
+            idle.filter(|pod| !self.surplus_pods.contains(&pod.uid)).cloned().collect();
+        for pod in idle {
+            let Some(place) = self.shared.placements().values().find(|place| place.owns(&pod)).cloned()
+            else {
+                continue;
+            };
+            let deployment = place.deployment_of(&pod.template_hash);
+            tracing::info!(pod = %pod.name, %deployment, "nobody asked for this Pod: it is given up");
+            self.surplus_pods.insert(pod.uid.clone());
+            self.update_replicas(&deployment, Some(place));
+        }
+        let pods: BTreeSet<&String> = self.pods.values().map(|pod| &pod.uid).collect();
+        self.surplus_pods.retain(|uid| pods.contains(uid));
+    }
+
+    pub(super) fn pod_applied(&mut self, pod: Arc<EnginePod>) {
+        // Another Pod of the same name is another.
+        if self.pods.get(&pod.name).is_some_and(|known| known.uid != pod.uid) {
+            self.pod_deleted(&pod.name.clone());
+        }
+        for life in self.engines.values_mut().filter(|life| life.pod.as_ref() == Some(&pod.name)) {
+            // One that ends before it was anybody's is replaced by another.
+            let lost = (pod.finished || pod.terminating) && !life.bound && life.release.is_none();
+            if lost {
+                life.pod = None;
+            }
+            life.pod_sender.send_replace((!lost).then(|| Arc::clone(&pod)));
+        }
+        self.pods.insert(pod.name.clone(), pod);
+    }
+
+    pub(super) fn pod_deleted(&mut self, name: &ObjectName) {
+        self.pods.remove(name);
+        for life in self.engines.values_mut().filter(|life| life.pod.as_ref() == Some(name)) {
+            life.pod = None;
+            life.pod_sender.send_replace(None);
+        }
+    }
+}

@@ -1,0 +1,468 @@
+//! What a life does with its Pod, its stub and its engine, step by step. Each is a future that the life polls and may drop at
+//! any await; each can be begun again where another leader left off.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod as PodObject};
+use kube::Api;
+use rouse::{
+    fault::FailureCause,
+    fleet::event::Event,
+    units::{Millis, Tick},
+};
+use serde_json::{Value, json};
+use tokio::time;
+
+use super::{
+    engine_manager::ManagerRequest,
+    engine_task::{EngineContext, PodReceiver, RetryBackoff, exit_cause},
+    stub::{self, StubClient},
+};
+use crate::{
+    controllers::{
+        dual_pods::record,
+        engine_pod::{EnginePod, PodFailure},
+        ledger::ReservationLocation,
+        workload::{DELETION_COST, EPOCH, GENERATION, REPLICA, SPI_PORT, merge},
+        writer::Error,
+    },
+    platform::{engine_client::EngineClient, readiness},
+};
+
+/// How a step of a start ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StepOutcome {
+    /// Its Pod has an address, and is its own.
+    Started,
+    Ready,
+    Asleep,
+    /// It has been told why.
+    Failed,
+}
+
+/// A Pod that no node takes for so long is given up.
+const UNSCHEDULABLE_TIMEOUT: Millis = Millis::secs(60);
+/// Where no Pod has come for so long, it is asked why, and again.
+const POD_CREATION_TIMEOUT: Duration = Duration::from_secs(5);
+/// While an engine loads, its stub is told its orders so often.
+const STUB_SETUP_INTERVAL: Duration = Duration::from_secs(10);
+/// A kubelet looks every second whether a stub says that it serves.
+const UNREADY_TIMEOUT: Duration = Duration::from_secs(3);
+/// A ReplicaSet that has not let a Pod go within this is not the one to do it.
+const POD_RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
+/// A stub that has not answered for so long is not waited for, where requests under way are to end.
+const STUB_SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
+/// What a ReplicaSet gives up last, and first.
+const BOUND_DELETION_COST: &str = "100";
+const LEAVING_DELETION_COST: &str = "-100";
+
+/// Waits for a Pod and makes it the engine's.
+pub(super) async fn acquire_pod(berth: Arc<EngineContext>, mut pod: PodReceiver) -> StepOutcome {
+    let mut pauses = RetryBackoff::new();
+    loop {
+        let (troubled, unmade) =
+            (start_failure(&berth, pod.clone()), pod_creation_failed(&berth, pod.clone()));
+        let found = tokio::select! {
+            seen = pod_with_address(&mut pod) => seen,
+            cause = troubled => {
+                report_start_failed(&berth, cause).await;
+                return StepOutcome::Failed;
+            }
+            cause = unmade => {
+                report_start_failed(&berth, cause).await;
+                return StepOutcome::Failed;
+            }
+        };
+        let Some((seen, address)) = found else { return StepOutcome::Failed };
+        if bind_pod(&berth, &seen).await {
+            let (engine, generation) = (berth.id.clone(), berth.generation);
+            berth.shared.status_inputs.set_pod(
+                &engine,
+                generation,
+                &seen.name.name,
+                &berth.placement.variant.name,
+            );
+            drop(berth.requests.send(ManagerRequest::Bound { engine: engine.clone(), generation }));
+            berth.shared.common.send_event(Event::Started { engine, generation, address }).await;
+            return StepOutcome::Started;
+        }
+        // It is gone, and another comes for it as soon as that is seen.
+        pauses.pause().await;
+    }
+}
+
+/// Makes the Pod the engine's. False: there is no such Pod any more.
+async fn bind_pod(berth: &EngineContext, seen: &EnginePod) -> bool {
+    let marks = json!({
+        REPLICA: berth.id.replica.to_string(),
+        GENERATION: berth.generation.to_string(),
+        DELETION_COST: BOUND_DELETION_COST,
+    });
+    let mut pauses = RetryBackoff::new();
+    while let Err(error) = annotate_pod(berth, seen, marks.clone()).await {
+        if matches!(error, Error::Gone | Error::Conflict) {
+            return false;
+        }
+        tracing::debug!(pod = %seen.name, %error, "the Pod was not marked; it is tried again");
+        pauses.pause().await;
+    }
+    true
+}
+
+/// While no Pod comes: ends when the Deployment says that none can be made (a quota, an admission policy).
+async fn pod_creation_failed(berth: &EngineContext, mut pod: PodReceiver) -> FailureCause {
+    let deployment = berth.placement.deployment();
+    let api: Api<Deployment> = Api::namespaced(berth.shared.client.clone(), &deployment.namespace);
+    loop {
+        if pod.wait_for(Option::is_none).await.is_err() {
+            return std::future::pending().await;
+        }
+        time::sleep(POD_CREATION_TIMEOUT).await;
+        if pod.borrow().is_some() {
+            continue;
+        }
+        let Ok(Some(found)) = berth.shared.writer.get(&api, &deployment.name).await else { continue };
+        let conditions = found.status.and_then(|status| status.conditions).unwrap_or_default();
+        let fails = conditions.into_iter().find(|it| it.type_ == "ReplicaFailure" && it.status == "True");
+        if let Some(fails) = fails {
+            let why = fails.message.unwrap_or_default();
+            tracing::warn!(engine = %berth.id, why, "no Pod can be made for it");
+            berth.shared.report_failure(&berth.id, berth.generation, &why).await;
+            return FailureCause::PodNotRunnable;
+        }
+    }
+}
+
+/// Waits until the engine of the Pod answers, then tells that it is ready.
+pub(super) async fn wait_ready(berth: Arc<EngineContext>, pod: PodReceiver) -> StepOutcome {
+    let Some(address) = berth.proxy(&pod) else { return StepOutcome::Failed };
+    let contact = EngineClient::new(
+        &berth.shared.common,
+        berth.id.clone(),
+        berth.generation,
+        address,
+        Arc::clone(&berth.placement.engine),
+    );
+    let fit = async {
+        open_stub(&berth, address).await?;
+        tokio::select! {
+            biased;
+            // One that serves has its memory, whatever was expected.
+            fit = async {
+                while time::timeout(STUB_SETUP_INTERVAL, readiness::wait_until_ready(&contact, None)).await.is_err() {
+                    // A stub whose container was started anew knows nothing, and lets nobody in.
+                    open_stub(&berth, address).await?;
+                }
+                contact.adapter.check_served_name(contact.health_timeout()).await
+            } => fit,
+            cause = check_location(&berth, &pod, address) => Err(cause),
+        }
+    };
+    let outcome = tokio::select! {
+        fit = fit => fit,
+        cause = start_failure(&berth, pod.clone()) => Err(cause),
+    };
+    if let Err(cause) = outcome {
+        report_start_failed(&berth, cause).await;
+        return StepOutcome::Failed;
+    }
+    let (engine, generation) = (berth.id.clone(), berth.generation);
+    berth.shared.common.send_event(Event::Ready { engine, generation }).await;
+    set_readiness(&berth, address, true).await;
+    StepOutcome::Ready
+}
+
+/// Notes to which accelerators the engine came; ends when it does not fit there.
+async fn check_location(berth: &EngineContext, pod: &PodReceiver, proxy: SocketAddr) -> FailureCause {
+    if let (Some(stub), Some(node)) = (berth.stub(proxy), node(pod)) {
+        let spot = location(&stub, node).await;
+        let known = !spot.accelerators.is_empty();
+        if let Err(why) = berth.shared.commit_location(&berth.placement, berth.id.replica, spot).await {
+            tracing::warn!(engine = %berth.id, %why, "it came to where there is no room");
+            return FailureCause::InsufficientRoom;
+        }
+        berth.located.store(known, Ordering::Relaxed);
+    }
+    locate(berth, pod).await;
+    std::future::pending().await
+}
+
+/// Notes which accelerators the engine's stub reports, as soon as it reports any; its node alone where the stub knows of none.
+///
+/// The engine is not judged by them: a requester's accelerators are handed to the next before what the former had there is released
+/// in the ledger, and it is the pairing of requesters with engines that keeps room on them.
+pub(super) async fn locate(berth: &EngineContext, pod: &PodReceiver) {
+    let mut pauses = RetryBackoff::new();
+    while !berth.located.load(Ordering::Relaxed) {
+        let stub = berth.proxy(pod).and_then(|proxy| berth.stub(proxy));
+        if let (Some(stub), Some(node)) = (stub, node(pod)) {
+            let reported = stub.accelerators().await;
+            if let Err(error) = &reported {
+                tracing::debug!(engine = %berth.id, %error, "the stub does not say which accelerators its Pod has");
+            }
+            // A requester's Pod has an address before its stub listens, and a stub waits for its driver.
+            let later =
+                |error: &stub::Error| matches!(error, stub::Error::Unreachable(_)) || error.is_unavailable();
+            if !reported.as_ref().is_err_and(later) {
+                let accelerators = reported.unwrap_or_default();
+                berth.shared.record_location(
+                    &berth.placement,
+                    berth.id.replica,
+                    ReservationLocation { node, accelerators },
+                );
+                berth.located.store(true, Ordering::Relaxed);
+                return;
+            }
+        }
+        pauses.pause().await;
+    }
+}
+
+fn node(pod: &PodReceiver) -> Option<String> {
+    pod.borrow().as_ref()?.node.clone()
+}
+
+/// Where the engine behind this stub is.
+pub(super) async fn location(stub: &StubClient, node: String) -> ReservationLocation {
+    let accelerators = stub.accelerators().await.unwrap_or_else(|error| {
+        tracing::debug!(%error, "the stub does not say which accelerators its Pod has");
+        Vec::new()
+    });
+    ReservationLocation { node, accelerators }
+}
+
+/// The stub knows its engine and lets requests in. An error: it was made by another key, and never will.
+pub(super) async fn open_stub(berth: &EngineContext, proxy: SocketAddr) -> Result<(), FailureCause> {
+    if berth.placement.dual_pods {
+        // Who pairs it with an engine does that.
+        return Ok(());
+    }
+    let target = SocketAddr::new(proxy.ip(), berth.placement.pod_template.port);
+    let mut pauses = RetryBackoff::new();
+    loop {
+        // A claim that is not fresh is renewed again, or lost, and this task with it.
+        let Some(stub) = berth.stub(proxy) else {
+            pauses.pause().await;
+            continue;
+        };
+        let done = async {
+            stub.set_target(target).await?;
+            stub.open().await
+        };
+        match done.await {
+            Ok(()) => return Ok(()),
+            Err(stub::Error::StaleEpoch) => superseded(berth).await,
+            Err(stub::Error::Unauthorized) => return Err(FailureCause::Refused),
+            Err(error) => tracing::debug!(engine = %berth.id, %error, "its stub is not there yet"),
+        }
+        pauses.pause().await;
+    }
+}
+
+/// A stub whose container was started anew knows nothing: it is told again.
+pub(super) async fn restore(contact: Arc<EngineClient>, berth: Arc<EngineContext>) {
+    open(Arc::clone(&contact), Arc::clone(&berth)).await;
+    set_readiness(&berth, contact.address, true).await;
+}
+
+/// Closes the stub's gate and tells when nothing is under way any more.
+pub(super) async fn drain(contact: Arc<EngineClient>, berth: Arc<EngineContext>, cut: bool) {
+    // A requester's gate closes when it is told to go, and its engine is left alone until nothing is under way.
+    if !berth.placement.dual_pods {
+        close_and_drain(&contact, &berth, cut).await;
+    }
+    let (engine, generation) = (berth.id.clone(), berth.generation);
+    berth.shared.common.send_event(Event::Drained { engine, generation }).await;
+}
+
+pub(super) async fn close_and_drain(contact: &EngineClient, berth: &EngineContext, cut: bool) {
+    let mut pauses = RetryBackoff::new();
+    let given_up = time::Instant::now() + STUB_SILENCE_TIMEOUT;
+    loop {
+        let Some(stub) = berth.stub(contact.address) else {
+            pauses.pause().await;
+            continue;
+        };
+        match stub.drain(cut).await {
+            // Nobody is to be waited for any more, and nobody can be reached: what is under way ends with its Pod.
+            Err(_) if cut && time::Instant::now() > given_up => break,
+            // Nor will this one ever obey.
+            Ok(true) | Err(stub::Error::Unauthorized) => break,
+            Ok(false) => continue,
+            Err(stub::Error::StaleEpoch) => return superseded(berth).await,
+            Err(error) => tracing::debug!(engine = %berth.id, %error, "its stub does not drain yet"),
+        }
+        pauses.pause().await;
+    }
+}
+
+pub(super) async fn open(contact: Arc<EngineClient>, berth: Arc<EngineContext>) {
+    if let Err(cause) = open_stub(&berth, contact.address).await {
+        tracing::warn!(engine = %berth.id, %cause, "its stub lets nobody in");
+    }
+}
+
+/// What the engine has comes to its end: nobody gets in, its Pod is given up, and seen gone. `begun`: it has a stub.
+pub(super) async fn shut_down(berth: Arc<EngineContext>, mut pod: PodReceiver, begun: bool) {
+    berth.shared.mark_releasing(&berth.placement, berth.id.replica);
+    let seen = pod.borrow().clone();
+    if let Some(seen) = &seen {
+        if begun && let Some(address) = berth.proxy(&pod) {
+            close_stub(&berth, address).await;
+        }
+        if !seen.terminating {
+            // A Pod that is not ready is given up before one that is, whatever it costs.
+            if let Err(error) = annotate_pod(&berth, seen, leaving_annotations(&berth)).await {
+                tracing::debug!(pod = %seen.name, %error, "the Pod was not marked as leaving");
+            }
+            let unready = |seen: &Option<Arc<EnginePod>>| seen.as_ref().is_none_or(|seen| !seen.ready);
+            // Late or not, it goes.
+            let _late = time::timeout(UNREADY_TIMEOUT, pod.wait_for(unready)).await.is_err();
+        }
+    }
+    berth.release_pod().await;
+    // Its ReplicaSet lets it go as soon as it hears that it is to have fewer; before that it would make another in its place.
+    let ends = |seen: &Option<Arc<EnginePod>>| seen.as_ref().is_none_or(|seen| seen.terminating);
+    let _itself = time::timeout(POD_RELEASE_TIMEOUT, pod.wait_for(ends)).await.is_ok();
+    let mut pauses = RetryBackoff::new();
+    loop {
+        let seen = pod.borrow().clone();
+        let Some(seen) = seen.filter(|seen| !seen.terminating) else { break };
+        if delete(&berth, &seen).await {
+            break;
+        }
+        pauses.pause().await;
+    }
+    let gone = pod.wait_for(Option::is_none).await.is_ok();
+    if !gone {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// What a Pod that is given up is marked with. A requester was made when its model may have said something else of how its engine
+/// is put away: what the model says now is what counts.
+fn leaving_annotations(berth: &EngineContext) -> Value {
+    let mut marks = json!({DELETION_COST: LEAVING_DELETION_COST});
+    if let Some(place) = berth.shared.placement(&berth.id.model).filter(|place| place.dual_pods) {
+        merge::into(&mut marks, &record::sleep_policy_annotations(place.variant.spec.idle.into()));
+    }
+    marks
+}
+
+/// No request passes, and the kubelet is told. One try: whoever does not answer lets nobody in either, and its Pod goes.
+async fn close_stub(berth: &EngineContext, proxy: SocketAddr) {
+    if !berth.placement.dual_pods
+        && let Some(stub) = berth.stub(proxy)
+        && let Err(error) = stub.close(true).await
+    {
+        tracing::debug!(engine = %berth.id, %error, "its stub was not told that it ends");
+    }
+    set_readiness(berth, proxy, false).await;
+}
+
+pub(super) async fn set_readiness(berth: &EngineContext, proxy: SocketAddr, ready: bool) {
+    if !(berth.placement.dual_pods && ready)
+        && let Some(stub) = berth.stub(proxy)
+        && let Err(error) = stub.set_ready(ready).await
+    {
+        tracing::debug!(engine = %berth.id, %error, "its stub was not told whether it serves");
+    }
+}
+
+async fn delete(berth: &EngineContext, seen: &EnginePod) -> bool {
+    let api: Api<PodObject> = Api::namespaced(berth.shared.client.clone(), &seen.name.namespace);
+    let done = berth.shared.writer.delete(&api, &seen.name.name, &seen.uid).await;
+    done.inspect_err(|error| tracing::debug!(pod = %seen.name, %error, "the Pod was not deleted")).is_ok()
+}
+
+/// Writes annotations of this one Pod, and who wrote them.
+pub(super) async fn annotate_pod(
+    berth: &EngineContext,
+    seen: &EnginePod,
+    mut marks: Value,
+) -> Result<(), Error> {
+    let epoch = berth.shared.writer.leadership()?.epoch;
+    if let Some(marks) = marks.as_object_mut() {
+        marks.insert(EPOCH.to_owned(), json!(epoch.to_string()));
+    }
+    let api: Api<PodObject> = Api::namespaced(berth.shared.client.clone(), &seen.name.namespace);
+    let patch = json!({"metadata": {"uid": seen.uid, "annotations": marks}});
+    berth.shared.writer.patch_merge(&api, &seen.name.name, &patch).await.map(drop)
+}
+
+/// The Pod and where its stub listens, once it has an address; `None` when this gateway does not lead any more.
+async fn pod_with_address(pod: &mut PodReceiver) -> Option<(Arc<EnginePod>, SocketAddr)> {
+    let has_address =
+        |seen: &Option<Arc<EnginePod>>| seen.as_ref().is_some_and(|seen| seen.address.is_some());
+    let seen = pod.wait_for(has_address).await.ok()?.clone()?;
+    let address = SocketAddr::new(seen.address?, crate::controllers::workload::PROXY_PORT);
+    Some((seen, address))
+}
+
+/// Ends when nothing will come of this start.
+async fn start_failure(berth: &EngineContext, mut pod: PodReceiver) -> FailureCause {
+    loop {
+        let (cause, due) =
+            classify_failure(pod.borrow_and_update().as_deref(), berth.shared.common.clock.now());
+        if let Some(cause) = cause {
+            berth.report_pod_failure(&pod).await;
+            return cause;
+        }
+        let due = async {
+            match due {
+                Some(pause) => time::sleep(pause.duration()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            changed = pod.changed() => {
+                if changed.is_err() {
+                    return std::future::pending().await;
+                }
+            }
+            () = due => {}
+        }
+    }
+}
+
+/// Why nothing will come of it; or when to look again.
+fn classify_failure(seen: Option<&EnginePod>, now: Tick) -> (Option<FailureCause>, Option<Millis>) {
+    match seen.and_then(|seen| seen.failure.as_ref()) {
+        None => (None, None),
+        Some(PodFailure::Crashed { code, signal, .. }) => (Some(exit_cause(*code, *signal)), None),
+        // A registry may answer the next time; the kubelet says when it has given that up for longer.
+        Some(PodFailure::ContainerWaiting { reason, .. }) if reason == "ErrImagePull" => (None, None),
+        Some(PodFailure::ContainerWaiting { .. } | PodFailure::RequesterErrors { .. }) => {
+            (Some(FailureCause::PodNotRunnable), None)
+        }
+        Some(PodFailure::Unschedulable { since, .. }) => {
+            let by = *since + UNSCHEDULABLE_TIMEOUT;
+            if by <= now { (Some(FailureCause::Unschedulable), None) } else { (None, Some(by.since(now))) }
+        }
+    }
+}
+
+async fn report_start_failed(berth: &EngineContext, cause: FailureCause) {
+    let (engine, generation) = (berth.id.clone(), berth.generation);
+    tracing::warn!(%engine, %generation, %cause, "it does not start");
+    berth.shared.common.send_event(Event::StartFailed { engine, generation, cause }).await;
+}
+
+/// The stub obeys a newer leader: this gateway has been replaced, and is about to hear it.
+pub(super) async fn superseded(berth: &EngineContext) {
+    tracing::warn!(engine = %berth.id, "its stub obeys another leader");
+    std::future::pending().await
+}
+
+impl EngineContext {
+    /// The stub in its Pod; `None`: this gateway's claim to lead is not fresh.
+    pub(super) fn stub(&self, proxy: SocketAddr) -> Option<StubClient> {
+        let epoch = self.shared.writer.leadership().ok()?.epoch;
+        let token = self.shared.sidecar.key.token(&self.placement.owner);
+        Some(StubClient::new(SocketAddr::new(proxy.ip(), SPI_PORT), token, epoch, self.generation))
+    }
+}

@@ -1,0 +1,102 @@
+//! Which engines are at which accelerators, as far as was heard.
+//!
+//! A reading is of an accelerator, and what it shows is one engine's only where that engine is alone. Nobody picks accelerators
+//! here: the kubelet does, and what it picked is heard from stubs, or from DCGM's exporter.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use rouse::model::{AcceleratorId, EngineId};
+
+/// All engines that have a Pod.
+#[derive(Debug, Default)]
+pub(super) struct OccupancyMap(Mutex<BTreeMap<EngineId, Occupant>>);
+
+#[derive(Debug)]
+struct Occupant {
+    node: Option<String>,
+    /// `None`: it was not heard which.
+    accelerators: Option<BTreeSet<AcceleratorId>>,
+}
+
+/// One engine's place among them, until it is dropped.
+#[derive(Debug)]
+pub(super) struct AcceleratorOccupancy {
+    occupancy: Arc<OccupancyMap>,
+    engine: EngineId,
+    node: Option<String>,
+}
+
+impl OccupancyMap {
+    pub(super) fn occupy(self: &Arc<Self>, engine: EngineId, node: Option<String>) -> AcceleratorOccupancy {
+        let tenant = Occupant { node: node.clone(), accelerators: None };
+        self.all().insert(engine.clone(), tenant);
+        AcceleratorOccupancy { occupancy: Arc::clone(self), engine, node }
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<EngineId, Occupant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AcceleratorOccupancy {
+    /// The engine has these accelerators; whether no other has one of them. `shared`: others may be given the same, so that
+    /// each engine on its node of which nothing was heard may have one of them.
+    pub(super) fn is_exclusive(&self, accelerators: &BTreeSet<AcceleratorId>, shared: bool) -> bool {
+        let mut all = self.occupancy.all();
+        if let Some(own) = all.get_mut(&self.engine) {
+            own.accelerators = Some(accelerators.clone());
+        }
+        all.iter().filter(|(engine, _)| **engine != self.engine).all(|(_, other)| match &other.accelerators {
+            Some(theirs) => theirs.is_disjoint(accelerators),
+            None => !shared || (other.node.is_some() && self.node.is_some() && other.node != self.node),
+        })
+    }
+}
+
+impl Drop for AcceleratorOccupancy {
+    fn drop(&mut self) {
+        self.occupancy.all().remove(&self.engine);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(names: &[&str]) -> BTreeSet<AcceleratorId> {
+        names.iter().map(|name| AcceleratorId::from(*name)).collect()
+    }
+
+    fn enter(tenants: &Arc<OccupancyMap>, model: &str, node: &str) -> AcceleratorOccupancy {
+        tenants.occupy(EngineId::new(model.into(), 0), Some(node.to_owned()))
+    }
+
+    #[test]
+    fn who_has_an_accelerator_that_another_has_as_well_is_not_alone() {
+        let tenants = Arc::default();
+        let (a, b) = (enter(&tenants, "a", "n"), enter(&tenants, "b", "n"));
+        assert!(a.is_exclusive(&ids(&["1", "2"]), false));
+        assert!(b.is_exclusive(&ids(&["3"]), false));
+        assert!(!b.is_exclusive(&ids(&["2", "3"]), false));
+        assert!(!a.is_exclusive(&ids(&["1", "2"]), false), "it has heard of the other");
+        drop(b);
+        assert!(a.is_exclusive(&ids(&["1", "2"]), false), "the other is gone");
+    }
+
+    #[test]
+    fn where_accelerators_are_shared_whoever_was_not_heard_of_may_be_there() {
+        let tenants = Arc::default();
+        let (a, b) = (enter(&tenants, "a", "n"), enter(&tenants, "b", "n"));
+        assert!(!a.is_exclusive(&ids(&["1"]), true));
+        assert!(a.is_exclusive(&ids(&["1"]), false), "each has its own");
+        assert!(b.is_exclusive(&ids(&["2"]), true));
+        assert!(a.is_exclusive(&ids(&["1"]), true));
+        let _elsewhere = enter(&tenants, "c", "m");
+        assert!(a.is_exclusive(&ids(&["1"]), true), "it is at another node");
+        let _anywhere = tenants.occupy(EngineId::new("d".into(), 0), None);
+        assert!(!a.is_exclusive(&ids(&["1"]), true));
+    }
+}

@@ -1,0 +1,214 @@
+//! One engine's life on this machine: the task that owns its process and whatever is being done with it.
+//!
+//! Work is a future that this task polls, not a task of its own: an order that supersedes it, or the end of the
+//! process, drops it, and with it the connection it talks on. So nothing can report on behalf of a life that is over.
+
+use std::{future::pending, net::SocketAddr, pin::Pin, sync::Arc};
+
+use nix::sys::signal::Signal;
+use rouse::{
+    engine::last_outcome::EngineDiagnostics,
+    fault::FailureCause,
+    fleet::event::{Event, LearnedMeasurements},
+    model::{EngineId, SleepLevel},
+    units::{Generation, Millis},
+};
+use rouse_net::process::ProcessGroup;
+use tokio::{
+    sync::mpsc::UnboundedReceiver,
+    time::{self, Instant},
+};
+
+use super::{
+    LocalContext, engine_log,
+    engine_steps::{self, AfterStep, HealthWatchFuture, LocalStepFuture},
+    launch::{self, MARK_VAR},
+    state_store::StoredPhase,
+};
+use crate::{config::EngineConfig, platform::engine_client::EngineClient};
+
+/// What a life can be told.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum LocalEngineCommand {
+    Probe,
+    Sleep(SleepLevel),
+    Wake(SleepLevel),
+    /// Its stub lets nobody in: tell when it does.
+    AwaitStub,
+    Stop(Millis),
+}
+
+/// How a life begins for this gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LocalEngineStart {
+    /// Not yet seen ready.
+    Starting,
+    Awake,
+    Asleep,
+}
+
+/// An engine whose process is on this machine.
+#[derive(Debug)]
+pub(super) struct LocalEngine {
+    pub(super) shared: Arc<LocalContext>,
+    pub(super) client: EngineClient,
+}
+
+/// Until the process group is gone, or the gateway leaves.
+pub(super) async fn run(
+    tenant: Arc<LocalEngine>,
+    process: ProcessGroup,
+    mut orders: UnboundedReceiver<LocalEngineCommand>,
+    start: LocalEngineStart,
+) {
+    // A probe has its place apart: it is ordered on `Ready`, when the work that sent it has yet to end.
+    let (mut work, mut probe): (Option<LocalStepFuture>, Option<LocalStepFuture>) = (None, None);
+    let mut health: Option<HealthWatchFuture> = None;
+    match start {
+        LocalEngineStart::Starting => work = Some(Box::pin(engine_steps::become_ready(Arc::clone(&tenant)))),
+        LocalEngineStart::Awake => {
+            health = Some(Box::pin(engine_steps::watch_health(Arc::clone(&tenant), false)))
+        }
+        LocalEngineStart::Asleep => {}
+    }
+    let mut kill_at: Option<Instant> = None;
+    let mut stopping = false;
+    // One that is stopped before it was ready has failed, or was not wanted any more: who stops it knows which.
+    let mut ready = start != LocalEngineStart::Starting;
+    // Said while the work is not over that the watch begins after.
+    let mut held = false;
+    loop {
+        tokio::select! {
+            biased;
+            () = process.leader_exited() => break,
+            order = orders.recv() => match order {
+                None => return,
+                Some(LocalEngineCommand::Stop(grace)) => {
+                    (work, probe, health) = (None, None, None);
+                    if !stopping {
+                        process.signal(Signal::SIGTERM);
+                    }
+                    // A second order may be less patient.
+                    let at = Instant::now() + grace.duration();
+                    kill_at = Some(kill_at.map_or(at, |earlier| earlier.min(at)));
+                    stopping = true;
+                }
+                Some(_) if stopping => {}
+                Some(LocalEngineCommand::Probe) => probe = Some(Box::pin(engine_steps::probe(Arc::clone(&tenant)))),
+                Some(LocalEngineCommand::AwaitStub) if work.is_some() => held = true,
+                Some(LocalEngineCommand::AwaitStub) => {
+                    health = Some(Box::pin(engine_steps::watch_health(Arc::clone(&tenant), true)));
+                }
+                Some(LocalEngineCommand::Sleep(level)) => {
+                    (probe, health, held) = (None, None, false);
+                    work = Some(Box::pin(engine_steps::sleep(Arc::clone(&tenant), level)));
+                }
+                Some(LocalEngineCommand::Wake(level)) => {
+                    (probe, health, held) = (None, None, false);
+                    work = Some(Box::pin(engine_steps::wake(Arc::clone(&tenant), level)));
+                }
+            },
+            after = poll_if_some(&mut work) => {
+                work = None;
+                if after == AfterStep::StartHealthWatch {
+                    ready = true;
+                    let held = std::mem::take(&mut held);
+                    health = Some(Box::pin(engine_steps::watch_health(Arc::clone(&tenant), held)));
+                }
+            }
+            _ = poll_if_some(&mut probe) => probe = None,
+            () = poll_if_some(&mut health) => health = None,
+            () = sleep_until_some(kill_at) => {
+                kill_at = None;
+                process.signal(Signal::SIGKILL);
+            }
+        }
+    }
+    drop((work, probe, health));
+    reap(&tenant, process, orders, stopping, ready).await;
+}
+
+/// Ends what is left of the group, and only then reports.
+async fn reap(
+    tenant: &LocalEngine,
+    process: ProcessGroup,
+    orders: UnboundedReceiver<LocalEngineCommand>,
+    stopping: bool,
+    ready: bool,
+) {
+    let LocalEngine { shared, client: contact } = tenant;
+    let EngineClient { id, generation, .. } = contact;
+    let status = process.kill_and_reap().await;
+    let mut cause = FailureCause::Stopped;
+    if !(stopping && ready) {
+        let path = shared.log_path(id);
+        let launch = engine_log::launch_label(id, *generation);
+        let tail = tokio::task::spawn_blocking(move || engine_log::read_tail(&path, &launch))
+            .await
+            .unwrap_or_default();
+        if !stopping {
+            cause = engine_log::exit_cause(status, &tail);
+        }
+        if let Some(line) = engine_log::last_line(&tail) {
+            contact
+                .report_diagnostics(EngineDiagnostics {
+                    last_line: Some(line),
+                    ..EngineDiagnostics::default()
+                })
+                .await;
+        }
+    }
+    tracing::debug!(engine = %id, %generation, %cause, "gone");
+    shared.store.remove(id, *generation).await;
+    shared.release_port(contact.address.port());
+    // From here on the supervisor knows that a new life may begin; the driver learns it next.
+    drop(orders);
+    shared.common.send_event(Event::Gone { engine: id.clone(), generation: *generation, cause }).await;
+}
+
+async fn poll_if_some<T>(work: &mut Option<Pin<Box<dyn Future<Output = T> + Send>>>) -> T {
+    match work {
+        Some(work) => work.as_mut().await,
+        None => pending().await,
+    }
+}
+
+async fn sleep_until_some(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => time::sleep_until(moment).await,
+        None => pending().await,
+    }
+}
+
+impl LocalEngine {
+    pub(super) fn new(
+        shared: &Arc<LocalContext>,
+        id: EngineId,
+        generation: Generation,
+        address: SocketAddr,
+        model: Arc<EngineConfig>,
+    ) -> Arc<Self> {
+        let contact = EngineClient::new(&shared.common, id, generation, address, model);
+        Arc::new(Self { shared: Arc::clone(shared), client: contact })
+    }
+
+    /// As it stands in the environment of the engine's processes.
+    pub(super) fn mark(&self) -> String {
+        let mark = launch::mark(&self.shared, &self.client.id, self.client.generation);
+        format!("{MARK_VAR}={mark}")
+    }
+
+    /// The process group; `None` when it is gone.
+    pub(super) fn process_group(&self) -> Option<i32> {
+        let engines = self.shared.store.engines();
+        engines.get(&self.client.id).map(|entry| entry.pid)
+    }
+
+    pub(super) fn learned(&self) -> Option<LearnedMeasurements> {
+        self.shared.store.learned().get(&self.client.id.model).copied()
+    }
+
+    pub(super) async fn set_phase(&self, phase: StoredPhase) {
+        self.shared.store.set_phase(&self.client.id, self.client.generation, phase).await;
+    }
+}

@@ -1,0 +1,316 @@
+//! What must outlive the gateway: which engines run, when they were last used, what was learned of their models.
+//!
+//! Written beside and renamed over, so that a reader never meets half a file; not forced to the disk, since after a
+//! crash of the machine there are no engines to find. What must be on disk before the next
+//! step (an engine that was started, a transition that begins) is saved at once; idle clocks and learned values are
+//! saved within a second or so by the keeper. The folder is locked: two gateways on one would adopt each other's
+//! engines.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use nix::fcntl::{Flock, FlockArg};
+use rouse::{
+    fleet::event::LearnedMeasurements,
+    model::{AcceleratorId, EngineId, ModelName, SleepLevel},
+    units::{Generation, Tick},
+};
+use rouse_net::process::table;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tokio::{sync::Notify, task};
+
+const LOCK_FILE: &str = "lock";
+const ENGINES_FILE: &str = "engines.json";
+const LEARNED_FILE: &str = "learned.json";
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("another gateway uses this state directory: {0}")]
+    Locked(PathBuf),
+    #[error("state directory {path}: {source}")]
+    Io { path: PathBuf, source: io::Error },
+}
+
+/// One engine that was started and not seen gone.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct StoredEngine {
+    pub(super) generation: Generation,
+    pub(super) pid: i32,
+    /// Start time of the process, in clock ticks since boot: with the pid, its identity.
+    pub(super) process_start_ticks: u64,
+    pub(super) address: SocketAddr,
+    pub(super) accelerators: Vec<AcceleratorId>,
+    pub(super) fingerprint: u64,
+    pub(super) phase: StoredPhase,
+    pub(super) started: Tick,
+    /// When its last lease ended; when it started, before there was one.
+    pub(super) last_lease_end: Tick,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum StoredPhase {
+    Starting,
+    Awake,
+    /// Falling asleep or waking: after a crash in here the engine alone knows how far it came.
+    Transitioning(SleepLevel),
+    Asleep(SleepLevel),
+}
+
+/// The state directory. While this is held, no other gateway uses it. Not a part of the store, which tasks still share while
+/// they are being ended.
+#[derive(Debug)]
+pub struct StateDirLock {
+    folder: PathBuf,
+    _file: Flock<File>,
+}
+
+#[derive(Debug)]
+pub(super) struct StateStore {
+    folder: PathBuf,
+    boot: String,
+    content: Mutex<StoreContent>,
+    /// Held while a file is written, so that an older state never replaces a newer one.
+    writing: Mutex<()>,
+    dirty: Notify,
+}
+
+#[derive(Debug, Default)]
+struct StoreContent {
+    engines: BTreeMap<EngineId, StoredEngine>,
+    learned: BTreeMap<ModelName, LearnedMeasurements>,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+struct EnginesFile {
+    boot: String,
+    engines: BTreeMap<EngineId, StoredEngine>,
+}
+
+/// A gateway runs that has this state directory.
+#[must_use]
+pub fn is_in_use(folder: &Path) -> bool {
+    let lock = File::open(folder.join(LOCK_FILE));
+    lock.is_ok_and(|lock| Flock::lock(lock, FlockArg::LockSharedNonblock).is_err())
+}
+
+impl StateDirLock {
+    /// Locks the folder, making it when needed. What an earlier gateway left in it stays as it is.
+    ///
+    /// # Errors
+    /// Another gateway has it, or it cannot be made or written.
+    pub fn take(folder: &Path) -> Result<Self, Error> {
+        let failed = |source| Error::Io { path: folder.to_owned(), source };
+        fs::create_dir_all(folder).map_err(failed)?;
+        let folder = folder.canonicalize().map_err(failed)?;
+        let file = File::options().create(true).truncate(false).write(true).open(folder.join(LOCK_FILE));
+        let file = Flock::lock(file.map_err(failed)?, FlockArg::LockExclusiveNonblock);
+        let file = file.map_err(|_| Error::Locked(folder.clone()))?;
+        Ok(Self { folder, _file: file })
+    }
+}
+
+impl StateStore {
+    /// Reads what an earlier gateway left in the folder. A damaged file is put aside.
+    pub(super) fn open(lock: &StateDirLock) -> Result<Self, Error> {
+        let folder = lock.folder.clone();
+        fs::create_dir_all(folder.join("logs"))
+            .map_err(|source| Error::Io { path: folder.clone(), source })?;
+        let boot = table::boot_id();
+        let mut saved: EnginesFile = read_or_default(&folder.join(ENGINES_FILE));
+        if saved.boot != boot {
+            saved.engines.clear();
+        }
+        let content =
+            StoreContent { engines: saved.engines, learned: read_or_default(&folder.join(LEARNED_FILE)) };
+        Ok(Self {
+            folder,
+            boot,
+            content: Mutex::new(content),
+            writing: Mutex::default(),
+            dirty: Notify::new(),
+        })
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    pub(super) fn engines(&self) -> BTreeMap<EngineId, StoredEngine> {
+        self.content().engines.clone()
+    }
+
+    pub(super) fn learned(&self) -> BTreeMap<ModelName, LearnedMeasurements> {
+        self.content().learned.clone()
+    }
+
+    /// Notes an engine that was started, and returns when it is on disk.
+    pub(super) async fn add(self: &Arc<Self>, engine: EngineId, entry: StoredEngine) {
+        self.content().engines.insert(engine, entry);
+        self.save().await;
+    }
+
+    pub(super) async fn remove(self: &Arc<Self>, engine: &EngineId, generation: Generation) {
+        let removed = {
+            let mut content = self.content();
+            let current = content.engines.get(engine).is_some_and(|e| e.generation == generation);
+            current && content.engines.remove(engine).is_some()
+        };
+        if removed {
+            self.save().await;
+        }
+    }
+
+    pub(super) async fn set_phase(
+        self: &Arc<Self>,
+        engine: &EngineId,
+        generation: Generation,
+        phase: StoredPhase,
+    ) {
+        let changed =
+            self.change(engine, generation, |entry| std::mem::replace(&mut entry.phase, phase) != phase);
+        if changed {
+            self.save().await;
+        }
+    }
+
+    pub(super) fn note_idle(&self, engine: &EngineId, generation: Generation, last_end: Tick) {
+        let newer = |entry: &mut StoredEngine| {
+            let newer = last_end > entry.last_lease_end;
+            entry.last_lease_end = entry.last_lease_end.max(last_end);
+            newer
+        };
+        if self.change(engine, generation, newer) {
+            self.dirty.notify_one();
+        }
+    }
+
+    /// Adds to what was learned before. What is not known now was not unlearned: the gateway may just have started.
+    pub(super) fn merge_learned(&self, learned: BTreeMap<ModelName, LearnedMeasurements>) {
+        let mut changed = false;
+        let mut content = self.content();
+        for (model, now) in learned {
+            let known = content.learned.entry(model).or_default();
+            let both = LearnedMeasurements {
+                peak: now.peak.or(known.peak),
+                observed: now.observed.or(known.observed),
+                residue: now.residue.or(known.residue),
+                start: now.start.or(known.start),
+                wake: now.wake.or(known.wake),
+                sleep: now.sleep.or(known.sleep),
+            };
+            changed |= std::mem::replace(known, both) != both;
+        }
+        drop(content);
+        if changed {
+            self.dirty.notify_one();
+        }
+    }
+
+    /// Completes when something waits to be saved.
+    pub(super) async fn wait_until_dirty(&self) {
+        self.dirty.notified().await;
+    }
+
+    /// Writes both files. An error is logged: the engines run on, only a restart would not know them.
+    pub(super) async fn save(self: &Arc<Self>) {
+        let store = Arc::clone(self);
+        let saved = task::spawn_blocking(move || store.write()).await;
+        if let Ok(Err(error)) = saved {
+            tracing::error!(folder = %self.folder.display(), %error, "cannot save the state");
+        }
+    }
+
+    fn write(&self) -> io::Result<()> {
+        let _one_at_a_time = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let (engines, learned) = {
+            let content = self.content();
+            let engines = EnginesFile { boot: self.boot.clone(), engines: content.engines.clone() };
+            (serde_json::to_vec_pretty(&engines)?, serde_json::to_vec_pretty(&content.learned)?)
+        };
+        write_atomically(&self.folder.join(ENGINES_FILE), &engines)?;
+        write_atomically(&self.folder.join(LEARNED_FILE), &learned)
+    }
+
+    fn change(
+        &self,
+        engine: &EngineId,
+        generation: Generation,
+        with: impl FnOnce(&mut StoredEngine) -> bool,
+    ) -> bool {
+        let mut content = self.content();
+        let entry = content.engines.get_mut(engine);
+        entry.filter(|entry| entry.generation == generation).is_some_and(with)
+    }
+
+    fn content(&self) -> MutexGuard<'_, StoreContent> {
+        self.content.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An absent file is an empty one. A damaged one is put aside: the processes it spoke of are found by their mark.
+fn read_or_default<T: Default + DeserializeOwned>(path: &Path) -> T {
+    let Ok(text) = fs::read(path) else {
+        return T::default();
+    };
+    serde_json::from_slice(&text).unwrap_or_else(|error| {
+        let aside = path.with_extension("json.damaged");
+        tracing::error!(path = %path.display(), %error, "damaged, put aside");
+        if let Err(error) = fs::rename(path, aside) {
+            tracing::error!(path = %path.display(), %error, "cannot be put aside");
+        }
+        T::default()
+    })
+}
+
+fn write_atomically(path: &Path, text: &[u8]) -> io::Result<()> {
+    let new = path.with_extension("json.new");
+    fs::write(&new, text)?;
+    fs::rename(new, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use rouse::units::Millis;
+
+    use super::*;
+
+    #[test]
+    fn a_state_directory_serves_one_gateway() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = StateDirLock::take(dir.path()).unwrap();
+        assert!(is_in_use(dir.path()));
+        let second = StateDirLock::take(dir.path()).unwrap_err().to_string();
+        assert!(second.starts_with("another gateway uses this state directory"), "{second}");
+        drop(first);
+        assert!(!is_in_use(dir.path()));
+        StateDirLock::take(dir.path()).unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_is_saved_is_found_again_and_a_damaged_file_is_put_aside() {
+        let dir = tempfile::tempdir().unwrap();
+        let known = LearnedMeasurements { wake: Some(Millis(50)), ..LearnedMeasurements::default() };
+        let learned = BTreeMap::from([(ModelName::from("m"), known)]);
+        let lock = StateDirLock::take(dir.path()).unwrap();
+        let store = Arc::new(StateStore::open(&lock).unwrap());
+        store.merge_learned(learned.clone());
+        // What a gateway says that has just started and knows nothing yet.
+        store.merge_learned(BTreeMap::from([(ModelName::from("m"), LearnedMeasurements::default())]));
+        store.save().await;
+        drop(lock);
+        fs::write(dir.path().join(ENGINES_FILE), "{").unwrap();
+        let lock = StateDirLock::take(dir.path()).unwrap();
+        assert!(!dir.path().join("engines.json.damaged").exists(), "a lock changes nothing");
+        let store = StateStore::open(&lock).unwrap();
+        assert_eq!(store.learned(), learned);
+        assert!(dir.path().join("engines.json.damaged").exists());
+    }
+}

@@ -1,0 +1,123 @@
+use super::*;
+
+/// A standing, and what time it is.
+struct BreakerFixture {
+    standing: Arc<CircuitBreaker>,
+    now: Tick,
+}
+
+impl BreakerFixture {
+    fn new() -> Self {
+        Self { standing: CircuitBreaker::new(1, Arc::default()), now: Tick(1_000_000) }
+    }
+
+    /// So many failures of requests that go out now.
+    fn fail(&self, times: u32) -> Vec<BreakerTransition> {
+        (0..times).filter_map(|_| self.standing.record_failure(self.now, self.now)).collect()
+    }
+
+    fn succeed(&self) -> Option<BreakerTransition> {
+        self.standing.record_success(self.now, || self.now)
+    }
+
+    fn pass(&mut self, span: Millis) {
+        self.now = self.now + span;
+    }
+
+    fn is_due(&self) -> bool {
+        self.standing.is_trial_due(self.now)
+    }
+
+    fn try_again(&self) -> bool {
+        self.standing.start_trial(self.now)
+    }
+}
+
+fn is_about(pause: Millis, whole: Millis) -> bool {
+    (whole.0 * 9 / 10..=whole.0 * 11 / 10).contains(&pause.0)
+}
+
+#[test]
+fn failures_in_a_row_leave_it_out_and_a_success_between_them_does_not() {
+    let mut world = BreakerFixture::new();
+    for _ in 0..4 {
+        assert_eq!(world.fail(MAX_CONSECUTIVE_FAILURES - 1), []);
+        assert_eq!(world.succeed(), None);
+        world.pass(Millis::secs(31));
+    }
+    let changes = world.fail(MAX_CONSECUTIVE_FAILURES + 3);
+    assert!(
+        matches!(changes.as_slice(), [BreakerTransition::Ejected(pause)] if is_about(*pause, BASE_EJECTION_TIME)),
+        "{changes:?}"
+    );
+    assert!(world.standing.is_ejected() && !world.is_due() && !world.try_again());
+}
+
+#[test]
+fn half_of_many_outcomes_leave_it_out_and_less_do_not() {
+    let left_out = |bad_of_ten: u32| {
+        let mut world = BreakerFixture::new();
+        (0..200).any(|n| {
+            world.pass(Millis(100));
+            // Spread, so that they are not what comes in a row.
+            if n * bad_of_ten % 10 < bad_of_ten {
+                world.fail(1)
+            } else {
+                world.succeed().into_iter().collect()
+            }
+            .iter()
+            .any(|change| matches!(change, BreakerTransition::Ejected(_)))
+        })
+    };
+    assert!(left_out(5) && left_out(7) && !left_out(4) && !left_out(1));
+    // And few outcomes say little.
+    let few = BreakerFixture::new();
+    for _ in 0..9 {
+        assert_eq!((few.fail(1), few.succeed()), (vec![], None));
+    }
+}
+
+#[test]
+fn one_request_tries_it_when_its_time_is_over_and_each_time_it_is_longer_up_to_a_bound() {
+    let mut world = BreakerFixture::new();
+    world.fail(MAX_CONSECUTIVE_FAILURES);
+    let mut whole = BASE_EJECTION_TIME;
+    for _ in 0..8 {
+        world.pass(Millis(whole.0 * 11 / 10));
+        assert!(world.is_due() && world.try_again());
+        assert!(!world.is_due() && !world.try_again(), "one at a time");
+        whole = Millis(whole.0 * 2).min(MAX_EJECTION_TIME);
+        // Its failure does not double the pause again.
+        assert_eq!(world.fail(1), []);
+        world.pass(Millis(whole.0 * 8 / 10));
+        assert!(!world.is_due());
+    }
+    assert_eq!(whole, MAX_EJECTION_TIME);
+}
+
+#[test]
+fn only_what_went_out_afterwards_brings_it_back() {
+    let mut world = BreakerFixture::new();
+    let before = world.now;
+    world.pass(Millis(1));
+    world.fail(MAX_CONSECUTIVE_FAILURES);
+    assert_eq!(world.standing.record_success(before, || world.now), None);
+    assert!(world.standing.is_ejected());
+    world.pass(Millis::secs(11));
+    assert!(world.try_again());
+    assert_eq!(world.succeed(), Some(BreakerTransition::Restored));
+    assert!(!world.standing.is_ejected());
+    // With a clean slate.
+    assert_eq!(world.fail(MAX_CONSECUTIVE_FAILURES - 1), []);
+}
+
+#[test]
+fn failures_of_what_went_out_before_do_not_lengthen_the_pause() {
+    let mut world = BreakerFixture::new();
+    let before = world.now;
+    world.pass(Millis(1));
+    world.fail(MAX_CONSECUTIVE_FAILURES);
+    world.pass(Millis(BASE_EJECTION_TIME.0 * 11 / 10));
+    assert_eq!(world.standing.record_failure(before, world.now), None);
+    assert!(world.is_due());
+}

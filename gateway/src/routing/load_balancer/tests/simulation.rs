@@ -1,0 +1,191 @@
+//! Engines that are slow, full, broken or deaf, on invented time.
+
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use http::StatusCode;
+use rouse::{
+    fault::{ExchangeTimeout, Fault},
+    units::Millis,
+};
+use rouse_net::relay::ExchangeOutcome;
+
+use super::{super::super::OutlierReporter, *};
+
+/// How an engine treats a request.
+#[derive(Clone, Copy)]
+enum EngineBehavior {
+    /// A head and bytes after so long.
+    Answers(u16, Millis),
+    Refuses,
+    /// Nothing ever, until the deadline.
+    Swallows(Millis),
+}
+
+struct BalancerSimulation {
+    route: ModelRoute,
+    lots: Rng,
+    now: Tick,
+    ends: BinaryHeap<Reverse<(Tick, usize)>>,
+    open: Vec<Option<(OutlierReporter, usize, Lease, EngineBehavior)>>,
+    /// Requests that each engine got, and those that parked.
+    got: Vec<u32>,
+    parked: u32,
+    max_ejected: usize,
+    /// Every request prefers an engine, or none does.
+    keyed: bool,
+}
+
+impl BalancerSimulation {
+    fn new(seed: u64, engines: u32, limit: Option<u32>) -> Self {
+        Self {
+            route: route((0..engines).map(|replica| limited(replica, limit)).collect()),
+            lots: Rng::seeded(seed),
+            now: Tick(1_000_000),
+            ends: BinaryHeap::new(),
+            open: Vec::new(),
+            got: vec![0; engines as usize],
+            parked: 0,
+            max_ejected: 0,
+            keyed: seed.is_multiple_of(2),
+        }
+    }
+
+    /// For so long, a request every `every`.
+    fn run(&mut self, span: Millis, every: Millis, treats: impl Fn(usize, u64) -> EngineBehavior) {
+        let end = self.now + span;
+        while self.now < end {
+            self.arrive(&treats);
+            let until = self.now + every;
+            while let Some(Reverse((at, index))) = self.ends.peek().copied().filter(|r| r.0.0 <= until) {
+                self.ends.pop();
+                self.now = at;
+                let open = self.open.get_mut(index).and_then(Option::take).unwrap();
+                self.end(open);
+            }
+            self.now = until;
+            self.max_ejected = self.max_ejected.max(self.route.ejected_count());
+        }
+    }
+
+    fn arrive(&mut self, treats: impl Fn(usize, u64) -> EngineBehavior) {
+        let prefix = self.keyed.then(|| self.lots.next_u64());
+        let now = || self.now;
+        let wanted = EndpointCriteria { prefix, now: &now, ..wanted(&self.lots) };
+        let Some((endpoint, lease)) = self.route.take_lease(&wanted) else {
+            self.parked += 1;
+            return;
+        };
+        let at = endpoint.engine.replica as usize;
+        *self.got.get_mut(at).unwrap() += 1;
+        let treats = treats(at, self.lots.next_u64());
+        let span = match treats {
+            EngineBehavior::Answers(_, span) | EngineBehavior::Swallows(span) => span,
+            EngineBehavior::Refuses => Millis(1),
+        };
+        self.ends.push(Reverse((self.now + span, self.open.len())));
+        self.open.push(Some((OutlierReporter::new(endpoint, self.now), at, lease, treats)));
+    }
+
+    fn end(&self, (mut witness, at, lease, treats): (OutlierReporter, usize, Lease, EngineBehavior)) {
+        let now = || self.now;
+        let fault = match treats {
+            EngineBehavior::Answers(status, _) => {
+                witness.head(StatusCode::from_u16(status).unwrap(), now);
+                // What a gate notes with its own clock; here time is invented.
+                self.route.endpoints.get(at).unwrap().activity.note_progress(self.now);
+                witness.first_byte(now);
+                witness.ended(&ExchangeOutcome::Complete, now);
+                return;
+            }
+            EngineBehavior::Refuses => Fault::EngineUnreachable { model: "m".into() },
+            EngineBehavior::Swallows(limit) => {
+                Fault::EngineTimeout { model: "m".into(), timeout: ExchangeTimeout::FirstByte, limit }
+            }
+        };
+        witness.ended(&ExchangeOutcome::Failed(fault), now);
+        drop(lease);
+    }
+
+    fn ejected(&self) -> Vec<bool> {
+        self.route.endpoints.iter().map(|e| e.circuit_breaker.is_ejected()).collect()
+    }
+
+    fn all(&self) -> u32 {
+        self.got.iter().sum()
+    }
+}
+
+/// Slow answers, full engines, refusals of overload, clients that wait in vain behind others: none of it is a failure.
+#[test]
+fn load_alone_leaves_nothing_out() {
+    for seed in 0..40 {
+        let mut world = BalancerSimulation::new(seed, 2 + u32::try_from(seed % 4).unwrap(), Some(40));
+        let overload = |_: usize, lot: u64| match lot % 100 {
+            0..25 => EngineBehavior::Answers(503, Millis(lot % 50)),
+            25..45 => EngineBehavior::Answers(429, Millis(lot % 50)),
+            45..60 => EngineBehavior::Answers(529, Millis(5)),
+            60..63 => EngineBehavior::Answers(501, Millis(5)),
+            63..70 => EngineBehavior::Answers(400, Millis(5)),
+            // In an engine's queue until its deadline, while the engine answers others.
+            70..90 => EngineBehavior::Swallows(Millis::secs(30)),
+            _ => EngineBehavior::Answers(200, Millis(lot % 29_000)),
+        };
+        world.run(Millis::secs(240), Millis(20), overload);
+        assert!(world.parked > 0 && world.max_ejected == 0, "{:?}", world.ejected());
+    }
+}
+
+/// A whole engine of nothing but refusals of overload, too, and one that takes its time with everything.
+#[test]
+fn an_engine_that_only_says_it_is_overloaded_is_not_left_out() {
+    for seed in 0..6 {
+        let mut world = BalancerSimulation::new(seed, 3, None);
+        let treats = |at: usize, _: u64| match at {
+            0 => EngineBehavior::Answers(503, Millis(1)),
+            1 => EngineBehavior::Answers(200, Millis::secs(100)),
+            _ => EngineBehavior::Answers(200, Millis(100)),
+        };
+        world.run(Millis::secs(300), Millis(50), treats);
+        assert_eq!(world.max_ejected, 0);
+    }
+}
+
+#[test]
+fn an_engine_that_fails_gets_few_requests_and_its_share_again_once_it_recovers() {
+    let kinds = [
+        EngineBehavior::Refuses,
+        EngineBehavior::Answers(500, Millis(2)),
+        EngineBehavior::Swallows(Millis::secs(5)),
+    ];
+    for (seed, bad) in (0..).zip(kinds.into_iter().cycle().take(12)) {
+        let mut world = BalancerSimulation::new(seed, 4, None);
+        let good = |lot: u64| EngineBehavior::Answers(200, Millis(50 + lot % 100));
+        let broken = |at: usize, lot: u64| if at == 2 { bad } else { good(lot) };
+        // Until it is known it has its share at most: failures are quick, or pile up as leases.
+        world.run(Millis::secs(6), Millis(5), broken);
+        assert_eq!(world.ejected(), [false, false, true, false], "{seed}");
+        let (before, all) = (world.got[2], world.all());
+        world.run(Millis::secs(120), Millis(5), broken);
+        let (got, of) = (world.got[2] - before, world.all() - all);
+        assert!(got * 1000 < of, "{got} of {of}");
+        assert_eq!((world.parked, world.max_ejected), (0, 1));
+        world.run(Millis::secs(400), Millis(20), |_, lot| good(lot));
+        assert_eq!(world.ejected(), [false; 4]);
+        let (before, all) = (world.got[2], world.all());
+        world.run(Millis::secs(60), Millis(20), |_, lot| good(lot));
+        let share = (world.got[2] - before) * 100 / (world.all() - all);
+        assert!((15..35).contains(&share), "{share} %");
+    }
+}
+
+#[test]
+fn at_most_half_are_left_out_and_the_others_go_on_although_all_fail() {
+    for (seed, engines) in [(0, 2), (1, 2), (2, 3), (3, 3), (4, 5), (5, 8)] {
+        let mut world = BalancerSimulation::new(seed, engines, None);
+        world.run(Millis::secs(60), Millis(10), |_, _| EngineBehavior::Refuses);
+        assert_eq!((world.max_ejected, world.parked), (engines as usize / 2, 0));
+        // And the last of them comes back, whichever was out.
+        world.run(Millis::secs(400), Millis(20), |_, lot| EngineBehavior::Answers(200, Millis(lot % 100)));
+        assert_eq!(world.ejected(), vec![false; engines as usize]);
+    }
+}

@@ -1,0 +1,200 @@
+//! How many connections an address may hold, and how often it may offend before it gets no more.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv6Addr},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use pingora_limits::rate::Rate;
+use rouse::units::Millis;
+
+use crate::{config::ApiLimits, http::BodyByteCounter};
+
+/// Over which time offences are counted.
+const OFFENCE_WINDOW: Duration = Duration::from_secs(10);
+
+/// What clients hold and do, by address, over all cores. Asked when a connection comes and goes, not per request.
+///
+/// Connections are counted exactly. Offences are counted by an estimator of fixed size, which many addresses cannot
+/// fill and which may count too much for one of them, never too little. Of IPv6 the first 64 bits are an address: whoever
+/// has one such network has all that is in it.
+pub(super) struct AddressLimiter {
+    open: Mutex<HashMap<IpAddr, AddressUsage>>,
+    offences: Rate,
+}
+
+/// What one address has open.
+#[derive(Default)]
+struct AddressUsage {
+    connections: u32,
+    /// What their requests hold in bodies. Counted on the way of requests, so each connection brings it along.
+    body_bytes: Arc<BodyByteCounter>,
+}
+
+/// One connection's place in the count.
+pub(super) struct ConnectionPermit {
+    address: IpAddr,
+    body_bytes: Arc<BodyByteCounter>,
+    limiter: Arc<AddressLimiter>,
+}
+
+/// An address whose offences are counted.
+#[derive(Clone)]
+pub(crate) struct AddressUsageHandle {
+    address: IpAddr,
+    body_bytes: Arc<BodyByteCounter>,
+    limiter: Arc<AddressLimiter>,
+}
+
+/// Why an address gets no further connection now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum ConnectionRefusal {
+    #[error("this address holds as many connections as limits.connectionsPerAddress allows")]
+    TooManyConnections,
+    #[error("this address sent too much that is no request (limits.offencesPerAddress)")]
+    TooManyOffences,
+}
+
+impl ConnectionRefusal {
+    /// When trying again makes sense.
+    pub(super) const fn retry_after(self) -> Millis {
+        match self {
+            Self::TooManyConnections => Millis::secs(1),
+            Self::TooManyOffences => Millis(OFFENCE_WINDOW.as_millis() as u64),
+        }
+    }
+}
+
+impl Default for AddressLimiter {
+    fn default() -> Self {
+        Self { open: Mutex::default(), offences: Rate::new(OFFENCE_WINDOW) }
+    }
+}
+
+impl AddressLimiter {
+    /// Refuses an address that holds as many connections as it may, or that offended too often in the present span or
+    /// the one before. The machine itself is never refused for offences: behind a local proxy it is everybody.
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        address: IpAddr,
+        limits: &ApiLimits,
+    ) -> Result<ConnectionPermit, ConnectionRefusal> {
+        let is_here = address.to_canonical().is_loopback();
+        let address = limiter_key(address);
+        let most = f64::from(limits.offences_per_address);
+        if most > 0.0 && !is_here {
+            let now = self.offences.observe(&address, 0) as f64;
+            let before = self.offences.rate(&address) * OFFENCE_WINDOW.as_secs_f64();
+            if now.max(before) > most {
+                return Err(ConnectionRefusal::TooManyOffences);
+            }
+        }
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = open.entry(address).or_default();
+        if open.connections >= limits.connections_per_address {
+            return Err(ConnectionRefusal::TooManyConnections);
+        }
+        open.connections += 1;
+        Ok(ConnectionPermit { address, body_bytes: Arc::clone(&open.body_bytes), limiter: Arc::clone(self) })
+    }
+}
+
+impl ConnectionPermit {
+    pub(super) fn usage_handle(&self) -> AddressUsageHandle {
+        AddressUsageHandle {
+            address: self.address,
+            body_bytes: Arc::clone(&self.body_bytes),
+            limiter: Arc::clone(&self.limiter),
+        }
+    }
+}
+
+impl AddressUsageHandle {
+    pub(super) fn body_bytes(&self) -> Arc<BodyByteCounter> {
+        Arc::clone(&self.body_bytes)
+    }
+
+    pub(super) fn record_offence(&self) {
+        self.limiter.offences.observe(&self.address, 1);
+    }
+}
+
+impl Drop for ConnectionPermit {
+    fn drop(&mut self) {
+        let mut open = self.limiter.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(here) = open.get_mut(&self.address) {
+            here.connections -= 1;
+            if here.connections == 0 {
+                open.remove(&self.address);
+            }
+        }
+    }
+}
+
+fn limiter_key(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.into(),
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (!0 << 64)).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(connections: u32, offences: u32) -> ApiLimits {
+        let config = crate::config::parse("", "test").unwrap();
+        ApiLimits { connections_per_address: connections, offences_per_address: offences, ..config.limits }
+    }
+
+    #[test]
+    fn an_address_gets_its_place_back() {
+        let addresses = Arc::<AddressLimiter>::default();
+        let here: IpAddr = "10.0.0.1".parse().unwrap();
+        let place = addresses.admit(here, &limits(1, 0)).unwrap();
+        assert_eq!(addresses.admit(here, &limits(1, 0)).err(), Some(ConnectionRefusal::TooManyConnections));
+        assert!(addresses.admit(here, &limits(2, 0)).is_ok(), "a limit that was raised holds at once");
+        assert!(addresses.admit("10.0.0.2".parse().unwrap(), &limits(1, 0)).is_ok());
+        drop(place);
+        assert!(addresses.admit(here, &limits(1, 0)).is_ok());
+    }
+
+    #[test]
+    fn a_network_of_ipv6_is_one_address() {
+        let addresses = Arc::<AddressLimiter>::default();
+        let enter = |text: &str| addresses.admit(text.parse().unwrap(), &limits(1, 0));
+        let _place = enter("2001:db8::1").unwrap();
+        assert!(enter("2001:db8::ffff").is_err());
+        assert!(enter("2001:db8:0:1::1").is_ok());
+        let _mapped = enter("::ffff:10.0.0.1").unwrap();
+        assert!(enter("10.0.0.1").is_err());
+    }
+
+    #[test]
+    fn an_address_that_offends_too_often_gets_no_connection_and_others_do() {
+        let addresses = Arc::<AddressLimiter>::default();
+        let (here, there) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let place = addresses.admit(here, &limits(9, 3)).unwrap();
+        for _ in 0..4 {
+            assert!(addresses.admit(here, &limits(9, 3)).is_ok());
+            place.usage_handle().record_offence();
+        }
+        assert_eq!(addresses.admit(here, &limits(9, 3)).err(), Some(ConnectionRefusal::TooManyOffences));
+        assert_eq!(ConnectionRefusal::TooManyOffences.retry_after(), Millis::secs(10));
+        assert!(addresses.admit(here, &limits(9, 0)).is_ok(), "0 switches it off");
+        assert!(addresses.admit(there, &limits(9, 3)).is_ok());
+    }
+
+    #[test]
+    fn the_machine_itself_is_not_refused_for_what_it_passes_on() {
+        let addresses = Arc::<AddressLimiter>::default();
+        for here in ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"] {
+            let here: IpAddr = here.parse().unwrap();
+            let place = addresses.admit(here, &limits(9, 1)).unwrap();
+            (0..9).for_each(|_| place.usage_handle().record_offence());
+            assert!(addresses.admit(here, &limits(9, 1)).is_ok(), "{here}");
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! What of a connection must not last: a head in dribs, idleness, a client that takes nothing, its end.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::time::{Instant, Sleep};
+
+use super::{ConnectionEnd, MAX_STALL_WHILE_DRAINING, TIMER_GRANULARITY};
+use crate::{
+    config::ApiLimits,
+    http::response_body::StreamingBody,
+    serve::{
+        ShutdownStage,
+        socket::{ClientSocket, IdleState},
+    },
+};
+
+/// How long a client of HTTP/2 that was idle may take to hear that its connection ends: requests that it sent before
+/// are still served.
+const GOAWAY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a client of HTTP/1.1 that keeps its connection may still use it once the gateway drains. The answer then says
+/// that the connection ends; closed without a word, it may be closed under a request that is on its way, and nobody could tell
+/// its client that this was never begun.
+const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What must not last.
+pub(super) struct ConnectionDeadlines<'a> {
+    limits: &'a ApiLimits,
+    draining_since: Option<Instant>,
+    terminate_at: Option<Instant>,
+    /// When the client was asked to end the connection.
+    close_requested_at: Option<Instant>,
+    /// The timer fires within [`TIMER_GRANULARITY`] of when a client was first found to stall; until then nothing need be looked at.
+    checks_soon: bool,
+    /// The timer wakes the present task.
+    timer_armed: bool,
+}
+
+/// When the connection is to be looked at again.
+struct NextCheck {
+    at: Option<Instant>,
+    /// Or within [`TIMER_GRANULARITY`], whichever comes first.
+    checks_soon: bool,
+}
+
+impl NextCheck {
+    fn earliest(&self) -> Option<Instant> {
+        let soon = self.checks_soon.then(|| Instant::now() + TIMER_GRANULARITY);
+        self.at.into_iter().chain(soon).min()
+    }
+}
+
+impl<'a> ConnectionDeadlines<'a> {
+    pub(super) const fn new(limits: &'a ApiLimits) -> Self {
+        Self {
+            limits,
+            draining_since: None,
+            terminate_at: None,
+            close_requested_at: None,
+            checks_soon: false,
+            timer_armed: false,
+        }
+    }
+
+    /// True the first time: the client is to be asked to end the connection.
+    pub(super) fn request_close(&mut self) -> bool {
+        let first = self.close_requested_at.is_none();
+        self.close_requested_at.get_or_insert_with(Instant::now);
+        first
+    }
+
+    /// Whether the task is the one of the last poll.
+    pub(super) const fn note_same_task(&mut self, same: bool) {
+        self.timer_armed &= same;
+    }
+
+    /// The timer is set only when something is due before it; one that fires for nothing is set again.
+    pub(super) fn poll(
+        &mut self,
+        socket: &ClientSocket,
+        mut timer: Pin<&mut Sleep>,
+        cx: &mut Context<'_>,
+    ) -> Poll<ConnectionEnd> {
+        if socket.stage() > ShutdownStage::Serving && self.draining_since.is_none() {
+            self.draining_since = Some(Instant::now());
+        }
+        if socket.stage() == ShutdownStage::Terminating && self.terminate_at.is_none() {
+            self.terminate_at = Some(Instant::now() + 2 * TIMER_GRANULARITY);
+        }
+        // Once per frame, where asking the clock, or a timer that has nothing new to say, would be a good part of its cost.
+        if !self.checks_soon || socket.exchanges() == 0 {
+            let due = self.next_check(socket);
+            if let Some(at) = due.earliest()
+                && at < timer.deadline()
+            {
+                self.checks_soon = due.checks_soon;
+                self.timer_armed = false;
+                timer.as_mut().reset(at);
+            }
+        }
+        if self.timer_armed && !timer.is_elapsed() {
+            return Poll::Pending;
+        }
+        while timer.as_mut().poll(cx).is_ready() {
+            let now = Instant::now();
+            if let Some(end) = self.expired(socket, now) {
+                if matches!(end, ConnectionEnd::Stalled) {
+                    tracing::debug!("cut a client that took nothing");
+                    socket.streaming_bodies().iter().for_each(|live| live.note_stalled());
+                }
+                return Poll::Ready(end);
+            }
+            let due = self.next_check(socket);
+            self.checks_soon = due.checks_soon;
+            timer.as_mut().reset(
+                due.earliest()
+                    .map_or(now + 60 * TIMER_GRANULARITY, |due| due.max(now + TIMER_GRANULARITY / 20)),
+            );
+        }
+        // Without it the timer was not asked, and wakes nobody.
+        self.timer_armed = tokio::task::coop::has_budget_remaining();
+        Poll::Pending
+    }
+
+    fn next_check(&self, socket: &ClientSocket) -> NextCheck {
+        if socket.exchanges() == 0 {
+            let rest = self.idle_deadline(socket).0;
+            return NextCheck {
+                at: Some(self.terminate_at.map_or(rest, |ending| ending.min(rest))),
+                checks_soon: false,
+            };
+        }
+        let soon = socket.write_blocked_since().is_some()
+            || socket.any_stalled()
+            || (socket.is_multiplexed() && socket.all_stalled_since().is_some());
+        NextCheck { at: self.terminate_at, checks_soon: soon }
+    }
+
+    pub(super) fn idle_deadline(&self, socket: &ClientSocket) -> (Instant, ConnectionEnd) {
+        // The last answer is complete for us, and yet not out: what the client sends meanwhile is not looked at.
+        if let Some(since) = socket.write_blocked_since() {
+            return (since + self.limits.client_stall.duration(), ConnectionEnd::Stalled);
+        }
+        let head = self.limits.header_read.duration();
+        let idle = self.limits.connection_idle.duration();
+        match socket.idle_state() {
+            IdleState::KeepAlive { since }
+            | IdleState::NoRequest { since }
+            | IdleState::ReadingHead { since }
+                if socket.is_multiplexed() =>
+            {
+                let ends = match self.close_requested_at {
+                    // Over when hyper says so: its last GOAWAY names what was heard. This is for a client that does
+                    // not answer.
+                    Some(asked) => since.max(asked) + GOAWAY_TIMEOUT,
+                    None => since + idle,
+                };
+                (ends, ConnectionEnd::Idle)
+            }
+            IdleState::KeepAlive { since } => {
+                (self.drain_deadline(since).unwrap_or(since + idle).min(since + idle), ConnectionEnd::Idle)
+            }
+            // A request may be on its way that was sent as soon as the connection was there: twice the time of one that rests.
+            IdleState::NoRequest { since } | IdleState::ReadingHead { since } => {
+                match self.drain_deadline(since).map(|at| at + DRAIN_IDLE_TIMEOUT) {
+                    Some(parts) if parts < since + head => (parts, ConnectionEnd::NotStarted),
+                    _ => (since + head, ConnectionEnd::SlowHead),
+                }
+            }
+        }
+    }
+
+    /// When a connection that rests since then is given up because the gateway drains.
+    fn drain_deadline(&self, since: Instant) -> Option<Instant> {
+        self.draining_since.map(|draining| since.max(draining) + DRAIN_IDLE_TIMEOUT)
+    }
+
+    fn expired(&self, socket: &ClientSocket, now: Instant) -> Option<ConnectionEnd> {
+        if self.terminate_at.is_some_and(|at| at <= now) {
+            return Some(ConnectionEnd::Terminating);
+        }
+        if socket.exchanges() == 0 {
+            let (at, end) = self.idle_deadline(socket);
+            return (at <= now).then_some(end);
+        }
+        let lives = socket.streaming_bodies();
+        let patience = |live: &StreamingBody| {
+            let most = self.limits.client_stall.duration();
+            if live.is_engine_draining() { most.min(MAX_STALL_WHILE_DRAINING) } else { most }
+        };
+        if let Some(since) = socket.write_blocked_since() {
+            let least = lives.iter().map(|live| patience(live)).min();
+            let most = least.unwrap_or_else(|| self.limits.client_stall.duration());
+            if since + most <= now {
+                return Some(ConnectionEnd::Stalled);
+            }
+        }
+        for live in lives {
+            if live.stalled_since().is_some_and(|since| since + patience(&live) <= now) {
+                if !socket.is_multiplexed() {
+                    return Some(ConnectionEnd::Stalled);
+                }
+                live.abort_stalled();
+            }
+        }
+        // Streams that were cut are only gone with their connection, when the client gives them no window.
+        if socket.is_multiplexed()
+            && socket
+                .all_stalled_since()
+                .is_some_and(|since| since + self.limits.client_stall.duration() <= now)
+        {
+            return Some(ConnectionEnd::Stalled);
+        }
+        None
+    }
+}

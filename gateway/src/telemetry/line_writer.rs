@@ -1,0 +1,362 @@
+//! Lines on their way to a descriptor, in a thread of their own.
+//!
+//! A disk may stall for seconds, and a pipe for as long as nobody reads it; a core that writes to either stalls with
+//! every stream it carries. So whoever has something to tell only puts it into a bounded queue; making a line of it
+//! and writing are the thread's. What does not fit is dropped and counted: a log that holds up answers is worse than
+//! one with a gap.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
+    },
+    thread,
+    time::Duration,
+};
+
+use prometheus::IntCounter;
+
+/// Written at once, when more wait.
+const MAX_BATCH_BYTES: usize = 64 << 10;
+
+/// Where lines go, and what is done about those that get nowhere.
+pub(crate) struct LineSink {
+    /// The thread's name.
+    pub(crate) name: &'static str,
+    pub(crate) out: Box<dyn Write + Send>,
+    /// Where it is a file, which can be opened anew.
+    pub(crate) path: Option<PathBuf>,
+    /// What may wait to be written.
+    pub(crate) queue: usize,
+    /// After a batch the thread sleeps for so long: a wake for each line would cost the one who tells it more than
+    /// the line.
+    pub(crate) batch_interval: Duration,
+    pub(crate) full: IntCounter,
+    pub(crate) failed: IntCounter,
+    /// Told of the first failure of several.
+    pub(crate) on_failure: fn(&SinkFailure<'_>),
+}
+
+pub(crate) enum SinkFailure<'a> {
+    Write(&'a io::Error),
+    Reopen(&'a Path, &'a io::Error),
+}
+
+/// The near end of the queue.
+pub(crate) struct LineSender<T> {
+    queue: SyncSender<Option<T>>,
+    requests: Arc<WriterRequests>,
+    /// Ends the thread's sleep between two batches.
+    flush: SyncSender<()>,
+    full: IntCounter,
+}
+
+/// What is asked of the thread beside its lines. Not in the queue, where it would be lost when that is full.
+#[derive(Default)]
+struct WriterRequests {
+    reopen: AtomicBool,
+    close: OnceLock<Sender<()>>,
+}
+
+struct LineWriterThread<F> {
+    sink: LineSink,
+    line: F,
+    requests: Arc<WriterRequests>,
+    flush_requested: Receiver<()>,
+    /// The last write failed.
+    failing: bool,
+    /// It failed in the middle of a line.
+    is_mid_line: bool,
+}
+
+impl<T: Send + 'static> LineSender<T> {
+    /// `line` appends the line of one thing that was told, with its end.
+    pub(crate) fn start(
+        sink: LineSink,
+        line: impl FnMut(&T, &mut Vec<u8>) + Send + 'static,
+    ) -> io::Result<Self> {
+        let (queue, told) = sync_channel(sink.queue);
+        let (hurry, hurried) = sync_channel(1);
+        let asked = Arc::<WriterRequests>::default();
+        let (full, name) = (sink.full.clone(), sink.name);
+        let writer = LineWriterThread {
+            sink,
+            line,
+            requests: Arc::clone(&asked),
+            flush_requested: hurried,
+            failing: false,
+            is_mid_line: false,
+        };
+        thread::Builder::new().name(name.into()).spawn(move || writer.run(&told))?;
+        Ok(Self { queue, requests: asked, flush: hurry, full })
+    }
+
+    /// Never waits; false when it does not fit, which is counted.
+    pub(crate) fn enqueue(&self, told: T) -> bool {
+        let fits = self.queue.try_send(Some(told)).is_ok();
+        if !fits {
+            self.full.inc();
+        }
+        fits
+    }
+
+    /// The file was moved away: what is told from now on goes into a new one.
+    pub(crate) fn reopen(&self) {
+        self.requests.reopen.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Waits until what was told is written, for so long at most; false when it was not. The first call counts.
+    pub(crate) fn close(&self, within: Duration) -> bool {
+        let (tell, written) = channel();
+        if self.requests.close.set(tell).is_err() {
+            return true;
+        }
+        self.wake();
+        written.recv_timeout(within).is_ok()
+    }
+
+    fn wake(&self) {
+        // Where one is full, the thread is awake, or will look anyway.
+        self.queue.try_send(None).unwrap_or_default();
+        self.flush.try_send(()).unwrap_or_default();
+    }
+}
+
+impl<F> LineWriterThread<F> {
+    fn run<T>(mut self, told: &Receiver<Option<T>>)
+    where
+        F: FnMut(&T, &mut Vec<u8>),
+    {
+        let (mut bytes, mut ends) = (Vec::with_capacity(MAX_BATCH_BYTES), Vec::new());
+        let mut again = false;
+        loop {
+            let first = if again {
+                None
+            } else {
+                let Ok(first) = told.recv() else { return };
+                first
+            };
+            if self.requests.reopen.swap(false, Ordering::Acquire) {
+                self.reopen();
+            }
+            // Looked at before the queue is: what was told before it was asked is among what follows.
+            let close = self.requests.close.get().cloned();
+            let mut next = Some(first);
+            while let Some(one) = next {
+                if let Some(one) = one {
+                    let before = bytes.len();
+                    (self.line)(&one, &mut bytes);
+                    if bytes.len() > before {
+                        ends.push(bytes.len());
+                    }
+                }
+                next = if bytes.len() < MAX_BATCH_BYTES { told.try_recv().ok() } else { None };
+            }
+            let more = bytes.len() >= MAX_BATCH_BYTES;
+            self.write(&mut bytes, &ends);
+            ends.clear();
+            // The word that wakes this thread may have been taken with these lines, and what it is woken for not yet be done.
+            let closing = close.is_none() && self.requests.close.get().is_some();
+            again = more || closing || self.requests.reopen.load(Ordering::Acquire);
+            if again {
+                continue;
+            }
+            if let Some(close) = close {
+                // Whoever asked may have given up.
+                close.send(()).unwrap_or_default();
+            } else if !self.sink.batch_interval.is_zero() {
+                // Hurried or not: both are fine.
+                self.flush_requested.recv_timeout(self.sink.batch_interval).unwrap_or_default();
+            }
+        }
+    }
+
+    /// `ends`: where each line ends.
+    fn write(&mut self, bytes: &mut Vec<u8>, ends: &[usize]) {
+        if bytes.is_empty() {
+            return;
+        }
+        let completed = usize::from(self.is_mid_line);
+        if self.is_mid_line {
+            bytes.insert(0, b'\n');
+        }
+        let (taken, written) = write(&mut *self.sink.out, bytes);
+        if let Some(last) = taken.checked_sub(1).and_then(|last| bytes.get(last)) {
+            self.is_mid_line = *last != b'\n';
+        }
+        bytes.clear();
+        match written {
+            Ok(()) => self.failing = false,
+            Err(error) => {
+                let lost = ends.iter().filter(|end| completed + **end > taken).count();
+                self.sink.failed.inc_by(lost as u64);
+                if !std::mem::replace(&mut self.failing, true) {
+                    (self.sink.on_failure)(&SinkFailure::Write(&error));
+                }
+            }
+        }
+    }
+
+    fn reopen(&mut self) {
+        let Some(path) = &self.sink.path else { return };
+        match open_append(path) {
+            Ok(file) => (self.sink.out, self.is_mid_line) = (Box::new(file), false),
+            Err(error) => (self.sink.on_failure)(&SinkFailure::Reopen(path, &error)),
+        }
+    }
+}
+
+pub(crate) fn open_append(path: &Path) -> io::Result<File> {
+    // Like what engines log: for the gateway's user alone. One that is there keeps its mode.
+    OpenOptions::new().create(true).append(true).mode(0o600).open(path)
+}
+
+/// Writes all of it; gives how much was taken, also when that was not all.
+fn write(out: &mut dyn Write, bytes: &[u8]) -> (usize, io::Result<()>) {
+    let mut taken = 0;
+    while let Some(rest) = bytes.get(taken..).filter(|rest| !rest.is_empty()) {
+        match out.write(rest) {
+            Ok(0) => return (taken, Err(io::ErrorKind::WriteZero.into())),
+            Ok(n) => taken += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return (taken, Err(error)),
+        }
+    }
+    (taken, out.flush())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, mpsc};
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(5);
+
+    /// Takes so many bytes, then fails once, then takes all.
+    struct ShortWriter {
+        room: Option<usize>,
+        seen: Arc<Mutex<Vec<u8>>>,
+    }
+
+    impl Write for ShortWriter {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let n = match &mut self.room {
+                Some(0) => {
+                    self.room = None;
+                    return Err(io::ErrorKind::StorageFull.into());
+                }
+                Some(room) => {
+                    let n = bytes.len().min(*room);
+                    *room -= n;
+                    n
+                }
+                None => bytes.len(),
+            };
+            self.seen.lock().unwrap().extend_from_slice(&bytes[..n]);
+            Ok(n)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Writes nothing before it is let.
+    struct StalledWriter(mpsc::Receiver<()>, File);
+
+    impl Write for StalledWriter {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            // The other end is gone when it may go on.
+            self.0.recv().unwrap_or_default();
+            self.1.write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn sink(out: Box<dyn Write + Send>) -> LineSink {
+        let counter = || IntCounter::new("c", "c").unwrap();
+        LineSink {
+            name: "lines",
+            out,
+            path: None,
+            queue: 2,
+            batch_interval: Duration::ZERO,
+            full: counter(),
+            failed: counter(),
+            on_failure: |_| {},
+        }
+    }
+
+    fn start(sink: LineSink) -> LineSender<&'static str> {
+        LineSender::start(sink, |line: &&str, out| out.extend_from_slice(line.as_bytes())).unwrap()
+    }
+
+    #[test]
+    fn half_a_line_is_not_continued_by_the_next_one() {
+        let seen = Arc::<Mutex<Vec<u8>>>::default();
+        let sink = sink(Box::new(ShortWriter { room: Some(3), seen: Arc::clone(&seen) }));
+        let failed = sink.failed.clone();
+        let lines = start(sink);
+        lines.enqueue("lost\n");
+        while failed.get() == 0 {
+            thread::yield_now();
+        }
+        lines.enqueue("kept\n");
+        assert!(lines.close(SOON));
+        assert_eq!(*seen.lock().unwrap(), b"los\nkept\n");
+    }
+
+    #[test]
+    fn a_stalled_file_costs_lines_and_neither_time_nor_a_reopen() {
+        let dir = tempfile::tempdir().unwrap();
+        let (old, new) = (dir.path().join("old"), dir.path().join("new"));
+        let (release, released) = mpsc::channel();
+        let mut sink = sink(Box::new(StalledWriter(released, open_append(&old).unwrap())));
+        sink.path = Some(new.clone());
+        let full = sink.full.clone();
+        let lines = start(sink);
+        for _ in 0..10 {
+            lines.enqueue("before\n");
+        }
+        assert!(full.get() > 0);
+        lines.reopen();
+        drop(release);
+        while !new.exists() {
+            thread::yield_now();
+        }
+        lines.enqueue("after\n");
+        assert!(lines.close(SOON));
+        assert!(std::fs::read_to_string(&new).unwrap().ends_with("after\n"));
+    }
+
+    #[test]
+    fn a_new_file_is_for_its_user_alone_and_one_that_is_there_keeps_its_mode() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("access.log");
+        let mode = |file: File| file.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(open_append(&path).unwrap()), 0o600);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        assert_eq!(mode(open_append(&path).unwrap()), 0o640);
+    }
+
+    #[test]
+    fn the_end_is_not_waited_for_longer_than_said() {
+        let (_release, released) = mpsc::channel();
+        let dir = tempfile::tempdir().unwrap();
+        let lines =
+            start(sink(Box::new(StalledWriter(released, open_append(&dir.path().join("f")).unwrap()))));
+        lines.enqueue("never\n");
+        assert!(!lines.close(Duration::from_millis(20)));
+    }
+}

@@ -1,0 +1,116 @@
+//! TLS towards servers that somebody else runs: backends, collectors of traces.
+//!
+//! Their certificates are checked against the machine's roots; `SSL_CERT_FILE` and `SSL_CERT_DIR` say where those are.
+
+use std::{
+    io,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
+
+use rouse_net::{
+    backend_origin::{BackendTls, Duplex, TlsHandshake},
+    tcp::Tcp,
+};
+use rustls::{CertificateError, ClientConfig, RootCertStore, pki_types::ServerName};
+use tokio_rustls::TlsConnector;
+
+/// The machine's. One that cannot be read is left out.
+pub(crate) fn native_roots() -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    roots
+}
+
+pub(crate) fn tls_client_config(roots: RootCertStore) -> Result<Arc<ClientConfig>, rustls::Error> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok(Arc::new(config))
+}
+
+/// TLS to the backend of this name.
+#[derive(Debug)]
+pub(crate) struct RootVerifiedTls {
+    name: String,
+    /// Made for the first connection: the roots are read then, and not for each object that names a backend.
+    config: OnceLock<Result<Arc<ClientConfig>, rustls::Error>>,
+    /// What the log says of it already: a backend that is not trusted is asked again and again.
+    last_logged_error: Arc<Mutex<String>>,
+}
+
+impl RootVerifiedTls {
+    /// `name`: of a host, or an address.
+    pub(crate) fn new(name: String) -> Self {
+        Self { name, config: OnceLock::new(), last_logged_error: Arc::default() }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn with_roots(name: &str, roots: RootCertStore) -> Self {
+        Self { config: OnceLock::from(tls_client_config(roots)), ..Self::new(name.to_owned()) }
+    }
+}
+
+impl BackendTls for RootVerifiedTls {
+    fn handshake(&self, connection: Tcp) -> TlsHandshake {
+        let config = self.config.get_or_init(|| tls_client_config(native_roots())).clone();
+        let name = ServerName::try_from(self.name.clone());
+        let (logged, backend) = (Arc::clone(&self.last_logged_error), self.name.clone());
+        Box::pin(async move {
+            let connector = TlsConnector::from(config.map_err(io::Error::other)?);
+            let name = name.map_err(io::Error::other)?;
+            let outcome = connector.connect(name, connection).await.map_err(explain_tls_error);
+            log_once(&backend, outcome.as_ref().err(), &logged);
+            Ok(Box::new(outcome?) as Box<dyn Duplex>)
+        })
+    }
+}
+
+/// Each trouble when it begins.
+fn log_once(backend: &str, trouble: Option<&io::Error>, logged: &Mutex<String>) {
+    let why = trouble.map(ToString::to_string).unwrap_or_default();
+    let mut logged = logged.lock().unwrap_or_else(PoisonError::into_inner);
+    if !why.is_empty() && *logged != why {
+        tracing::warn!(backend, why, "a backend cannot be spoken to by TLS");
+    }
+    *logged = why;
+}
+
+/// With what is trusted, where that is what it failed for.
+fn explain_tls_error(error: io::Error) -> io::Error {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+    let unknown = rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer);
+    if cause != Some(&unknown) {
+        return error;
+    }
+    let trusted = "trusted are the roots that SSL_CERT_FILE and SSL_CERT_DIR name, or else the machine's";
+    io::Error::new(error.kind(), format!("{error}; {trusted}"))
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use rustls::{
+        ServerConfig,
+        pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer},
+    };
+
+    use super::*;
+
+    /// A server with a certificate of its own, for these names and addresses; and its root.
+    pub(crate) fn server(names: &[&str]) -> (Arc<ServerConfig>, RootCertStore) {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let own = rcgen::generate_simple_self_signed(names).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(own.cert.der().clone()).unwrap();
+        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(own.signing_key.serialize_der()));
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![own.cert.der().clone()], key)
+            .unwrap();
+        (Arc::new(config), roots)
+    }
+}

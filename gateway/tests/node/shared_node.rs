@@ -1,0 +1,211 @@
+//! The node, the pool and the gateway that all tests share: a node can be in one pool only, and a pool has one leader. Each test
+//! has models of its own.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    sync::LazyLock,
+};
+
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::Node as NodeObject, core::v1::Pod};
+use kube::{
+    Api, ResourceExt as _,
+    api::{ListParams, Patch, PatchParams},
+};
+use rouse_cluster::{KubeletNode, TestCluster, node::image, wait};
+use rouse_gateway::controllers::{crd::InferenceModel, label, workload::CONTAINER};
+use serde_json::{Value, json};
+use tokio::{runtime::Runtime, sync::OnceCell};
+
+use crate::{
+    client::{TestClient, TestResponse, chat_body, request},
+    installation::{ClusterGateway, Installation, blocking, reason},
+    site::GatewayNamespace,
+    support::cluster,
+};
+
+/// What the node says that it has.
+const ACCELERATORS: u32 = 8;
+
+pub(crate) struct NodeInstallation<'a> {
+    pub(crate) installation: Installation<'a, KubeletNode>,
+    pub(crate) gateway: ClusterGateway,
+}
+
+/// Runs a test where what they share lives: clients of the API server belong to a runtime.
+pub(crate) fn run(test: impl Future<Output = ()>) {
+    static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
+    RUNTIME.block_on(test);
+}
+
+/// Ready with the first who asks, and ended with the process.
+pub(crate) async fn shared_node() -> &'static NodeInstallation<'static> {
+    static SHARED: OnceCell<NodeInstallation> = OnceCell::const_new();
+    let start = async || Box::pin(start(cluster().await, "")).await;
+    SHARED.get_or_init(start).await
+}
+
+/// In a cluster that knows our kinds; `dual`: how the gateway has dual pods.
+pub(crate) async fn start<'a>(cluster: &'a TestCluster, dual: &str) -> NodeInstallation<'a> {
+    let site = GatewayNamespace::new(cluster, "node").await;
+    let own = site.namespace.name().to_owned();
+    site.install("dual-pods.yaml", None).await;
+    site.install("dual-pods-namespace.yaml", Some(&own)).await;
+    // `make test-node` builds them beside what cargo builds, which is this program too.
+    let archives = std::env::current_exe().unwrap().parent().unwrap().with_file_name("images");
+    let node = KubeletNode::builder(site.cluster, &archives).image("rouse-stub").image("engine-sim");
+    let node = node.accelerators(ACCELERATORS).start().await.unwrap_or_else(|error| panic!("{error:#}"));
+    let nodes: Api<NodeObject> = Api::all(site.admin.clone());
+    let labels = json!({"metadata": {"labels": {"inference-pool": own, "nvidia.com/gpu.memory": "81920"}}});
+    nodes.patch(node.name(), &PatchParams::default(), &Patch::Merge(labels)).await.unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let (stub_image, watched) = (image("rouse-stub"), own.clone());
+    let program = env!("CARGO_BIN_EXE_rouse-gateway").into();
+    let world = Installation { site, runner: node, dir, program, stub_image, watched };
+    let selector = json!({"inference-pool": own});
+    let pool = json!({"nodeSelector": selector, "sleepingMemory": "8Gi", "hostSleepMemory": "256Gi"});
+    world.pool(&own, pool).await;
+    let settings = format!(", anyBackend: true, dualPods: {{{dual}}}");
+    let gateway = world.gateway_in("gateway-0", &settings, &[world.site.cluster.mark()]);
+    NodeInstallation { installation: world, gateway }
+}
+
+impl NodeInstallation<'_> {
+    /// A model over engine-sim in a container; `flags` are the engine's, `more` changes its spec.
+    pub(crate) async fn model(
+        &self,
+        name: &str,
+        flags: &str,
+        more: impl FnOnce(&mut Value),
+    ) -> InferenceModel {
+        let mut args =
+            vec!["--host=$(POD_IP)".to_owned(), "--port=8000".to_owned(), format!("--model={name}")];
+        args.extend("--start-time 100ms --ttft 5ms --itl 5ms".split(' ').map(str::to_owned));
+        args.extend(flags.split_whitespace().map(str::to_owned));
+        let mut spec = json!({
+            "modelName": name,
+            "memory": "40Gi",
+            "nodeSelector": {"inference-pool": self.installation.name()},
+            "engine": {"kind": "vllm"},
+            "template": {"spec": {
+                "terminationGracePeriodSeconds": 20,
+                "containers": [{
+                    "name": "engine",
+                    "image": image("engine-sim"),
+                    "args": args,
+                    "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+                    "resources": {"limits": {"nvidia.com/gpu": "1"}},
+                }],
+            }},
+        });
+        more(&mut spec);
+        self.installation.apply(name, &spec).await.unwrap();
+        self.installation.until(name, "accepted", |model| reason(model, "Accepted") == "Accepted").await
+    }
+
+    /// Asks for an answer of a few tokens.
+    pub(crate) async fn chat(&self, model: &str, stream: bool) -> TestResponse {
+        let (client, model) = (self.gateway.client(), model.to_owned());
+        blocking(move || client.chat(&model, stream, 8)).await
+    }
+
+    /// A stream of so many tokens, of which the first is there.
+    pub(crate) async fn stream(&self, model: &str, tokens: u32) -> NodeClientStream {
+        let (client, body) = (self.gateway.client(), chat_body(model, true, tokens));
+        blocking(move || NodeClientStream::begin(client, &body)).await
+    }
+
+    fn list_params(&self, model: &str) -> ListParams {
+        ListParams::default().labels(&format!("{}={}", label::MODEL, label::value(model)))
+    }
+
+    /// The model's Pods, those on their way out included.
+    pub(crate) async fn pods(&self, model: &str) -> Vec<Pod> {
+        self.installation.pods().list(&self.list_params(model)).await.unwrap().items
+    }
+
+    pub(crate) async fn deployments(&self, model: &str) -> Vec<Deployment> {
+        self.installation.deployments().list(&self.list_params(model)).await.unwrap().items
+    }
+
+    /// The model's only Pod, once it is so.
+    pub(crate) async fn pod(&self, model: &str, what: &str, fits: impl Fn(&Pod) -> bool) -> Pod {
+        let api = self.installation.pods();
+        loop {
+            // A Deployment's Pod has a name that nobody chose.
+            let pods = self.pods(model).await;
+            if let [pod] = &pods[..] {
+                let fits = |pod: &Option<Pod>| pod.as_ref().is_some_and(&fits);
+                return wait::until(&api, &pod.name_any(), what, fits).await.unwrap().unwrap();
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Waits until nothing is left of this Pod.
+    pub(crate) async fn until_gone(&self, pod: &Pod) {
+        wait::until(&self.installation.pods(), &pod.name_any(), "its end", Option::is_none).await.unwrap();
+        assert_eq!(self.installation.runner.processes(pod).unwrap(), Vec::<i32>::new());
+    }
+
+    /// GiB that are booked for this model.
+    pub(crate) async fn reserved_gib(&self, model: &str) -> Vec<u64> {
+        let booked = self.installation.reserved_gib().await.into_iter();
+        booked.filter(|(of, _)| of == model).map(|(_, bytes)| bytes).collect()
+    }
+}
+
+/// Its cooldown.
+pub(crate) fn idle_after(cooldown: &'static str) -> impl FnOnce(&mut Value) {
+    move |spec| spec["cooldownPeriod"] = json!(cooldown)
+}
+
+/// The pid of what runs in the engine's container.
+pub(crate) fn engine_pid(pod: &Pod, processes: &[i32]) -> i32 {
+    assert_eq!(pod.annotations()[CONTAINER], "engine");
+    simulator_pid(processes)
+}
+
+/// The pid of engine-sim.
+pub(crate) fn simulator_pid(processes: &[i32]) -> i32 {
+    let runs = |pid: &&i32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.starts_with(b"/engine-sim\0")
+    };
+    *processes.iter().find(runs).unwrap_or_else(|| panic!("no engine among {processes:?}"))
+}
+
+/// An answer that is on its way.
+pub(crate) struct NodeClientStream {
+    socket: TcpStream,
+    bytes: Vec<u8>,
+}
+
+impl NodeClientStream {
+    fn begin(client: TestClient, body: &str) -> Self {
+        let mut socket = client.connect();
+        socket.write_all(request("/v1/chat/completions", "", body).as_bytes()).unwrap();
+        let mut begun = Self { socket, bytes: Vec::new() };
+        while !begun.bytes.windows(9).any(|part| part == b"\"content\"") {
+            begun.read();
+        }
+        begun
+    }
+
+    /// False at its end.
+    fn read(&mut self) -> bool {
+        let mut buffer = [0; 4096];
+        let read = self.socket.read(&mut buffer).unwrap();
+        self.bytes.extend_from_slice(&buffer[..read]);
+        read > 0
+    }
+
+    /// The whole of it.
+    pub(crate) async fn ended(mut self) -> TestResponse {
+        blocking(move || {
+            while self.read() {}
+            TestResponse::parse(&self.bytes).unwrap()
+        })
+        .await
+    }
+}

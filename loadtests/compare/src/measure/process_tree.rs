@@ -1,0 +1,79 @@
+//! Processes and their descendants.
+
+use std::{collections::BTreeMap, fs, io};
+
+use super::if_alive;
+
+/// A process and all that it started, itself first; empty when it is gone.
+///
+/// Errors: the process table cannot be read.
+pub(crate) fn tree(root: u32) -> io::Result<Vec<u32>> {
+    let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    let mut there = false;
+    for (pid, parent) in all()? {
+        there |= pid == root;
+        children.entry(parent).or_default().push(pid);
+    }
+    let mut found = if there { vec![root] } else { Vec::new() };
+    let mut at = 0;
+    while let Some(pid) = found.get(at) {
+        found.extend(children.remove(pid).unwrap_or_default());
+        at += 1;
+    }
+    Ok(found)
+}
+
+/// What has `parent` for its parent now, started by it or fallen to it.
+///
+/// Errors: the process table cannot be read.
+pub(crate) fn children(parent: u32) -> io::Result<Vec<u32>> {
+    Ok(all()?.into_iter().filter(|(_, of)| *of == parent).map(|(pid, _)| pid).collect())
+}
+
+/// All processes, each with its parent.
+fn all() -> io::Result<Vec<(u32, u32)>> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let Some(stat) = if_alive(fs::read_to_string(format!("/proc/{pid}/stat")))? else { continue };
+        all.extend(parent(&stat).map(|parent| (pid, parent)));
+    }
+    Ok(all)
+}
+
+/// The name before it is the program's own choice, blanks and parentheses included.
+fn parent(stat: &str) -> Option<u32> {
+    let (_, rest) = stat.rsplit_once(") ")?;
+    rest.split(' ').nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{self, Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn grandchildren_belong_to_a_tree() {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "sleep 30 & echo; wait"]).stdout(Stdio::piped());
+        let mut shell = shell.spawn().unwrap();
+        // Its line says that the grandchild is there.
+        let mut line = String::new();
+        io::BufRead::read_line(&mut io::BufReader::new(shell.stdout.take().unwrap()), &mut line).unwrap();
+        let found = tree(shell.id()).unwrap();
+        assert_eq!((found.len(), found[0]), (2, shell.id()));
+        assert!(tree(process::id()).unwrap().contains(&found[1]));
+        for pid in found {
+            Command::new("kill").arg(pid.to_string()).status().unwrap();
+        }
+        shell.wait().unwrap();
+        assert!(tree(shell.id()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_parent_is_found_behind_any_name() {
+        assert_eq!(parent("12 (a) b) ) S 7 12"), Some(7));
+        assert_eq!(parent("12"), None);
+    }
+}

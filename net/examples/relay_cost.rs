@@ -1,0 +1,265 @@
+//! What one request and one streamed event cost a core: the data path of ADR 1, and nothing else of the gateway.
+//!
+//! One thread carries: hyper's server, the `model` probe, a lease, the relay. Another one is client and engine. CPU time of
+//! the carrying thread comes from the kernel (`/proc/thread-self/schedstat`), so what else the machine does disturbs it
+//! little. Figures of an unoptimised build mean nothing.
+//!
+//! `relay_cost request 16 500` and `relay_cost event 8 500` do one of the two, with so many clients and so many requests or
+//! events of each. Counted twice, the difference is what a unit costs, and no noise is in it:
+//!
+//! ```sh
+//! valgrind --tool=callgrind --separate-threads=yes relay_cost request 16 500
+//! ```
+
+use std::{convert::Infallible, fs, io, net::SocketAddr, rc::Rc, sync::Arc, thread, time::Duration};
+
+use anyhow::Context;
+use bytes::Bytes;
+use http::{Method, Request, Response, uri::PathAndQuery};
+use http_body_util::{BodyExt, Either, Full};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use rouse::{
+    model::EngineId,
+    units::{Generation, Millis, Tick},
+};
+use rouse_net::{
+    lease::{Gate, TickClock},
+    openai::{ApiSchema, error, routing_fields},
+    relay::{
+        ConnectionPool, Exchange, RelayBody, RelayTarget, RelayTimeouts, ResponseInspection, UpstreamRequest,
+        exchange,
+    },
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    runtime::{Builder, LocalOptions},
+    sync::{Notify, oneshot},
+    task::JoinSet,
+    time::Instant,
+};
+
+const CLIENTS: usize = 64;
+const REQUESTS: usize = 1000;
+const STREAMS: usize = 200;
+const EVENTS: usize = 250;
+const PACE: Duration = Duration::from_millis(20);
+
+const HEAD: &str = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
+
+fn main() -> anyhow::Result<()> {
+    let load = Builder::new_current_thread().enable_all().build()?;
+    let engine = load.block_on(TcpListener::bind("127.0.0.1:0"))?;
+    let address = engine.local_addr()?;
+    load.spawn(serve_engine(engine));
+
+    let mut words = std::env::args().skip(1);
+    let only = words.next();
+    let mut number = || words.next().and_then(|word| word.parse().ok());
+    let (clients, units): (Option<usize>, Option<usize>) = (number(), number());
+    for (what, usually, requests, events) in
+        [("request", CLIENTS, units.unwrap_or(REQUESTS), 0), ("event", STREAMS, 1, units.unwrap_or(EVENTS))]
+    {
+        if only.as_ref().is_some_and(|only| only != what) {
+            continue;
+        }
+        let clients = clients.unwrap_or(usually);
+        let (tell, told) = oneshot::channel();
+        let (stop, stopped) = oneshot::channel();
+        let gate = thread::spawn(move || carry(address, tell, stopped));
+        let gateway = load.block_on(told)?;
+        load.block_on(clients_of(gateway, clients, requests, events))?;
+        drop(stop);
+        let spent = gate.join().map_err(|_| anyhow::anyhow!("the gate panicked"))??;
+        let units = (clients * requests * events.max(1)) as f64;
+        println!("{units} {what}s: {:.2} us of CPU per {what}", spent.as_secs_f64() * 1e6 / units);
+    }
+    Ok(())
+}
+
+/// The gate: serves until told to stop, returns the CPU time that serving took.
+fn carry(
+    engine: SocketAddr,
+    tell: oneshot::Sender<SocketAddr>,
+    stopped: oneshot::Receiver<()>,
+) -> anyhow::Result<Duration> {
+    let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default())?;
+    runtime.block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let gate = Gate::new(None, TickClock::new(Instant::now(), Tick(0)), Arc::new(Notify::new()));
+        gate.open();
+        let core = Rc::new((ConnectionPool::default(), gate, engine));
+        let before = cpu_time()?;
+        tell.send(listener.local_addr()?).map_err(|_| anyhow::anyhow!("nobody asked"))?;
+        let accept = async {
+            loop {
+                let (socket, _) = listener.accept().await?;
+                socket.set_nodelay(true)?;
+                let core = Rc::clone(&core);
+                tokio::task::spawn_local(async move {
+                    let service = service_fn(|request| answer(&core, request));
+                    let connection = http1::Builder::new()
+                        .writev(false)
+                        .max_buf_size(16 << 10)
+                        .serve_connection(TokioIo::new(socket), service);
+                    drop(connection.await);
+                });
+            }
+        };
+        tokio::select! {
+            ended = accept => ended,
+            _ = stopped => Ok::<_, io::Error>(()),
+        }?;
+        Ok(cpu_time()?.saturating_sub(before))
+    })
+}
+
+async fn answer(
+    core: &(ConnectionPool, Arc<Gate>, SocketAddr),
+    request: Request<Incoming>,
+) -> Result<Response<Either<RelayBody<()>, Full<Bytes>>>, Infallible> {
+    let (pool, gate, address) = core;
+    let (parts, body) = request.into_parts();
+    let path = PathAndQuery::from_static("/v1/chat/completions");
+    let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let asked = routing_fields::peek(&body).map(|head| head.stream);
+    let (Ok(stream), Some(lease)) = (asked, gate.take()) else {
+        return Ok(error::response(&rouse::fault::Fault::Internal, ApiSchema::OpenAi).map(Either::Right));
+    };
+    let sent = exchange(
+        pool,
+        Exchange {
+            now: Instant::now(),
+            target: RelayTarget {
+                engine: EngineId::new("m".into(), 0),
+                generation: Generation(1),
+                address: *address,
+                authorization: None,
+                origin: None,
+            },
+            request: UpstreamRequest {
+                method: &Method::POST,
+                path: &path,
+                headers: &parts.headers,
+                request_id: None,
+                body: body.into(),
+                stream,
+                schema: ApiSchema::OpenAi,
+                inspection: ResponseInspection::Events,
+            },
+            upload: None,
+            lease,
+            timeouts: RelayTimeouts {
+                connect: Millis::secs(2),
+                first_byte: Millis::secs(300),
+                non_stream: Millis::secs(600),
+                idle: Millis::secs(300),
+                exit_wait: Millis::ZERO,
+            },
+            observer: (),
+        },
+    );
+    Ok(match sent.await {
+        Ok(answer) => answer.map(Either::Left),
+        Err(failed) => error::response(&failed.fault, ApiSchema::OpenAi).map(Either::Right),
+    })
+}
+
+/// On a processor, by the kernel's account.
+fn cpu_time() -> io::Result<Duration> {
+    let text = fs::read_to_string("/proc/thread-self/schedstat")?;
+    let nanoseconds = text.split(' ').next().and_then(|number| number.parse().ok());
+    nanoseconds.map(Duration::from_nanos).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+async fn clients_of(
+    gateway: SocketAddr,
+    clients: usize,
+    requests: usize,
+    events: usize,
+) -> anyhow::Result<()> {
+    let mut all = JoinSet::new();
+    for _ in 0..clients {
+        all.spawn(async move {
+            let mut socket = TcpStream::connect(gateway).await?;
+            socket.set_nodelay(true)?;
+            let filler = "x".repeat(700);
+            let body = format!(
+                r#"{{"messages":[{{"role":"user","content":"{filler}"}}],"model":"m","stream":{},"max_tokens":{events}}}"#,
+                events > 0
+            );
+            let request = format!("{HEAD}content-length: {}\r\n\r\n{body}", body.len());
+            for _ in 0..requests {
+                socket.write_all(request.as_bytes()).await?;
+                let end: &[u8] = if events > 0 { b"0\r\n\r\n" } else { b"\"}" };
+                read_until(&mut socket, end).await?;
+            }
+            io::Result::Ok(())
+        });
+    }
+    while let Some(client) = all.join_next().await {
+        client?.context("a client failed")?;
+    }
+    Ok(())
+}
+
+async fn read_until(socket: &mut TcpStream, end: &[u8]) -> io::Result<()> {
+    let mut last = Vec::with_capacity(64 << 10);
+    while !last.ends_with(end) {
+        if last.len() > 32 << 10 {
+            last.drain(..last.len() - end.len());
+        }
+        if socket.read_buf(&mut last).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    Ok(())
+}
+
+/// Answers whatever it is asked: a short JSON, or events at an even pace.
+async fn serve_engine(listener: TcpListener) {
+    while let Ok((mut socket, _)) = listener.accept().await {
+        tokio::spawn(async move {
+            drop(socket.set_nodelay(true));
+            let json = format!(r#"{{"choices":[{{"message":"{}"}}],"x":"y"}}"#, "z".repeat(550));
+            let whole = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{json}", json.len());
+            loop {
+                let mut request = Vec::with_capacity(4096);
+                while !request.ends_with(b"}") {
+                    if !matches!(socket.read_buf(&mut request).await, Ok(1..)) {
+                        return;
+                    }
+                }
+                let sent = if request.windows(13).any(|window| window == b"\"stream\":true") {
+                    stream(&mut socket, asked(&request)).await
+                } else {
+                    socket.write_all(whole.as_bytes()).await
+                };
+                if sent.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+}
+
+/// How many events a request asks for: its `max_tokens`, which stands last.
+fn asked(request: &[u8]) -> usize {
+    let digits: Vec<u8> =
+        request.iter().rev().skip(1).take_while(|byte| byte.is_ascii_digit()).copied().collect();
+    digits.iter().rev().fold(0, |number, digit| number * 10 + usize::from(digit - b'0'))
+}
+
+async fn stream(socket: &mut TcpStream, events: usize) -> io::Result<()> {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+    socket.write_all(head.as_bytes()).await?;
+    let event = format!("data: {{\"choices\":[{{\"delta\":{{\"content\":\"{}\"}}}}]}}\n\n", "t".repeat(175));
+    let chunk = format!("{:x}\r\n{event}\r\n", event.len());
+    let mut pace = tokio::time::interval(PACE);
+    for _ in 0..events {
+        pace.tick().await;
+        socket.write_all(chunk.as_bytes()).await?;
+    }
+    socket.write_all(b"0\r\n\r\n").await
+}

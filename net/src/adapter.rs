@@ -1,0 +1,202 @@
+//! How each kind of engine is spoken to: health, names, probes, sleep and wake, counters.
+//!
+//! Engines differ in small ways that must not leak into the life of an engine, so everything that asks "which kind?"
+//! is here. An adapter holds no state of the engine: each call asks the engine itself, because what was true before a
+//! restart of either side is not evidence. Calls are rare (probes, transitions), so each has a connection of its own
+//! and cannot meet a stale one.
+
+mod counters;
+pub mod paths;
+mod sleep;
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use serde_json::{Value, json};
+
+use crate::backend_origin::BackendOrigin;
+use rouse::{fault::FailureCause, fleet::event::CanaryVerdict};
+
+use crate::http_client::{CallObserver, HttpClient};
+pub use counters::EngineCounters;
+
+/// The calls that an engine understands for sleep and wake.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SleepApi {
+    /// It cannot sleep: it is stopped instead.
+    #[default]
+    None,
+    /// `/sleep`, `/wake_up`, `/is_sleeping`.
+    Vllm,
+    /// `/release_memory_occupation`, `/resume_memory_occupation`.
+    Sglang,
+}
+
+/// Which program it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineKind {
+    Vllm,
+    Sglang,
+    LlamaCpp,
+    Custom,
+}
+
+/// What the readiness probe asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProbeTask {
+    Generate,
+    Embed,
+    Score,
+    Transcribe,
+    None,
+}
+
+/// All that tells one engine from another in how it is spoken to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineProfile {
+    pub kind: EngineKind,
+    pub sleep: SleepApi,
+    /// The model's name as the engine knows it.
+    pub served_name: String,
+    pub task: ProbeTask,
+    /// Sent as a bearer token, when the engine wants one.
+    pub api_key: Option<String>,
+}
+
+/// Speaks to one engine at one address.
+#[derive(Debug)]
+pub struct Adapter {
+    profile: EngineProfile,
+    client: HttpClient,
+}
+
+/// What a health request told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineHealth {
+    Healthy,
+    /// It answered, with something else than success.
+    Unhealthy,
+    /// What answered marks itself as a stub that lets nobody in: nothing is known of the engine. Whether to believe that
+    /// is for whoever knows if there is a stub.
+    Gated,
+    /// No answer in time, or no connection.
+    Unreachable,
+}
+
+impl Adapter {
+    #[must_use]
+    pub fn new(manner: EngineProfile, address: SocketAddr) -> Self {
+        let caller = HttpClient::new(address, manner.api_key.clone());
+        Self { profile: manner, client: caller }
+    }
+
+    /// What listens there is a backend that somebody else runs.
+    #[must_use]
+    pub fn with_origin(self, origin: Option<Arc<BackendOrigin>>) -> Self {
+        Self { client: self.client.with_origin(origin), ..self }
+    }
+
+    /// Calls are told to this one.
+    #[must_use]
+    pub fn with_observer(self, observer: Arc<dyn CallObserver>) -> Self {
+        Self { client: self.client.with_observer(observer), ..self }
+    }
+
+    /// How it answers a health request.
+    pub async fn health(&self, within: Duration) -> EngineHealth {
+        self.health_with_reason(within).await.0
+    }
+
+    /// The same, and in words for people.
+    async fn health_with_reason(&self, within: Duration) -> (EngineHealth, String) {
+        let mut path = "/health";
+        let mut reply = self.client.get(path, within).await;
+        // llama-cpp-python has no health route, and a custom engine need not have one: their list of models must do.
+        let absent = reply.as_ref().is_ok_and(|reply| reply.status == 404);
+        if absent && matches!(self.profile.kind, EngineKind::LlamaCpp | EngineKind::Custom) {
+            path = "/v1/models";
+            reply = self.client.get(path, within).await;
+        }
+        match reply {
+            Ok(reply) if reply.success() => (EngineHealth::Healthy, format!("GET {path} was answered well")),
+            Ok(reply) if reply.gated => (EngineHealth::Gated, "its stub lets nobody in".to_owned()),
+            Ok(reply) => {
+                (EngineHealth::Unhealthy, format!("GET {path} was answered with status {}", reply.status))
+            }
+            Err(failure) => (EngineHealth::Unreachable, format!("GET {path}: {failure}")),
+        }
+    }
+
+    /// Whether the engine serves the model under the configured name. Engines that keep no list, or ignore the name
+    /// in requests (llama.cpp's do), are believed.
+    pub async fn check_served_name(&self, within: Duration) -> Result<(), FailureCause> {
+        if self.profile.kind == EngineKind::LlamaCpp {
+            return Ok(());
+        }
+        let Ok(reply) = self.client.get("/v1/models", within).await else {
+            return Ok(());
+        };
+        let list: Option<Value> = serde_json::from_slice(&reply.body).ok();
+        let Some(served) = list.as_ref().and_then(|list| list.get("data")?.as_array()) else {
+            return Ok(());
+        };
+        let names: Vec<&str> = served.iter().filter_map(|model| model.get("id")?.as_str()).collect();
+        if names.is_empty() || names.contains(&self.profile.served_name.as_str()) {
+            return Ok(());
+        }
+        let serves = names.join(", ").chars().take(256).collect();
+        Err(FailureCause::WrongModel { serves, configured: self.profile.served_name.as_str().into() })
+    }
+
+    /// Asks for the least work of the model's task: health and the list of models answer before an engine can serve.
+    /// Inconclusive is only what marks itself as the answer of a stub that lets nobody in.
+    pub async fn probe(&self, within: Duration) -> CanaryVerdict {
+        let model = &self.profile.served_name;
+        let answer = match self.profile.task {
+            ProbeTask::Generate => {
+                let messages = json!([{"role": "user", "content": "1"}]);
+                let chat = json!({"model": model, "messages": messages, "max_tokens": 1, "temperature": 0});
+                let answer = self.client.post("/v1/chat/completions", Some(&chat), within).await;
+                // A base model has no chat template, and some servers no chat route.
+                if answer.as_ref().is_ok_and(|reply| matches!(reply.status, 400 | 404)) {
+                    let text = json!({"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0});
+                    self.client.post("/v1/completions", Some(&text), within).await
+                } else {
+                    answer
+                }
+            }
+            ProbeTask::Embed => {
+                let body = json!({"model": model, "input": "1"});
+                self.client.post("/v1/embeddings", Some(&body), within).await
+            }
+            ProbeTask::Score => {
+                let body = json!({"model": model, "text_1": "1", "text_2": "1"});
+                self.client.post("/score", Some(&body), within).await
+            }
+            ProbeTask::Transcribe | ProbeTask::None => return self.health_verdict(within).await,
+        };
+        match answer {
+            Ok(reply) if reply.status < 500 => CanaryVerdict::Passed,
+            Ok(reply) if reply.gated => CanaryVerdict::Inconclusive,
+            Ok(_) => CanaryVerdict::Failed(FailureCause::Unhealthy),
+            Err(failure) => CanaryVerdict::Failed(failure.cause()),
+        }
+    }
+
+    /// What the engine's own counters say; `None` when it has none.
+    pub async fn counters(&self, within: Duration) -> Option<EngineCounters> {
+        let reply = self.client.get("/metrics", within).await.ok()?;
+        (reply.status == 200).then(|| counters::parse(&reply.body, self.profile.kind))?
+    }
+
+    async fn health_verdict(&self, within: Duration) -> CanaryVerdict {
+        match self.health(within).await {
+            EngineHealth::Healthy => CanaryVerdict::Passed,
+            EngineHealth::Unhealthy => CanaryVerdict::Failed(FailureCause::Unhealthy),
+            EngineHealth::Gated => CanaryVerdict::Inconclusive,
+            EngineHealth::Unreachable => CanaryVerdict::Failed(FailureCause::Unreachable),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

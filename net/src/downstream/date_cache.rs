@@ -1,0 +1,62 @@
+//! The field `Date` of heads that are written here.
+
+use std::{
+    cell::Cell,
+    io::Write as _,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+/// How long a date is, in bytes.
+const DATE_BYTES: usize = 29;
+
+/// Of one core: formatted once a second, however many heads it writes in one.
+#[derive(Debug, Default)]
+pub struct DateCache(Cell<(u64, [u8; DATE_BYTES])>);
+
+impl DateCache {
+    /// Now, as `Date` has it.
+    #[must_use]
+    pub fn now(&self) -> [u8; DATE_BYTES] {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "what the client is told, and nothing is decided by it"
+        )]
+        let now = SystemTime::now();
+        self.at(now.duration_since(UNIX_EPOCH).unwrap_or_default())
+    }
+
+    fn at(&self, since_epoch: Duration) -> [u8; DATE_BYTES] {
+        let second = since_epoch.as_secs();
+        let (of, mut text) = self.0.get();
+        // Nothing has a date of 1970, and so nothing is formatted yet.
+        if of != second || second == 0 {
+            // Just long enough for it.
+            drop(write!(
+                &mut text[..],
+                "{}",
+                httpdate::HttpDate::from(UNIX_EPOCH + Duration::from_secs(second))
+            ));
+            self.0.set((second, text));
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_date_is_that_of_its_second() {
+        let dates = DateCache::default();
+        for (millis, date) in [
+            (0, "Thu, 01 Jan 1970 00:00:00 GMT"),
+            (1_800_000_000_000, "Fri, 15 Jan 2027 08:00:00 GMT"),
+            (1_800_000_000_999, "Fri, 15 Jan 2027 08:00:00 GMT"),
+            (1_800_000_001_000, "Fri, 15 Jan 2027 08:00:01 GMT"),
+            (1_799_999_999_000, "Fri, 15 Jan 2027 07:59:59 GMT"),
+        ] {
+            assert_eq!(dates.at(Duration::from_millis(millis)), *date.as_bytes());
+        }
+    }
+}

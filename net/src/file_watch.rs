@@ -1,0 +1,217 @@
+//! Files that are watched, by their folders: editors and ConfigMaps replace a file instead of writing to it.
+//!
+//! A folder can be replaced as well, or not be there yet, and the kernel tells of that once at most. So a watch that is
+//! lost is made again, counts as a change (whatever came meanwhile went unseen), and is tried for as long as it takes.
+
+use std::{
+    ffi::OsStr,
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent};
+use tokio::{io::unix::AsyncFd, time::Instant};
+
+/// A file was written, or another one put in its place.
+pub const WRITTEN_FLAGS: AddWatchFlags =
+    AddWatchFlags::IN_CLOSE_WRITE.union(AddWatchFlags::IN_MOVED_TO).union(FOLDER_GONE_FLAGS);
+/// The folder itself goes.
+const FOLDER_GONE_FLAGS: AddWatchFlags = AddWatchFlags::IN_DELETE_SELF.union(AddWatchFlags::IN_MOVE_SELF);
+/// Nothing more will be told, or not everything was.
+const WATCH_LOST_FLAGS: AddWatchFlags = FOLDER_GONE_FLAGS
+    .union(AddWatchFlags::IN_IGNORED)
+    .union(AddWatchFlags::IN_UNMOUNT)
+    .union(AddWatchFlags::IN_Q_OVERFLOW);
+/// How often a folder that is not there is looked for.
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Tells when one of its files changes.
+#[derive(Debug)]
+pub struct FileWatcher {
+    inotify: AsyncFd<InotifyFd>,
+    files: Vec<PathBuf>,
+    flags: AddWatchFlags,
+    /// How long to wait for the rest of a change that comes in several files.
+    debounce: Duration,
+    /// Folders that could not be watched, and when they are tried again.
+    missing: Vec<PathBuf>,
+    retry_at: Instant,
+}
+
+/// The runtime wants the descriptor both ways; the library gives it one way.
+#[derive(Debug)]
+struct InotifyFd(Inotify);
+
+impl AsFd for InotifyFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for InotifyFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+impl FileWatcher {
+    /// `settle`: how long to wait for the rest of a change that comes in several files.
+    ///
+    /// # Errors
+    /// There is no descriptor to be had.
+    pub fn new(files: Vec<PathBuf>, flags: AddWatchFlags, settle: Duration) -> io::Result<Self> {
+        let (inotify, missing) = (descriptor()?, folders(&files));
+        let mut watch = Self { inotify, files, flags, debounce: settle, missing, retry_at: Instant::now() };
+        watch.add();
+        for folder in &watch.missing {
+            tracing::warn!(folder = %folder.display(), "cannot be watched yet; it is tried again");
+        }
+        Ok(watch)
+    }
+
+    #[must_use]
+    pub fn files(&self) -> &[PathBuf] {
+        &self.files
+    }
+
+    /// Completes when a file was written or replaced, or may have been.
+    pub async fn changed(&mut self) {
+        self.changed_once().await;
+        let settle = self.debounce;
+        while tokio::time::timeout(settle, self.changed_once()).await.is_ok() {}
+    }
+
+    /// Completes when a file was written or replaced, or may have been.
+    async fn changed_once(&mut self) {
+        loop {
+            let read = tokio::select! {
+                read = events(&self.inotify) => read,
+                () = tokio::time::sleep_until(self.retry_at), if !self.missing.is_empty() => {
+                    if self.add() { return }
+                    continue;
+                }
+            };
+            match read {
+                Ok(events) if events.iter().any(|event| event.mask.intersects(WATCH_LOST_FLAGS)) => {
+                    self.rebuild();
+                    return;
+                }
+                Ok(events) if events.iter().any(|event| self.is_relevant(event)) => return,
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "files are not watched; that is tried again");
+                    self.missing = folders(&self.files);
+                    self.retry_at = Instant::now() + RETRY_INTERVAL;
+                }
+            }
+        }
+    }
+
+    /// `..data` is what Kubernetes swaps under a mounted ConfigMap.
+    fn is_relevant(&self, event: &InotifyEvent) -> bool {
+        event.name.as_ref().is_some_and(|name| {
+            self.files.iter().any(|file| file.file_name() == Some(name.as_os_str()))
+                || name.as_os_str() == OsStr::new("..data")
+        })
+    }
+
+    /// From the beginning: what is watched by now may be somewhere else.
+    fn rebuild(&mut self) {
+        self.missing = folders(&self.files);
+        self.retry_at = Instant::now() + RETRY_INTERVAL;
+        match descriptor() {
+            Ok(inotify) => {
+                self.inotify = inotify;
+                self.add();
+            }
+            Err(error) => tracing::warn!(%error, "files are not watched; that is tried again"),
+        }
+    }
+
+    /// Watches the folders that are missing, so far as they are there now. True when there was one.
+    fn add(&mut self) -> bool {
+        let (inotify, flags) = (&self.inotify.get_ref().0, self.flags);
+        let before = self.missing.len();
+        self.missing.retain(|folder| inotify.add_watch(folder, flags).is_err());
+        self.retry_at = Instant::now() + RETRY_INTERVAL;
+        self.missing.len() < before
+    }
+}
+
+#[expect(
+    deprecated,
+    reason = "the successor is an unsafe function; the descriptor is owned here and outlives its registration"
+)]
+fn descriptor() -> io::Result<AsyncFd<InotifyFd>> {
+    AsyncFd::new(InotifyFd(Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?))
+}
+
+fn folders(files: &[PathBuf]) -> Vec<PathBuf> {
+    let folder = |file: &PathBuf| match file.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
+        _ => Path::new(".").to_owned(),
+    };
+    let mut folders: Vec<_> = files.iter().map(folder).collect();
+    folders.sort_unstable();
+    folders.dedup();
+    folders
+}
+
+async fn events(inotify: &AsyncFd<InotifyFd>) -> io::Result<Vec<InotifyEvent>> {
+    loop {
+        let mut ready = inotify.readable().await?;
+        if let Ok(read) = ready.try_io(|fd| fd.get_ref().0.read_events().map_err(io::Error::from)) {
+            return read;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// Longer than [`RETRY_INTERVAL`].
+    const SOON: Duration = Duration::from_secs(15);
+
+    async fn seen(watch: &mut FileWatcher) -> bool {
+        tokio::time::timeout(SOON, watch.changed()).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn a_folder_that_is_replaced_is_watched_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (certs, next) = (dir.path().join("certs"), dir.path().join("next"));
+        let file = certs.join("a.pem");
+        for folder in [&certs, &next] {
+            fs::create_dir(folder).unwrap();
+        }
+        let mut watch = FileWatcher::new(vec![file.clone()], WRITTEN_FLAGS, Duration::ZERO).unwrap();
+        fs::rename(&certs, dir.path().join("old")).unwrap();
+        fs::rename(&next, &certs).unwrap();
+        assert!(seen(&mut watch).await);
+        fs::write(&file, "1").unwrap();
+        assert!(seen(&mut watch).await);
+        fs::remove_dir_all(&certs).unwrap();
+        assert!(seen(&mut watch).await);
+        fs::create_dir(&certs).unwrap();
+        assert!(seen(&mut watch).await, "that it is back");
+        fs::write(&file, "2").unwrap();
+        assert!(seen(&mut watch).await);
+    }
+
+    #[tokio::test]
+    async fn a_folder_that_comes_later_is_watched_then() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("later");
+        let mut watch = FileWatcher::new(vec![folder.join("a.pem")], WRITTEN_FLAGS, Duration::ZERO).unwrap();
+        fs::create_dir(&folder).unwrap();
+        assert!(seen(&mut watch).await);
+        fs::write(folder.join("other"), "").unwrap();
+        fs::write(folder.join("a.pem"), "").unwrap();
+        assert!(seen(&mut watch).await);
+    }
+}

@@ -1,0 +1,231 @@
+//! Small calls to an engine, a stub or a launcher: one connection each, a deadline over the whole, a bounded answer. What comes
+//! for as long as somebody listens comes line by line ([`LineStream`]).
+
+mod line_stream;
+
+use std::{fmt::Debug, net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Method, Request, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::{
+    net::TcpStream,
+    time::{self, Instant},
+};
+
+use crate::{
+    backend_origin::{BackendOrigin, Duplex},
+    stub_api::{EPOCH_HEADER, Epoch, GATED_HEADER, NOT_READY_HEADER},
+};
+use rouse::fault::FailureCause;
+
+pub use self::line_stream::LineStream;
+
+/// Metrics of an engine with many models and histograms run to a few hundred KiB; more than this is not an answer.
+const MAX_BODY_BYTES: usize = 4 << 20;
+
+/// Calls what listens at one address.
+#[derive(Debug)]
+pub struct HttpClient {
+    address: SocketAddr,
+    api_key: Option<String>,
+    /// Of a backend that somebody else runs.
+    origin: Option<Arc<BackendOrigin>>,
+    observer: Option<Arc<dyn CallObserver>>,
+}
+
+/// Is told of every call that has ended. One that nobody waited for to its end has not.
+pub trait CallObserver: Debug + Send + Sync {
+    /// `status`: `None` where there was no whole answer.
+    fn call_ended(&self, method: &Method, path: &str, status: Option<u16>, took: Duration);
+}
+
+/// What was answered.
+#[derive(Debug)]
+pub struct HttpClientReply {
+    pub status: u16,
+    pub body: Bytes,
+    /// A 503 with the mark of a stub that lets nobody in.
+    pub gated: bool,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HttpClientError {
+    #[error("no connection")]
+    Unreachable,
+    #[error("no TLS: {0}")]
+    Tls(Arc<str>),
+    #[error("no answer in time")]
+    Timeout,
+    #[error("the connection broke")]
+    Broken,
+}
+
+impl HttpClientError {
+    #[must_use]
+    pub const fn cause(&self) -> FailureCause {
+        match self {
+            Self::Timeout => FailureCause::Timeout,
+            Self::Unreachable | Self::Tls(_) | Self::Broken => FailureCause::Unreachable,
+        }
+    }
+}
+
+impl HttpClientReply {
+    #[must_use]
+    pub const fn success(&self) -> bool {
+        matches!(self.status, 200..=299)
+    }
+}
+
+impl HttpClient {
+    /// `api_key` is sent as a bearer token.
+    #[must_use]
+    pub const fn new(address: SocketAddr, api_key: Option<String>) -> Self {
+        Self { address, api_key, origin: None, observer: None }
+    }
+
+    /// What listens there is spoken to as this.
+    #[must_use]
+    pub fn with_origin(self, origin: Option<Arc<BackendOrigin>>) -> Self {
+        Self { origin, ..self }
+    }
+
+    /// Calls are told to this one.
+    #[must_use]
+    pub fn with_observer(self, observer: Arc<dyn CallObserver>) -> Self {
+        Self { observer: Some(observer), ..self }
+    }
+
+    /// # Errors
+    /// There was no whole answer in time.
+    pub async fn get(&self, path: &str, within: Duration) -> Result<HttpClientReply, HttpClientError> {
+        self.call(Method::GET, path, None, None, within).await
+    }
+
+    /// # Errors
+    /// There was no whole answer in time.
+    pub async fn post(
+        &self,
+        path: &str,
+        body: Option<&Value>,
+        within: Duration,
+    ) -> Result<HttpClientReply, HttpClientError> {
+        self.call(Method::POST, path, body, None, within).await
+    }
+
+    /// `epoch`: who orders, where the body does not say it.
+    ///
+    /// # Errors
+    /// There was no whole answer in time.
+    pub async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        epoch: Option<Epoch>,
+        within: Duration,
+    ) -> Result<HttpClientReply, HttpClientError> {
+        let request = self.request(method.clone(), path, body, epoch)?;
+        let begun = Instant::now();
+        let exchanged = time::timeout(within, self.exchange(request)).await;
+        let reply = exchanged.map_err(|_| HttpClientError::Timeout).flatten();
+        if let Some(observer) = &self.observer {
+            observer.call_ended(
+                &method,
+                path,
+                reply.as_ref().ok().map(|reply| reply.status),
+                begun.elapsed(),
+            );
+        }
+        reply
+    }
+
+    /// Asks for what comes line by line. `within` is for the head of the answer; what follows has all the time it wants. A
+    /// line of more than `longest` bytes counts as a broken connection.
+    ///
+    /// # Errors
+    /// There was no head in time.
+    pub async fn stream_lines(
+        &self,
+        path: &str,
+        epoch: Option<Epoch>,
+        within: Duration,
+        longest: usize,
+    ) -> Result<LineStream, HttpClientError> {
+        let request = self.request(Method::GET, path, None, epoch)?;
+        let opened = LineStream::open(self.address, request, longest);
+        time::timeout(within, opened).await.map_err(|_| HttpClientError::Timeout)?
+    }
+
+    fn request(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        epoch: Option<Epoch>,
+    ) -> Result<Request<Full<Bytes>>, HttpClientError> {
+        let (host, path) = match &self.origin {
+            Some(origin) => (origin.host.to_string(), format!("{}{path}", origin.path)),
+            None => (self.address.to_string(), path.to_owned()),
+        };
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, host)
+            .header(header::CONNECTION, "close");
+        if let Some(key) = &self.api_key {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {key}"));
+        }
+        if let Some(epoch) = epoch {
+            request = request.header(EPOCH_HEADER, epoch);
+        }
+        if body.is_some() {
+            request = request.header(header::CONTENT_TYPE, "application/json");
+        }
+        let body = body.map(Value::to_string).unwrap_or_default();
+        request.body(Full::new(Bytes::from(body))).map_err(|_| HttpClientError::Broken)
+    }
+
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<HttpClientReply, HttpClientError> {
+        let stream = TcpStream::connect(self.address).await.map_err(|_| HttpClientError::Unreachable)?;
+        let stream: Box<dyn Duplex> = match self.origin.as_ref().and_then(|origin| origin.tls.as_ref()) {
+            Some(tls) => {
+                let secured = tls.handshake(stream.into()).await;
+                secured.map_err(|error| HttpClientError::Tls(error.to_string().into()))?
+            }
+            None => Box::new(stream),
+        };
+        exchange(stream, request).await
+    }
+}
+
+async fn exchange(
+    stream: Box<dyn Duplex>,
+    request: Request<Full<Bytes>>,
+) -> Result<HttpClientReply, HttpClientError> {
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(|_| HttpClientError::Broken)?;
+    let answer = async move {
+        let response = sender.send_request(request).await.map_err(|_| HttpClientError::Broken)?;
+        let status = response.status().as_u16();
+        let marked = [GATED_HEADER, NOT_READY_HEADER]
+            .iter()
+            .any(|mark| response.headers().get(*mark).is_some_and(|v| v == "1"));
+        let gated = status == 503 && marked;
+        let body = Limited::new(response.into_body(), MAX_BODY_BYTES).collect().await;
+        let body = body.map_err(|_| HttpClientError::Broken)?.to_bytes();
+        Ok(HttpClientReply { status, body, gated })
+    };
+    // Driven here and not in a task of its own, so that whoever drops the call drops the connection with it.
+    tokio::pin!(answer, connection);
+    tokio::select! {
+        biased;
+        reply = &mut answer => reply,
+        _ = &mut connection => answer.await,
+    }
+}

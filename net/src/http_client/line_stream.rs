@@ -1,0 +1,180 @@
+//! An answer that comes line by line, for as long as it is listened to.
+
+use std::{
+    future::Future,
+    net::SocketAddr,
+    pin::{Pin, pin},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use http::Request;
+use http_body_util::{BodyExt as _, Full};
+use hyper::{body::Incoming, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::TcpStream;
+
+use super::HttpClientError;
+
+/// Nothing may come for hours, and a node that has lost its power says nothing either: the kernel asks after so long a silence,
+/// so often, and gives the connection up when nobody answers.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_RETRIES: u32 = 3;
+
+type HyperClientConnection = Pin<Box<http1::Connection<TokioIo<TcpStream>, Full<Bytes>>>>;
+
+/// Lines as they come. Whoever drops it hangs up.
+#[derive(Debug)]
+pub struct LineStream {
+    status: u16,
+    body: Incoming,
+    /// None when it has nothing more to do.
+    connection: Option<HyperClientConnection>,
+    /// What came of lines that were not taken yet.
+    buffer: BytesMut,
+    /// So much of it has no end of a line.
+    scanned: usize,
+    max_line_bytes: usize,
+}
+
+impl LineStream {
+    pub(super) async fn open(
+        address: SocketAddr,
+        request: Request<Full<Bytes>>,
+        longest: usize,
+    ) -> Result<Self, HttpClientError> {
+        let stream = TcpStream::connect(address).await.map_err(|_| HttpClientError::Unreachable)?;
+        let asked = TcpKeepalive::new()
+            .with_time(KEEPALIVE_IDLE)
+            .with_interval(KEEPALIVE_INTERVAL)
+            .with_retries(KEEPALIVE_RETRIES);
+        SockRef::from(&stream).set_tcp_keepalive(&asked).map_err(|_| HttpClientError::Broken)?;
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|_| HttpClientError::Broken)?;
+        let mut connection = Some(Box::pin(connection));
+        let response = drive_while(&mut connection, sender.send_request(request)).await;
+        let response = response.map_err(|_| HttpClientError::Broken)?;
+        let status = response.status().as_u16();
+        let body = response.into_body();
+        Ok(Self { status, body, connection, buffer: BytesMut::new(), scanned: 0, max_line_bytes: longest })
+    }
+
+    /// With any but 200 the lines are those of an error.
+    #[must_use]
+    pub const fn status(&self) -> u16 {
+        self.status
+    }
+
+    /// The next line, without its end; none, when the answer has ended. Nothing is lost when it is dropped before it is done.
+    ///
+    /// # Errors
+    /// The connection broke, or a line is too long.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, HttpClientError> {
+        loop {
+            let line = self.take_line();
+            if line.as_ref().map_or(self.buffer.len(), Bytes::len) > self.max_line_bytes {
+                return Err(HttpClientError::Broken);
+            }
+            if line.is_some() {
+                return Ok(line);
+            }
+            match drive_while(&mut self.connection, self.body.frame()).await {
+                None => return Ok(None),
+                Some(Err(_)) => return Err(HttpClientError::Broken),
+                Some(Ok(frame)) => {
+                    if let Some(data) = frame.data_ref() {
+                        self.buffer.extend_from_slice(data);
+                    }
+                }
+            }
+        }
+    }
+
+    fn take_line(&mut self) -> Option<Bytes> {
+        let rest = self.buffer.get(self.scanned..).unwrap_or_default();
+        let Some(end) = memchr::memchr(b'\n', rest) else {
+            self.scanned = self.buffer.len();
+            return None;
+        };
+        let mut line = self.buffer.split_to(self.scanned + end + 1);
+        line.truncate(line.len() - 1);
+        self.scanned = 0;
+        Some(line.freeze())
+    }
+}
+
+/// Drives the connection as long as this takes.
+async fn drive_while<T>(connection: &mut Option<HyperClientConnection>, what: impl Future<Output = T>) -> T {
+    let mut what = pin!(what);
+    if let Some(open) = connection {
+        tokio::select! {
+            biased;
+            done = &mut what => return done,
+            _ = open => {}
+        }
+        *connection = None;
+    }
+    what.await
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+    };
+
+    use super::super::HttpClient;
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(30);
+    const HEAD: &str = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+
+    /// Lines of an answer whose bytes come in these pieces, at most ten bytes each.
+    async fn lines(pieces: &'static [&'static str]) -> LineStream {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let caller = HttpClient::new(listener.local_addr().unwrap(), None);
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut asked = [0; 1024];
+            assert!(stream.read(&mut asked).await.unwrap() > 0);
+            for piece in pieces {
+                stream.write_all(piece.as_bytes()).await.unwrap();
+            }
+        });
+        caller.stream_lines("/", None, LONG, 10).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn lines_come_whole_whatever_pieces_they_were_sent_in_and_one_without_an_end_does_not() {
+        let mut lines =
+            lines(&[HEAD, "3\r\none\r\n", "7\r\n\ntwo\n\nt\r\n", "6\r\nen int\r\n", "0\r\n\r\n"]).await;
+        assert_eq!(lines.status(), 200);
+        for expected in ["one", "two", ""] {
+            assert_eq!(lines.next().await.unwrap().unwrap(), expected);
+        }
+        assert_eq!(lines.next().await, Ok(None));
+    }
+
+    #[tokio::test]
+    async fn a_line_that_is_too_long_is_not_kept() {
+        let mut ended = lines(&[HEAD, "b\r\n0123456789\n\r\n", "c\r\n0123456789x\n\r\n"]).await;
+        assert_eq!(ended.next().await.unwrap().unwrap(), "0123456789");
+        assert_eq!(ended.next().await, Err(HttpClientError::Broken));
+        let mut endless = lines(&[HEAD, "b\r\n0123456789x\r\n"]).await;
+        assert_eq!(endless.next().await, Err(HttpClientError::Broken));
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_cut_off_is_broken_and_one_that_does_not_begin_is_late() {
+        let mut cut = lines(&[HEAD, "4\r\none\n\r\n", "3\r\nt"]).await;
+        assert_eq!(cut.next().await.unwrap().unwrap(), "one");
+        assert_eq!(cut.next().await, Err(HttpClientError::Broken));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let silent = HttpClient::new(listener.local_addr().unwrap(), None);
+        let late = silent.stream_lines("/", None, Duration::from_millis(20), 10).await;
+        assert_eq!(late.err(), Some(HttpClientError::Timeout));
+    }
+}

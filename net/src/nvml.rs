@@ -1,0 +1,156 @@
+//! NVIDIA's management library: which accelerators there are, and how much of their memory is in use.
+//!
+//! It is loaded when it is first asked for, and its absence is an answer. Every call blocks, and hangs when the driver
+//! does: whoever asks does so on a blocking thread, and waits no longer than [`QUERY_TIMEOUT`].
+
+use std::{collections::BTreeMap, sync::OnceLock, time::Duration};
+
+use nvml_wrapper::{Device as Handle, enums::device::UsedGpuMemory, error::NvmlError};
+
+use rouse::{model::AcceleratorId, units::Bytes};
+
+/// Nobody waits longer than this for a driver.
+pub const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("no NVIDIA driver here ({0})")]
+    NoDriver(String),
+    #[error("accelerator {0} is gone")]
+    Lost(AcceleratorId),
+    #[error("there is no accelerator number {0}")]
+    NoSuchIndex(String),
+    #[error("NVML: {0}")]
+    Failed(#[from] NvmlError),
+}
+
+/// One accelerator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NvmlDevice {
+    /// Its UUID.
+    pub id: AcceleratorId,
+    /// Its number in the driver's order, in which those that are cut into parts count; none of a part.
+    pub index: Option<u32>,
+    /// Its memory, without what the driver keeps for itself.
+    pub usable: Bytes,
+}
+
+/// Memory of one accelerator at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NvmlReading {
+    pub total: Bytes,
+    pub used: Bytes,
+    /// By process; `None` where the driver does not tell.
+    pub by_pid: Option<BTreeMap<u32, Bytes>>,
+}
+
+/// The library, once it is asked for and found: a driver that is not there yet may be the next time.
+#[derive(Debug, Default)]
+pub struct Nvml {
+    library: OnceLock<nvml_wrapper::Nvml>,
+}
+
+impl Nvml {
+    fn library(&self) -> Result<&nvml_wrapper::Nvml, Error> {
+        if let Some(library) = self.library.get() {
+            return Ok(library);
+        }
+        let library = nvml_wrapper::Nvml::init().map_err(|error| Error::NoDriver(error.to_string()))?;
+        Ok(self.library.get_or_init(|| library))
+    }
+
+    /// Every accelerator that the driver knows, in its own order; none, when it knows none. One that is cut into parts
+    /// (MIG) cannot be used as a whole, so its parts stand for it. Blocks.
+    ///
+    /// # Errors
+    /// There is no driver, or it does not answer for one of them.
+    pub fn devices(&self) -> Result<Vec<NvmlDevice>, Error> {
+        let nvml = self.library()?;
+        let mut found = Vec::new();
+        for index in 0..nvml.device_count()? {
+            let device = nvml.device_by_index(index)?;
+            match parts(&device)? {
+                Some(parts) => {
+                    for part in parts {
+                        found.push(describe(&part, None)?);
+                    }
+                }
+                None => found.push(describe(&device, Some(index))?),
+            }
+        }
+        Ok(found)
+    }
+
+    /// What `3`, or `3:1` for a part, means in the driver's own order. Blocks.
+    ///
+    /// # Errors
+    /// There is no driver, it does not answer, or it has none of that number.
+    pub fn id_at_index(&self, index: u32, part: Option<u32>) -> Result<AcceleratorId, Error> {
+        let missing = |error| match (error, part) {
+            (NvmlError::InvalidArg | NvmlError::NotFound, None) => Error::NoSuchIndex(index.to_string()),
+            (NvmlError::InvalidArg | NvmlError::NotFound, Some(part)) => {
+                Error::NoSuchIndex(format!("{index}:{part}"))
+            }
+            (other, _) => Error::Failed(other),
+        };
+        let mut device = self.library()?.device_by_index(index).map_err(missing)?;
+        if let Some(part) = part {
+            device = device.mig_device_by_index(part).map_err(missing)?;
+        }
+        Ok(device.uuid()?.into())
+    }
+
+    /// The memory of one of them, now. Blocks.
+    ///
+    /// # Errors
+    /// There is no driver, it does not know this accelerator (any more), or it does not answer.
+    pub fn read(&self, id: &AcceleratorId) -> Result<NvmlReading, Error> {
+        let lost = |error| match error {
+            NvmlError::GpuLost | NvmlError::NotFound => Error::Lost(id.clone()),
+            other => Error::Failed(other),
+        };
+        let device = self.library()?.device_by_uuid(id.as_str()).map_err(lost)?;
+        let memory = device.memory_info().map_err(lost)?;
+        let processes = device.running_compute_processes().ok();
+        let by_pid = processes.and_then(|processes| {
+            let used = processes.iter().map(|process| match process.used_gpu_memory {
+                UsedGpuMemory::Used(bytes) => Some((process.pid, Bytes(bytes))),
+                UsedGpuMemory::Unavailable => None,
+            });
+            used.collect()
+        });
+        Ok(NvmlReading { total: Bytes(memory.total), used: Bytes(memory.used), by_pid })
+    }
+}
+
+/// The parts of a device that is cut; `None` of one that is whole.
+fn parts<'nvml>(device: &Handle<'nvml>) -> Result<Option<Vec<Handle<'nvml>>>, Error> {
+    let cut = match device.mig_mode() {
+        Ok(mode) => mode.current != 0,
+        // Most devices cannot be cut, and older drivers do not know the question.
+        Err(NvmlError::NotSupported | NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_)) => {
+            false
+        }
+        Err(other) => return Err(other.into()),
+    };
+    if !cut {
+        return Ok(None);
+    }
+    let mut parts = Vec::new();
+    for index in 0..device.mig_device_count()? {
+        match device.mig_device_by_index(index) {
+            Ok(part) => parts.push(part),
+            // Numbers of parts that were taken away stay free.
+            Err(NvmlError::NotFound) => {}
+            Err(other) => return Err(other.into()),
+        }
+    }
+    Ok(Some(parts))
+}
+
+fn describe(device: &Handle<'_>, index: Option<u32>) -> Result<NvmlDevice, Error> {
+    let memory = device.memory_info()?;
+    let usable = Bytes(memory.total.saturating_sub(memory.reserved));
+    Ok(NvmlDevice { id: device.uuid()?.into(), index, usable })
+}

@@ -1,0 +1,223 @@
+//! The one place that turns a [`Fault`] into what a client sees.
+//!
+//! Status, code, type, `Retry-After`, `x-should-retry`, log level and metric label all follow from the fault alone, so
+//! that the same failure looks the same on whichever path it happens: before the head as a response, after it as an
+//! event in the stream.
+//!
+//! `x-should-retry` exists because the SDKs retry every 5xx by themselves unless told. A refusal that cost the engine
+//! nothing may be retried; what the engine may have begun may not, since a second copy of a long generation is what an
+//! engine in trouble needs least. A connection that closed at once and without a byte counts as not begun.
+//!
+//! In whose words it is written is a [`ApiSchema`]; `code` and `details` are the same in all of them, since the SDKs hand
+//! on what they do not know.
+//!
+//! Texts come from the fault. An engine's own words reach a client only as that engine's own answer.
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+use http_body_util::Full;
+use tracing::Level;
+
+use super::ApiSchema;
+use rouse::{
+    fault::{BlockingModel, ExchangeTimeout, Fault, MemoryShortage, WaitDetails},
+    units::Millis,
+};
+
+mod details;
+mod engine_error;
+mod render;
+
+use render::ErrorObject;
+
+/// Tells OpenAI's SDKs whether to try again; they obey it above their own rules.
+pub const SHOULD_RETRY: &str = "x-should-retry";
+
+/// The code of an engine's answer that a stream cannot hold: see [`engine_error_event`].
+pub const ENGINE_REFUSED: &str = "engine_refused";
+
+/// Another replica, or the same one after a restart, answers this soon.
+const MIN_RETRY_AFTER: Millis = Millis::secs(1);
+/// A control plane that does not answer needs longer than a client's first back-off.
+const CONTROL_PLANE_RETRY_AFTER: Millis = Millis::secs(5);
+
+/// What is fixed for each kind of fault.
+struct FaultMapping {
+    status: u16,
+    code: &'static str,
+    retry: bool,
+}
+
+#[must_use]
+pub fn status(fault: &Fault) -> StatusCode {
+    // Every status of the table is a valid one; a test walks through all of them.
+    StatusCode::from_u16(mapping(fault).status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+/// The envelope's `code`: what a program decides on.
+#[must_use]
+pub fn code(fault: &Fault) -> &'static str {
+    mapping(fault).code
+}
+
+/// The `type` of OpenAI's envelope: whose affair it is.
+#[must_use]
+pub fn error_type(fault: &Fault) -> &'static str {
+    match (mapping(fault).status, fault) {
+        (401, _) => "authentication_error",
+        (403, _) => "permission_error",
+        (429, Fault::InsufficientMemory(_)) => "insufficient_memory",
+        (429, _) => "rate_limit_error",
+        (500.., _) => "server_error",
+        _ => "invalid_request_error",
+    }
+}
+
+#[must_use]
+pub fn should_retry(fault: &Fault) -> bool {
+    mapping(fault).retry
+}
+
+/// After how long trying again makes sense: at least a second, `None` where it never does or no time can be named.
+#[must_use]
+pub fn retry_after(fault: &Fault) -> Option<Millis> {
+    let after = match fault {
+        Fault::ModelNotAwake { .. } => return None,
+        Fault::RateLimited { retry_after, .. } => Some(*retry_after),
+        Fault::ControlPlaneUnavailable => Some(CONTROL_PLANE_RETRY_AFTER),
+        _ => match mapping(fault).status {
+            429 | 503 => wait(fault).and_then(|wait| wait.retry_after),
+            _ => return None,
+        },
+    };
+    Some(after.unwrap_or(MIN_RETRY_AFTER).max(MIN_RETRY_AFTER))
+}
+
+/// How loudly it is logged: a client's mistake quietly, an operator's affair aloud.
+#[must_use]
+pub fn log_level(fault: &Fault) -> Level {
+    match fault {
+        Fault::Internal => Level::ERROR,
+        Fault::ClientDisconnected { .. } | Fault::ShuttingDown => Level::INFO,
+        // Asked for by anybody, as often as they like.
+        Fault::NotImplemented { .. } => Level::DEBUG,
+        _ => match mapping(fault).status {
+            500.. => Level::WARN,
+            422 | 429 => Level::INFO,
+            _ => Level::DEBUG,
+        },
+    }
+}
+
+/// The envelope, as JSON.
+#[must_use]
+pub fn body(fault: &Fault, form: ApiSchema) -> Bytes {
+    let mut json = Vec::with_capacity(256);
+    render::envelope(&error_object(fault, form), form, &mut json);
+    json.into()
+}
+
+/// The refusal as a whole response.
+#[must_use]
+pub fn response(fault: &Fault, form: ApiSchema) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body(fault, form)));
+    *response.status_mut() = status(fault);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    let retry = if should_retry(fault) { "true" } else { "false" };
+    headers.insert(SHOULD_RETRY, HeaderValue::from_static(retry));
+    if let Some(after) = retry_after(fault) {
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(after.0.div_ceil(1000)));
+    }
+    response
+}
+
+/// The failure as the end of a stream whose head has gone out and in which nothing else came. No `[DONE]` follows.
+#[must_use]
+pub fn event(fault: &Fault, form: ApiSchema) -> Bytes {
+    event_after(fault, form, 0)
+}
+
+/// The same, behind so many events of the engine's. The responses API numbers its events, from 0.
+#[must_use]
+pub fn event_after(fault: &Fault, form: ApiSchema, events: u64) -> Bytes {
+    let mut out = Vec::with_capacity(512);
+    render::write_error_event(&error_object(fault, form), form, events, &mut out);
+    out.into()
+}
+
+/// An engine's own answer with a status other than 2xx, or one that is no stream of events, as the end of a stream
+/// whose head has gone out. `body`: what the engine wrote, all of it; nothing, when it was no refusal.
+#[must_use]
+pub fn engine_error_event(status: StatusCode, body: &[u8], form: ApiSchema) -> Bytes {
+    engine_error::event(status, body, form)
+}
+
+const fn mapping(fault: &Fault) -> FaultMapping {
+    let (status, code, retry) = match fault {
+        Fault::InvalidRequest { .. } => (400, "invalid_request", false),
+        Fault::MissingApiKey | Fault::InvalidApiKey { .. } => (401, "invalid_api_key", false),
+        Fault::ModelForbidden { .. } => (403, "model_forbidden", false),
+        Fault::OriginForbidden { .. } => (403, "origin_forbidden", false),
+        Fault::ModelNotFound { .. } => (404, "model_not_found", false),
+        Fault::RouteNotFound { .. } => (404, "route_not_found", false),
+        Fault::MethodNotAllowed { .. } => (405, "method_not_allowed", false),
+        Fault::RequestTimeout { .. } => (408, "request_timeout", false),
+        Fault::BodyTooLarge { .. } => (413, "body_too_large", false),
+        Fault::UnsupportedEncoding { .. } => (415, "unsupported_encoding", false),
+        Fault::UnsupportedMedia { .. } => (415, "unsupported_media_type", false),
+        Fault::HeadersTooLarge { .. } => (431, "headers_too_large", false),
+        Fault::NotImplemented { .. } => (501, "not_implemented", false),
+        Fault::InsufficientMemory(shortage) if shortage.permanent => (422, "unplaceable", false),
+        Fault::InsufficientMemory(_) => (429, "insufficient_memory", true),
+        Fault::QueueFull { .. } => (429, "queue_full", true),
+        Fault::RateLimited { .. } => (429, "rate_limited", true),
+        Fault::BodyMemoryFull { .. } | Fault::ClientBodyMemoryFull { .. } => (429, "busy", true),
+        Fault::ClientDisconnected { .. } => (499, "client_left", false),
+        Fault::EngineUnreachable { .. } | Fault::EngineTimeout { timeout: ExchangeTimeout::Connect, .. } => {
+            (502, "engine_unreachable", true)
+        }
+        Fault::EngineClosedConnection { may_have_started: begun, .. } => (502, "engine_closed", !*begun),
+        // With a wait it was refused while parked; without, it failed under a running exchange.
+        Fault::EngineFailed { wait, .. } => (503, "engine_failed", wait.is_some()),
+        Fault::ModelNotReady { cause, .. } => (503, "model_not_ready", !cause.is_permanent()),
+        // Asking again wakes it no more than asking did.
+        Fault::ModelNotAwake { .. } => (503, "model_not_ready", false),
+        Fault::StubNotServing { .. } => (503, "not_serving", true),
+        Fault::ShuttingDown => (503, "shutting_down", true),
+        Fault::ControlPlaneUnavailable => (503, "control_plane", true),
+        Fault::EngineTimeout { .. } => (504, "engine_timeout", false),
+        Fault::TurnEnded { .. } => (503, "turn_over", false),
+        Fault::Internal => (500, "internal_error", false),
+    };
+    FaultMapping { status, code, retry }
+}
+
+fn wait(fault: &Fault) -> Option<&WaitDetails> {
+    match fault {
+        Fault::InsufficientMemory(shortage) => Some(&shortage.wait),
+        Fault::QueueFull { wait, .. } | Fault::ModelNotReady { wait, .. } => Some(wait),
+        Fault::EngineFailed { wait, .. } => wait.as_ref(),
+        _ => None,
+    }
+}
+
+fn error_object(fault: &Fault, form: ApiSchema) -> ErrorObject<'_> {
+    ErrorObject {
+        message: fault.to_string(),
+        kind: match form {
+            ApiSchema::OpenAi | ApiSchema::Responses => error_type(fault),
+            ApiSchema::Anthropic => render::anthropic_error_type(status(fault)),
+        },
+        param: match fault {
+            Fault::InvalidRequest { param, .. } => param.as_deref(),
+            Fault::ModelNotFound { .. } | Fault::ModelForbidden { .. } => Some("model"),
+            _ => None,
+        },
+        code: code(fault),
+        details: details::of(fault),
+    }
+}
+
+#[cfg(test)]
+mod tests;

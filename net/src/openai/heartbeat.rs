@@ -1,0 +1,65 @@
+//! What keeps a waiting stream alive, without any client taking it for a word of the model.
+//!
+//! * **Chat, completions and the rest of OpenAI's**: a line of one space. Readers made by hand strip what they got and skip it
+//!   when nothing is left: sglang's `bench_serving` and llmperf by lines, vLLM's `bench serve` by whatever came at once. A comment
+//!   they would read as JSON, or put in front of the first event. To parsers of the standard the line is a field without a
+//!   colon whose name they do not know, which they ignore. It must not be empty: some SDKs dispatch an event without data
+//!   for an empty line, and then fail to parse nothing as JSON.
+//! * **Responses**: a comment with one newline. No such reader is known here.
+//! * **Messages**: Anthropic's own `ping` event, which its SDKs skip by name.
+//! * **Responses, for clients whose parser drops comments before their idle timer sees them**: `response.in_progress`.
+//!   This is opt-in, since the `responses.stream()` helpers of both OpenAI SDKs refuse every event before
+//!   `response.created`, and an invented `response.created` would make them refuse the engine's own one, whose id
+//!   differs. Read as raw events (`responses.create(stream=True)`), any event will do: the SDKs choose its type by
+//!   `type` and check nothing else, and typed code reads `sequence_number` and `response.status`. Nothing more is said,
+//!   and in particular no id, since there is no response yet that it could be the id of.
+
+use super::ApiSchema;
+
+const BLANK: &[u8] = b" \n";
+const COMMENT: &[u8] = b": rouse\n";
+const PING: &[u8] = b"event: ping\ndata: {\"type\": \"ping\"}\n\n";
+const IN_PROGRESS: &[u8] =
+    b"event: response.in_progress\ndata: {\"type\":\"response.in_progress\",\"sequence_number\":0,\
+    \"response\":{\"object\":\"response\",\"status\":\"in_progress\",\"error\":null,\"output\":[]}}\n\n";
+
+/// What is written while a stream waits, between events of its own. `events`: on the responses API, an event and no
+/// comment.
+#[must_use]
+pub const fn heartbeat(form: ApiSchema, events: bool) -> &'static [u8] {
+    match form {
+        ApiSchema::Anthropic => PING,
+        ApiSchema::Responses if events => IN_PROGRESS,
+        ApiSchema::Responses => COMMENT,
+        ApiSchema::OpenAi => BLANK,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::openai::sse::ResponseScanner;
+
+    #[test]
+    fn no_heartbeat_ends_a_stream_or_gives_it_an_id() {
+        for (form, events, count) in [
+            (ApiSchema::OpenAi, false, 0),
+            (ApiSchema::OpenAi, true, 0),
+            (ApiSchema::Responses, false, 0),
+            (ApiSchema::Responses, true, 1),
+            (ApiSchema::Anthropic, false, 1),
+        ] {
+            let mut scanner = ResponseScanner::new();
+            scanner.feed(heartbeat(form, events));
+            let facts = *scanner.facts();
+            assert_eq!(facts.events, count, "{form:?}");
+            assert!(!facts.done && !facts.error && facts.id.is_none(), "{form:?}");
+            // Its line has ended, and an event of ours may follow it.
+            scanner.feed(b"\n");
+            assert!(scanner.at_event_boundary());
+        }
+        for (form, line) in [(ApiSchema::OpenAi, " \n"), (ApiSchema::Responses, ": rouse\n")] {
+            assert_eq!(heartbeat(form, false), line.as_bytes(), "one newline");
+        }
+    }
+}

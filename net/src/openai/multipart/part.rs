@@ -1,0 +1,202 @@
+//! One part: its header fields, and where its content lies.
+
+use std::ops::Range;
+
+use memchr::memmem;
+
+use super::{Error, MAX_PART_HEADER_BYTES, is_utf8, slice_of, split_once};
+
+const DISPOSITION: &[u8] = b"content-disposition";
+const ENCODING: &[u8] = b"content-transfer-encoding";
+const TYPE: &[u8] = b"content-type";
+
+pub(super) struct FormPart<'a> {
+    pub(super) name: &'a [u8],
+    /// In the body.
+    pub(super) content: Range<usize>,
+    is_file: bool,
+    is_encoded: bool,
+    kind: Option<&'a [u8]>,
+}
+
+impl<'a> FormPart<'a> {
+    /// The part that is all of `body[whole]`, between two boundaries.
+    pub(super) fn read(body: &'a [u8], whole: Range<usize>) -> Result<Self, Error> {
+        let part = slice_of(body, &whole);
+        let searched = part.get(..MAX_PART_HEADER_BYTES + 4).unwrap_or(part);
+        let Some(blank) = memmem::find(searched, b"\r\n\r\n") else {
+            let wrong = if part.len() > MAX_PART_HEADER_BYTES {
+                "a part's header is longer than 16 KiB"
+            } else {
+                "a part's header has no end"
+            };
+            return Err(Error::Malformed(wrong));
+        };
+        let (mut disposition, mut encoding, mut kind) = (None, None, None);
+        for field in lines(slice_of(part, &(0..blank))) {
+            let (name, value) = split(field)?;
+            let place = if name.eq_ignore_ascii_case(DISPOSITION) {
+                &mut disposition
+            } else if name.eq_ignore_ascii_case(ENCODING) {
+                &mut encoding
+            } else if name.eq_ignore_ascii_case(TYPE) {
+                &mut kind
+            } else {
+                continue;
+            };
+            if place.replace(value).is_some() {
+                return Err(Error::Malformed("a part has the same header field twice"));
+            }
+        }
+        let disposition = disposition.ok_or(Error::Malformed("a part has no Content-Disposition"))?;
+        let (name, is_file) = parse_disposition(disposition)?;
+        // Parts inside of a part: some readers would look for a model there.
+        if kind
+            .is_some_and(|kind| kind.get(..10).is_some_and(|kind| kind.eq_ignore_ascii_case(b"multipart/")))
+        {
+            return Err(Error::Malformed("a part is multipart itself"));
+        }
+        Ok(Self {
+            name,
+            content: whole.start + blank + 4..whole.end,
+            is_file,
+            is_encoded: encoding.is_some(),
+            kind,
+        })
+    }
+
+    /// Every reader takes its content for the same text.
+    pub(super) fn check_text(&self) -> Result<(), &'static str> {
+        let plain = |kind: &[u8]| {
+            let mut pieces = kind.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
+            pieces.next().is_some_and(|kind| kind.eq_ignore_ascii_case(b"text/plain"))
+                && pieces.all(|piece| {
+                    split_once(piece, b'=').is_some_and(|(name, charset)| {
+                        name.eq_ignore_ascii_case(b"charset") && is_utf8(charset)
+                    })
+                })
+        };
+        match self {
+            Self { is_file: true, .. } => Err("must be a field and not a file"),
+            Self { is_encoded: true, .. } => Err("must not have a Content-Transfer-Encoding"),
+            Self { kind: Some(kind), .. } if !plain(kind) => Err("must be text/plain in UTF-8"),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn lines(header: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = Some(header);
+    std::iter::from_fn(move || {
+        let header = rest?;
+        let end = memmem::find(header, b"\r\n");
+        rest = end.and_then(|end| header.get(end + 2..));
+        end.map_or(Some(header), |end| header.get(..end))
+    })
+}
+
+/// A field's name and value. A line that goes on with the value of the one before begins with white space, so it has
+/// no name and is refused.
+fn split(field: &[u8]) -> Result<(&[u8], &[u8]), Error> {
+    let (name, value) =
+        split_once(field, b':').ok_or(Error::Malformed("a part's header field has no colon"))?;
+    if name.is_empty() || !name.iter().all(|byte| is_token(*byte)) {
+        return Err(Error::Malformed("a part's header field has a bad name"));
+    }
+    // Bare CR and LF above all.
+    if value.iter().any(|byte| byte.is_ascii_control() && *byte != b'\t') {
+        return Err(Error::Malformed("a part's header field has a control character in it"));
+    }
+    Ok((name, value.trim_ascii()))
+}
+
+/// The part's name, and whether it is a file.
+fn parse_disposition(disposition: &[u8]) -> Result<(&[u8], bool), Error> {
+    let semicolon = memchr::memchr(b';', disposition).unwrap_or(disposition.len());
+    let (kind, mut rest) = disposition.split_at(semicolon);
+    if !kind.trim_ascii().eq_ignore_ascii_case(b"form-data") {
+        return Err(Error::Malformed("a part's Content-Disposition is not form-data"));
+    }
+    let (mut name, mut file) = (None, false);
+    while let Some(after) = rest.strip_prefix(b";") {
+        let DispositionParameter { key, value, rest: tail } = DispositionParameter::read(after)?;
+        match key {
+            b"name" if !is_plain_name(value) => {
+                return Err(Error::Malformed("a part's name has characters that are read differently"));
+            }
+            b"name" if name.replace(value).is_some() => {
+                return Err(Error::Malformed("a part has two names"));
+            }
+            b"name" => {}
+            b"filename" | b"filename*" => file = true,
+            // `name*`, `NAME`: the name to some readers, and nothing to others.
+            _ => {
+                return Err(Error::Malformed(
+                    "a part's Content-Disposition has a parameter other than name and filename",
+                ));
+            }
+        }
+        rest = tail.trim_ascii_start();
+    }
+    if !rest.is_empty() {
+        return Err(Error::Malformed("a part's Content-Disposition is no list of parameters"));
+    }
+    Ok((name.ok_or(Error::Malformed("a part has no name"))?, file))
+}
+
+/// One parameter, and what follows it.
+struct DispositionParameter<'a> {
+    key: &'a [u8],
+    value: &'a [u8],
+    rest: &'a [u8],
+}
+
+impl<'a> DispositionParameter<'a> {
+    fn read(text: &'a [u8]) -> Result<Self, Error> {
+        let text = text.trim_ascii_start();
+        let (key, text) =
+            split_once(text, b'=').ok_or(Error::Malformed("a part's parameter has no value"))?;
+        let Some(quoted) = text.strip_prefix(b"\"") else {
+            let end = text.iter().position(|byte| !is_token(*byte)).unwrap_or(text.len());
+            let (value, rest) = text.split_at(end);
+            return Ok(Self { key, value, rest });
+        };
+        let (value, rest) =
+            split_once(quoted, b'"').ok_or(Error::Malformed("a quoted parameter of a part has no end"))?;
+        // To some readers the quote after it is a part of the value, to others it ends it.
+        if value.ends_with(b"\\") {
+            return Err(Error::Malformed("a parameter of a part has an escaped quote in it: write %22"));
+        }
+        // Some readers split at every semicolon, quoted or not.
+        if value.split(|byte| *byte == b';').skip(1).any(|piece| piece.contains(&b'=')) {
+            return Err(Error::Malformed("a parameter of a part has another parameter in it"));
+        }
+        Ok(Self { key, value, rest })
+    }
+}
+
+/// No quote, escape, encoding, or white space that a reader may remove.
+fn is_plain_name(name: &[u8]) -> bool {
+    name.iter().all(|byte| byte.is_ascii_graphic() && !b"\"\\%;'".contains(byte))
+}
+
+const fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric()
+        || matches!(
+            byte,
+            b'!' | b'#'
+                | b'$'
+                | b'%'
+                | b'&'
+                | b'\''
+                | b'*'
+                | b'+'
+                | b'-'
+                | b'.'
+                | b'^'
+                | b'_'
+                | b'`'
+                | b'|'
+                | b'~'
+        )
+}

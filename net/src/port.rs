@@ -1,0 +1,91 @@
+//! Ports for those who listen later.
+//!
+//! Who is told a port takes it some time after it was chosen: an engine that loads first, minutes later. A port that the kernel
+//! offers for nothing in particular is one that it gives to any connection meanwhile, and this machine's busiest program makes
+//! many. Below the range that it takes those from, a port stays free unless somebody asks for that very number.
+
+use std::{
+    fs,
+    hash::{BuildHasher as _, RandomState},
+    io,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    ops::Range,
+    sync::{
+        LazyLock,
+        atomic::{AtomicU16, Ordering},
+    },
+};
+
+/// Below Linux's usual range (32768 and up) and the node ports of Kubernetes (30000 and up).
+const CANDIDATE_PORTS: Range<u16> = 20_000..30_000;
+
+/// The next to be tried. It begins anywhere, so that two programs that start together go through different ones.
+static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| {
+    let anywhere = RandomState::new().hash_one(std::process::id());
+    AtomicU16::new(u16::try_from(anywhere % 10_000).unwrap_or_default())
+});
+
+/// A port of the loopback address on which nobody listens, and which connections are not given. Where the kernel has been
+/// told to give connections these ports too, it is one that was free a moment ago.
+///
+/// # Errors
+/// There is no free port, or no permission to listen.
+pub fn free() -> io::Result<u16> {
+    let given = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let tried = if lowest_ephemeral_port(&given).is_some_and(|lowest| lowest >= CANDIDATE_PORTS.end) {
+        CANDIDATE_PORTS.len()
+    } else {
+        0
+    };
+    let mut chosen = (0..tried).map(|_| {
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        CANDIDATE_PORTS.start + next % (CANDIDATE_PORTS.end - CANDIDATE_PORTS.start)
+    });
+    match chosen.find(|port| bind_once(*port).is_ok()) {
+        Some(port) => Ok(port),
+        None => bind_once(0),
+    }
+}
+
+/// The lowest port that a connection may be given: `32768\t60999`.
+fn lowest_ephemeral_port(range: &str) -> Option<u16> {
+    range.split_whitespace().next()?.parse().ok()
+}
+
+fn bind_once(port: u16) -> io::Result<u16> {
+    TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))?
+        .local_addr()
+        .map(|address| address.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_in_a_row_are_two_and_a_taken_one_is_passed_over() {
+        let first = free().unwrap();
+        let _taken = TcpListener::bind((Ipv4Addr::LOCALHOST, first)).unwrap();
+        let others: Vec<u16> = (0..100).map(|_| free().unwrap()).collect();
+        assert!(!others.contains(&first), "{first} {others:?}");
+    }
+
+    #[test]
+    fn no_connection_is_given_one() {
+        let Some(lowest) = lowest_ephemeral_port(
+            &fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default(),
+        ) else {
+            return;
+        };
+        if lowest >= CANDIDATE_PORTS.end {
+            assert!(CANDIDATE_PORTS.contains(&free().unwrap()));
+        }
+    }
+
+    #[test]
+    fn the_kernels_range_is_read() {
+        assert_eq!(lowest_ephemeral_port("32768\t60999\n"), Some(32768));
+        assert_eq!(lowest_ephemeral_port(""), None);
+        assert_eq!(lowest_ephemeral_port("many few"), None);
+    }
+}

@@ -1,0 +1,527 @@
+//! The engine's answer on its way to the client, and everything that ends with it.
+
+use std::{
+    future::Future,
+    ops::Range,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::Response;
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+use tokio::time::{Instant, Sleep, sleep};
+
+use super::{
+    ConnectionPool, ExchangeOutcome, GatedByStub, RelayObserver, RelayTimeouts, ResponseInspection,
+    abort_watch::{AbortWatch, ExchangeDeadline},
+    connection::UpstreamConnection,
+    decode::BodyDecoder,
+    guard::RelayGuard,
+    head::UpstreamResponseHead,
+    headers,
+    payload::UnsentRequest,
+    pool::ConnectionKey,
+    stream_tail::StreamTail,
+};
+use crate::{
+    lease::Lease,
+    openai::{ApiSchema, error, sse::ResponseScanner},
+};
+use rouse::{
+    fault::{ExchangeTimeout, FailureCause, Fault},
+    model::ModelName,
+    units::Millis,
+};
+
+/// How long the last event of a broken stream has to leave before the connection is torn down behind it. A server drops
+/// what it has not written when a body fails. One that can tell when it has written asks
+/// [`RelayBody::is_broken`] instead of waiting for this.
+const DELAYED_CLOSE_TIMEOUT: Millis = Millis(50);
+
+/// An answer's body. Holds the engine's connection and the lease; both go when it ends or is dropped.
+#[derive(Debug)]
+pub struct RelayBody<O: RelayObserver> {
+    // Dropped in this order: the connection is closed before the lease is given back.
+    state: RelayBodyState,
+    guard: RelayGuard<O>,
+    model: ModelName,
+    /// Follows what can be read of it.
+    tracker: Option<StreamTracker>,
+    /// It is a stream of events with room for one of ours, and in whose words that is written.
+    event_schema: Option<ApiSchema>,
+    /// Between two frames; `None` where one deadline covers the whole answer.
+    idle: Option<Millis>,
+    /// [`RelayTimeouts::exit_wait`].
+    exit_wait: Millis,
+    /// When its last frame passed.
+    last_frame_at: Option<Instant>,
+}
+
+/// What passes next.
+#[derive(Debug)]
+pub enum ScratchFrame {
+    /// It lies in the memory that was lent, here.
+    InScratch(Range<usize>),
+    /// It has memory of its own: it came along with the head, or is the last word of a stream that broke.
+    Owned(Bytes),
+}
+
+/// The client must not take what it has for the whole: the exchange broke. The fault was told in the stream already,
+/// where that was possible.
+#[derive(Debug, thiserror::Error)]
+#[error("the answer broke off: {0}")]
+pub struct RelayBodyError(pub Fault);
+
+/// What the request asked for, as far as its answer depends on it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ResponseOptions {
+    pub(super) stream: bool,
+    pub(super) inspection: ResponseInspection,
+    pub(super) schema: ApiSchema,
+}
+
+/// What follows an answer as it passes.
+#[derive(Debug)]
+enum StreamTracker {
+    /// The events of a stream, or one document.
+    Events(ResponseScanner),
+    /// Only where a stream stands.
+    Tail(StreamTail),
+}
+
+#[derive(Debug)]
+enum RelayBodyState {
+    Streaming {
+        upstream: Pin<Box<UpstreamStream>>,
+        decoder: BodyDecoder,
+    },
+    /// It broke, and its client will be told of it: as soon as the lease is revoked, or as all that is known after a while.
+    AwaitingCause(Pin<Box<UpstreamStream>>, Pin<Box<Sleep>>),
+    /// The error event is out, and is given time to leave.
+    DelayedClose(Pin<Box<Sleep>>, Box<Fault>),
+    Broken(Box<Fault>),
+    Ended,
+}
+
+pin_project! {
+    /// An exchange's watch, and from the answer's head on the connection that carries the answer: in one piece of memory,
+    /// made when the exchange begins and never moved.
+    pub(super) struct UpstreamStream {
+        #[pin]
+        abort_watch: AbortWatch,
+        pool: ConnectionPool,
+        connection: Option<UpstreamConnection>,
+        // What the engine had not read of the request when it began to answer.
+        unsent: UnsentRequest,
+        // Where in the pool the connection goes afterwards, when it can be used again.
+        pool_key: Option<ConnectionKey>,
+    }
+}
+
+impl<O: RelayObserver + Unpin> RelayBody<O> {
+    pub(super) fn respond(
+        head: UpstreamResponseHead,
+        flow: Pin<Box<UpstreamStream>>,
+        record: RelayGuard<O>,
+        model: ModelName,
+        timeouts: &RelayTimeouts,
+        wanted: ResponseOptions,
+    ) -> Response<Self> {
+        let UpstreamResponseHead { status, mut headers, decoder, gated, .. } = head;
+        let readable = headers::is_readable_stream(&headers);
+        let document =
+            wanted.inspection == ResponseInspection::EventsAndJson && headers::is_readable_json(&headers);
+        // With a length given there is no room for an event of ours; encoded, nothing can be read or written.
+        let events = readable && decoder.remaining().is_none();
+        let follow = match (wanted.inspection, wanted.schema) {
+            (ResponseInspection::StreamEnd, ApiSchema::OpenAi | ApiSchema::Anthropic) => {
+                events.then(|| StreamTracker::Tail(StreamTail::default()))
+            }
+            _ if readable => Some(StreamTracker::Events(ResponseScanner::new())),
+            _ => document.then(|| StreamTracker::Events(ResponseScanner::for_json())),
+        };
+        headers::to_client(&mut headers, events, decoder.remaining().is_none());
+        let mut body = Self {
+            state: RelayBodyState::Ended,
+            guard: record,
+            model,
+            tracker: follow,
+            event_schema: events.then_some(wanted.schema),
+            idle: wanted.stream.then_some(timeouts.idle),
+            exit_wait: timeouts.exit_wait,
+            last_frame_at: None,
+        };
+        if decoder.is_done() {
+            body.complete(flow, Instant::now());
+        } else {
+            body.state = RelayBodyState::Streaming { upstream: flow, decoder };
+        }
+        let mut response = Response::new(body);
+        *response.status_mut() = status;
+        *response.headers_mut() = headers;
+        if gated {
+            response.extensions_mut().insert(GatedByStub);
+        }
+        response
+    }
+
+    /// The exchange broke, and its last event, if there is one, is out of here: nothing comes any more but the error. A
+    /// server that knows when it has written that event need not poll on.
+    #[must_use]
+    pub const fn is_broken(&self) -> bool {
+        matches!(self.state, RelayBodyState::DelayedClose(..) | RelayBodyState::Broken(_))
+    }
+
+    /// When its last frame passed; a server need not ask the clock again for each.
+    #[must_use]
+    pub const fn last_frame_at(&self) -> Option<Instant> {
+        self.last_frame_at
+    }
+
+    fn complete(&mut self, mut flow: Pin<Box<UpstreamStream>>, now: Instant) {
+        flow.as_mut().finish(now);
+        drop(flow);
+        self.guard.complete(now);
+    }
+
+    /// Takes note of a frame that is about to pass at `now`.
+    fn note_frame(&mut self, frame: &[u8], now: Instant) {
+        match &mut self.tracker {
+            Some(StreamTracker::Events(scanner)) => scanner.feed(frame),
+            Some(StreamTracker::Tail(tail)) => tail.feed(frame),
+            None => {}
+        }
+        let Some(open) = self.guard.live() else { return };
+        open.lease.progress(now);
+        if self.last_frame_at.is_none() {
+            open.observer.first_byte();
+        }
+        let facts = match &self.tracker {
+            Some(StreamTracker::Events(scanner)) => Some(scanner.facts()),
+            _ => None,
+        };
+        open.observer.frame(frame.len(), facts);
+        self.last_frame_at = Some(now);
+        if let (Some(idle), RelayBodyState::Streaming { upstream: flow, .. }) = (self.idle, &mut self.state) {
+            let deadline = ExchangeDeadline::after(ExchangeTimeout::Idle, idle, now);
+            flow.as_mut().abort_watch().set(deadline);
+        }
+    }
+
+    /// The next of the answer, as a body gives it, and for those who pass it on at once without a copy: it is read into
+    /// `memory`, which is lent for this call, and left there.
+    pub fn poll_frame_into(
+        &mut self,
+        memory: &mut [u8],
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<ScratchFrame, RelayBodyError>>> {
+        loop {
+            match &mut self.state {
+                RelayBodyState::Ended => return Poll::Ready(None),
+                RelayBodyState::DelayedClose(pause, fault) => {
+                    ready!(pause.as_mut().poll(cx));
+                    self.state = RelayBodyState::Broken(fault.clone());
+                }
+                RelayBodyState::Broken(fault) => {
+                    let broken = RelayBodyError((**fault).clone());
+                    self.state = RelayBodyState::Ended;
+                    return Poll::Ready(Some(Err(broken)));
+                }
+                RelayBodyState::AwaitingCause(flow, patience) => {
+                    let known = self.guard.live().and_then(|open| {
+                        flow.as_mut().abort_watch().register(&open.lease, cx);
+                        open.lease.revoked().cloned()
+                    });
+                    if known.is_none() {
+                        ready!(patience.as_mut().poll(cx));
+                    }
+                    let fault = known.unwrap_or_else(|| broken_off_fault(&self.model));
+                    if let Some(event) = self.fail(fault) {
+                        return Poll::Ready(Some(Ok(ScratchFrame::Owned(event))));
+                    }
+                }
+                RelayBodyState::Streaming { upstream: flow, decoder } => {
+                    let Some(open) = self.guard.live() else {
+                        self.state = RelayBodyState::Broken(Box::new(Fault::Internal));
+                        continue;
+                    };
+                    if self.last_frame_at.is_none() {
+                        // An engine that floods never makes this wait, and yet a revocation must find its task.
+                        flow.as_mut().abort_watch().register(&open.lease, cx);
+                    }
+                    let next = flow.as_mut().poll_next(decoder, &open.lease, &self.model, memory, cx);
+                    let next = match ready!(next) {
+                        // An end by closing looks the same when the engine died: only the stream can tell.
+                        Ok(None)
+                            if !decoder.is_done()
+                                && self
+                                    .event_schema
+                                    .and(self.tracker.as_ref())
+                                    .is_some_and(|follow| !follow.is_over()) =>
+                        {
+                            Err(broken_off_fault(&self.model))
+                        }
+                        next => next,
+                    };
+                    let piece = match next {
+                        Ok(piece) => piece,
+                        Err(fault) => {
+                            if self.exit_wait > Millis::ZERO
+                                && fault == broken_off_fault(&self.model)
+                                && self.can_append_event()
+                            {
+                                self.await_cause();
+                                continue;
+                            }
+                            match self.fail(fault) {
+                                Some(event) => return Poll::Ready(Some(Ok(ScratchFrame::Owned(event)))),
+                                None => continue,
+                            }
+                        }
+                    };
+                    let last = piece.is_none() || decoder.is_done();
+                    let now = Instant::now();
+                    if let Some(piece) = &piece {
+                        self.note_frame(piece.bytes(memory), now);
+                    }
+                    if last
+                        && let RelayBodyState::Streaming { upstream: flow, .. } =
+                            std::mem::replace(&mut self.state, RelayBodyState::Ended)
+                    {
+                        self.complete(flow, now);
+                    }
+                    return Poll::Ready(piece.map(Ok));
+                }
+            }
+        }
+    }
+
+    /// The stream has room for an event of ours.
+    fn can_append_event(&self) -> bool {
+        self.event_schema.is_some() && self.tracker.as_ref().is_some_and(|follow| !follow.is_over())
+    }
+
+    /// Waits for the word that the engine died. An engine that lives hears at once that nobody reads on.
+    fn await_cause(&mut self) {
+        if let RelayBodyState::Streaming { upstream: mut flow, .. } =
+            std::mem::replace(&mut self.state, RelayBodyState::Ended)
+        {
+            flow.as_mut().close_connection();
+            self.state = RelayBodyState::AwaitingCause(flow, Box::pin(sleep(self.exit_wait.duration())));
+        }
+    }
+
+    /// Ends the exchange with a fault. Gives the last event, where the stream has room for one.
+    fn fail(&mut self, fault: Fault) -> Option<Bytes> {
+        let told = self.event_schema.zip(self.tracker.as_ref()).filter(|_| self.can_append_event());
+        let farewell = told.map(|(form, follow)| error_event(&fault, form, follow));
+        let told = Box::new(fault.clone());
+        self.state = if farewell.is_some() {
+            RelayBodyState::DelayedClose(Box::pin(sleep(DELAYED_CLOSE_TIMEOUT.duration())), told)
+        } else {
+            RelayBodyState::Broken(told)
+        };
+        self.guard.end(ExchangeOutcome::Failed(fault));
+        farewell
+    }
+}
+
+impl<O: RelayObserver + Unpin> Body for RelayBody<O> {
+    type Data = Bytes;
+    type Error = RelayBodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, RelayBodyError>>> {
+        let this = &mut *self;
+        let RelayBodyState::Streaming { upstream: flow, .. } = &this.state else {
+            return this.poll_frame_into(&mut [], cx).map_ok(|piece| Frame::data(piece.into_bytes(&[])));
+        };
+        flow.pool.clone().with_scratch(|memory| {
+            this.poll_frame_into(memory, cx).map_ok(|piece| Frame::data(piece.into_bytes(memory)))
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self.state, RelayBodyState::Ended)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.state {
+            RelayBodyState::Ended => SizeHint::with_exact(0),
+            RelayBodyState::Streaming { decoder, .. } => {
+                decoder.remaining().map_or_else(SizeHint::default, SizeHint::with_exact)
+            }
+            RelayBodyState::AwaitingCause(..)
+            | RelayBodyState::DelayedClose(..)
+            | RelayBodyState::Broken(_) => SizeHint::default(),
+        }
+    }
+}
+
+impl UpstreamStream {
+    pub(super) fn new(watch: AbortWatch, pool: ConnectionPool) -> Pin<Box<Self>> {
+        Box::pin(Self {
+            abort_watch: watch,
+            pool,
+            connection: None,
+            unsent: UnsentRequest::empty(),
+            pool_key: None,
+        })
+    }
+
+    pub(super) fn abort_watch(self: Pin<&mut Self>) -> Pin<&mut AbortWatch> {
+        self.project().abort_watch
+    }
+
+    /// The answer's head came over this connection.
+    pub(super) fn attach_connection(
+        self: Pin<&mut Self>,
+        connection: UpstreamConnection,
+        unsent: UnsentRequest,
+        home: Option<ConnectionKey>,
+    ) {
+        let this = self.project();
+        *this.connection = Some(connection);
+        *this.unsent = unsent;
+        *this.pool_key = home;
+    }
+
+    fn close_connection(self: Pin<&mut Self>) {
+        *self.project().connection = None;
+    }
+
+    /// The next piece of payload, as much as is there; `None` at the end.
+    fn poll_next(
+        self: Pin<&mut Self>,
+        decoder: &mut BodyDecoder,
+        lease: &Lease,
+        model: &ModelName,
+        memory: &mut [u8],
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<ScratchFrame>, Fault>> {
+        if let Some(fault) = lease.revoked() {
+            return Poll::Ready(Err(fault.clone()));
+        }
+        let this = self.project();
+        let Some(connection) = this.connection else {
+            return Poll::Ready(Err(Fault::Internal));
+        };
+        let held = &mut connection.read_buffer;
+        if !held.is_empty() {
+            let payload = decoder.decode_buffered(held).map_err(|_| broken_off_fault(model))?;
+            if !payload.is_empty() {
+                return Poll::Ready(Ok(Some(ScratchFrame::Owned(payload))));
+            }
+        }
+        while !decoder.is_done() {
+            if let Poll::Ready(Err(_)) = connection.poll_send(this.unsent, cx) {
+                connection.must_close = true;
+                this.unsent.abandon();
+                if let Some(fault) = this.unsent.take_fault() {
+                    return Poll::Ready(Err(fault));
+                }
+            }
+            let read = match connection.poll_read(memory, cx) {
+                Poll::Ready(Ok(0)) if matches!(decoder, BodyDecoder::UntilClose) => break,
+                Poll::Ready(Ok(read @ 1..)) => read,
+                Poll::Ready(_) => return Poll::Ready(Err(broken_off_fault(model))),
+                Poll::Pending => return this.abort_watch.poll(lease, model, cx).map(Err),
+            };
+            let Some(Ok(found)) = memory.get_mut(..read).map(|read| decoder.decode(read)) else {
+                return Poll::Ready(Err(broken_off_fault(model)));
+            };
+            // It says more than it was asked.
+            connection.must_close |= found.used < read;
+            if !found.payload.is_empty() {
+                return Poll::Ready(Ok(Some(ScratchFrame::InScratch(found.payload))));
+            }
+        }
+        Poll::Ready(Ok(None))
+    }
+
+    /// The answer is complete: the connection waits for its next use, if there can be one.
+    fn finish(self: Pin<&mut Self>, now: Instant) {
+        let this = self.project();
+        let Some(connection) = this.connection.take() else { return };
+        let clean = this.unsent.is_empty() && connection.read_buffer.is_empty() && !connection.must_close;
+        if let (Some(key), true) = (*this.pool_key, clean) {
+            this.pool.put(key, connection, now);
+        }
+    }
+}
+
+impl StreamTracker {
+    /// It came to its own end, or to an error of its own.
+    fn is_over(&self) -> bool {
+        match self {
+            Self::Events(scanner) => scanner.facts().done || scanner.facts().error,
+            Self::Tail(tail) => tail.is_over(),
+        }
+    }
+}
+
+impl ScratchFrame {
+    /// In bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::InScratch(range) => range.len(),
+            Self::Owned(bytes) => bytes.len(),
+        }
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// `memory`: what was lent when it was asked for.
+    #[must_use]
+    pub fn bytes<'a>(&'a self, memory: &'a [u8]) -> &'a [u8] {
+        match self {
+            Self::InScratch(range) => memory.get(range.clone()).unwrap_or_default(),
+            Self::Owned(bytes) => bytes,
+        }
+    }
+
+    /// The same, to be kept.
+    #[must_use]
+    pub fn into_bytes(self, memory: &[u8]) -> Bytes {
+        match self {
+            Self::InScratch(range) => Bytes::copy_from_slice(memory.get(range).unwrap_or_default()),
+            Self::Owned(bytes) => bytes,
+        }
+    }
+}
+
+impl std::fmt::Debug for UpstreamStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Flow").field("connection", &self.connection).finish_non_exhaustive()
+    }
+}
+
+/// The engine died, or what it sends is no longer HTTP. Why it died, others will find out.
+fn broken_off_fault(model: &ModelName) -> Fault {
+    Fault::EngineFailed { model: model.clone(), cause: FailureCause::ConnectionBroken, wait: None }
+}
+
+/// The error event; what the engine left unfinished is closed first, lest ours become a part of it.
+fn error_event(fault: &Fault, form: ApiSchema, stream: &StreamTracker) -> Bytes {
+    let (events, at_border) = match stream {
+        StreamTracker::Events(scanner) => (scanner.facts().events, scanner.at_event_boundary()),
+        // Only the events of the responses API are numbered, and those are followed.
+        StreamTracker::Tail(tail) => (0, tail.at_event_boundary()),
+    };
+    let event = error::event_after(fault, form, events);
+    if at_border {
+        return event;
+    }
+    let mut out = BytesMut::with_capacity(event.len() + 2);
+    out.put_slice(b"\n\n");
+    out.put(event);
+    out.freeze()
+}

@@ -1,0 +1,243 @@
+//! Heads as they stand on the wire: ours written, the engine's read.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, uri::PathAndQuery};
+
+use super::{
+    decode::BodyDecoder,
+    headers::{ConnectionTokens, is_for_client},
+};
+use crate::stub_api::{GATED_HEADER, NOT_READY_HEADER};
+
+/// An engine whose head is larger is not one.
+const MAX_HEAD_BYTES: usize = 64 << 10;
+const MAX_HEADERS: usize = 128;
+const TYPICAL_HEADERS: usize = 24;
+/// For so many more of its own a server finds room: without it the table grows, and all that is in it moves.
+const EXTRA_HEADER_CAPACITY: usize = 8;
+
+/// An engine's answer, up to its body. Of its headers only those that may reach a client.
+#[derive(Debug)]
+pub(super) struct UpstreamResponseHead {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) decoder: BodyDecoder,
+    /// The connection can carry another exchange after this one.
+    pub(super) keep_alive: bool,
+    /// A 503 with the mark of a stub that lets nobody in.
+    pub(super) gated: bool,
+}
+
+/// What came is not an answer to the request.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("malformed answer")]
+pub(super) struct MalformedResponse;
+
+/// Writes the first line of a request, whose path is put behind this one.
+pub(super) fn write_request_line(out: &mut Vec<u8>, method: &Method, behind: &str, path: &PathAndQuery) {
+    for piece in [method.as_str(), " ", behind, path.as_str(), " HTTP/1.1\r\n"] {
+        out.extend_from_slice(piece.as_bytes());
+    }
+}
+
+/// Takes a head from the front of `held`, when it is all there. Interim answers (1xx) are skipped: they are between
+/// two hops, and the client was not asked whether it understands them.
+///
+/// The values share the memory they were read into: an answer's head takes no memory of its own but the table.
+pub(super) fn parse(
+    held: &mut Bytes,
+    method: &Method,
+) -> Result<Option<UpstreamResponseHead>, MalformedResponse> {
+    loop {
+        // Clearing room for many takes longer than most heads take to read.
+        let parsed = match parse_with(&mut [httparse::EMPTY_HEADER; TYPICAL_HEADERS], held, method) {
+            Err(httparse::Error::TooManyHeaders) => {
+                parse_with(&mut [httparse::EMPTY_HEADER; MAX_HEADERS], held, method)
+            }
+            parsed => parsed,
+        };
+        match parsed.map_err(|_| MalformedResponse)? {
+            httparse::Status::Complete((length, head)) => {
+                drop(held.split_to(length));
+                if let Some(head) = head {
+                    return head.map(Some);
+                }
+            }
+            httparse::Status::Partial if held.len() < MAX_HEAD_BYTES => return Ok(None),
+            httparse::Status::Partial => return Err(MalformedResponse),
+        }
+    }
+}
+
+/// A head and its length, `None` for that of an interim answer.
+type ParsedHead = httparse::Status<(usize, Option<Result<UpstreamResponseHead, MalformedResponse>>)>;
+
+fn parse_with<'a>(
+    fields: &mut [httparse::Header<'a>],
+    held: &'a Bytes,
+    method: &Method,
+) -> Result<ParsedHead, httparse::Error> {
+    let mut answer = httparse::Response::new(fields);
+    let httparse::Status::Complete(length) = answer.parse(held)? else {
+        return Ok(httparse::Status::Partial);
+    };
+    let code = answer.code.unwrap_or(0);
+    let interim = (100..200).contains(&code) && code != 101;
+    let head = (!interim).then(|| read(&answer, held, method));
+    Ok(httparse::Status::Complete((length, head)))
+}
+
+/// What decides over the body and the connection, gathered while the headers are.
+#[derive(Default)]
+struct ResponseFraming<'a> {
+    connection_tokens: ConnectionTokens,
+    close: bool,
+    keep_alive: bool,
+    coding: Option<&'a [u8]>,
+    codings: usize,
+    length: Option<&'a [u8]>,
+    lengths_differ: bool,
+}
+
+fn read(
+    answer: &httparse::Response<'_, '_>,
+    held: &Bytes,
+    method: &Method,
+) -> Result<UpstreamResponseHead, MalformedResponse> {
+    let status = StatusCode::from_u16(answer.code.unwrap_or(0)).map_err(|_| MalformedResponse)?;
+    if status == StatusCode::SWITCHING_PROTOCOLS {
+        return Err(MalformedResponse);
+    }
+    let mut framing = ResponseFraming::default();
+    let mut headers = HeaderMap::with_capacity(answer.headers.len() + EXTRA_HEADER_CAPACITY);
+    for field in &*answer.headers {
+        let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| MalformedResponse)?;
+        framing.add_header(&name, field.value);
+        if is_for_client(name.as_str()) {
+            let value = held.slice_ref(field.value);
+            headers.append(name, HeaderValue::from_maybe_shared(value).map_err(|_| MalformedResponse)?);
+        }
+    }
+    if !framing.connection_tokens.is_empty() {
+        framing.connection_tokens.remove_from(&mut headers);
+    }
+    let decoder = framing.decoder(status, method)?;
+    let gated = status == StatusCode::SERVICE_UNAVAILABLE && is_marked(answer);
+    let by_version = answer.version == Some(1);
+    let keep = !matches!(decoder, BodyDecoder::UntilClose)
+        && !framing.close
+        && (by_version || framing.keep_alive)
+        && !framing.may_send_stray_body(&decoder, method);
+    Ok(UpstreamResponseHead { status, headers, decoder, keep_alive: keep, gated })
+}
+
+/// Asked of the few answers that may be: the mark itself passes on to nobody.
+fn is_marked(answer: &httparse::Response<'_, '_>) -> bool {
+    let marks =
+        |name: &str| [GATED_HEADER, NOT_READY_HEADER].iter().any(|mark| name.eq_ignore_ascii_case(mark));
+    answer.headers.iter().any(|field| marks(field.name) && field.value == b"1")
+}
+
+impl<'a> ResponseFraming<'a> {
+    fn add_header(&mut self, name: &HeaderName, value: &'a [u8]) {
+        if *name == header::CONTENT_LENGTH {
+            self.lengths_differ |= self.length.is_some_and(|other| other != value);
+            self.length = Some(value);
+        } else if *name == header::TRANSFER_ENCODING {
+            self.codings += 1;
+            self.coding = Some(value);
+        } else if *name == header::CONNECTION {
+            for token in value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii) {
+                self.close |= token.eq_ignore_ascii_case(b"close");
+                self.keep_alive |= token.eq_ignore_ascii_case(b"keep-alive");
+            }
+            self.connection_tokens.add(value);
+        }
+    }
+
+    /// There is no body, by the rules, and yet its head speaks of one: an engine that sends it all the same would put it
+    /// in front of the next answer.
+    fn may_send_stray_body(&self, decoder: &BodyDecoder, method: &Method) -> bool {
+        let speaks = self.coding.is_some() || self.length.is_some_and(|length| length != b"0");
+        matches!(decoder, BodyDecoder::Length(0)) && (*method == Method::HEAD || speaks)
+    }
+
+    /// How the body ends (RFC 9112, 6.3). Chunked goes before a length; anything but plain chunked is refused.
+    fn decoder(&self, status: StatusCode, method: &Method) -> Result<BodyDecoder, MalformedResponse> {
+        if *method == Method::HEAD || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED {
+            return Ok(BodyDecoder::Length(0));
+        }
+        if let Some(coding) = self.coding {
+            let plain = coding.eq_ignore_ascii_case(b"chunked") && self.codings == 1;
+            return if plain { Ok(BodyDecoder::chunked()) } else { Err(MalformedResponse) };
+        }
+        let Some(digits) = self.length else {
+            return Ok(BodyDecoder::UntilClose);
+        };
+        if self.lengths_differ || digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+            return Err(MalformedResponse);
+        }
+        let digits = str::from_utf8(digits).map_err(|_| MalformedResponse)?;
+        digits.parse().map(BodyDecoder::Length).map_err(|_| MalformedResponse)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::relay::headers::{HeaderOverrides, to_engine};
+
+    const INTERIM: &[u8] = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n";
+    const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nX-A: 1\r\nx-a: 2\r\n\r\nabc";
+
+    #[test]
+    fn a_head_is_written_as_it_was_given() {
+        let mut headers = HeaderMap::new();
+        headers.append("x-a", HeaderValue::from_static("1"));
+        headers.append("x-a", HeaderValue::from_static("2"));
+        let mut head = Vec::new();
+        write_request_line(&mut head, &Method::POST, "", &PathAndQuery::from_static("/v1/x?y=z"));
+        let ours = HeaderOverrides {
+            host: "a:1",
+            authorization: None,
+            request_id: None,
+            length: Some(0),
+            identity_encoding: false,
+        };
+        to_engine(&mut head, &headers, ours);
+        let wanted = "POST /v1/x?y=z HTTP/1.1\r\nx-a: 1\r\nx-a: 2\r\nhost: a:1\r\ncontent-length: 0\r\n";
+        assert_eq!(str::from_utf8(&head), Ok(wanted));
+    }
+
+    #[test]
+    fn a_head_without_end_is_given_up() {
+        let endless = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(MAX_HEAD_BYTES));
+        assert_eq!(parse(&mut endless.into(), &Method::GET).unwrap_err(), MalformedResponse);
+        let many = format!("HTTP/1.1 200 OK\r\n{}\r\n", "x: y\r\n".repeat(MAX_HEADERS + 1));
+        assert_eq!(parse(&mut many.into(), &Method::GET).unwrap_err(), MalformedResponse);
+    }
+
+    proptest! {
+        #[test]
+        fn a_head_is_found_whole_however_it_arrives(cut in 0..INTERIM.len() + ANSWER.len() - 3) {
+            let wire = [INTERIM, ANSWER].concat();
+            let mut buffer = Bytes::copy_from_slice(&wire[..cut]);
+            prop_assert!(parse(&mut buffer, &Method::POST).unwrap().is_none());
+            buffer = [&buffer, &wire[cut..]].concat().into();
+            let head = parse(&mut buffer, &Method::POST).unwrap().unwrap();
+            prop_assert_eq!(head.status, 200);
+            prop_assert_eq!(head.headers.get_all("x-a").iter().count(), 2);
+            prop_assert!(!head.headers.contains_key("link"));
+            prop_assert_eq!(head.decoder.remaining(), Some(3));
+            prop_assert_eq!(&buffer[..], b"abc");
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(tail in prop::collection::vec(any::<u8>(), 0..120)) {
+            let wire = [&b"HTTP/1.1 "[..], &tail].concat();
+            drop(parse(&mut wire.into(), &Method::GET));
+        }
+    }
+}

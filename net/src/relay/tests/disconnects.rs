@@ -1,0 +1,104 @@
+//! Clients that leave, in every phase: the engine sees it at once, and nothing is left.
+
+use super::*;
+
+const DROPS: usize = 100;
+
+#[tokio::test]
+async fn a_client_that_leaves_while_connecting_leaves_nothing() {
+    let engine = Engine::start().await;
+    let core = Core::new(engine.address());
+    for _ in 0..DROPS {
+        let seen = RecordingObserver::default();
+        {
+            let mut going = Box::pin(exchange(&core.pool, core.exchange_args(true, &seen)));
+            assert!(poll_once(going.as_mut()).is_pending());
+        }
+        assert_eq!(seen.ends(), [ExchangeOutcome::ClientLeft(DisconnectPhase::Connecting)]);
+        assert!(core.is_unused());
+    }
+    // Those that the kernel had connected are closed, too.
+    while let Ok(Ok((socket, _))) = timeout(AT_ONCE, engine.0.accept()).await {
+        Peer(socket).expect_close().await;
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_while_the_engine_thinks_is_seen_leaving() {
+    let engine = Engine::start().await;
+    let core = Core::new(engine.address());
+    for round in 0..DROPS {
+        let seen = RecordingObserver::default();
+        let mut peer = {
+            let going = exchange(&core.pool, core.exchange_args(round % 2 == 0, &seen));
+            let engine_side = async {
+                let mut peer = engine.accept().await;
+                peer.request().await;
+                // Half of them leave inside the head.
+                if round % 4 < 2 {
+                    peer.write("HTTP/1.1 200 OK\r\ncontent-").await;
+                }
+                peer
+            };
+            tokio::select! {
+                biased;
+                _ = going => panic!("there was no answer"),
+                peer = engine_side => peer,
+            }
+        };
+        peer.expect_close().await;
+        assert_eq!(seen.ends(), [ExchangeOutcome::ClientLeft(DisconnectPhase::Headers)]);
+        assert!(core.is_unused());
+    }
+    assert!(core.pool.is_empty());
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_mid_stream_is_seen_leaving_though_no_token_flows() {
+    let engine = Engine::start().await;
+    let core = Core::new(engine.address());
+    for round in 0..DROPS {
+        let seen = RecordingObserver::default();
+        let engine_side = async {
+            let mut peer = engine.accept().await;
+            peer.request().await;
+            peer.write(EVENTS).await;
+            peer.chunk("data: 1\n\n").await;
+            peer
+        };
+        let (answer, mut peer) = tokio::join!(core.send(true, &seen), engine_side);
+        let mut body = answer.unwrap().into_body();
+        if round % 2 == 0 {
+            frame(&mut body).await.unwrap().unwrap();
+        }
+        assert_eq!(core.gate.leases(), 1);
+        drop(body);
+        assert_eq!(seen.ends(), [ExchangeOutcome::ClientLeft(DisconnectPhase::Streaming)]);
+        assert!(core.is_unused());
+        peer.expect_close().await;
+    }
+    assert!(core.pool.is_empty());
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_while_its_body_is_being_sent_is_seen_leaving() {
+    let engine = Engine::start().await;
+    let core = Core::new(engine.address());
+    for _ in 0..10 {
+        let seen = RecordingObserver::default();
+        let mut order = core.exchange_args(false, &seen);
+        order.request.body = Bytes::from(vec![b'x'; 16 << 20]).into();
+        let mut peer = tokio::select! {
+            biased;
+            _ = exchange(&core.pool, order) => panic!("there was no answer"),
+            peer = async {
+                let mut peer = engine.accept().await;
+                assert_ne!(peer.0.read(&mut [0; 64]).await.unwrap(), 0);
+                peer
+            } => peer,
+        };
+        peer.expect_close().await;
+        assert_eq!(seen.ends(), [ExchangeOutcome::ClientLeft(DisconnectPhase::Headers)]);
+        assert!(core.is_unused());
+    }
+}

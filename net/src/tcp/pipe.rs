@@ -1,0 +1,152 @@
+//! A connection that may be a pipe in memory, with as much of [`TcpStream`] as the data path uses.
+
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{Mutex, PoisonError},
+    task::{Context, Poll, Waker},
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf, duplex},
+    net::TcpStream,
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+};
+
+/// What a pipe holds before its writer waits, per direction.
+pub const PIPE_CAPACITY_BYTES: usize = 256 << 10;
+
+thread_local! {
+    /// Who listens on this thread. A connection is made deep inside a request, where nobody could be handed this.
+    static LISTENERS: RefCell<BTreeMap<SocketAddr, UnboundedSender<DuplexStream>>> = RefCell::default();
+}
+
+#[derive(Debug)]
+pub enum Tcp {
+    Socket(TcpStream),
+    /// As a socket is, it is read and written through a shared reference.
+    Pipe(Mutex<DuplexStream>),
+}
+
+/// From here on this thread's connections to `address` are pipes, and come out here.
+#[must_use]
+pub fn listen(address: SocketAddr) -> UnboundedReceiver<DuplexStream> {
+    let (tell, told) = unbounded_channel();
+    LISTENERS.with_borrow_mut(|listeners| listeners.insert(address, tell));
+    told
+}
+
+impl Tcp {
+    /// # Errors
+    /// As those of [`TcpStream::connect`].
+    pub async fn connect(address: SocketAddr) -> io::Result<Self> {
+        let listener = LISTENERS.with_borrow(|listeners| listeners.get(&address).cloned());
+        let Some(listener) = listener else {
+            return TcpStream::connect(address).await.map(Self::Socket);
+        };
+        let (near, far) = duplex(PIPE_CAPACITY_BYTES);
+        listener.send(far).map_err(|_| io::ErrorKind::ConnectionRefused)?;
+        Ok(near.into())
+    }
+
+    /// # Errors
+    /// As those of [`TcpStream::set_nodelay`].
+    pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
+        match self {
+            Self::Socket(socket) => socket.set_nodelay(nodelay),
+            Self::Pipe(_) => Ok(()),
+        }
+    }
+
+    /// # Errors
+    /// As those of [`TcpStream::peek`]; a pipe cannot be looked into.
+    pub async fn peek(&self, bytes: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Socket(socket) => socket.peek(bytes).await,
+            Self::Pipe(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// # Errors
+    /// As those of [`TcpStream::try_read`].
+    pub fn try_read(&self, bytes: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Socket(socket) => socket.try_read(bytes),
+            Self::Pipe(pipe) => {
+                let mut bytes = ReadBuf::new(bytes);
+                let mut cx = Context::from_waker(Waker::noop());
+                let mut pipe = pipe.lock().unwrap_or_else(PoisonError::into_inner);
+                match Pin::new(&mut *pipe).poll_read(&mut cx, &mut bytes) {
+                    Poll::Ready(read) => read.map(|()| bytes.filled().len()),
+                    Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
+                }
+            }
+        }
+    }
+}
+
+impl From<TcpStream> for Tcp {
+    fn from(socket: TcpStream) -> Self {
+        Self::Socket(socket)
+    }
+}
+
+impl From<DuplexStream> for Tcp {
+    fn from(pipe: DuplexStream) -> Self {
+        Self::Pipe(Mutex::new(pipe))
+    }
+}
+
+fn own(pipe: &mut Mutex<DuplexStream>) -> &mut DuplexStream {
+    pipe.get_mut().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl AsyncRead for Tcp {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Socket(socket) => Pin::new(socket).poll_read(cx, buf),
+            Self::Pipe(pipe) => Pin::new(own(pipe)).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Tcp {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Socket(socket) => Pin::new(socket).poll_write(cx, bytes),
+            Self::Pipe(pipe) => Pin::new(own(pipe)).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Socket(socket) => Pin::new(socket).poll_write_vectored(cx, slices),
+            Self::Pipe(pipe) => Pin::new(own(pipe)).poll_write_vectored(cx, slices),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Socket(socket) => Pin::new(socket).poll_flush(cx),
+            Self::Pipe(pipe) => Pin::new(own(pipe)).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Socket(socket) => Pin::new(socket).poll_shutdown(cx),
+            Self::Pipe(pipe) => Pin::new(own(pipe)).poll_shutdown(cx),
+        }
+    }
+}

@@ -1,0 +1,424 @@
+//! What befell an engine last, kept until it serves again. Without this, an engine that crashed, one that was put away and one
+//! that nobody has asked for would all look the same: cold.
+//!
+//! An engine's own words ([`EngineDiagnostics`]) are for the admin alone. Clients are told the class of a cause, how the last probe was
+//! answered, and never what an engine wrote, which may be what others asked it.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Engine, state::LifecycleState};
+use crate::{
+    fault::FailureCause,
+    fleet::command::CloseReason,
+    model::{AcceleratorRequirement, ModelName, ModelSpec},
+    units::{Generation, Tick},
+};
+
+/// So much of an engine's own words is kept, in characters.
+const MAX_DIAGNOSTIC_CHARS: usize = 300;
+
+/// The last failure of an engine, or how it was last put away.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LastOutcome {
+    pub at: Tick,
+    pub generation: Generation,
+    #[serde(flatten)]
+    pub outcome: EngineOutcome,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum EngineOutcome {
+    Failed(FailureRecord),
+    Deactivated {
+        /// Why its gate closed; of one that slept, whose gate was closed already, why it was stopped.
+        reason: Option<CloseReason>,
+        /// The model that had the memory next.
+        successor: Option<ModelName>,
+    },
+}
+
+/// A start, a wake, a sleep or a life that failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FailureRecord {
+    pub stage: FailureStage,
+    pub cause: FailureCause,
+    /// Failures in a row, this one included.
+    pub count: u32,
+    #[serde(default, skip_serializing_if = "EngineDiagnostics::is_empty")]
+    pub diagnostics: EngineDiagnostics,
+}
+
+/// As much of a failure as clients are told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastFailure {
+    pub at: Tick,
+    pub cause: FailureCause,
+    /// Failures in a row, this one included.
+    pub count: u32,
+}
+
+/// What an engine was doing when it failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum FailureStage {
+    Starting,
+    Waking,
+    Serving,
+    FallingAsleep,
+    Sleeping,
+}
+
+/// What an engine itself shows of why it does not serve.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EngineDiagnostics {
+    /// The last line that it wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_line: Option<String>,
+    /// How it answered the last request for its health.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe: Option<String>,
+    /// What the system said that was to run it: the kernel, or the cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub system: Option<String>,
+}
+
+impl FailureStage {
+    const fn of(state: &LifecycleState) -> Option<Self> {
+        Some(match state {
+            LifecycleState::Launching | LifecycleState::Loading => Self::Starting,
+            LifecycleState::Waking { .. } => Self::Waking,
+            LifecycleState::Awake | LifecycleState::Draining { .. } => Self::Serving,
+            LifecycleState::FallingAsleep { .. } => Self::FallingAsleep,
+            LifecycleState::Asleep { .. } => Self::Sleeping,
+            LifecycleState::Cold
+            | LifecycleState::Failing { .. }
+            | LifecycleState::Stopping { .. }
+            | LifecycleState::Backoff { .. } => {
+                return None;
+            }
+        })
+    }
+}
+
+impl EngineDiagnostics {
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.last_line.is_none() && self.probe.is_none() && self.system.is_none()
+    }
+
+    #[must_use]
+    pub fn from_system(words: &str) -> Self {
+        Self { system: Some(words.to_owned()), ..Self::default() }
+    }
+
+    /// Takes what is known anew, and only so much of it. What an engine writes must not steer a terminal.
+    pub fn merge(&mut self, more: &Self) {
+        let cut = |text: &String| {
+            text.trim()
+                .chars()
+                .take(MAX_DIAGNOSTIC_CHARS)
+                .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+                .collect()
+        };
+        self.last_line = more.last_line.as_ref().map(cut).or_else(|| self.last_line.take());
+        self.probe = more.probe.as_ref().map(cut).or_else(|| self.probe.take());
+        self.system = more.system.as_ref().map(cut).or_else(|| self.system.take());
+    }
+
+    /// For the admin: to stand behind what happened.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        self.for_clients() + &self.for_admin()
+    }
+
+    /// What anybody may read of them: how a probe was answered is told in the gateway's own words.
+    #[must_use]
+    pub fn for_clients(&self) -> String {
+        self.probe.as_ref().map(|probe| format!("; its last probe: {probe}")).unwrap_or_default()
+    }
+
+    /// The rest.
+    #[must_use]
+    pub fn for_admin(&self) -> String {
+        let line = self.last_line.as_ref().map(|line| format!("; it wrote last: {line}"));
+        let system = self.system.as_ref().map(|system| format!("; {system}"));
+        system.into_iter().chain(line).collect()
+    }
+}
+
+impl FailureRecord {
+    /// What failed and why: "last start failed at 02:42:05.000: exit status 1 (exited:1), 3 in a row".
+    #[must_use]
+    pub fn describe(&self, at: Tick) -> String {
+        let what = match self.stage {
+            FailureStage::Starting => "last start failed",
+            FailureStage::Waking => "last wake failed",
+            FailureStage::Serving => "failed while it served",
+            FailureStage::FallingAsleep => "failed to fall asleep",
+            FailureStage::Sleeping => "failed in its sleep",
+        };
+        let row = if self.count > 1 { format!(", {} failures in a row", self.count) } else { String::new() };
+        format!("{what} at {at}: {}{row}", self.cause.describe())
+    }
+}
+
+impl LastOutcome {
+    /// A start that failed, as the gateway that leads tells of it: `count` in a row.
+    #[must_use]
+    pub fn failed_start(at: Tick, generation: Generation, cause: FailureCause, count: u32) -> Self {
+        let (doing, symptoms) = (FailureStage::Starting, EngineDiagnostics::default());
+        Self {
+            at,
+            generation,
+            outcome: EngineOutcome::Failed(FailureRecord {
+                stage: doing,
+                cause,
+                count,
+                diagnostics: symptoms,
+            }),
+        }
+    }
+
+    /// In a row; none of one that was put away.
+    #[must_use]
+    pub const fn consecutive_failures(&self) -> u32 {
+        match &self.outcome {
+            EngineOutcome::Failed(failure) => failure.count,
+            EngineOutcome::Deactivated { .. } => 0,
+        }
+    }
+
+    /// What the engine showed when it failed, for the admin.
+    #[must_use]
+    pub fn diagnostics(&self) -> String {
+        match &self.outcome {
+            EngineOutcome::Failed(failure) => failure.diagnostics.describe(),
+            EngineOutcome::Deactivated { .. } => String::new(),
+        }
+    }
+
+    /// For texts: "evicted at 02:42:05.000 for gamma".
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let at = self.at;
+        match &self.outcome {
+            EngineOutcome::Failed(failure) => failure.describe(at),
+            EngineOutcome::Deactivated { successor: Some(to), .. } => format!("evicted at {at} for {to}"),
+            EngineOutcome::Deactivated { reason: why, .. } => match why {
+                Some(CloseReason::Idle) => format!("put away at {at}, unused"),
+                Some(CloseReason::Turn) => format!("evicted at {at}"),
+                Some(CloseReason::Operator) => format!("put away at {at} by order"),
+                Some(CloseReason::Outdated) => format!("stopped at {at}: its configuration changed"),
+                Some(CloseReason::Shutdown) => format!("stopped at {at} with the gateway"),
+                // What fails otherwise has failed, and is not put away.
+                Some(CloseReason::Fault | CloseReason::SleepDenied) => {
+                    format!("stopped at {at}: it did not fall asleep")
+                }
+                Some(CloseReason::PublishedNotAwake) | None => format!("stopped at {at}"),
+            },
+        }
+    }
+}
+
+/// Where people find what an engine wrote; nothing, where another system keeps that (a Pod's log).
+#[must_use]
+pub fn logs_hint(spec: &ModelSpec) -> String {
+    match spec.accelerators {
+        AcceleratorRequirement::InPool { .. } => String::new(),
+        AcceleratorRequirement::Count(_) | AcceleratorRequirement::Ids(_) => {
+            format!("; 'rouse-gateway logs {}' shows what it wrote", spec.name)
+        }
+    }
+}
+
+impl Engine {
+    /// Takes note of how a life ends, before `next` is entered.
+    pub(super) fn record_outcome(&mut self, next: &LifecycleState, now: Tick) {
+        let (LifecycleState::Failing { cause, .. }
+        | LifecycleState::Stopping { cause }
+        | LifecycleState::Backoff { cause, .. }) = next
+        else {
+            return self.record_deactivation(next, now);
+        };
+        let Some(doing) = FailureStage::of(&self.state) else { return };
+        if *cause == FailureCause::Stopped {
+            return self.record_deactivation(next, now);
+        }
+        let count = 1 + self.failure().map_or(0, |failure| failure.count);
+        let symptoms = std::mem::take(&mut self.diagnostics);
+        let what = EngineOutcome::Failed(FailureRecord {
+            stage: doing,
+            cause: cause.clone(),
+            count,
+            diagnostics: symptoms,
+        });
+        self.last_outcome = Some(LastOutcome { at: now, generation: self.generation, outcome: what });
+    }
+
+    fn record_deactivation(&mut self, next: &LifecycleState, now: Tick) {
+        let (LifecycleState::FallingAsleep { .. } | LifecycleState::Stopping { .. }) = next else { return };
+        let why = match &self.state {
+            LifecycleState::Draining { reason: why, .. } => Some(*why),
+            LifecycleState::Asleep { .. } => None,
+            // A start that is given up is no ending worth a word: what was before it is.
+            _ => return,
+        };
+        let to =
+            self.yielded_to.as_ref().filter(|_| why == Some(CloseReason::Turn)).map(|to| to.model.clone());
+        self.last_outcome = Some(LastOutcome {
+            at: now,
+            generation: self.generation,
+            outcome: EngineOutcome::Deactivated { reason: why, successor: to },
+        });
+    }
+
+    /// It is stopped in its sleep, and this is why.
+    pub fn set_stop_reason(&mut self, reason: CloseReason) {
+        match &mut self.last_outcome {
+            Some(LastOutcome { at, outcome: EngineOutcome::Deactivated { reason: why, .. }, .. })
+                if *at == self.since =>
+            {
+                *why = Some(reason);
+            }
+            _ => {}
+        }
+    }
+
+    /// It is stopped, for this model's sake.
+    pub fn set_successor(&mut self, model: &ModelName) {
+        match &mut self.last_outcome {
+            Some(LastOutcome { at, outcome: EngineOutcome::Deactivated { successor: to, .. }, .. })
+                if *at == self.since =>
+            {
+                *to = Some(model.clone());
+            }
+            _ => {}
+        }
+    }
+
+    /// It was put away for another model's turn, and has not served since.
+    pub(crate) fn is_evicted(&self) -> bool {
+        let past = self.last_outcome.as_ref().map(|past| &past.outcome);
+        matches!(past, Some(EngineOutcome::Deactivated { reason: Some(CloseReason::Turn), .. }))
+    }
+
+    /// The last failure, where the engine has not served since.
+    #[must_use]
+    pub fn failure(&self) -> Option<&FailureRecord> {
+        match &self.last_outcome.as_ref()?.outcome {
+            EngineOutcome::Failed(failure) => Some(failure),
+            EngineOutcome::Deactivated { .. } => None,
+        }
+    }
+
+    /// As [`Self::failure`], for clients.
+    #[must_use]
+    pub fn last_failure(&self) -> Option<LastFailure> {
+        let (past, failure) = (self.last_outcome.as_ref()?, self.failure()?);
+        Some(LastFailure { at: past.at, cause: failure.cause.clone(), count: failure.count })
+    }
+
+    /// Its last start failed, and nothing runs: whoever asks next may meet the same.
+    #[must_use]
+    pub fn failed_to_start(&self) -> bool {
+        !self.state.has_process()
+            && self.failure().is_some_and(|failure| failure.stage == FailureStage::Starting)
+    }
+
+    /// It shows why it does not serve: now, or before it ended.
+    pub fn record_diagnostics(&mut self, symptoms: &EngineDiagnostics) {
+        let generation = self.generation;
+        match &mut self.last_outcome {
+            Some(LastOutcome { generation: of, outcome: EngineOutcome::Failed(failure), .. })
+                if *of == generation =>
+            {
+                failure.diagnostics.merge(symptoms);
+            }
+            _ => self.diagnostics.merge(symptoms),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        fleet::command::AfterDrain,
+        model::{EngineId, SleepLevel},
+    };
+
+    fn engine(state: LifecycleState) -> Engine {
+        Engine { state, generation: Generation(1), ..Engine::new(EngineId::new("m".into(), 0), Tick(0)) }
+    }
+
+    fn described(engine: &Engine) -> String {
+        engine.last_outcome.as_ref().map(LastOutcome::describe).unwrap_or_default()
+    }
+
+    #[test]
+    fn failures_in_a_row_are_counted_and_keep_what_the_engine_said() {
+        let mut engine = engine(LifecycleState::Loading);
+        let said = |line: &str| EngineDiagnostics {
+            last_line: Some(line.to_owned()),
+            ..EngineDiagnostics::default()
+        };
+        engine.record_diagnostics(&said("No module named\t'llama_cpp'\n"));
+        let gone = LifecycleState::Backoff { until: Tick(0), cause: FailureCause::Exited(1) };
+        engine.transition_to(gone.clone(), Tick(1000));
+        assert_eq!(described(&engine), "last start failed at 00:00:01.000: exit status 1 (exited:1)");
+        let line =
+            |engine: &Engine| engine.failure().and_then(|failure| failure.diagnostics.last_line.clone());
+        assert_eq!(line(&engine).as_deref(), Some("No module named\u{fffd}'llama_cpp'"));
+        assert!(engine.failed_to_start());
+        (engine.state, engine.generation) = (LifecycleState::Launching, Generation(2));
+        engine.record_diagnostics(&EngineDiagnostics {
+            probe: Some("status 503".to_owned()),
+            ..EngineDiagnostics::default()
+        });
+        assert_eq!(
+            line(&engine).as_deref(),
+            Some("No module named\u{fffd}'llama_cpp'"),
+            "of the life before"
+        );
+        engine.transition_to(LifecycleState::Stopping { cause: FailureCause::Timeout }, Tick(2000));
+        engine.record_diagnostics(&said("Loading"));
+        engine.transition_to(gone, Tick(3000));
+        let failure = engine.failure().unwrap();
+        assert_eq!((failure.count, &failure.cause), (2, &FailureCause::Timeout));
+        assert_eq!(failure.diagnostics.describe(), "; its last probe: status 503; it wrote last: Loading");
+    }
+
+    #[test]
+    fn who_had_the_memory_next_is_remembered() {
+        let draining = |why| LifecycleState::Draining {
+            reason: why,
+            after_drain: AfterDrain::Stop,
+            revoked: false,
+            drained: true,
+        };
+        let stopped = LifecycleState::Stopping { cause: FailureCause::Stopped };
+        let mut evicted = engine(draining(CloseReason::Turn));
+        evicted.yielded_to = Some(EngineId::new("gamma".into(), 0));
+        evicted.transition_to(stopped.clone(), Tick(5000));
+        evicted.transition_to(LifecycleState::Cold, Tick(6000));
+        assert_eq!(described(&evicted), "evicted at 00:00:05.000 for gamma");
+        assert!(!evicted.failed_to_start());
+        let mut idle = engine(draining(CloseReason::Idle));
+        idle.transition_to(stopped.clone(), Tick(5000));
+        assert_eq!(described(&idle), "put away at 00:00:05.000, unused");
+        let mut sleeper = engine(LifecycleState::Asleep { level: SleepLevel::One });
+        sleeper.transition_to(stopped.clone(), Tick(5000));
+        assert_eq!(described(&sleeper), "stopped at 00:00:05.000");
+        sleeper.set_stop_reason(CloseReason::Idle);
+        assert_eq!(described(&sleeper), "put away at 00:00:05.000, unused");
+        sleeper.set_successor(&"gamma".into());
+        assert_eq!(described(&sleeper), "evicted at 00:00:05.000 for gamma");
+        let mut abandoned = engine(LifecycleState::Loading);
+        abandoned.transition_to(stopped, Tick(5000));
+        assert_eq!(described(&abandoned), "");
+    }
+}

@@ -1,0 +1,248 @@
+//! Taking over engines that already run, and orders by people: what enters the state from outside a plan.
+
+use std::sync::Arc;
+
+use crate::{
+    engine::{Engine, ProbeState, state::LifecycleState},
+    fault::FailureCause,
+    fleet::{
+        event::{AdoptedEngine, OperatorAction},
+        plan::{
+            Planner,
+            leadership::{LeadershipRole, NOT_LEADER_MESSAGE},
+        },
+        report::{AcceleratorView, EngineView, FleetView, HostView, ModelState, ModelView, Report},
+    },
+    model::{EngineId, ModelName, ModelSpec, SleepLevel, SleepLevelPolicy},
+    units::{Bytes, Generation, Tick},
+};
+
+impl Planner {
+    /// An engine enters as it is, also when that exceeds what may be granted: nothing new is granted there until it
+    /// fits again.
+    pub(in crate::fleet) fn adopt(
+        &mut self,
+        id: &EngineId,
+        generation: Generation,
+        found: &AdoptedEngine,
+        now: Tick,
+    ) {
+        let followed = self.role == LeadershipRole::TakingOver;
+        if self.role == LeadershipRole::Follower
+            || (followed && self.engines.get(id).is_some_and(|e| e.generation > generation))
+        {
+            return;
+        }
+        self.unconfirmed_engines.remove(id);
+        if followed && self.adopt_in_place(id, generation, found, now) {
+            return;
+        }
+        let spec = self.spec(&id.model);
+        let awake = spec.map_or(Bytes::ZERO, |s| s.accelerators.bytes_per_account(s.memory.awake));
+        let units = spec.and_then(|s| s.accelerators.units());
+        let residue = self.residue_of(id);
+        let mut engine = Engine::new(id.clone(), now);
+        engine.generation = generation;
+        engine.fingerprint = found.fingerprint;
+        engine.accelerators.clone_from(&found.accelerators);
+        engine.address = Some(found.address);
+        engine.last_lease_end = found.last_lease_end;
+        engine.last_progress = now;
+        // Found in the middle of its start, it may be measuring at this moment.
+        let measures = self.spec(&id.model).is_none_or(ModelSpec::profiles_memory);
+        engine.profiled = found.ready || found.asleep.is_some() || !measures;
+        let (state, bytes) = match (found.asleep, found.ready) {
+            (Some(level), true) => (LifecycleState::Asleep { level }, residue),
+            (Some(level), false) => (LifecycleState::FallingAsleep { level }, awake),
+            (None, true) => (LifecycleState::Awake, awake),
+            (None, false) => (LifecycleState::Loading, awake),
+        };
+        // One that does not answer may be busy, however long it has been running: it gets the time of a start.
+        engine.startup_began = if state == LifecycleState::Loading { now } else { found.started };
+        // Its turn began when it did, as far as anybody remembers; its idle clock goes on.
+        engine.turn_start = found.last_lease_end.max(found.started).min(now);
+        engine.probe_state = ProbeState::NotReady;
+        // A sleeper is stopped so long after it fell asleep, which was not later than now and not before it was used.
+        engine.since = if matches!(state, LifecycleState::Asleep { .. }) { engine.turn_start } else { now };
+        engine.state = state;
+        if followed {
+            self.carry_over(&mut engine, now);
+        }
+        self.engines.insert(engine);
+        if found.asleep == Some(SleepLevel::One) {
+            let host = self.host_need(id);
+            self.ledger.host.booked.book(id, host);
+        }
+        self.ledger.book(id, &found.accelerators, bytes, units);
+        self.ensure_model(&id.model, now);
+    }
+
+    /// An engine may be there of a model that is not configured.
+    pub(in crate::fleet) fn ensure_model(&mut self, model: &ModelName, now: Tick) {
+        if self.models.contains_key(model) {
+            return;
+        }
+        Arc::make_mut(&mut self.models).entry(model.clone()).or_insert_with(|| {
+            crate::fleet::plan::ModelRecord {
+                spec: None,
+                pin_override: None,
+                learned: crate::fleet::event::LearnedMeasurements::default(),
+                usual_gap: None,
+                wanted_since: now,
+            }
+        });
+    }
+
+    /// For texts: how much there is of what.
+    pub(in crate::fleet) fn summary(&self) -> String {
+        let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+        let running = self.engines.values().filter(|e| e.state.has_process()).count();
+        let models = count(self.models.values().filter(|m| m.spec.is_some()).count(), "model");
+        let gpus = count(self.ledger.accelerators.len(), "accelerator");
+        format!("{models}, {gpus}, {} running", count(running, "engine"))
+    }
+
+    /// What an engine of this model keeps on each accelerator, or of its pool, while it sleeps.
+    pub(in crate::fleet) fn residue_of(&self, id: &EngineId) -> Bytes {
+        let model = self.models.get(&id.model);
+        let residue =
+            model.and_then(|m| m.spec.as_deref().map(|s| s.accelerators.bytes_per_account(m.residue(s))));
+        residue.unwrap_or_default()
+    }
+
+    /// Host RAM a level-1 sleeper takes, over all its accelerators.
+    pub(in crate::fleet) fn host_need(&self, id: &EngineId) -> Bytes {
+        let Some(spec) = self.spec(&id.model) else { return Bytes::ZERO };
+        let places = self.engines.get(id).map_or(1, |e| e.accelerators.len().max(1)) as u64;
+        Bytes(spec.accelerators.bytes_per_account(spec.memory.host).0.saturating_mul(places))
+    }
+
+    pub(in crate::fleet) fn validate_action(
+        &self,
+        model: &ModelName,
+        order: OperatorAction,
+    ) -> Result<(), String> {
+        let known = self.models.get(model).and_then(|m| m.spec.as_deref().map(|s| (m, s)));
+        let Some((state, spec)) = known else {
+            return Err(format!("Model '{model}' not found"));
+        };
+        if self.shutdown.is_some() {
+            return Err("the gateway is shutting down".to_owned());
+        }
+        if self.role == LeadershipRole::Follower {
+            return Err(NOT_LEADER_MESSAGE.to_owned());
+        }
+        match order {
+            OperatorAction::Sleep { .. } if !spec.can_sleep || spec.idle.level == SleepLevelPolicy::Never => {
+                Err(format!(
+                    "'{model}' cannot sleep: its engine or its idle.level does not allow it; stop it instead"
+                ))
+            }
+            OperatorAction::Sleep { level: Some(SleepLevel::Two) }
+                if spec.idle.level == SleepLevelPolicy::OneOrStop =>
+            {
+                Err(format!(
+                    "'{model}' would lose its LoRA adapters at level 2: put it to sleep at level 1, or stop it"
+                ))
+            }
+            OperatorAction::Sleep { .. } | OperatorAction::Stop if state.pinned() => {
+                Err(format!("'{model}' is pinned: it would be woken again at once; unpin it first"))
+            }
+            OperatorAction::Sleep { .. } | OperatorAction::Stop if state.min_running() > 0 => Err(format!(
+                "'{model}' has minReplicas {}: it would be woken again at once; unpin it first",
+                state.min_running()
+            )),
+            OperatorAction::Sleep { .. }
+                if self.engines_of(model).all(|e| {
+                    !matches!(
+                        e.state,
+                        LifecycleState::Awake
+                            | LifecycleState::Asleep { .. }
+                            | LifecycleState::Draining { .. }
+                    )
+                }) =>
+            {
+                Err(format!(
+                    "'{model}' is {}: only an awake engine can be put to sleep",
+                    self.model_state(model).as_str()
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(in crate::fleet) fn engines_of<'a>(
+        &'a self,
+        model: &ModelName,
+    ) -> impl Iterator<Item = &'a Engine> + use<'a> {
+        self.engines.of_model(model)
+    }
+
+    /// The best of its engines' states, as people see it.
+    pub(in crate::fleet) fn model_state(&self, model: &ModelName) -> ModelState {
+        let rank = |e: &Engine| match &e.state {
+            LifecycleState::Awake | LifecycleState::Draining { .. } => ModelState::Awake,
+            LifecycleState::Launching | LifecycleState::Loading | LifecycleState::Waking { .. } => {
+                ModelState::Launching
+            }
+            LifecycleState::Asleep { .. } | LifecycleState::FallingAsleep { .. } => ModelState::Asleep,
+            LifecycleState::Cold if e.failed_to_start() => ModelState::Failed,
+            LifecycleState::Cold | LifecycleState::Stopping { cause: FailureCause::Stopped } => {
+                ModelState::Cold
+            }
+            LifecycleState::Failing { .. }
+            | LifecycleState::Stopping { .. }
+            | LifecycleState::Backoff { .. } => ModelState::Failed,
+        };
+        let order = [
+            ModelState::Awake,
+            ModelState::Launching,
+            ModelState::Asleep,
+            ModelState::Failed,
+            ModelState::Cold,
+        ];
+        let best = |state: &ModelState| self.engines_of(model).any(|e| rank(e) == *state);
+        let state = order.into_iter().find(best).unwrap_or_default();
+        let rests = matches!(state, ModelState::Failed | ModelState::Cold | ModelState::Asleep);
+        if rests && self.unplaceable_reason(model).is_some() { ModelState::Unplaceable } else { state }
+    }
+
+    pub(in crate::fleet) fn view(&self, report: &Report) -> FleetView {
+        let accelerators = self.ledger.accelerators.iter().map(|(id, a)| AcceleratorView {
+            id: id.clone(),
+            capacity: a.capacity,
+            reserved: a.reserved(),
+            units: a.units,
+            units_taken: a.units.map(|_| a.units_taken.sum()),
+            observed: a.reading.as_ref().map(|r| r.used),
+            healthy: a.healthy,
+        });
+        let engines = self.engines.values().map(|e| EngineView {
+            engine: e.id.clone(),
+            generation: e.generation,
+            state: e.state.to_string(),
+            since: e.since,
+            leases: e.leases,
+            accelerators: e.accelerators.clone(),
+            reserved: self.ledger.booked_bytes(&e.id),
+            host: self.ledger.host.booked.of(&e.id).unwrap_or_default(),
+        });
+        let models = self.models.iter().map(|(name, model)| ModelView {
+            name: name.clone(),
+            state: self.model_state(name),
+            waiting: report.models.get(name).map_or(0, |l| l.waiting),
+            leases: self.leases_of(name),
+            pinned: model.pinned(),
+            reason: report.models.get(name).map(|l| l.reason.clone()).unwrap_or_default(),
+            last_outcome: self.last_outcome_of(name).cloned(),
+            declared: model.spec.as_ref().map_or(Bytes::ZERO, |s| s.memory.awake),
+            learned: model.learned,
+        });
+        FleetView {
+            accelerators: accelerators.collect(),
+            host: HostView { capacity: self.ledger.host.capacity, reserved: self.ledger.host.reserved() },
+            models: models.collect(),
+            engines: engines.collect(),
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Engines as somebody else knows them: published by the gateway that leads, or found by the one that takes over.
+//!
+//! What is told replaces what was known of an engine's life, whatever lies between: states in between may never be
+//! heard of. What is this gateway's own stays: its leases, its gate, and when it last used the engine.
+
+use crate::{
+    engine::{Admission, Engine, ProbeState, backoff, last_outcome::LastOutcome, state::LifecycleState},
+    fault::FailureCause,
+    fleet::command::{AfterDrain, CloseReason},
+    fleet::{
+        event::{AdoptedEngine, PublishedEngine, PublishedEngineState, PublishedFailure},
+        plan::{Planner, leadership::LeadershipRole},
+    },
+    model::{EngineId, SleepLevel},
+    units::{Bytes, Generation, Tick},
+};
+
+impl Planner {
+    pub(in crate::fleet) fn apply_published(
+        &mut self,
+        id: &EngineId,
+        generation: Generation,
+        told: Option<&PublishedEngine>,
+        now: Tick,
+    ) {
+        let known = self.engines.get(id).map(|e| e.generation);
+        if self.role != LeadershipRole::Follower || known.is_some_and(|known| generation < known) {
+            return;
+        }
+        let Some(told) = told else {
+            self.record_vanished(id, now);
+            self.engines.change(id, |e| e.generation = generation);
+            return;
+        };
+        if known.is_none() {
+            self.engines.insert(Engine { generation, ..Engine::new(id.clone(), now) });
+            self.ensure_model(&id.model, now);
+        }
+        let explicit = self.spec(&id.model).is_some_and(|spec| !spec.profiles_memory());
+        self.engines.change(id, |e| e.apply_published(generation, told, explicit, now));
+        self.book_as_observed(id, now);
+    }
+
+    /// Nothing is left of it.
+    pub(in crate::fleet) fn record_vanished(&mut self, id: &EngineId, now: Tick) {
+        let runs = self.engines.get(id).is_some_and(|e| e.state != LifecycleState::Cold);
+        if runs {
+            self.engines.change(id, |e| e.end_process(LifecycleState::Cold, now));
+            self.book_as_observed(id, now);
+        }
+    }
+
+    /// Its memory is booked as what it does needs it, whether or not there is room.
+    pub(in crate::fleet) fn book_as_observed(&mut self, id: &EngineId, now: Tick) {
+        let Some(e) = self.engines.get(id) else { return };
+        let spec = self.spec(&id.model);
+        let awake = spec.map_or(Bytes::ZERO, |spec| spec.accelerators.bytes_per_account(spec.memory.awake));
+        let units = spec.and_then(|spec| spec.accelerators.units());
+        let bytes = match &e.state {
+            LifecycleState::Asleep { .. } => self.residue_of(id),
+            state if state.has_process() => awake,
+            _ => Bytes::ZERO,
+        };
+        let in_host = matches!(
+            e.state,
+            LifecycleState::Asleep { level: SleepLevel::One }
+                | LifecycleState::FallingAsleep { level: SleepLevel::One }
+        );
+        let places = e.accelerators.clone();
+        let pooled = e.state.has_process() && units.is_some();
+        self.ledger.shrink(id, Bytes::ZERO, false, now);
+        self.ledger.host.booked.remove(id);
+        if bytes > Bytes::ZERO || pooled {
+            self.ledger.book(id, &places, bytes, units);
+        }
+        if in_host {
+            let host = self.host_need(id);
+            self.ledger.host.booked.book(id, host);
+        }
+    }
+
+    /// An engine that this gateway saw awake while it followed, and that is found running, goes on as it is: its gate
+    /// stays open, and nobody who uses it notices. True when that is so.
+    pub(in crate::fleet) fn adopt_in_place(
+        &mut self,
+        id: &EngineId,
+        generation: Generation,
+        found: &AdoptedEngine,
+        now: Tick,
+    ) -> bool {
+        let same = |e: &&Engine| {
+            e.generation == generation
+                && matches!(e.state, LifecycleState::Awake | LifecycleState::Draining { .. })
+        };
+        if found.asleep.is_some() || self.engines.get(id).filter(same).is_none() {
+            return false;
+        }
+        self.engines.change(id, |e| {
+            if e.state != LifecycleState::Awake {
+                (e.state, e.since) = (LifecycleState::Awake, now);
+            }
+            e.fingerprint = found.fingerprint;
+            e.accelerators.clone_from(&found.accelerators);
+            e.address = Some(found.address);
+            e.last_lease_end = e.last_lease_end.max(found.last_lease_end);
+            e.last_progress = now;
+            // One that does not answer is watched like any other that was awake and does not.
+            e.failing_since = (!found.ready).then_some(now);
+        });
+        self.book_as_observed(id, now);
+        true
+    }
+
+    /// What stays of an engine that this gateway followed and that is found otherwise than it was known.
+    pub(in crate::fleet) fn carry_over(&mut self, engine: &mut Engine, now: Tick) {
+        let id = engine.id.clone();
+        self.ledger.shrink(&id, Bytes::ZERO, false, now);
+        self.ledger.host.booked.remove(&id);
+        let Some(before) = self.engines.get(&id) else { return };
+        let mut before = before.clone();
+        let leases = before.leases;
+        before.mark_gate_unclosed(FailureCause::Stopped);
+        engine.unclosed_gate = before.unclosed_gate;
+        if before.generation == engine.generation {
+            engine.last_lease_end = engine.last_lease_end.max(before.last_lease_end);
+            // Whoever is still inside an engine that sleeps has nobody there to be answered by.
+            let asleep =
+                matches!(engine.state, LifecycleState::Asleep { .. } | LifecycleState::FallingAsleep { .. });
+            engine.has_stranded_leases = asleep && leases > 0;
+            engine.leases = if asleep { 0 } else { leases };
+        }
+    }
+}
+
+impl Engine {
+    /// Becomes what was published of it.
+    fn apply_published(&mut self, generation: Generation, told: &PublishedEngine, explicit: bool, now: Tick) {
+        let since = told.since.min(now);
+        if generation != self.generation {
+            self.end_process(LifecycleState::Cold, now);
+            self.generation = generation;
+        }
+        let served = matches!(self.state, LifecycleState::Awake | LifecycleState::Draining { .. });
+        let state = match &told.failure {
+            Some(failure) if told.state == PublishedEngineState::Backoff => {
+                self.enter_published_backoff(failure, told.since, now)
+            }
+            _ => told.state.to_engine_state(&self.state, since),
+        };
+        if !state.has_process() {
+            return self.end_process(state, since);
+        }
+        if state == LifecycleState::Awake && !served {
+            (self.turn_start, self.failures_since_serving, self.last_outcome) = (since, 0, None);
+        }
+        if state.is_starting() {
+            self.startup_began = since;
+            self.cold_start = !matches!(state, LifecycleState::Waking { .. });
+        }
+        self.profiled = explicit || !matches!(state, LifecycleState::Launching | LifecycleState::Loading);
+        (self.state, self.since) = (state, since);
+        self.fingerprint = told.fingerprint;
+        self.accelerators.clone_from(&told.accelerators);
+        self.address = told.address.or(self.address);
+        self.probe_state = ProbeState::NotReady;
+        (self.pending_reservation, self.releasing_since, self.failing_since) = (None, None, None);
+        self.stub_gate_closed &= self.state == LifecycleState::Awake;
+    }
+
+    /// As the leader leaves it alone. Clocks differ, and objects keep moments to the second: here that lasts no longer than
+    /// the leader's own pause, and long enough for those who wait to be told.
+    fn enter_published_backoff(
+        &mut self,
+        failure: &PublishedFailure,
+        since: Tick,
+        now: Tick,
+    ) -> LifecycleState {
+        (self.failures, self.failures_since_serving) = (failure.failures, failure.failures_since_serving);
+        self.last_outcome = Some(LastOutcome::failed_start(
+            since.min(now),
+            self.generation,
+            failure.cause.clone(),
+            failure.failures,
+        ));
+        let pause = failure.until.since(since).max(backoff::MIN_DELAY);
+        let until = failure.until.clamp(now + backoff::MIN_DELAY, now + pause);
+        LifecycleState::Backoff { until, cause: failure.cause.clone() }
+    }
+
+    /// Its process is no more, by somebody else's word.
+    fn end_process(&mut self, state: LifecycleState, now: Tick) {
+        let cause = if let LifecycleState::Backoff { cause, .. } = &state {
+            cause.clone()
+        } else {
+            FailureCause::Stopped
+        };
+        self.mark_gate_unclosed(cause);
+        (self.state, self.since) = (state, now);
+        self.forget_process();
+        (self.stub_gate_closed, self.stub_gate_watched) = (false, false);
+    }
+
+    /// An open gate is to be shut, and whoever is inside told, though this life is over.
+    fn mark_gate_unclosed(&mut self, cause: FailureCause) {
+        if self.admission != Admission::Closed {
+            self.unclosed_gate = Some((self.generation, cause));
+            self.admission = Admission::Closed;
+        }
+    }
+}
+
+impl PublishedEngineState {
+    /// As a state of the engine; what is not published of it makes no difference to who only follows.
+    fn to_engine_state(self, before: &LifecycleState, since: Tick) -> LifecycleState {
+        match self {
+            Self::Launching => LifecycleState::Launching,
+            Self::Loading => LifecycleState::Loading,
+            Self::Awake => LifecycleState::Awake,
+            Self::Draining => match before {
+                LifecycleState::Draining { .. } => before.clone(),
+                _ => LifecycleState::Draining {
+                    reason: CloseReason::PublishedNotAwake,
+                    after_drain: AfterDrain::Stop,
+                    revoked: false,
+                    drained: false,
+                },
+            },
+            Self::FallingAsleep => LifecycleState::FallingAsleep { level: sleep_level_of(before) },
+            Self::Asleep(level) => LifecycleState::Asleep { level },
+            Self::Waking => LifecycleState::Waking { level: sleep_level_of(before) },
+            Self::Failing => match before {
+                LifecycleState::Failing { .. } => before.clone(),
+                _ => LifecycleState::Failing { cause: FailureCause::Unhealthy, drained: false },
+            },
+            Self::Stopping => match before {
+                LifecycleState::Stopping { .. } => before.clone(),
+                _ => LifecycleState::Stopping { cause: FailureCause::Stopped },
+            },
+            // It was not said until when, and why.
+            Self::Backoff => LifecycleState::Backoff { until: since, cause: FailureCause::Unhealthy },
+        }
+    }
+}
+
+/// The level is published only of one that sleeps.
+const fn sleep_level_of(state: &LifecycleState) -> SleepLevel {
+    match state {
+        LifecycleState::Asleep { level }
+        | LifecycleState::FallingAsleep { level }
+        | LifecycleState::Waking { level } => *level,
+        _ => SleepLevel::One,
+    }
+}

@@ -1,0 +1,487 @@
+//! Who starts: models that are wanted, in the order of their turns.
+//!
+//! A model that cannot start yet claims the memory it will take, so that nobody behind it in line can take that away,
+//! and nobody can be starved by a stream of smaller ones.
+
+pub(in crate::fleet) mod closure;
+pub(in crate::fleet) mod turn_order;
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use crate::{
+    engine::state::LifecycleState,
+    fault::FailureCause,
+    fleet::{
+        command::{AfterDrain, CloseReason, Command},
+        explain::ModelReason,
+        plan::{
+            PlanBuilder,
+            evict::Victim,
+            place::{PlacementCandidate, PlacementStatus},
+        },
+        state::ledger::amount::ResourceAmount,
+    },
+    model::{AcceleratorId, EngineId, ModelSpec, QueuePolicy},
+    units::{Bytes, Millis, Tick},
+};
+
+/// What came of an engine's turn in line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::fleet) enum AdmitOutcome {
+    /// Its memory is being reserved, or could be.
+    Placed,
+    /// It will have room without anybody else's turn: that is looked for, or being made.
+    RoomPending,
+    Blocked,
+}
+
+/// Failures in a row, none of which came after it had served, after which those who wait are told, instead of trying on
+/// for them. One that served and then died, or did not wake, has a start of its own coming, however often that happened.
+const MAX_FAILED_STARTS: u32 = 2;
+
+impl PlanBuilder<'_> {
+    pub(in crate::fleet) fn admit(&mut self) {
+        self.turn_order = self.ordered_wanted_engines();
+        self.turn_positions = self.turn_positions_in(&self.turn_order);
+        let (first, spare): (Vec<_>, Vec<_>) =
+            self.turn_order.clone().into_iter().partition(|id| self.planner.may_evict_others(id));
+        for id in &first {
+            self.bring_up(id, true);
+        }
+        for id in &first {
+            self.claim_during_backoff(id);
+        }
+        for id in &spare {
+            self.bring_up(id, false);
+        }
+    }
+
+    /// Somebody waits for it, and it is left alone for a while: others in line may have its place in the meantime, but no
+    /// spare, whose start would take longer than that.
+    fn claim_during_backoff(&mut self, id: &EngineId) {
+        let Some(spec) = self.planner.shared_spec(&id.model) else { return };
+        let left_alone = self.engine(id).is_some_and(|e| matches!(e.state, LifecycleState::Backoff { .. }));
+        if !left_alone || self.waiting(&id.model) == 0 {
+            return;
+        }
+        let candidates = self.candidates(id, &spec, true);
+        let places = candidates.iter().filter(|c| self.is_reachable(id, c));
+        if let Some(place) =
+            places.min_by_key(|c| self.placement_status(id, &spec, c) == PlacementStatus::NoRoom).cloned()
+        {
+            self.claim(id, &place);
+        }
+    }
+
+    pub(in crate::fleet) fn bring_up(&mut self, id: &EngineId, may_evict: bool) -> AdmitOutcome {
+        let Some(spec) = self.planner.shared_spec(&id.model) else {
+            return AdmitOutcome::Blocked;
+        };
+        self.release_own_claim(id);
+        let Some(e) = self.engine(id) else { return AdmitOutcome::Blocked };
+        if e.pending_reservation.is_some() {
+            self.set_reason(id, self.reserved_reason(id));
+            return AdmitOutcome::Placed;
+        }
+        match e.state.clone() {
+            LifecycleState::Cold | LifecycleState::Asleep { .. } if e.releasing_since.is_none() => {
+                self.start(id, &spec, may_evict)
+            }
+            LifecycleState::Backoff { until, cause } => {
+                self.set_reason(id, self.backoff_reason(id, &spec, until, cause));
+                AdmitOutcome::Blocked
+            }
+            state if state.is_starting() => {
+                self.set_reason(id, self.startup_reason(id, &spec));
+                AdmitOutcome::Placed
+            }
+            LifecycleState::Awake if e.stub_gate_closed => {
+                self.set_reason(id, ModelReason::stub_gate_closed(id));
+                AdmitOutcome::Blocked
+            }
+            state => {
+                // On its way down while it is wanted: it comes back in its turn, and its place is kept for it.
+                let text = format!("it is {state}, and starts again afterwards");
+                let candidate = self.candidates(id, &spec, true).into_iter().next();
+                self.set_reason(id, ModelReason::starting(&text));
+                let keeps = |c: &PlacementCandidate| {
+                    may_evict && state != LifecycleState::Awake && self.is_reachable(id, c)
+                };
+                if let Some(candidate) = candidate.filter(keeps) {
+                    self.claim(id, &candidate);
+                }
+                AdmitOutcome::RoomPending
+            }
+        }
+    }
+
+    fn start(&mut self, id: &EngineId, spec: &ModelSpec, may_evict: bool) -> AdmitOutcome {
+        if let Some(outcome) = self.start_closure(id, may_evict) {
+            return outcome;
+        }
+        let candidates = self.candidates(id, spec, true);
+        if candidates.is_empty() {
+            let reason = self.misfit_reason(id, spec);
+            self.set_reason(id, reason);
+            return AdmitOutcome::Blocked;
+        }
+        let rooms: Vec<PlacementStatus> =
+            candidates.iter().map(|c| self.placement_status(id, spec, c)).collect();
+        let at = |wanted: fn(&PlacementStatus) -> bool| {
+            rooms.iter().position(wanted).and_then(|i| candidates.get(i))
+        };
+        if let Some(candidate) = at(|r| *r == PlacementStatus::Ready) {
+            return match self.better_unread_candidate(candidates.iter().zip(&rooms)) {
+                Some(better) => self.await_room(id, better, &self.placement_status(id, spec, better)),
+                None => self.place(id, spec, candidate),
+            };
+        }
+        let awaited: [fn(&PlacementStatus) -> bool; 4] = [
+            |r| matches!(r, PlacementStatus::MeterStale { .. }),
+            |r| matches!(r, PlacementStatus::Blocked { .. }),
+            |r| matches!(r, PlacementStatus::AwaitingRelease { .. }),
+            |r| *r == PlacementStatus::Freeing,
+        ];
+        // What others give up is not for a spare.
+        let awaited = awaited.into_iter().take(if may_evict { 4 } else { 3 });
+        if let Some(candidate) = awaited.into_iter().find_map(at) {
+            let room = self.placement_status(id, spec, candidate);
+            return self.await_room(id, candidate, &room);
+        }
+        self.reread_meters(&candidates);
+        if !may_evict {
+            self.set_reason(id, ModelReason::starting("waiting for memory that nobody else has or wants"));
+            return AdmitOutcome::Blocked;
+        }
+        let victims = self.victims(id, &candidates);
+        let gentle = victims.as_ref().is_some_and(|(_, set)| !set.iter().any(Victim::is_busy));
+        if !gentle && self.relocate(id, spec, &candidates) {
+            return AdmitOutcome::RoomPending;
+        }
+        match victims {
+            Some((candidate, _)) if self.refuses_to_wait(&candidates, id) => {
+                let candidate = candidate.clone();
+                self.wait_for_turn(id, &candidate);
+            }
+            Some((candidate, victims)) => {
+                self.evict(id, candidate, &victims);
+                return AdmitOutcome::RoomPending;
+            }
+            None => {
+                let best = candidates
+                    .iter()
+                    .min_by_key(|c| (!self.is_reachable(id, c), self.earliest_eviction(id, c)))
+                    .or_else(|| candidates.first());
+                if let Some(candidate) = best.cloned() {
+                    self.wait_for_turn(id, &candidate);
+                }
+            }
+        }
+        AdmitOutcome::Blocked
+    }
+
+    /// A candidate with more room than the first that is known to have it, which only was not looked at for a while.
+    /// Taking the one that happens to have been read would crowd all models onto it. Not when its meter is silent.
+    fn better_unread_candidate<'c>(
+        &self,
+        mut candidates: impl Iterator<Item = (&'c PlacementCandidate, &'c PlacementStatus)>,
+    ) -> Option<&'c PlacementCandidate> {
+        let answers = |a: &AcceleratorId| {
+            self.planner.ledger.accelerators.get(a).is_some_and(|account| account.meter_answers(self.now))
+        };
+        let (first, room) = candidates
+            .find(|(_, room)| matches!(room, PlacementStatus::Ready | PlacementStatus::MeterStale { .. }))?;
+        (*room != PlacementStatus::Ready && first.accelerators.iter().all(answers)).then_some(first)
+    }
+
+    /// `queue.policy: reject`, and only engines in use could make room: that would be waiting.
+    fn refuses_to_wait(&self, candidates: &[PlacementCandidate], id: &EngineId) -> bool {
+        self.rejects_waiting(id)
+            && self.victims(id, candidates).is_some_and(|(_, set)| set.iter().any(Victim::is_busy))
+    }
+
+    fn rejects_waiting(&self, id: &EngineId) -> bool {
+        let settings = &self.planner.settings;
+        let policy = self
+            .planner
+            .spec(&self.on_behalf_of(id).model)
+            .map_or(settings.queue.policy, |s| settings.policy_of(s));
+        policy == QueuePolicy::Reject
+    }
+
+    /// There is room for it.
+    fn place(&mut self, id: &EngineId, spec: &ModelSpec, candidate: &PlacementCandidate) -> AdmitOutcome {
+        if self.is_dry_run() {
+            self.claim(id, candidate);
+            let root = self.on_behalf_of(id).model.clone();
+            let text = format!("there is room for it, and it is reserved for along with '{root}'");
+            self.set_reason(id, ModelReason::starting(&text).naming(&root));
+            return AdmitOutcome::Placed;
+        }
+        let asleep = self.engine(id).is_some_and(|e| e.state.has_process());
+        // Those that are reserved together wait for the wakes beside them later on.
+        if !asleep
+            && spec.profiles_memory()
+            && self.closure_attempt.is_none()
+            && self.reserve_waiting_wakes(id, candidate)
+        {
+            self.set_reason(id, ModelReason::starting("a waiting wake on its accelerator goes first"));
+            return AdmitOutcome::RoomPending;
+        }
+        self.reserve(id, candidate);
+        AdmitOutcome::Placed
+    }
+
+    fn reserve(&mut self, id: &EngineId, candidate: &PlacementCandidate) {
+        let asleep = self.engine(id).is_some_and(|e| e.state.has_process());
+        let generation = self.generation(id);
+        self.emit(Command::Reserve {
+            engine: id.clone(),
+            generation: if asleep { generation } else { generation.next() },
+            accelerators: candidate.accelerators.clone(),
+            bytes: candidate.need.bytes,
+            host: Bytes::ZERO,
+        });
+        self.set_reason(id, ModelReason::starting("its memory is being reserved"));
+    }
+
+    /// A launch keeps its accelerators to itself for long; a wake that fits beside it takes a moment. Starts those.
+    fn reserve_waiting_wakes(&mut self, id: &EngineId, candidate: &PlacementCandidate) -> bool {
+        let near = self.planner.engines.on_accelerators(&candidate.accelerators).into_iter();
+        let sleepers = near.filter(|e| {
+            e.id != *id
+                && matches!(e.state, LifecycleState::Asleep { .. })
+                && e.pending_reservation.is_none()
+                && e.releasing_since.is_none()
+                && e.accelerators.iter().any(|a| candidate.accelerators.contains(a))
+                && self.is_independent(&e.id)
+        });
+        let mut behind: Vec<(usize, EngineId)> =
+            sleepers.filter_map(|e| Some((*self.turn_positions.get(&e.id)?, e.id.clone()))).collect();
+        behind.sort_unstable();
+        let claims = self.claims.clone();
+        self.claim(id, candidate);
+        let mut first = false;
+        for (_, sleeper) in behind {
+            let Some(spec) = self.planner.shared_spec(&sleeper.model) else {
+                continue;
+            };
+            let Some(own) = self.candidates(&sleeper, &spec, true).into_iter().next() else {
+                continue;
+            };
+            match self.placement_status(&sleeper, &spec, &own) {
+                PlacementStatus::Ready => {
+                    self.reserve(&sleeper, &own);
+                    first = true;
+                }
+                PlacementStatus::MeterStale { .. } => {
+                    let room = self.placement_status(&sleeper, &spec, &own);
+                    self.await_room(&sleeper, &own, &room);
+                    first = true;
+                }
+                _ => {}
+            }
+        }
+        if !first {
+            self.claims = claims;
+        }
+        first
+    }
+
+    /// An asleep engine whose accelerators will not have room for longer than a cold start takes is stopped, and started
+    /// where there is room now.
+    fn relocate(&mut self, id: &EngineId, spec: &ModelSpec, candidates: &[PlacementCandidate]) -> bool {
+        if !self.engine(id).is_some_and(|e| matches!(e.state, LifecycleState::Asleep { .. })) {
+            return false;
+        }
+        let by = self.now + self.planner.start_time_of(&id.model);
+        if candidates.iter().any(|c| self.is_reachable(id, c) && self.earliest_eviction(id, c) <= by) {
+            return false;
+        }
+        let places = self.relocation_candidates(id, spec);
+        let at = |wanted: fn(&PlacementStatus) -> bool| {
+            places.iter().map(|c| (c, self.placement_status(id, spec, c))).find(|(_, room)| wanted(room))
+        };
+        if let Some((place, _)) = at(|room| *room == PlacementStatus::Ready) {
+            let text = format!("moving to {}, which has room: it is stopped first", accelerator_list(place));
+            let place = place.clone();
+            self.claim(id, &place);
+            self.stop(id);
+            self.set_reason(id, ModelReason::starting(&text));
+            return true;
+        }
+        if let Some((place, room)) = at(|room| matches!(room, PlacementStatus::MeterStale { .. })) {
+            let place = place.clone();
+            self.await_room(id, &place, &room);
+            return true;
+        }
+        false
+    }
+
+    /// What the meter shows for somebody's memory may end at any time, and nothing but the meter tells.
+    fn reread_meters(&mut self, candidates: &[PlacementCandidate]) {
+        let accounts = &self.planner.ledger.accelerators;
+        let settled = |a: &AcceleratorId| {
+            accounts.get(a).is_some_and(crate::fleet::state::ledger::AcceleratorAccount::is_usage_confirmed)
+        };
+        let wanted: BTreeSet<AcceleratorId> =
+            candidates.iter().flat_map(|c| &c.accelerators).filter(|a| settled(a)).cloned().collect();
+        for accelerator in wanted {
+            self.request_reading(&accelerator, Millis::secs(1));
+        }
+    }
+
+    /// Room is there or coming, and nothing needs to be decided but to look.
+    fn await_room(
+        &mut self,
+        id: &EngineId,
+        candidate: &PlacementCandidate,
+        room: &PlacementStatus,
+    ) -> AdmitOutcome {
+        self.claim(id, candidate);
+        match room {
+            PlacementStatus::MeterStale { accelerator } => {
+                for accelerator in &candidate.accelerators {
+                    let fresh = self
+                        .planner
+                        .ledger
+                        .accelerators
+                        .get(accelerator)
+                        .is_none_or(|a| a.is_fresh(self.now));
+                    if !fresh {
+                        self.request_reading(accelerator, Millis::ZERO);
+                    }
+                }
+                let text = format!("reading how much of {accelerator} is in use");
+                self.set_memory_reason(id, candidate, text);
+            }
+            PlacementStatus::AwaitingRelease { accelerator, after, missing: short } => {
+                self.request_reading(accelerator, *after);
+                let text =
+                    format!("waiting for memory on {accelerator} to come back: {short} not seen free yet");
+                self.set_memory_reason(id, candidate, text);
+            }
+            PlacementStatus::Blocked { by } => {
+                let text = format!("waiting for {by} to finish taking its memory on the same accelerator");
+                self.set_reason(id, ModelReason::starting(&text).naming(&by.model));
+            }
+            _ => {
+                self.commit_idle_drains(id, candidate);
+                let reason = self.memory_reason(id, candidate);
+                self.set_reason(id, reason);
+            }
+        }
+        AdmitOutcome::RoomPending
+    }
+
+    /// Idle drains that this model counts on can no longer be cancelled.
+    fn commit_idle_drains(&mut self, id: &EngineId, candidate: &PlacementCandidate) {
+        let near = self.planner.engines.on_accelerators(&candidate.accelerators);
+        let idle = near.into_iter().filter(|e| {
+            e.id != *id
+                && matches!(e.state, LifecycleState::Draining { reason: CloseReason::Idle, .. })
+                && e.accelerators.iter().any(|a| candidate.accelerators.contains(a))
+        });
+        let drains: Vec<(EngineId, AfterDrain)> = idle
+            .filter_map(|e| match e.state {
+                LifecycleState::Draining { after_drain: then, .. } => Some((e.id.clone(), then)),
+                _ => None,
+            })
+            .collect();
+        for (engine, then) in drains {
+            self.close_gate_for(&engine, then, id);
+        }
+    }
+
+    fn evict(&mut self, id: &EngineId, candidate: &PlacementCandidate, victims: &[Victim]) {
+        for victim in victims {
+            // It goes once those who need it are asleep or gone.
+            if self.engine(&victim.engine).is_some_and(|e| self.planner.keeping_dependent(e).is_some()) {
+                continue;
+            }
+            if victim.needs_no_drain() {
+                self.stop_for(&victim.engine, id);
+            } else {
+                self.close_gate_for(&victim.engine, victim.after_drain, id);
+            }
+        }
+        self.commit_idle_drains(id, candidate);
+        self.claim(id, candidate);
+        let names: Vec<String> =
+            victims.iter().map(|v| format!("{} is {}", v.display_name(), v.action_text())).collect();
+        let text = format!("making room on {}: {}", accelerator_list(candidate), names.join(", "));
+        self.set_memory_reason(id, candidate, text);
+    }
+
+    /// Nobody may be put away yet: it keeps its place in line for the candidate that comes free first.
+    fn wait_for_turn(&mut self, id: &EngineId, candidate: &PlacementCandidate) {
+        let mut reason = self.memory_reason(id, candidate);
+        if self.rejects_waiting(id) {
+            reason.refuses_waiters = true;
+        } else if self.is_reachable(id, candidate) {
+            self.claim(id, candidate);
+        }
+        self.set_reason(id, reason);
+    }
+
+    /// When the engines in the way of a candidate may first be put away.
+    fn earliest_eviction(&self, id: &EngineId, candidate: &PlacementCandidate) -> Tick {
+        let near = self.planner.engines.on_accelerators(&candidate.accelerators);
+        let in_the_way = near.into_iter().filter(|e| {
+            e.id != *id
+                && e.state.has_process()
+                && e.accelerators.iter().any(|a| candidate.accelerators.contains(a))
+        });
+        in_the_way.filter_map(|e| self.evictable_at(e)).min().unwrap_or(Tick(u64::MAX))
+    }
+
+    /// Books nothing, but keeps others behind in line from taking it.
+    fn claim(&mut self, id: &EngineId, candidate: &PlacementCandidate) {
+        for accelerator in &candidate.accelerators {
+            let account = self.planner.ledger.accelerators.get(accelerator);
+            let has = account.map_or_else(ResourceAmount::default, |account| account.amount_of(id));
+            let claim = self.claims.entry(accelerator.clone()).or_default();
+            *claim = *claim + candidate.need.saturating_sub(has);
+        }
+        if let Some(together) = &mut self.closure_attempt {
+            together.claimed.insert(id.clone(), candidate.clone());
+        }
+    }
+
+    pub(in crate::fleet) fn set_reason(&mut self, id: &EngineId, reason: ModelReason) {
+        let awake = self.planner.engines_of(&id.model).filter(|e| e.serves()).count();
+        let reason = match self.planner.spec(&id.model) {
+            Some(spec) if awake > 0 => {
+                reason.for_additional_replica(awake, spec.replicas, self.waiting(&id.model) > 0)
+            }
+            _ => reason,
+        };
+        Arc::make_mut(&mut self.reasons).entry(id.model.clone()).or_insert(reason);
+    }
+
+    /// It waits for memory of which more can be said than who holds it.
+    fn set_memory_reason(&mut self, id: &EngineId, candidate: &PlacementCandidate, text: String) {
+        let mut reason = self.memory_reason(id, candidate);
+        reason.text = text;
+        reason.named_models.clear();
+        self.set_reason(id, reason);
+    }
+
+    fn backoff_reason(
+        &self,
+        id: &EngineId,
+        spec: &ModelSpec,
+        until: Tick,
+        cause: FailureCause,
+    ) -> ModelReason {
+        let Some(e) = self.engine(id) else { return ModelReason::default() };
+        let others_serve = self.planner.engines_of(&id.model).any(crate::engine::Engine::serves);
+        let refuse = (e.failures_since_serving >= MAX_FAILED_STARTS || cause.is_permanent()) && !others_serve;
+        ModelReason::failed(e, spec, cause, until, refuse)
+    }
+}
+
+fn accelerator_list(candidate: &PlacementCandidate) -> String {
+    let names: Vec<&str> = candidate.accelerators.iter().map(crate::model::AcceleratorId::as_str).collect();
+    names.join(", ")
+}

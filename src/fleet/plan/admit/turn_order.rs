@@ -1,0 +1,189 @@
+//! The order of turns.
+//!
+//! It is the whole fairness: highest band first, then the model whose oldest waiter came first. A model whose turn was
+//! ended for another stands behind that one until it has been served, whatever its band and however old its backlog:
+//! else it would take its place back before anybody came of the swap.
+//!
+//! Several engines of one model (`replicas`) are not several models. One of them leads: it has the model's place in
+//! line, and others are put away for it. The rest are spare: they start together with the first when there is memory
+//! that nobody waits for, behind every model that has no engine yet, and whatever its band; nobody is put away for
+//! them, and they are the first to go. Who writes `replicas: 2` has memory for two and wants both; how many of them a
+//! load is worth is for scaling to say, not for the order of turns. Where nothing limits the requests at one engine,
+//! none ever waits for a second one, so that waiting alone cannot be what calls it: being in use is enough. A spare
+//! that was put away by idleness while its model was in use has been found superfluous, and comes back when somebody
+//! waits. One that failed has not: it is tried again, ever more rarely when nothing comes of it. Those that `minReplicas`
+//! asks for are no spares: each has its model's place in line, and others are put away for it.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
+
+use crate::{
+    engine::{Engine, state::LifecycleState},
+    fleet::plan::{PlanBuilder, Planner},
+    model::{EngineId, ModelName},
+    units::Tick,
+};
+
+/// An engine that should be awake, with its place in line: those that lead go first, and of one place those that need
+/// fewer others.
+type TurnKey = (bool, Reverse<i32>, u32, Tick, usize, EngineId);
+/// A place in line, the foremost the least.
+type TurnPosition = (Reverse<i32>, Tick);
+
+impl PlanBuilder<'_> {
+    /// Every engine that is wanted and not awake, the first in line first.
+    pub(in crate::fleet) fn ordered_wanted_engines(&self) -> Vec<EngineId> {
+        let planner = &self.planner;
+        let kept = planner.models.iter().filter(|(_, model)| model.keeps_awake(0)).map(|(name, _)| name);
+        let ordered = planner.operations.values().map(|op| &op.model);
+        let needed = self.needed_models();
+        let models =
+            self.demand.keys().chain(kept).chain(ordered).chain(planner.engines.multi_engine_models());
+        let models = models.chain(needed.keys().copied());
+        let models: BTreeSet<&ModelName> = models.collect();
+        let wanted = models.into_iter().flat_map(|name| planner.engines_of(name)).filter_map(|e| {
+            let model = planner.models.get(&e.id.model)?;
+            let spec = model.spec.as_deref().filter(|s| e.id.replica < s.replicas)?;
+            if e.serves() {
+                return None;
+            }
+            let place = match self.demand.get(&e.id.model) {
+                Some(demand) => Some((Reverse(demand.band), demand.oldest)),
+                None if model.keeps_awake(e.id.replica)
+                    || self.ordered_awake(&e.id.model)
+                    || planner.should_start_as_spare(e, self.now) =>
+                {
+                    Some((Reverse(spec.priority), model.wanted_since))
+                }
+                None => None,
+            };
+            let needed = needed.get(&e.id.model).filter(|_| planner.is_primary(&e.id)).copied();
+            let place = place.into_iter().chain(needed).min()?;
+            let spare = !planner.may_evict_others(&e.id);
+            let replica = if spare { e.id.replica } else { 0 };
+            let needs = planner.dependencies.closure(&e.id.model).len();
+            Some((spare, place.0, replica, place.1, needs, e.id.clone()))
+        });
+        let mut line: Vec<TurnKey> = wanted.collect();
+        let mut asked: BTreeMap<EngineId, TurnPosition> =
+            line.iter().map(|(_, band, _, oldest, _, id)| (id.clone(), (*band, *oldest))).collect();
+        for (_, band, _, oldest, _, id) in line.iter().filter(|_| !planner.dependencies.is_empty()) {
+            for needed in planner.dependencies.closure(&id.model).iter().flat_map(|m| planner.engines_of(m)) {
+                asked.entry(needed.id.clone()).or_insert((*band, *oldest));
+            }
+        }
+        for (_, band, _, place, _, id) in &mut line {
+            let Some(e) = self.engine(id) else { continue };
+            *place = (*place).max(e.yielded_at);
+            let ahead = e.yielded_to.as_ref().and_then(|other| asked.get(other));
+            if let Some((other, oldest)) = ahead
+                && *oldest <= e.yielded_at
+            {
+                *band = (*band).max(*other);
+                *place = (*place).max(Tick(oldest.0 + 1));
+            }
+        }
+        line.sort();
+        line.into_iter().map(|(.., id)| id).collect()
+    }
+
+    /// What is needed awake since somebody who needs it is on its way or there: each in the place of that one.
+    fn needed_models(&self) -> BTreeMap<&ModelName, TurnPosition> {
+        let planner = &self.planner;
+        let mut needed: BTreeMap<&ModelName, TurnPosition> = BTreeMap::new();
+        for name in planner.dependencies.models_with_dependencies().filter(|name| planner.is_up(name)) {
+            let place = match (self.demand.get(name), planner.models.get(name)) {
+                (Some(demand), _) => (Reverse(demand.band), demand.oldest),
+                (None, Some(model)) => {
+                    (Reverse(model.spec.as_ref().map_or(0, |spec| spec.priority)), model.wanted_since)
+                }
+                (None, None) => continue,
+            };
+            for model in planner.dependencies.closure(name).iter().filter(|model| !planner.serves(model)) {
+                needed.entry(model).and_modify(|first| *first = place.min(*first)).or_insert(place);
+            }
+        }
+        needed
+    }
+
+    /// Where the engines of the line stand in it. What one needs that does not serve stands with it, or where it stands
+    /// itself when that is before.
+    pub(in crate::fleet) fn turn_positions_in(&self, line: &[EngineId]) -> BTreeMap<EngineId, usize> {
+        let mut places: BTreeMap<EngineId, usize> =
+            line.iter().cloned().enumerate().map(|(place, id)| (id, place)).collect();
+        if self.planner.dependencies.is_empty() {
+            return places;
+        }
+        for (place, id) in line.iter().enumerate() {
+            for needed in self.planner.missing_engines(&id.model) {
+                places.entry(needed).and_modify(|own| *own = place.min(*own)).or_insert(place);
+            }
+        }
+        places
+    }
+
+    /// The band in which somebody asks for a model, or would.
+    pub(in crate::fleet) fn band(&self, id: &EngineId) -> i32 {
+        let own = self.planner.spec(&id.model).map_or(0, |spec| spec.priority);
+        let own = self.demand.get(&id.model).map_or(own, |demand| demand.band);
+        let needing =
+            self.planner.dependencies.dependents(&id.model).filter_map(|model| self.demand.get(model));
+        needing.map(|demand| demand.band).max().map_or(own, |band| own.max(band))
+    }
+
+    /// Whether `a` stands before `b` in line.
+    pub(in crate::fleet) fn goes_before(&self, a: &EngineId, b: &EngineId) -> bool {
+        let place = |id: &EngineId| self.turn_positions.get(id).copied().unwrap_or(usize::MAX);
+        place(a) < place(b)
+    }
+}
+
+impl Planner {
+    /// The engine that others may be put away for: one that is awake, though its stub be closed, or on its way, else a
+    /// sleeper, else one that stands behind those it made room for, else the first. One that is left alone for a while leads only when all are.
+    pub(in crate::fleet) fn primary_engine(&self, model: &ModelName) -> Option<&Engine> {
+        let rank = |e: &Engine| match &e.state {
+            _ if e.serves() && e.failing_since.is_none() => 0,
+            _ if e.serves() || e.is_blocked_by_stub() => 1,
+            state if state.is_starting() || e.pending_reservation.is_some() => 2,
+            LifecycleState::Asleep { .. } => 3,
+            state if state.is_winding_down() => 4,
+            LifecycleState::Backoff { .. } => 6,
+            _ => 5,
+        };
+        self.replicas_of(model).min_by_key(|e| (rank(e), e.id.replica))
+    }
+
+    pub(in crate::fleet) fn is_primary(&self, id: &EngineId) -> bool {
+        self.primary_engine(&id.model).is_some_and(|leader| leader.id == *id)
+    }
+
+    /// Others are put away for it: it leads, or is one of those that are to run in any case.
+    pub(in crate::fleet) fn may_evict_others(&self, id: &EngineId) -> bool {
+        self.models.get(&id.model).is_some_and(|model| id.replica < model.min_running())
+            || self.is_primary(id)
+    }
+
+    /// It serves, or would if its stub let anybody in, beside another of its model that leads.
+    pub(in crate::fleet) fn is_spare(&self, e: &Engine) -> bool {
+        (e.serves() || e.is_blocked_by_stub()) && !self.may_evict_others(&e.id)
+    }
+
+    /// Its model is in use, and it has not been awake since that began, or no longer because another model needed room or
+    /// because it failed.
+    pub(in crate::fleet) fn should_start_as_spare(&self, e: &Engine, now: Tick) -> bool {
+        let awake = || self.engines_of(&e.id.model).filter(|other| other.serves());
+        let began = awake().map(|other| other.turn_start).min();
+        let came = began.is_some_and(|began| e.turn_start < began)
+            || e.yielded_at > e.turn_start
+            || e.failures_since_serving > 0;
+        came && e.spare_start_at() <= now && awake().any(|other| self.in_use_count(other) > 0)
+    }
+
+    fn replicas_of<'a>(&'a self, model: &ModelName) -> impl Iterator<Item = &'a Engine> {
+        let replicas = self.spec(model).map_or(0, |spec| spec.replicas);
+        self.engines_of(model).filter(move |e| e.id.replica < replicas)
+    }
+}

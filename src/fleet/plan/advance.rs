@@ -1,0 +1,433 @@
+//! What each engine's own life demands, whoever else waits: launches that may proceed, gates that close, drains that
+//! end, deadlines that passed, sleep and stop by idleness.
+
+pub(in crate::fleet) mod residue;
+
+use crate::{
+    engine::{Admission, Engine, state::LifecycleState},
+    fault::{FailureCause, Fault},
+    fleet::{
+        command::{AfterDrain, CloseReason, Command},
+        plan::PlanBuilder,
+    },
+    model::{AcceleratorId, DrainDeadlinePolicy, EngineId, SleepLevel, SleepLevelPolicy},
+    units::{Bytes, Generation, Millis},
+};
+
+impl PlanBuilder<'_> {
+    pub(in crate::fleet) fn advance(&mut self) {
+        self.advance_due();
+        self.check_lost_accelerators();
+    }
+
+    /// Looks at every engine that may demand something.
+    pub(in crate::fleet) fn advance_due(&mut self) {
+        let astir = self.planner.due_engines(self.now);
+        if cfg!(debug_assertions) {
+            self.advance_all(&astir);
+        } else {
+            astir.iter().for_each(|id| self.advance_engine(id));
+        }
+    }
+
+    fn advance_engine(&mut self, id: &EngineId) {
+        self.close_orphaned_gate(id);
+        if !self.planner.role.decides() {
+            return self.sync_gate(id);
+        }
+        self.advance_state(id);
+        self.shrink_to_residue(id);
+    }
+
+    /// Looks at every engine, and finds that those who were passed by demand nothing indeed.
+    fn advance_all(&mut self, astir: &[EngineId]) {
+        let all: Vec<EngineId> = self.planner.engines.values().map(|e| e.id.clone()).collect();
+        for id in &all {
+            let before = self.command_count();
+            self.advance_engine(id);
+            let calm = self.command_count() == before;
+            debug_assert!(calm || astir.binary_search(id).is_ok(), "{id} was passed by and is not calm");
+        }
+    }
+
+    fn check_lost_accelerators(&mut self) {
+        let accounts = self.planner.ledger.accelerators.awaiting_reading();
+        let due = accounts.filter(|(_, a)| a.recovery_check_at().is_some_and(|at| at <= self.now));
+        for accelerator in due.map(|(id, _)| id.clone()).collect::<Vec<_>>() {
+            self.request_reading(&accelerator, Millis::ZERO);
+        }
+    }
+
+    pub(in crate::fleet) fn engine(&self, id: &EngineId) -> Option<&Engine> {
+        self.planner.engines.get(id)
+    }
+
+    /// The gate of a process that ended by itself: shut, and its holders told.
+    fn close_orphaned_gate(&mut self, id: &EngineId) {
+        let Some((generation, cause)) = self.engine(id).and_then(|e| e.unclosed_gate.clone()) else {
+            return;
+        };
+        let engine = id.clone();
+        self.emit(Command::CloseGate {
+            engine,
+            generation,
+            reason: CloseReason::Fault,
+            after_drain: AfterDrain::Stop,
+            successor: None,
+        });
+        let fault = Fault::EngineFailed { model: id.model.clone(), cause, wait: None };
+        self.emit(Command::RevokeLeases { engine: id.clone(), generation, fault });
+    }
+
+    fn advance_state(&mut self, id: &EngineId) {
+        let Some(e) = self.engine(id) else { return };
+        let generation = e.generation;
+        if self.is_overdue(id) {
+            return if e.admission == Admission::Closed {
+                self.stop(id)
+            } else {
+                self.fail_engine(id, FailureCause::Timeout)
+            };
+        }
+        match e.state.clone() {
+            LifecycleState::Cold | LifecycleState::Backoff { .. } => self.launch_if_reserved(id),
+            LifecycleState::Launching | LifecycleState::Loading | LifecycleState::Waking { .. } => {
+                if self.is_unwanted(id)
+                    || self.ordered_stop(id)
+                    || self.planner.lost_accelerator(id).is_some()
+                {
+                    self.abandon_start(id);
+                } else if self.planner.shutdown.is_some() && e.admission != Admission::Closed {
+                    // It goes on starting; only its first exchange ends.
+                    self.close_gate(id, CloseReason::Shutdown, AfterDrain::Stop);
+                    self.revoke_leases(id, Fault::ShuttingDown);
+                } else if e.must_await_stub() && self.planner.shutdown.is_none() {
+                    // Once everything ends nobody is let in anyhow, and a closed gate stays so.
+                    self.emit(Command::AwaitStub { engine: id.clone(), generation });
+                }
+            }
+            LifecycleState::Awake => self.advance_awake(id),
+            LifecycleState::Draining { reason: why, after_drain: then, revoked, drained } => {
+                self.advance_draining(id, why, then, revoked, drained)
+            }
+            LifecycleState::FallingAsleep { .. } => {
+                if self.planner.shutdown == Some(true) {
+                    self.stop(id);
+                }
+            }
+            LifecycleState::Asleep { level } => self.advance_asleep(id, level),
+            LifecycleState::Failing { drained: true, .. } => self.stop(id),
+            LifecycleState::Failing { cause, .. } => {
+                if e.admission != Admission::Closed {
+                    self.fail_engine(id, cause);
+                }
+            }
+            LifecycleState::Stopping { .. } => {
+                if e.stop_retry_at <= self.now {
+                    let (engine, grace) = (id.clone(), Millis::ZERO);
+                    self.emit(Command::Stop { engine, generation, grace, successor: None });
+                }
+            }
+        }
+    }
+
+    /// A reservation that was confirmed is used; one whose model went away in between is given back.
+    fn launch_if_reserved(&mut self, id: &EngineId) {
+        let Some(e) = self.engine(id) else { return };
+        let Some(placing) = e.pending_reservation.clone().filter(|p| p.confirmed) else {
+            return;
+        };
+        let (engine, generation) = (id.clone(), e.generation);
+        if self.is_unwanted(id)
+            || self.planner.shutdown.is_some()
+            || self.is_reservation_useless(id, &placing)
+        {
+            return self.emit(Command::Shrink { engine, generation, bytes: Bytes::ZERO, host: Bytes::ZERO });
+        }
+        if self.must_wait_to_start(id, &placing) {
+            return;
+        }
+        let accelerators = placing.accelerators;
+        self.emit(Command::Launch { engine, generation, accelerators, bytes: placing.bytes });
+    }
+
+    fn advance_asleep(&mut self, id: &EngineId, level: SleepLevel) {
+        let Some(e) = self.engine(id) else { return };
+        let (engine, generation) = (id.clone(), e.generation);
+        let unused = e.idle_since().max(e.since);
+        if self.is_unwanted(id) || self.planner.lost_accelerator(id).is_some() || self.ordered_stop(id) {
+            return self.stop(id);
+        }
+        if let Some(placing) = e.pending_reservation.as_ref().filter(|p| p.confirmed).cloned() {
+            if self.planner.shutdown.is_some() || self.is_reservation_useless(id, &placing) {
+                let host = self.planner.ledger.host.booked.of(id).unwrap_or_default();
+                let bytes = self.planner.residue_of(id);
+                return self.emit(Command::Shrink { engine, generation, bytes, host });
+            }
+            if self.must_wait_to_start(id, &placing) {
+                return;
+            }
+            return self.emit(Command::Wake { engine, generation, level });
+        }
+        let stop_after = self.planner.spec(&id.model).and_then(|s| s.idle.stop_after);
+        let wanted =
+            self.waiting(&id.model) > 0 || e.pending_reservation.is_some() || self.planner.is_kept_awake(id);
+        let due = stop_after.is_some_and(|after| unused + after <= self.now);
+        if due && !wanted && !self.is_wanted_by_dependents(id) {
+            self.stop(id);
+        }
+    }
+
+    fn advance_awake(&mut self, id: &EngineId) {
+        let Some(e) = self.engine(id) else { return };
+        let hung = e.hung_at(&self.planner.settings.timeouts).is_some_and(|at| at <= self.now);
+        let generation = e.generation;
+        if hung {
+            self.fail_engine(id, FailureCause::Hung);
+        } else if self.planner.lost_accelerator(id).is_some() {
+            self.fail_engine(id, FailureCause::AcceleratorLost);
+        } else if self.planner.shutdown == Some(true)
+            || (self.planner.shutdown.is_some() && e.admission != Admission::Closed)
+        {
+            self.close_gate(id, CloseReason::Shutdown, AfterDrain::Stop);
+            self.revoke_leases(id, Fault::ShuttingDown);
+        } else if self.planner.shutdown.is_some() {
+            // Engines live on; their gate stays shut.
+        } else if self.is_unwanted(id) {
+            self.close_gate(id, CloseReason::Outdated, AfterDrain::Stop);
+        } else if self.ordered_stop(id) {
+            self.close_gate(id, CloseReason::Operator, AfterDrain::Stop);
+            self.revoke_leases(id, self.engine_failed_fault(id, FailureCause::Stopped));
+        } else if let Some(level) = self.ordered_sleep(id) {
+            self.close_gate(id, CloseReason::Operator, AfterDrain::Sleep(level));
+        } else if let Some(then) = self.idle_action(id) {
+            self.close_gate(id, CloseReason::Idle, then);
+        } else if e.must_await_stub() {
+            self.emit(Command::AwaitStub { engine: id.clone(), generation });
+        } else if e.stub_gate_closed {
+            // Until its stub says otherwise.
+        } else if e.admission != Admission::Public {
+            self.emit(Command::OpenGate { engine: id.clone(), generation, public: true });
+        } else {
+            self.read_meters_once_awake(id);
+        }
+    }
+
+    /// One reading once it is awake, for what it really takes: its next reservation goes by that.
+    fn read_meters_once_awake(&mut self, id: &EngineId) {
+        let Some(e) = self.engine(id) else { return };
+        let unread = |a: &&AcceleratorId| {
+            self.planner
+                .ledger
+                .accelerators
+                .get(a)
+                .is_some_and(|account| account.is_unread_since(e.turn_start))
+        };
+        for accelerator in e.accelerators.iter().filter(unread).cloned().collect::<Vec<_>>() {
+            self.emit(Command::ReadMeter { accelerator, after: Millis::ZERO });
+        }
+    }
+
+    fn advance_draining(
+        &mut self,
+        id: &EngineId,
+        why: CloseReason,
+        then: AfterDrain,
+        revoked: bool,
+        drained: bool,
+    ) {
+        let Some(e) = self.engine(id) else { return };
+        let (generation, since) = (e.generation, e.since);
+        let turns = &self.planner.settings.turns;
+        let hung = e.hung_at(&self.planner.settings.timeouts).is_some_and(|at| at <= self.now);
+        let cut = turns.on_deadline == DrainDeadlinePolicy::Cut
+            && matches!(why, CloseReason::Turn | CloseReason::Outdated | CloseReason::Operator)
+            && since + turns.drain_deadline <= self.now;
+        if self.planner.shutdown.is_some() && why != CloseReason::Shutdown {
+            self.close_gate(id, CloseReason::Shutdown, AfterDrain::Stop);
+            return self.revoke_leases(id, Fault::ShuttingDown);
+        }
+        if why == CloseReason::Shutdown && self.planner.shutdown == Some(false) {
+            return;
+        }
+        if self.ordered_stop(id) && (why, then) != (CloseReason::Operator, AfterDrain::Stop) && !drained {
+            self.close_gate(id, CloseReason::Operator, AfterDrain::Stop);
+            return self.revoke_leases(id, self.engine_failed_fault(id, FailureCause::Stopped));
+        }
+        // Also when it is drained already and only waits for a neighbour.
+        let kept = why == CloseReason::SleepDenied
+            && (self.planner.is_kept_awake(id) || self.ordered_awake(&id.model));
+        let wanted = kept || self.waiting(&id.model) > 0 || self.is_wanted_by_dependents(id);
+        let stays = why == CloseReason::Idle || why == CloseReason::SleepDenied && self.may_keep_serving(id);
+        if stays && wanted && !hung {
+            return self.emit(Command::OpenGate { engine: id.clone(), generation, public: true });
+        }
+        if drained {
+            // While another engine measures free memory on the same accelerator, nothing may give any back.
+            if !self.has_profiling_neighbour(id) {
+                self.sleep_or_stop(id, then);
+            }
+        } else if hung {
+            self.fail_engine(id, FailureCause::Hung);
+        } else if cut && !revoked {
+            self.revoke_leases(id, Fault::TurnEnded { model: id.model.clone() });
+        }
+    }
+
+    /// Nothing but its idleness speaks against its serving on.
+    fn may_keep_serving(&self, id: &EngineId) -> bool {
+        !self.is_unwanted(id) && !self.ordered_stop(id) && self.planner.lost_accelerator(id).is_none()
+    }
+
+    /// The gate is drained: asleep if it can, else stopped.
+    fn sleep_or_stop(&mut self, id: &EngineId, then: AfterDrain) {
+        let generation = self.generation(id);
+        match then {
+            AfterDrain::Sleep(wish) => match self.sleep_level(id, wish) {
+                Some(level) => self.emit(Command::Sleep { engine: id.clone(), generation, level }),
+                None => self.stop(id),
+            },
+            AfterDrain::Stop => self.stop(id),
+        }
+    }
+
+    /// How deep it may sleep; `None`: not at all. Level 1 only while the host's RAM has room, and in `auto` only for
+    /// a model that usually comes back before it would be stopped.
+    pub(in crate::fleet) fn sleep_level(
+        &self,
+        id: &EngineId,
+        wish: Option<SleepLevel>,
+    ) -> Option<SleepLevel> {
+        let model = self.planner.models.get(&id.model)?;
+        let spec = model.spec.as_deref().filter(|s| s.can_sleep)?;
+        if model.residue(spec) >= spec.memory.awake {
+            return None;
+        }
+        let room = self.planner.ledger.host.free() >= self.planner.host_need(id);
+        let soon = match (model.usual_gap, spec.idle.stop_after) {
+            (Some(gap), Some(after)) => gap < after,
+            _ => true,
+        };
+        match (wish, spec.idle.level) {
+            (_, SleepLevelPolicy::Never) => None,
+            (_, SleepLevelPolicy::OneOrStop) => room.then_some(SleepLevel::One),
+            (Some(SleepLevel::Two), _) | (None, SleepLevelPolicy::Two) => Some(SleepLevel::Two),
+            (Some(SleepLevel::One), _) | (None, SleepLevelPolicy::One) => {
+                Some(if room { SleepLevel::One } else { SleepLevel::Two })
+            }
+            (None, SleepLevelPolicy::Auto) => {
+                Some(if room && soon { SleepLevel::One } else { SleepLevel::Two })
+            }
+        }
+    }
+
+    /// Unused for long enough: what to do with it.
+    fn idle_action(&self, id: &EngineId) -> Option<AfterDrain> {
+        let e = self.engine(id)?;
+        let spec = self.planner.spec(&id.model)?;
+        let used = self.planner.in_use_count(e) > 0 || self.waiting(&id.model) > 0;
+        if used || self.planner.is_kept_awake(id) || self.ordered_awake(&id.model) {
+            return None;
+        }
+        let past = |after: Option<Millis>| {
+            after.and_then(|after| self.planner.idle_at(e, after)).is_some_and(|at| at <= self.now)
+        };
+        let then = if past(spec.idle.stop_after) {
+            AfterDrain::Stop
+        } else if past(spec.idle.sleep_after) {
+            AfterDrain::Sleep(None)
+        } else {
+            return None;
+        };
+        (!self.is_wanted_by_dependents(id)).then_some(then)
+    }
+
+    /// Asks for a reading, unless one is under way.
+    pub(in crate::fleet) fn request_reading(&mut self, accelerator: &AcceleratorId, after: Millis) {
+        let account = self.planner.ledger.accelerators.get(accelerator);
+        if account.is_some_and(|a| a.metered && a.may_read(self.now)) {
+            self.emit(Command::ReadMeter { accelerator: accelerator.clone(), after });
+        }
+    }
+
+    fn is_overdue(&self, id: &EngineId) -> bool {
+        self.planner.is_overdue(id, self.now)
+    }
+
+    fn is_unwanted(&self, id: &EngineId) -> bool {
+        self.planner.is_unwanted(id)
+    }
+
+    /// Some other engine measures free memory on one of its accelerators.
+    pub(in crate::fleet) fn has_profiling_neighbour(&self, id: &EngineId) -> bool {
+        let Some(e) = self.engine(id) else { return false };
+        self.planner.engines.on_accelerators(&e.accelerators).into_iter().any(|other| {
+            other.id != *id
+                && other.is_profiling()
+                && other.accelerators.iter().any(|a| e.accelerators.contains(a))
+        })
+    }
+
+    /// Ends a start whose model is not wanted any more; a canary that is out is told first.
+    fn abandon_start(&mut self, id: &EngineId) {
+        if self.admission(id) == Admission::Closed {
+            self.stop(id);
+        } else {
+            self.fail_engine(id, self.planner.stop_cause(id, self.now));
+        }
+    }
+
+    pub(in crate::fleet) fn stop(&mut self, id: &EngineId) {
+        self.emit_stop(id, None);
+    }
+
+    /// Ends a sleeper, or a start that nobody waits for, so that this engine has the memory.
+    pub(in crate::fleet) fn stop_for(&mut self, id: &EngineId, to: &EngineId) {
+        self.emit_stop(id, Some(to.clone()));
+    }
+
+    fn emit_stop(&mut self, id: &EngineId, to: Option<EngineId>) {
+        let (engine, generation) = (id.clone(), self.generation(id));
+        let grace = self.planner.settings.timeouts.stop_grace;
+        self.emit(Command::Stop { engine, generation, grace, successor: to });
+    }
+
+    pub(in crate::fleet) fn close_gate(&mut self, id: &EngineId, why: CloseReason, then: AfterDrain) {
+        let generation = self.generation(id);
+        self.emit(Command::CloseGate {
+            engine: id.clone(),
+            generation,
+            reason: why,
+            after_drain: then,
+            successor: None,
+        });
+    }
+
+    /// Ends a turn for another model, which is to have the next one.
+    pub(in crate::fleet) fn close_gate_for(&mut self, id: &EngineId, then: AfterDrain, to: &EngineId) {
+        let (engine, generation) = (id.clone(), self.generation(id));
+        self.emit(Command::CloseGate {
+            engine,
+            generation,
+            reason: CloseReason::Turn,
+            after_drain: then,
+            successor: Some(to.clone()),
+        });
+    }
+
+    fn revoke_leases(&mut self, id: &EngineId, fault: Fault) {
+        let generation: Generation = self.generation(id);
+        self.emit(Command::RevokeLeases { engine: id.clone(), generation, fault });
+    }
+
+    /// Gate, tell the holders, and stop once they are gone.
+    fn fail_engine(&mut self, id: &EngineId, cause: FailureCause) {
+        self.close_gate(id, CloseReason::Fault, AfterDrain::Stop);
+        let fault = self.engine_failed_fault(id, cause);
+        self.revoke_leases(id, fault);
+    }
+
+    fn engine_failed_fault(&self, id: &EngineId, cause: FailureCause) -> Fault {
+        Fault::EngineFailed { model: id.model.clone(), cause, wait: None }
+    }
+}

@@ -1,0 +1,145 @@
+//! Operators' orders: what they ask of each engine, when they are done, and when they have failed.
+//!
+//! An order means the engines as they were when it was given. One that was awake is put to sleep once; if somebody
+//! wants the model again, it may wake, and the order does not put it to sleep a second time. The latest of the orders
+//! that contradict each other counts, and none stays open for ever.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::{
+    engine::{Engine, state::LifecycleState},
+    fleet::{
+        command::Command,
+        event::{OperationId, OperatorAction},
+        plan::{PlanBuilder, Planner},
+    },
+    model::{EngineId, ModelName, SleepLevel},
+    units::Tick,
+};
+
+/// An order that is being carried out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::fleet) struct OperatorOperation {
+    pub(in crate::fleet) model: ModelName,
+    pub(in crate::fleet) action: OperatorAction,
+    pub(in crate::fleet) issued_at: Tick,
+}
+
+impl PlanBuilder<'_> {
+    pub(in crate::fleet) fn ordered_awake(&self, model: &ModelName) -> bool {
+        self.planner.operations.values().any(|op| op.model == *model && op.action == OperatorAction::Wake)
+    }
+
+    /// An operator wants this life of the engine ended.
+    pub(in crate::fleet) fn ordered_stop(&self, id: &EngineId) -> bool {
+        self.planner.ordered_stop(id)
+    }
+
+    /// The level at which an operator wants this engine asleep, if one does.
+    pub(in crate::fleet) fn ordered_sleep(&self, id: &EngineId) -> Option<Option<SleepLevel>> {
+        let turn = self.engine(id)?.turn_start;
+        self.planner.operations.values().find_map(|op| match op.action {
+            OperatorAction::Sleep { level } if op.model == id.model && turn <= op.issued_at => Some(level),
+            _ => None,
+        })
+    }
+
+    /// Orders that a later one contradicts are given up before anything is decided by them.
+    pub(in crate::fleet) fn finish_superseded(&mut self) {
+        let orders = &self.planner.operations;
+        let overtaken = orders.iter().filter(|(id, op)| {
+            orders.iter().any(|(later, other)| {
+                later > *id && other.model == op.model && op.action.contradicts(other.action)
+            })
+        });
+        let overtaken: Vec<OperationId> = overtaken.map(|(id, _)| *id).collect();
+        for operation in overtaken {
+            let outcome = Err("a later order says otherwise".to_owned());
+            self.emit(Command::FinishOperation { operation, outcome });
+        }
+    }
+
+    pub(in crate::fleet) fn finish_operations(&mut self) {
+        for (operation, op) in self.planner.operations.clone() {
+            if let Some(outcome) = self.operation_outcome(&op) {
+                self.emit(Command::FinishOperation { operation, outcome });
+            }
+        }
+    }
+
+    /// How an order stands: `None` while it is being carried out.
+    fn operation_outcome(&self, op: &OperatorOperation) -> Option<Result<(), String>> {
+        let mut engines = self.planner.engines_of(&op.model);
+        if self.planner.spec(&op.model).is_none() && !matches!(op.action, OperatorAction::Stop) {
+            return Some(Err(format!("'{}' was removed from the configuration", op.model)));
+        }
+        if self.planner.shutdown.is_some() {
+            return Some(Err("the gateway is shutting down".to_owned()));
+        }
+        match op.action {
+            OperatorAction::Pin | OperatorAction::Unpin => Some(Ok(())),
+            OperatorAction::Stop => {
+                let ended = |e: &Engine| !e.state.has_process() || e.startup_began > op.issued_at;
+                engines.all(ended).then_some(Ok(()))
+            }
+            OperatorAction::Sleep { .. } => {
+                let down = |e: &Engine| {
+                    !e.state.has_process()
+                        || matches!(e.state, LifecycleState::Asleep { .. })
+                        || e.turn_start > op.issued_at
+                };
+                engines.all(down).then_some(Ok(()))
+            }
+            OperatorAction::Wake => {
+                if engines.any(Engine::serves) {
+                    return Some(Ok(()));
+                }
+                let starting = self.planner.engines_of(&op.model).any(|e| e.state.is_starting());
+                let reason = self.reasons.get(&op.model)?;
+                // It waits as long as a request would.
+                let late = op.issued_at + self.planner.max_wait_of(&op.model) <= self.now && !starting;
+                (reason.is_final() || late).then(|| Err(reason.text.clone()))
+            }
+        }
+    }
+}
+
+impl Planner {
+    pub(in crate::fleet) fn ordered_stop(&self, id: &EngineId) -> bool {
+        let Some(e) = self.engines.get(id) else { return false };
+        let mut orders = self.operations.values();
+        orders.any(|op| {
+            op.model == id.model && op.action == OperatorAction::Stop && e.startup_began <= op.issued_at
+        })
+    }
+}
+
+/// Orders as a list: a tagged form cannot read numbers back that are keys of a map.
+pub(in crate::fleet) mod as_list {
+    use super::{BTreeMap, Deserialize, Deserializer, OperationId, OperatorOperation, Serialize, Serializer};
+
+    type OperationMap = BTreeMap<OperationId, OperatorOperation>;
+
+    pub(in crate::fleet) fn serialize<S: Serializer>(map: &OperationMap, to: S) -> Result<S::Ok, S::Error> {
+        map.iter().collect::<Vec<_>>().serialize(to)
+    }
+
+    pub(in crate::fleet) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<OperationMap, D::Error> {
+        Ok(Vec::deserialize(from)?.into_iter().collect())
+    }
+}
+
+impl OperatorAction {
+    /// Not both can be carried out.
+    const fn contradicts(self, other: Self) -> bool {
+        use OperatorAction::{Sleep, Stop, Wake};
+        matches!(
+            (self, other),
+            (Wake, Sleep { .. } | Stop) | (Sleep { .. }, Wake | Stop) | (Stop, Wake | Sleep { .. })
+        )
+    }
+}

@@ -1,0 +1,420 @@
+//! Where an engine may go: candidate sets of accelerators, and whether one has room.
+
+pub(in crate::fleet) mod feasibility;
+
+use crate::{
+    engine::{Engine, ProbeState, state::LifecycleState},
+    fleet::{
+        plan::{PlanBuilder, Planner},
+        state::ledger::{AcceleratorAccount, amount::ResourceAmount},
+    },
+    model::{AcceleratorId, AcceleratorRequirement, EngineId, EvictionPolicy, ModelSpec},
+    units::{Bytes, Millis},
+};
+
+/// One way of placing an engine.
+#[derive(Clone, Debug)]
+pub(in crate::fleet) struct PlacementCandidate {
+    pub(in crate::fleet) accelerators: Vec<AcceleratorId>,
+    /// What the engine will have booked and taken on each of them.
+    pub(in crate::fleet) need: ResourceAmount,
+}
+
+/// Whether a candidate can be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::fleet) enum PlacementStatus {
+    /// Now.
+    Ready,
+    /// An engine there measures free memory, or is about to change it.
+    Blocked {
+        by: EngineId,
+    },
+    /// The ledger has room; the meter was not asked since the last change.
+    MeterStale {
+        accelerator: AcceleratorId,
+    },
+    /// The ledger has room; the meter does not show it free yet.
+    AwaitingRelease {
+        accelerator: AcceleratorId,
+        after: Millis,
+        missing: Bytes,
+    },
+    /// It will, once what is on its way out is gone.
+    Freeing,
+    NoRoom,
+}
+
+/// More combinations than this are not looked at; those with the most free memory come first.
+pub(in crate::fleet) const MAX_CANDIDATES: usize = 64;
+
+impl Planner {
+    /// Accelerators, or sets of them, on which an engine of this model could be that needs so much of each.
+    pub(in crate::fleet) fn candidates_for(
+        &self,
+        spec: &ModelSpec,
+        need: ResourceAmount,
+        usable: impl Fn(&AcceleratorId) -> bool,
+    ) -> Vec<PlacementCandidate> {
+        let accounts = &self.ledger.accelerators;
+        if spec.accelerators.is_none() {
+            return vec![PlacementCandidate { accelerators: Vec::new(), need }];
+        }
+        let sets = match &spec.accelerators {
+            AcceleratorRequirement::Ids(ids) => vec![ids.clone()],
+            AcceleratorRequirement::InPool { pool, .. } => vec![vec![pool.clone()]],
+            AcceleratorRequirement::Count(n) => {
+                // A pool is no accelerator of this machine: it is for those who name it.
+                let single = |a: &&AcceleratorId| accounts.get(a).is_some_and(|a| a.units.is_none());
+                // No more of them can be in the first combinations.
+                let most = (*n as usize).saturating_add(MAX_CANDIDATES);
+                let free = accounts.most_free_first().filter(single);
+                let ids: Vec<AcceleratorId> = free.filter(|a| usable(a)).take(most).cloned().collect();
+                combinations(&ids, *n as usize)
+            }
+        };
+        let fits = |set: &Vec<AcceleratorId>| !set.is_empty() && set.iter().all(&usable);
+        sets.into_iter().filter(fits).map(|accelerators| PlacementCandidate { accelerators, need }).collect()
+    }
+}
+
+impl PlanBuilder<'_> {
+    /// Every candidate, those with the most free memory first. Empty: it fits nowhere, even were all else put away.
+    pub(in crate::fleet) fn candidates(
+        &self,
+        id: &EngineId,
+        spec: &ModelSpec,
+        healthy_only: bool,
+    ) -> Vec<PlacementCandidate> {
+        let Some(model) = self.planner.models.get(&id.model) else {
+            return Vec::new();
+        };
+        let need = model.needed_amount(spec, self.planner.largest(spec));
+        let declared =
+            ResourceAmount { bytes: spec.accelerators.bytes_per_account(spec.memory.awake), ..need };
+        let accounts = &self.planner.ledger.accelerators;
+        let usable = |a: &AcceleratorId| {
+            accounts.get(a).is_some_and(|account| {
+                let could = account.could_hold(need) || account.could_hold(declared);
+                could && (account.healthy || !healthy_only)
+            })
+        };
+        if let Some(e) = self.engine(id).filter(|e| e.state.has_process()) {
+            let own = e.accelerators.clone();
+            let fits = (!own.is_empty() || spec.accelerators.is_none()) && own.iter().all(usable);
+            return fits.then_some(PlacementCandidate { accelerators: own, need }).into_iter().collect();
+        }
+        self.planner.candidates_for(spec, need, usable)
+    }
+
+    /// Where an asleep engine could be, were it started anew.
+    pub(in crate::fleet) fn relocation_candidates(
+        &self,
+        id: &EngineId,
+        spec: &ModelSpec,
+    ) -> Vec<PlacementCandidate> {
+        let Some(model) = self.planner.models.get(&id.model) else {
+            return Vec::new();
+        };
+        let need = model.needed_amount(spec, self.planner.largest(spec));
+        let accounts = &self.planner.ledger.accelerators;
+        let usable = |a: &AcceleratorId| accounts.get(a).is_some_and(|a| a.healthy && a.could_hold(need));
+        let own = self.engine(id).map(|e| e.accelerators.clone()).unwrap_or_default();
+        let mut places = self.planner.candidates_for(spec, need, usable);
+        places.retain(|c| !c.accelerators.iter().any(|a| own.contains(a)));
+        places
+    }
+
+    /// What is still missing on one accelerator of a candidate: first after what is free, then after what is on its way
+    /// out as well, which is never more.
+    pub(in crate::fleet) fn shortfalls(
+        &self,
+        id: &EngineId,
+        candidate: &PlacementCandidate,
+        on: &AcceleratorId,
+    ) -> (ResourceAmount, ResourceAmount) {
+        let Some(account) = self.planner.ledger.accelerators.get(on) else {
+            return (candidate.need, candidate.need);
+        };
+        let claimed = self.claims.get(on).copied().unwrap_or_default();
+        let extra = candidate.need.saturating_sub(account.amount_of(id));
+        let (free, coming) = (self.free_amount(id, on, account), self.freeing_amount(id, on));
+        let most = (free + coming).saturating_sub(claimed);
+        (
+            extra.saturating_sub(free.component_min(most)),
+            extra.saturating_sub((free + coming).component_min(most)),
+        )
+    }
+
+    /// What is neither booked nor known to be somebody else's.
+    fn free_amount(&self, id: &EngineId, on: &AcceleratorId, account: &AcceleratorAccount) -> ResourceAmount {
+        let mut free = account.free();
+        if account.is_usage_confirmed() {
+            free = free.min(
+                account
+                    .capacity
+                    .saturating_sub(self.used_by_others(id, on))
+                    .saturating_sub(account.booked_by(id)),
+            );
+        }
+        ResourceAmount { bytes: free, units: account.free_units() }
+    }
+
+    /// What will be in use beside this engine. Where the meter names nobody and several sleep, what this one was found to
+    /// keep beyond its declared residue may be another's, and counts as such.
+    fn used_by_others(&self, id: &EngineId, on: &AcceleratorId) -> Bytes {
+        let Some(account) = self.planner.ledger.accelerators.get(on) else {
+            return Bytes::ZERO;
+        };
+        let used = account.used_by_others(id);
+        let asleep =
+            |e: &Engine| matches!(e.state, LifecycleState::Asleep { .. }) && e.accelerators.contains(on);
+        let named = account.reading.as_ref().is_none_or(|r| r.by_engine.is_some());
+        if named || !self.engine(id).is_some_and(asleep) {
+            return used;
+        }
+        let near = self.planner.engines.on_accelerators(std::slice::from_ref(on));
+        if !near.into_iter().any(|e| e.id != *id && asleep(e)) {
+            return used;
+        }
+        let spec = self.planner.spec(&id.model);
+        let declared = spec.map_or(Bytes::ZERO, |s| s.accelerators.bytes_per_account(s.memory.asleep));
+        let doubtful = account.reading.as_ref().map_or(Bytes::ZERO, |r| r.used.saturating_sub(declared));
+        used.max(doubtful)
+    }
+
+    /// Whether it could ever have this candidate: what is free and what may be put away, by policy or by idleness, is
+    /// enough. What it can never have it must not keep from others.
+    pub(in crate::fleet) fn is_reachable(&self, id: &EngineId, candidate: &PlacementCandidate) -> bool {
+        candidate.accelerators.iter().all(|on| {
+            let Some(account) = self.planner.ledger.accelerators.get(on) else {
+                return false;
+            };
+            let others = account.booked.iter().filter(|(other, _)| *other != id);
+            let engines = others.filter_map(|(other, bytes)| Some((self.engine(other)?, bytes)));
+            let asker = self.on_behalf_of(id);
+            let engines = engines.filter(|(e, _)| !self.must_stay_for(asker, e));
+            let may_go =
+                engines.filter(|(e, _)| self.may_ever_be_evicted(e)).map(|(e, bytes)| ResourceAmount {
+                    bytes,
+                    units: if self.may_ever_stop(e) { account.units_taken.of(&e.id) } else { 0 },
+                });
+            let may_go: ResourceAmount = may_go.sum();
+            let beside = self.claimed_for_other_members(id, on);
+            (account.amount_of(id) + self.free_amount(id, on, account) + may_go)
+                .covers(candidate.need + beside)
+        })
+    }
+
+    fn may_ever_be_evicted(&self, e: &Engine) -> bool {
+        let Some(spec) = self.planner.spec(&e.id.model) else {
+            return true;
+        };
+        let by_idleness = spec.idle.sleep_after.is_some() || spec.idle.stop_after.is_some();
+        let eviction = self.planner.settings.eviction_of(spec);
+        let own =
+            !self.planner.is_kept_awake(&e.id) && (by_idleness || eviction == EvictionPolicy::Residency);
+        e.state.is_winding_down() || (own && self.may_dependents_ever_be_evicted(e))
+    }
+
+    /// Those that need it, for whose sake it stays.
+    fn may_dependents_ever_be_evicted(&self, e: &Engine) -> bool {
+        let planner = &self.planner;
+        if planner.keeping_dependent(e).is_none() {
+            return true;
+        }
+        let active = planner.dependencies.dependents(&e.id.model).filter(|model| planner.is_active(model));
+        let mut engines = active.flat_map(|model| planner.engines_of(model));
+        engines.all(|e| !e.state.has_process() || self.may_ever_be_evicted(e))
+    }
+
+    /// Of one that may go: not only to sleep, which keeps the accelerators of its pool.
+    fn may_ever_stop(&self, e: &Engine) -> bool {
+        let Some(spec) = self.planner.spec(&e.id.model) else {
+            return true;
+        };
+        let only_sleeps = self.sleep_level(&e.id, None).is_some() && spec.idle.stop_after.is_none();
+        !only_sleeps || self.planner.settings.eviction_of(spec) != EvictionPolicy::Never
+    }
+
+    /// What engines on their way out will give back on an accelerator.
+    fn freeing_amount(&self, id: &EngineId, on: &AcceleratorId) -> ResourceAmount {
+        self.planner.engines.winding_down_on(on).filter(|e| e.id != *id).map(|e| self.will_free(e, on)).sum()
+    }
+
+    /// What this engine will give back on its own.
+    pub(in crate::fleet) fn will_free(&self, e: &Engine, on: &AcceleratorId) -> ResourceAmount {
+        let Some(account) = self.planner.ledger.accelerators.get(on) else {
+            return ResourceAmount::default();
+        };
+        let all = account.amount_of(&e.id);
+        // The accelerators of its pool are its own while it sleeps.
+        let asleep =
+            ResourceAmount { bytes: all.bytes.saturating_sub(self.planner.residue_of(&e.id)), units: 0 };
+        match &e.state {
+            LifecycleState::Draining {
+                after_drain: crate::fleet::command::AfterDrain::Sleep(wish), ..
+            } => {
+                if self.sleep_level(&e.id, *wish).is_some() {
+                    asleep
+                } else {
+                    all
+                }
+            }
+            LifecycleState::FallingAsleep { .. } => asleep,
+            LifecycleState::Asleep { .. } if e.releasing_since.is_some() => asleep,
+            state if state.is_winding_down() => all,
+            _ => ResourceAmount::default(),
+        }
+    }
+
+    /// Whether the engine can be started on this candidate, and if not why.
+    pub(in crate::fleet) fn placement_status(
+        &self,
+        id: &EngineId,
+        spec: &ModelSpec,
+        candidate: &PlacementCandidate,
+    ) -> PlacementStatus {
+        let mut awaits = false;
+        for on in &candidate.accelerators {
+            let (now, then) = self.shortfalls(id, candidate, on);
+            if !then.is_zero() {
+                return PlacementStatus::NoRoom;
+            }
+            awaits |= !now.is_zero();
+        }
+        if awaits {
+            return PlacementStatus::Freeing;
+        }
+        // Those that are reserved together start one by one, and each looks again.
+        if self.closure_attempt.is_none()
+            && let Some(by) = self.blocking_engine(id, spec, candidate)
+        {
+            return PlacementStatus::Blocked { by };
+        }
+        let mut unseen = None;
+        for accelerator in &candidate.accelerators {
+            let Some(account) = self.planner.ledger.accelerators.get(accelerator) else {
+                continue;
+            };
+            if !account.is_fresh(self.now) {
+                return PlacementStatus::MeterStale { accelerator: accelerator.clone() };
+            }
+            let used = self.used_by_others(id, accelerator) + candidate.need.bytes;
+            if account.metered && used > account.capacity {
+                let short = used.saturating_sub(account.capacity);
+                unseen = Some(PlacementStatus::AwaitingRelease {
+                    accelerator: accelerator.clone(),
+                    after: account.reading_delay(),
+                    missing: short,
+                });
+            }
+        }
+        unseen.unwrap_or(PlacementStatus::Ready)
+    }
+
+    /// An engine that must be let finish first: on one accelerator a launch that measures free memory excludes every
+    /// other change of it.
+    fn blocking_engine(
+        &self,
+        id: &EngineId,
+        spec: &ModelSpec,
+        candidate: &PlacementCandidate,
+    ) -> Option<EngineId> {
+        let cold = !self.engine(id).is_some_and(|e| e.state.has_process());
+        let launch = cold && spec.profiles_memory();
+        let near = |e: &&Engine| {
+            let held = e.pending_reservation.as_ref().map_or(&e.accelerators, |p| &p.accelerators);
+            e.id != *id && held.iter().any(|a| candidate.accelerators.contains(a))
+        };
+        // What is reserved for one that lacks something is not about to be used.
+        let about_to =
+            |e: &Engine| e.pending_reservation.is_some() && self.planner.first_missing(&e.id.model).is_none();
+        let engines = self.planner.engines.on_accelerators(&candidate.accelerators);
+        let blocks = |e: &&Engine| self.interferes(e, launch, about_to(e));
+        engines.into_iter().filter(near).find(blocks).map(|e| e.id.clone())
+    }
+
+    /// What this engine does, or is about to, must be over before another one takes memory beside it. `launch`: one that
+    /// measures how much is free.
+    fn interferes(&self, e: &Engine, launch: bool, about_to: bool) -> bool {
+        let profiles = self.planner.spec(&e.id.model).is_none_or(ModelSpec::profiles_memory);
+        if e.is_profiling() || (about_to && !e.state.has_process() && profiles) {
+            return true;
+        }
+        // One with explicit bytes lets others start beside it at once, but takes its memory only as it loads: whoever
+        // measures meanwhile would measure wrong.
+        let takes =
+            e.state.is_starting() && e.probe_state == ProbeState::NotReady && !(profiles && e.profiled);
+        let moves = about_to
+            || matches!(
+                e.state,
+                LifecycleState::Waking { .. }
+                    | LifecycleState::FallingAsleep { .. }
+                    | LifecycleState::Stopping { .. }
+            )
+            || e.releasing_since.is_some()
+            || takes;
+        launch && moves
+    }
+
+    /// Another engine does so on these, where this one has something reserved. Who waits for nobody else starts as soon as it
+    /// is reserved for; of those that do wait, the first goes ahead.
+    pub(in crate::fleet) fn has_interference(&self, id: &EngineId, accelerators: &[AcceleratorId]) -> bool {
+        let cold = !self.engine(id).is_some_and(|e| e.state.has_process());
+        let launch = cold && self.planner.spec(&id.model).is_none_or(ModelSpec::profiles_memory);
+        let about_to =
+            |e: &Engine| e.pending_reservation.as_ref().is_some_and(|placing| !placing.in_dependency_group);
+        let near = self.planner.engines.on_accelerators(accelerators).into_iter().filter(|e| e.id != *id);
+        let mut near = near.filter(|e| e.state.has_process() || about_to(e));
+        // One that fails may be measuring until it is told to end.
+        near.any(|e| {
+            matches!(e.state, LifecycleState::Failing { .. }) || self.interferes(e, launch, about_to(e))
+        })
+    }
+}
+
+/// Sets of `n`, in the order of the list, at most [`MAX_CANDIDATES`].
+fn combinations(ids: &[AcceleratorId], n: usize) -> Vec<Vec<AcceleratorId>> {
+    let mut out = Vec::new();
+    let mut chosen = Vec::new();
+    collect_combinations(ids, n, &mut chosen, &mut out);
+    out
+}
+
+fn collect_combinations(
+    ids: &[AcceleratorId],
+    n: usize,
+    chosen: &mut Vec<AcceleratorId>,
+    out: &mut Vec<Vec<AcceleratorId>>,
+) {
+    if out.len() >= MAX_CANDIDATES {
+        return;
+    }
+    if n == 0 {
+        out.push(chosen.clone());
+        return;
+    }
+    for (at, id) in ids.iter().enumerate() {
+        if ids.len() - at < n {
+            return;
+        }
+        chosen.push(id.clone());
+        collect_combinations(ids.get(at + 1..).unwrap_or_default(), n - 1, chosen, out);
+        chosen.pop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn combinations_are_complete_and_bounded() {
+        let ids: Vec<AcceleratorId> = (0..4).map(|i| AcceleratorId::from(format!("gpu-{i}"))).collect();
+        assert_eq!(combinations(&ids, 2).len(), 6);
+        assert_eq!(combinations(&ids, 4).len(), 1);
+        assert!(combinations(&ids, 5).is_empty());
+        let many: Vec<AcceleratorId> = (0..16).map(|i| AcceleratorId::from(format!("gpu-{i}"))).collect();
+        assert_eq!(combinations(&many, 8).len(), MAX_CANDIDATES);
+    }
+}

@@ -1,0 +1,293 @@
+//! Recording a command: what is true from the moment it is given, whatever its outcome will be.
+//!
+//! The one place where a decision changes the state; planning and `issued` both come through here.
+
+use std::sync::Arc;
+
+use crate::{
+    engine::{Admission, Engine, PendingReservation, ProbeState, STOP_RETRY_AFTER, state::LifecycleState},
+    fault::FailureCause,
+    fleet::{
+        command::{AfterDrain, CloseReason, Command},
+        event::LearnedMeasurements,
+        plan::Planner,
+        state::ledger::AcceleratorAccount,
+    },
+    model::{AcceleratorId, EngineId, ModelName, SleepLevel},
+    units::{Bytes, Generation, Tick},
+};
+
+impl Planner {
+    pub(in crate::fleet) fn apply(&mut self, command: &Command, now: Tick) {
+        match command {
+            Command::Reserve { engine, generation, accelerators, bytes, host: _ } => {
+                let patient = self.dependencies.involves(&engine.model);
+                let accelerators = accelerators.clone();
+                let placing = PendingReservation {
+                    accelerators,
+                    bytes: *bytes,
+                    confirmed: false,
+                    in_dependency_group: patient,
+                };
+                let spec = self.spec(&engine.model);
+                let units = spec.and_then(|spec| spec.accelerators.units());
+                let fingerprint = spec.map(|spec| spec.fingerprint).filter(|_| patient);
+                self.ledger.book(engine, &placing.accelerators, *bytes, units);
+                self.update_engine(engine, |e| {
+                    // What waits for long is started as it was reserved for, or not at all.
+                    if let Some(fingerprint) = fingerprint.filter(|_| !e.state.has_process()) {
+                        e.fingerprint = fingerprint;
+                    }
+                    e.generation = *generation;
+                    e.pending_reservation = Some(placing);
+                    e.startup_began = now;
+                });
+            }
+            Command::Shrink { engine, bytes, host, .. } => self.shrink(engine, *bytes, *host, now),
+            Command::Launch { engine, accelerators, .. } => {
+                self.record_launch(engine, accelerators.clone(), now)
+            }
+            Command::Wake { engine, level, .. } => {
+                self.restart_startup_clock(engine, now);
+                self.update_engine(engine, |e| {
+                    e.pending_reservation = None;
+                    e.probe_state = ProbeState::NotReady;
+                    e.cold_start = false;
+                    e.memory_baseline.clear();
+                    e.transition_to(LifecycleState::Waking { level: *level }, now);
+                })
+            }
+            Command::Sleep { engine, level, .. } => self.record_sleep(engine, *level, now),
+            Command::Stop { engine, grace, successor: to, .. } => {
+                let (cause, why) = (self.stop_cause(engine, now), self.asleep_stop_reason(engine));
+                self.update_engine(engine, |e| {
+                    e.stop_retry_at = now + *grace + STOP_RETRY_AFTER;
+                    if !matches!(e.state, LifecycleState::Stopping { .. }) {
+                        e.transition_to(LifecycleState::Stopping { cause }, now);
+                        why.into_iter().for_each(|why| e.set_stop_reason(why));
+                        to.iter().for_each(|to| e.set_successor(&to.model));
+                    }
+                    e.pending_reservation = None;
+                    e.releasing_since = None;
+                });
+            }
+            Command::ReadMeter { accelerator, .. } => {
+                let asked = |account: &mut AcceleratorAccount| {
+                    (account.reading_requested, account.last_attempt) = (Some(now), now)
+                };
+                self.ledger.accelerators.change(accelerator, asked);
+            }
+            Command::Probe { engine, .. } => {
+                self.update_engine(engine, |e| e.probe_state = ProbeState::InFlight(now))
+            }
+            Command::OpenGate { engine, public, .. } => self.record_gate_open(engine, *public, now),
+            Command::CloseGate { engine, generation, reason: why, after_drain: then, successor: to } => {
+                self.record_gate_close(engine, *generation, *why, *then, now);
+                if let Some(to) = to {
+                    self.update_engine(engine, |e| (e.yielded_at, e.yielded_to) = (now, Some(to.clone())));
+                }
+            }
+            Command::RevokeLeases { engine, generation, .. } => self.update_engine(engine, |e| {
+                if let (LifecycleState::Draining { revoked, .. }, true) =
+                    (&mut e.state, e.generation == *generation)
+                {
+                    *revoked = true;
+                }
+            }),
+            Command::AwaitStub { engine, .. } => self.update_engine(engine, |e| {
+                e.admission = Admission::AwaitingStub;
+                e.stub_gate_watched = true;
+            }),
+            Command::Grant { engine, canary, .. } => self.update_engine(engine, |e| {
+                e.record_grant(now);
+                if *canary {
+                    e.probe_state = ProbeState::InFlight(now);
+                }
+            }),
+            Command::Refuse { .. } => {}
+            Command::FinishOperation { operation, .. } => {
+                if let Some(operation) = self.operations.remove(operation) {
+                    self.engines.mark_model_dirty(&operation.model);
+                }
+            }
+        }
+    }
+
+    fn update_engine(&mut self, engine: &EngineId, change: impl FnOnce(&mut Engine)) {
+        self.engines.change(engine, change);
+    }
+
+    /// Copies nothing when that is known already.
+    pub(in crate::fleet) fn update_learned(
+        &mut self,
+        model: &ModelName,
+        change: impl FnOnce(&mut LearnedMeasurements),
+    ) {
+        let Some(known) = self.models.get(model).map(|model| model.learned) else { return };
+        let mut learned = known;
+        change(&mut learned);
+        if learned != known
+            && let Some(model) = Arc::make_mut(&mut self.models).get_mut(model)
+        {
+            model.learned = learned;
+        }
+    }
+
+    fn shrink(&mut self, engine: &EngineId, bytes: Bytes, host: Bytes, now: Tick) {
+        let stays = self.engines.get(engine).is_some_and(|e| e.state.has_process());
+        self.ledger.shrink(engine, bytes, stays, now);
+        if host == Bytes::ZERO {
+            self.ledger.host.booked.remove(engine);
+        } else if let Some(booked) = self.ledger.host.booked.of(engine) {
+            self.ledger.host.booked.book(engine, host.min(booked));
+        }
+        let asleep =
+            self.engines.get(engine).is_some_and(|e| matches!(e.state, LifecycleState::Asleep { .. }));
+        if asleep && let Some(spec) = self.spec(&engine.model) {
+            let (keeps, declared) = (spec.accelerators.bytes_per_accelerator(bytes), spec.memory.asleep);
+            let residue = (keeps > declared).then_some(keeps);
+            self.update_learned(&engine.model, |learned| learned.residue = residue);
+        }
+        self.update_engine(engine, |e| {
+            e.releasing_since = None;
+            e.pending_reservation = None;
+        });
+    }
+
+    /// What was reserved for long, until all that it needs served, takes no longer to start for that.
+    fn restart_startup_clock(&mut self, engine: &EngineId, now: Tick) {
+        let patient =
+            |e: &Engine| e.pending_reservation.as_ref().is_some_and(|placing| placing.in_dependency_group);
+        if self.engines.get(engine).is_some_and(patient) {
+            self.update_engine(engine, |e| e.startup_began = now);
+        }
+    }
+
+    fn record_launch(&mut self, engine: &EngineId, accelerators: Vec<AcceleratorId>, now: Tick) {
+        self.restart_startup_clock(engine, now);
+        let spec = self.spec(&engine.model);
+        let (measures, fingerprint) = spec.map_or((true, 0), |s| (s.profiles_memory(), s.fingerprint));
+        let used = |on: &AcceleratorId| self.ledger.accelerators.get(on)?.used_if_alone(engine, now);
+        let before = accelerators.iter().filter_map(|on| Some((on.clone(), used(on)?))).collect();
+        self.update_engine(engine, |e| {
+            e.pending_reservation = None;
+            e.memory_baseline = before;
+            e.accelerators = accelerators;
+            e.fingerprint = fingerprint;
+            e.profiled = !measures;
+            e.probe_state = ProbeState::NotReady;
+            e.cold_start = true;
+            e.last_lease_end = Tick(0);
+            e.transition_to(LifecycleState::Launching, now);
+        });
+    }
+
+    /// Host RAM is booked here, before the call that makes the engine take it.
+    fn record_sleep(&mut self, engine: &EngineId, level: SleepLevel, now: Tick) {
+        if level == SleepLevel::One {
+            let host = self.host_need(engine);
+            self.ledger.host.booked.book(engine, host);
+        }
+        self.update_engine(engine, |e| e.transition_to(LifecycleState::FallingAsleep { level }, now));
+    }
+
+    fn record_gate_open(&mut self, engine: &EngineId, public: bool, now: Tick) {
+        if self.engines.get(engine).is_some_and(Engine::denied_sleep) {
+            // It holds nothing there, as after a wake.
+            self.ledger.host.booked.remove(engine);
+        }
+        self.update_engine(engine, |e| {
+            e.admission = if public { Admission::Public } else { Admission::WaitersOnly };
+            e.has_stranded_leases = false;
+            if matches!(e.state, LifecycleState::Draining { .. }) {
+                e.resume_serving(now);
+            }
+        });
+    }
+
+    fn record_gate_close(
+        &mut self,
+        engine: &EngineId,
+        generation: Generation,
+        why: CloseReason,
+        then: AfterDrain,
+        now: Tick,
+    ) {
+        let cause = self.stop_cause(engine, now);
+        let decides = self.role.decides();
+        self.update_engine(engine, |e| {
+            if e.unclosed_gate.as_ref().is_some_and(|(orphan, _)| *orphan == generation) {
+                e.unclosed_gate = None;
+                return;
+            }
+            e.admission = Admission::Closed;
+            if !decides {
+                // Its state is somebody else's to say.
+                return;
+            }
+            match (&mut e.state, why) {
+                (LifecycleState::Failing { .. }, _) => {}
+                (state, CloseReason::Shutdown) if state.is_starting() => {}
+                (_, CloseReason::Fault) => {
+                    // One that drains is given up only when it hangs.
+                    let drains =
+                        matches!(e.state, LifecycleState::Draining { .. }) && cause == FailureCause::Stopped;
+                    let cause = if drains { FailureCause::Hung } else { cause };
+                    e.transition_to(LifecycleState::Failing { cause, drained: false }, now);
+                }
+                (LifecycleState::Draining { reason: old, after_drain: old_then, .. }, _) => {
+                    // An idle drain that somebody now counts on, or an order on top of a turn: the clock goes on.
+                    *old = why;
+                    *old_then = then;
+                }
+                _ => {
+                    let state = LifecycleState::Draining {
+                        reason: why,
+                        after_drain: then,
+                        revoked: false,
+                        drained: false,
+                    };
+                    e.transition_to(state, now);
+                }
+            }
+        });
+    }
+}
+
+impl Planner {
+    /// Why an engine that sleeps is stopped now; `None` of any other, and where it is no decision of ours.
+    fn asleep_stop_reason(&self, id: &EngineId) -> Option<CloseReason> {
+        let is_asleep =
+            self.engines.get(id).is_some_and(|e| matches!(e.state, LifecycleState::Asleep { .. }));
+        if !is_asleep || self.lost_accelerator(id).is_some() {
+            return None;
+        }
+        Some(if self.shutdown.is_some() {
+            CloseReason::Shutdown
+        } else if self.is_unwanted(id) {
+            CloseReason::Outdated
+        } else if self.ordered_stop(id) {
+            CloseReason::Operator
+        } else {
+            CloseReason::Idle
+        })
+    }
+
+    /// Why an engine is being ended, from what it was doing. What nobody wants any more, or what makes room, has not
+    /// failed, nor has what does not fall asleep: it served. What should have been ready by now has.
+    pub(in crate::fleet) fn stop_cause(&self, id: &EngineId, now: Tick) -> FailureCause {
+        let Some(e) = self.engines.get(id) else { return FailureCause::Stopped };
+        match &e.state {
+            LifecycleState::Failing { cause, .. } | LifecycleState::Stopping { cause } => cause.clone(),
+            state if state.is_starting() && (self.is_unwanted(id) || self.ordered_stop(id)) => {
+                FailureCause::Stopped
+            }
+            LifecycleState::Asleep { .. } | LifecycleState::FallingAsleep { .. } => FailureCause::Stopped,
+            _ if self.lost_accelerator(id).is_some() => FailureCause::AcceleratorLost,
+            LifecycleState::Draining { .. } => FailureCause::Stopped,
+            LifecycleState::Awake => FailureCause::Hung,
+            state if state.is_starting() && !self.is_overdue(id, now) => FailureCause::Stopped,
+            _ => FailureCause::Timeout,
+        }
+    }
+}

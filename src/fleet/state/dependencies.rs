@@ -1,0 +1,360 @@
+//! Which models need which, and what follows for each of their engines.
+//!
+//! A model with `dependencies` is launched or woken only when all that it needs serve, and what they need as well: its
+//! *closure*. Demand for it is demand for all of them. While it has an engine that is more than asleep, of each of them
+//! one engine that serves stays: no other model and no idleness puts it away. How a model and its closure come to be
+//! reserved together is told in [`crate::fleet::plan::admit::closure`].
+//!
+//! Most models need nobody and nobody needs them: then everything here is one look into an empty map.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use crate::{
+    engine::{Engine, PendingReservation, state::LifecycleState},
+    fleet::plan::{ModelRecord, PlanBuilder, Planner},
+    model::{AcceleratorId, EngineId, ModelName},
+};
+
+type ModelMap = BTreeMap<ModelName, ModelRecord>;
+
+/// Who needs more than this is not served: every one of them is looked at whenever something is decided about it.
+const MAX_CLOSURE_MODELS: usize = 256;
+
+/// Made from the models' specs, so it makes no difference between two states.
+#[derive(Clone, Debug, Default)]
+pub(in crate::fleet) struct DependencyGraph {
+    /// Of every model that needs others.
+    closures: Arc<BTreeMap<ModelName, DependencyClosure>>,
+    /// Of every model that is needed: who needs it, be it by way of others.
+    dependents: Arc<BTreeMap<ModelName, BTreeSet<ModelName>>>,
+}
+
+/// All that one model needs.
+#[derive(Clone, Debug, Default)]
+struct DependencyClosure {
+    /// Each behind those that it needs itself.
+    models: Vec<ModelName>,
+    /// Why it can never have them all.
+    error: Option<String>,
+}
+
+impl PartialEq for DependencyGraph {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl DependencyGraph {
+    pub(in crate::fleet) fn from_models(models: &ModelMap) -> Self {
+        let specs = models.values().filter_map(|model| model.spec.as_deref());
+        let closures: BTreeMap<ModelName, DependencyClosure> = specs
+            .filter(|spec| !spec.dependencies.is_empty())
+            .map(|spec| (spec.name.clone(), DependencyClosure::of(&spec.name, models)))
+            .collect();
+        let mut dependents: BTreeMap<ModelName, BTreeSet<ModelName>> = BTreeMap::new();
+        for (name, closure) in &closures {
+            for needed in &closure.models {
+                dependents.entry(needed.clone()).or_default().insert(name.clone());
+            }
+        }
+        Self { closures: Arc::new(closures), dependents: Arc::new(dependents) }
+    }
+
+    /// No model needs another.
+    pub(in crate::fleet) fn is_empty(&self) -> bool {
+        self.closures.is_empty()
+    }
+
+    /// All that this model needs, each behind those that it needs itself.
+    pub(in crate::fleet) fn closure(&self, model: &ModelName) -> &[ModelName] {
+        self.closures.get(model).map_or(&[], |closure| &closure.models)
+    }
+
+    /// Why this model can never have all that it needs, if so.
+    pub(in crate::fleet) fn closure_error(&self, model: &ModelName) -> Option<&str> {
+        self.closures.get(model)?.error.as_deref()
+    }
+
+    /// Every model that needs others.
+    pub(in crate::fleet) fn models_with_dependencies(&self) -> impl Iterator<Item = &ModelName> {
+        self.closures.keys()
+    }
+
+    /// Who needs this model.
+    pub(in crate::fleet) fn dependents(&self, model: &ModelName) -> impl Iterator<Item = &ModelName> {
+        self.dependents.get(model).into_iter().flatten()
+    }
+
+    /// It needs others, or they need it: it may be reserved long before it can start.
+    pub(in crate::fleet) fn involves(&self, model: &ModelName) -> bool {
+        !self.is_empty() && (self.closures.contains_key(model) || self.dependents.contains_key(model))
+    }
+}
+
+impl DependencyClosure {
+    /// Depth first. What is in a circle needs itself: it is never started, and nobody waits for its sake.
+    fn of(name: &ModelName, models: &ModelMap) -> Self {
+        let direct = |of: &ModelName| {
+            let spec = models.get(of).and_then(|model| model.spec.as_deref());
+            spec.map_or(&[][..], |spec| &spec.dependencies).iter()
+        };
+        let mut closure = Self::default();
+        let mut seen = BTreeSet::new();
+        let mut path = vec![(name, direct(name))];
+        while let Some((of, rest)) = path.last_mut() {
+            let Some(next) = rest.next() else {
+                if *of != name {
+                    closure.models.push((*of).clone());
+                }
+                path.pop();
+                continue;
+            };
+            if next == name {
+                let broken = Some(format!("it needs itself: '{of}' needs '{name}'"));
+                return Self { models: Vec::new(), error: broken };
+            } else if models.get(next).is_none_or(|model| model.spec.is_none()) {
+                closure.error = Some(format!("it needs '{next}', which is not configured"));
+            } else if seen.len() == MAX_CLOSURE_MODELS && !seen.contains(next) {
+                let broken = Some(format!("it needs more than {MAX_CLOSURE_MODELS} other models"));
+                return Self { models: Vec::new(), error: broken };
+            } else if seen.insert(next) {
+                path.push((next, direct(next)));
+            }
+        }
+        closure
+    }
+}
+
+impl Planner {
+    /// An engine of this model takes requests.
+    pub(in crate::fleet) fn serves(&self, model: &ModelName) -> bool {
+        self.engines.of_model(model).any(Engine::serves)
+    }
+
+    /// An engine of this model serves, or will without any further decision.
+    pub(in crate::fleet) fn is_coming_up(&self, model: &ModelName) -> bool {
+        let comes = |e: &Engine| {
+            e.pending_reservation.is_some()
+                || e.state.is_starting()
+                || (e.state == LifecycleState::Awake && !e.stub_gate_closed)
+        };
+        self.engines.of_model(model).any(comes)
+    }
+
+    /// An engine of this model is reserved for, or has a process that does not sleep.
+    pub(in crate::fleet) fn is_active(&self, model: &ModelName) -> bool {
+        let active = |e: &Engine| {
+            e.pending_reservation.is_some()
+                || (e.state.has_process() && !matches!(e.state, LifecycleState::Asleep { .. }))
+        };
+        self.engines.of_model(model).any(active)
+    }
+
+    /// An engine of this model is reserved for, starts, is awake or drains.
+    pub(in crate::fleet) fn is_up(&self, model: &ModelName) -> bool {
+        let up = |e: &Engine| {
+            e.pending_reservation.is_some()
+                || e.state.is_starting()
+                || matches!(e.state, LifecycleState::Awake | LifecycleState::Draining { .. })
+        };
+        self.engines.of_model(model).any(up)
+    }
+
+    /// Of all that this model needs and that does not serve, the engines that would.
+    pub(in crate::fleet) fn missing_engines(&self, model: &ModelName) -> impl Iterator<Item = EngineId> {
+        let lacking = self.dependencies.closure(model).iter().filter(|needed| !self.serves(needed));
+        lacking.filter_map(|needed| self.primary_engine(needed)).map(|e| e.id.clone())
+    }
+
+    /// The first of all that this model needs that does not serve.
+    pub(in crate::fleet) fn first_missing(&self, model: &ModelName) -> Option<&ModelName> {
+        self.dependencies.closure(model).iter().find(|needed| !self.serves(needed))
+    }
+
+    /// All that this model needs serve, or will without any further decision.
+    pub(in crate::fleet) fn can_be_satisfied(&self, model: &ModelName) -> bool {
+        self.dependencies.closure_error(model).is_none()
+            && self.dependencies.closure(model).iter().all(|m| self.is_coming_up(m))
+    }
+
+    /// A model that needs this one, and is more than asleep.
+    pub(in crate::fleet) fn active_dependent(&self, model: &ModelName) -> Option<&ModelName> {
+        self.dependencies.dependents(model).find(|dependent| self.is_active(dependent))
+    }
+
+    /// Of its model this is the engine that those who need it rely on: one that serves, else one whose stub lets nobody
+    /// in.
+    pub(in crate::fleet) fn is_relied_on(&self, e: &Engine) -> bool {
+        let rank = |e: &Engine| (!e.serves(), e.failing_since.is_some(), e.id.replica);
+        let others =
+            self.engines.of_model(&e.id.model).filter(|other| other.serves() || other.is_blocked_by_stub());
+        others.min_by_key(|other| rank(other)).is_some_and(|first| first.id == e.id)
+    }
+
+    /// Who keeps this engine from being put away, because it needs it.
+    pub(in crate::fleet) fn keeping_dependent(&self, e: &Engine) -> Option<&ModelName> {
+        if self.dependencies.is_empty() {
+            return None;
+        }
+        self.active_dependent(&e.id.model).filter(|_| self.is_relied_on(e))
+    }
+}
+
+impl PlanBuilder<'_> {
+    /// Somebody asks for this model itself, or it is to run in any case.
+    pub(in crate::fleet) fn is_wanted(&self, model: &ModelName) -> bool {
+        self.waiting(model) > 0
+            || self.planner.models.get(model).is_some_and(|m| m.keeps_awake(0))
+            || self.ordered_awake(model)
+    }
+
+    /// A model that needs this one, and is more than asleep or is to be.
+    pub(in crate::fleet) fn wanting_dependent(&self, model: &ModelName) -> Option<&ModelName> {
+        let wants = |m: &&ModelName| self.planner.is_active(m) || self.is_wanted(m);
+        self.planner.dependencies.dependents(model).find(wants)
+    }
+
+    /// A model that needs this one keeps this engine of it from being idle.
+    pub(in crate::fleet) fn is_wanted_by_dependents(&self, id: &EngineId) -> bool {
+        if self.planner.dependencies.is_empty() || self.wanting_dependent(&id.model).is_none() {
+            return false;
+        }
+        match self.engine(id) {
+            Some(e) if e.serves() || e.is_blocked_by_stub() => self.planner.is_relied_on(e),
+            _ => !self.planner.serves(&id.model),
+        }
+    }
+
+    fn is_in_dependency_group(&self, id: &EngineId, placing: &PendingReservation) -> bool {
+        placing.in_dependency_group || self.planner.dependencies.involves(&id.model)
+    }
+
+    /// What is reserved for this engine is of no use to it: something that it needs will not serve by itself, or it could not
+    /// start there as it is now.
+    pub(in crate::fleet) fn is_reservation_useless(
+        &self,
+        id: &EngineId,
+        placing: &PendingReservation,
+    ) -> bool {
+        let planner = &self.planner;
+        if !self.is_in_dependency_group(id, placing) {
+            return false;
+        }
+        let lacks = planner.first_missing(&id.model).is_some();
+        let broken = planner.dependencies.closure_error(&id.model).is_some();
+        let hopeless = broken || (lacks && (!planner.can_be_satisfied(&id.model) || self.ordered_stop(id)));
+        let well = |a: &AcceleratorId| planner.ledger.accelerators.get(a).is_some_and(|a| a.healthy);
+        hopeless || self.is_reservation_outdated(id, placing) || !placing.accelerators.iter().all(well)
+    }
+
+    /// It was reserved for as it is no longer configured.
+    fn is_reservation_outdated(&self, id: &EngineId, placing: &PendingReservation) -> bool {
+        let (Some(e), Some(spec)) = (self.engine(id), self.planner.spec(&id.model)) else { return true };
+        e.fingerprint != spec.fingerprint
+            || placing.bytes < spec.accelerators.bytes_per_account(spec.memory.awake)
+            || (!e.state.has_process()
+                && self.planner.ledger.booked_amount(id).units < spec.accelerators.units().unwrap_or(0))
+    }
+
+    /// Something that this engine needs does not serve yet, or another one on its accelerators moves memory.
+    pub(in crate::fleet) fn must_wait_to_start(&self, id: &EngineId, placing: &PendingReservation) -> bool {
+        self.is_in_dependency_group(id, placing)
+            && (self.planner.first_missing(&id.model).is_some()
+                || self.has_interference(id, &placing.accelerators))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        fleet::event::LearnedMeasurements,
+        model::{
+            AcceleratorRequirement, EngineMemory, IdlePolicy, ModelSpec, QueueOverrides, SleepLevelPolicy,
+        },
+        units::{Bytes, Millis, Tick},
+    };
+
+    fn models(graph: &[(&str, &[&str])]) -> ModelMap {
+        let model = |(name, dependencies): &(&str, &[&str])| {
+            let nothing = EngineMemory { awake: Bytes::ZERO, asleep: Bytes::ZERO, host: Bytes::ZERO };
+            let spec = ModelSpec {
+                name: (*name).into(),
+                aliases: Vec::new(),
+                accelerators: AcceleratorRequirement::Count(0),
+                memory: nothing,
+                idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Never },
+                replicas: 1,
+                pinned: false,
+                min_replicas: 0,
+                dependencies: dependencies.iter().map(|name| (*name).into()).collect(),
+                priority: 0,
+                max_concurrency: None,
+                start_timeout: Millis::secs(1),
+                explicit_memory: true,
+                can_sleep: false,
+                fingerprint: 0,
+                eviction: None,
+                queue: QueueOverrides::default(),
+            };
+            let spec = Some(Arc::new(spec));
+            let model = ModelRecord {
+                spec,
+                pin_override: None,
+                learned: LearnedMeasurements::default(),
+                usual_gap: None,
+                wanted_since: Tick(0),
+            };
+            (ModelName::from(*name), model)
+        };
+        graph.iter().map(model).collect()
+    }
+
+    fn closure<'a>(needs: &'a DependencyGraph, name: &str) -> Vec<&'a str> {
+        needs.closure(&name.into()).iter().map(ModelName::as_str).collect()
+    }
+
+    #[test]
+    fn what_is_needed_comes_in_the_order_in_which_it_can_start() {
+        let needs = DependencyGraph::from_models(&models(&[
+            ("top", &["left", "right"]),
+            ("left", &["base"]),
+            ("right", &["base", "left"]),
+            ("base", &[]),
+        ]));
+        assert_eq!(closure(&needs, "top"), ["base", "left", "right"]);
+        assert_eq!(closure(&needs, "right"), ["base", "left"]);
+        assert!(closure(&needs, "base").is_empty());
+        let dependents: Vec<&str> = needs.dependents(&"base".into()).map(ModelName::as_str).collect();
+        assert_eq!(dependents, ["left", "right", "top"]);
+    }
+
+    #[test]
+    fn what_can_never_be_had_is_named() {
+        let needs = DependencyGraph::from_models(&models(&[
+            ("a", &["b"]),
+            ("b", &["a"]),
+            ("over", &["a"]),
+            ("self", &["self"]),
+            ("lost", &["gone"]),
+        ]));
+        assert_eq!(needs.closure_error(&"a".into()), Some("it needs itself: 'b' needs 'a'"));
+        assert_eq!(needs.closure_error(&"self".into()), Some("it needs itself: 'self' needs 'self'"));
+        assert_eq!(needs.closure_error(&"lost".into()), Some("it needs 'gone', which is not configured"));
+        assert_eq!((needs.closure_error(&"over".into()), closure(&needs, "over")), (None, vec!["b", "a"]));
+        let names: Vec<String> = (0..=MAX_CLOSURE_MODELS + 1).map(|n| format!("m{n}")).collect();
+        let next = |n: usize| names.get(n + 1).map(|name| vec![name.as_str()]).unwrap_or_default();
+        let chain: Vec<Vec<&str>> = (0..names.len()).map(next).collect();
+        let chain: Vec<(&str, &[&str])> =
+            names.iter().map(String::as_str).zip(chain.iter().map(Vec::as_slice)).collect();
+        let needs = DependencyGraph::from_models(&models(&chain));
+        assert!(needs.closure_error(&"m0".into()).is_some_and(|why| why.contains("more than 256")));
+        assert_eq!(
+            (needs.closure_error(&"m1".into()), closure(&needs, "m1").len()),
+            (None, MAX_CLOSURE_MODELS)
+        );
+    }
+}

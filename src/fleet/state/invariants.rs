@@ -1,0 +1,103 @@
+//! The invariants, checked against the state. Cheap enough for the simulator's every step; a debug build of the gateway runs it too.
+
+use crate::{
+    engine::{Admission, state::LifecycleState},
+    fleet::plan::Planner,
+    model::AcceleratorId,
+    units::Bytes,
+};
+
+impl Planner {
+    pub(in crate::fleet) fn broken_invariants(&self) -> Vec<String> {
+        let mut broken = Vec::new();
+        for (accelerator, account) in self.ledger.accelerators.iter() {
+            let lost = account.booked.iter().map(|(id, _)| id).filter(|id| !self.engines.contains_key(id));
+            broken.extend(lost.map(|id| format!("{id} is unknown and has a booking on {accelerator}")));
+            let unbooked = account.units_taken.engines().filter(|id| account.booked.of(id).is_none());
+            broken.extend(
+                unbooked.map(|id| format!("{id} has taken of {accelerator} and booked nothing there")),
+            );
+            let untaken =
+                account.booked.iter().map(|(id, _)| id).filter(|id| account.units_taken.of(id) == 0);
+            let untaken = untaken.filter(|_| account.units.is_some());
+            broken.extend(
+                untaken.map(|id| format!("{id} has booked on {accelerator} and taken nothing of it")),
+            );
+        }
+        if !self.engines.has_consistent_indexes() {
+            broken.push("the engines are not as their indexes say".to_owned());
+        }
+        if !self.ledger.accelerators.has_consistent_indexes() {
+            broken.push("the accounts are not as their indexes say".to_owned());
+        }
+        broken.extend(
+            self.overlooked_engines().into_iter().map(|id| format!("{id} would be passed by, and is astir")),
+        );
+        for e in self.engines.values() {
+            let id = &e.id;
+            let booked = |a: &AcceleratorId| {
+                self.ledger.accelerators.get(a).map_or(Bytes::ZERO, |acc| acc.booked_by(id))
+            };
+            if e.admission != Admission::Closed
+                && !matches!(
+                    e.state,
+                    LifecycleState::Awake
+                        | LifecycleState::Loading
+                        | LifecycleState::Waking { .. }
+                        | LifecycleState::Failing { .. }
+                )
+            {
+                broken.push(format!("{id} is {} with an open gate", e.state));
+            }
+            if e.admission == Admission::Public
+                && !matches!(e.state, LifecycleState::Awake | LifecycleState::Failing { .. })
+            {
+                broken.push(format!("{id} is {} and in the routes", e.state));
+            }
+            if e.stub_gate_closed && !(e.state == LifecycleState::Awake || e.state.is_starting()) {
+                broken.push(format!("{id} is {} and waits for its stub", e.state));
+            }
+            if e.must_await_stub() && self.adopted && self.shutdown.is_none() {
+                broken.push(format!("{id} is not held, and its stub lets nobody in"));
+            }
+            // Seen in another gateway's words, which come one by one, an engine may be where nothing is configured, or asleep
+            // before it was heard that its last request ended.
+            let decides = self.role.decides();
+            if decides
+                && e.state.has_process()
+                && e.accelerators.iter().any(|a| booked(a) == Bytes::ZERO)
+                && self.needs_memory(e)
+            {
+                broken.push(format!("{id} is {} without a reservation on each of its accelerators", e.state));
+            }
+            if !e.state.has_process()
+                && e.pending_reservation.is_none()
+                && self.ledger.booked_bytes(id) > Bytes::ZERO
+            {
+                broken.push(format!("{id} is {} and still holds {}", e.state, self.ledger.booked_bytes(id)));
+            }
+            if decides
+                && matches!(
+                    e.state,
+                    LifecycleState::Asleep { .. }
+                        | LifecycleState::FallingAsleep { .. }
+                        | LifecycleState::Stopping { .. }
+                )
+                && e.leases > 0
+            {
+                broken.push(format!("{id} is {} with {} leases", e.state, e.leases));
+            }
+        }
+        broken
+    }
+
+    fn needs_memory(&self, e: &crate::engine::Engine) -> bool {
+        let residue = self.residue_of(&e.id);
+        let awake = self.spec(&e.id.model).is_some_and(|s| s.memory.awake > Bytes::ZERO);
+        if matches!(e.state, LifecycleState::Asleep { .. }) {
+            residue > Bytes::ZERO && awake
+        } else {
+            awake && self.spec(&e.id.model).is_some()
+        }
+    }
+}

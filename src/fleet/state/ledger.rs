@@ -1,0 +1,400 @@
+//! The ledger: what is booked on every accelerator and of host RAM, beside what the meter last saw.
+//!
+//! Two truths are kept apart on purpose. A *reservation* is a right: it is what we promised, and the sum of rights
+//! never exceeds the capacity. An *observation* is a fact: memory may come back late, an engine may take more than it
+//! declared, and somebody else may use the accelerator. Room exists only where both agree.
+
+pub(in crate::fleet) mod accounts;
+pub(in crate::fleet) mod amount;
+pub(in crate::fleet) mod bookings;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    fleet::state::ledger::{
+        accounts::AcceleratorAccounts,
+        amount::ResourceAmount,
+        bookings::{Bookings, UnitBookings},
+    },
+    model::{Accelerator, AcceleratorId, EngineId},
+    units::{Bytes, Millis, Tick, pluralize},
+};
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::fleet) struct MemoryLedger {
+    pub(in crate::fleet) accelerators: AcceleratorAccounts,
+    pub(in crate::fleet) host: HostAccount,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::fleet) struct AcceleratorAccount {
+    pub(in crate::fleet) capacity: Bytes,
+    pub(in crate::fleet) metered: bool,
+    pub(in crate::fleet) healthy: bool,
+    /// In the configuration.
+    #[serde(default = "default_configured", skip_serializing_if = "Clone::clone")]
+    pub(in crate::fleet) configured: bool,
+    /// Of a pool: how many accelerators are in it, where that counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::fleet) units: Option<u32>,
+    /// Booked, by engine.
+    pub(in crate::fleet) booked: Bookings,
+    #[serde(default, skip_serializing_if = "UnitBookings::is_empty")]
+    pub(in crate::fleet) units_taken: UnitBookings,
+    pub(in crate::fleet) reading: Option<MeterReading>,
+    /// A reading is under way, ordered at this moment.
+    pub(in crate::fleet) reading_requested: Option<Tick>,
+    /// When a reading was last ordered, or the accelerator lost.
+    pub(in crate::fleet) last_attempt: Tick,
+    /// Readings since memory was last given back here or seen to come back: the next one is asked for later.
+    pub(in crate::fleet) readings_without_release: u32,
+    /// The first of them.
+    pub(in crate::fleet) baseline_used: Option<Bytes>,
+    /// When something here last changed hands: a reading from before says nothing.
+    pub(in crate::fleet) changed_at: Tick,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::fleet) struct MeterReading {
+    pub(in crate::fleet) used: Bytes,
+    pub(in crate::fleet) by_engine: Option<BTreeMap<EngineId, Bytes>>,
+    pub(in crate::fleet) at: Tick,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::fleet) struct HostAccount {
+    pub(in crate::fleet) capacity: Bytes,
+    pub(in crate::fleet) booked: Bookings,
+}
+
+/// Journals from before it was recorded had no others.
+const fn default_configured() -> bool {
+    true
+}
+
+/// A reading older than this is taken again before memory is granted on its word.
+const MAX_READING_AGE: Millis = Millis(1000);
+/// An unanswered reading is asked for again after this.
+const READING_TIMEOUT: Millis = Millis(3000);
+/// A lost accelerator is asked so often whether it is back.
+const LOST_RETRY_INTERVAL: Millis = Millis(5000);
+/// Readings that show no less in use, at up to 100 ms each: about two seconds.
+const MAX_READINGS_WITHOUT_RELEASE: u32 = 20;
+/// What falls by less may be an engine's caches breathing, or somebody's desktop.
+const MIN_RELEASED_BYTES: Bytes = Bytes::mib(64);
+
+impl AcceleratorAccount {
+    #[must_use]
+    pub(in crate::fleet) fn new(spec: &Accelerator) -> Self {
+        Self {
+            capacity: spec.capacity,
+            metered: spec.metered,
+            healthy: true,
+            units: spec.units,
+            configured: true,
+            booked: Bookings::default(),
+            units_taken: UnitBookings::default(),
+            reading: None,
+            reading_requested: None,
+            last_attempt: Tick(0),
+            readings_without_release: 0,
+            baseline_used: None,
+            changed_at: Tick(0),
+        }
+    }
+
+    #[must_use]
+    pub(in crate::fleet) fn reserved(&self) -> Bytes {
+        self.booked.sum()
+    }
+
+    /// What may still be booked.
+    #[must_use]
+    pub(in crate::fleet) fn free(&self) -> Bytes {
+        self.capacity.saturating_sub(self.reserved())
+    }
+
+    /// How many of its accelerators may still be taken: any number where they are not counted.
+    #[must_use]
+    pub(in crate::fleet) fn free_units(&self) -> u32 {
+        self.units.map_or(u32::MAX, |units| units.saturating_sub(self.units_taken.sum()))
+    }
+
+    /// It would hold this much, were it empty.
+    #[must_use]
+    pub(in crate::fleet) fn could_hold(&self, takes: ResourceAmount) -> bool {
+        self.capacity >= takes.bytes && self.units.is_none_or(|units| units >= takes.units)
+    }
+
+    /// What the engine has booked and taken here.
+    #[must_use]
+    pub(in crate::fleet) fn amount_of(&self, engine: &EngineId) -> ResourceAmount {
+        ResourceAmount { bytes: self.booked_by(engine), units: self.units_taken.of(engine) }
+    }
+
+    /// It is configured, also where there is nothing of it at present, or somebody is still there.
+    fn must_be_kept(&self) -> bool {
+        self.configured || !self.booked.is_empty()
+    }
+
+    #[must_use]
+    pub(in crate::fleet) fn booked_by(&self, engine: &EngineId) -> Bytes {
+        self.booked.of(engine).unwrap_or_default()
+    }
+
+    /// The meter has been read since the last change, and lately.
+    #[must_use]
+    pub(in crate::fleet) fn is_fresh(&self, now: Tick) -> bool {
+        !self.metered
+            || self.reading.as_ref().is_some_and(|r| r.at >= self.changed_at && r.at + MAX_READING_AGE > now)
+    }
+
+    /// What will be in use beside `engine` once everybody has taken what is theirs: the larger of right and fact for
+    /// each engine we can tell apart, and all that is nobody's of ours.
+    #[must_use]
+    pub(in crate::fleet) fn used_by_others(&self, engine: &EngineId) -> Bytes {
+        let booked = self.booked.sum_without(engine);
+        let Some(reading) = &self.reading else {
+            return booked;
+        };
+        let Some(by_engine) = &reading.by_engine else {
+            return booked.max(reading.used.saturating_sub(self.booked_by(engine)));
+        };
+        let ours: Bytes = by_engine.values().copied().sum();
+        let larger: Bytes = self
+            .booked
+            .iter()
+            .filter(|(e, _)| *e != engine)
+            .map(|(e, b)| b.max(by_engine.get(e).copied().unwrap_or_default()))
+            .sum();
+        larger + reading.used.saturating_sub(ours)
+    }
+
+    /// Memory in use here, by a fresh reading of a meter that names no processes. `None` if another engine has a booking here, or if
+    /// the meter tells processes apart.
+    #[must_use]
+    pub(in crate::fleet) fn used_if_alone(&self, engine: &EngineId, now: Tick) -> Option<Bytes> {
+        let reading =
+            self.reading.as_ref().filter(|r| r.by_engine.is_none() && r.at + MAX_READING_AGE > now)?;
+        let alone = self.booked.iter().all(|(other, _)| other == engine);
+        (self.metered && alone).then_some(reading.used)
+    }
+
+    /// No reading is under way, or the one that is has been lost.
+    #[must_use]
+    pub(in crate::fleet) fn may_read(&self, now: Tick) -> bool {
+        self.reading_requested.is_none_or(|at| at + READING_TIMEOUT <= now)
+    }
+
+    /// Nothing says that its meter does not: no reading was asked for and lost.
+    #[must_use]
+    pub(in crate::fleet) fn meter_answers(&self, now: Tick) -> bool {
+        self.reading_requested.is_none_or(|at| at + READING_TIMEOUT > now)
+    }
+
+    /// It could be read, was not since this moment, and nobody is about to.
+    #[must_use]
+    pub(in crate::fleet) fn is_unread_since(&self, moment: Tick) -> bool {
+        self.metered
+            && self.reading_requested.is_none()
+            && self.reading.as_ref().is_none_or(|r| r.at < moment)
+    }
+
+    /// When a lost accelerator is next looked for: only a reading can tell that it is back.
+    #[must_use]
+    pub(in crate::fleet) fn recovery_check_at(&self) -> Option<Tick> {
+        (self.metered && !self.healthy).then(|| self.last_attempt + LOST_RETRY_INTERVAL)
+    }
+
+    /// When a reading that was asked for counts as lost.
+    #[must_use]
+    pub(in crate::fleet) fn reading_timeout_at(&self) -> Option<Tick> {
+        self.reading_requested.map(|at| at + READING_TIMEOUT)
+    }
+
+    /// Takes note of a reading. Only memory that comes back is news to those who wait for it: a meter that moves up and
+    /// down all the time must not keep them waiting for ever.
+    pub(in crate::fleet) fn record_reading(&mut self, reading: MeterReading) {
+        match self.baseline_used {
+            Some(first) if reading.used + MIN_RELEASED_BYTES > first => {
+                self.readings_without_release = self.readings_without_release.saturating_add(1)
+            }
+            _ => (self.readings_without_release, self.baseline_used) = (0, Some(reading.used)),
+        }
+        self.reading_requested = None;
+        self.reading = Some(reading);
+    }
+
+    /// Memory here is on its way back: what was seen before says nothing of how long that takes.
+    pub(in crate::fleet) const fn reset_readings(&mut self) {
+        (self.readings_without_release, self.baseline_used) = (0, None);
+    }
+
+    /// The meter has shown the shortage for so long that what it shows is no lag: it is somebody's memory.
+    #[must_use]
+    pub(in crate::fleet) const fn is_usage_confirmed(&self) -> bool {
+        self.readings_without_release >= MAX_READINGS_WITHOUT_RELEASE
+    }
+
+    /// Why nothing is granted here, if so.
+    #[must_use]
+    pub(in crate::fleet) fn problem(&self) -> Option<String> {
+        if !self.healthy {
+            return Some("lost: it no longer answers; its engines are replaced elsewhere".to_owned());
+        }
+        if self.reserved() > self.capacity {
+            return Some(format!(
+                "{} reserved of {}: more than there is, nothing new is granted here",
+                self.reserved(),
+                self.capacity
+            ));
+        }
+        let units = self.units.filter(|units| self.units_taken.sum() > *units)?;
+        let taken = pluralize(self.units_taken.sum(), "accelerator");
+        Some(format!("{taken} taken of {units}: more than there are, nothing new is granted here"))
+    }
+
+    /// Observed bytes of one engine, where that can be told or inferred.
+    #[must_use]
+    pub(in crate::fleet) fn observed_of(&self, engine: &EngineId) -> Option<Bytes> {
+        let reading = self.reading.as_ref()?;
+        Some(match &reading.by_engine {
+            Some(by_engine) => by_engine.get(engine).copied().unwrap_or_default(),
+            None => {
+                let others = self.booked.sum_without(engine);
+                reading.used.saturating_sub(others)
+            }
+        })
+    }
+
+    /// The pause before the next reading: 10 ms at first, doubling to 100 ms while it shows nothing new.
+    #[must_use]
+    pub(in crate::fleet) fn reading_delay(&self) -> Millis {
+        Millis((10 << self.readings_without_release.min(4)).min(100))
+    }
+}
+
+impl HostAccount {
+    #[must_use]
+    pub(in crate::fleet) fn reserved(&self) -> Bytes {
+        self.booked.sum()
+    }
+
+    #[must_use]
+    pub(in crate::fleet) fn free(&self) -> Bytes {
+        self.capacity.saturating_sub(self.reserved())
+    }
+}
+
+impl MemoryLedger {
+    /// Takes over a new list of accelerators; bookings on those that stay are kept, and so are accounts that are no
+    /// longer listed but still hold something (they grant nothing: their capacity is zero).
+    pub(in crate::fleet) fn configure(&mut self, accelerators: &[Accelerator], host: Bytes) {
+        self.host.capacity = host;
+        self.accelerators.rebuild(|all| {
+            for account in all.values_mut() {
+                let account = Arc::make_mut(account);
+                account.capacity = Bytes::ZERO;
+                account.configured = false;
+                account.units = account.units.map(|_| 0);
+            }
+            for spec in accelerators {
+                let account =
+                    all.entry(spec.id.clone()).or_insert_with(|| Arc::new(AcceleratorAccount::new(spec)));
+                let account = Arc::make_mut(account);
+                account.capacity = spec.capacity;
+                account.units = spec.units;
+                account.configured = true;
+                account.metered = spec.metered;
+            }
+            all.retain(|_, account| account.must_be_kept());
+        });
+    }
+
+    /// Books exactly so much for the engine on each of these, in place of what it had there. `units`: what it takes of a
+    /// pool, unless it has that already.
+    pub(in crate::fleet) fn book(
+        &mut self,
+        engine: &EngineId,
+        accelerators: &[AcceleratorId],
+        bytes: Bytes,
+        units: Option<u32>,
+    ) {
+        for id in accelerators {
+            self.accelerators.book(id, engine, Some(bytes));
+            let taken = |account: &AcceleratorAccount| units.or_else(|| account.units.map(|_| 1));
+            if let Some(units) = self.accelerators.get(id).and_then(taken) {
+                self.accelerators.change(id, |account| account.units_taken.take(engine, units));
+            }
+        }
+    }
+
+    /// Sets the engine's bookings to so much wherever it has any; zero ends them, unless the engine is still there
+    /// (`stays`) and has accelerators of a pool.
+    pub(in crate::fleet) fn shrink(&mut self, engine: &EngineId, bytes: Bytes, stays: bool, now: Tick) {
+        for id in self.accelerators.account_ids_of(engine) {
+            let part = self.accelerators.change(&id, |account| {
+                account.changed_at = now;
+                account.amount_of(engine)
+            });
+            let part = part.unwrap_or_default();
+            let keeps = bytes > Bytes::ZERO || (stays && part.units > 0);
+            self.accelerators.book(&id, engine, keeps.then(|| bytes.min(part.bytes)));
+            if self.accelerators.get(&id).is_some_and(|account| !account.must_be_kept()) {
+                self.accelerators.rebuild(|all| all.retain(|_, account| account.must_be_kept()));
+            }
+        }
+    }
+
+    /// The most the engine has booked on any accelerator.
+    #[must_use]
+    pub(in crate::fleet) fn booked_bytes(&self, engine: &EngineId) -> Bytes {
+        self.booked_amount(engine).bytes
+    }
+
+    /// The most the engine has booked and taken anywhere.
+    #[must_use]
+    pub(in crate::fleet) fn booked_amount(&self, engine: &EngineId) -> ResourceAmount {
+        let parts = self.accelerators.accounts_of(engine).map(|(_, account)| account.amount_of(engine));
+        parts.max_by_key(|part| (part.bytes, part.units)).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn account() -> AcceleratorAccount {
+        AcceleratorAccount::new(&Accelerator {
+            id: "gpu-0".into(),
+            capacity: Bytes::gib(24),
+            metered: true,
+            units: None,
+        })
+    }
+
+    fn reading(used: Bytes, at: u64) -> MeterReading {
+        MeterReading { used, by_engine: None, at: Tick(at) }
+    }
+
+    #[test]
+    fn a_meter_that_never_rests_settles_all_the_same() {
+        let mut account = account();
+        for at in 0..=u64::from(MAX_READINGS_WITHOUT_RELEASE) {
+            assert!(!account.is_usage_confirmed() && account.reading_delay() >= Millis(10));
+            account.record_reading(reading(Bytes::gib(20) + Bytes::mib(at % 3), at));
+        }
+        assert!(account.is_usage_confirmed());
+    }
+
+    #[test]
+    fn memory_that_comes_back_slowly_is_waited_for() {
+        let mut account = account();
+        for at in 0..100 {
+            account.record_reading(reading(Bytes::mib(20_000 - at * 32), at));
+            assert!(!account.is_usage_confirmed());
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Every accelerator's account, and what is asked of all of them at once: which has the most to give, where an engine
+//! has something booked, which are waited for. Shared between copies until one is written to, as [`crate::fleet::state::engines`] is.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    fleet::state::ledger::AcceleratorAccount,
+    model::{AcceleratorId, EngineId},
+    units::Bytes,
+};
+
+type AccountMap = BTreeMap<AcceleratorId, Arc<AcceleratorAccount>>;
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(from = "AccountMap", into = "AccountMap")]
+pub(in crate::fleet) struct AcceleratorAccounts {
+    all: Arc<AccountMap>,
+    /// The most free first, then by name.
+    by_free: Arc<BTreeSet<(Reverse<Bytes>, AcceleratorId)>>,
+    /// Where an engine has something booked.
+    by_engine: Arc<BTreeMap<EngineId, BTreeSet<AcceleratorId>>>,
+    /// Readings are under way, or it is lost and looked for.
+    awaiting_reading: Arc<BTreeSet<AcceleratorId>>,
+    /// The largest capacity, but for pools.
+    largest_capacity: Bytes,
+    /// What has been changed since somebody took note of it.
+    dirty: DirtyAccounts,
+}
+
+/// Accounts that have been changed.
+#[derive(Clone, Debug)]
+pub(in crate::fleet) enum DirtyAccounts {
+    Listed(Vec<AcceleratorId>),
+    All,
+}
+
+impl Default for DirtyAccounts {
+    fn default() -> Self {
+        Self::Listed(Vec::new())
+    }
+}
+
+impl AcceleratorAccounts {
+    pub(in crate::fleet) fn get(&self, id: &AcceleratorId) -> Option<&AcceleratorAccount> {
+        self.all.get(id).map(|account| &**account)
+    }
+
+    pub(in crate::fleet) fn iter(&self) -> impl Iterator<Item = (&AcceleratorId, &AcceleratorAccount)> {
+        self.all.iter().map(|(id, account)| (id, &**account))
+    }
+
+    pub(in crate::fleet) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(in crate::fleet) const fn largest_capacity(&self) -> Bytes {
+        self.largest_capacity
+    }
+
+    pub(in crate::fleet) fn most_free_first(&self) -> impl Iterator<Item = &AcceleratorId> {
+        self.by_free.iter().map(|(_, id)| id)
+    }
+
+    pub(in crate::fleet) fn awaiting_reading(
+        &self,
+    ) -> impl Iterator<Item = (&AcceleratorId, &AcceleratorAccount)> {
+        self.awaiting_reading.iter().filter_map(|id| Some((id, self.get(id)?)))
+    }
+
+    /// Where this engine has something booked.
+    pub(in crate::fleet) fn accounts_of(
+        &self,
+        engine: &EngineId,
+    ) -> impl Iterator<Item = (&AcceleratorId, &AcceleratorAccount)> {
+        self.by_engine.get(engine).into_iter().flatten().filter_map(|id| Some((id, self.get(id)?)))
+    }
+
+    pub(in crate::fleet) fn account_ids_of(&self, engine: &EngineId) -> Vec<AcceleratorId> {
+        self.by_engine.get(engine).into_iter().flatten().cloned().collect()
+    }
+
+    pub(in crate::fleet) fn change<R>(
+        &mut self,
+        id: &AcceleratorId,
+        change: impl FnOnce(&mut AcceleratorAccount) -> R,
+    ) -> Option<R> {
+        if !self.all.contains_key(id) {
+            return None;
+        }
+        let account = Arc::make_mut(Arc::make_mut(&mut self.all).get_mut(id)?);
+        let (free, awaited) = (account.free(), awaits_reading(account));
+        let result = change(account);
+        if let DirtyAccounts::Listed(ids) = &mut self.dirty {
+            ids.push(id.clone());
+        }
+        let (now_free, now_awaited) = (account.free(), awaits_reading(account));
+        if free != now_free {
+            let by_free = Arc::make_mut(&mut self.by_free);
+            by_free.remove(&(Reverse(free), id.clone()));
+            by_free.insert((Reverse(now_free), id.clone()));
+        }
+        if awaited && !now_awaited {
+            Arc::make_mut(&mut self.awaiting_reading).remove(id);
+        } else if !awaited && now_awaited {
+            Arc::make_mut(&mut self.awaiting_reading).insert(id.clone());
+        }
+        Some(result)
+    }
+
+    /// Books in place of what the engine had there; zero ends it when `remove`.
+    pub(in crate::fleet) fn book(&mut self, id: &AcceleratorId, engine: &EngineId, bytes: Option<Bytes>) {
+        let booked = self.change(id, |account| match bytes {
+            Some(bytes) => account.booked.book(engine, bytes),
+            None => {
+                account.booked.remove(engine);
+                account.units_taken.remove(engine);
+            }
+        });
+        if booked.is_none() {
+            return;
+        }
+        let places = Arc::make_mut(&mut self.by_engine);
+        if bytes.is_some() {
+            places.entry(engine.clone()).or_default().insert(id.clone());
+        } else if let Some(of) = places.get_mut(engine) {
+            of.remove(id);
+            if of.is_empty() {
+                places.remove(engine);
+            }
+        }
+    }
+
+    /// The indexes are what they would be, were they made anew.
+    pub(in crate::fleet) fn has_consistent_indexes(&self) -> bool {
+        let anew = Self::from(AccountMap::clone(&self.all));
+        self.by_free == anew.by_free
+            && self.by_engine == anew.by_engine
+            && self.awaiting_reading == anew.awaiting_reading
+            && self.largest_capacity == anew.largest_capacity
+    }
+
+    /// What has been changed since this was last asked.
+    pub(in crate::fleet) fn take_dirty(&mut self) -> DirtyAccounts {
+        std::mem::take(&mut self.dirty)
+    }
+
+    /// All of them may change, come and go.
+    pub(in crate::fleet) fn rebuild(&mut self, change: impl FnOnce(&mut AccountMap)) {
+        change(Arc::make_mut(&mut self.all));
+        *self = Self::from(std::mem::take(Arc::make_mut(&mut self.all)));
+    }
+}
+
+fn awaits_reading(account: &AcceleratorAccount) -> bool {
+    account.reading_requested.is_some() || account.recovery_check_at().is_some()
+}
+
+impl PartialEq for AcceleratorAccounts {
+    fn eq(&self, other: &Self) -> bool {
+        self.all == other.all
+    }
+}
+
+impl Eq for AcceleratorAccounts {}
+
+impl From<AccountMap> for AcceleratorAccounts {
+    fn from(all: AccountMap) -> Self {
+        let mut places: BTreeMap<EngineId, BTreeSet<AcceleratorId>> = BTreeMap::new();
+        for (id, account) in &all {
+            for (engine, _) in account.booked.iter() {
+                places.entry(engine.clone()).or_default().insert(id.clone());
+            }
+        }
+        let awaited = all.iter().filter(|(_, a)| awaits_reading(a)).map(|(id, _)| id.clone());
+        Self {
+            by_free: Arc::new(all.iter().map(|(id, a)| (Reverse(a.free()), id.clone())).collect()),
+            awaiting_reading: Arc::new(awaited.collect()),
+            largest_capacity: all
+                .values()
+                .filter(|a| a.units.is_none())
+                .map(|a| a.capacity)
+                .max()
+                .unwrap_or_default(),
+            by_engine: Arc::new(places),
+            all: Arc::new(all),
+            dirty: DirtyAccounts::All,
+        }
+    }
+}
+
+impl From<AcceleratorAccounts> for AccountMap {
+    fn from(accounts: AcceleratorAccounts) -> Self {
+        Self::clone(&accounts.all)
+    }
+}

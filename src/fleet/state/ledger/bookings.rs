@@ -1,0 +1,126 @@
+//! Who has booked how much of something, with the sum, which is asked for far more often than it changes.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{model::EngineId, units::Bytes};
+
+type BookingMap = BTreeMap<EngineId, Bytes>;
+
+/// Cheap to clone until it is changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "BookingMap", into = "BookingMap")]
+pub(in crate::fleet) struct Bookings {
+    by_engine: Arc<BookingMap>,
+    /// Exact, where the sum of what was declared exceeds all numbers.
+    sum: u128,
+}
+
+impl Bookings {
+    pub(in crate::fleet) fn sum(&self) -> Bytes {
+        saturating_bytes(self.sum)
+    }
+
+    pub(in crate::fleet) fn is_empty(&self) -> bool {
+        self.by_engine.is_empty()
+    }
+
+    pub(in crate::fleet) fn of(&self, engine: &EngineId) -> Option<Bytes> {
+        self.by_engine.get(engine).copied()
+    }
+
+    pub(in crate::fleet) fn iter(&self) -> impl Iterator<Item = (&EngineId, Bytes)> {
+        self.by_engine.iter().map(|(engine, bytes)| (engine, *bytes))
+    }
+
+    /// In place of what it had.
+    pub(in crate::fleet) fn book(&mut self, engine: &EngineId, bytes: Bytes) {
+        let before = Arc::make_mut(&mut self.by_engine).insert(engine.clone(), bytes).unwrap_or_default();
+        self.sum = self.sum - u128::from(before.0) + u128::from(bytes.0);
+    }
+
+    pub(in crate::fleet) fn remove(&mut self, engine: &EngineId) {
+        if self.by_engine.contains_key(engine) {
+            let before = Arc::make_mut(&mut self.by_engine).remove(engine).unwrap_or_default();
+            self.sum -= u128::from(before.0);
+        }
+    }
+
+    /// All but this engine's.
+    pub(in crate::fleet) fn sum_without(&self, engine: &EngineId) -> Bytes {
+        saturating_bytes(self.sum - u128::from(self.of(engine).unwrap_or_default().0))
+    }
+}
+
+/// How many accelerators of a pool each engine has taken. It has them from its reservation until it is gone: asleep as
+/// well.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "UnitMap", into = "UnitMap")]
+pub(in crate::fleet) struct UnitBookings {
+    by_engine: Arc<UnitMap>,
+    sum: u64,
+}
+
+type UnitMap = BTreeMap<EngineId, u32>;
+
+impl UnitBookings {
+    pub(in crate::fleet) fn sum(&self) -> u32 {
+        u32::try_from(self.sum).unwrap_or(u32::MAX)
+    }
+
+    pub(in crate::fleet) fn is_empty(&self) -> bool {
+        self.by_engine.is_empty()
+    }
+
+    pub(in crate::fleet) fn of(&self, engine: &EngineId) -> u32 {
+        self.by_engine.get(engine).copied().unwrap_or_default()
+    }
+
+    pub(in crate::fleet) fn engines(&self) -> impl Iterator<Item = &EngineId> {
+        self.by_engine.keys()
+    }
+
+    /// What it has already it keeps.
+    pub(in crate::fleet) fn take(&mut self, engine: &EngineId, units: u32) {
+        if !self.by_engine.contains_key(engine) {
+            Arc::make_mut(&mut self.by_engine).insert(engine.clone(), units);
+            self.sum += u64::from(units);
+        }
+    }
+
+    pub(in crate::fleet) fn remove(&mut self, engine: &EngineId) {
+        if self.by_engine.contains_key(engine) {
+            let before = Arc::make_mut(&mut self.by_engine).remove(engine).unwrap_or_default();
+            self.sum -= u64::from(before);
+        }
+    }
+}
+
+impl From<UnitMap> for UnitBookings {
+    fn from(by: UnitMap) -> Self {
+        Self { sum: by.values().map(|units| u64::from(*units)).sum(), by_engine: Arc::new(by) }
+    }
+}
+
+impl From<UnitBookings> for UnitMap {
+    fn from(taken: UnitBookings) -> Self {
+        Self::clone(&taken.by_engine)
+    }
+}
+
+fn saturating_bytes(sum: u128) -> Bytes {
+    Bytes(u64::try_from(sum).unwrap_or(u64::MAX))
+}
+
+impl From<BookingMap> for Bookings {
+    fn from(booked: BookingMap) -> Self {
+        Self { sum: booked.values().map(|bytes| u128::from(bytes.0)).sum(), by_engine: Arc::new(booked) }
+    }
+}
+
+impl From<Bookings> for BookingMap {
+    fn from(bookings: Bookings) -> Self {
+        Self::clone(&bookings.by_engine)
+    }
+}

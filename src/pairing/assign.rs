@@ -1,0 +1,360 @@
+//! What is to be done about requesters: asked, let go, deleted; and who gets an engine next.
+
+use std::collections::BTreeSet;
+
+use super::{
+    command::{
+        EngineStep, EngineStopReason, LauncherDeleteReason, ProviderStep, RequesterDeleteReason,
+        RequesterStep,
+    },
+    event::{EngineRecord, ProviderPhase},
+    fit::{FitResult, IncomingEngine},
+    ids::{LauncherBuild, PairingEngineId, ProviderId, ProviderMode, RequesterId},
+    node::{PairingAccelerator, PairingEngine, PairingEngineState, PairingRequester},
+    node_plan::NodePlanBuilder,
+};
+use crate::{
+    model::{AcceleratorId, SleepLevelPolicy},
+    units::Tick,
+};
+
+impl NodePlanBuilder<'_> {
+    pub(super) fn plan_requesters(&mut self) {
+        let ids: Vec<RequesterId> = self.node.requesters.keys().cloned().collect();
+        for id in ids {
+            let step =
+                self.node.requesters.get(&id).and_then(|requester| self.next_requester_step(&id, requester));
+            if let Some(step) = step {
+                self.push_requester_step(&id, step);
+            }
+        }
+    }
+
+    fn next_requester_step(&self, id: &RequesterId, requester: &PairingRequester) -> Option<RequesterStep> {
+        let busy = requester.pending.as_ref().is_some_and(|call| call.until > self.now());
+        if busy || requester.retry.at > self.now() {
+            return None;
+        }
+        let going = requester.observed.deleting_since.is_some() || requester.observed.terminated;
+        if let Some(why) =
+            requester.delete_issued.or_else(|| self.requester_delete_reason(id, requester)).filter(|_| !going)
+        {
+            return Some(RequesterStep::Delete { reason: why });
+        }
+        let wanted = self.needs_finalizer(id);
+        if requester.observed.finalizer != wanted && (!wanted || requester.observed.deleting_since.is_none())
+        {
+            return Some(RequesterStep::SetFinalizer { present: wanted });
+        }
+        if requester.observed.deleting_since.is_some()
+            && !wanted
+            && requester.is_stub_reachable()
+            && !requester.released
+        {
+            return Some(RequesterStep::Release);
+        }
+        if !requester.is_stub_reachable() || !requester.stays() {
+            return None;
+        }
+        let has_none = self.node.engine_of(id).is_none();
+        if requester.accelerators.is_empty() {
+            return Some(RequesterStep::QueryAccelerators { close_gate: has_none });
+        }
+        (has_none && !requester.is_gated()).then_some(RequesterStep::CloseGate)
+    }
+
+    /// Why it must go, so that another one comes elsewhere or anew.
+    fn requester_delete_reason(
+        &self,
+        id: &RequesterId,
+        requester: &PairingRequester,
+    ) -> Option<RequesterDeleteReason> {
+        let faulty =
+            |a: &AcceleratorId| self.node.accelerators.get(a).is_some_and(|known| !known.facts.healthy);
+        match requester.delete_reason {
+            Some(why) => Some(why),
+            None if !self.node.exists => Some(RequesterDeleteReason::NodeGone),
+            None if requester.accelerators.iter().any(faulty) => {
+                Some(RequesterDeleteReason::AcceleratorFaulty)
+            }
+            None if self.node.facts.cordoned && self.node.engine_of(id).is_none() => {
+                Some(RequesterDeleteReason::Cordoned)
+            }
+            None => None,
+        }
+    }
+
+    /// Our finalizer is wanted: an engine is bound to it whose container runs. Not longer than a requester may be held, and not
+    /// on a node that is gone. What a sleeper needs is written first: its wake waits for that, and the finalizer is written meanwhile.
+    fn needs_finalizer(&self, id: &RequesterId) -> bool {
+        let unwritten =
+            |engine: &PairingEngine| engine.binding.as_ref().is_some_and(|binding| !binding.written);
+        self.node.exists
+            && self.node.engine_of(id).is_some_and(|engine| {
+                let sleeps = matches!(engine.state, PairingEngineState::Asleep { .. }) && unwritten(engine);
+                !sleeps
+                    && engine.state != PairingEngineState::Gone
+                    && self.is_container_running(engine)
+                    && !self.is_overdue(engine)
+            })
+    }
+
+    /// Who has no engine gets one, in the order in which they came. Who waits for accelerators keeps later ones from them.
+    pub(super) fn assign_engines(&mut self) {
+        let mut line: Vec<_> =
+            self.node.requesters.iter().filter(|(_, requester)| requester.stays()).collect();
+        line.sort_by_key(|(id, requester)| (requester.observed.created, (*id).clone()));
+        let line: Vec<RequesterId> = line.into_iter().map(|(id, _)| id.clone()).collect();
+        let mut taken: BTreeSet<AcceleratorId> = BTreeSet::new();
+        for id in line {
+            let Some(requester) = self.node.requesters.get(&id).cloned() else { continue };
+            let reason = if let Some(engine) = self.node.engine_of(&id) {
+                (engine.state != PairingEngineState::Awake).then(|| format!("its engine is {}", engine.state))
+            } else if requester.accelerators.is_empty() {
+                Some("its stub has not said which accelerators it has".to_owned())
+            } else if !self.node.exists || self.node.facts.cordoned {
+                Some("its node takes nothing new".to_owned())
+            } else if requester.not_before > self.now() {
+                let last = requester.last_failure.map(|why| format!(", the last: {why}")).unwrap_or_default();
+                let starts = match requester.failures {
+                    1 => "1 start".to_owned(),
+                    n => format!("{n} starts"),
+                };
+                Some(format!("{starts} failed{last}; the next is tried at {}", requester.not_before))
+            } else if let Some(a) = requester.accelerators.iter().find(|a| taken.contains(*a)) {
+                Some(format!("somebody who came before waits for {a}"))
+            } else {
+                let reason = self.wake_or_start(&id, &requester);
+                if reason.is_some() {
+                    taken.extend(requester.accelerators.iter().cloned());
+                }
+                reason
+            };
+            if let Some(reason) = reason {
+                self.reasons.insert(id, reason);
+            }
+        }
+    }
+
+    /// Wakes or launches the engine that it asks for, or says why not yet.
+    fn wake_or_start(&mut self, id: &RequesterId, requester: &PairingRequester) -> Option<String> {
+        let engine = self.node.requested_engine_id(requester);
+        let own = self.node.engines.get(&engine).map(|sleeper| sleeper.provider.clone());
+        let starts = own.is_none();
+        let provider = own.unwrap_or_else(|| self.node.provider_for(&engine));
+        if let Some(reason) = self.replace_other_build(&provider, requester.observed.requested.build) {
+            return Some(reason);
+        }
+        if let Some(sleeper) = self.node.engines.get(&engine) {
+            if !sleeper.is_evictable() {
+                let why = if let PairingEngineState::Stopping { reason: why, .. } = sleeper.state {
+                    Some(why)
+                } else {
+                    None
+                };
+                let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+                return Some(format!("the engine that it asks for is {}{why}", sleeper.state));
+            }
+            if requester.observed.requested.level == SleepLevelPolicy::OneOrStop && sleeper.is_at_level_2() {
+                let why = EngineStopReason::LoraAdapters;
+                self.push_engine_step(&engine, EngineStep::Stop { reason: why });
+                return Some(format!("the engine that it asks for is being ended: {why}"));
+            }
+        } else if let Some(reason) = self.ensure_provider(&provider, id) {
+            return Some(reason);
+        }
+        if !requester.is_stub_reachable() {
+            return Some("its stub does not run".to_owned());
+        }
+        let ask = &requester.observed.requested;
+        let sizes = self.node.engines.get(&engine).map_or(ask.sizes, |sleeper| sleeper.sizes);
+        let new = IncomingEngine { engine: &engine, sizes };
+        let rooms = self.fit_check();
+        match if starts { rooms.start_fit(&new, &provider) } else { rooms.memory_fit(&new) } {
+            FitResult::Fits if !requester.is_gated() => {
+                Some("its stub's gate is not known to be closed".to_owned())
+            }
+            FitResult::Fits => {
+                self.bind_engine(id, requester, engine);
+                None
+            }
+            FitResult::Evict(sleepers) => {
+                let names: Vec<String> = sleepers.iter().map(|(sleeper, _)| sleeper.to_string()).collect();
+                for (sleeper, why) in sleepers {
+                    self.push_engine_step(&sleeper, EngineStep::Stop { reason: why });
+                }
+                Some(format!("room is made by deleting {}", names.join(" and ")))
+            }
+            FitResult::Wait(reason) => Some(reason),
+        }
+    }
+
+    /// The provider that an engine is launched in must be there if it is a launcher, and must not if it is to be made.
+    fn ensure_provider(&mut self, provider: &ProviderId, asker: &RequesterId) -> Option<String> {
+        let asked = self.node.requesters.get(asker).and_then(|asker| asker.observed.requested.build);
+        let known = self.node.providers.get(provider);
+        if !provider.is_launcher() {
+            return known.map(|_| "the Pod before with its name is still there".to_owned());
+        }
+        match known {
+            None => Some(self.launcher_backoff_reason(provider, asked).unwrap_or_else(|| {
+                self.push_provider_step(provider, ProviderStep::Create { requester: Some(asker.clone()) });
+                "its launcher is being created".to_owned()
+            })),
+            Some(known) if known.deleting => Some("its launcher is being deleted".to_owned()),
+            Some(known) if known.phase != ProviderPhase::Ready => {
+                Some("its launcher is not ready".to_owned())
+            }
+            Some(_) => None,
+        }
+    }
+
+    /// The launcher that is there is not of the build that is asked for: it makes way for one that is, unless somebody is bound to an
+    /// engine in it.
+    fn replace_other_build(&mut self, id: &ProviderId, asked: Option<LauncherBuild>) -> Option<String> {
+        let known = self.node.providers.get(id).filter(|known| !known.deleting)?;
+        if known.build? == asked? {
+            return None;
+        }
+        let what = "its launcher is of another LauncherConfig, or of it as it was before";
+        if let Some(bound) = self.node.bound_in(id) {
+            return Some(format!("{what}, and {} is {} there", bound.id, bound.state));
+        }
+        let uid = known.uid.clone();
+        self.push_provider_step(id, ProviderStep::Delete { uid, reason: LauncherDeleteReason::Replaced });
+        Some(format!("{what}, and is replaced"))
+    }
+
+    fn bind_engine(&mut self, id: &RequesterId, requester: &PairingRequester, engine: PairingEngineId) {
+        let ask = &requester.observed.requested;
+        let record = if let Some(sleeper) = self.node.engines.get(&engine) {
+            // How it sleeps the next time is for who has it now to say.
+            let (requester, level, stop_after) = (Some(id.clone()), ask.level, ask.stop_after);
+            EngineRecord { requester, level, stop_after, ..sleeper.record(sleeper.last_used) }
+        } else {
+            EngineRecord {
+                engine: engine.clone(),
+                generation: self.next_generation(),
+                sizes: ask.sizes,
+                level: ask.level,
+                stop_after: ask.stop_after,
+                requester: Some(id.clone()),
+                last_used: self.now(),
+            }
+        };
+        let made = !self.node.engines.contains_key(&engine) && engine.mode != ProviderMode::Launcher;
+        self.push_engine_step(
+            &engine,
+            if made { EngineStep::Create { record } } else { EngineStep::Bind { record } },
+        );
+    }
+
+    /// Why no launcher is made there yet. What is wrong with one build need not be wrong with another.
+    fn launcher_backoff_reason(&self, id: &ProviderId, asked: Option<LauncherBuild>) -> Option<String> {
+        let known = id.accelerators.iter().find_map(|a| self.node.accelerators.get(a))?;
+        let other = known.crashed_build.is_some_and(|crashed| {
+            asked.is_some_and(|asked| asked != crashed)
+                || self.context.build_policies.get(&crashed).is_some_and(|terms| terms.obsolete)
+        });
+        let last = if known.never_ready { "was never ready" } else { "had an engine that did not end" };
+        (known.not_before > self.now() && !other).then(|| {
+            let next = known.not_before;
+            let failed = match known.crashes {
+                1 => "1 launcher failed: it".to_owned(),
+                n => format!("{n} launchers failed, of which the last"),
+            };
+            format!("{failed} {last}; the next is made at {next}")
+        })
+    }
+
+    /// One launcher for each accelerator that is to have one; none that is of no use.
+    pub(super) fn plan_launchers(&mut self) {
+        let takes = self.node.exists && !self.node.facts.cordoned;
+        let wanted = |known: &PairingAccelerator| takes && known.facts.wants_launcher && known.facts.healthy;
+        let missing = self.node.accelerators.iter().filter(|(_, known)| wanted(known));
+        let missing = missing.map(|(a, _)| ProviderId::launcher(a.clone()));
+        let missing = missing.filter(|id| !self.node.providers.contains_key(id));
+        for id in missing.collect::<Vec<_>>() {
+            let asker = self.node.first_waiting_requester(&id).cloned();
+            let asks = asker.as_ref().and_then(|asker| self.node.requesters.get(asker));
+            if self
+                .launcher_backoff_reason(&id, asks.and_then(|asker| asker.observed.requested.build))
+                .is_some()
+            {
+                continue;
+            }
+            self.push_provider_step(&id, ProviderStep::Create { requester: asker });
+        }
+        let launchers = self.node.providers.keys().filter(|id| id.is_launcher());
+        for id in launchers.cloned().collect::<Vec<_>>() {
+            if let Some(step) = self.next_launcher_step(&id) {
+                self.push_provider_step(&id, step);
+            }
+        }
+    }
+
+    fn next_launcher_step(&self, id: &ProviderId) -> Option<ProviderStep> {
+        let known = self.node.providers.get(id)?;
+        let busy = known.pending.as_ref().is_some_and(|call| call.until > self.now());
+        if busy || known.retry.at > self.now() {
+            return None;
+        }
+        if known.deleting {
+            // Ordered, and not taken yet. The end of one that nobody has seen may be seen by nobody either: it is asked for again.
+            let unseen =
+                known.uid.is_none() && known.retry.at + self.context.settings.stop_timeout <= self.now();
+            let again = known.retry.failures > 0 || known.pending.is_some() || unseen;
+            let why = self.launcher_delete_reason(id).unwrap_or(LauncherDeleteReason::Useless);
+            return again.then(|| ProviderStep::Delete { uid: known.uid.clone(), reason: why });
+        }
+        if known.uid.is_none() && known.retry.failures > 0 {
+            return Some(ProviderStep::Create { requester: self.node.first_waiting_requester(id).cloned() });
+        }
+        let why = self.launcher_delete_reason(id).filter(|_| self.node.bound_in(id).is_none())?;
+        Some(ProviderStep::Delete { uid: known.uid.clone(), reason: why })
+    }
+
+    /// Since when nobody has needed this launcher: no engine is in it, no requester is there that it could be for, and there need
+    /// not be one anyway.
+    fn unneeded_since(&self, id: &ProviderId) -> Option<Tick> {
+        let asks = |requester: &PairingRequester| {
+            requester.stays()
+                && requester.observed.requested.mode == ProviderMode::Launcher
+                && (requester.accelerators.is_empty()
+                    || self.node.provider_for(&self.node.requested_engine_id(requester)) == *id)
+        };
+        let wanted =
+            |a: &AcceleratorId| self.node.accelerators.get(a).is_some_and(|own| own.facts.wants_launcher);
+        let needed = id.accelerators.iter().any(wanted)
+            || self.node.engines_in(id).next().is_some()
+            || self.node.requesters.values().any(asks);
+        self.node.idle_since(id).filter(|_| !needed)
+    }
+
+    /// Why this launcher goes as soon as nobody is bound to an engine in it.
+    fn launcher_delete_reason(&self, id: &ProviderId) -> Option<LauncherDeleteReason> {
+        let known = self.node.providers.get(id)?;
+        if self.context.build_policy(known).obsolete {
+            return Some(LauncherDeleteReason::Replaced);
+        }
+        let settings = self.context.settings;
+        let faulty =
+            |a: &AcceleratorId| self.node.accelerators.get(a).is_some_and(|known| !known.facts.healthy);
+        let unready =
+            known.phase != ProviderPhase::Ready && known.since + settings.start_timeout <= self.now();
+        let mut inside = self.node.engines_in(id);
+        let stuck = inside.any(|e| {
+            matches!(e.state, PairingEngineState::Stopping { .. })
+                && e.since + settings.stop_timeout <= self.now()
+        });
+        let goes = unready
+            || stuck
+            || matches!(known.phase, ProviderPhase::Crashed | ProviderPhase::Terminated)
+            || !self.node.exists
+            || id.accelerators.iter().any(faulty)
+            || self
+                .unneeded_since(id)
+                .is_some_and(|since| since + settings.launcher_idle_timeout <= self.now());
+        goes.then_some(LauncherDeleteReason::Useless)
+    }
+}

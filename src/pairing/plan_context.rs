@@ -1,0 +1,288 @@
+//! What is true of a node once a command has been given. The one place where a command changes state: planning uses it on a
+//! copy, and recording on the node itself.
+
+use std::collections::BTreeMap;
+
+use super::{
+    command::{
+        EngineStep, EngineStopReason, LauncherDeleteReason, PairingAction, PairingCommand, ProviderStep,
+        RequesterDeleteReason, RequesterStep,
+    },
+    event::{EngineRecord, LauncherBuildPolicy, ProviderPhase, TemplateStatus},
+    fit::FitCheck,
+    ids::{EngineFingerprint, LauncherBuild, PairingEngineId, ProviderId},
+    node::{
+        Binding, PairingEngine, PairingEngineState, PairingNode, PairingProvider, PendingCommand,
+        PendingCommandKind, RetryState,
+    },
+    settings::PairingSettings,
+};
+use crate::{
+    model::SleepLevel,
+    units::{Bytes, Millis, Tick},
+};
+
+pub(super) struct PlanContext<'a> {
+    pub(super) settings: &'a PairingSettings,
+    pub(super) template_statuses: &'a BTreeMap<EngineFingerprint, TemplateStatus>,
+    pub(super) build_policies: &'a BTreeMap<LauncherBuild, LauncherBuildPolicy>,
+    pub(super) now: Tick,
+}
+
+impl PlanContext<'_> {
+    pub(super) const fn fit_check<'b>(&'b self, node: &'b PairingNode) -> FitCheck<'b> {
+        let Self { settings, template_statuses: standings, build_policies: builds, now } = self;
+        FitCheck { node, settings, template_statuses: standings, build_policies: builds, now: *now }
+    }
+
+    /// What holds for this launcher.
+    pub(super) fn build_policy(&self, launcher: &PairingProvider) -> LauncherBuildPolicy {
+        build_policy_of(self.build_policies, launcher)
+    }
+
+    pub(super) fn apply(&self, node: &mut PairingNode, command: &PairingCommand) {
+        let call = |kind, within: Millis| PendingCommand {
+            serial: command.serial,
+            kind,
+            until: self.now + within,
+            stub_container: None,
+        };
+        match &command.action {
+            PairingAction::Engine { engine, step, .. } => self.step(node, engine, step, call),
+            PairingAction::Requester { requester, step } => {
+                let Some(known) = node.requesters.get_mut(requester) else { return };
+                let stub = known.observed.stub_container.clone();
+                let (kind, stub) = match step {
+                    RequesterStep::QueryAccelerators { close_gate: gate } => {
+                        (PendingCommandKind::QueryAccelerators, stub.filter(|_| *gate))
+                    }
+                    RequesterStep::CloseGate => (PendingCommandKind::CloseGate, stub),
+                    RequesterStep::Delete { reason: why } => {
+                        known.delete_issued = Some(*why);
+                        (PendingCommandKind::Delete, None)
+                    }
+                    RequesterStep::SetFinalizer { present: wanted } => {
+                        (PendingCommandKind::SetFinalizer(*wanted), None)
+                    }
+                    RequesterStep::Release => (PendingCommandKind::Release, None),
+                };
+                known.pending =
+                    Some(PendingCommand { stub_container: stub, ..call(kind, self.settings.call_timeout) });
+            }
+            PairingAction::Provider { provider, step } => match step {
+                ProviderStep::Create { .. } => {
+                    let fresh = || PairingProvider::pending_creation(self.now);
+                    let known = node.providers.entry(provider.clone()).or_insert_with(fresh);
+                    known.pending = Some(call(PendingCommandKind::Create, self.settings.call_timeout));
+                }
+                ProviderStep::Delete { reason: why, .. } => {
+                    if *why == LauncherDeleteReason::Useless {
+                        self.record_launcher_crash(node, provider);
+                    }
+                    stop_engines_in(node, provider, self.now);
+                    if let Some(known) = node.providers.get_mut(provider) {
+                        known.deleting = true;
+                        known.pending = Some(call(PendingCommandKind::Delete, self.settings.call_timeout));
+                    }
+                }
+            },
+        }
+    }
+
+    fn step(
+        &self,
+        node: &mut PairingNode,
+        id: &PairingEngineId,
+        step: &EngineStep,
+        call: impl Fn(PendingCommandKind, Millis) -> PendingCommand,
+    ) {
+        match step {
+            EngineStep::Create { record } if !node.engines.contains_key(id) => {
+                let provider = ProviderId::direct(id);
+                node.providers.insert(provider.clone(), PairingProvider::pending_creation(self.now));
+                self.insert_creating(node, record, provider);
+            }
+            EngineStep::Bind { record } if !node.engines.contains_key(id) => {
+                let provider = node.provider_for(id);
+                self.insert_creating(node, record, provider);
+            }
+            EngineStep::Stop { reason: EngineStopReason::Evicted } => self.mark_needs_reading(node, id),
+            EngineStep::Stop { reason: why } => self.record_failed_start(node, id, *why),
+            _ => {}
+        }
+        let opened = if let EngineStep::OpenGate { requester } = step {
+            node.requesters.get_mut(requester)
+        } else {
+            None
+        };
+        let spoken_to = opened.and_then(|requester| {
+            requester.gated_stub = None;
+            requester.observed.stub_container.clone()
+        });
+        let Some(engine) = node.engines.get_mut(id) else { return };
+        let settings = self.settings;
+        if matches!(step, EngineStep::Create { .. } | EngineStep::Launch) {
+            engine.relaunched = engine.may_start_until > Tick(0);
+            engine.may_start_until = self.now + settings.call_timeout + settings.call_timeout;
+        }
+        let made = match step {
+            EngineStep::Create { .. } => call(PendingCommandKind::Create, settings.call_timeout),
+            EngineStep::Bind { record } => {
+                if let Some(requester) = record.requester.clone() {
+                    engine.binding = Some(Binding { requester, written: false });
+                }
+                (engine.level, engine.stop_after) = (record.level, record.stop_after);
+                engine.reserved = engine.sizes.awake;
+                call(PendingCommandKind::Bind, settings.call_timeout)
+            }
+            EngineStep::Launch => call(PendingCommandKind::Launch, settings.call_timeout),
+            EngineStep::SendCanary => call(PendingCommandKind::SendCanary, settings.wake_timeout),
+            EngineStep::OpenGate { .. } => PendingCommand {
+                stub_container: spoken_to,
+                ..call(PendingCommandKind::OpenGate, settings.call_timeout)
+            },
+            EngineStep::CloseGate { deadline, .. } => {
+                if engine.state == PairingEngineState::Awake {
+                    engine.last_used = self.now;
+                    engine.enter(PairingEngineState::Draining { until: *deadline, drained: false }, self.now);
+                }
+                call(PendingCommandKind::CloseGate, deadline.since(self.now))
+            }
+            EngineStep::Sleep { level, .. } => {
+                if engine.state == PairingEngineState::Awake {
+                    engine.last_used = self.now;
+                }
+                engine.reserved_host =
+                    if *level == SleepLevel::One { engine.sizes.host } else { Bytes::ZERO };
+                engine.enter(PairingEngineState::FallingAsleep { level: *level }, self.now);
+                call(PendingCommandKind::Sleep, settings.sleep_timeout_for(&engine.sizes))
+            }
+            EngineStep::Wake { .. } => {
+                engine.enter(PairingEngineState::Waking, self.now);
+                engine.ready = false;
+                engine.opened_stub = None;
+                engine.last_used = self.now;
+                call(PendingCommandKind::Wake, settings.wake_timeout_for(&engine.sizes))
+            }
+            EngineStep::Unbind { forget, .. } => call(
+                if *forget { PendingCommandKind::Forget } else { PendingCommandKind::Unbind },
+                settings.call_timeout,
+            ),
+            EngineStep::Stop { reason: why } => {
+                engine.begin_stop(*why, self.now);
+                call(PendingCommandKind::Stop, settings.call_timeout)
+            }
+            EngineStep::Query => call(PendingCommandKind::Query, settings.call_timeout),
+        };
+        engine.pending = Some(made);
+    }
+
+    /// A launcher is deleted that is not ready, or has engines that do not end, though its node and accelerator are all right.
+    fn record_launcher_crash(&self, node: &mut PairingNode, id: &ProviderId) {
+        let Some(known) = node.providers.get(id).filter(|known| !known.deleting) else { return };
+        let unready = known.phase != ProviderPhase::Ready;
+        let useless = unready || node.engines_in(id).next().is_some();
+        let (build, proved, exists) = (known.build, known.proven_since, node.exists);
+        for accelerator in id.accelerators.iter().filter(|_| useless && exists) {
+            let known = node.accelerators.get_mut(accelerator).filter(|known| known.facts.healthy);
+            if let Some(known) = known {
+                known.never_ready = unready;
+                known.launcher_crashed(build, proved, self.settings, self.now);
+            }
+        }
+    }
+
+    fn insert_creating(&self, node: &mut PairingNode, record: &EngineRecord, provider: ProviderId) {
+        let mut engine = PairingEngine::from_record(record, provider, PairingEngineState::Creating, self.now);
+        if let Some(binding) = &mut engine.binding {
+            binding.written = false;
+        }
+        node.engines.insert(record.engine.clone(), engine);
+    }
+
+    /// What is deleted because the meter found more than is known of leaves a doubt until the meter was read again.
+    fn mark_needs_reading(&self, node: &mut PairingNode, id: &PairingEngineId) {
+        let rooms = self.fit_check(node);
+        let more: Vec<_> =
+            id.accelerators.iter().filter(|a| rooms.reading_exceeds_known(a, None)).cloned().collect();
+        for accelerator in more {
+            if let Some(known) = node.accelerators.get_mut(&accelerator) {
+                known.needs_reading = true;
+            }
+        }
+    }
+
+    /// A start that failed is tried again, later each time.
+    fn record_failed_start(&self, node: &mut PairingNode, id: &PairingEngineId, why: EngineStopReason) {
+        let Some(engine) = node.engines.get(id) else { return };
+        let first = !engine.state.is_stopping_or_gone();
+        // Its gate is open, or may be since before a restart: no other engine can be given to it behind that.
+        let open = matches!(
+            engine.state,
+            PairingEngineState::Unknown | PairingEngineState::Awake | PairingEngineState::Draining { .. }
+        );
+        let failed = matches!(
+            why,
+            EngineStopReason::StartFailed | EngineStopReason::WakeFailed | EngineStopReason::CanaryFailed
+        );
+        let requester = engine.requester().cloned().and_then(|r| node.requesters.get_mut(&r));
+        let Some(requester) = requester else { return };
+        if open {
+            requester.delete_reason.get_or_insert(RequesterDeleteReason::EngineGone);
+        }
+        if failed && first {
+            requester.start_failed(why, self.now);
+        }
+    }
+}
+
+/// What holds for this launcher; of one whose build is not known nothing does.
+pub(super) fn build_policy_of(
+    builds: &BTreeMap<LauncherBuild, LauncherBuildPolicy>,
+    launcher: &PairingProvider,
+) -> LauncherBuildPolicy {
+    launcher.build.and_then(|build| builds.get(&build)).copied().unwrap_or_default()
+}
+
+/// The Pod goes, and every engine in it.
+pub(super) fn stop_engines_in(node: &mut PairingNode, provider: &ProviderId, now: Tick) {
+    for engine in node.engines.values_mut().filter(|engine| engine.provider == *provider) {
+        if !engine.state.is_stopping_or_gone() {
+            engine.begin_stop(EngineStopReason::Leaving, now);
+            engine.pending = None;
+        }
+        engine.stop_accepted = true;
+    }
+}
+
+impl PairingProvider {
+    pub(super) fn pending_creation(now: Tick) -> Self {
+        Self {
+            uid: None,
+            phase: ProviderPhase::Pending,
+            deleting: false,
+            restarts: 0,
+            build: None,
+            memory_limit: None,
+            since: now,
+            proven_since: None,
+            created: false,
+            name_taken: false,
+            name_holder: None,
+            pending: None,
+            retry: RetryState::default(),
+        }
+    }
+}
+
+impl PairingEngine {
+    /// It is to end; what it was told before no longer matters.
+    pub(super) fn begin_stop(&mut self, why: EngineStopReason, now: Tick) {
+        if !self.state.is_stopping_or_gone() {
+            let asleep = !self.may_hold_full_memory();
+            self.enter(PairingEngineState::Stopping { asleep, reason: why }, now);
+            self.failure = None;
+            self.stop_accepted = false;
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! What models need of each other.
+
+use super::super::{gate::SimulatedGate, process::SimulatedProcessPhase, world::SimulatedWorld};
+use crate::{
+    fleet::command::CloseReason,
+    model::{EngineId, ModelName, ModelSpec},
+};
+
+impl SimulatedWorld {
+    /// All that a model needs, and what they need.
+    fn dependency_closure(&self, model: &ModelName) -> Vec<ModelName> {
+        let models = &self.scenario.configuration.models;
+        let spec = |name: &ModelName| models.iter().find(|spec: &&ModelSpec| spec.name == *name);
+        let mut all: Vec<ModelName> = spec(model).map_or_else(Vec::new, |spec| spec.dependencies.clone());
+        let mut at = 0;
+        while let Some(next) = all.get(at).cloned() {
+            let more = spec(&next).into_iter().flat_map(|spec| &spec.dependencies);
+            let more: Vec<ModelName> = more.filter(|name| !all.contains(name)).cloned().collect();
+            all.extend(more);
+            at += 1;
+        }
+        all
+    }
+
+    fn is_served(&self, model: &ModelName) -> bool {
+        self.gates
+            .iter()
+            .any(|(id, gate): (&EngineId, &SimulatedGate)| id.model == *model && gate.open && gate.public)
+    }
+
+    fn is_served_by_another(&self, engine: &EngineId) -> bool {
+        let serves = |(id, gate): (&EngineId, &SimulatedGate)| {
+            id.model == engine.model && id != engine && gate.open && gate.public
+        };
+        self.gates.iter().any(serves)
+    }
+
+    /// Nothing is launched or woken before all that it needs serve.
+    pub(in crate::sim) fn check_dependencies(&mut self, engine: &EngineId, what: &str) {
+        let needed = self.dependency_closure(&engine.model);
+        if needed.is_empty() {
+            return;
+        }
+        self.tally.add("starts of what needs others");
+        if let Some(missing) = needed.into_iter().find(|model| !self.is_served(model)) {
+            self.record_violation(format!(
+                "{engine} is {what}, and {missing}, which it needs, does not serve"
+            ));
+        }
+    }
+
+    /// An engine that is more than asleep, of a model that needs this one.
+    fn active_dependent(&self, engine: &EngineId) -> Option<EngineId> {
+        let awake =
+            self.machine.processes.values().filter(|p| !matches!(p.phase, SimulatedProcessPhase::Asleep(_)));
+        let mut needing = awake.filter(|p| self.dependency_closure(&p.engine.model).contains(&engine.model));
+        needing.next().map(|p| p.engine.clone())
+    }
+
+    /// The last engine that serves what others need goes for nobody and for no idleness.
+    pub(in crate::sim) fn check_no_dependents(&mut self, engine: &EngineId, why: CloseReason) {
+        let open = self.gates.get(engine).is_some_and(|gate| gate.open && gate.public);
+        if !open || !matches!(why, CloseReason::Turn | CloseReason::Idle) {
+            return;
+        }
+        if self.is_served_by_another(engine) {
+            return;
+        }
+        if let Some(needing) = self.active_dependent(engine) {
+            self.record_violation(format!(
+                "{engine} is put away ({why:?}), and {needing}, which needs it, is not asleep"
+            ));
+        }
+    }
+
+    /// It stays for those that need it, and no other engine of its model serves.
+    pub(super) fn is_needed_by_dependents(&self, engine: &EngineId) -> bool {
+        let mut models = self.scenario.configuration.models.iter();
+        let kept = models.any(|spec| {
+            self.is_kept_awake(&EngineId::new(spec.name.clone(), 0))
+                && self.dependency_closure(&spec.name).contains(&engine.model)
+        });
+        (kept || self.active_dependent(engine).is_some()) && !self.is_served_by_another(engine)
+    }
+}

@@ -1,0 +1,107 @@
+//! Written scenarios, and their stories in words.
+
+use super::{ClusterFault, SimulatedCluster};
+use crate::{
+    pairing::event::{CommandReply, PairingEvent},
+    units::Millis,
+};
+
+/// Something that a script lets happen.
+#[derive(Clone, Debug)]
+pub struct TimedClusterAction {
+    pub after: Millis,
+    pub action: ClusterAction,
+}
+
+#[derive(Clone, Debug)]
+pub enum ClusterAction {
+    /// The owner with this number wants a requester, or none.
+    SetWanted(usize, bool),
+    /// The requester of this owner is killed without grace.
+    KillRequester(usize),
+    InjectFault(ClusterFault),
+}
+
+impl SimulatedCluster {
+    pub(super) fn apply_action(&mut self, deed: TimedClusterAction) {
+        match deed.action {
+            ClusterAction::SetWanted(number, wants) => {
+                if self.scenario.owners.get(number).is_some_and(|owner| owner.wants_requester != wants) {
+                    self.toggle_owner(number);
+                }
+            }
+            ClusterAction::KillRequester(number) => {
+                let ids: Vec<_> = self
+                    .requesters
+                    .iter()
+                    .filter(|(_, r)| r.owner == number)
+                    .map(|(id, _)| id.clone())
+                    .collect();
+                self.record_line(|| format!("! the requester of owner {number} is killed"));
+                for id in ids {
+                    self.delete_requester(&id);
+                    self.stub_ends(&id);
+                }
+            }
+            ClusterAction::InjectFault(trouble) => self.inject_fault(trouble),
+        }
+    }
+}
+
+/// An event in words.
+pub(super) fn describe_event(event: &PairingEvent) -> String {
+    match event {
+        PairingEvent::LeadershipGained { epoch } => format!("leader {} begins", epoch.0),
+        PairingEvent::Superseded { epoch } => format!("leader {} is deposed", epoch.0),
+        PairingEvent::Listed => "everything is listed".to_owned(),
+        PairingEvent::Node { node, facts } => {
+            format!("{node}{}", if facts.cordoned { " is cordoned" } else { "" })
+        }
+        PairingEvent::NodeGone { node } => format!("{node} is gone"),
+        PairingEvent::Accelerator { node, accelerator, facts } => {
+            format!("{node} has {accelerator}{}", if facts.healthy { "" } else { ", which is faulty" })
+        }
+        PairingEvent::MeterRead { accelerator, used, .. } => format!("{used} in use on {accelerator}"),
+        PairingEvent::Template { fingerprint, status: standing } => {
+            format!("template {fingerprint} is {standing:?}")
+        }
+        PairingEvent::LauncherBuild { build, policy: terms } => {
+            let most = terms.max_engines.map(|most| format!(" hold {most} engines")).unwrap_or_default();
+            format!("launchers of {build}{most}{}", if terms.obsolete { ", obsolete" } else { "" })
+        }
+        PairingEvent::RequesterObserved { requester, observed: seen, .. } => {
+            let stub = if seen.stub_container.is_some() { ", its stub runs" } else { "" };
+            let deleting = if seen.deleting_since.is_some() { ", being deleted" } else { "" };
+            let held = if seen.finalizer { ", held" } else { "" };
+            format!("{requester}{stub}{deleting}{}{held}", if seen.terminated { ", ended" } else { "" })
+        }
+        PairingEvent::RequesterGone { requester, .. } => format!("{requester} is gone"),
+        PairingEvent::ProviderObserved { provider, observed: seen, .. } => {
+            let bound =
+                seen.records.iter().filter_map(|r| r.requester.as_ref()).map(|r| format!(", for {r}"));
+            let deleting = if seen.deleting { ", being deleted" } else { "" };
+            format!("{provider} is {:?}{}{deleting}", seen.phase, bound.collect::<String>())
+        }
+        PairingEvent::ProviderGone { provider, .. } => format!("{provider} is gone"),
+        PairingEvent::ProviderVanished { provider, .. } => format!("{provider} has vanished"),
+        PairingEvent::KubeletReporting { node, reports } => {
+            format!("{node} {}", if *reports { "reports" } else { "is silent" })
+        }
+        PairingEvent::EngineReady { engine, .. } => format!("{engine} answers"),
+        PairingEvent::EngineDied { engine, gone, .. } => {
+            format!("{engine} {}", if *gone { "died" } else { "hangs" })
+        }
+        PairingEvent::Outcome { target, result, .. } => {
+            let what = match target {
+                crate::pairing::event::CommandTarget::Engine(engine, _) => engine.to_string(),
+                crate::pairing::event::CommandTarget::Requester(requester) => requester.to_string(),
+                crate::pairing::event::CommandTarget::Provider(provider) => provider.to_string(),
+            };
+            match result {
+                Ok(CommandReply::Done) => format!("{what}: done"),
+                Ok(answer) => format!("{what}: {answer:?}"),
+                Err(cause) => format!("{what}: failed, {cause:?}"),
+            }
+        }
+    }
+}

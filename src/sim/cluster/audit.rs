@@ -1,0 +1,307 @@
+//! The second bookkeeper: knows what every process really holds, and judges the controller by that.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    SimulatedCluster,
+    execute::CommandKey,
+    pods::{PodProcess, PodProcessPhase, VanishedProcess},
+};
+use crate::{
+    model::AcceleratorId,
+    pairing::{
+        PairingPlan,
+        command::PairingCommand,
+        ids::{NodeName, PairingEngineId, ProviderId, ProviderMode, RequesterId, Uid},
+        node::PairingEngineState,
+        vanished::VanishedEngine,
+    },
+    units::{Bytes, Millis, Tick},
+};
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct ClusterAudit {
+    pub(super) replies_to_drop: BTreeSet<CommandKey>,
+    pub(super) in_flight: BTreeMap<CommandKey, PairingCommand>,
+    /// The Pod that a call was sent to, and its container: what is late does not reach the next one.
+    pub(super) target_containers: BTreeMap<CommandKey, (Uid, u32)>,
+    /// When an engine last fell asleep on an accelerator.
+    last_sleep: BTreeMap<(NodeName, AcceleratorId), Tick>,
+    /// Since when sleepers are over their budget where something is awake.
+    over_budget_since: BTreeMap<(NodeName, AcceleratorId), Tick>,
+    /// Nobody led before this moment.
+    leader_since: Tick,
+}
+
+impl ClusterAudit {
+    pub(super) fn record_sleep(&mut self, node: &NodeName, engine: &PairingEngineId, now: Tick) {
+        for accelerator in engine.accelerators.iter() {
+            self.last_sleep.insert((node.clone(), accelerator.clone()), now);
+        }
+    }
+
+    /// Nobody led until now.
+    pub(super) fn reset_for_leader(&mut self, now: Tick) {
+        self.leader_since = now;
+        self.over_budget_since.clear();
+    }
+}
+
+impl SimulatedCluster {
+    pub(super) fn all_accelerators(&self) -> Vec<(NodeName, AcceleratorId)> {
+        let all = self.nodes.iter().flat_map(|(node, machine)| {
+            machine.accelerators.keys().map(move |accelerator| (node.clone(), accelerator.clone()))
+        });
+        all.collect()
+    }
+
+    /// What is really in use on an accelerator.
+    pub(super) fn memory_in_use(&self, node: &NodeName, accelerator: &AcceleratorId) -> Bytes {
+        let on = self
+            .processes()
+            .filter(|(at, engine, _)| *at == node && engine.accelerators.contains(accelerator));
+        let left = self
+            .vanished_processes
+            .iter()
+            .filter(|g| g.node == *node && g.engine.accelerators.contains(accelerator));
+        on.map(|(.., process)| process.memory_held())
+            .chain(left.map(|ghost| ghost.process.memory_held()))
+            .sum()
+    }
+
+    pub(super) fn check_invariants(&mut self) {
+        let mut broken = self.check_memory();
+        if self.listed {
+            broken.extend(self.check_reservations());
+            broken.extend(self.check_hold_times());
+            broken.extend(self.check_open_gates());
+            self.check_budget(&mut broken);
+        }
+        self.violations.extend(broken);
+    }
+
+    pub(super) fn check_turn(&mut self, plan: &PairingPlan) {
+        let again = self.pairing.plan_everywhere(self.now);
+        if let Some(command) = again.commands.first() {
+            let was = plan.commands.iter().map(|c| c.action.to_string()).collect::<Vec<_>>();
+            self.record_violation(format!(
+                "planning again at the same moment gives {} after {was:?}",
+                command.action
+            ));
+        }
+        self.check_evictions(plan);
+        for broken in self.pairing.check() {
+            self.record_violation(broken);
+        }
+        if let Some(at) = self.pairing.next_deadline().filter(|at| *at <= self.now) {
+            self.record_violation(format!("the next deadline is {at}, which is not after {}", self.now));
+        }
+    }
+
+    fn check_memory(&self) -> Vec<String> {
+        let mut broken = Vec::new();
+        let mut used: BTreeMap<(&NodeName, &AcceleratorId), Bytes> = BTreeMap::new();
+        let mut host: BTreeMap<&NodeName, Bytes> = BTreeMap::new();
+        let left = self.known_vanished_processes().map(|ghost| (&ghost.node, &ghost.engine, &ghost.process));
+        for (node, engine, process) in self.processes().chain(left) {
+            for accelerator in engine.accelerators.iter() {
+                *used.entry((node, accelerator)).or_default() += process.memory_held();
+            }
+            *host.entry(node).or_default() += process.host_memory_held();
+        }
+        for ((node, accelerator), used) in used {
+            let facts = self.nodes.get(node).and_then(|machine| machine.accelerators.get(accelerator));
+            if facts.is_some_and(|facts| used > facts.capacity) {
+                broken.push(format!("{used} are in use on {accelerator} of {node}"));
+            }
+        }
+        for (node, used) in host {
+            if self.nodes.get(node).is_some_and(|machine| used > machine.facts.host_sleep_memory) {
+                broken.push(format!("sleepers hold {used} of the host RAM of {node}"));
+            }
+        }
+        for ((node, id), provider) in &self.providers {
+            let used = provider.processes.values().map(PodProcess::host_memory_held).sum::<Bytes>();
+            if let Some(limit) = provider.memory_limit.filter(|limit| used > *limit) {
+                broken.push(format!(
+                    "sleepers hold {used} of host RAM in {id} of {node}, whose limit is {limit}"
+                ));
+            }
+        }
+        broken
+    }
+
+    /// What a process holds is reserved for it.
+    fn check_reservations(&self) -> Vec<String> {
+        let short = self.processes().filter_map(|(node, engine, process)| {
+            let known = self.pairing.node(node).and_then(|known| known.engines.get(engine));
+            let reserved = known.map_or(Bytes::ZERO, |known| known.reserved);
+            let state = known.map_or_else(|| "not known".to_owned(), |known| known.state.to_string());
+            (process.memory_held() > reserved).then(|| {
+                let (phase, holds) = (process.phase, process.memory_held());
+                format!(
+                    "{engine} on {node} is {phase:?} with {holds}, {reserved} are reserved, and it is {state}"
+                )
+            })
+        });
+        short.chain(self.check_vanished_processes()).collect()
+    }
+
+    /// What is left of a Pod that vanished is reserved, too.
+    fn check_vanished_processes(&self) -> impl Iterator<Item = String> {
+        self.known_vanished_processes().filter_map(
+            |VanishedProcess { node, engine, pod, process, .. }| {
+                let known = self.pairing.node(node)?;
+                let unseen = known.engines.get(engine).filter(|e| {
+                    known
+                        .providers
+                        .get(&e.provider)
+                        .is_some_and(|p| p.uid.as_ref().is_none_or(|uid| uid == pod))
+                });
+                let remains = || {
+                    known
+                        .vanished
+                        .iter()
+                        .find(|r| r.engine == *engine && (r.pod == *pod || r.pod.as_str().is_empty()))
+                };
+                let least = |r: &VanishedEngine| r.reserved.values().copied().min().unwrap_or_default();
+                let reserved =
+                    unseen.map(|e| e.reserved).or_else(|| remains().map(least)).unwrap_or_default();
+                (process.memory_held() > reserved).then(|| {
+                    format!(
+                        "{engine} vanished on {node} with {}, {reserved} are reserved",
+                        process.memory_held()
+                    )
+                })
+            },
+        )
+    }
+
+    /// No requester is kept from going for longer than it may be.
+    fn check_hold_times(&self) -> Vec<String> {
+        // Calls that fail are tried again, the watch may be broken for a while.
+        let held = self.requesters.iter().filter(|(_, requester)| {
+            let most = self.scenario.settings.max_hold(&requester.requested.sizes) + Millis::secs(70);
+            let since = requester.deleting_since.map(|since| since.max(self.audit.leader_since));
+            requester.finalizer && since.is_some_and(|since| since + most < self.now)
+        });
+        held.map(|(id, _)| format!("{id} is held for too long")).collect()
+    }
+
+    fn check_budget(&mut self, broken: &mut Vec<String>) {
+        let settle = self.scenario.settings.meter_lag;
+        for (node, accelerator) in self.all_accelerators() {
+            let at = (node.clone(), accelerator.clone());
+            let slept = self.audit.last_sleep.get(&at).is_some_and(|slept| *slept + settle > self.now);
+            if slept || !self.is_over_budget(&node, &accelerator) {
+                self.audit.over_budget_since.remove(&at);
+                continue;
+            }
+            let since = *self.audit.over_budget_since.entry(at).or_insert(self.now);
+            // A leader that has just come counts its sleeps from then; a watch may be broken.
+            if since + settle + Millis::secs(30) < self.now {
+                broken.push(format!(
+                    "the sleepers of {accelerator} of {node} are over their budget since {since}"
+                ));
+            }
+        }
+    }
+
+    /// Something is awake there, and sleepers that nobody has ended yet hold more than they may.
+    fn is_over_budget(&self, node: &NodeName, accelerator: &AcceleratorId) -> bool {
+        let facts = self.nodes.get(node).and_then(|machine| machine.accelerators.get(accelerator));
+        let Some(budget) = facts.and_then(|facts| facts.sleeping_memory) else { return false };
+        let on = || {
+            self.processes()
+                .filter(|(at, engine, _)| *at == node && engine.accelerators.contains(accelerator))
+        };
+        let stays = |engine: &PairingEngineId| {
+            let known = self.pairing.node(node).and_then(|known| known.engines.get(engine));
+            known.is_some_and(|known| {
+                matches!(known.state, PairingEngineState::Asleep { .. }) && known.binding.is_none()
+            })
+        };
+        let sleepers: Bytes =
+            on().filter(|(_, e, p)| !p.has_full_memory() && stays(e)).map(|(.., p)| p.memory_held()).sum();
+        on().any(|(.., process)| process.has_full_memory()) && sleepers > budget
+    }
+
+    /// An open gate points to an engine that is awake, or that was when it died.
+    fn check_open_gates(&self) -> Vec<String> {
+        let open = self.requesters.iter().filter_map(|(id, requester)| {
+            let (engine, pod) = requester.stub.as_ref()?.open_to.as_ref()?;
+            let phase = self.providers.values().find(|own| own.uid == *pod)?.processes.get(engine)?.phase;
+            (phase != PodProcessPhase::Awake)
+                .then(|| format!("the gate of {id} is open to {engine}, which is {phase:?}"))
+        });
+        open.collect()
+    }
+
+    /// No engine is put to sleep behind an open gate.
+    pub(super) fn check_gate_before_sleep(&mut self, command: &PairingCommand, engine: &PairingEngineId) {
+        let open = self.requesters.iter().find(|(_, requester)| {
+            let stub = requester.stub.as_ref().filter(|_| requester.node == command.node);
+            stub.and_then(|stub| stub.open_to.as_ref()).is_some_and(|(open, _)| open == engine)
+        });
+        if let Some((id, _)) = open {
+            let message = format!("{engine} is put to sleep behind the open gate of {id}");
+            self.record_violation(message);
+        }
+    }
+
+    /// Everything has come to rest: who wants a requester has one, and it is served or cannot be.
+    pub(super) fn check_quiescent(&mut self) {
+        let mut broken = Vec::new();
+        for (id, requester) in &self.requesters {
+            if requester.deleting_since.is_some() || requester.terminated {
+                broken.push(format!("{id} is still there"));
+                continue;
+            }
+            let node = self.pairing.node(&requester.node);
+            let engine = node.and_then(|node| node.engine_of(id));
+            let container = requester.stub.as_ref().map(|stub| &stub.container);
+            let serves = engine
+                .is_some_and(|e| e.state == PairingEngineState::Awake && e.opened_stub.as_ref() == container);
+            if !serves && !self.is_too_large(requester) {
+                let why = self.reason(&requester.node, id).unwrap_or("nothing is said").to_owned();
+                broken.push(format!("{id} is not served: {why}"));
+            }
+        }
+        for ((node, provider), pod) in &self.providers {
+            if pod.deleting {
+                broken.push(format!("{provider} of {node} is still there"));
+            }
+            if provider.is_launcher() && !self.is_launcher_needed(node, provider) {
+                broken.push(format!("nobody needs {provider} of {node}"));
+            }
+        }
+        broken.extend(self.check_builds());
+        self.violations.extend(broken);
+    }
+
+    /// By policy, by an engine that is in it, or by somebody who waits for one.
+    fn is_launcher_needed(&self, node: &NodeName, launcher: &ProviderId) -> bool {
+        let Some(known) = self.pairing.node(node) else { return false };
+        let mut waiting = known
+            .requesters
+            .values()
+            .filter(|r| r.stays() && r.observed.requested.mode == ProviderMode::Launcher);
+        let mut own = launcher.accelerators.iter().filter_map(|a| known.accelerators.get(a));
+        own.any(|own| own.facts.wants_launcher)
+            || known.engines_in(launcher).next().is_some()
+            || waiting.any(|r| known.provider_for(&known.requested_engine_id(r)) == *launcher)
+    }
+
+    fn is_too_large(&self, requester: &super::SimulatedRequester) -> bool {
+        let known = |a: &AcceleratorId| self.nodes.get(&requester.node)?.accelerators.get(a);
+        let small =
+            |a: &AcceleratorId| known(a).is_none_or(|facts| facts.capacity < requester.requested.sizes.awake);
+        requester.accelerators.iter().any(small)
+    }
+
+    /// Why this requester is not served, as the last plan said.
+    #[must_use]
+    pub fn reason(&self, node: &NodeName, requester: &RequesterId) -> Option<&str> {
+        self.reasons.get(&(node.clone(), requester.clone())).map(String::as_str)
+    }
+}

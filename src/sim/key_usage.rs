@@ -1,0 +1,54 @@
+//! What the simulated clients' keys were served, and how long they waited.
+
+use std::collections::BTreeMap;
+
+use super::world::SimulatedWorld;
+use crate::{fleet::event::Event, model::ModelName, units::Millis};
+
+/// An account of every key, kept beside what the fleet believes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct KeyUsage {
+    /// Served and not told yet.
+    unreported: BTreeMap<(ModelName, String), u64>,
+    tokens: BTreeMap<String, u64>,
+    waits: BTreeMap<String, Vec<Millis>>,
+}
+
+impl SimulatedWorld {
+    /// Weighted tokens that each key was served so far.
+    #[must_use]
+    pub const fn tokens(&self) -> &BTreeMap<String, u64> {
+        &self.key_usage.tokens
+    }
+
+    /// How long each request of this key waited that was granted a lease from the queue.
+    #[must_use]
+    pub fn waits(&self, key: &str) -> &[Millis] {
+        self.key_usage.waits.get(key).map_or(&[], Vec::as_slice)
+    }
+
+    pub(super) fn record_served(&mut self, model: &ModelName, key: &str, tokens: u64) {
+        *self.key_usage.unreported.entry((model.clone(), key.to_owned())).or_default() += tokens;
+        *self.key_usage.tokens.entry(key.to_owned()).or_default() += tokens;
+    }
+
+    pub(super) fn record_wait(&mut self, key: &str, wait: Millis) {
+        self.key_usage.waits.entry(key.to_owned()).or_default().push(wait);
+    }
+
+    /// As the driver does: whoever comes to wait brings nothing along, and of those who compete all is told.
+    pub(super) fn add_served_events(&mut self, events: &mut Vec<Event>) {
+        for event in &*events {
+            if let Event::Arrived { waiter } = event
+                && !self.fleet.tracks_key(&waiter.model, &waiter.key)
+            {
+                self.key_usage.unreported.remove(&(waiter.model.clone(), waiter.key.clone()));
+            }
+        }
+        for (model, key) in self.fleet.tracked_keys() {
+            if let Some(tokens) = self.key_usage.unreported.remove(&(model.clone(), key.to_owned())) {
+                events.push(Event::Served { model: model.clone(), key: key.to_owned(), tokens });
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! A journal as a story: what was told, what was ordered, and what the report said when that changed.
+//!
+//! Times count from the start, so that stories of two runs can be compared; this is what golden scenarios are.
+
+use super::journal::{self, JournalLine};
+use crate::{
+    fleet::{command::Command, event::Event, report::Report},
+    model::ModelName,
+    units::{Millis, Tick},
+};
+
+/// Replays the journal and tells it. Turns in which nothing was ordered and no reason changed are left out, and so are
+/// samples and health probes that only confirm.
+#[must_use]
+pub fn render_transcript(lines: &[JournalLine]) -> String {
+    let start = lines.first().map_or(Tick(0), JournalLine::at);
+    let mut story = String::new();
+    let mut last = Report::default();
+    // What the first header counts is missing in a file before this one.
+    let mut known = None;
+    for life in lines.chunk_by(|_, next| !matches!(next, JournalLine::Header { .. })) {
+        if let Some(JournalLine::Header { at, dropped, .. }) = life.first() {
+            let missing = dropped.saturating_sub(known.unwrap_or(*dropped));
+            if missing > 0 {
+                let at = format_offset(at.since(start));
+                story += &format!("{at}\n    {missing} turns are missing: they could not be written\n");
+            }
+            known = Some(*dropped);
+        }
+        render_gateway_run(life, start, &mut last, &mut story);
+    }
+    story
+}
+
+fn render_gateway_run(life: &[JournalLine], start: Tick, last: &mut Report, story: &mut String) {
+    journal::replay(life, |at, events, plan, fleet| {
+        let events: Vec<&Event> = events.iter().filter(|event| is_shown(event)).collect();
+        let report = fleet.report(plan);
+        let changes = report_changes(last, &report);
+        let readings = events.iter().all(|event| matches!(event, Event::MeterRead { .. }));
+        let looks = plan.commands.iter().all(|command| matches!(command, Command::ReadMeter { .. }));
+        if readings && looks && changes.is_empty() {
+            return;
+        }
+        *last = report;
+        *story += &(format_offset(at.since(start)) + "\n");
+        story.extend(events.iter().map(|event| format!("    {event}\n")));
+        story.extend(plan.commands.iter().map(|command| format!("  > {command}\n")));
+        story.extend(changes.iter().map(|change| format!("  = {}\n", relativize_times(change, start))));
+    });
+}
+
+/// `+0:12.345`
+fn format_offset(since: Millis) -> String {
+    format!("+{}:{:02}.{:03}", since.0 / 60_000, since.0 / 1000 % 60, since.0 % 1000)
+}
+
+const fn is_shown(event: &Event) -> bool {
+    !matches!(event, Event::GateSampled { .. } | Event::Served { .. } | Event::Health { ok: true, .. })
+}
+
+/// The lines of a report that are not as they were.
+fn report_changes(before: &Report, after: &Report) -> Vec<String> {
+    let line = |report: &Report, model: &ModelName| {
+        let line = report.models.get(model)?;
+        Some(format!("{model}: {}: {}", line.state.as_str(), line.reason))
+    };
+    let models = after.models.keys().filter(|model| line(before, model) != line(after, model));
+    let mut changes: Vec<String> = models.filter_map(|model| line(after, model)).collect();
+    for (id, why) in &after.accelerators {
+        if before.accelerators.get(id) != Some(why) {
+            changes.push(format!("{id}: {why}"));
+        }
+    }
+    changes
+}
+
+/// Times of day inside a reason become times since the start.
+fn relativize_times(text: &str, start: Tick) -> String {
+    let words = text.split(' ').map(|word| {
+        let bare = word.trim_end_matches([',', ';', ':']);
+        let tail = word.strip_prefix(bare).unwrap_or_default();
+        parse_time_of_day(bare).map_or_else(
+            || word.to_owned(),
+            |at| {
+                let day = 86_400_000;
+                let since = (at + day - start.0 % day) % day;
+                format!("{}{tail}", format_offset(Millis(since)))
+            },
+        )
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// Milliseconds since midnight, of `12:34:56.789`.
+fn parse_time_of_day(word: &str) -> Option<u64> {
+    let (clock, millis) = word.split_once('.')?;
+    let parts: Vec<&str> = clock.split(':').collect();
+    let [h, m, s] = parts.as_slice() else { return None };
+    let number = |text: &str| text.parse::<u64>().ok();
+    Some(((number(h)? * 60 + number(m)?) * 60 + number(s)?) * 1000 + number(millis)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_day_become_times_since_the_start() {
+        let start = Tick(1_000_000_000);
+        let text = format!("drains at most until {}, then sleeps", start + Millis(61_500));
+        assert_eq!(relativize_times(&text, start), "drains at most until +1:01.500, then sleeps");
+        assert_eq!(relativize_times("30.5Gi at 1.2", start), "30.5Gi at 1.2");
+    }
+}

@@ -1,0 +1,124 @@
+//! What is asked of the accelerators' driver, so that tests can have one that fails, or hangs.
+
+use std::fmt::Debug;
+
+use rouse::{model::AcceleratorId, units::Bytes};
+use rouse_net::nvml::{Error, Nvml};
+
+use crate::accelerators::AcceleratorEntry;
+
+/// Every call blocks, and for ever if the driver hangs: only threads call it that nobody waits for.
+pub(crate) trait AcceleratorDriver: Debug + Send + Sync + 'static {
+    /// Every accelerator, in the driver's order; the parts of one that is cut stand for it.
+    fn list(&self) -> Result<Vec<AcceleratorEntry>, Error>;
+
+    /// The one that `3`, or its part that `3:1`, means.
+    fn id_at_index(&self, index: u32, part: Option<u32>) -> Result<AcceleratorId, Error>;
+
+    /// How much of its memory is in use now.
+    fn used_memory(&self, id: &AcceleratorId) -> Result<Bytes, Error>;
+}
+
+impl AcceleratorDriver for Nvml {
+    fn list(&self) -> Result<Vec<AcceleratorEntry>, Error> {
+        let devices = self.devices()?.into_iter();
+        Ok(devices.map(|device| AcceleratorEntry { id: device.id, index: device.index }).collect())
+    }
+
+    fn id_at_index(&self, index: u32, part: Option<u32>) -> Result<AcceleratorId, Error> {
+        Self::id_at_index(self, index, part)
+    }
+
+    fn used_memory(&self, id: &AcceleratorId) -> Result<Bytes, Error> {
+        Ok(self.read(id)?.used)
+    }
+}
+
+/// A driver for tests, and the switch that lets it go on where it hangs.
+#[cfg(test)]
+pub(crate) mod fake {
+    use std::sync::{
+        Condvar, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    use super::*;
+
+    /// Knows these accelerators, with MiB in use; `None` fails as one does that fell off the bus.
+    #[derive(Debug, Default)]
+    pub(crate) struct FakeDriver {
+        pub(crate) devices: Mutex<Vec<(&'static str, Option<u64>)>>,
+        /// Calls about this one do not return while it is named here.
+        hanging_id: Mutex<Option<&'static str>>,
+        released: Condvar,
+        pub(crate) readings: AtomicUsize,
+        active_calls: AtomicUsize,
+        pub(crate) max_active_calls: AtomicUsize,
+    }
+
+    impl FakeDriver {
+        pub(crate) fn new(devices: &[(&'static str, Option<u64>)]) -> Self {
+            Self { devices: Mutex::new(devices.to_vec()), ..Self::default() }
+        }
+
+        pub(crate) fn set_hanging_id(&self, id: Option<&'static str>) {
+            *self.hanging_id.lock().unwrap_or_else(PoisonError::into_inner) = id;
+            self.released.notify_all();
+        }
+
+        fn enter_call(&self, id: &str) {
+            let inside = self.active_calls.fetch_add(1, Ordering::SeqCst) + 1;
+            self.max_active_calls.fetch_max(inside, Ordering::SeqCst);
+            let hangs = self.hanging_id.lock().unwrap();
+            drop(self.released.wait_while(hangs, |hangs| *hangs == Some(id)).unwrap());
+            self.active_calls.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    impl AcceleratorDriver for FakeDriver {
+        fn list(&self) -> Result<Vec<AcceleratorEntry>, Error> {
+            self.enter_call("all");
+            let devices = self.devices.lock().unwrap();
+            let listed = |(index, (id, _)): (u32, &(&'static str, _))| AcceleratorEntry {
+                id: (*id).into(),
+                index: Some(index),
+            };
+            Ok((0..).zip(devices.iter()).map(listed).collect())
+        }
+
+        fn id_at_index(&self, index: u32, part: Option<u32>) -> Result<AcceleratorId, Error> {
+            let devices = self.devices.lock().unwrap();
+            match (usize::try_from(index).ok().and_then(|index| devices.get(index)), part) {
+                (Some((id, _)), None) => Ok((*id).into()),
+                (Some((id, _)), Some(part)) => Ok(id.replace("GPU", &format!("MIG-{part}")).into()),
+                (None, _) => Err(Error::NoSuchIndex(index.to_string())),
+            }
+        }
+
+        fn used_memory(&self, id: &AcceleratorId) -> Result<Bytes, Error> {
+            self.enter_call(id.as_str());
+            self.readings.fetch_add(1, Ordering::SeqCst);
+            let devices = self.devices.lock().unwrap();
+            let (_, mib) = devices.iter().find(|(known, _)| *known == id.as_str()).unwrap();
+            mib.map(|mib| Bytes(Bytes::mib(mib).0 + 4096)).ok_or_else(|| Error::Lost(id.clone()))
+        }
+    }
+
+    /// No driver at all.
+    #[derive(Debug)]
+    pub(crate) struct MissingDriver;
+
+    impl AcceleratorDriver for MissingDriver {
+        fn list(&self) -> Result<Vec<AcceleratorEntry>, Error> {
+            Err(Error::NoDriver("libnvidia-ml.so.1 is not there".to_owned()))
+        }
+
+        fn id_at_index(&self, _: u32, _: Option<u32>) -> Result<AcceleratorId, Error> {
+            self.list().map(|_| unreachable!("it always fails"))
+        }
+
+        fn used_memory(&self, _: &AcceleratorId) -> Result<Bytes, Error> {
+            self.list().map(|_| unreachable!("it always fails"))
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Web pages, which may call nothing here.
+//!
+//! A browser that can reach a stub, by a tunnel or on its node, lends its way to any page that somebody looks at: most requests need
+//! no preflight, and what CORS forbids is only to read the answer. Two things are not for the page to choose. A browser says the
+//! page's `Origin` with all that changes something, and with a read of another origin. And a page whose name was rebound to this
+//! address is of the same origin, but then its name is the `Host`: one that somebody owns, which no name inside a cluster is.
+//! Controllers, kubelets and Prometheus call addresses, and send no `Origin`; no page can show a token, so whoever does may call by
+//! any name.
+
+use std::net::IpAddr;
+
+use http::{HeaderMap, header, uri::Authority};
+
+const ORIGIN_REFUSAL: &str =
+    "a web page sent this (it has an Origin): controllers are programs, and send none";
+const HOST_REFUSAL: &str =
+    "the Host is a name as a web page may have: call the address, or start with a token and show it";
+/// Ends of names that nobody can own.
+const INTERNAL_SUFFIXES: [&str; 3] = [".svc", ".svc.cluster.local", ".localhost"];
+
+/// Why this request is refused as a web page's. `token`: one is demanded here.
+pub(crate) fn refusal_reason(headers: &HeaderMap, token: bool) -> Option<&'static str> {
+    if headers.contains_key(header::ORIGIN) {
+        return Some(ORIGIN_REFUSAL);
+    }
+    let named = headers.get_all(header::HOST).iter().any(|host| is_public_name(host.as_bytes()));
+    (named && !token).then_some(HOST_REFUSAL)
+}
+
+/// Neither an address nor a name of this machine or cluster.
+fn is_public_name(host: &[u8]) -> bool {
+    let Ok(authority) = Authority::try_from(host) else { return true };
+    let host = authority.host().to_ascii_lowercase();
+    let plain = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&host);
+    let inside = !plain.contains('.') || INTERNAL_SUFFIXES.iter().any(|end| plain.ends_with(end));
+    !inside && plain.parse::<IpAddr>().is_err()
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderName, HeaderValue};
+
+    use super::*;
+
+    #[test]
+    fn a_page_is_known_by_its_origin_and_without_a_token_by_its_name() {
+        let of = |fields: &[(HeaderName, &'static str)], token| {
+            let fields = fields.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value)));
+            refusal_reason(&fields.collect(), token)
+        };
+        for host in [
+            "10.1.2.3:8001",
+            "10.1.2.3",
+            "[fd00::7]:8001",
+            "localhost:8081",
+            "LOCALHOST",
+            "launcher:8001",
+            "launcher.team.svc:8001",
+            "launcher.team.SVC.cluster.local",
+        ] {
+            assert_eq!(of(&[(header::HOST, host)], false), None, "{host}");
+            for origin in ["https://page.example", "null", "http://10.1.2.3:8001"] {
+                let page = [(header::HOST, host), (header::ORIGIN, origin)];
+                assert_eq!(of(&page, true), Some(ORIGIN_REFUSAL), "{host} {origin}");
+            }
+        }
+        assert_eq!(of(&[], false), None, "HTTP/1.0");
+        for host in [
+            "page.example:8001",
+            "page.example",
+            "localhost.page.example",
+            "10.1.2.3.page.example",
+            "launcher.team.svc.page.example",
+            "svc.example",
+            "a b",
+            "",
+        ] {
+            assert_eq!(of(&[(header::HOST, host)], false), Some(HOST_REFUSAL), "{host}");
+            assert_eq!(of(&[(header::HOST, host)], true), None, "{host}");
+        }
+        assert_eq!(
+            of(&[(header::HOST, "10.1.2.3"), (header::HOST, "page.example")], false),
+            Some(HOST_REFUSAL)
+        );
+    }
+}

@@ -1,0 +1,162 @@
+//! Stays with one engine from its start until nothing of it is left.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use nix::{
+    sys::{
+        signal::Signal,
+        wait::{Id, WaitPidFlag, WaitStatus, waitid},
+    },
+    unistd::Pid,
+};
+use rouse_net::process::ProcessGroup;
+use tokio::{
+    sync::{Notify, watch},
+    task,
+    time::{self, MissedTickBehavior, timeout},
+};
+
+use super::{
+    children::ChildProcesses,
+    log::InstanceLog,
+    readiness::ReadinessProbe,
+    registry::{InstanceRegistry, StopHandle, StopResult},
+};
+
+/// How often a log's length is looked at. inotify could tell of each write instead, but its instances are few on a node
+/// and everybody's, while this is one question to the file system.
+const LOG_TRIM_INTERVAL: Duration = Duration::from_secs(1);
+/// A driver gives memory back before it lets a killed process go, which takes seconds; more than this is a fault.
+const KILL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// One engine's.
+pub(crate) struct EngineSupervisor {
+    pub(crate) id: String,
+    pub(crate) process: ProcessGroup,
+    pub(crate) probe: ReadinessProbe,
+    pub(crate) log: Arc<InstanceLog>,
+    pub(crate) log_cap: u64,
+    /// Between SIGTERM and SIGKILL.
+    pub(crate) grace: Duration,
+    pub(crate) registry: Arc<InstanceRegistry>,
+    pub(crate) children: Arc<ChildProcesses>,
+    pub(crate) stop_receiver: StopReceiver,
+}
+
+/// The keeper's end of its line to clients.
+#[derive(Debug)]
+pub(crate) struct StopReceiver {
+    stop: Arc<Notify>,
+    outcome: watch::Sender<Option<StopResult>>,
+}
+
+/// Both ends of such a line.
+pub(crate) fn stop_channel() -> (StopHandle, StopReceiver) {
+    let stop = Arc::new(Notify::new());
+    let (outcome, heard) = watch::channel(None);
+    (StopHandle { stop: Arc::clone(&stop), outcome: heard }, StopReceiver { stop, outcome })
+}
+
+impl StopHandle {
+    /// Orders the stop, and waits until it is done. It goes on when nobody waits any more.
+    pub(crate) async fn stop(mut self) -> StopResult {
+        self.stop.notify_one();
+        match self.outcome.wait_for(Option::is_some).await {
+            Ok(outcome) => outcome.clone().unwrap_or_else(|| Ok(String::new())),
+            Err(_) => Err("its keeper has failed".to_owned()),
+        }
+    }
+}
+
+impl EngineSupervisor {
+    /// To the engine's end, by itself or by order, and to the order to forget it.
+    pub(crate) async fn run(self) {
+        let by_itself = tokio::select! {
+            biased;
+            () = self.process.leader_exited() => true,
+            () = self.stop_receiver.stop.notified() => false,
+            never = self.watch_engine() => match never {},
+        };
+        let Self { id, process, log, grace, registry, children: family, stop_receiver: orders, .. } = self;
+        if by_itself {
+            let code = exit_code(process.pid());
+            tracing::warn!(instance = id, code, "the engine has ended by itself");
+            registry.mark_stopped(&id, code);
+        } else {
+            tracing::info!(instance = id, pid = process.pid(), "stopping");
+            registry.set_ready(&id, false);
+            process.signal(Signal::SIGTERM);
+            if timeout(grace, process.leader_exited()).await.is_err() {
+                tracing::warn!(instance = id, ?grace, "it did not end after SIGTERM: killing it");
+            }
+        }
+        // Kills what is left of the group, workers too.
+        let mut end = task::spawn(reap(process, family));
+        if by_itself {
+            orders.stop.notified().await;
+        }
+        if timeout(KILL_TIMEOUT, &mut end).await.is_err() {
+            let problem =
+                format!("instance {id} still has processes {KILL_TIMEOUT:?} after SIGKILL, and stays listed");
+            tracing::error!("{problem}");
+            orders.outcome.send_replace(Some(Err(problem)));
+            if let Err(error) = end.await {
+                tracing::error!(instance = id, %error, "its end is not known");
+            }
+        }
+        // Before the id is free: the next of this name has a log of this name.
+        log.remove();
+        let last = registry.remove(&id);
+        tracing::info!(instance = id, "gone");
+        orders.outcome.send_replace(Some(Ok(last)));
+    }
+
+    /// Asks whether it is ready, and keeps its log small.
+    async fn watch_engine(&self) -> Infallible {
+        let tell = |ready| {
+            tracing::info!(instance = self.id, ready, "readiness");
+            self.registry.set_ready(&self.id, ready);
+        };
+        tokio::select! {
+            never = self.probe.watch(tell) => never,
+            never = trim_log(Arc::clone(&self.log), self.log_cap) => never,
+        }
+    }
+}
+
+async fn trim_log(log: Arc<InstanceLog>, cap: u64) -> Infallible {
+    let mut look = time::interval(LOG_TRIM_INTERVAL);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut failing = false;
+    loop {
+        look.tick().await;
+        let log = Arc::clone(&log);
+        let result = task::spawn_blocking(move || log.trim(cap)).await.unwrap_or(Ok(()));
+        if let Err(error) = &result
+            && !failing
+        {
+            tracing::error!(%error, "a log cannot be kept within its cap");
+        }
+        failing = result.is_err();
+    }
+}
+
+async fn reap(process: ProcessGroup, family: Arc<ChildProcesses>) {
+    let pid = process.pid();
+    process.kill_and_reap().await;
+    family.forget(pid);
+}
+
+/// As Python would say it: what the process returned, or the signal that ended it, negative. The process stays for
+/// whoever reaps it.
+fn exit_code(pid: i32) -> Option<i32> {
+    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
+    match waitid(Id::Pid(Pid::from_raw(pid)), flags) {
+        Ok(WaitStatus::Exited(_, code)) => Some(code),
+        Ok(WaitStatus::Signaled(_, signal, _)) => Some(-(signal as i32)),
+        other => {
+            tracing::error!(pid, ?other, "how it ended is not known");
+            None
+        }
+    }
+}

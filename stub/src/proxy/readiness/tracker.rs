@@ -1,0 +1,161 @@
+//! When to ask a place whether it is ready, and what its answers mean. No clock, no I/O.
+//!
+//! **While unready.** A request may wait for the answer, so to be late is what costs; a question costs a refused
+//! connection, some 50 µs. A wake takes from a fraction of a second to some seconds, a cold start minutes. So the gap
+//! between two questions is a thousandth part of the time that has been waited, but 10 ms at least and 1 s at most: what
+//! takes less than 10 s is seen within 10 ms, and nothing is seen later than a thousandth part of what it took; an hour of
+//! refusals is some 8,000 questions.
+//!
+//! **While ready.** Each `period`, counted from question to question, so that an answer that takes its time moves
+//! nothing. `threshold` failures in a row make unready, and the count begins anew with each good answer. So whatever is so
+//! for longer than `threshold` periods is noticed, in both directions: that is why the gap while unready is never longer
+//! than a period.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::PollSpec;
+
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// The part of the wait by which readiness may be seen late.
+const POLL_INTERVAL_DIVISOR: u32 = 1000;
+
+#[derive(Debug)]
+pub(super) struct ReadinessTracker {
+    period: Duration,
+    threshold: u32,
+    ready: bool,
+    failures: u32,
+    /// Since when it is waited for.
+    unready_since: Instant,
+}
+
+/// What follows from an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PollOutcome {
+    pub(super) ready: bool,
+    pub(super) next_poll_at: Instant,
+}
+
+impl ReadinessTracker {
+    pub(super) const fn new(watched: &PollSpec, ready: bool, now: Instant) -> Self {
+        Self { period: watched.period, threshold: watched.threshold, ready, failures: 0, unready_since: now }
+    }
+
+    /// An answer that came `now`, to a question of the moment `asked`.
+    pub(super) fn record(&mut self, good: bool, asked: Instant, now: Instant) -> PollOutcome {
+        self.failures = if good { 0 } else { self.failures.saturating_add(1) };
+        if good {
+            self.ready = true;
+        } else if self.ready && self.failures >= self.threshold {
+            self.ready = false;
+            self.unready_since = now;
+        }
+        let gap = if self.ready { self.period } else { self.poll_interval(now) };
+        PollOutcome { ready: self.ready, next_poll_at: (asked + gap).max(now) }
+    }
+
+    fn poll_interval(&self, now: Instant) -> Duration {
+        let waited = now.duration_since(self.unready_since);
+        (waited / POLL_INTERVAL_DIVISOR).clamp(MIN_POLL_INTERVAL, MAX_POLL_INTERVAL).min(self.period)
+    }
+
+    pub(super) const fn period(&self) -> Duration {
+        self.period
+    }
+
+    pub(super) const fn threshold(&self) -> u32 {
+        self.threshold
+    }
+
+    pub(super) const fn failures(&self) -> u32 {
+        self.failures
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn tracker(period: Duration, threshold: u32, now: Instant) -> ReadinessTracker {
+        ReadinessTracker { period, threshold, ready: false, failures: 0, unready_since: now }
+    }
+
+    #[test]
+    fn what_comes_within_ten_seconds_is_seen_in_10_ms_and_later_within_a_thousandth() {
+        let start = Instant::now();
+        let mut judge = tracker(1000 * MS, 3, start);
+        let (mut now, mut asked) = (start, 0);
+        while now < start + Duration::from_secs(3600) {
+            let next = judge.record(false, now, now).next_poll_at;
+            let (gap, waited) = (next - now, now - start);
+            assert!(
+                gap <= (waited / POLL_INTERVAL_DIVISOR).max(MIN_POLL_INTERVAL),
+                "{gap:?} after {waited:?}"
+            );
+            assert!(gap >= MIN_POLL_INTERVAL && gap <= MAX_POLL_INTERVAL);
+            (now, asked) = (next, asked + 1);
+        }
+        assert!((7_500..9_500).contains(&asked), "{asked}");
+        assert_eq!(judge.record(false, now, now).next_poll_at - now, MAX_POLL_INTERVAL);
+    }
+
+    #[test]
+    fn unready_is_after_so_many_failures_in_a_row_and_then_it_is_asked_quickly_again() {
+        let start = Instant::now();
+        let mut judge = tracker(1000 * MS, 3, start);
+        let mut now = start;
+        let mut note = |good| {
+            now += 1000 * MS;
+            let verdict = judge.record(good, now, now);
+            (verdict.ready, verdict.next_poll_at - now)
+        };
+        for (good, ready, gap) in [
+            (false, false, 10 * MS),
+            (true, true, 1000 * MS),
+            (false, true, 1000 * MS),
+            (false, true, 1000 * MS),
+            (true, true, 1000 * MS),
+            (false, true, 1000 * MS),
+            (false, true, 1000 * MS),
+            (false, false, 10 * MS),
+            (true, true, 1000 * MS),
+        ] {
+            assert_eq!(note(good), (ready, gap));
+        }
+    }
+
+    #[test]
+    fn a_slow_answer_delays_no_question() {
+        let start = Instant::now();
+        let mut judge = tracker(1000 * MS, 3, start);
+        assert_eq!(judge.record(true, start, start + 300 * MS).next_poll_at, start + 1000 * MS);
+        assert_eq!(judge.record(true, start, start + 1400 * MS).next_poll_at, start + 1400 * MS);
+    }
+
+    /// Of a place that changes 1,000 times, each time for a bit more than the threshold, and that answers at once or late.
+    #[test]
+    fn a_thousand_flaps_lose_none() {
+        for (period, threshold) in [(1000 * MS, 3), (50 * MS, 1), (7 * MS, 5), (1 * MS, 1)] {
+            let start = Instant::now();
+            let mut judge = tracker(period, threshold, start);
+            // Answers come within a period: a later one moves the next question.
+            let delay = period / 2;
+            let span = period * threshold + delay + MS;
+            let (mut now, mut seen) = (start, vec![false]);
+            while now < start + span * 1000 {
+                let phase = (now - start).as_nanos() / span.as_nanos();
+                let verdict = judge.record(phase % 2 == 1, now, now + delay);
+                if seen.last() != Some(&verdict.ready) {
+                    seen.push(verdict.ready);
+                }
+                now = verdict.next_poll_at;
+            }
+            assert_eq!(seen.len(), 1000, "period {period:?}");
+        }
+    }
+}

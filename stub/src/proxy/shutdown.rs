@@ -1,0 +1,78 @@
+//! The end of the process.
+//!
+//! A requester Pod that is deleted still holds its accelerators, on which its engine is awake. So with `--epoch-gate`
+//! SIGTERM only closes the gate; the process stays until whoever leads has put the engine away and says so, or until it is
+//! held no longer. Without it nobody would ever say so, and SIGTERM is what it is for any server.
+
+use std::{io, sync::Arc};
+
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    time::{Duration, Instant, sleep_until, timeout},
+};
+
+use super::{args::ProxyArgs, relay, state::Proxy};
+
+/// For what was cut to be told so.
+const CUT_NOTICE_TIMEOUT: Duration = Duration::from_secs(1);
+
+pub(super) struct StubShutdownSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl StubShutdownSignals {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Returns when the process may end: some time after the first signal, or at the second.
+pub(super) async fn run_shutdown(
+    proxy: &Arc<Proxy>,
+    args: &ProxyArgs,
+    signals: &mut StubShutdownSignals,
+    relaying: relay::RunningRelays,
+) {
+    signals.next().await;
+    let over = async {
+        if args.epoch_gate {
+            hold_until_released(proxy, Instant::now() + args.hold).await;
+        }
+        proxy.relays.close();
+        let ended =
+            timeout(if args.epoch_gate { CUT_NOTICE_TIMEOUT } else { args.shutdown }, relaying.join()).await;
+        if ended.is_err() {
+            tracing::warn!("requests that still run are cut: their time is over");
+        }
+    };
+    tokio::select! {
+        () = over => {}
+        () = signals.next() => tracing::warn!("a second signal: ends at once"),
+    }
+}
+
+async fn hold_until_released(proxy: &Arc<Proxy>, until: Instant) {
+    proxy.gate.close_for_shutdown(until);
+    tracing::info!("the gate is closed; waits to be released");
+    let mut released = proxy.released.subscribe();
+    let unused_and_released = async {
+        // Its sender lives as long as the proxy.
+        drop(released.wait_for(|released| *released).await);
+        proxy.gate.wait_drained().await;
+    };
+    tokio::select! {
+        () = unused_and_released => tracing::info!("released"),
+        () = sleep_until(until) => {
+            tracing::warn!("not released in time");
+            drop(timeout(CUT_NOTICE_TIMEOUT, proxy.gate.wait_drained()).await);
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! A fleet whose commands are carried out at once, and all of them well.
+
+use std::collections::BTreeMap;
+
+use rouse::{
+    engine::turn_clients::TurnClients,
+    fault::Fault,
+    fleet::{
+        Fleet,
+        command::Command,
+        event::{CanaryVerdict, Event, Waiter, WaiterId},
+    },
+    model::{
+        Accelerator, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy,
+        ModelName, ModelSpec, QueueOverrides, SleepLevelPolicy,
+    },
+    units::{Bytes, Generation, Millis, Tick},
+};
+
+pub(crate) struct PoolHarness {
+    pub(crate) fleet: Fleet,
+    pub(crate) now: Tick,
+    pub(crate) configuration: FleetConfig,
+    /// Everything that was ordered so far.
+    pub(crate) ordered: Vec<Command>,
+    pub(crate) refused: BTreeMap<WaiterId, Fault>,
+    pub(crate) served: Vec<WaiterId>,
+    /// What is launched says nothing more.
+    pub(crate) stuck: bool,
+    waiters: u64,
+}
+
+pub(crate) fn engine(model: &str) -> EngineId {
+    EngineId::new(model.into(), 0)
+}
+
+pub(crate) fn model(name: &str, gib: u64) -> ModelSpec {
+    ModelSpec {
+        name: name.into(),
+        aliases: Vec::new(),
+        accelerators: AcceleratorRequirement::Count(1),
+        memory: EngineMemory { awake: Bytes::gib(gib), asleep: Bytes::gib(1), host: Bytes::gib(1) },
+        idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
+        replicas: 1,
+        pinned: false,
+        min_replicas: 0,
+        dependencies: Vec::new(),
+        priority: 0,
+        max_concurrency: None,
+        start_timeout: Millis::secs(60),
+        // Its engines have accelerators to themselves.
+        explicit_memory: true,
+        can_sleep: true,
+        fingerprint: 1,
+        eviction: None,
+        queue: QueueOverrides::default(),
+    }
+}
+
+pub(crate) fn gpu(gib: u64) -> Accelerator {
+    Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(gib), metered: false, units: None }
+}
+
+impl PoolHarness {
+    pub(crate) fn new(accelerators: Vec<Accelerator>, models: Vec<ModelSpec>) -> Self {
+        let settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
+        let configuration = FleetConfig { settings, accelerators, models };
+        let mut world = Self {
+            fleet: Fleet::new(),
+            now: Tick(1_000_000),
+            configuration,
+            ordered: Vec::new(),
+            refused: BTreeMap::new(),
+            served: Vec::new(),
+            stuck: false,
+            waiters: 0,
+        };
+        world.configure(|_| {});
+        world.send(Event::AdoptionDone);
+        world
+    }
+
+    /// With this changed, from now on.
+    pub(crate) fn configure(&mut self, change: impl FnOnce(&mut FleetConfig)) {
+        change(&mut self.configuration);
+        self.send(Event::Configured { configuration: Box::new(self.configuration.clone()) });
+    }
+
+    pub(crate) fn send(&mut self, event: Event) {
+        self.fleet.on(&event, self.now);
+        self.run_until_idle();
+    }
+
+    /// A request waits for it.
+    pub(crate) fn ask(&mut self, model: &str) -> WaiterId {
+        self.waiters += 1;
+        let id = WaiterId(self.waiters);
+        let waiter = Waiter {
+            id,
+            model: model.into(),
+            band: 0,
+            key: String::new(),
+            arrived: self.now,
+            deadline: self.now + Millis::secs(3600),
+            stream: true,
+            client: 0,
+            required_engine: None,
+        };
+        self.send(Event::Arrived { waiter });
+        id
+    }
+
+    /// Everybody who uses it is answered.
+    pub(crate) fn finish_requests(&mut self, engine: EngineId) {
+        let generation = self.fleet.engine(&engine).unwrap().generation;
+        let (last_end, last_byte) = (self.now, self.now);
+        self.send(Event::GateSampled {
+            engine,
+            generation,
+            leases: 0,
+            last_lease_end: last_end,
+            last_byte,
+            clients: TurnClients::default(),
+            idle_gap: None,
+        });
+    }
+
+    /// Time passes, with everything that falls due in it.
+    pub(crate) fn advance(&mut self, span: Millis) {
+        let end = self.now + span;
+        while let Some(at) = self.fleet.next_deadline().filter(|at| *at <= end) {
+            self.now = self.now.max(at);
+            self.run_until_idle();
+        }
+        self.now = end;
+        self.run_until_idle();
+    }
+
+    pub(crate) fn state(&self, engine: &EngineId) -> String {
+        self.fleet.engine(engine).map_or_else(|| "unknown".to_owned(), |e| e.state.to_string())
+    }
+
+    /// Why a model is as it is.
+    pub(crate) fn reason(&self, model: &str) -> String {
+        let plan = self.fleet.plan(self.now);
+        assert!(plan.commands.is_empty(), "{:?}", plan.commands);
+        self.fleet.report(&plan).models[&ModelName::from(model)].reason.clone()
+    }
+
+    /// Decides and carries out until nothing is left to do.
+    fn run_until_idle(&mut self) {
+        loop {
+            let plan = self.fleet.plan(self.now);
+            self.fleet.issued(&plan.commands, self.now);
+            assert!(self.fleet.plan(self.now).commands.is_empty(), "once more at the same moment");
+            assert_eq!(self.fleet.broken_invariants(), [""; 0]);
+            if plan.commands.is_empty() {
+                return;
+            }
+            for command in &plan.commands {
+                for outcome in self.outcomes(command) {
+                    self.fleet.on(&outcome, self.now);
+                }
+            }
+            self.ordered.extend(plan.commands);
+        }
+    }
+
+    fn outcomes(&mut self, command: &Command) -> Vec<Event> {
+        let ready = |engine: &EngineId, generation: Generation| {
+            let engine = engine.clone();
+            Event::Ready { engine, generation }
+        };
+        match command.clone() {
+            Command::Reserve { engine, generation, accelerators, .. } => {
+                vec![Event::Placed { engine, generation, accelerators }]
+            }
+            Command::Launch { .. } if self.stuck => Vec::new(),
+            Command::Launch { engine, generation, .. } => {
+                let address = ([127, 0, 0, 1], 1).into();
+                let ready = ready(&engine, generation);
+                let profiled = Event::Profiled { engine: engine.clone(), generation };
+                vec![Event::Started { engine, generation, address }, profiled, ready]
+            }
+            Command::Wake { engine, generation, .. } => vec![ready(&engine, generation)],
+            Command::Sleep { engine, generation, level } => vec![Event::Slept { engine, generation, level }],
+            Command::Stop { engine, generation, .. } => {
+                vec![Event::Gone { engine, generation, cause: rouse::fault::FailureCause::Stopped }]
+            }
+            Command::CloseGate { engine, generation, .. } => {
+                let busy = self.fleet.engine(&engine).is_some_and(|e| e.leases > 0);
+                if busy { Vec::new() } else { vec![Event::Drained { engine, generation }] }
+            }
+            Command::Grant { waiter, engine, generation, canary } => {
+                self.served.push(waiter);
+                let verdict = CanaryVerdict::Passed;
+                if canary { vec![Event::Canary { engine, generation, verdict }] } else { Vec::new() }
+            }
+            Command::Probe { engine, generation } => {
+                vec![Event::Canary { engine, generation, verdict: CanaryVerdict::Passed }]
+            }
+            Command::Refuse { waiter, fault } => {
+                self.refused.insert(waiter, fault);
+                Vec::new()
+            }
+            _ => Vec::new(),
+        }
+    }
+}
