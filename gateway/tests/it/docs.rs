@@ -292,6 +292,24 @@ fn links_lead_somewhere_and_files_and_tests_that_are_named_exist() {
 }
 
 #[test]
+fn each_walk_names_as_many_files_as_it_says() {
+    let page = read(&root().join("docs/architecture.md"));
+    let walks = page.split_once("## Four walks through the code").unwrap().1.split("\n## ").next().unwrap();
+    let mut named = BTreeSet::new();
+    for walk in walks.split("\n### ").skip(1) {
+        let (title, text) = walk.split_once('\n').unwrap();
+        let said: usize = text.split_whitespace().next().unwrap().parse().unwrap();
+        let before = named.len();
+        let files =
+            text.split('`').skip(1).step_by(2).filter(|name| name.ends_with(".rs") && name.contains('/'));
+        named.extend(files.map(str::to_owned));
+        println!("{title}: {} files", named.len() - before);
+        assert_eq!(said, named.len() - before, "{title}");
+    }
+    assert!(named.len() > 50, "{named:?}");
+}
+
+#[test]
 fn every_page_is_in_the_list_of_pages_and_none_promises_what_is_not_there() {
     let list = read(&root().join("docs/README.md"));
     for (page, text) in pages() {
