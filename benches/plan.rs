@@ -1,4 +1,4 @@
-//! What a turn of the driver costs the decisions, at 10 to 10,000 engines: `cargo bench --bench plan`.
+//! Measures what a turn of the driver costs the decisions, at 10 to 10,000 engines: `cargo bench --bench plan`.
 //!
 //! The targets are 50 µs for a plan at 100 engines, and growth no worse than linear.
 

@@ -1,6 +1,6 @@
-//! A fixed number of turns and nothing else, for counting instructions: `turn_cost ENGINES_FILE WHAT TIMES`, where WHAT is
-//! the number of a state in `benches/plan/worlds.rs`, or `on`, `deadline` or `turn`. Two runs that differ in TIMES tell
-//! what one costs.
+//! Runs a fixed number of turns for counting instructions: `turn_cost ENGINES WHAT TIMES`. WHAT is the index of a state
+//! in `benches/plan/worlds.rs`, or `on`, `deadline` or `turn`. Two runs that differ only in TIMES give the cost of one
+//! turn.
 
 use std::hint::black_box;
 

@@ -1,5 +1,5 @@
-//! What must hold of any bytes whatever, as plain functions: cargo-fuzz's targets and the ordinary tests call the same.
-//! Each panics when it does not hold.
+//! Properties that hold for arbitrary bytes, as plain functions. cargo-fuzz's targets and the ordinary tests call the
+//! same functions, which panic on a violation.
 #![allow(dead_code, reason = "a fuzz target uses one of them")]
 
 use bytes::Bytes;
@@ -13,7 +13,7 @@ use serde_json::Value;
 #[path = "bodies/readers.rs"]
 mod readers;
 
-/// A JSON request: what is read of it is what a full parser reads, and a splice changes the model and nothing else.
+/// A JSON request: the peeked fields match a full parser's, and a splice changes only the model.
 pub(crate) fn head(data: &[u8]) {
     let full = serde_json::from_slice::<Value>(data.strip_prefix(b"\xef\xbb\xbf").unwrap_or(data)).ok();
     let head = match routing_fields::peek(data) {
@@ -46,7 +46,7 @@ pub(crate) fn head(data: &[u8]) {
     assert_eq!(routing_fields::peek(&back).map(|head| head.model.into_owned()), Ok(raw));
 }
 
-/// A stream: cuts change nothing, what was seen stays seen, and an error of ours can be written behind all of it.
+/// A stream: splitting it changes nothing, observed facts persist, and our error can be appended to it.
 pub(crate) fn sse(data: &[u8]) {
     let whole = scan(ResponseScanner::new(), [data]);
     assert_eq!(scan(ResponseScanner::new(), data.chunks(1)), whole);
@@ -90,8 +90,8 @@ pub(crate) fn sse(data: &[u8]) {
     }
 }
 
-/// An upload, behind its `Content-Type` on a line of its own: whatever other reader looks at what is accepted finds the
-/// same one model, before and after a splice.
+/// An upload, with its `Content-Type` on the first line: every other reader of an accepted upload finds the same single
+/// model, before and after a splice.
 pub(crate) fn multipart(data: &[u8]) {
     let end = data.iter().position(|byte| *byte == b'\n').unwrap_or(data.len());
     let (kind, body) = (&data[..end], data.get(end + 1..).unwrap_or_default());

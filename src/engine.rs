@@ -1,8 +1,8 @@
-//! One engine's life, as data: what it is doing, what it holds, who uses it, and when it must have moved on.
+//! One engine's state as data: lifecycle, memory, leases and deadlines.
 //!
 //! The engine does not act. [`crate::fleet`] reads it, decides, and records its decisions here; observations change it
-//! in [`crate::fleet`]'s `observe`. Timers are moments computed from `since`, never callbacks: a deadline that was
-//! overtaken by an event has simply ceased to exist.
+//! in [`crate::fleet`]'s `observe`. Timers are moments computed from `since`, never callbacks: a deadline that an event
+//! has overtaken no longer exists.
 
 use std::net::SocketAddr;
 
@@ -26,36 +26,36 @@ use last_outcome::{EngineDiagnostics, LastOutcome};
 use state::LifecycleState;
 use turn_clients::TurnClients;
 
-/// Who gets through an engine's gate.
+/// Which requests an engine's gate admits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Admission {
     Closed,
-    /// Nobody, for as long as the gate of the stub in front of it is closed; those who are in stay.
+    /// No request, while the gate of the engine's stub is closed; running requests continue.
     AwaitingStub,
     /// Granted waiters only: the engine has not proved itself yet.
     WaitersOnly,
     Public,
 }
 
-/// How far an engine has come in proving that it serves, after a start or a wake.
+/// Progress of an engine's first request or probe after a start or a wake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProbeState {
-    /// Health has not answered yet.
+    /// The health check has not answered yet.
     NotReady,
-    /// Health answers; nobody was sent yet.
+    /// The health check answers; no request was sent yet.
     Due,
-    /// The canary or the probe is out, since then.
+    /// The canary or the probe is in flight since this moment.
     InFlight(Tick),
 }
 
-/// A reservation asked for, before the launch or wake that it permits.
+/// A reservation that was requested, before the launch or wake that it permits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PendingReservation {
     pub accelerators: Vec<AcceleratorId>,
     pub bytes: Bytes,
-    /// The answer was `Placed`.
+    /// The `Placed` event has arrived.
     pub confirmed: bool,
-    /// Its model needs others, or others need it: it may be long until it can start, and then it looks who is beside it.
+    /// The model has dependencies or dependents. The start may wait long, and then first checks its neighbours.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_dependency_group: bool,
 }
@@ -65,7 +65,7 @@ pub struct Engine {
     pub id: EngineId,
     pub generation: Generation,
     pub state: LifecycleState,
-    /// When the state was entered.
+    /// When the engine entered the state.
     pub since: Tick,
     pub fingerprint: u64,
     pub accelerators: Vec<AcceleratorId>,
@@ -73,83 +73,92 @@ pub struct Engine {
     pub pending_reservation: Option<PendingReservation>,
     pub admission: Admission,
     pub probe_state: ProbeState,
-    /// It has taken its memory; others may start beside it.
+    /// The engine has allocated its memory; others may start beside it.
     pub profiled: bool,
     pub leases: u32,
-    /// When the last lease ended, and when anything last moved.
+    /// When the last lease ended; `last_progress`: when the engine last made progress.
     pub last_lease_end: Tick,
     pub last_progress: Tick,
-    /// When its turn began: when it last became awake.
+    /// When the engine's turn began: when it last became awake.
     pub turn_start: Tick,
     /// The clients that have used the engine in this turn.
     #[serde(default, skip_serializing_if = "TurnClients::is_empty")]
     pub clients: TurnClients,
-    /// When another gateway last used the engine. Gateways do not tell each other for which client.
+    /// When another gateway last used the engine. Gateways do not report for which client.
     #[serde(default, skip_serializing_if = "is_unset")]
     pub last_remote_use: Tick,
-    /// How long after a use of the engine the next one begins.
+    /// Pauses between one use of the engine and the next.
     #[serde(default, skip_serializing_if = "IdleGaps::is_empty")]
     pub idle_gaps: IdleGaps,
-    /// When the engine was last used, or asked for, after a pause.
+    /// When the engine was last used or requested after a pause.
     #[serde(default, skip_serializing_if = "is_unset")]
     pub last_requested: Tick,
-    /// When its gate was last closed for another model, and for whom until that one has had its turn.
+    /// When the gate last closed for another engine, and that engine until it has had its turn.
     pub yielded_at: Tick,
     pub yielded_to: Option<EngineId>,
     pub failing_since: Option<Tick>,
-    /// Those who send requests to it say that they fail: it gets none before this moment, and then one.
+    /// Requests to this engine fail at the data path: it gets none before this moment, and then one.
     pub ejected_until: Option<Tick>,
-    /// The stub in front of it lets nobody in, as it was last heard.
+    /// The stub's gate was closed in its last report.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stub_gate_closed: bool,
-    /// The platform watches for its stub's opening.
+    /// The platform watches for the stub's gate to open.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stub_gate_watched: bool,
-    /// Failures in a row: how long it is left alone.
+    /// Failures in a row, which set the length of the back-off.
     pub failures: u32,
-    /// Those of them since it last proved that it serves: whether anything will come of waiting for it.
+    /// Failures in a row since the engine last proved that it serves.
+    ///
+    /// They decide whether waiters are refused.
     pub failures_since_serving: u32,
-    /// Bookings in a row that were not granted, by what the decisions do not know.
+    /// Reservations refused in a row, for reasons that the decisions do not know.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub conflicts: u32,
-    /// Confirmed asleep at this moment, and the memory it gave back is not seen free yet.
+    /// When sleep was confirmed, while the meter does not show the released memory as free yet.
     pub releasing_since: Option<Tick>,
-    /// A stop was given up to this moment; after it the order is repeated, without grace.
+    /// Deadline of a stop; after it the stop is repeated without grace.
     pub stop_retry_at: Tick,
-    /// Left `Cold` or `Asleep` at this moment, for `wake` in server timing and for learning.
+    /// When the start began: at the reservation, or in a dependency group at the launch or wake.
+    ///
+    /// Basis of the start deadline, of `wake` in server timing and of the learned times.
     pub startup_began: Tick,
-    /// Started from nothing, rather than woken.
+    /// The engine was started from nothing, not woken.
     pub cold_start: bool,
-    /// Memory in use on each accelerator when the engine was launched, if the meter names no processes and the engine was alone there.
-    /// The growth until it serves is its peak.
+    /// Memory in use on each accelerator when the engine was launched.
+    ///
+    /// Only if the meter names no processes and the engine was alone there. The growth until the engine serves is its
+    /// peak.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory_baseline: Vec<(AcceleratorId, Bytes)>,
-    /// A process of this generation is gone while its gate was open: the gate is still to be shut.
+    /// The process of this generation ended while its gate was open: the gate must still be closed.
     pub unclosed_gate: Option<(Generation, FailureCause)>,
-    /// Taken over asleep while somebody here still held a lease: those are told, and count no more.
+    /// The engine was adopted asleep while requests of this gateway still held leases. Their exchanges end, and their
+    /// leases no longer count.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_stranded_leases: bool,
-    /// What befell it last, until it serves.
+    /// The last outcome, until the engine serves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_outcome: Option<LastOutcome>,
-    /// What it shows of why it does not serve, in this life.
+    /// Diagnostics of this generation while the engine does not serve.
     #[serde(default, skip_serializing_if = "EngineDiagnostics::is_empty")]
     pub diagnostics: EngineDiagnostics,
 }
 
-/// An engine that took the order to sleep and says for so long that it is awake does not fall asleep. vLLM answers the order once
-/// it sleeps, and says so from then on; what answers before gets this much.
+/// How long an engine may report that it is awake after it accepted the sleep order.
+///
+/// Then it counts as not falling asleep. vLLM answers the order once it sleeps, and reports so from then on. An engine
+/// that answers earlier gets this much time.
 pub const SLEEP_DENIAL_TIMEOUT: Millis = Millis::secs(2);
-/// Awake for so long without a failure, and former failures are forgotten.
+/// An engine that stays awake for this long has its failures reset.
 const FAILURE_RESET_AFTER: Millis = Millis::secs(60);
-/// A canary or probe without any byte has failed so long after its exchange should have timed out by itself.
+/// A canary or probe without any byte fails this long after its exchange should have timed out.
 const PROBE_SLACK: Millis = Millis::secs(10);
-/// An engine that was left out is tried by one request: nobody else is sent before its outcome is told.
+/// An ejected engine is tried with one request; it gets no other before that request's outcome.
 pub const TRIAL_IN_FLIGHT: Tick = Tick(u64::MAX);
-/// Starts in a row of which nothing came, after which an engine that nobody waits for is tried only so often.
+/// After this many failed starts in a row, a spare engine starts only every [`SPARE_RETRY_INTERVAL`].
 const MAX_FREQUENT_SPARE_STARTS: u32 = 5;
 const SPARE_RETRY_INTERVAL: Millis = Millis::secs(600);
-/// A stop that nothing came of is repeated after so long beyond its grace.
+/// A stop without effect is repeated this long after its grace.
 pub const STOP_RETRY_AFTER: Millis = Millis::secs(20);
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's form")]
@@ -206,7 +215,7 @@ impl Engine {
         }
     }
 
-    /// Enters a state. A forbidden edge is a defect of the decisions.
+    /// Enters a state. A forbidden transition is a bug in the decisions.
     pub fn transition_to(&mut self, next: LifecycleState, now: Tick) {
         debug_assert!(
             self.state.can_transition_to(&next),
@@ -220,18 +229,20 @@ impl Engine {
         }
         self.state = next;
         self.since = now;
-        // What a stub said says nothing of what comes after a sleep: whoever is sent to it then finds out.
+        // A report of the stub does not outlast a sleep; the next request finds out anew.
         self.stub_gate_closed &= self.state == LifecycleState::Awake;
     }
 
-    /// Since when nobody has used it: never before it woke.
+    /// When the engine became idle: at its last lease end, or at its wake if that is later.
     #[must_use]
     pub fn idle_since(&self) -> Tick {
         self.last_lease_end.max(self.turn_start)
     }
 
-    /// A request uses the engine, or asks for it. If the engine rested, that was a pause.
-    /// `pause`: the latest pause, where the gate measured it. Several uses may lie between two samples of a gate.
+    /// Records a use of the engine, or a request for it.
+    ///
+    /// If the engine was idle, the time before was a pause. `pause`: the latest pause if the gate measured it, because
+    /// several uses may lie between two samples of a gate.
     pub fn record_request(&mut self, now: Tick, pause: Option<Millis>) {
         if self.is_idle() {
             let seen = pause.unwrap_or_else(|| now.since(self.last_lease_end));
@@ -240,31 +251,31 @@ impl Engine {
         }
     }
 
-    /// The engine was used once, and no request has used it or asked for it since.
+    /// Whether the engine was used before, and no request has used it or asked for it since.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.leases == 0 && self.last_lease_end > Tick(0) && self.last_requested <= self.last_lease_end
     }
 
-    /// It can be given to waiters: proven, with an open gate.
+    /// Whether waiters can get the engine: it is proven and its gate is open.
     #[must_use]
     pub fn serves(&self) -> bool {
         self.state == LifecycleState::Awake && self.admission == Admission::Public
     }
 
-    /// Awake, and proven, and its stub lets nobody in.
+    /// Whether the engine is awake and proven, and its stub's gate is closed.
     #[must_use]
     pub fn is_blocked_by_stub(&self) -> bool {
         self.state == LifecycleState::Awake && self.stub_gate_closed
     }
 
-    /// Its stub lets nobody in, and neither the driver nor the platform were told so.
+    /// Whether the stub's gate is closed, and driver and platform do not both know yet.
     #[must_use]
     pub fn must_await_stub(&self) -> bool {
         self.stub_gate_closed && !(self.admission == Admission::AwaitingStub && self.stub_gate_watched)
     }
 
-    /// It is about to prove itself, and nobody was sent to it yet.
+    /// Whether the engine is ready for its first request and has none yet.
     #[must_use]
     pub fn needs_probe(&self) -> bool {
         let ready = matches!(self.state, LifecycleState::Loading | LifecycleState::Waking { .. })
@@ -272,15 +283,17 @@ impl Engine {
         ready && !self.stub_gate_closed
     }
 
-    /// A request goes to it. When it was left out, that is the one that tries.
+    /// Records a request to the engine. On an ejected engine whose pause is over, that request is the trial.
     pub fn record_grant(&mut self, now: Tick) {
         self.leases += 1;
         self.ejected_until =
             self.ejected_until.map(|until| if until <= now { TRIAL_IN_FLIGHT } else { until });
     }
 
-    /// Its gate opens again before it was put away. One that was told to sleep, and is awake, serves as after a wake: its turn begins
-    /// anew, and no order of before puts it to sleep again.
+    /// Reopens the gate before the engine was put to sleep or stopped.
+    ///
+    /// An engine that was ordered to sleep and stays awake serves as after a wake: its turn begins anew, and no earlier
+    /// order puts it to sleep again.
     pub fn resume_serving(&mut self, now: Tick) {
         if self.denied_sleep() {
             (self.turn_start, self.clients, self.last_outcome) = (now, TurnClients::default(), None);
@@ -288,22 +301,22 @@ impl Engine {
         self.transition_to(LifecycleState::Awake, now);
     }
 
-    /// It was told to sleep, and says that it is awake.
+    /// Whether the engine was ordered to sleep and reports that it is awake.
     #[must_use]
     pub const fn denied_sleep(&self) -> bool {
         matches!(self.state, LifecycleState::Draining { reason: CloseReason::SleepDenied, .. })
     }
 
-    /// A launch that others must keep away from, on its accelerators.
+    /// Whether this launch still measures memory, so others must keep off its accelerators.
     #[must_use]
     pub const fn is_profiling(&self) -> bool {
         matches!(self.state, LifecycleState::Launching | LifecycleState::Loading) && !self.profiled
     }
 
-    /// The moment by which the present state must have ended. `held`: bytes booked per accelerator.
+    /// When the present state must have ended. `held`: bytes reserved on one accelerator, or in the pool.
     #[must_use]
     pub fn deadline(&self, spec: Option<&ModelSpec>, held: Bytes, timeouts: &EngineTimeouts) -> Option<Tick> {
-        // Moving memory takes time in proportion to it; a second for each GiB is several times what slow hosts need.
+        // Moving memory takes time in proportion to its size; a second per GiB is several times what slow hosts need.
         let moving = Millis::secs(held.0 >> 30);
         let by = match &self.state {
             LifecycleState::Launching | LifecycleState::Loading => {
@@ -317,40 +330,41 @@ impl Engine {
             ProbeState::InFlight(sent) if self.state.is_starting() => {
                 Some(sent + timeouts.first_byte + PROBE_SLACK)
             }
-            // It answers in time; that nobody was there to prove it with, or left, is not its fault. Behind a closed gate it
-            // is as good as not up.
+            // The engine answers in time; a missing or disconnected first client is not its fault. Behind a closed stub
+            // gate it is as good as not started.
             ProbeState::Due if self.state.is_starting() && !self.stub_gate_closed => None,
             _ => Some(by),
         }
     }
 
-    /// It is awake and well for long enough that former failures no longer count.
+    /// Whether the engine has been awake long enough that earlier failures no longer count.
     #[must_use]
     pub fn has_recovered(&self, now: Tick) -> bool {
         self.state == LifecycleState::Awake && self.turn_start + FAILURE_RESET_AFTER <= now
     }
 
-    /// When it may be started beside others of its model, though nobody waits for it.
+    /// When the engine may start as a spare, without waiters of its own.
     #[must_use]
     pub fn spare_start_at(&self) -> Tick {
         let rests = self.failures_since_serving >= MAX_FREQUENT_SPARE_STARTS && !self.state.has_process();
         if rests { self.since + SPARE_RETRY_INTERVAL } else { Tick(0) }
     }
 
-    /// Hung: health has failed for half the progress timeout, and nothing has moved for all of it.
+    /// When the engine counts as hung: health has failed for half the progress timeout, and nothing moved for all of
+    /// it.
     #[must_use]
     pub fn hung_at(&self, timeouts: &EngineTimeouts) -> Option<Tick> {
         let failing = self.failing_since? + Millis(timeouts.progress.0 / 2);
         Some(failing.max(self.last_progress.max(self.turn_start) + timeouts.progress))
     }
 
-    /// It cannot be used any more; whoever still holds a lease is told so, then it is stopped.
+    /// Marks the engine as unusable: its leases are revoked, then it is stopped.
     pub fn fail(&mut self, cause: FailureCause, now: Tick) {
         let drained = self.admission == Admission::Closed && self.leases == 0;
         self.transition_to(LifecycleState::Failing { cause, drained }, now);
     }
 
-    /// A stub answered for it that its gate is closed. Whoever is out to prove it may have got in before.
+    /// Records the stub's report that its gate is closed. A canary or probe may have passed the gate before.
     pub fn record_stub_gate_closed(&mut self) {
         let asked = self.state == LifecycleState::Awake
             || matches!(self.state, LifecycleState::Loading | LifecycleState::Waking { .. })
@@ -358,7 +372,7 @@ impl Engine {
         self.stub_gate_closed |= asked;
     }
 
-    /// Forgets everything that belonged to the process that is gone.
+    /// Clears everything that belonged to the ended process.
     pub fn forget_process(&mut self) {
         self.accelerators.clear();
         self.address = None;
@@ -378,7 +392,7 @@ mod tests {
     use super::*;
     use crate::model::FleetSettings;
 
-    /// Two requests were turned away, the stub opened after the first, and nobody planned in between.
+    /// The stub turned away two requests and opened after the first, with no plan in between.
     #[test]
     fn a_stub_that_closes_again_before_anybody_planned_is_watched_anew() {
         let mut engine = Engine::new(EngineId::new("m".into(), 0), Tick(0));

@@ -1,9 +1,11 @@
-//! An error with its causes, for people.
+//! Renders an error with its causes, for people.
 
 use std::error::Error;
 
-/// The error and its causes in one line, each of them once. Many an error says its cause in its own text already, so a chain that
-/// is only joined says that twice: "cannot listen on 192.0.2.1:80: Permission denied: Permission denied".
+/// Renders the error and its causes in one line, each of them once.
+///
+/// Many errors already include their cause in their own text, so a plain join would repeat it: "cannot listen on
+/// 192.0.2.1:80: Permission denied: Permission denied".
 #[must_use]
 pub fn one_line(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();

@@ -1,8 +1,8 @@
-//! Everything that can go wrong for a request, as one closed set.
+//! All faults of a request, as one closed set.
 //!
-//! HTTP status, error code, log level and metric label all follow from a [`Fault`]; `openai::error` is the one place
-//! that turns it into what a client sees. Texts inside come from the configuration or from us, never from an
-//! engine's log.
+//! HTTP status, error code, log level and metric label all follow from a [`Fault`]; only `openai::error` in `rouse-net`
+//! converts it into what a client sees. Texts inside come from the configuration or from us, never from an engine's
+//! log.
 
 use serde::{
     Deserialize, Serialize,
@@ -21,12 +21,12 @@ pub enum Fault {
     InvalidRequest { message: String, param: Option<String> },
     #[error("no API key: send one as 'Authorization: Bearer KEY', or in the header 'x-api-key' or 'api-key'")]
     MissingApiKey,
-    /// `header`: the field of the head that the key came in.
+    /// `header`: the header field that the key came in.
     #[error("invalid API key: the one in the header '{header}' is not among those that this gateway knows")]
     InvalidApiKey { header: String },
     #[error("this key may not use the model '{model}'")]
     ModelForbidden { model: String },
-    /// Without keys only pages of this machine and of the configured origins may ask.
+    /// Without keys, only pages from this machine and from the configured origins have access.
     #[error(
         "a web page of '{origin}' may not use this gateway: add its origin to api.cors.origins to allow it"
     )]
@@ -51,7 +51,7 @@ pub enum Fault {
     HeadersTooLarge { limit: Bytes },
     #[error("{what} is not implemented")]
     NotImplemented { what: String },
-    /// It does not fit. `never`: not even when everything else is put away.
+    /// The model does not fit. With `permanent`, not even if everything else is evicted.
     #[error("{0}")]
     InsufficientMemory(Box<MemoryShortage>),
     #[error("{message}{}", queue_full_suffix(.message, .wait))]
@@ -60,14 +60,14 @@ pub enum Fault {
     RateLimited { rate: RateLimitUsage, retry_after: Millis },
     #[error("the bodies in flight are at their limit {limit}")]
     BodyMemoryFull { limit: Bytes },
-    /// One client holds its share of the bodies.
+    /// One client's bodies fill its share of the limit.
     #[error("this client's bodies in flight are at their limit {limit}, its share of limits.bodyTotal")]
     ClientBodyMemoryFull { limit: Bytes },
     #[error("the client left while {}", .phase.as_str())]
     ClientDisconnected { phase: DisconnectPhase },
     #[error("the engine of '{model}' cannot be reached")]
     EngineUnreachable { model: ModelName },
-    /// `may_have_started`: it had all of the request for long enough to be working on it.
+    /// `may_have_started`: the engine had the whole request for long enough to be working on it.
     #[error("the engine of '{model}' closed the connection before it answered{}", .may_have_started.then_some(
         "; it may have begun, so send the request again only if a second run of it does no harm"
     ).unwrap_or_default())]
@@ -76,17 +76,17 @@ pub enum Fault {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         may_have_started: bool,
     },
-    /// The engine was hung, died or was stopped under a running exchange.
+    /// The engine was hung, died or was stopped during an exchange.
     #[error("the engine of '{model}' failed: {}", .cause.describe())]
     EngineFailed { model: ModelName, cause: FailureCause, wait: Option<WaitDetails> },
     #[error("{}", not_ready_message(.model, .cause, .wait))]
     ModelNotReady { model: ModelName, cause: FailureCause, wait: WaitDetails },
-    /// It was asked for something that is not worth waking it for.
+    /// The request does not justify waking the model.
     #[error(
         "Model '{model}' has no awake engine that is free, and a GET neither wakes one nor waits for one: a POST does"
     )]
     ModelNotAwake { model: ModelName },
-    /// A stub with a closed gate, or without an engine.
+    /// The stub's gate is closed, or it has no engine.
     #[error("{why}")]
     StubNotServing { why: String },
     #[error("the gateway is shutting down")]
@@ -95,15 +95,15 @@ pub enum Fault {
     ControlPlaneUnavailable,
     #[error("the engine of '{model}' did not answer in time ({timeout} after {limit}: {})", .timeout.describe())]
     EngineTimeout { model: ModelName, timeout: ExchangeTimeout, limit: Millis },
-    /// The turn of this model ended while the stream ran, and policy says `cut`.
+    /// The model's turn ended while the stream ran, and the policy is `cut`.
     #[error("the turn of '{model}' is over and its drain deadline has passed")]
     TurnEnded { model: ModelName },
-    /// A defect of ours.
+    /// A bug of ours.
     #[error("internal error")]
     Internal,
 }
 
-/// Where a client was when it left; a metric label.
+/// Where a request was when its client disconnected; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DisconnectPhase {
@@ -113,83 +113,84 @@ pub enum DisconnectPhase {
     Streaming,
 }
 
-/// Which deadline of an exchange passed.
+/// The deadline of an exchange that passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ExchangeTimeout {
-    /// An accept queue that is full drops what would fill it further, so this may be load and no fault.
+    /// A full accept queue drops further connections, so this may be load and no fault.
     Connect,
     FirstByte,
     NonStream,
     Idle,
 }
 
-/// Why an engine did not become or stay usable. A class, shown to clients; details are in the engine's log.
+/// Why an engine did not become or stay usable: a class that clients see. Details are in the engine's log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureCause {
     OutOfMemory,
     PortTaken,
-    /// There is no such command, or it is no program.
+    /// The command does not exist, or it is no program.
     CommandNotFound,
-    /// The gateway could not make a process for it: the machine has none left, or no descriptors or memory for one.
+    /// The gateway could not create the process: the machine has no process, descriptor or memory left for it.
     NotLaunched,
-    /// The command is there, and the gateway's user may not run it.
+    /// The command exists, and the gateway's user may not run it.
     PermissionDenied,
-    /// With this exit code; -1: it is not known how.
+    /// The exit code; -1 if it is unknown.
     Exited(i32),
-    /// Ended by this signal.
+    /// The signal that ended the process.
     Killed(i32),
     Timeout,
-    /// Nothing failed: the time was over that the request may wait. Clients are shown the class of [`Self::Timeout`].
+    /// The request's wait ended; nothing failed. Clients see the class of [`Self::Timeout`].
     Deadline,
-    /// It answers, but not as an engine that can serve.
+    /// The engine answers, but not as one that can serve.
     Unhealthy,
-    /// No progress and no health.
+    /// The engine makes no progress, and its health check fails.
     Hung,
-    /// The engine serves another model than the configuration says.
+    /// The engine serves another model than the configured one.
     WrongModel {
         serves: Box<str>,
-        /// The name in the configuration. Journals of earlier versions have none.
+        /// The name in the configuration. Journals of earlier versions lack it.
         #[serde(default)]
         configured: Box<str>,
     },
-    /// It listens on every interface, and the configuration does not allow that.
+    /// The engine listens on every interface, and the configuration does not allow that.
     PublicListener,
     /// The engine refused the call (sleep or wake).
     Refused,
-    /// The engine took the order to sleep, and has said for [`crate::engine::SLEEP_DENIAL_TIMEOUT`] that it is awake.
+    /// The engine accepted the order to sleep, and reported for [`crate::engine::SLEEP_DENIAL_TIMEOUT`] that it is
+    /// awake.
     #[serde(rename = "stays_awake")]
     SleepDenied,
-    /// An operator's order.
+    /// The engine was stopped on purpose; nothing failed.
     Stopped,
     Unreachable,
-    /// The connection ended before the answer was whole, or what came was no longer HTTP.
+    /// The connection ended before the answer was complete, or the data was no longer HTTP.
     #[serde(rename = "broke_off")]
     ConnectionBroken,
     AcceleratorLost,
-    /// No node takes its Pod.
+    /// No node accepts the engine's Pod.
     Unschedulable,
-    /// Its Pod came to accelerators that have no room for it.
+    /// The engine's Pod got accelerators that have no room for it.
     #[serde(rename = "misplaced")]
     InsufficientRoom,
-    /// What its Pod is made of cannot be run: a template that the API server refuses, an image that is not to be had.
+    /// The Pod cannot run: the API server refuses the template, or an image is not available.
     #[serde(rename = "unrunnable")]
     PodNotRunnable,
 }
 
-/// A limit of a key, and how far it is used up.
+/// A limit of a key, and how much of it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RateLimitUsage {
     pub unit: RateLimitUnit,
     pub limit: u64,
     pub used: u64,
-    /// What the refused request would take; of tokens an estimate.
+    /// Amount that the refused request needs; for tokens an estimate.
     pub requested: u64,
     pub window: Millis,
 }
 
-/// What a key's limit counts.
+/// The unit of a key's limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RateLimitUnit {
@@ -197,40 +198,45 @@ pub enum RateLimitUnit {
     Tokens,
 }
 
-/// What a refused or parked request waited for. Every 429 and 503 carries it.
+/// Details on what a refused or parked request waited for.
+///
+/// [`Fault::InsufficientMemory`], [`Fault::QueueFull`] and [`Fault::ModelNotReady`] carry them, and
+/// [`Fault::EngineFailed`] may.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitDetails {
-    /// In words, from the plan's report.
+    /// Text from the plan's report.
     pub waited_for: String,
-    /// Every model that the words name, so that they can be told to somebody who must not know it. By the names that
-    /// they were made with: the configuration may have others by the time somebody reads them.
+    /// Every model that the text names.
+    ///
+    /// The gateway redacts these names for clients that must not know the models. They are the names in the text: the
+    /// configuration may have others by the time a client reads it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub named_models: Vec<ModelName>,
     pub waited: Millis,
-    /// Place in the model's queue, from 1; 0 when it was not queued.
+    /// Place in the model's queue, from 1; 0 if the request was not queued.
     pub position: u32,
     pub holders: Vec<BlockingModel>,
-    /// The earliest moment at which trying again makes sense.
+    /// When a retry makes sense at the earliest, from now.
     pub retry_after: Option<Millis>,
-    /// What ended the wait, where time did.
+    /// The limit that ended the wait, if one did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expired_limit: Option<WaitLimit>,
 }
 
-/// How long a request waits for its model.
+/// The limit of a request's wait for its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WaitLimit {
-    /// Its client said so, and said less than the queue allows.
+    /// The client set a limit, and it is shorter than the queue's.
     Request,
     Queue,
 }
 
-/// Why a model does not fit, in numbers.
+/// Numbers on why a model does not fit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryShortage {
     pub model: ModelName,
-    /// Per accelerator; of a pool, on all that an engine takes of it.
+    /// Bytes per accelerator; for a pool, the sum over all that an engine takes of it.
     pub memory: Bytes,
     pub available: Bytes,
     pub permanent: bool,
@@ -253,7 +259,7 @@ fn model_hint(near: &[String]) -> String {
     }
 }
 
-/// What is waited for says how the last start failed, where one did.
+/// Message of [`Fault::ModelNotReady`]. The wait's text describes the last failed start, if there is one.
 fn not_ready_message(model: &ModelName, cause: &FailureCause, wait: &WaitDetails) -> String {
     let WaitDetails { waited_for, waited, expired_limit: over, .. } = wait;
     match cause {
@@ -268,14 +274,14 @@ fn not_ready_message(model: &ModelName, cause: &FailureCause, wait: &WaitDetails
     }
 }
 
-/// Behind what was in the way: why the request waits no longer.
+/// Text on why the wait ended, to append to what blocked the request.
 fn wait_expired_suffix(wait: &WaitDetails) -> String {
     wait.expired_limit
         .map(|over| format!("; {} was over after {}", over.describe(), wait.waited))
         .unwrap_or_default()
 }
 
-/// What those in the queue wait for.
+/// Text on what the queued requests wait for.
 fn queue_full_suffix(message: &str, wait: &WaitDetails) -> String {
     let why = Some(&wait.waited_for).filter(|why| !why.is_empty() && *why != message);
     why.map(|why| format!(": {why}")).unwrap_or_default() + &wait_expired_suffix(wait)
@@ -296,7 +302,7 @@ impl std::fmt::Display for MemoryShortage {
     }
 }
 
-/// A model that holds memory another one waits for.
+/// A model that holds memory that another model waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockingModel {
     pub model: ModelName,
@@ -338,7 +344,7 @@ impl RateLimitUnit {
 }
 
 impl ExchangeTimeout {
-    /// What did not come in time.
+    /// Text on what did not arrive in time.
     const fn describe(self) -> &'static str {
         match self {
             Self::Connect => "no connection",
@@ -350,7 +356,7 @@ impl ExchangeTimeout {
 }
 
 impl FailureCause {
-    /// The same start would fail in the same way: only a person can change that.
+    /// Whether the same start would fail again, so that only a person can fix it.
     #[must_use]
     pub const fn is_permanent(&self) -> bool {
         matches!(
@@ -363,7 +369,7 @@ impl FailureCause {
         )
     }
 
-    /// What a program compares: which name an engine serves is no part of it.
+    /// The class for programs to compare; the name that an engine serves is no part of it.
     #[must_use]
     pub fn class(&self) -> String {
         match self {
@@ -372,7 +378,7 @@ impl FailureCause {
         }
     }
 
-    /// For people, with the class, under which the operators' page explains it.
+    /// Text for people, with the class, under which the operators' page explains it.
     #[must_use]
     pub fn describe(&self) -> String {
         let words = match self {
@@ -381,7 +387,7 @@ impl FailureCause {
             Self::CommandNotFound => "there is no such command",
             Self::PermissionDenied => "its command may not be run",
             Self::NotLaunched => "the machine has no process, descriptor or memory left for it",
-            // A process tells its parent, which was an earlier gateway.
+            // A process reports its exit to its parent, which was an earlier gateway.
             Self::Exited(-1) => "it ended, and how is not known",
             Self::Exited(code) => return format!("exit status {code} ({self})"),
             Self::Killed(signal) => return format!("killed by signal {signal} ({self})"),
@@ -460,7 +466,7 @@ impl std::fmt::Display for FailureCause {
 impl std::str::FromStr for FailureCause {
     type Err = value::Error;
 
-    /// Of the words that `Display` writes.
+    /// Parses what `Display` writes.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let number = |class: &str| text.strip_prefix(class).and_then(|number| number.parse().ok());
         if let Some(code) = number("exited:") {

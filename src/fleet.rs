@@ -1,16 +1,16 @@
-//! The decisions about a fleet of engines.
+//! Decisions about a fleet of engines.
 //!
-//! There are two, for the sake of a cluster, where every gateway has requests and only one may command engines:
+//! A cluster needs two kinds of decisions, because every gateway has requests and only one may command engines:
 //!
-//! * [`dispatch`]: waiters and awake engines → who gets a lease, who is refused. Each gateway makes it.
-//! * [`plan`]: demand and reservations → what engines are to do. The leader makes it.
+//! * [`dispatch`]: waiters and awake engines → leases and refusals. Each gateway decides this.
+//! * [`plan`]: demand and reservations → commands to engines. The leader decides this.
 //!
-//! A single machine makes both, and [`Fleet`] is the two put together. See [`event`] for what comes in and [`command`] for
-//! what goes out.
+//! A single machine makes both kinds, and [`Fleet`] combines them. See [`event`] for the inputs and [`command`] for the
+//! outputs.
 //!
-//! Planning works on a copy: every decision is recorded in the copy at once ([`plan::Planner`]'s `apply`, the same
-//! function that [`Fleet::issued`] uses), so that a later decision of the same plan sees the earlier ones, and so that
-//! what was planned and what is recorded cannot differ.
+//! Planning works on a copy. The planner records every decision in the copy at once ([`plan::Planner`]'s `apply`, the
+//! function that [`Fleet::issued`] also uses). So a later decision of the same plan sees the earlier ones, and the plan
+//! and the recorded state cannot differ.
 
 pub mod command;
 pub mod dispatch;
@@ -39,37 +39,40 @@ use crate::{
     units::{Bytes, Tick},
 };
 
-/// Everything that is decided about engines and requests. Pure: the same events at the same moments give the same
-/// commands.
+/// The complete decision state for engines and requests.
+///
+/// Pure: the same events at the same moments give the same commands.
 #[derive(Clone, Debug, Default)]
 pub struct Fleet {
     planner: Planner,
     dispatch: Dispatch,
-    /// A configuration has come since [`Self::take_routing_changes`].
+    /// A configuration arrived since the last [`Self::take_routing_changes`].
     reconfigured: bool,
 }
 
-/// What became different for those who send requests: most events and decisions change nothing of it.
+/// Changes that affect request routing. Most events and decisions change none of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoutingChanges {
-    /// Models may have come and gone, and anything of what is configured of them may be another.
+    /// Models may have been added or removed, and any configured value may differ.
     pub reconfigured: bool,
-    /// Models of which an engine has come or gone, or another state, door, address or life.
+    /// Models with an engine that was added, removed or changed.
+    ///
+    /// A change is another state, admission, address, generation or fingerprint.
     pub models: BTreeSet<ModelName>,
 }
 
-/// What an accelerator, or a pool of them, can hold.
+/// Capacity of an accelerator, or of a pool of accelerators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AcceleratorCapacity {
     pub capacity: Bytes,
-    /// Of a pool: how many accelerators are in it, where that counts.
+    /// Number of accelerators in a pool, if the pool counts them.
     pub units: Option<u32>,
 }
 
-/// More looks than this at one moment would be decisions that contradict each other.
+/// Limit on replanning passes at one moment. More passes would mean decisions that contradict each other.
 const MAX_REPLANS: usize = 8;
 
-/// What to do now. For every model it is known why, and [`Fleet::report`] puts that into words.
+/// The commands to submit now, with a reason for every model. [`Fleet::report`] renders the reasons as text.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     pub commands: Vec<Command>,
@@ -82,7 +85,7 @@ impl Fleet {
         Self::default()
     }
 
-    /// Takes note of an observation. Decides nothing.
+    /// Records an observation. Decides nothing.
     pub fn on(&mut self, event: &Event, now: Tick) {
         match event {
             Event::Arrived { waiter } => self.dispatch.add_waiter(waiter.clone()),
@@ -106,7 +109,9 @@ impl Fleet {
         }
     }
 
-    /// The last of those who waited may be the last of what the queue was for: no lease may ever have been there.
+    /// Removes a waiter, and its model's queue if the model has no waiters and no leases left.
+    ///
+    /// A model may never have had a lease, so no gate sample would drop the queue.
     fn remove_waiter(&mut self, waiter: event::WaiterId) {
         if let Some(model) = self.dispatch.remove_waiter(waiter)
             && self.planner.leases_of(&model) == 0
@@ -115,11 +120,11 @@ impl Fleet {
         }
     }
 
-    /// What should be done at this moment. Changes nothing: call [`Self::issued`] with what will really be submitted.
+    /// Decides which commands to submit now. Changes nothing: pass the submitted commands to [`Self::issued`].
     ///
-    /// One look decides engine by engine, and a late decision can matter to an engine that was looked at before (a
-    /// refused waiter gives its model's place in line to the next, a drained gate waited for a start that has just
-    /// been given up). So it looks again at what would be true afterwards, until nothing is left to do.
+    /// One pass decides engine by engine, and a late decision can affect an engine that the pass checked before. For
+    /// example, a refused waiter passes its model's turn to the next model, or a drained engine waited for a start that
+    /// was just given up. So planning repeats on the resulting state until a pass adds no command.
     #[must_use]
     pub fn plan(&self, now: Tick) -> Plan {
         let mut plan = self.plan_once(now);
@@ -154,7 +159,7 @@ impl Fleet {
         Plan { commands, report_inputs: ReportInputs { reasons, demand, now } }
     }
 
-    /// Records commands as given, before they are submitted. Planning again at the same moment yields none.
+    /// Records commands before they are submitted. Planning again at the same moment yields none.
     pub fn issued(&mut self, commands: &[Command], now: Tick) {
         self.planner.advance_time(now);
         for command in commands {
@@ -168,15 +173,15 @@ impl Fleet {
         self.planner.refresh_due_index();
     }
 
-    /// The next moment at which planning may give something without an event in between.
+    /// Returns the next moment at which planning may yield commands without an event in between.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
         let planned = self.planner.last_planned;
         self.planner.deadline_after(planned).into_iter().chain(self.dispatch.deadlines_after(planned)).min()
     }
 
-    /// Why nothing else is done about each model of which there is more to say than its state, and whether that is for want of
-    /// memory: as this plan found it.
+    /// Returns, as this plan found them, the models that have a reason beyond their state: the reason, and whether it
+    /// is a memory shortage.
     pub fn reasons<'a>(&self, plan: &'a Plan) -> impl Iterator<Item = (&'a ModelName, &'a str, bool)> {
         plan.report_inputs
             .reasons
@@ -184,71 +189,76 @@ impl Fleet {
             .map(|(model, reason)| (model, reason.text.as_str(), reason.is_memory_shortage()))
     }
 
-    /// The plan's reasons in words, once its commands are recorded and before anything else is. Most turns are decided
-    /// without anybody asking.
+    /// Renders the plan's reasons as text. Call it after [`Self::issued`] and before any other change.
+    ///
+    /// Separate from [`Self::plan`] because most turns need no report.
     #[must_use]
     pub fn report(&self, plan: &Plan) -> Report {
         self.planner.report(&plan.report_inputs)
     }
 
-    /// What has changed since this was last called.
+    /// Returns the routing changes since the last call.
     pub fn take_routing_changes(&mut self) -> RoutingChanges {
         let models = std::sync::Arc::unwrap_or_clone(self.planner.engines.take_rerouted());
         RoutingChanges { reconfigured: std::mem::take(&mut self.reconfigured), models }
     }
 
-    /// The state, for people.
+    /// Returns the whole state for display.
     #[must_use]
     pub fn view(&self, report: &Report) -> FleetView {
         self.planner.view(report)
     }
 
-    /// Every broken invariant, in words; empty when all is well.
+    /// Lists every broken invariant as text; empty if all hold.
     #[must_use]
     pub fn broken_invariants(&self) -> Vec<String> {
         self.planner.broken_invariants()
     }
 
-    /// Why an operator's order cannot be taken, if it cannot.
+    /// Checks whether an operator's order can be accepted.
+    ///
+    /// # Errors
+    /// The reason why it cannot.
     pub fn validate_action(&self, model: &ModelName, order: OperatorAction) -> Result<(), String> {
         self.planner.validate_action(model, order)
     }
 
-    /// What was learned so far, to be kept over restarts.
+    /// Returns the measurements of every model, which persist over restarts.
     #[must_use]
     pub fn learned(&self) -> BTreeMap<ModelName, LearnedMeasurements> {
         self.planner.models.iter().map(|(name, model)| (name.clone(), model.learned)).collect()
     }
 
-    /// The same of one model.
+    /// Returns the measurements of one model.
     #[must_use]
     pub fn learned_of(&self, model: &ModelName) -> Option<LearnedMeasurements> {
         self.planner.models.get(model).map(|model| model.learned)
     }
 
-    /// What is configured of this model; `None` when it is not, or no longer.
+    /// Returns the model's configuration; `None` if the model is not, or no longer, configured.
     #[must_use]
     pub fn spec(&self, model: &ModelName) -> Option<&ModelSpec> {
         self.planner.spec(model)
     }
 
-    /// What an accelerator can hold whose account is kept.
+    /// Returns the capacity of an accelerator that has an account in the ledger.
     #[must_use]
     pub fn accelerator_capacity(&self, accelerator: &AcceleratorId) -> Option<AcceleratorCapacity> {
         let account = self.planner.ledger.accelerators.get(accelerator)?;
         Some(AcceleratorCapacity { capacity: account.capacity, units: account.units })
     }
 
-    /// Every configured model.
+    /// Returns every configured model.
     pub fn specs(&self) -> impl Iterator<Item = &ModelSpec> {
         self.planner.models.values().filter_map(|m| m.spec.as_deref())
     }
 
-    /// The state as the events that would bring a new fleet to it: what a journal starts over with when its file is
+    /// Returns the state as events that rebuild it in a new fleet. A journal starts over with them when its file is
     /// full.
     #[must_use]
     pub fn snapshot(&self) -> Vec<Event> {
-        // The waiters come first: each would count as one that has just come, for what is learned of its model.
+        // Waiters come first: replayed after the state, each would count as new demand in the learned pauses of its
+        // model.
         let state = Box::new(self.planner.clone());
         self.dispatch.snapshot().chain([Event::StateRestored { state }]).collect()
     }
@@ -272,67 +282,72 @@ impl Fleet {
         self.planner.settings.queue.max_waiting as usize
     }
 
-    /// How many requests for this model queue here.
+    /// Number of requests for this model that queue at this gateway.
     #[must_use]
     pub fn waiting(&self, model: &ModelName) -> usize {
         self.dispatch.waiting(model)
     }
 
-    /// Models whose requests queue here.
+    /// Models whose requests queue at this gateway.
     pub fn queued_models(&self) -> impl Iterator<Item = &ModelName> {
         self.dispatch.queued_models()
     }
 
-    /// The best of the states of its engines.
+    /// The best state of the model's engines.
     #[must_use]
     pub fn state(&self, model: &ModelName) -> ModelState {
         self.planner.model_state(model)
     }
 
-    /// The last failure of any of its engines that has not served since.
+    /// The latest failure among the model's engines that have not served since.
     #[must_use]
     pub fn last_failure(&self, model: &ModelName) -> Option<LastFailure> {
         self.engines_of(model).filter_map(Engine::last_failure).max_by_key(|failure| failure.at)
     }
 
-    /// What befell any of its engines last, where that has not served since.
+    /// The latest outcome among the model's engines that have not served since.
     #[must_use]
     pub fn last_outcome(&self, model: &ModelName) -> Option<&LastOutcome> {
         self.planner.last_outcome_of(model)
     }
 
-    /// Why there is no room for it, or for all that it needs beside it, whatever else is put away, if so.
+    /// Why this model, alone or with its dependencies, fits nowhere even if every other model is evicted.
     #[must_use]
     pub fn unplaceable_reason(&self, model: &ModelName) -> Option<String> {
         self.planner.unplaceable_reason(model)
     }
 
-    /// What this key is served by this model counts, since its requests waited there and the model is busy still.
+    /// Whether the tokens that this model serves to this key count towards fairness.
+    ///
+    /// They count once the key's requests have waited for the model, and while the model stays busy.
     #[must_use]
     pub fn tracks_key(&self, model: &ModelName, key: &str) -> bool {
         self.dispatch.tracks_key(model, key)
     }
 
-    /// Every key that [`Self::tracks_key`], of models for which somebody waits: of what these are served an
-    /// [`Event::Served`] should tell.
+    /// Every key that [`Self::tracks_key`], for models with waiters. The driver reports their tokens as
+    /// [`Event::Served`].
     pub fn tracked_keys(&self) -> impl Iterator<Item = (&ModelName, &str)> {
         self.dispatch.tracked_keys()
     }
 
-    /// Configured, and everything that already ran is known, be it from the gateway that leads.
+    /// Whether shutdown is not ordered and all engines that already ran are known.
+    ///
+    /// A gateway that is not the leader knows them from the leader.
     #[must_use]
     pub const fn is_ready(&self) -> bool {
         (self.planner.adopted || !self.planner.role.decides()) && self.planner.shutdown.is_none()
     }
 
-    /// This gateway orders engines about, or will as soon as it knows what runs.
+    /// Whether this gateway commands engines, or will once it has adopted the running ones.
     #[must_use]
     pub fn leads(&self) -> bool {
         self.planner.role != LeadershipRole::Follower
     }
 
-    /// What this gateway has itself of every model that is asked for or in use, as other gateways are to be told
-    /// ([`Event::RemoteDemand`]).
+    /// Returns this gateway's own demand for every model that is requested or in use.
+    ///
+    /// Other gateways receive it as [`Event::RemoteDemand`].
     #[must_use]
     pub fn demand(&self) -> BTreeMap<ModelName, GatewayDemand> {
         let own = |name: &ModelName| GatewayDemand {
@@ -344,19 +359,19 @@ impl Fleet {
         all.filter(|(_, own)| *own != GatewayDemand::default()).collect()
     }
 
-    /// This gateway leads, and everything that already ran is known to it.
+    /// Whether this gateway leads and has adopted all engines that already ran.
     #[must_use]
     pub fn is_active_leader(&self) -> bool {
         self.planner.role == LeadershipRole::Leader && self.planner.adopted
     }
 
-    /// Shutdown was ordered: gates close for this gateway alone.
+    /// Whether shutdown was ordered. Gates then close at this gateway alone.
     #[must_use]
     pub fn is_shutting_down(&self) -> bool {
         self.planner.shutdown.is_some()
     }
 
-    /// Shutdown was ordered, and nothing is left to wait for.
+    /// Whether shutdown was ordered and nothing is left to wait for.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.planner.is_finished()

@@ -1,4 +1,4 @@
-//! What Rouse decides.
+//! Decisions of Rouse, without I/O.
 //!
 //! ```text
 //!   observe                    decide                         execute
@@ -8,13 +8,14 @@
 //!        └──────────────── outcomes come back as events ◀────────────┘
 //! ```
 //!
-//! Everything here is synchronous: no clock, no randomness, no I/O. Time comes in as a [`units::Tick`]; every decision comes out with
-//! its reason. `Cargo.toml` names no crate that could act, and `tests/purity.rs` looks for what the standard library offers.
-//! [`shell_words`] reads command lines, and [`error_chain`] writes errors.
+//! Everything here is synchronous: no clock, no randomness, no I/O. Time enters as a [`units::Tick`]; every decision
+//! has a reason. `Cargo.toml` names no crate that performs I/O, and `tests/purity.rs` checks what the standard library
+//! offers. [`shell_words`] parses command lines, and [`error_chain`] renders errors.
 //!
-//! The gateway's driver is the only caller of all three verbs, and the only reader of a clock.
+//! In production, only the gateway's driver calls these three functions, and it alone reads the clock for them.
 
-// Bytes from outside are read nearly everywhere, and an index that is out of bounds ends every stream: releases abort at a panic.
+// Nearly every module reads bytes from outside, and an index out of bounds ends every stream: releases abort at a
+// panic.
 #![warn(clippy::indexing_slicing)]
 
 pub mod engine;

@@ -1,4 +1,4 @@
-//! What is configured: models, accelerators, policy. Plain data, the same on one machine and in a cluster.
+//! Configuration: models, accelerators, policy. Plain data, the same on one machine and in a cluster.
 
 use std::{borrow::Borrow, collections::BTreeMap, fmt, sync::Arc};
 
@@ -97,29 +97,33 @@ pub struct ModelSpec {
     pub idle: IdlePolicy,
     /// How many engines serve the model at once.
     pub replicas: u32,
-    /// Never put away, and kept awake without demand.
+    /// The model is never evicted, and kept awake without demand.
     pub pinned: bool,
-    /// The same of so many of its engines, those with the lowest numbers.
+    /// Number of engines that are never evicted and kept awake without demand: the lowest replica numbers.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub min_replicas: u32,
-    /// Models that serve before an engine of this one starts or wakes, and for as long as it is more than asleep. Directly;
-    /// what these need comes with them.
+    /// Direct dependencies: models that serve before an engine of this one starts or wakes, and while it is more than
+    /// asleep.
+    ///
+    /// Their own dependencies are included implicitly.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dependencies: Vec<ModelName>,
     /// Higher goes first; 0 is usual.
     pub priority: i32,
     /// Requests one engine takes at a time; `None` leaves it to the engine.
     pub max_concurrency: Option<u32>,
-    /// From the launch until the engine answers.
+    /// Limit on the time from the launch until the engine answers.
     pub start_timeout: Millis,
-    /// The engine was told its KV-cache bytes, so it does not measure free memory at its start and may start beside others; or
-    /// it is of a pool whose engines have accelerators to themselves, where nobody disturbs what another one measures.
+    /// Whether the engine does not measure free memory at its start and may start beside others.
+    ///
+    /// Either its KV-cache bytes are set, or it is in a pool whose engines have accelerators to themselves, where no
+    /// neighbour disturbs its measurement.
     pub explicit_memory: bool,
-    /// The kind of engine knows sleep and wake.
+    /// Whether this kind of engine supports sleep and wake.
     pub can_sleep: bool,
-    /// Changes when the command, environment or kind changes: an engine with another fingerprint is outdated.
+    /// Changes with the command, environment or kind: an engine with another fingerprint is outdated.
     pub fingerprint: u64,
-    /// When its engines may be put away for other models; `None`: as [`FleetSettings::eviction`] says.
+    /// When its engines may be evicted; `None` uses [`FleetSettings::eviction`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eviction: Option<EvictionPolicy>,
     #[serde(default, skip_serializing_if = "QueueOverrides::is_empty")]
@@ -131,48 +135,51 @@ const fn is_zero(n: &u32) -> bool {
     *n == 0
 }
 
-/// How requests wait for one model, where that is its own. `None`: as [`FleetSettings::queue`] says.
+/// Queue settings of one model. `None` uses [`FleetSettings::queue`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueOverrides {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<QueuePolicy>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_wait: Option<Millis>,
-    /// Requests parked at once for this model. What holds for all models together holds beside it.
+    /// Requests parked at once for this model. The limit for all models together applies as well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_waiting: Option<u32>,
 }
 
 impl QueueOverrides {
-    /// Nothing of it is the model's own.
+    /// Whether the model has no queue settings of its own.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// Which accelerators an engine of the model takes.
+/// The accelerators that an engine of the model takes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum AcceleratorRequirement {
-    /// Any so many. With 0 it runs elsewhere: it is placed at once, on none, and takes no memory from anybody.
+    /// Any accelerators, this many. With 0 the engine runs elsewhere: its placement is immediate, on no accelerator and
+    /// without memory.
     Count(u32),
-    /// Exactly these.
+    /// Exactly these accelerators.
     Ids(Vec<AcceleratorId>),
-    /// So many of a pool. Somebody else picks which (in a cluster the kubelet does, once the engine is on its way), so
-    /// that to the decisions the pool is one accelerator, with `count` times the memory booked on it and `count` of its
-    /// units taken. Where an engine is placed, launched or found, the pool stands for its accelerators.
+    /// This many accelerators of a pool.
+    ///
+    /// Another party picks them (in a cluster the kubelet, once the engine is starting). So the decisions treat the
+    /// pool as one accelerator, with `count` times the memory reserved on it and `count` of its units taken. The pool
+    /// stands for the engine's accelerators wherever the engine is placed, launched or found.
     InPool { pool: AcceleratorId, count: u32 },
 }
 
 impl AcceleratorRequirement {
-    /// It needs none.
+    /// Whether the engine needs no accelerator.
     #[must_use]
     pub const fn is_none(&self) -> bool {
         matches!(self, Self::Count(0) | Self::InPool { count: 0, .. })
     }
 
-    /// How many one engine takes.
+    /// Number of accelerators that one engine takes.
     #[must_use]
     pub fn count(&self) -> u32 {
         match self {
@@ -181,7 +188,7 @@ impl AcceleratorRequirement {
         }
     }
 
-    /// The pool that they are of.
+    /// The pool of the accelerators, if they are in one.
     #[must_use]
     pub const fn pool(&self) -> Option<&AcceleratorId> {
         match self {
@@ -190,8 +197,10 @@ impl AcceleratorRequirement {
         }
     }
 
-    /// The same number, of this pool: for whoever knows which one a model that only counts them belongs to. Named ones
-    /// stay as they are, and so does a model that needs none.
+    /// Returns the same number of accelerators from this pool.
+    ///
+    /// For a caller that knows the pool of a model that only counts its accelerators. Named accelerators stay as they
+    /// are, as does a model that needs none.
     #[must_use]
     pub fn in_pool(&self, pool: &AcceleratorId) -> Self {
         match self {
@@ -202,7 +211,7 @@ impl AcceleratorRequirement {
         }
     }
 
-    /// How many units of its pool it takes; `None`: it names no pool.
+    /// Units that the engine takes of its pool; `None` without a pool.
     #[must_use]
     pub const fn units(&self) -> Option<u32> {
         match self {
@@ -211,13 +220,13 @@ impl AcceleratorRequirement {
         }
     }
 
-    /// What is booked in one place for an engine with so much on each of its accelerators.
+    /// Returns the bytes to reserve on one account for an engine with `each` on every accelerator.
     #[must_use]
     pub fn bytes_per_account(&self, each: Bytes) -> Bytes {
         Bytes(each.0.saturating_mul(u64::from(self.units().unwrap_or(1))))
     }
 
-    /// What an engine has on each of its accelerators, that has so much booked in one place; rounded up.
+    /// Returns an engine's bytes on each accelerator from its reservation on one account, rounded up.
     #[must_use]
     pub fn bytes_per_accelerator(&self, in_one_place: Bytes) -> Bytes {
         Bytes(in_one_place.0.div_ceil(u64::from(self.units().unwrap_or(1).max(1))))
@@ -225,7 +234,7 @@ impl AcceleratorRequirement {
 }
 
 impl ModelSpec {
-    /// Its engines measure free memory at their start, which must not change meanwhile.
+    /// Whether its engines measure free memory at their start, which must not change meanwhile.
     #[must_use]
     pub const fn profiles_memory(&self) -> bool {
         !self.explicit_memory
@@ -236,16 +245,16 @@ impl ModelSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineMemory {
     pub awake: Bytes,
-    /// What an asleep engine keeps: its residue.
+    /// Memory that an asleep engine keeps: its residue.
     pub asleep: Bytes,
-    /// Host RAM a level-1 sleeper keeps its weights in.
+    /// Host RAM for the weights of a level-1 sleeper.
     pub host: Bytes,
 }
 
-/// When an unused model is put away.
+/// When an unused model is put to sleep or stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdlePolicy {
-    /// `None`: never by idleness.
+    /// `None`: idleness never puts the model to sleep.
     pub sleep_after: Option<Millis>,
     pub stop_after: Option<Millis>,
     pub level: SleepLevelPolicy,
@@ -257,17 +266,18 @@ pub struct IdlePolicy {
 pub enum SleepLevelPolicy {
     One,
     Two,
-    /// Level 1 while the host's budget has room, else level 2.
+    /// Level 1 while the host RAM budget has room, else level 2.
     Auto,
-    /// Level 1 while the host's budget has room, else stopped: what it would read again is not all that it has.
+    /// Level 1 while the host RAM budget has room, else stopped: a wake from level 2 would not restore all that it has.
     OneOrStop,
-    /// Stopped instead.
+    /// Stopped, never asleep.
     Never,
 }
 
 impl SleepLevelPolicy {
-    /// The same for an engine that would lose more than it reads again when it wakes from level 2. To say level 2 for such a one is
-    /// an error of its own.
+    /// Returns the policy for an engine that a wake from level 2 would not restore completely.
+    ///
+    /// [`Self::Two`] stays as it is: to configure it for such an engine is an error that the configuration reports.
     #[must_use]
     pub const fn without_level_two_fallback(self) -> Self {
         match self {
@@ -285,7 +295,7 @@ pub enum SleepLevel {
 }
 
 impl SleepLevel {
-    /// As engines spell it in `/sleep?level=`.
+    /// The number in the engine's `/sleep?level=`.
     #[must_use]
     pub const fn number(self) -> u8 {
         match self {
@@ -294,7 +304,7 @@ impl SleepLevel {
         }
     }
 
-    /// `None`: there is no such level.
+    /// Returns `None` if there is no such level.
     #[must_use]
     pub const fn from_number(number: u8) -> Option<Self> {
         match number {
@@ -309,16 +319,16 @@ impl SleepLevel {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accelerator {
     pub id: AcceleratorId,
-    /// What may be granted: the total, less what the driver keeps, less the configured headroom.
+    /// Bytes that may be granted: the total, less what the GPU driver keeps, less the configured headroom.
     pub capacity: Bytes,
-    /// The platform can read how much is in use.
+    /// Whether the platform can read the usage.
     pub metered: bool,
-    /// Of a pool: how many accelerators are in it. No more than that are taken; `None`: they are not counted.
+    /// Number of accelerators in a pool, which limits the units that engines take; `None` if they are not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub units: Option<u32>,
 }
 
-/// Policy that is not a model's own, or is unless the model says otherwise.
+/// Settings for all models; a model may override some of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FleetSettings {
     /// Host RAM that level-1 sleepers may hold together.
@@ -341,43 +351,45 @@ pub struct QueueSettings {
 #[serde(rename_all = "camelCase")]
 pub enum QueuePolicy {
     Wait,
-    /// Refuse what would have to wait for memory that others hold.
+    /// Refuse requests that would have to wait for memory that others hold.
     Reject,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TurnSettings {
-    /// Which idle models that others want are left alone for a while after their last use.
+    /// Which idle models are protected after their last use although others want their place.
     #[serde(default)]
     pub protection: ProtectionPolicy,
-    /// The longest such while.
+    /// The longest such protection.
     pub residency: Millis,
-    /// How long it may stay at most while others wait.
+    /// The longest turn while others wait.
     pub max_turn: Millis,
     pub drain_deadline: Millis,
     pub on_deadline: DrainDeadlinePolicy,
 }
 
-/// Which idle models are left alone although others want their place.
+/// Which idle models are protected although others want their place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ProtectionPolicy {
-    /// One whose clients usually return sooner than it could be brought back, unless all who used it in this turn wait for
-    /// others: for as long as bringing it back takes.
+    /// Protects a model whose clients usually return sooner than it could be restored.
+    ///
+    /// The protection lasts as long as restoring the model takes. It does not apply if all clients that used the model
+    /// in this turn wait for other models.
     #[default]
     Expected,
-    /// Each of them.
+    /// Protects every idle model.
     Always,
     Never,
 }
 
-/// What happens to streams that outlast a drain's deadline.
+/// Policy for streams that outlast the drain deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum DrainDeadlinePolicy {
-    /// Reported and counted; they finish.
+    /// The streams are reported and counted; they finish.
     Wait,
-    /// Ended with an in-stream error.
+    /// The streams end with an in-stream error.
     Cut,
 }
 
@@ -394,27 +406,27 @@ pub enum EvictionPolicy {
 /// Deadlines of an engine's transitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineTimeouts {
-    /// No progress for so long *and* a failing health probe: hung.
+    /// An engine without progress for this long *and* with a failing health probe is hung.
     pub progress: Millis,
-    /// For `/sleep`; one second more per GiB to be freed.
+    /// Limit for `/sleep`, plus one second per reserved GiB.
     pub sleep: Millis,
-    /// For a wake; one second more per GiB to be taken.
+    /// Limit for a wake, plus one second per reserved GiB.
     pub wake: Millis,
     /// From SIGTERM to SIGKILL.
     pub stop_grace: Millis,
-    /// How long the memory meter may lag behind a confirmed sleep before what it shows is taken as the residue.
+    /// How long the meter may lag behind a confirmed sleep. After that, what it shows counts as the residue.
     pub meter_lag: Millis,
     /// From the request to the first byte of an answer.
     #[serde(default = "default_first_byte")]
     pub first_byte: Millis,
 }
 
-/// Journals from before it was recorded do without.
+/// Journals from before this field lack it.
 const fn default_first_byte() -> Millis {
     Millis::secs(300)
 }
 
-/// Everything configured, in one piece: what a journal starts with and what a reload replaces.
+/// The whole configuration: what a journal starts with and what a reload replaces.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FleetConfig {
     pub settings: FleetSettings,
@@ -422,7 +434,7 @@ pub struct FleetConfig {
     pub models: Vec<ModelSpec>,
 }
 
-/// Finds a model by its name or an alias. Immutable; a reload makes another.
+/// Finds a model by its name or an alias. Immutable; a reload creates another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelNameIndex {
     names: BTreeMap<String, ModelName>,
@@ -446,14 +458,14 @@ impl ModelNameIndex {
         self.names.get(name)
     }
 
-    /// Every name and alias with the model it means, in order.
+    /// Returns every name and alias with its model, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &ModelName)> {
         self.names.iter().map(|(name, model)| (name.as_str(), model))
     }
 }
 
 impl FleetSettings {
-    /// When engines of this model may be put away for others.
+    /// When engines of this model may be evicted.
     #[must_use]
     pub fn eviction_of(&self, spec: &ModelSpec) -> EvictionPolicy {
         spec.eviction.unwrap_or(self.eviction)

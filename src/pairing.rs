@@ -1,14 +1,16 @@
-//! Dual pods: which requester gets which engine, and what is done to engines and Pods for it.
+//! Dual pods: assigns engines to requesters, and orders the steps on engines and Pods.
 //!
-//! A *requester* is the Pod that a user asks with; the kubelet gives it accelerators, and it holds a stub. The engine runs in a
-//! *provider*, which has no accelerators of its own and uses those of the requester. When the requester goes, the engine falls
-//! asleep and stays; the next requester with the same accelerators that asks for the same wakes it. Seed 1 describes three modes,
-//! which differ in how an engine is made and ended ([`ids::ProviderMode`]); everything else is common to them.
+//! A *requester* is the Pod that requests an engine. The kubelet gives it accelerators, and it runs a stub. The engine
+//! runs in a *provider*, which has no accelerators of its own and uses those of the requester. When the requester goes,
+//! the engine falls asleep and stays. The next requester with the same accelerators that requests the same engine wakes
+//! it. Seed 1 describes three modes, which differ in how an engine is created and stopped ([`ids::ProviderMode`]);
+//! everything else is common to them.
 //!
-//! Nothing holds an accelerator that the kubelet wants to hand on: no finalizer, no stub. So the guarantee is in the ledger.
-//! Every engine that is known has a *reservation* on each of its accelerators. None is launched or woken unless its own fits
-//! beside all others there, whoever the kubelet says has the accelerator; and a reservation shrinks only when its engine is
-//! confirmed asleep or seen gone: what is left of a Pod whose object vanished is a matter of its own ([`vanished`]).
+//! No finalizer and no stub can hold an accelerator that the kubelet wants to hand on, so the ledger carries the
+//! guarantee. Every known engine has a *reservation* on each of its accelerators. An engine is launched or woken only
+//! if its reservation fits beside all others there, whichever Pod the kubelet gives the accelerator to. A reservation
+//! shrinks only when its engine is confirmed asleep or seen gone. Memory of a Pod whose object vanished is accounted
+//! separately ([`vanished`]).
 //!
 //! ```text
 //!   watches, meters, outcomes ─▶ Pairing::on(event, now)
@@ -18,10 +20,10 @@
 //!            └──────────────── outcomes come back as events ◀─────────────┘
 //! ```
 //!
-//! Every node is decided by itself, and a plan looks only at nodes of which something was seen, or where a deadline has passed.
-//! The truth is in the Pods: what is bound is written on the provider before anything is launched or woken, and taken off after it
-//! is asleep. So an engine found unbound after a restart sleeps or is idle, and one found bound may be anything: until it has
-//! been asked it counts as awake.
+//! Every node is planned by itself. A plan covers only nodes with a new event or an expired deadline. The Pods hold the
+//! truth: a binding is written on the provider before anything is launched or woken, and removed after the engine is
+//! asleep. So an engine found unbound after a restart is asleep or idle. An engine found bound may be in any state and
+//! counts as awake until it has been queried.
 
 pub mod command;
 pub mod event;
@@ -57,34 +59,34 @@ use settings::PairingSettings;
 
 use crate::units::{Generation, Tick};
 
-/// Everything that is decided about dual pods. Pure: the same events at the same moments give the same commands. A clone shares
-/// the nodes, until one of the two changes them.
+/// Decides everything about dual pods. Pure: the same events at the same moments give the same commands. A clone shares
+/// the nodes until either of the two changes them.
 #[derive(Clone, Debug, Default)]
 pub struct Pairing {
     settings: PairingSettings,
     epoch: Epoch,
     listed: bool,
-    /// Another one leads: nothing is decided, and nothing is taken note of.
+    /// A newer leader exists: plans nothing and ignores events until [`PairingEvent::LeadershipGained`].
     superseded: bool,
     template_statuses: BTreeMap<EngineFingerprint, TemplateStatus>,
     build_policies: BTreeMap<LauncherBuild, LauncherBuildPolicy>,
     nodes: BTreeMap<NodeName, Arc<PairingNode>>,
-    /// Of these something was seen since they were last planned.
+    /// Nodes with events since they were last planned.
     dirty: BTreeSet<NodeName>,
-    /// The next deadline of each node that has one, by time and by node.
+    /// The next deadline of each node that has one, ordered by time, then node.
     due: BTreeSet<(Tick, NodeName)>,
     due_by_node: BTreeMap<NodeName, Tick>,
     serial: u64,
     generation: Generation,
 }
 
-/// What to do now.
+/// The commands to execute now.
 #[derive(Clone, Debug, Default)]
 pub struct PairingPlan {
     pub commands: Vec<PairingCommand>,
-    /// Why there is no engine yet that serves a requester, of the nodes that were looked at.
+    /// Why a requester has no engine that serves it yet, for the nodes in this plan.
     pub reasons: BTreeMap<(NodeName, RequesterId), String>,
-    /// The nodes that were looked at.
+    /// The nodes that this plan covers.
     pub planned_nodes: Vec<NodeName>,
 }
 
@@ -94,14 +96,14 @@ impl Pairing {
         Self { settings, ..Self::default() }
     }
 
-    /// Takes note of an observation. Decides nothing.
+    /// Records an observation. Decides nothing.
     pub fn on(&mut self, event: &PairingEvent, now: Tick) {
         if !self.superseded || matches!(event, PairingEvent::LeadershipGained { .. }) {
             self.observe(event, now);
         }
     }
 
-    /// What should be done at this moment. Changes nothing: call [`Self::issued`] with the plan, then carry it out.
+    /// Plans the commands for this moment. Changes nothing: pass the plan to [`Self::issued`], then execute it.
     #[must_use]
     pub fn plan(&self, now: Tick) -> PairingPlan {
         if !self.is_active() {
@@ -111,7 +113,7 @@ impl Pairing {
         self.plan_for(due.chain(self.dirty.iter().cloned()).collect(), now)
     }
 
-    /// As [`Self::plan`], with a look at every node: for tests, which want to see that nothing was overlooked.
+    /// Plans as [`Self::plan`] does, but for every node. Tests use it to prove that no node was missed.
     #[must_use]
     pub fn plan_everywhere(&self, now: Tick) -> PairingPlan {
         if self.is_active() {
@@ -155,7 +157,7 @@ impl Pairing {
         plan
     }
 
-    /// Records a plan as given, before it is carried out. Planning again at the same moment yields nothing.
+    /// Records a plan as issued, before it is executed. Planning again at the same moment yields nothing.
     pub fn issued(&mut self, plan: &PairingPlan, now: Tick) {
         for name in &plan.planned_nodes {
             if let Some(node) = self.nodes.get_mut(name).filter(|node| !node.vanished.is_empty()) {
@@ -188,7 +190,7 @@ impl Pairing {
         }
     }
 
-    /// The next moment at which planning may give something without an event in between.
+    /// The next moment at which planning may yield commands without an event in between.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
         self.due.first().map(|(at, _)| *at)
@@ -199,7 +201,7 @@ impl Pairing {
         self.nodes.get(name).map(|node| &**node)
     }
 
-    /// What is to become of engines with this fingerprint.
+    /// The status of the template with this fingerprint; `Current` unless an event set another.
     #[must_use]
     pub fn template_status(&self, fingerprint: EngineFingerprint) -> TemplateStatus {
         self.template_statuses.get(&fingerprint).copied().unwrap_or(TemplateStatus::Current)
@@ -219,7 +221,7 @@ impl Pairing {
         }
     }
 
-    /// The node, which will be looked at.
+    /// Returns the node after marking it for the next plan. Creates an unknown node.
     fn mark_dirty(&mut self, name: &NodeName) -> &mut PairingNode {
         self.dirty.insert(name.clone());
         let node = self.nodes.entry(name.clone()).or_insert_with(|| Arc::new(PairingNode::new(name.clone())));

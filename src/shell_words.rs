@@ -1,7 +1,7 @@
-//! Options as a shell would split them, so that a value may hold spaces: `--x '{"level": 3}'`.
+//! Splits options as a shell does, so that a value may hold spaces: `--x '{"level": 3}'`.
 //!
-//! Quotes and backslashes only: nothing is expanded, and `#` begins no comment (the common crate for this drops what
-//! follows one, which would take the end of a command line away without a word).
+//! Only quotes and backslashes count: nothing is expanded, and `#` begins no comment. The common crate for this drops
+//! what follows a `#`, which would silently cut the end of a command line.
 
 use std::{iter::Peekable, str::Chars};
 
@@ -10,10 +10,10 @@ use std::{iter::Peekable, str::Chars};
 #[error("a quotation begun with {0} does not end")]
 pub struct UnclosedQuote(char);
 
-/// The words of a POSIX command line.
+/// Splits a POSIX command line into words.
 ///
 /// # Errors
-/// A quote has no partner, or the text ends with a backslash.
+/// A quote is not closed, or the text ends with a backslash.
 pub fn split(text: &str) -> Result<Vec<String>, UnclosedQuote> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -38,7 +38,7 @@ pub fn split(text: &str) -> Result<Vec<String>, UnclosedQuote> {
     Ok(words)
 }
 
-/// One word of a command line, as [`split`] takes it.
+/// Quotes one word of a command line, so that [`split`] returns it unchanged.
 #[must_use]
 pub fn quote(word: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.:=@%+,".contains(&byte);
@@ -57,7 +57,7 @@ fn single(rest: &mut Peekable<Chars<'_>>, word: &mut String) -> Result<(), Unclo
     }
 }
 
-/// Here a backslash is one, but before what has a meaning inside.
+/// Parses a double-quoted part, where a backslash stays unless it escapes a special character.
 fn double(rest: &mut Peekable<Chars<'_>>, word: &mut String) -> Result<(), UnclosedQuote> {
     loop {
         match rest.next().ok_or(UnclosedQuote('"'))? {

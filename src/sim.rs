@@ -1,9 +1,9 @@
-//! The one simulated world: clients, gates, engines, accelerators and their faults, with a heap for a clock.
+//! A simulated world: clients, gates, engines, accelerators and faults, with a heap as its clock.
 //!
-//! It drives the real [`crate::fleet::Fleet`] exactly as the gateway's driver does, so whatever is wrong with a
-//! decision shows here in milliseconds instead of on somebody's GPU at night. It keeps its own account of what is
-//! physically true (which process holds how much memory, who still streams) and never asks the fleet about that: a
-//! decision is judged by what it did to the world, not by what the fleet believes.
+//! The world drives the real [`crate::fleet::Fleet`] exactly as the gateway's driver does, so a wrong decision shows
+//! here in milliseconds instead of on a production GPU at night. The world keeps its own account of the physical truth
+//! (which process holds how much memory, which client still streams) and never asks the fleet about it. So a decision
+//! is judged by its effect on the world, not by what the fleet believes.
 //!
 //! ```text
 //!   agenda ─▶ clients, processes, meters, faults ─▶ inbox ─▶ Fleet::on … plan ─▶ checks ─▶ execute
@@ -11,7 +11,8 @@
 //!      └─────────────────────────────── later happenings ◀───────────────────────────────────┘
 //! ```
 //!
-//! Pure like the decisions it drives: everything random comes from one seed, which therefore reproduces a failure.
+//! The world is pure like the decisions it drives. All randomness comes from one seed, which therefore reproduces a
+//! failure.
 
 mod check;
 mod client;

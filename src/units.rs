@@ -1,7 +1,7 @@
-//! Numbers that must not be mixed up: sizes, moments, spans, lives.
+//! Numbers that must not be mixed up: sizes, moments, spans, generations.
 //!
-//! They are newtypes because each of them has once been an integer in a bug report somewhere: bytes added to
-//! mebibytes, a deadline compared with a duration, an outcome of an engine's former life believed in its next.
+//! They are newtypes because each of them has once been an integer in a bug report somewhere: bytes added to mebibytes,
+//! a deadline compared with a duration, an outcome of an earlier engine generation applied to the next.
 
 use std::{
     fmt,
@@ -12,14 +12,16 @@ use std::{
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A quantity of memory in bytes. Written and parsed with binary or decimal suffixes (`30Gi`, `256MiB`, `1.5G`, `4096`).
+/// A quantity of memory in bytes.
+///
+/// Parsed with binary or decimal suffixes (`30Gi`, `256MiB`, `1.5G`, `4096`), displayed with binary ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(pub u64);
 
 /// A moment: milliseconds since the Unix epoch, advanced by a monotonic clock.
 ///
-/// The driver anchors it to wall time once at its start, so moments of two lives of a gateway can be compared
-/// (idle clocks survive a restart) while steps of the wall clock cannot end a residency early.
+/// The driver anchors it to wall time once at its start. So moments of two runs of a gateway are comparable (idle
+/// clocks survive a restart), while steps of the wall clock cannot end a residency early.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Tick(pub u64);
@@ -28,8 +30,9 @@ pub struct Tick(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Millis(pub u64);
 
-/// Which life of an engine a command or an outcome means. Grows by one with every launch; an outcome of an older
-/// life is ignored.
+/// The generation of an engine that a command or an outcome refers to.
+///
+/// It grows by at least one with every launch; an outcome of an older generation is ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Generation(pub u64);
@@ -43,9 +46,9 @@ pub enum Error {
     Duration(String),
 }
 
-/// The largest first.
+/// Units from the largest to the smallest.
 const BINARY_UNITS: [(&str, u64); 4] = [("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)];
-/// A larger number of a smaller unit is harder to read than a rounded one of the next.
+/// Larger numbers of a unit are less readable than rounded numbers of the next unit.
 const MAX_EXACT_NUMBER: u64 = 10_000;
 
 impl Bytes {
@@ -91,7 +94,7 @@ impl fmt::Display for Bytes {
             return write!(f, "{}", self.0);
         };
         let exact = |unit: u64, parts: u128| (u128::from(self.0) * parts).is_multiple_of(u128::from(unit));
-        // 1600Mi, as somebody wrote it, is no number of Gi with two digits.
+        // 1600Mi, as a user wrote it, is no number of Gi with two digits.
         let below = units.next().filter(|(_, below)| exact(*below, 1) && self.0 / below < MAX_EXACT_NUMBER);
         match below.filter(|_| !exact(*unit, 100)) {
             Some((suffix, below)) => write!(f, "{}{suffix}", self.0 / below),
@@ -127,8 +130,9 @@ impl FromStr for Bytes {
     }
 }
 
-/// Digits with at most one point among them, times the factor. Exact, but for a fraction of a byte in the end, which
-/// counts as a whole one: what is needed is never understated.
+/// Parses digits with at most one decimal point, times the factor.
+///
+/// Exact, except that a fraction of a byte in the result counts as a whole byte: a need is never understated.
 fn parse_scaled(number: &str, factor: u64) -> Option<u64> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if whole.is_empty() && fraction.is_empty() {
@@ -249,7 +253,7 @@ impl Sub<Millis> for Tick {
     }
 }
 
-/// The time of day in UTC, which is what a person reading a report at the console can use.
+/// The time of day in UTC, for a person who reads a report at the console.
 impl fmt::Display for Tick {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = self.0 / 1000;
@@ -257,7 +261,7 @@ impl fmt::Display for Tick {
     }
 }
 
-/// So many of them, in words: "1 lease", "2 leases".
+/// Returns the number with its noun: "1 lease", "2 leases".
 #[must_use]
 pub fn pluralize(number: impl fmt::Display, what: &str) -> String {
     let number = number.to_string();

@@ -1,4 +1,4 @@
-//! Requests at other gateways: they start engines, keep them, and take their turns like those that wait here.
+//! Requests at other gateways: they start engines, keep them awake, and count for turns like local requests.
 
 use std::collections::BTreeMap;
 
@@ -77,7 +77,7 @@ impl RemoteDemandHarness {
         self
     }
 
-    /// What another gateway has of one model: waiting, in flight.
+    /// Sets another gateway's demand for one model: waiting and in-flight requests.
     fn set_model_demand(&mut self, gateway: &str, model: &str, waiting: u32, in_flight: u32) {
         let demand = GatewayDemand { waiting, in_flight, last_request: self.now };
         self.set_gateway_demand(gateway, Some(BTreeMap::from([(model.into(), demand)])));
@@ -125,7 +125,7 @@ impl RemoteDemandHarness {
         self.send(&Event::Arrived { waiter });
     }
 
-    /// A closed gate is empty, and whatever is ordered of an engine is done.
+    /// Reports a closed gate as drained, and returns the next commands.
     fn drained(&mut self, model: &str) -> Vec<Command> {
         self.send(&Event::Drained { engine: engine(model), generation: GENERATION });
         self.turn()

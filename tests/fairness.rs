@@ -1,4 +1,4 @@
-//! Keys: one that floods costs the others next to nothing, and equal keys are served alike.
+//! Fairness between keys: a flooding key costs the others almost nothing, and equal keys get equal service.
 
 use rouse::{
     fleet::{
@@ -44,7 +44,7 @@ fn scenario(name: &str, models: Vec<ModelSpec>) -> Scenario {
     Scenario::new(name, FleetConfig { settings, accelerators: vec![gpu], models })
 }
 
-/// A client that asks the same again and again, at once or after a pause.
+/// A client that repeats the same request, at once or after a pause.
 fn repeating_client(key: &str, exchange: Millis, tokens: u64, pause: Millis) -> ScenarioAction {
     let again = vec![pause];
     ScenarioAction::SendRequest(SimulatedRequest {
@@ -94,8 +94,8 @@ fn a_quiet_key_beside_a_flood_waits_no_longer_than_one_answer_takes() {
     }
 }
 
-/// Answers that cost much less than is believed before any was seen: whoever comes while that is still believed is not put
-/// behind a flood by what it learns afterwards.
+/// Responses cost much less than the estimate before the first response. What the fleet learns later must not put a
+/// client that arrived before then behind a flood.
 #[test]
 fn a_key_that_comes_before_anything_is_known_of_answers_waits_no_longer_than_one() {
     let longest = Millis(600);
@@ -104,7 +104,7 @@ fn a_key_that_comes_before_anything_is_known_of_answers_waits_no_longer_than_one
         for comes in (20_100..22_100).step_by(100) {
             let mut random = SplitMix64::new(comes);
             let mut scenario = scenario("a first flood", vec![model("m", 20, Some(places))]);
-            // So that the engine is up when it begins. By then nothing is remembered.
+            // The first request starts the engine before the flood begins. By then its usage is forgotten.
             let first =
                 SimulatedRequest { key: "first".into(), ..SimulatedRequest::stream("m", Millis(200)) };
             scenario = scenario.at(Millis::ZERO, ScenarioAction::SendRequest(first));
@@ -127,14 +127,14 @@ fn a_key_that_comes_before_anything_is_known_of_answers_waits_no_longer_than_one
     assert!(met > 60, "it had to wait in {met} of 80 worlds only");
 }
 
-/// Jain's index of what these were given: 1 when all are equal, 1/n when one has it all.
+/// Jain's fairness index of these shares: 1 if all are equal, 1/n if one has everything.
 fn jain_index(shares: &[u64]) -> f64 {
     let sum: f64 = shares.iter().map(|s| *s as f64).sum();
     let squares: f64 = shares.iter().map(|s| (*s as f64).powi(2)).sum();
     sum * sum / (shares.len() as f64 * squares)
 }
 
-/// Eight keys with 4 to 32 clients each, whose answers differ by a factor of 16 between keys and of 4 within.
+/// Eight keys with 4 to 32 clients each. Response lengths differ by a factor of 16 between keys and of 4 within a key.
 #[test]
 fn equal_keys_are_served_alike_under_overload() {
     for (places, seed) in [(1, 1), (4, 2), (8, 3), (16, 4)] {
@@ -145,7 +145,7 @@ fn equal_keys_are_served_alike_under_overload() {
             let size = 100 << (key % 5);
             for n in 0..(4 + key * 4) {
                 let tokens = random.between(size / 2, size * 2);
-                // Some engines' time goes by the answer's length, some hardly does.
+                // Some engines' time depends on the response's length, others' hardly does.
                 let exchange = Millis(if seed % 2 == 0 { tokens } else { 200 + tokens / 10 });
                 let ask = repeating_client(&format!("key-{key}"), exchange, tokens, Millis::ZERO);
                 scenario = scenario.at(Millis(1000 + n * 10 + key), ask);
@@ -173,7 +173,7 @@ fn a_full_queue_has_room_for_a_key_that_has_less_of_it() {
     assert!(world.waits("quiet").len() > 30, "{} of its requests", world.waits("quiet").len());
 }
 
-/// A hundred wait for one model, one for another: it has its turn as if there were one on the other side.
+/// A hundred clients wait for one model, one client for another: its turn comes as if each side had one client.
 #[test]
 fn a_flood_for_one_model_does_not_keep_another_from_its_turn() {
     let models = vec![model("m", 20, Some(4)), model("other", 20, None)];
@@ -186,7 +186,7 @@ fn a_flood_for_one_model_does_not_keep_another_from_its_turn() {
     let world = run(scenario, Millis::secs(120));
     let waits = world.waits("quiet");
     println!("waited {waits:?}");
-    // A turn of ten seconds at most, the last answers, a sleep, a start.
+    // A turn of at most ten seconds, the last responses, a sleep, a start.
     assert!(waits.len() == 1 && waits[0] <= Millis::secs(10 + 2 + 1 + 9), "{waits:?}");
 }
 
@@ -229,8 +229,8 @@ fn non_reading_commands(plan: &Plan) -> Vec<&Command> {
     plan.commands.iter().filter(|c| matches!(c, Command::Grant { .. } | Command::Refuse { .. })).collect()
 }
 
-/// Whoever's key has been served least goes next: a key that waits is passed over a few times, however much others
-/// ask for.
+/// The key with the least service goes next: a waiting key is passed over only a few times, however large the other
+/// keys' demand.
 #[test]
 fn no_key_that_waits_is_passed_over_for_long() {
     for seed in 0..50 {
@@ -254,7 +254,7 @@ fn no_key_that_waits_is_passed_over_for_long() {
     }
 }
 
-/// The most grants in a row that others had while a key had somebody waiting.
+/// The most consecutive grants to other keys while a key had a waiter.
 fn longest_passed_over(lines: &[journal::JournalLine]) -> u64 {
     use std::collections::BTreeMap;
     let mut waiters: BTreeMap<WaiterId, Waiter> = BTreeMap::new();

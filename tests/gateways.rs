@@ -1,7 +1,7 @@
-//! Several gateways with the same fleet, of which one leads, in small worlds by chance: what is published comes late
-//! and not in full, leaders change, gateways and engines die.
+//! Several gateways of one fleet, one of them the leader, in small random worlds: published state arrives late and
+//! incompletely, leaders change, gateways and engines die.
 //!
-//! `ROUSE_GATEWAY_SEEDS` sets how many worlds; `ROUSE_GATEWAY_SEED` runs one alone.
+//! `ROUSE_GATEWAY_SEEDS` sets the number of worlds; `ROUSE_GATEWAY_SEED` runs a single one.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ fn every_request_ends_whoever_leads() {
         }
     }
     println!("{seeds} worlds: {tally:?}");
-    // What never happened was not tested.
+    // An event that never happened was not tested.
     for what in [
         "grants by followers",
         "gates closed by followers",

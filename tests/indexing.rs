@@ -1,12 +1,12 @@
-//! What is read from outside is not indexed: releases abort at a panic, so one index that is out of bounds ends every stream. The
-//! lint `clippy::indexing_slicing` sees to that in whole crates, and this sees to it that it is on in them.
+//! External input is never indexed: a release build aborts on panic, so one index out of bounds ends every stream. The
+//! lint `clippy::indexing_slicing` enforces this in whole crates, and this test checks that the lint is on in them.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// The crates that ship, and what in them is exempt as a whole.
+/// The shipped crates, each with its exempt modules.
 const CRATES: [(&str, &[&str]); 4] =
     [("src", &["pub mod sim;"]), ("net/src", &[]), ("gateway/src", &[]), ("stub/src", &[])];
 const LINT: &str = "clippy::indexing_slicing";

@@ -1,4 +1,4 @@
-//! Models that need others, beside what the simulator checks in every world and the written scenarios show.
+//! Models with dependencies, beyond the simulator's checks in every world and the written scenarios.
 
 use rouse::{
     fault::{FailureCause, Fault},
@@ -59,7 +59,7 @@ fn run(scenario: Scenario, lasts: u64) -> SimulatedWorld {
     world
 }
 
-/// When a command of this kind was first given after so many seconds, in seconds since the start of the world.
+/// When the first matching command was issued after `after`. Both times are seconds since the start of the world.
 fn first_command_at(world: &SimulatedWorld, after: f64, wanted: impl Fn(&Command) -> bool) -> Option<f64> {
     let start = world.journal()[0].at();
     let mut found = None;
@@ -87,7 +87,7 @@ fn what_is_in_the_way_goes_and_what_it_needs_after_it() {
         first_command_at(&world, 40.0, is_sleep_of("top")),
         first_command_at(&world, 40.0, is_sleep_of("base")),
     );
-    // It takes 400 ms to fall asleep.
+    // Falling asleep takes 400 ms.
     assert!(top.zip(base).is_some_and(|(top, base)| base >= top + 0.4), "{top:?} {base:?}");
     let closes = |c: &Command| {
         matches!(c, Command::CloseGate { engine: id, reason: CloseReason::Turn, successor: Some(to), .. }

@@ -1,7 +1,7 @@
-//! Dual pods in ten thousand simulated clusters, each by chance.
+//! Dual pods in ten thousand random simulated clusters.
 //!
-//! `ROUSE_SIM_SEEDS` and `ROUSE_SIM_FIRST` set how many and where to begin; `ROUSE_SIM_SEED` runs one seed alone and tells its
-//! story.
+//! `ROUSE_SIM_SEEDS` and `ROUSE_SIM_FIRST` set how many and where to begin; `ROUSE_SIM_SEED` runs a single seed and
+//! prints its story.
 
 use std::{
     collections::BTreeMap,

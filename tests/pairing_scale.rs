@@ -1,8 +1,8 @@
-//! Dual pods on five thousand nodes with eight accelerators each: how long one event takes, and how much memory they all do. A test
-//! binary of its own, so that nobody else's memory is measured.
+//! Dual pods on five thousand nodes with eight accelerators each: the time per event, and the memory of all nodes. A
+//! separate test binary, so that the measured memory is its own.
 //!
-//! Times are medians of many events without the wait for a core, and are compared with those of a tenth of the nodes, so that a slow or
-//! busy machine fails nothing.
+//! Times are medians of many events without the wait for a core. They are compared with those on a tenth of the nodes,
+//! so that a slow or busy machine fails no test.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ use rouse::{
 use rouse_testing::run_queue;
 
 const NOW: Tick = Tick(1_000_000_000);
-/// Within this an event is decided.
+/// Time limit for handling an event.
 const MAX_EVENT_TIME: Duration = Duration::from_millis(10);
 const SLEEPERS_PER_NODE: u64 = 12;
 
@@ -58,7 +58,7 @@ fn requester_event(node: usize, id: String, fingerprint: u64, on: &[u32]) -> Pai
     PairingEvent::RequesterObserved { node: node_name(node), requester: id.into(), observed: seen }
 }
 
-/// A node whose accelerators are all in use, but for those of the first `idle` nodes, on which twelve engines sleep.
+/// Adds a node with all accelerators in use. On the first `idle` nodes twelve engines sleep instead.
 fn add_node(pairing: &mut Pairing, node: usize, idle: usize) {
     let facts = PairingNodeFacts { cordoned: false, host_sleep_memory: Bytes::gib(2000) };
     pairing.on(&PairingEvent::Node { node: node_name(node), facts }, NOW);
@@ -82,7 +82,7 @@ fn add_node(pairing: &mut Pairing, node: usize, idle: usize) {
     }
 }
 
-/// On six of the eight accelerators, so that each has nine of them.
+/// A sleeper on six of the eight accelerators, so that each accelerator has nine sleepers.
 fn sleeper_event(node: usize, fingerprint: u64) -> PairingEvent {
     let on = (0..8).filter(|index| !(index + fingerprint).is_multiple_of(4));
     let engine = PairingEngineId {
@@ -116,7 +116,7 @@ fn sleeper_event(node: usize, fingerprint: u64) -> PairingEvent {
     }
 }
 
-/// Plans and records, and answers: gates are closed, and those that are asked how they are sleep.
+/// Plans, records and answers the commands: gates close, and queried engines report that they sleep.
 fn answer_commands(pairing: &mut Pairing) {
     let plan = pairing.plan(NOW);
     pairing.issued(&plan, NOW);
@@ -144,7 +144,7 @@ fn cluster(nodes: usize, idle: usize) -> Pairing {
     pairing
 }
 
-/// From the event until what is to be done is recorded; the half of them took no longer.
+/// The median time from an event until its commands are recorded.
 #[expect(clippy::disallowed_methods, reason = "what is measured is how long it really takes")]
 fn median_event_time(pairing: &mut Pairing, now: Tick, events: Vec<PairingEvent>) -> Duration {
     let mut took: Vec<Duration> = Vec::new();
@@ -163,7 +163,7 @@ fn median_event_time(pairing: &mut Pairing, now: Tick, events: Vec<PairingEvent>
     took[took.len() / 2]
 }
 
-/// Requesters that are deleted, on nodes here and there.
+/// Deletions of requesters on nodes spread over the cluster.
 fn deletions(nodes: usize) -> Vec<PairingEvent> {
     let some = (0..200).map(|i| i * nodes / 200);
     some.map(|node| {
@@ -181,7 +181,7 @@ fn resident_bytes() -> usize {
     text.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("a number") * 4096
 }
 
-/// One after the other, and memory first: what one has takes part in the other's figures.
+/// In sequence, with memory first, because each part would affect the other's figures.
 #[test]
 fn five_thousand_nodes() {
     an_event_takes_no_longer_on_more_nodes_and_each_node_as_much_memory_as_the_last();
@@ -208,10 +208,10 @@ fn an_event_takes_no_longer_on_more_nodes_and_each_node_as_much_memory_as_the_la
 
 fn twelve_sleepers_on_eight_accelerators_are_weighed_in_that_time_as_well() {
     let mut pairing = cluster(5000, 50);
-    // 18 GiB are kept of each accelerator, and 8 may be.
+    // Sleepers keep 18 GiB on each accelerator, of 8 allowed.
     let all = [0, 1, 2, 3, 4, 5, 6, 7];
     let newcomers = (0..50).map(|node| requester_event(node, format!("new-{node}"), 7, &all)).collect();
-    // Their sleep is no longer recent; everything that was due meanwhile is done.
+    // Their sleep is no longer recent, and everything due meanwhile is done.
     let later = Tick(NOW.0 + 10 * 60 * 1000);
     let plan = pairing.plan(later);
     pairing.issued(&plan, later);

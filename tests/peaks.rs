@@ -1,6 +1,6 @@
-//! Learning a model's peak from a meter without processes, as NVML is in a container.
+//! Learns a model's peak from a meter without per-process figures, like NVML's in a container.
 //!
-//! Where the engine is alone on its accelerator, its peak is the growth of the memory in use during its start.
+//! If the engine is alone on its accelerator, its peak is the growth of used memory during its start.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use rouse::{
     units::{Bytes, Millis},
 };
 
-/// One accelerator of 80 GiB, of which another program uses 4 GiB.
+/// One accelerator of 80 GiB, 4 GiB of which another program uses.
 fn base_scenario() -> Scenario {
     let gpu = Accelerator { id: "gpu".into(), capacity: Bytes::gib(80), metered: true, units: None };
     let models = vec![model("one", 20), model("two", 10)];
@@ -29,7 +29,7 @@ fn with_request(scenario: Scenario, at: u64, model: &str) -> Scenario {
         .at(Millis::secs(at), ScenarioAction::SendRequest(SimulatedRequest::stream(model, Millis::secs(1))))
 }
 
-/// The peak of each model, as a restarted gateway recalls it.
+/// Each model's peak, as a restarted gateway recalls it.
 fn recalled_peaks(scenario: Scenario) -> BTreeMap<ModelName, Option<Bytes>> {
     let mut world =
         SimulatedWorld::new(scenario.at(Millis::secs(100), ScenarioAction::RestartGateway)).with_journal();
@@ -50,7 +50,8 @@ fn an_engine_alone_took_what_came_to_be_in_use_while_it_started() {
     let scenario = with_request(base_scenario(), 5, "one");
     let scenario =
         scenario.at(Millis::secs(40), ScenarioAction::SetForeignMemory("gpu".into(), Bytes::gib(30)));
-    // The second engine makes the meter read again: memory that another program took since then is not the first engine's.
+    // The second engine triggers another reading: memory that another program took since then does not count for the
+    // first engine.
     let learned = recalled_peaks(with_request(scenario, 50, "two"));
     assert_eq!(learned["one"], Some(Bytes::gib(20)));
 }

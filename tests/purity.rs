@@ -1,7 +1,8 @@
-//! What decides uses nothing of the standard library that acts. `Cargo.toml` keeps out every other crate that could.
+//! The decision code uses no part of the standard library that has side effects. `Cargo.toml` excludes all other crates
+//! that could have any.
 //!
-//! A simulated week takes a second, and an incident can be replayed from its journal, only while a decision depends on events and
-//! moments alone. One stray `Instant::now()` ends that silently.
+//! A simulated week takes a second, and an incident can be replayed from its journal, only while a decision depends on
+//! events and times alone. One stray `Instant::now()` would silently break that.
 
 use std::{
     fs,
@@ -10,13 +11,13 @@ use std::{
 
 use regex::Regex;
 
-/// Comments and literals, which may name anything.
+/// Comments and literals may name anything.
 const IGNORED: &str = r##"(?s)//[^\n]*|/\*.*?\*/|r#".*?"#|"(?:\\.|[^"\\])*""##;
-/// Of `std::net` only addresses are data.
+/// Only the addresses of `std::net` are plain data.
 const FORBIDDEN: &str = r"\b(?:Instant|SystemTime|RandomState|TcpStream|TcpListener|UdpSocket|UnixStream|UnixListener)\b|\bstd::(?:fs|env|process|thread|os)\b|\bstd::\{[^;]*\b(?:fs|env|process|thread|os)\b[^;]*\};";
 
 fn violations(source: &str) -> Vec<String> {
-    // Tests stand last in a file, and may measure and spawn.
+    // Tests come last in a file, and may measure and spawn.
     let shipped = source.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     let code = Regex::new(IGNORED).expect("a pattern").replace_all(shipped, "\"\"").into_owned();
     Regex::new(FORBIDDEN)

@@ -1,4 +1,4 @@
-//! Several engines of one model: spares never cost another model its turn, and come back when they were lost.
+//! Several engines of one model: spares never cost another model its turn, and are replaced when they are lost.
 
 use std::collections::BTreeMap;
 
@@ -68,7 +68,7 @@ fn run(scenario: Scenario, lasts: u64) -> SimulatedWorld {
     world
 }
 
-/// Every command that was given, with the seconds since the start of the world.
+/// All issued commands, with seconds since the start of the world.
 fn commands(world: &SimulatedWorld) -> Vec<(f64, Command)> {
     let mut all = Vec::new();
     let start = world.journal()[0].at();
@@ -118,7 +118,7 @@ fn nobody_waits_for_a_spare_to_be_ready_before_it_is_put_away() {
     assert_eq!(failed, 0, "to be put away is no failure");
 }
 
-/// A stream of three seconds every second, to a model that limits nothing.
+/// A stream of three seconds every second, to a model without a limit.
 fn with_streams(mut scenario: Scenario, until: u64) -> Scenario {
     for second in 1..until {
         scenario = scenario.at(Millis::secs(second), send_request("qwen", Millis::secs(3)));
@@ -136,7 +136,7 @@ fn a_replica_that_died_comes_back_while_its_model_is_in_use() {
     }
 }
 
-/// It is killed whenever it has begun to start.
+/// The spare is killed whenever it has begun to start.
 #[test]
 fn a_spare_that_never_starts_keeps_nobody_waiting_and_is_tried_less_and_less() {
     let mut scenario = with_streams(base_scenario(2, vec![model("qwen", 2), model("llama", 1)]), 1200)
@@ -197,7 +197,7 @@ fn a_replica_that_never_failed_starts_while_the_other_is_left_alone() {
     let mut scenario = base_scenario(1, vec![model("qwen", 2), model("llama", 1)])
         .at(Millis::secs(1), send_request("llama", Millis(100)))
         .at(Millis::secs(60), send_request("qwen", Millis(100)));
-    // Whatever the first one does, it dies.
+    // The first engine is killed repeatedly.
     for n in 0..200 {
         scenario = scenario.at(Millis(60_000 + n * 500), ScenarioAction::KillEngine(engine("qwen", 0)));
     }
@@ -214,7 +214,7 @@ fn a_leader_that_stops_answering_gives_the_lead_to_one_that_answers() {
     assert!(!was_swapped_out(&world, &engine("qwen", 1)), "the healthy one goes on");
 }
 
-/// It dies while it serves, again and again, so that it is left alone for seconds though others wait for it.
+/// `llama` dies repeatedly while it serves, so it backs off for seconds though its requests wait.
 #[test]
 fn a_place_that_is_waited_for_is_not_given_to_a_spare_while_its_model_is_left_alone() {
     let mut narrow = model("llama", 1);
@@ -235,7 +235,7 @@ fn a_place_that_is_waited_for_is_not_given_to_a_spare_while_its_model_is_left_al
     assert_eq!(launched(&engine("qwen", 1)), 0, "the place is kept");
 }
 
-/// Two of three engines are to run in any case: for each of them an idle model goes, and nobody puts them away again.
+/// At least two of three engines must run: each of them replaces an idle model and is never evicted again.
 #[test]
 fn so_many_engines_as_are_to_run_start_at_once_and_stay() {
     let mut least = model("qwen", 3);
@@ -257,7 +257,7 @@ fn so_many_engines_as_are_to_run_start_at_once_and_stay() {
         first.map(|(at, _)| at)
     };
     assert!(launched(0).is_some_and(|at| (20.0..21.0).contains(&at)), "{:?}", launched(0));
-    // Its accelerator was another model's, which is idle and past its residency.
+    // Its accelerator belonged to another model, which is idle and past its residency.
     assert!(launched(1).is_some_and(|at| at < 25.0), "{:?}", launched(1));
     assert_eq!(launched(2), None, "nobody asked for a third");
     assert!(was_swapped_out(&world, &engine("llama", 0)));
@@ -298,7 +298,7 @@ fn a_start_that_failed_is_remembered_for_as_long_as_nobody_asks() {
     world.run_until(Millis::secs(60)).unwrap_or_else(|failure| panic!("{failure}"));
     let failed = world.fleet().last_failure(&"qwen".into()).expect("it failed");
     assert_eq!((&failed.cause, failed.count), (&FailureCause::CommandNotFound, 2));
-    // An alert waits for five minutes.
+    // An alert fires after five minutes.
     for minute in 1..=20 {
         world.run_until(Millis::secs(60 * minute)).unwrap_or_else(|failure| panic!("{failure}"));
         let fleet = world.fleet();

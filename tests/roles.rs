@@ -1,4 +1,4 @@
-//! One gateway leads and the others follow: what each of them decides, and what becomes of it when that changes.
+//! One gateway leads and the others follow: what each decides, and what happens when that changes.
 
 use rouse::{
     engine::{Admission, Engine, state::LifecycleState, turn_clients::TurnClients},
@@ -49,7 +49,7 @@ fn model(name: &str) -> ModelSpec {
     }
 }
 
-/// One gateway of several, with one accelerator that holds one model at a time.
+/// One of several gateways, with one accelerator that holds one model at a time.
 struct LeadershipHarness {
     fleet: Fleet,
     now: Tick,
@@ -57,7 +57,7 @@ struct LeadershipHarness {
 }
 
 impl LeadershipHarness {
-    /// It leads, and nothing runs.
+    /// A leader without running engines.
     fn leader(policy: QueuePolicy) -> Self {
         let mut large = model("large");
         large.memory.awake = Bytes::gib(90);
@@ -128,7 +128,7 @@ impl LeadershipHarness {
         self.turn()
     }
 
-    /// So many starts in a row of which nothing came, the last one then, and the next so many seconds later.
+    /// Publishes `fruitless` failed starts in a row: the last one at `since`, the next one `pause` seconds later.
     fn publish_failed(&mut self, model: &str, fruitless: u32, since: Tick, pause: u64) -> Vec<Command> {
         let until = since + Millis::secs(pause);
         let failure = PublishedFailure {
@@ -216,7 +216,7 @@ fn grants(waiter: u64, model: &str, generation: Generation) -> Command {
     Command::Grant { waiter: WaiterId(waiter), engine: engine(model), generation, canary: false }
 }
 
-/// Closes, of which generation and why; and whether the leases of it are revoked.
+/// Returns the closed generations, each with the reason and whether its leases are revoked.
 fn closes(commands: &[Command]) -> Vec<(Generation, CloseReason, bool)> {
     let revoked = |of: Generation| {
         commands.iter().any(|c| matches!(c, Command::RevokeLeases { generation, .. } if *generation == of))
@@ -243,7 +243,7 @@ fn a_follower_orders_nothing_and_grants_what_is_published_awake() {
     for state in [PublishedEngineState::Launching, PublishedEngineState::Loading] {
         assert_eq!(world.publish("a", ONE, state), []);
     }
-    // Whatever is said of its start is for the leader.
+    // Reports about its start are for the leader.
     world.send(&Event::Ready { engine: engine("a"), generation: ONE });
     assert_eq!(world.turn(), []);
     let commands = world.publish("a", ONE, PublishedEngineState::Awake);
@@ -343,7 +343,7 @@ fn who_waits_at_a_follower_is_told_of_a_start_that_failed_as_at_the_leader() {
             panic!("it is left alone");
         };
         assert_eq!(wait.retry_after, Some(Millis::secs(3)), "as long as the leader leaves it alone");
-        // It may be started by now, without a word about it: who asks then waits, and is told what is known.
+        // It may have been started by now without a report: a new request waits, and gets the known reason.
         world.after(3);
         assert_eq!(world.arrive("a"), []);
         assert!(world.reason("a").contains("exited:3"), "{}", world.reason("a"));
@@ -368,7 +368,7 @@ fn what_was_said_of_a_failure_long_ago_refuses_nobody_for_long() {
 #[test]
 fn a_refusal_that_hangs_on_what_is_about_to_be_decided_is_none() {
     let mut world = LeadershipHarness::follower(QueuePolicy::Reject);
-    // Both would fit alone; the leader may have chosen either.
+    // Each would fit alone, and the leader may have chosen either.
     assert_eq!(world.arrive("a"), []);
     assert_eq!(world.arrive("b"), []);
 }
@@ -454,7 +454,7 @@ fn what_is_found_asleep_is_shut_and_whoever_is_in_it_is_told() {
     assert!(matches!(commands[..], [Command::Reserve { generation: ONE, .. }]), "{commands:?}");
 }
 
-/// The leader before ordered it, and may not have heard what came of it.
+/// The previous leader ordered the sleep and may not have received its outcome.
 #[test]
 fn what_was_told_to_sleep_has_all_its_memory_until_it_says_that_it_sleeps() {
     let taken_over = || {
@@ -482,7 +482,7 @@ fn what_was_told_to_sleep_has_all_its_memory_until_it_says_that_it_sleeps() {
     world.send(&Event::SleepFailed { engine: engine.clone(), generation, cause: FailureCause::SleepDenied });
     assert_eq!(world.turn(), [opens("a", ONE), grants(1, "a", ONE)]);
 
-    // Refused, or without an answer until its time is over.
+    // Refused, or unanswered until the timeout.
     let mut refused = taken_over();
     refused.send(&Event::SleepFailed { engine, generation, cause: FailureCause::Refused });
     let mut silent = taken_over();
@@ -586,8 +586,8 @@ fn a_role_survives_in_a_journal_and_older_journals_do_without() {
     assert!(!text.contains("role") && !text.contains("unfound") && !text.contains("forsaken"), "{text}");
 }
 
-/// A gateway that comes to lead has not heard of every life that there was, and others have: what it starts is told apart
-/// from all of those.
+/// A new leader has not seen every earlier generation, and other gateways have. So it numbers its engines' generations
+/// above all of them.
 #[test]
 fn lives_under_a_new_leader_are_later_than_any_before() {
     let mut world = LeadershipHarness::follower(QueuePolicy::Wait);
@@ -601,7 +601,7 @@ fn lives_under_a_new_leader_are_later_than_any_before() {
     assert_eq!(generation(&world), from, "never back");
 }
 
-/// What runs has a life of a former leader's, of which this one may not have heard.
+/// A running engine has a generation of a previous leader, which this leader may not know.
 #[test]
 fn an_engine_of_which_nobody_told_is_adopted_in_the_life_that_it_has() {
     let mut world = LeadershipHarness::follower(QueuePolicy::Wait);
@@ -613,7 +613,7 @@ fn an_engine_of_which_nobody_told_is_adopted_in_the_life_that_it_has() {
     assert_eq!((e.generation, &e.state), (ONE, &LifecycleState::Awake));
 }
 
-/// Nothing that is cold can be begun, and whoever waits for it is told so; what is awake is another matter.
+/// A cold model cannot start, and its waiters get that reason. Awake models are not affected.
 #[test]
 fn who_waits_while_the_clusters_api_is_silent_is_told_so_by_whoever_decides() {
     for mut world in [LeadershipHarness::leader(QueuePolicy::Wait), LeadershipHarness::serving(1)] {
@@ -631,7 +631,7 @@ fn who_waits_while_the_clusters_api_is_silent_is_told_so_by_whoever_decides() {
     }
 }
 
-/// Others may use it, and could not say so yet.
+/// Other gateways may use the engine and could not report it yet.
 #[test]
 fn nothing_is_put_away_as_idle_before_every_other_gateway_could_be_heard() {
     let idle = |commands: &[Command]| closes(commands).iter().any(|(_, why, _)| *why == CloseReason::Idle);
@@ -655,7 +655,7 @@ fn nothing_is_put_away_as_idle_before_every_other_gateway_could_be_heard() {
     assert!(idle(&world.after(1).turn()));
 }
 
-/// What it needs may be reserved for, or about to be, where the leader is: only what never fits is refused.
+/// The leader may have reserved its dependencies, or be about to: a follower refuses only what can never fit.
 #[test]
 fn a_follower_refuses_nobody_for_what_is_needed_and_may_be_coming() {
     let needs = |name: &str, other: &str| {

@@ -1,11 +1,11 @@
-//! A journal file that is full starts over with what is known; from there it replays to the same commands.
+//! A full journal file starts over with a snapshot, from which it replays to the same commands.
 
 use rouse::{
     fleet::Fleet,
     sim::{Scenario, SimulatedWorld, journal, journal::JournalLine},
 };
 
-/// What a new fleet knows that was told a snapshot as a file would keep it.
+/// Restores a fleet from a snapshot, written and read like in a file.
 fn fleet_from_snapshot(fleet: &Fleet, line: &JournalLine) -> Fleet {
     let text = journal::write_turn(line.at(), &fleet.snapshot()).expect("a snapshot is JSON");
     let header = journal::write(&JournalLine::header("test", line.at())).expect("a header is JSON");

@@ -1,8 +1,8 @@
-//! The written scenarios: what they are told is on file as journals, what comes of it as stories.
+//! The written scenarios: their events are recorded as journals, and the outcomes as stories.
 //!
-//! A journal is what the simulated world and the fleet made together when it was recorded; the world must still make
-//! the same one, and replaying the file must still tell the same story. When a decision changes on purpose,
-//! `ROUSE_RECORD=1 cargo test --test scenarios` records the journals anew and `cargo insta review` shows the stories.
+//! A journal is the joint output of the simulated world and the fleet at recording time. The world must still produce
+//! the same journal, and replaying the file must still produce the same story. When a decision changes on purpose,
+//! `ROUSE_RECORD=1 cargo test --test scenarios` records the journals again and `cargo insta review` shows the stories.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Several engines of one model, and who that waits is given which.
+//! Several engines of one model, and the assignment of waiters to them.
 
 use rouse::{
     engine::turn_clients::TurnClients,
@@ -19,7 +19,7 @@ use rouse::{
 const START: Tick = Tick(1_000_000);
 const GENERATION: Generation = Generation(1);
 
-/// A fleet that found so many engines of one model awake, and the moment.
+/// A fleet that adopted this many awake engines of one model, and the current time.
 struct AssignmentHarness {
     fleet: Fleet,
     now: Tick,
@@ -104,7 +104,7 @@ impl AssignmentHarness {
         }
     }
 
-    /// All that hold a lease are answered.
+    /// Ends all leases of this replica.
     fn end(&mut self, replica: u32) {
         let (last_end, last_byte) = (self.now, self.now);
         let engine = engine(replica);
@@ -119,7 +119,7 @@ impl AssignmentHarness {
         });
     }
 
-    /// What is given now: waiter and replica.
+    /// Returns the current grants: waiter and replica.
     fn grants(&mut self) -> Vec<(u64, u32)> {
         let plan = self.fleet.plan(self.now);
         self.fleet.issued(&plan.commands, self.now);
@@ -132,7 +132,7 @@ impl AssignmentHarness {
         granted.collect()
     }
 
-    /// How many that wait are given each of the engines now.
+    /// Returns the number of current grants for each engine.
     fn grant_counts(&mut self) -> Vec<usize> {
         let replicas = self.fleet.engines().count();
         let grants = self.grants();
@@ -153,7 +153,7 @@ fn an_engine_that_is_left_out_gets_nobody_until_its_pause_is_over_and_then_one()
 
     world.now = until;
     assert_eq!(world.grant_counts(), [1, 0]);
-    // Its lease has ended, and nobody has said how it went.
+    // Its lease has ended, and its outcome is not reported yet.
     world.end(0);
     assert_eq!(world.grant_counts(), [0, 0]);
     world.set_ejected(0, Some(until + Millis::secs(20)));
@@ -214,7 +214,7 @@ fn who_can_be_answered_by_one_engine_waits_for_it_and_keeps_nobody_else_from_the
     assert_eq!(world.grants(), [], "a free engine, and nobody who could be answered there");
     world.end(1);
     assert_eq!(world.grants(), [(2, 1)]);
-    // Its life ends: nobody can answer the last one, and any engine may say so.
+    // The required generation ends, so its requirement is ignored and any engine may serve the last waiter.
     let cause = FailureCause::Exited(1);
     world.send(&Event::Gone { engine: engine(1), generation: GENERATION, cause });
     assert_eq!(world.grants(), [(3, 0)]);

@@ -1,7 +1,8 @@
-//! The real fleet in ten thousand simulated worlds, each by chance; in the gate in those of the day.
+//! The real fleet in ten thousand random simulated worlds; the gate runs the day's part of them.
 //!
-//! `ROUSE_SIM_SEEDS` and `ROUSE_SIM_STEPS` set how many and how long, `ROUSE_SIM_FIRST` where to begin (a soak goes on
-//! where others stopped); `ROUSE_SIM_SEED` runs one seed alone and shows what happened in it. A failure prints its seed, the end of its journal, and where the whole of it lies.
+//! `ROUSE_SIM_SEEDS` and `ROUSE_SIM_STEPS` set the number of worlds and steps, `ROUSE_SIM_FIRST` where to begin (a soak
+//! continues where an earlier one stopped). `ROUSE_SIM_SEED` runs a single seed and shows its events. A failure prints
+//! its seed, the end of its journal, and the path of the whole journal.
 
 use std::{
     path::PathBuf,
@@ -13,7 +14,7 @@ use rouse::sim::{
 };
 use rouse_testing::sample::{first_seed, size};
 
-/// In the soak, and by the day in the gate.
+/// Seeds in the soak, and each day in the gate.
 const SOAK_SEEDS: u64 = 10_000;
 const GATE_SEEDS: u64 = 2_000;
 
@@ -50,7 +51,7 @@ fn run_seeds(next: &AtomicU64, seeds: u64, steps: u64) -> (Tally, Vec<(u64, Inva
     let (mut tally, mut failed) = (Tally::default(), Vec::new());
     loop {
         let seed = next.fetch_add(1, Ordering::Relaxed);
-        // A handful of failures says enough; the rest of the seeds would only take time.
+        // A handful of failures is enough; further seeds would only take time.
         if seed >= seeds || failed.len() > 4 {
             return (tally, failed);
         }
@@ -95,7 +96,7 @@ fn failure_report(seed: u64, steps: u64, failure: &InvariantViolation) -> String
     )
 }
 
-/// A world in which nothing was tried proves nothing.
+/// A world without any attempts proves nothing.
 fn assert_not_vacuous(tally: &Tally) {
     for what in [
         "launches",

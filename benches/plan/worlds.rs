@@ -1,7 +1,7 @@
-//! Fleets as they stand in the middle of a day, of any size, so that what a decision costs can be seen to grow.
+//! Builds busy fleets of any size, to show how the cost of a decision grows.
 //!
-//! Eight engines share an accelerator: three are awake and full, of which one may be draining, two sleep, one is being
-//! started, the others are cold. There is no room left on any of them, so that whoever waits has to be thought about.
+//! Eight engines share an accelerator: three are awake and full, of which one may be draining, two sleep, one is
+//! starting, the others are cold. No accelerator has room left, so every waiter needs a decision.
 
 use rouse::{
     engine::turn_clients::TurnClients,
@@ -17,19 +17,19 @@ use rouse::{
     units::{Bytes, Generation, Millis, Tick},
 };
 
-/// When it all happens.
+/// The moment of every event.
 pub(crate) const NOW: Tick = Tick(1_000_000_000);
 const MAX_CONCURRENCY: u32 = 3;
 
-/// Who waits.
+/// The waiters of a fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitingLoad {
     Nobody,
-    /// For a cold model, which has no room.
+    /// One waiter for a cold model, which has no room.
     One,
-    /// A thousand, for every model in turn.
+    /// A thousand waiters, spread over all models in turn.
     Thousand,
-    /// For a cold model, and one engine may be put away for it: the plan has commands.
+    /// One waiter for a cold model, for which one engine may be evicted: the plan has commands.
     Evicting,
 }
 
@@ -37,7 +37,7 @@ impl WaitingLoad {
     pub(crate) const ALL: [Self; 4] = [Self::Nobody, Self::One, Self::Thousand, Self::Evicting];
 }
 
-/// A fleet of so many engines, one for each model, for which everything was decided that could be.
+/// A fleet of this many engines, one for each model, with every possible decision already made.
 pub(crate) fn fleet(engines: usize, waiting: WaitingLoad) -> Fleet {
     let mut fleet = Fleet::new();
     let accelerators = (engines / 8).max(1);
@@ -79,7 +79,7 @@ pub(crate) fn fleet(engines: usize, waiting: WaitingLoad) -> Fleet {
     fleet
 }
 
-/// What the gate of an engine says of its leases.
+/// A gate sample of an engine with this many leases.
 pub(crate) fn used_event(engine: usize, leases: u32) -> Event {
     Event::GateSampled {
         engine: id(engine),
@@ -92,7 +92,7 @@ pub(crate) fn used_event(engine: usize, leases: u32) -> Event {
     }
 }
 
-/// Nothing more is ordered at this moment.
+/// Plans until no more commands follow at this moment.
 fn plan_until_quiescent(fleet: &mut Fleet) {
     for _ in 0..4 {
         let plan = fleet.plan(NOW);
@@ -122,7 +122,7 @@ fn adopt(fleet: &mut Fleet, n: usize, on: usize, rank: usize) {
     fleet.on(&reading, NOW);
 }
 
-/// Within its turn.
+/// A start within the engine's present turn.
 const fn started(n: usize) -> Tick {
     Tick(NOW.0 - 60_000 - n as u64 % 1000)
 }

@@ -1,4 +1,4 @@
-//! Who asked the API server for what: its own audit log, of service accounts alone, which is what gateways are.
+//! Reads the API server's audit log: every call of a service account, which is what gateways use.
 
 use std::{fs, path::PathBuf};
 
@@ -7,19 +7,19 @@ use serde_json::{Value, json};
 
 use crate::{resources::ClusterResources, user::ClusterUser};
 
-/// One call that was answered. A watch counts when it begins.
+/// An answered call. A watch counts when it begins.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AuditedCall {
     pub verb: String,
-    /// With what is below it: `pod_subnet`, `inferencemodels/status`.
+    /// Includes the subresource: `pod_subnet`, `inferencemodels/status`.
     pub resource: String,
-    /// Of the object; empty for a list.
+    /// Name of the object; empty for a list.
     pub name: String,
-    /// The status of the answer.
+    /// Status code of the response.
     pub code: u64,
 }
 
-/// What the API server is told about it.
+/// Writes the audit policy and returns the API server's flags for it.
 pub(crate) fn api_server_flags(ground: &ClusterResources) -> Result<Vec<(&'static str, String)>> {
     let policy = ground.state().join("audit.json");
     let rules = json!({
@@ -32,12 +32,12 @@ pub(crate) fn api_server_flags(ground: &ClusterResources) -> Result<Vec<(&'stati
     Ok(vec![
         ("audit-policy-file", policy.display().to_string()),
         ("audit-log-path", log_path(ground).display().to_string()),
-        // A call is in it when it is answered.
+        // Blocking mode: a call is in the log once its response is sent.
         ("audit-log-mode", "blocking".to_owned()),
     ])
 }
 
-/// All calls of this user so far.
+/// Returns all calls of this user so far.
 pub(crate) fn calls_of(ground: &ClusterResources, user: &ClusterUser) -> Result<Vec<AuditedCall>> {
     let log = log_path(ground);
     let text = fs::read_to_string(&log).with_context(|| log.display().to_string())?;
@@ -52,7 +52,8 @@ pub(crate) fn calls_of(ground: &ClusterResources, user: &ClusterUser) -> Result<
     Ok(calls)
 }
 
-/// A watch is in the log twice, when it begins and when it ends; whatever else, once.
+/// Parses an event into a call. A watch is logged at its start and its end, and every other call once; only one event
+/// of each counts.
 fn parse_call(event: &Value) -> Option<AuditedCall> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let (verb, of) = (text(&event["verb"]), &event["objectRef"]);

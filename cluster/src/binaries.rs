@@ -1,13 +1,13 @@
-//! Where the servers' programs are. `cluster/build` alone knows how they are named and built, so it is asked.
+//! Locates the servers' programs by running `cluster/build`, the only place that knows their names.
 
 use std::{collections::BTreeMap, path::PathBuf, process::Command};
 
 use anyhow::{Context as _, Result, bail};
 
-/// The programs of a ring by name.
+/// Returns the programs of a ring by name.
 ///
 /// # Errors
-/// With the script's own words when one is missing.
+/// A program is missing; the error is the script's message.
 pub(crate) fn find(ring: &str) -> Result<BTreeMap<String, PathBuf>> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/build");
     let asked = Command::new(script).args(["--list", ring]).output().with_context(|| script.to_owned())?;

@@ -1,5 +1,6 @@
-//! etcd, kube-apiserver and kube-controller-manager, as production runs them, but for their speed: what is stored is not
-//! flushed to the disk, and goes with the cluster.
+//! Runs etcd, kube-apiserver and kube-controller-manager like production, but faster.
+//!
+//! For speed, etcd does not sync its data to disk. The data is deleted with the cluster.
 
 use std::{fs, net::SocketAddr};
 
@@ -19,7 +20,7 @@ const ETCD_PEER_PORT: u16 = 12380;
 const API_SERVER_PORT: u16 = 16443;
 const CONTROLLER_MANAGER_PORT: u16 = 20257;
 pub(crate) const SCHEDULER_PORT: u16 = 20259;
-/// Somebody who listens there on all addresses would be in the way.
+/// A listener on all addresses at one of these ports would conflict.
 pub(crate) const PORTS: [u16; 5] =
     [ETCD_PORT, ETCD_PEER_PORT, API_SERVER_PORT, CONTROLLER_MANAGER_PORT, SCHEDULER_PORT];
 
@@ -32,7 +33,7 @@ pub(crate) struct ControlPlane {
     controller_manager: Mutex<ServerProcess>,
 }
 
-/// One of the servers.
+/// The role of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerRole {
     Etcd,
@@ -61,25 +62,25 @@ impl ControlPlane {
         Ok(plane)
     }
 
-    /// The pid of this server, while it runs.
+    /// Returns this server's pid while it runs.
     pub(crate) async fn pid(&self, role: ServerRole) -> Option<i32> {
         self.server(role).lock().await.pid()
     }
 
-    /// Asks it to end, and returns when it has.
+    /// Stops the server with SIGTERM and waits until it has ended.
     pub(crate) async fn stop(&self, role: ServerRole) {
         self.server(role).lock().await.stop().await;
     }
 
-    /// Kills it, and returns when it is gone.
+    /// Kills the server and waits until it has ended.
     pub(crate) async fn kill(&self, role: ServerRole) {
         self.server(role).lock().await.kill().await;
     }
 
-    /// Starts it where it does not run; returns when it is ready.
+    /// Starts the server if it does not run, and waits until it is ready.
     ///
     /// # Errors
-    /// With the end of its log when it does not get ready.
+    /// It does not become ready; the error holds the end of its log.
     pub(crate) async fn start_server(&self, role: ServerRole) -> Result<()> {
         let mut server = self.server(role).lock().await;
         server.start()?;
@@ -87,7 +88,7 @@ impl ControlPlane {
             ServerRole::Etcd => {
                 server.wait_until_ready(|| server::is_listening((self.address.ip(), ETCD_PORT).into())).await
             }
-            // What waits for it waits for what it makes.
+            // Tests wait for the objects that the controller manager creates.
             ServerRole::ControllerManager => Ok(()),
             ServerRole::ApiServer => {
                 let client = self.users.client(self.users.admin(), self.address).await?;
@@ -115,7 +116,7 @@ impl ControlPlane {
     }
 }
 
-/// Where the API server of this ground's cluster listens. It stays the same when that is restarted.
+/// The API server's address, which stays the same across restarts.
 pub(crate) fn api_server_of(ground: &ClusterResources) -> SocketAddr {
     (ground.server_address(), API_SERVER_PORT).into()
 }
@@ -137,7 +138,7 @@ fn etcd_args(ground: &ClusterResources) -> Vec<String> {
         ("listen-peer-urls", at(ETCD_PEER_PORT)),
         ("initial-advertise-peer-urls", at(ETCD_PEER_PORT)),
         ("initial-cluster", format!("test={}", at(ETCD_PEER_PORT))),
-        // A power failure ends the test as well.
+        // A power failure would end the test too.
         ("unsafe-no-fsync", "true".to_owned()),
         ("log-level", "warn".to_owned()),
     ])
@@ -154,13 +155,13 @@ fn api_server_args(ground: &ClusterResources, users: &ClusterUsers) -> Result<Ve
         ("bind-address", address.clone()),
         ("advertise-address", address),
         ("secure-port", API_SERVER_PORT.to_string()),
-        // The Service `kubernetes` cannot have a loopback address behind it.
+        // The Service `kubernetes` cannot have a loopback address as its endpoint.
         ("endpoint-reconciler-type", "none".to_owned()),
         ("cert-dir", scratch.display().to_string()),
         ("tls-cert-file", file("server.pem")),
         ("tls-private-key-file", file("server.key")),
         ("client-ca-file", file("ca.pem")),
-        // Who reads a container's log through it reads it from the kubelet.
+        // The API server reads container logs from the kubelet.
         ("kubelet-certificate-authority", file("ca.pem")),
         ("kubelet-client-certificate", file("user-admin.pem")),
         ("kubelet-client-key", file("user-admin.key")),
@@ -170,7 +171,8 @@ fn api_server_args(ground: &ClusterResources, users: &ClusterUsers) -> Result<Ve
         ("service-account-signing-key-file", file("accounts.key")),
         ("service-cluster-ip-range", "10.96.0.0/16".to_owned()),
         ("authorization-mode", "Node,RBAC".to_owned()),
-        // It would taint every new node until the controllers have seen it ready, which takes seconds and says nothing.
+        // This plugin taints every new node until the controllers have seen it ready, which takes seconds and tests
+        // nothing.
         ("disable-admission-plugins", "TaintNodesByCondition".to_owned()),
         ("allow-privileged", "true".to_owned()),
         ("profiling", "false".to_owned()),
@@ -195,7 +197,7 @@ fn controller_manager_args(ground: &ClusterResources, users: &ClusterUsers) -> R
         ("cert-dir", scratch.display().to_string()),
         ("root-ca-file", file("ca.pem")),
         ("service-account-private-key-file", file("accounts.key")),
-        // It is the only one, and one that waits for a lease after a restart makes tests wait.
+        // There is only one, and waiting for the lease after a restart would slow the tests.
         ("leader-elect", "false".to_owned()),
         ("kube-api-qps", "500".to_owned()),
         ("kube-api-burst", "1000".to_owned()),

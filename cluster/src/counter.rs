@@ -1,4 +1,4 @@
-//! A number that several processes count up together.
+//! A counter shared by several processes.
 
 use std::{
     fs::File,
@@ -9,19 +9,19 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-/// A counter in a file, locked while it is changed: processes and threads that open the same file never get the same number.
+/// A counter in a locked file: processes and threads that open the same file never get the same number.
 pub(crate) struct SharedCounter(Mutex<File>);
 
 impl SharedCounter {
-    /// The counter in this file; it starts at 0 where there is none.
+    /// Opens the counter in this file. A missing file starts at 0.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let file = File::options().read(true).write(true).create(true).truncate(false).open(path);
         Ok(Self(Mutex::new(file.with_context(|| path.display().to_string())?)))
     }
 
-    /// Another number each time, until 2^32 are used.
+    /// Returns a new number each time, until 2^32 are used.
     pub(crate) fn next(&self) -> Result<u32> {
-        // A file lock belongs to the open file, which the threads of this process share.
+        // A file lock belongs to the open file, which the threads of this process share, so the mutex excludes them.
         let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         file.lock()?;
         let next = advance(&mut file);

@@ -1,25 +1,25 @@
-//! What cluster tests run in: a real Kubernetes control plane on loopback, and Pods that are processes.
+//! The environment of cluster tests: a real Kubernetes control plane on loopback, and Pods that are processes.
 //!
-//! Nothing about Kubernetes is mocked where the real thing can run. etcd, kube-apiserver and kube-controller-manager are those
-//! that `cluster/build` builds from pinned Go modules, as child processes; what schedules Pods and runs them is ours
-//! ([`podrunner`]), since a kubelet needs root, cgroups and a container runtime, and cannot be told to misbehave. Where those
-//! are, [`node`] has a real one.
+//! Nothing is mocked where real Kubernetes can run. etcd, kube-apiserver and kube-controller-manager are built by
+//! `cluster/build` from pinned Go modules and run as child processes. Scheduling and running Pods is our code
+//! ([`podrunner`]), because a kubelet needs root, cgroups and a container runtime, and cannot be made to misbehave on
+//! command. On machines that have these, [`node`] runs a real kubelet.
 //!
 //! ```text
-//!   test ──▶ Cluster::shared() ── etcd, kube-apiserver, kube-controller-manager     (control_plane, or another process's)
+//!   test ──▶ TestCluster::shared() ── etcd, kube-apiserver, kube-controller-manager (control_plane, or another's)
 //!              ├─ namespace("name")      one of its own for each test               (namespace)
 //!              ├─ client(user)           admin, certificates, service accounts      (user)
 //!              ├─ link()                 a way to the API server that can be cut    (link)
-//!              ├─ calls(account)         what it was asked for, by whom             (calls)
+//!              ├─ calls(account)         what it was asked for, by whom             (audit_log)
 //!              ├─ PodRunner              scheduler and kubelet for its own nodes    (podrunner)
-//!              └─ Node                   or a real kubelet, with containers         (node)
+//!              └─ KubeletNode            or a real kubelet, with containers         (node)
 //! ```
 //!
-//! A cluster has a runtime of its own, in a thread of its own: tests come and go with theirs, and whatever blocks one of them
-//! stops neither the servers nor the Pods. Every process carries the cluster's mark in its environment, and a watchdog outside
-//! ends all that carry it when the test's process is gone, also when it was killed (`ground`).
+//! A cluster has its own runtime on its own thread: each test has its own runtime, and a blocked test must stop neither
+//! the servers nor the Pods. Every process carries the cluster's mark in its environment. A watchdog outside the test's
+//! process group kills all marked processes once the test's process has ended, even if it was killed (`resources`).
 //!
-//! This is a tool of tests: errors are for the person who reads the test's output, and so are `anyhow`'s.
+//! This crate is a test tool: its errors address the reader of the test's output, so they are `anyhow` errors.
 
 use std::{
     env,
@@ -67,13 +67,13 @@ pub use crate::{
     user::ClusterUser,
 };
 
-/// The environment variable that names a cluster of another process, which then [`TestCluster::shared`] is.
+/// The environment variable with the key of another process's cluster, which [`TestCluster::shared`] then joins.
 pub const SHARED_CLUSTER_ENV: &str = "TEST_CLUSTER_SHARED";
 
-/// What makes or joins a cluster, in its own runtime.
+/// Starts or joins a cluster on the cluster's runtime.
 type SetUpFn = Box<dyn FnOnce(Handle) -> Pin<Box<dyn Future<Output = Result<Arc<ClusterInner>>>>> + Send>;
 
-/// A cluster that runs. Dropped, it ends all that it started, and waits for that.
+/// A running cluster. Dropping it ends all processes that it started, and waits for their end.
 pub struct TestCluster {
     inner: Arc<ClusterInner>,
     stop: Option<oneshot::Sender<()>>,
@@ -84,18 +84,18 @@ pub(crate) struct ClusterInner {
     pub(crate) handle: Handle,
     pub(crate) resources: ClusterResources,
     pub(crate) api_server: SocketAddr,
-    /// The servers, where they belong to this process.
+    /// The servers, if this process owns them.
     control_plane: Option<ControlPlane>,
     pub(crate) users: ClusterUsers,
     counter: SharedCounter,
 }
 
 impl TestCluster {
-    /// The cluster that all tests share: the one that [`SHARED_CLUSTER_ENV`] names, else one that the first test of this process starts,
-    /// and that ends with the process.
+    /// Returns the cluster that all tests share. It joins the cluster that [`SHARED_CLUSTER_ENV`] names; without that
+    /// variable the first test of this process starts a cluster that ends with the process.
     ///
     /// # Panics
-    /// When there is none.
+    /// The cluster cannot be started or joined.
     pub fn shared() -> &'static Self {
         static CLUSTER: OnceLock<TestCluster> = OnceLock::new();
         let shared = || match env::var(SHARED_CLUSTER_ENV) {
@@ -105,10 +105,11 @@ impl TestCluster {
         CLUSTER.get_or_init(|| shared().unwrap_or_else(|error| panic!("no test cluster: {error:#}")))
     }
 
-    /// Starts one; returns when its API server is ready.
+    /// Starts a cluster and returns when its API server is ready.
     ///
     /// # Errors
-    /// When the binaries are not built (`make cluster`), or a server ends or does not get ready; the error has its last words.
+    /// The binaries are not built (`make cluster`), or a server ends or does not become ready; the error holds the end
+    /// of its log.
     pub fn start() -> Result<Self> {
         Self::spawn(|handle| Box::pin(set_up(handle)))
     }
@@ -126,20 +127,20 @@ impl TestCluster {
         Ok(Self { inner, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Where its API server listens. It stays the same when that is restarted.
+    /// The API server's address, which stays the same across restarts.
     pub fn api_server(&self) -> SocketAddr {
         self.inner.api_server
     }
 
-    /// What [`SHARED_CLUSTER_ENV`] must be for other processes to use this cluster.
+    /// The value of [`SHARED_CLUSTER_ENV`] that lets other processes use this cluster.
     pub fn key(&self) -> String {
         self.inner.resources.key()
     }
 
-    /// Whether this is done already in this cluster. If not, whoever asks does it, and others wait here until `work` is done.
+    /// Runs `work` once per cluster. The first caller runs it; other callers wait here until it is done.
     ///
     /// # Errors
-    /// When the cluster's folder cannot be written.
+    /// The cluster's folder cannot be written.
     pub async fn once(&self, what: &str, work: impl Future<Output = ()>) -> Result<()> {
         let path = self.inner.resources.base_state().join(format!("once-{what}"));
         let lock = File::options().write(true).create(true).truncate(false).open(&path)?;
@@ -154,117 +155,120 @@ impl TestCluster {
         Ok(lock.unlock()?)
     }
 
-    /// The pid of this server, while it runs.
+    /// Returns this server's pid while it runs.
     pub async fn pid(&self, role: ServerRole) -> Option<i32> {
         self.inner.control_plane().pid(role).await
     }
 
-    /// Asks this server to end, and returns when it has.
+    /// Stops this server with SIGTERM and waits until it has ended.
     pub async fn stop_server(&self, role: ServerRole) {
         let inner = Arc::clone(&self.inner);
         self.inner.on_cluster_runtime(async move { inner.control_plane().stop(role).await }).await;
     }
 
-    /// Kills this server, and returns when it is gone.
+    /// Kills this server and waits until it has ended.
     pub async fn kill_server(&self, role: ServerRole) {
         let inner = Arc::clone(&self.inner);
         self.inner.on_cluster_runtime(async move { inner.control_plane().kill(role).await }).await;
     }
 
-    /// Starts this server where it does not run; returns when it is ready. What it knew it knows again.
+    /// Starts this server if it does not run, and waits until it is ready. Its data is still there.
     ///
     /// # Errors
-    /// With the end of its log when it does not get ready.
+    /// It does not become ready; the error holds the end of its log.
     pub async fn start_server(&self, role: ServerRole) -> Result<()> {
         let inner = Arc::clone(&self.inner);
         self.inner.on_cluster_runtime(async move { inner.control_plane().start_server(role).await }).await
     }
 
-    /// Stops every thread of this server, as a machine does that hangs: connections stay, and nobody answers.
+    /// Stops every thread of this server, like a hung machine: its connections stay open without responses.
     pub async fn freeze_server(&self, role: ServerRole) {
         self.inner.control_plane().signal(role, Signal::SIGSTOP).await;
     }
 
-    /// Lets it go on.
+    /// Resumes a frozen server.
     pub async fn thaw_server(&self, role: ServerRole) {
         self.inner.control_plane().signal(role, Signal::SIGCONT).await;
     }
 
-    /// Where its logs are. They go when it ends, unless a test of this process panics.
+    /// The folder of its logs. They are deleted with the cluster, unless a test of this process panics.
     pub fn logs(&self) -> PathBuf {
         self.inner.resources.logs()
     }
 
-    /// What in its environment says that a process belongs to this cluster: it ends with it, however the test's process ends.
+    /// The environment entry that marks a process as part of this cluster. Marked processes end with the cluster,
+    /// however the test's process ends.
     pub fn mark(&self) -> (&'static str, String) {
         (resources::CLUSTER_MARK_ENV, self.inner.resources.mark())
     }
 
-    /// Every call of this service account that the API server has answered.
+    /// Returns every call of this service account that the API server has answered.
     ///
     /// # Errors
-    /// When the API server's log of them cannot be read.
+    /// The API server's audit log cannot be read.
     pub fn calls(&self, account: &ClusterUser) -> Result<Vec<AuditedCall>> {
         audit_log::calls_of(&self.inner.resources, account)
     }
 
-    /// A user with a certificate that names this group, and with no rights but what RBAC gives it.
+    /// Creates a user whose certificate names this group, with only the rights that RBAC grants.
     ///
     /// # Errors
-    /// When no certificate can be made.
+    /// The certificate cannot be made.
     pub fn user(&self, name: &str, group: Option<&str>) -> Result<ClusterUser> {
         self.inner.users.issue_user(name, group)
     }
 
-    /// Who may do anything.
+    /// The user with all rights.
     pub fn admin(&self) -> &ClusterUser {
         self.inner.users.admin()
     }
 
-    /// A service account, made where it is missing, with a token for a day.
+    /// Creates a service account if it is missing, with a token for a day.
     ///
     /// # Errors
-    /// Those of the API server.
+    /// Errors of the API server.
     pub async fn service_account(&self, namespace: &str, name: &str) -> Result<ClusterUser> {
         user::service_account(self.client().await?, namespace, name).await
     }
 
-    /// A client that may do anything, for the runtime that calls.
+    /// Creates an admin client for the caller's runtime.
     ///
     /// # Errors
-    /// When the kubeconfig cannot be used.
+    /// The kubeconfig cannot be used.
     pub async fn client(&self) -> Result<kube::Client> {
         self.client_as(self.admin()).await
     }
 
-    /// A client of this user, for the runtime that calls.
+    /// Creates a client of this user for the caller's runtime.
     ///
     /// # Errors
-    /// When the kubeconfig cannot be used.
+    /// The kubeconfig cannot be used.
     pub async fn client_as(&self, user: &ClusterUser) -> Result<kube::Client> {
         self.inner.users.client(user, self.inner.api_server).await
     }
 
-    /// A kubeconfig for processes, as a file that lives as long as the cluster.
+    /// Writes a kubeconfig for processes; the file lives as long as the cluster.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// It cannot be written.
     pub fn kubeconfig(&self, user: &ClusterUser) -> Result<PathBuf> {
         self.inner.users.kubeconfig(user, self.inner.api_server)
     }
 
-    /// A new namespace whose name begins like this, with its default service account. Dropped, it is deleted.
+    /// Creates a namespace with this name prefix and its default service account. It is deleted on drop.
     ///
     /// # Errors
-    /// Those of the API server.
+    /// Errors of the API server.
     pub async fn namespace(&self, name: &str) -> Result<Namespace> {
         Namespace::create(Arc::clone(&self.inner), name).await
     }
 
-    /// A way of its own to the API server, which can be held, slowed and cut.
+    /// Opens a separate link to the API server, which tests can disturb.
+    ///
+    /// Tests can hold, slow down and cut it.
     ///
     /// # Errors
-    /// When no port can be had.
+    /// No port is free.
     pub async fn link(&self) -> Result<Link> {
         Link::open(Arc::clone(&self.inner), self.inner.resources.server_address()).await
     }
@@ -276,7 +280,7 @@ impl Drop for TestCluster {
             self.inner.resources.keep_logs();
         }
         drop(self.stop.take());
-        // A thread that panicked has said so.
+        // A panicked thread has already reported its panic.
         drop(self.thread.take().map(JoinHandle::join));
     }
 }
@@ -293,7 +297,7 @@ impl ClusterInner {
         Ok(Self { handle, resources: ground, api_server, control_plane: plane, users, counter })
     }
 
-    /// Runs this where the cluster lives: what it starts there outlives the caller's runtime.
+    /// Runs `work` on the cluster's runtime, so that its tasks outlive the caller's runtime.
     pub(crate) async fn on_cluster_runtime<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
@@ -310,20 +314,20 @@ impl ClusterInner {
     /// The servers.
     ///
     /// # Panics
-    /// When they belong to another process: a test that stops or freezes one would do so to all others.
+    /// They belong to another process: stopping or freezing a server would disturb all other tests.
     fn control_plane(&self) -> &ControlPlane {
         self.control_plane
             .as_ref()
             .expect("the servers of a shared cluster are not to be touched: take Cluster::start()")
     }
 
-    /// Another number each time.
+    /// Returns a new number each time.
     pub(crate) fn next_number(&self) -> Result<u32> {
         self.counter.next()
     }
 }
 
-/// The thread of a cluster: its runtime runs as long as the cluster.
+/// The cluster's thread: runs its runtime as long as the cluster lives.
 fn run_cluster_thread(
     set_up: SetUpFn,
     told: &mpsc::Sender<Result<Arc<ClusterInner>>>,
@@ -344,7 +348,7 @@ fn run_cluster_thread(
             Err(error) => drop(told.send(Err(error))),
             Ok(inner) => {
                 told.send(Ok(Arc::clone(&inner))).ok();
-                // An error here is the sender's end, which is the signal.
+                // An error means that the sender was dropped, which is the signal.
                 stopped.await.ok();
                 if let Some(plane) = &inner.control_plane {
                     plane.kill_all().await;
@@ -357,14 +361,14 @@ fn run_cluster_thread(
 
 async fn set_up(handle: Handle) -> Result<Arc<ClusterInner>> {
     let ground = ClusterResources::claim()?;
-    // A node knows the API server by the address of its wire's other end.
+    // A node reaches the API server at the wire's end on this machine.
     let users =
         ClusterUsers::new(ground.state().join("users"), &[ground.server_address(), ground.uplink_address()])?;
     let plane = ControlPlane::start(&ground, &users).await.inspect_err(|_| ground.keep_logs())?;
     Ok(Arc::new(ClusterInner::new(handle, ground, Some(plane), users)?))
 }
 
-/// The cluster of another process.
+/// Joins the cluster of another process.
 fn join(handle: Handle, key: &str) -> Result<Arc<ClusterInner>> {
     let ground = ClusterResources::join(key)?;
     let users = ClusterUsers::join(ground.state().join("users"), &ground.base_state().join("users"))?;

@@ -1,4 +1,4 @@
-//! A way to the API server that can fail: one client's connections go through it, and others' do not.
+//! A link to the API server that can fail. It carries one client's connections; other clients are unaffected.
 
 use std::{
     io,
@@ -21,32 +21,32 @@ use tokio::{
 
 use crate::{ClusterInner, ClusterUser, wait::WAIT_TIMEOUT};
 
-/// What a link does with its bytes.
+/// How a link treats its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkMode {
     Pass,
-    /// Each piece of up to 16 KiB, in both directions, waits this long.
+    /// Delays each piece of up to 16 KiB by this time, in both directions.
     Slow(Duration),
-    /// Nothing passes, and nobody is told: as when a switch drops packets.
+    /// Nothing passes, without an error: like a switch that drops packets.
     Hold,
-    /// Connections are reset, new ones as soon as they are made.
+    /// Connections are reset, new ones as soon as they open.
     Cut,
 }
 
-/// What has become of a link's bytes. They are counted in pieces: what was read of a connection at once.
+/// Counts of a link's bytes, in pieces. A piece is the result of one read of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkTraffic {
     /// Connections so far.
     pub accepted: usize,
-    /// Pieces that wait because the link is held, now.
+    /// Pieces waiting now because the link is held.
     pub held: usize,
-    /// Pieces that were handed to the API server.
+    /// Pieces delivered to the API server.
     pub to_server: usize,
-    /// Pieces that were handed to the client.
+    /// Pieces delivered to the client.
     pub to_client: usize,
 }
 
-/// A link to the API server. Dropped, it is cut.
+/// A link to the API server. Cut on drop.
 pub struct Link {
     inner: Arc<ClusterInner>,
     address: SocketAddr,
@@ -56,7 +56,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// One that listens at this address of this machine.
+    /// Opens a link that listens at this address of this machine.
     pub(crate) async fn open(inner: Arc<ClusterInner>, here: Ipv4Addr) -> Result<Self> {
         let there = inner.api_server;
         let (mode, seen) = watch::channel(LinkMode::Pass);
@@ -71,25 +71,25 @@ impl Link {
         Ok(Self { inner, address, mode, traffic, task })
     }
 
-    /// Where it listens.
+    /// The address at which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// From now on, for connections that exist as well.
+    /// Sets the mode, also for existing connections.
     pub fn set(&self, mode: LinkMode) {
         self.mode.send_replace(mode);
     }
 
-    /// What has become of its bytes until now.
+    /// Returns the traffic so far.
     pub fn traffic(&self) -> LinkTraffic {
         *self.traffic.borrow()
     }
 
-    /// Waits until `fits` says so of what has become of its bytes.
+    /// Waits until the traffic satisfies `fits`.
     ///
     /// # Errors
-    /// After [`WAIT_TIMEOUT`], with what it was then.
+    /// [`WAIT_TIMEOUT`] passed; the error holds the traffic.
     pub async fn until(&self, what: &str, fits: impl FnMut(&LinkTraffic) -> bool) -> Result<LinkTraffic> {
         let mut seen = self.traffic.subscribe();
         match time::timeout(WAIT_TIMEOUT, seen.wait_for(fits)).await {
@@ -98,18 +98,18 @@ impl Link {
         }
     }
 
-    /// A client of this user that goes through here.
+    /// Creates a client of this user through this link.
     ///
     /// # Errors
-    /// When the kubeconfig cannot be used.
+    /// The kubeconfig cannot be used.
     pub async fn client(&self, user: &ClusterUser) -> Result<kube::Client> {
         self.inner.users.client(user, self.address).await
     }
 
-    /// A kubeconfig of this user for processes that go through here.
+    /// Writes a kubeconfig of this user for processes that use this link.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// It cannot be written.
     pub fn kubeconfig(&self, user: &ClusterUser) -> Result<std::path::PathBuf> {
         self.inner.users.kubeconfig(user, self.address)
     }
@@ -128,14 +128,14 @@ async fn accept(
     mode: watch::Receiver<LinkMode>,
     traffic: Arc<watch::Sender<LinkTraffic>>,
 ) {
-    // The only errors are a client that is gone already, and a lack of descriptors, in which the test fails anyway.
+    // The only errors are a client that has disconnected, and a lack of descriptors, which fails the test anyway.
     while let Ok((client, _)) = listener.accept().await {
         traffic.send_modify(|traffic| traffic.accepted += 1);
         tokio::spawn(forward_connection(client, there, mode.clone(), Arc::clone(&traffic)));
     }
 }
 
-/// One connection, until either side ends it or the link is cut.
+/// Forwards one connection until either side ends it or the link is cut.
 async fn forward_connection(
     mut client: TcpStream,
     there: SocketAddr,
@@ -166,13 +166,13 @@ async fn forward_connection(
 
 async fn unless_cut<T>(mut mode: watch::Receiver<LinkMode>, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
-        // An error is the end of the link.
+        // An error means that the link was dropped.
         _ = mode.wait_for(|mode| *mode == LinkMode::Cut) => None,
         done = work => Some(done),
     }
 }
 
-/// When this socket is closed, its other side sees a failure and not an orderly end.
+/// Makes the close of this socket a reset instead of an orderly end.
 fn reset(stream: &TcpStream) {
     if let Err(error) = stream.set_zero_linger() {
         eprintln!("a link's connection ends in order, not cut: {error}");
@@ -196,11 +196,11 @@ async fn pump(
         }
         traffic.send_modify(&count);
     }
-    // The other side has nothing more to say; an error says that this one has gone as well.
+    // The sender has finished. An error means that the receiver has closed too.
     to.shutdown().await.ok();
 }
 
-/// A piece that waits, until it is dropped: also when its connection is cut meanwhile.
+/// Counts a waiting piece until dropped, even if its connection is cut meanwhile.
 struct HeldPiece<'a>(&'a watch::Sender<LinkTraffic>);
 
 impl<'a> HeldPiece<'a> {
@@ -218,7 +218,7 @@ impl Drop for HeldPiece<'_> {
     }
 }
 
-/// Waits while nothing may pass.
+/// Waits while the link is held, then for the delay of a slow link.
 async fn wait_to_pass(mode: &mut watch::Receiver<LinkMode>) {
     let seen = mode.wait_for(|mode| *mode != LinkMode::Hold).await.map(|mode| *mode);
     if let Ok(LinkMode::Slow(pause)) = seen {

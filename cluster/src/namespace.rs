@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{ClusterInner, wait};
 
-/// A namespace that is deleted, with all that is in it, when this is dropped. It reads as its name.
+/// A namespace that is deleted with its contents on drop. Dereferences to its name.
 pub struct Namespace {
     name: String,
     client: Client,
@@ -36,7 +36,7 @@ impl Namespace {
         };
         Api::all(client.clone()).create(&PostParams::default(), &object).await.context("a namespace")?;
         let made = Self { name, client, inner };
-        // No Pod is admitted before the controllers have made it.
+        // No Pod is admitted before the controllers have created the service account.
         wait::until(&made.api::<ServiceAccount>(), "default", "it to exist", Option::is_some).await?;
         Ok(made)
     }
@@ -45,7 +45,7 @@ impl Namespace {
         &self.name
     }
 
-    /// What the admin sees of this kind in it.
+    /// Returns the admin's API for this kind in the namespace.
     pub fn api<K>(&self) -> Api<K>
     where
         K: kube::Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned,
@@ -53,7 +53,7 @@ impl Namespace {
         Api::namespaced(self.client.clone(), &self.name)
     }
 
-    /// The admin's client, of the runtime in which this was made.
+    /// The admin's client for the runtime that created the namespace.
     pub fn client(&self) -> Client {
         self.client.clone()
     }
@@ -74,9 +74,9 @@ impl Deref for Namespace {
 impl Drop for Namespace {
     fn drop(&mut self) {
         let (inner, name) = (Arc::clone(&self.inner), self.name.clone());
-        // The deletion keeps a finished test's Pods from running beside the next test's. The drop waits for it: aws-lc frees its entropy
-        // source at the exit of the process, and a TLS handshake that begins then aborts. Without an API server the Pods go with the
-        // cluster.
+        // The deletion keeps a finished test's Pods from running beside the next test's. The drop waits for it, because
+        // aws-lc frees its entropy source at process exit, and a TLS handshake that begins then aborts. Without an API
+        // server the Pods end with the cluster.
         let (tell, told) = mpsc::channel();
         self.inner.handle.spawn(async move {
             if let Ok(client) = inner.users.client(inner.users.admin(), inner.api_server).await {

@@ -1,4 +1,6 @@
-//! A node with a real kubelet: containerd and runc of the distribution's packages, and Pods in containers.
+//! A node with a real kubelet and Pods in containers.
+//!
+//! containerd and runc come from the distribution's packages.
 //!
 //! ```text
 //!   this machine                                  the node: namespaces of its own      (node/machine)
@@ -7,12 +9,13 @@
 //!   test ───────────────────────── route ──────────▶ 198.19.N.* Pods
 //! ```
 //!
-//! Tests reach Pods at their addresses, and a Pod reaches what listens on this machine at [`KubeletNode::host_address`]. Images are the
-//! archives that `images/build` makes of our programs; nothing is ever pulled. Accelerators are a number in the node's status:
-//! the scheduler counts them, and which ones a Pod has its own spec must say.
+//! Tests reach Pods at their addresses, and Pods reach listeners on this machine at [`KubeletNode::host_address`].
+//! Images are archives of our programs that `images/build` makes; nothing is pulled. Accelerators are only a number in
+//! the node's status: the scheduler counts them, and a Pod's own spec must say which ones it has.
 //!
-//! A cluster has either one node or Pod runners: the node's scheduler would bind Pods to their nodes as well. It takes root,
-//! cgroups and the packages that `requirements` names. Nothing is left of it when it is dropped or the test's process ends.
+//! A cluster has either one node or Pod runners, because the node's scheduler would also bind Pods to the runners'
+//! nodes. A node needs root, cgroups and the packages that `requirements` lists. It leaves nothing behind when it is
+//! dropped or the test's process ends.
 
 use std::{
     fs,
@@ -40,16 +43,16 @@ mod scheduler;
 
 use self::{cgroup::PodsCgroup, machine::NodeMachine};
 
-/// What Pods call the image of this program of ours.
+/// Returns the image name of one of our programs.
 #[must_use]
 pub fn image(program: &str) -> String {
     runtime::image_name(program)
 }
 
-/// What a Pod asks for.
+/// The resource that Pods request.
 const ACCELERATOR_RESOURCE: &str = "nvidia.com/gpu";
 
-/// How a node is made.
+/// Configures a node.
 pub struct NodeBuilder<'a> {
     cluster: &'a TestCluster,
     archives: PathBuf,
@@ -57,7 +60,7 @@ pub struct NodeBuilder<'a> {
     accelerators: u32,
 }
 
-/// A node that is ready. Dropped, it ends with all its Pods, at once.
+/// A ready node. Dropping it ends it and all its Pods at once.
 pub struct KubeletNode {
     inner: Arc<ClusterInner>,
     name: String,
@@ -66,7 +69,7 @@ pub struct KubeletNode {
     processes: Option<NodeProcesses>,
 }
 
-/// What runs, in the order in which it ends.
+/// The running processes, in the order in which they end.
 struct NodeProcesses {
     scheduler: ServerProcess,
     kubelet: ServerProcess,
@@ -75,30 +78,30 @@ struct NodeProcesses {
 }
 
 impl NodeBuilder<'_> {
-    /// Pods can use this program's image, which is `PROGRAM.tar` of the archives, by [`image`]'s name.
+    /// Makes this program's image available to Pods under [`image`]'s name. The archive is `PROGRAM.tar`.
     #[must_use]
     pub fn image(mut self, program: &str) -> Self {
         self.images.push(program.to_owned());
         self
     }
 
-    /// The node says that it has so many `nvidia.com/gpu`.
+    /// Sets the number of `nvidia.com/gpu` that the node reports.
     #[must_use]
     pub fn accelerators(mut self, count: u32) -> Self {
         self.accelerators = count;
         self
     }
 
-    /// Starts it; returns when its object says that it is ready.
+    /// Starts the node and returns when its object is ready.
     ///
     /// # Errors
-    /// Says what this machine lacks; or which server did not start, with the end of its log.
+    /// This machine lacks a requirement, or a server did not start; the error holds the end of its log.
     pub async fn start(self) -> Result<KubeletNode> {
         requirements::check()?;
         let inner = Arc::clone(&self.cluster.inner);
         let Self { archives, images, accelerators, .. } = self;
         let home = Arc::clone(&inner);
-        // What is started belongs to the runtime that waits for it.
+        // Servers belong to the runtime that waits for them.
         inner
             .on_cluster_runtime(
                 async move { KubeletNode::start(home, &archives, images, accelerators).await },
@@ -108,7 +111,7 @@ impl NodeBuilder<'_> {
 }
 
 impl KubeletNode {
-    /// A node for this cluster, with archives of images from this folder. `rouse-pause.tar` must be among them.
+    /// A node of this cluster, with image archives from this folder, which must hold `rouse-pause.tar`.
     pub fn builder<'a>(cluster: &'a TestCluster, archives: &Path) -> NodeBuilder<'a> {
         NodeBuilder { cluster, archives: archives.to_owned(), images: Vec::new(), accelerators: 0 }
     }
@@ -131,7 +134,7 @@ impl KubeletNode {
             }
             let kubelet = kubelet::start(&inner, &machine, &folder, &name, link.address()).await?;
             set_accelerators(&inner, &name, accelerators).await?;
-            // The last, so that it binds no Pod to a node that does not come to be.
+            // The scheduler starts last, so that it binds no Pod to a node that fails to start.
             let scheduler = scheduler::start(&inner)?;
             anyhow::Ok((link, scheduler, kubelet, containerd))
         };
@@ -147,39 +150,39 @@ impl KubeletNode {
         }
     }
 
-    /// Its object's.
+    /// The name of the node's object.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// This machine, as its Pods know it.
+    /// This machine's address for the node's Pods.
     pub fn host_address(&self) -> Ipv4Addr {
         self.inner.resources.uplink_address()
     }
 
-    /// Its kubelet's way to the API server.
+    /// The kubelet's link to the API server.
     pub fn link(&self) -> &Link {
         &self.link
     }
 
-    /// Where Pods on it reach the API server, with a certificate for that address.
+    /// Where the node's Pods reach the API server; its certificate covers this address.
     pub fn api_server(&self) -> SocketAddr {
         self.link.address()
     }
 
-    /// The processes of this Pod's containers, as this machine knows them, the one that holds its network included.
+    /// Returns the pids on this machine of the Pod's containers, the pause container included.
     ///
     /// # Errors
-    /// When the cgroups cannot be read.
+    /// The cgroups cannot be read.
     pub fn processes(&self, pod: &Pod) -> Result<Vec<i32>> {
         PodsCgroup::of_cluster(&self.inner.resources).processes(&pod.uid().context("a Pod without a uid")?)
     }
 
-    /// What the container runtime has written of this container's `restart`th life: a line each of time, stream, `F` (or `P`
-    /// for a part of a line) and text.
+    /// Returns the runtime's log of this container after `restart` restarts. Each line has time, stream, `F` (or `P`
+    /// for a partial line) and text.
     ///
     /// # Errors
-    /// When there is no such log.
+    /// There is no such log.
     pub fn log(&self, pod: &Pod, container: &str, restart: u32) -> Result<String> {
         let (namespace, uid) = (pod.namespace().unwrap_or_default(), pod.uid().unwrap_or_default());
         let of_pod = format!("{namespace}_{}_{uid}", pod.name_any());
@@ -188,8 +191,8 @@ impl KubeletNode {
     }
 }
 
-/// Says that the node has so many, as a device plugin would; no plugin is there to say which of them a Pod has. Returns when the
-/// kubelet has seen it, and so the scheduler can count with it.
+/// Reports the accelerators in the node's status, as a device plugin would; no plugin assigns them to Pods. Returns
+/// once the kubelet has counted them, so that the scheduler can use them.
 async fn set_accelerators(inner: &ClusterInner, name: &str, accelerators: u32) -> Result<()> {
     let nodes: Api<Object> = Api::all(inner.users.client(inner.users.admin(), inner.api_server).await?);
     let status = json!({ "status": { "capacity": { ACCELERATOR_RESOURCE: accelerators.to_string() } } });
@@ -216,7 +219,7 @@ impl Drop for KubeletNode {
             }
             parts.machine.end().await;
         });
-        // An error is the end of the task, which is what is waited for; a runtime that has ended ran the watchdog.
+        // An error means that the task has ended. If the runtime has ended, the watchdog has run.
         ended.recv().ok();
     }
 }

@@ -1,15 +1,15 @@
-//! Scheduler and kubelet for nodes that tests make up: Pods become processes of this machine.
+//! A scheduler and kubelet for fake nodes: Pods become processes of this machine.
 //!
-//! A runner looks after the Pods of its namespaces on nodes of its own, so tests do not take each other's devices. It binds
-//! Pods as the scheduler does (`schedule`), and then each has a worker that does as a kubelet does (`pod`): volumes, init
-//! containers and sidecars in order, probes, restarts with pauses, grace periods, and the status with its conditions. Each Pod
-//! has an address of its own in 127.0.0.0/8. Unlike a kubelet it can be told to misbehave: nodes are cut off, Pods frozen,
-//! objects deleted under running processes.
+//! A runner serves the Pods of its namespaces on its own nodes, so tests do not share devices. It binds Pods like the
+//! scheduler (`schedule`). Each Pod then has a worker that acts like a kubelet (`pod`): volumes, init containers and
+//! sidecars in order, probes, restarts with backoff, grace periods, and the status with its conditions. Each Pod has
+//! its own address in 127.0.0.0/8. Unlike a kubelet, a runner can misbehave on command: it partitions nodes, freezes
+//! Pods, and deletes objects under running processes.
 //!
-//! What it does not have: file systems, users, limits and networks of their own; images (a name stands for a program);
-//! Services (nothing may have a loopback address behind a Service); affinity between Pods, spreading, preemption;
-//! `resourceFieldRef`, gRPC and HTTPS probes, ephemeral containers, `activeDeadlineSeconds`, volumes that are devices. Where a
-//! Pod cannot run without, an event says so and the Pod waits.
+//! Not supported: separate file systems, users, limits and networks; images (a name stands for a program); Services (no
+//! loopback address may be a Service's endpoint); required affinity between Pods, spreading, preemption;
+//! `resourceFieldRef`, gRPC and HTTPS probes, ephemeral containers, `activeDeadlineSeconds`, volumes that are devices.
+//! If a Pod cannot run without one of these, an event says so and the Pod waits.
 
 use std::{collections::BTreeMap, fs, sync::Arc};
 
@@ -49,10 +49,10 @@ use self::{
     node::NodeLink,
 };
 
-/// Nodes are made before the test begins, and few later.
+/// Tests create most nodes before they begin.
 const COMMAND_QUEUE_LENGTH: usize = 8;
 
-/// How a runner is made.
+/// Configures a runner.
 pub struct PodRunnerBuilder<'a> {
     namespaces: Vec<&'a Namespace>,
     nodes: Vec<NodeSpec>,
@@ -60,7 +60,7 @@ pub struct PodRunnerBuilder<'a> {
     restart_backoff: RestartBackoff,
 }
 
-/// A runner. Dropped, it ends the processes of all its Pods at once, whatever becomes of their objects.
+/// A Pod runner. Dropping it ends the processes of all its Pods at once, whatever becomes of their objects.
 pub struct PodRunner {
     context: Arc<RunnerContext>,
     command_tx: mpsc::Sender<run_loop::RunnerCommand>,
@@ -74,31 +74,31 @@ impl<'a> PodRunnerBuilder<'a> {
         self
     }
 
-    /// Pods of this namespace as well.
+    /// Also serves the Pods of this namespace.
     #[must_use]
     pub fn namespace(mut self, namespace: &'a Namespace) -> Self {
         self.namespaces.push(namespace);
         self
     }
 
-    /// What this name of an image stands for.
+    /// Maps an image name to a program.
     #[must_use]
     pub fn image(mut self, name: &str, image: PodImage) -> Self {
         self.images.insert(name.to_owned(), image);
         self
     }
 
-    /// Other pauses before restarts than a kubelet's.
+    /// Replaces the kubelet's pauses before restarts.
     #[must_use]
     pub fn restart_backoff(mut self, pauses: RestartBackoff) -> Self {
         self.restart_backoff = pauses;
         self
     }
 
-    /// Registers the nodes and begins.
+    /// Registers the nodes and starts the runner.
     ///
     /// # Errors
-    /// Those of the API server.
+    /// Errors of the API server.
     pub async fn start(self) -> Result<PodRunner> {
         let first = self.namespaces.first().context("a runner needs a namespace")?;
         let inner = Arc::clone(first.inner());
@@ -121,7 +121,7 @@ impl<'a> PodRunnerBuilder<'a> {
 }
 
 impl PodRunner {
-    /// For the Pods of this namespace.
+    /// A runner for the Pods of this namespace.
     pub fn builder(namespace: &Namespace) -> PodRunnerBuilder<'_> {
         PodRunnerBuilder {
             namespaces: vec![namespace],
@@ -131,10 +131,10 @@ impl PodRunner {
         }
     }
 
-    /// One more node.
+    /// Adds a node.
     ///
     /// # Errors
-    /// Those of the API server.
+    /// Errors of the API server.
     pub async fn add_node(&self, spec: NodeSpec) -> Result<Arc<RunningNode>> {
         let shared = Arc::clone(&self.context);
         let name = format!("{}-{}", shared.name, spec.name);
@@ -155,35 +155,37 @@ impl PodRunner {
         Ok(node)
     }
 
-    /// The node that the test calls so.
+    /// Returns the node with this name in the test.
     ///
     /// # Panics
-    /// When there is none.
+    /// There is no such node.
     pub fn node(&self, name: &str) -> Arc<RunningNode> {
         lock(&self.context.nodes).get(name).cloned().unwrap_or_else(|| panic!("there is no node {name}"))
     }
 
-    /// Cuts the node off from the API server: it hears and says nothing, its lease runs out, and its processes go on.
+    /// Partitions the node from the API server: it receives and sends nothing, its lease expires, and its processes go
+    /// on.
     pub fn partition(&self, node: &str) {
         self.node(node).set_link(NodeLink::Cut);
     }
 
-    /// Has what the node says of Pods come late: all of it at once when it is healed. It hears of Pods, and its lease is renewed.
+    /// Delays the node's Pod reports until [`Self::heal`], which sends them all at once. The node still receives Pods
+    /// and renews its lease.
     pub fn delay_reports(&self, node: &str) {
         self.node(node).set_link(NodeLink::ReportsDelayed);
     }
 
-    /// Ends either.
+    /// Ends a partition or a delay.
     pub fn heal(&self, node: &str) {
         self.node(node).set_link(NodeLink::Connected);
     }
 
-    /// What this image's name stands for from the next start of a container on.
+    /// Changes the program of an image name, from the next container start on.
     pub fn set_image(&self, name: &str, image: PodImage) {
         lock(&self.context.images).insert(name.to_owned(), image);
     }
 
-    /// Living processes of the Pod with their containers' names.
+    /// Returns the Pod's live processes with their containers' names.
     pub fn processes(&self, pod: &Pod) -> Vec<(String, i32)> {
         let prefix = self.context.part_mark(&pod.uid().unwrap_or_default(), "", 0);
         let prefix = prefix.trim_end_matches("/0").to_owned();
@@ -195,18 +197,19 @@ impl PodRunner {
         table::pids().filter_map(container).collect()
     }
 
-    /// Sends this to all processes of the Pod: `SIGSTOP` freezes it, `SIGKILL` is a crash.
+    /// Sends a signal to all processes of the Pod: `SIGSTOP` freezes it, `SIGKILL` is a crash.
     pub fn signal(&self, pod: &Pod, signal: Signal) {
         for (_, pid) in self.processes(pod) {
-            // One that has gone meanwhile has nothing to be told.
+            // The process may have ended meanwhile.
             signal::kill(Pid::from_raw(pid), signal).ok();
         }
     }
 
-    /// Deletes the Pod's object at once. Its processes are told to end only then, and its devices are free before they have.
+    /// Deletes the Pod's object at once. Its processes get SIGTERM only afterwards, and its devices are free before
+    /// they end.
     ///
     /// # Errors
-    /// Those of the API server.
+    /// Errors of the API server.
     pub async fn force_delete(&self, pod: &Pod) -> Result<()> {
         let (client, pod) = (self.context.client.clone(), pod.clone());
         let deleted = async move {
@@ -218,10 +221,10 @@ impl PodRunner {
         Ok(())
     }
 
-    /// What this run of a container wrote; the first is 0.
+    /// Returns the output of this run of a container; the first run is 0.
     ///
     /// # Errors
-    /// When there was no such run.
+    /// There was no such run.
     pub fn log(&self, pod: &Pod, container: &str, run: u32) -> Result<String> {
         let folder = self.context.log_folder(&pod.namespace().unwrap_or_default(), &pod.name_any());
         let path = folder.join(format!("{container}.{run}.log"));
@@ -231,10 +234,11 @@ impl PodRunner {
 
 impl Drop for PodRunner {
     fn drop(&mut self) {
-        // With the keeper go the workers, and with each the only ones who could signal its processes, which ends those.
+        // The run loop owns the workers. With them go all senders of their processes' signals, which ends the
+        // processes.
         self.task.abort();
         let shared = Arc::clone(&self.context);
-        // Nobody waits for it: a node without a kubelet only gives the controllers something to do.
+        // Detached cleanup: a node without a kubelet only gives the controllers work.
         self.context.inner.handle.spawn(async move {
             let nodes: Api<Node> = Api::all(shared.client.clone());
             let ours = ListParams::default().labels(&format!("{}={}", node::RUNNER_LABEL, shared.name));
@@ -244,7 +248,7 @@ impl Drop for PodRunner {
 }
 
 impl TestCluster {
-    /// A Pod runner for this namespace.
+    /// Returns a builder of a Pod runner for this namespace.
     pub fn podrunner<'a>(&self, namespace: &'a Namespace) -> PodRunnerBuilder<'a> {
         PodRunner::builder(namespace)
     }

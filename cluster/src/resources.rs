@@ -1,19 +1,19 @@
-//! What a cluster stands on: a folder, a range of loopback addresses, a mark, and a watchdog.
+//! A cluster's resources on this machine: a folder, a range of loopback addresses, a mark, and a watchdog.
 //!
-//! Each cluster has the addresses `127.N.*.*` to itself: `127.N.0.1` for its servers, the others for Pods. The first socket
-//! bound there is the claim, so two clusters at once cannot have the same, and ports need not be searched for.
+//! Each cluster owns the addresses `127.N.*.*`: `127.N.0.1` for its servers, the others for Pods. Binding the first
+//! socket there claims the range, so two concurrent clusters never share one, and ports are fixed.
 //!
-//! Whatever a cluster starts carries `TEST_CLUSTER=N:folder` in its environment, and so does what that starts in turn. The
+//! Every process of a cluster carries `TEST_CLUSTER=N:folder` in its environment, and so do its descendants. The
 //! watchdog is a shell outside our process group that waits for the end of its stdin, which comes with the end of this
-//! process, however that ends. Then it kills all that is marked, until nothing is left, and removes the folder and the cgroups
-//! that have its name. It also holds the claim: the addresses are free when nobody is left on them.
+//! process, however it ends. Then it kills all marked processes until none is left, and removes the folder and the
+//! cgroups of that name. It also holds the claim, so the addresses become free only when no process uses them.
 //!
-//! A process that joins a cluster of another process (`TestCluster::context`) has a folder, a mark and a watchdog of its own, so that
-//! its Pods end with it and the servers do not. Numbers that must differ between all processes of a cluster, the Pods' addresses
-//! among them, come from files in the cluster's folder ([`SharedCounter`]).
+//! A process that joins another process's cluster (`ClusterResources::join`) has its own folder, mark and watchdog, so
+//! that its Pods end with it and the servers do not. Numbers that must be unique across all processes of a cluster,
+//! such as the Pods' addresses, come from files in the cluster's folder ([`SharedCounter`]).
 //!
-//! A node (`node_address`) has a network of its own, and `198.18.N.*` and `198.19.N.*` in it: what RFC 2544 sets aside for tests is
-//! routed nowhere, and so in nobody's way.
+//! A node (`node_address`) has its own network with `198.18.N.*` and `198.19.N.*`. RFC 2544 reserves these for tests;
+//! they are routed nowhere, so they conflict with nothing.
 
 use std::{
     fs,
@@ -29,15 +29,15 @@ use anyhow::{Context as _, Result};
 
 use crate::{control_plane::PORTS, counter::SharedCounter};
 
-/// Marks every process of a cluster. Its name begins as none of Rouse's own settings does: whoever starts engines takes those
-/// out of their environment.
+/// Marks every process of a cluster. The name must not begin like one of Rouse's settings, which launchers remove from
+/// the environment of engines.
 pub(crate) const CLUSTER_MARK_ENV: &str = "TEST_CLUSTER";
 /// Marks the processes of one server or container.
 pub(crate) const PART_MARK_ENV: &str = "TEST_CLUSTER_PART";
 
-/// Nobody listens there; it is only bound.
+/// Bound for the claim only; nothing listens there.
 const CLAIM_PORT: u16 = 16440;
-/// Second bytes of addresses that others hardly use: Debian's resolver and local tools sit on 127.0 and 127.1.
+/// Second bytes of rarely used addresses: Debian's resolver and local tools use 127.0 and 127.1.
 const NET_RANGE: std::ops::Range<u32> = 32..250;
 
 const WATCHDOG: &str = r#"
@@ -57,20 +57,20 @@ if [ -e "$2/keep" ]; then rm -rf -- "$2/state"; else rm -rf -- "$2"; fi
 pub(crate) struct ClusterResources {
     net_octet: u8,
     folder: PathBuf,
-    /// The folder of the cluster; another one than `folder` where that cluster belongs to another process.
+    /// The cluster's folder. Differs from `folder` if another process owns the cluster.
     base_folder: PathBuf,
-    /// How many addresses Pods and nodes have been given.
+    /// How many addresses Pods and nodes have received.
     addresses: SharedCounter,
     watchdog: Mutex<Option<(Child, ChildStdin)>>,
 }
 
-/// `127.N.1.0`: the servers have those before.
+/// `127.N.1.0`; the servers have the addresses before it.
 const FIRST_POD_ADDRESS: u32 = 256;
-/// Up to the last that is no broadcast address.
+/// Excludes the broadcast address.
 const MAX_POD_ADDRESSES: u32 = 65_535 - FIRST_POD_ADDRESS;
 
 impl ClusterResources {
-    /// Takes a free range of addresses, makes the folder and starts the watchdog.
+    /// Claims a free range of addresses, creates the folder and starts the watchdog.
     pub(crate) fn claim() -> Result<Self> {
         let first = std::process::id();
         let (net, claim) = NET_RANGE
@@ -104,7 +104,7 @@ impl ClusterResources {
         })
     }
 
-    /// What another process joins this cluster by.
+    /// The key with which another process joins this cluster.
     pub(crate) fn key(&self) -> String {
         mark(self.net_octet, &self.base_folder)
     }
@@ -114,10 +114,10 @@ impl ClusterResources {
         self.nth_address(1)
     }
 
-    /// The address that was handed out longest ago, or never.
+    /// Returns the address that was handed out longest ago, or never.
     ///
     /// # Errors
-    /// When the file cannot be written that counts them.
+    /// The counter's file cannot be written.
     pub(crate) fn next_address(&self) -> Result<Ipv4Addr> {
         Ok(self.nth_address(FIRST_POD_ADDRESS + self.addresses.next()? % MAX_POD_ADDRESSES))
     }
@@ -132,42 +132,42 @@ impl ClusterResources {
         Ipv4Addr::new(198, 18, self.net_octet, 1)
     }
 
-    /// The node's end, and so its address.
+    /// The node's end of the wire, which is its address.
     pub(crate) fn node_address(&self) -> Ipv4Addr {
         Ipv4Addr::new(198, 18, self.net_octet, 2)
     }
 
-    /// Addresses for the node's Pods: 24 bits of this are theirs.
+    /// The /24 subnet of the node's Pods.
     pub(crate) fn pod_subnet(&self) -> Ipv4Addr {
         Ipv4Addr::new(198, 19, self.net_octet, 0)
     }
 
-    /// What the wire is called on this machine.
+    /// The wire's name on this machine.
     pub(crate) fn veth_name(&self) -> String {
         format!("rouse{}", self.net_octet)
     }
 
-    /// A name that no other cluster has, on this machine and as long as it lives.
+    /// A name unique to this cluster on this machine while it lives.
     pub(crate) fn name(&self) -> String {
         self.folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// What goes with this process's part of the cluster.
+    /// Files deleted with this process's part of the cluster.
     pub(crate) fn state(&self) -> PathBuf {
         self.folder.join("state")
     }
 
-    /// What goes with the cluster, and all its processes share.
+    /// Files deleted with the cluster and shared by all its processes.
     pub(crate) fn base_state(&self) -> PathBuf {
         self.base_folder.join("state")
     }
 
-    /// What stays when a test fails.
+    /// Files kept when a test fails.
     pub(crate) fn logs(&self) -> PathBuf {
         self.folder.join("logs")
     }
 
-    /// The same of the cluster's servers.
+    /// Logs of the cluster's servers, kept when a test fails.
     pub(crate) fn base_logs(&self) -> PathBuf {
         self.base_folder.join("logs")
     }
@@ -182,18 +182,18 @@ impl ClusterResources {
         format!("{}:{name}", self.mark())
     }
 
-    /// The logs stay when the cluster ends.
+    /// Keeps the logs when the cluster ends.
     pub(crate) fn keep_logs(&self) {
         mark_kept(&self.folder);
         mark_kept(&self.base_folder);
     }
 
-    /// Lets the watchdog do its work, and waits for it.
+    /// Triggers the watchdog and waits for its end.
     pub(crate) fn end(&self) {
         let watchdog = self.watchdog.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some((mut watchdog, stdin)) = watchdog {
             drop(stdin);
-            // It is our child and has not been waited for, so there is nothing that could fail.
+            // The watchdog is our child and not reaped yet, so this cannot fail.
             drop(watchdog.wait());
         }
     }
@@ -205,7 +205,7 @@ impl Drop for ClusterResources {
     }
 }
 
-/// The socket that claims this address, where nobody has it or one of the servers' ports there.
+/// Claims this address. Returns its socket, unless the address or one of the servers' ports is taken.
 fn claim_address(address: Ipv4Addr) -> Option<TcpListener> {
     let claim = TcpListener::bind((address, CLAIM_PORT)).ok()?;
     PORTS.iter().all(|port| TcpListener::bind((address, *port)).is_ok()).then_some(claim)
@@ -218,7 +218,7 @@ fn create_folder() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The watchdog of this folder's mark, and what ends with this process. It holds `claim` as its stdout.
+/// Starts the watchdog for this folder's mark. It holds `claim` as its stdout.
 fn spawn_watchdog(net: u8, folder: &Path, claim: Stdio) -> Result<(Child, ChildStdin)> {
     let mut watchdog = Command::new("sh")
         .args(["-c", WATCHDOG, "watchdog"])
@@ -246,7 +246,7 @@ fn mark_kept(folder: &Path) {
     }
 }
 
-/// A test that fails says where the logs are, and they stay.
+/// Makes a failing test keep its logs and print where they are.
 fn keep_on_panic(folder: &Path, base: &Path) {
     let (folder, base) = (folder.to_owned(), base.to_owned());
     let before = panic::take_hook();

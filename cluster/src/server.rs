@@ -1,4 +1,5 @@
-//! One server of the control plane: a process that can be stopped, killed, frozen and started again with the same words.
+//! One server of the control plane: a process that can be stopped, killed, frozen and restarted with the same
+//! arguments.
 
 use std::{
     fs::{self, File},
@@ -16,17 +17,17 @@ use tokio::{net::TcpStream, process::Command, time};
 
 use crate::resources::{CLUSTER_MARK_ENV, ClusterResources, PART_MARK_ENV};
 
-/// How long a server may take to end by itself. What kube-apiserver was asked is answered at once; then it would wait a minute
-/// for those who watch custom resources, and hears nobody meanwhile.
+/// How long a server may take to end by itself. kube-apiserver finishes its requests at once; it would then wait a
+/// minute for watches of custom resources, and accepts no requests meanwhile.
 const STOP_GRACE: Duration = Duration::from_secs(5);
-/// How long one may take to start. It is a second or two; a machine that compiles meanwhile needs many more.
+/// How long a server may take to start. Usually a second or two; on a machine that compiles meanwhile, much longer.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(180);
-/// Nothing tells when a server listens, so it is asked this often.
+/// Interval of readiness checks, since a server does not announce that it listens.
 const READY_POLL_INTERVAL: Duration = Duration::from_millis(25);
-/// By how much a heap may grow before its garbage is collected (Go's own default is 100): a small cluster has memory to spare, and
-/// the tests no processor time.
+/// Heap growth before a garbage collection, in percent (Go's default is 100). A small cluster has memory to spare, and
+/// the tests need the CPU.
 const HEAP_PERCENT: &str = "400";
-/// As much of a log as says why a server did not start.
+/// How much of a log's end an error includes.
 const MAX_LOG_TAIL_BYTES: usize = 3000;
 
 pub(crate) struct ServerProcess {
@@ -58,7 +59,7 @@ impl ServerProcess {
         }
     }
 
-    /// Starts it, if it does not run. Its log goes on where it was.
+    /// Starts the server if it does not run, and appends to its log.
     pub(crate) fn start(&mut self) -> Result<()> {
         if self.process.is_some() {
             return Ok(());
@@ -79,17 +80,17 @@ impl ServerProcess {
         Ok(())
     }
 
-    /// Asks it to end, and kills it when it takes too long.
+    /// Stops the server with SIGTERM, and kills it after a timeout.
     pub(crate) async fn stop(&mut self) {
         if let Some(process) = &self.process {
             process.signal(Signal::SIGTERM);
-            // Whether it came in time makes no difference to what is done next.
+            // The next step is the same after a timeout.
             let _in_time = time::timeout(STOP_GRACE, process.leader_exited()).await.is_ok();
         }
         self.kill().await;
     }
 
-    /// Kills it, and returns when it is gone.
+    /// Kills the server and waits until it has ended.
     pub(crate) async fn kill(&mut self) {
         if let Some(process) = self.process.take() {
             process.kill_and_reap().await;
@@ -106,10 +107,10 @@ impl ServerProcess {
         self.process.as_ref().map(ProcessGroup::pid)
     }
 
-    /// Asks until `ready` says yes.
+    /// Polls until `ready` returns true.
     ///
     /// # Errors
-    /// With the end of its log when it ended or took too long.
+    /// The server ended or timed out; the error holds the end of its log.
     pub(crate) async fn wait_until_ready<F: Future<Output = bool>>(
         &mut self,
         ready: impl Fn() -> F,
@@ -137,7 +138,7 @@ impl ServerProcess {
     }
 }
 
-/// Whether somebody listens there.
+/// Whether a connection to this address succeeds.
 pub(crate) async fn is_listening(address: SocketAddr) -> bool {
     TcpStream::connect(address).await.is_ok()
 }

@@ -1,4 +1,4 @@
-//! Who asks the API server: certificates and keys of the cluster, kubeconfigs, clients.
+//! Clients of the API server: the cluster's certificates and keys, kubeconfigs, clients.
 
 use std::{
     fs,
@@ -25,10 +25,10 @@ use serde_json::{Value, json};
 
 /// The group that RBAC never refuses.
 const MASTERS_GROUP: &str = "system:masters";
-/// Seconds that a service account's token holds: longer than any test.
+/// Lifetime of a service account's token, longer than any test.
 const TOKEN_SECONDS: i64 = 86_400;
 
-/// A name and what proves it.
+/// A user name and its credentials.
 #[derive(Clone, Debug)]
 pub struct ClusterUser {
     name: String,
@@ -36,7 +36,7 @@ pub struct ClusterUser {
 }
 
 impl ClusterUser {
-    /// As the API server knows it.
+    /// The name that the API server knows.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -45,13 +45,13 @@ impl ClusterUser {
         Self { name, credentials: json!({ "token": token }) }
     }
 
-    /// The token is read again when it changes.
+    /// Clients read the token again when it changes.
     pub(crate) fn with_token_file(name: String, token: &Path) -> Self {
         Self { name, credentials: json!({ "tokenFile": token }) }
     }
 }
 
-/// The cluster's authority and what it issued, in one folder.
+/// The cluster's certificate authority and its certificates, in one folder.
 #[derive(Clone)]
 pub(crate) struct ClusterUsers {
     folder: PathBuf,
@@ -60,7 +60,9 @@ pub(crate) struct ClusterUsers {
 }
 
 impl ClusterUsers {
-    /// Makes the authority, the API server's certificate for these addresses, the service accounts' key and the admin.
+    /// Creates the certificate authority and its first certificates.
+    ///
+    /// These are the API server's certificate for these addresses, the service accounts' key and the admin.
     pub(crate) fn new(folder: PathBuf, addresses: &[Ipv4Addr]) -> Result<Self> {
         fs::create_dir_all(&folder)?;
         let key = KeyPair::generate()?;
@@ -79,7 +81,7 @@ impl ClusterUsers {
         Ok(users)
     }
 
-    /// The users of another process's cluster, whose folder is `base`; what is issued here goes into `folder`.
+    /// Joins the users of another process's cluster, whose folder is `base`. New certificates go into `folder`.
     pub(crate) fn join(folder: PathBuf, base: &Path) -> Result<Self> {
         fs::create_dir_all(&folder)?;
         fs::copy(base.join("ca.pem"), folder.join("ca.pem")).context("the cluster's authority")?;
@@ -94,7 +96,7 @@ impl ClusterUsers {
         &self.admin
     }
 
-    /// A user that shows a certificate.
+    /// Issues a user with a client certificate.
     pub(crate) fn issue_user(&self, name: &str, group: Option<&str>) -> Result<ClusterUser> {
         let file = format!("user-{}", file_name(name));
         self.issue(&file, certificate_params(name, group), ExtendedKeyUsagePurpose::ClientAuth)?;
@@ -105,7 +107,7 @@ impl ClusterUsers {
         Ok(ClusterUser { name: name.to_owned(), credentials: proof })
     }
 
-    /// The certificate `FILE.pem` and the key `FILE.key` of a server that has these addresses and names.
+    /// Issues a server certificate for these addresses and names. The files are `FILE.pem` and `FILE.key`.
     pub(crate) fn issue_server_certificate(
         &self,
         file: &str,
@@ -121,19 +123,19 @@ impl ClusterUsers {
         self.issue(file, params, ExtendedKeyUsagePurpose::ServerAuth)
     }
 
-    /// One of the folder's files.
+    /// A file of the folder.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    /// A kubeconfig of this user for this way to the API server.
+    /// Writes a kubeconfig of this user for this address of the API server.
     pub(crate) fn kubeconfig(&self, user: &ClusterUser, server: SocketAddr) -> Result<PathBuf> {
         let path = self.file(&format!("{}-{}.kubeconfig", file_name(&user.name), server.port()));
         self.write_kubeconfig(user, server, "default", &path)?;
         Ok(path)
     }
 
-    /// The same at another place, with another namespace.
+    /// Writes a kubeconfig to this path, with this namespace.
     pub(crate) fn write_kubeconfig(
         &self,
         user: &ClusterUser,
@@ -141,12 +143,12 @@ impl ClusterUsers {
         namespace: &str,
         path: &Path,
     ) -> Result<()> {
-        // JSON is YAML as well.
+        // JSON is valid YAML.
         let text = self.kubeconfig_json(user, server, namespace).to_string();
         fs::write(path, text).with_context(|| path.display().to_string())
     }
 
-    /// A client for the runtime that calls.
+    /// Creates a client for the caller's runtime.
     pub(crate) async fn client(&self, user: &ClusterUser, server: SocketAddr) -> Result<Client> {
         let kubeconfig = Kubeconfig::from_yaml(&self.kubeconfig_json(user, server, "default").to_string())?;
         let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
@@ -178,8 +180,8 @@ impl ClusterUsers {
     }
 }
 
-/// The authority with this key. Whatever it issues is trusted by whoever has any of its certificates: those differ in their
-/// serial number only.
+/// Creates the authority with this key. Certificates of the authority differ only in their serial number, so each of
+/// them verifies everything that the key has signed.
 fn authority(key: KeyPair) -> Result<CertifiedIssuer<'static, KeyPair>> {
     let mut params = certificate_params("rouse test cluster", None);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -187,7 +189,7 @@ fn authority(key: KeyPair) -> Result<CertifiedIssuer<'static, KeyPair>> {
     Ok(CertifiedIssuer::self_signed(params, key)?)
 }
 
-/// The API server reads a user's name and group out of the certificate's subject.
+/// The API server reads a user's name and group from the certificate's subject.
 fn certificate_params(name: &str, group: Option<&str>) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, name);
@@ -201,7 +203,7 @@ fn file_name(user: &str) -> String {
     user.replace([':', '/'], "-")
 }
 
-/// A service account with a token of its own; made where it is missing.
+/// Creates a service account if it is missing, with a new token.
 pub(crate) async fn service_account(client: Client, namespace: &str, name: &str) -> Result<ClusterUser> {
     let accounts: Api<ServiceAccount> = Api::namespaced(client, namespace);
     let account = ServiceAccount {
@@ -221,7 +223,7 @@ pub(crate) async fn service_account(client: Client, namespace: &str, name: &str)
     Ok(ClusterUser::with_token(account_name(namespace, name), &token))
 }
 
-/// As which user the API server knows a service account.
+/// The user name of a service account.
 pub(crate) fn account_name(namespace: &str, account: &str) -> String {
     format!("system:serviceaccount:{namespace}:{account}")
 }

@@ -1,4 +1,4 @@
-//! Waiting for what an object says, by a watch of it.
+//! Waits for an object's state through a watch.
 
 use std::{fmt::Debug, time::Duration};
 
@@ -11,13 +11,13 @@ use kube::{
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::time;
 
-/// Nothing that a test waits for takes longer, even on a machine that does much else.
+/// Longer than any test waits, even on a busy machine.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Waits until `fits` says so of this object, or of its absence; gives what it was then.
+/// Waits until `fits` accepts this object or its absence, and returns that state.
 ///
 /// # Errors
-/// After [`WAIT_TIMEOUT`], with what was waited for and what the object was last.
+/// [`WAIT_TIMEOUT`] passed; the error holds `what` and the object's last state.
 pub async fn until<K>(
     api: &Api<K>,
     name: &str,
@@ -29,10 +29,10 @@ where
 {
     let mut last = None;
     let found = async {
-        // A watcher is large, and every test would carry it along.
+        // Boxed, because a watcher is large and every caller's future would contain it.
         let mut stream = watcher::watch_object(api.clone(), name).default_backoff().boxed();
         while let Some(seen) = stream.next().await {
-            // Errors are those of a connection: the watcher comes back from them.
+            // Errors are connection errors, from which the watcher recovers.
             let Ok(seen) = seen else { continue };
             if fits(&seen) {
                 return Ok(seen);
@@ -50,7 +50,8 @@ where
     }
 }
 
-/// Each change of any object there, beginning with those that are there: for who looks anew each time.
+/// Streams each change of any object, starting with the existing objects. For callers that list again after each
+/// change.
 pub fn changes<K>(api: &Api<K>) -> impl Stream<Item = ()> + Unpin + Send + use<K>
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,

@@ -1,7 +1,7 @@
-//! Readers of `multipart/form-data` as there are behind the gateway, each with its own idea of the corners: what one of
-//! them takes for a model must be what the gateway routes by.
+//! Readers of `multipart/form-data` like those behind the gateway, each with its own treatment of corner cases. A model
+//! that any of them finds must be the model that the gateway routes by.
 
-/// What each reader takes for the values of `model`.
+/// Each reader's values of `model`.
 pub(super) fn all(content_type: &[u8], body: &[u8]) -> [(&'static str, Vec<Vec<u8>>); 3] {
     let text = String::from_utf8_lossy(content_type).into_owned();
     [
@@ -11,7 +11,7 @@ pub(super) fn all(content_type: &[u8], body: &[u8]) -> [(&'static str, Vec<Vec<u
     ]
 }
 
-/// As python-multipart under Starlette: CRLF throughout, the last of two parameters, quoted pairs resolved.
+/// Like python-multipart under Starlette: CRLF throughout, the last of two parameters, quoted pairs resolved.
 fn by_the_letter(content_type: &str, body: &[u8]) -> Vec<Vec<u8>> {
     let Some(boundary) = parameters(content_type).into_iter().rev().find(|(key, _)| key == "boundary") else {
         return Vec::new();
@@ -40,14 +40,14 @@ fn by_the_letter(content_type: &str, body: &[u8]) -> Vec<Vec<u8>> {
     models
 }
 
-/// A tolerant one: any line end, white space anywhere, names in any case, encoded or not.
+/// A tolerant reader: any line end, white space anywhere, names in any case, encoded or not.
 fn by_the_line(content_type: &str, body: &[u8]) -> Vec<Vec<u8>> {
     let Some((_, boundary)) = parameters(content_type).into_iter().find(|(key, _)| key == "boundary") else {
         return Vec::new();
     };
     let delimiter = format!("--{boundary}").into_bytes();
     let mut models = Vec::new();
-    // In the header of a part, or in its content; and whether it is a model's.
+    // Whether the line is in a part's header or its content, and whether the part is a model.
     let (mut in_header, mut is_model, mut content) = (false, false, Vec::<u8>::new());
     for line in body.split_inclusive(|byte| *byte == b'\n') {
         let bare = line.trim_ascii_end();
@@ -75,7 +75,7 @@ fn by_the_line(content_type: &str, body: &[u8]) -> Vec<Vec<u8>> {
     models
 }
 
-/// As cpp-httplib: everything is found by searching for it, and quotes protect nothing.
+/// Like cpp-httplib: it finds everything by searching, and quotes protect nothing.
 fn by_splitting(content_type: &str, body: &[u8]) -> Vec<Vec<u8>> {
     let Some((_, boundary)) = content_type.rsplit_once("boundary=") else { return Vec::new() };
     let boundary = boundary.split(';').next().unwrap_or_default().trim().trim_matches('"');
@@ -105,7 +105,7 @@ fn is_disposition(line: &str) -> bool {
     line.split_once(':').is_some_and(|(name, _)| name.trim().eq_ignore_ascii_case("content-disposition"))
 }
 
-/// `; key=value` and `; key="value"`, with quoted pairs resolved.
+/// Parses `; key=value` and `; key="value"`, with quoted pairs resolved.
 fn parameters(value: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut chars = value.chars().peekable();

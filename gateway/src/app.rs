@@ -1,8 +1,8 @@
-//! The application: put together, reloaded, ended.
+//! Assembles, reloads and shuts down the application.
 //!
-//! Everything that can fail for a reason of the operator's (a port, a state directory, an accelerator driver) fails
-//! here, before an engine is started or adopted. On one machine the ports are bound and the state directory is locked before
-//! anything on disk changes: where that fails, another gateway runs, and all there is may be its own.
+//! Every error that the operator can cause (a port, a state directory, an accelerator driver) surfaces here, before an
+//! engine is started or adopted. On one machine, the gateway binds its ports and locks the state directory before it
+//! changes anything on disk: if either fails, another gateway is running and may own everything there.
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
@@ -40,30 +40,34 @@ use platform_runtime::{PlatformChange, PlatformClaim, PlatformRuntime};
 use reload::ConfigReloader;
 use signals::{ControlSignal, ControlSignals};
 
-/// Outcomes and observations that may wait for the driver. A turn takes well under a millisecond and takes 256 of
-/// them; more than four turns' worth means that something floods, and then the platform waits.
+/// Capacity of the platform's event queue to the driver.
+///
+/// A turn takes up to 256 events in well under a millisecond. A backlog of more than four turns means that something
+/// floods the queue, and then the platform waits.
 const EVENT_QUEUE_CAPACITY: usize = 1024;
-/// How often idle clocks and learned values are given to the platform to keep: a restart must restore the clocks to
-/// within five seconds, and the platform writes within one.
+/// How often the platform gets idle clocks and learned values to save.
+///
+/// A restart must restore the clocks to within five seconds, and the platform writes within one second.
 const PERSIST_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Threads for the control side's blocking calls: files, the driver, new processes. A bound, so that a disk that stands
-/// still cannot take threads without end.
+/// Bound on threads for the control side's blocking calls: files, the driver, new processes.
+///
+/// Without a bound, a stalled disk could take any number of threads.
 const MAX_BLOCKING_THREADS: usize = 64;
 
-/// What the command line asks for.
+/// What the command line specifies.
 pub struct AppOptions {
     pub config: Config,
-    /// Loaded again at a reload.
+    /// Source that a reload reads again.
     pub source: ConfigSource,
     pub journal: Option<PathBuf>,
-    /// Counts what telemetry drops, the log included, which is older than anything here.
+    /// Counters of dropped telemetry. The log counts in them from before [`run`].
     pub drop_counters: TelemetryDropCounters,
 }
 
-/// Serves until told to stop. Called before any thread was started.
+/// Serves until a signal terminates the gateway. Must be called before any thread starts.
 pub fn run(start: AppOptions) -> anyhow::Result<ExitCode> {
-    // The control side: the driver, the platform, operators. Requests have runtimes of their own, one for each core.
+    // This is the control side: driver, platform, operators. Requests have runtimes of their own, one per core.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .thread_name("control")
@@ -99,7 +103,7 @@ async fn serve(
     let current = config.load_full();
     let operators = AdminServer::listen(current.admin.address)?;
     let listen = || ApiServer::listen(current.api, current.threads);
-    // The ports of a Pod are its own, and whoever connects to one is refused until it is known what there is to serve.
+    // In a cluster the Pod owns its ports, and connections are refused until the gateway knows its models.
     let bound = current.kubernetes.is_none().then(listen).transpose()?;
     let claim = PlatformClaim::take(&current)?;
     if source.file.is_none() {
@@ -120,9 +124,9 @@ async fn serve(
     });
     let mut goes = Some((driver_goes, admin_goes));
     if current.kubernetes.is_some() {
-        // Until it has the lease.
+        // This gateway does not lead until it holds the Lease.
         handle.send_event(Event::LeadershipChanged { leads: false });
-        // A cluster takes its time, and operators may ask for what is waited.
+        // The cluster's objects take a while to arrive, and operators may ask what the gateway waits for.
         if let Some((driver_goes, admin_goes)) = goes.take() {
             start_deferred(driver_goes, open_journal()?);
             start_deferred(admin_goes, ());
@@ -164,10 +168,10 @@ async fn serve(
         None => None,
     };
     let keeper = tokio::spawn(persist_periodically(handle.clone(), Arc::clone(&platform)));
-    // A request that came before the first turn would be told that there is no such model.
+    // A request before the first turn would fail with an unknown model.
     handle.refresh().await;
     let mut serving = api.start(watched)?;
-    // Operators are told that it is ready by the listener that comes up next.
+    // The admin listener comes up next and thereby shows operators that the API is ready.
     serving.wait_until_ready().await;
     let mut api = tokio::spawn(serving.join());
     if let Some(admin_goes) = admin_goes {
@@ -194,7 +198,7 @@ async fn serve(
                     }
                     ControlSignal::Reload | ControlSignal::CheckCertificates => {}
                 }
-                // Before they are read: what changed until they are watched goes unseen.
+                // The watch starts before the files are read: a change before the watch goes unnoticed.
                 if let Err(error) = signals.watch(reload.certificates()) {
                     tracing::warn!(%error, "certificates are not watched; SIGHUP reloads them");
                 }
@@ -209,7 +213,7 @@ async fn serve(
                 PlatformChange::TaskEnded => anyhow::bail!("a task without which this gateway must not go on ended"),
             },
             ended = &mut driver => {
-                // Without it nothing wakes any more. Engines live on, and are adopted by the next start.
+                // Without the driver no engine wakes. Engines live on, and the next start adopts them.
                 return Err(ended.err().map_or_else(|| anyhow::anyhow!("the driver ended"), Into::into));
             }
             ended = &mut api => return Err(listener_error(ended)),
@@ -220,7 +224,7 @@ async fn serve(
         .run(&mut signals, &mut home)
         .await;
     keeper.abort();
-    // The keeper lets go of the platform when its task is dropped.
+    // Dropping the keeper's task releases its reference to the platform.
     drop(keeper.await);
     telemetry.close().await;
     drop(reload);
@@ -228,7 +232,7 @@ async fn serve(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Work that begins when it is told to, with what the other end of this sends.
+/// Spawns work that starts when the returned sender sends its input.
 fn spawn_deferred<I, F>(
     work: impl FnOnce(I) -> F + Send + 'static,
 ) -> (JoinHandle<F::Output>, oneshot::Sender<I>)
@@ -240,7 +244,7 @@ where
     let task = tokio::spawn(async move {
         match told.await {
             Ok(with) => work(with).await,
-            // What had to be there before it is not there.
+            // The sender was dropped: the work's preconditions never came true.
             Err(_) => std::future::pending().await,
         }
     });
@@ -248,7 +252,7 @@ where
 }
 
 fn start_deferred<I>(work: oneshot::Sender<I>, with: I) {
-    // An error is the other end's, which is gone where the runtime ends.
+    // An error means that the receiver is gone because the runtime ends.
     drop(work.send(with));
 }
 
@@ -256,7 +260,7 @@ fn discover(headroom: Bytes) -> anyhow::Result<Vec<rouse::model::Accelerator>> {
     crate::platform::local::discover(headroom).context("no accelerator was found")
 }
 
-/// For decisions, wall time is read once; from here on a monotonic clock counts on.
+/// Returns the clock for decisions: wall time read once, then advanced by a monotonic clock.
 fn wall_anchored_clock() -> TickClock {
     let now = Instant::now();
     TickClock::new(now, Tick::default() + Millis::from(WallClock::now().since_epoch(now)))
@@ -289,7 +293,7 @@ fn admin_sources(
     }
 }
 
-/// What a person needs to try it, on standard output, so that it is seen whatever the log level is.
+/// Prints the addresses to standard output, where they show at any log level.
 fn print_addresses(config: &Config, demonstration: bool, api: &ApiServer, admin: SocketAddr) {
     let api = api.address();
     let scheme = if config.tls.is_some() { "https" } else { "http" };
@@ -303,13 +307,13 @@ fn print_addresses(config: &Config, demonstration: bool, api: &ApiServer, admin:
     }
 }
 
-/// Gives idle clocks and learned values to the platform, for the next start.
+/// Periodically hands idle clocks and learned values to the platform, for the next start.
 async fn persist_periodically(handle: DriverHandle, platform: Arc<dyn Platform>) {
     let mut every = tokio::time::interval(PERSIST_INTERVAL);
     loop {
         every.tick().await;
         for endpoint in handle.routes().models.values().flat_map(|route| &route.endpoints) {
-            // Somebody who uses it now has used it until now, should the gateway be gone at the next tick.
+            // A lease in use counts as used until now, in case the gateway dies before the next tick.
             let used =
                 if endpoint.gate.leases() > 0 { handle.clock().now() } else { endpoint.gate.last_end() };
             platform.note_idle(&endpoint.engine, endpoint.generation, used);
@@ -328,7 +332,7 @@ fn listener_error(ended: Result<Result<(), crate::serve::Error>, tokio::task::Jo
 
 type ListenerTask = JoinHandle<Result<(), crate::serve::Error>>;
 
-/// The end: nothing new, then what runs is given its time, then engines are stopped or left.
+/// Shuts down: refuses new connections, drains, then stops or leaves the engines.
 struct ShutdownSequence {
     stage: watch::Sender<ShutdownStage>,
     config: Arc<Config>,
@@ -341,7 +345,7 @@ struct ShutdownSequence {
 impl ShutdownSequence {
     async fn run(mut self, signals: &mut ControlSignals, home: &mut PlatformRuntime) {
         self.stage.send_replace(ShutdownStage::Draining);
-        // First what others wait for, should this be killed before its time.
+        // Stepping down comes first, since other gateways wait for it and this process may be killed early.
         home.step_down();
         let grace = home.grace(&self.config.shutdown).await;
         tracing::info!(%grace, "shutting down: no new connections; exchanges may finish; a second signal means now");
@@ -352,8 +356,8 @@ impl ShutdownSequence {
             () = signals.terminated() => {}
         }
         home.withdraw_demand().await;
-        // Whoever still holds or awaits an engine is told so, in its stream or as a 503.
-        // In a cluster they are everybody's.
+        // Requests that still hold or await an engine get the fault, in their stream or as a 503.
+        // In a cluster the engines belong to all gateways.
         let stop_engines = self.config.shutdown.stop_engines && self.config.kubernetes.is_none();
         self.handle.send_event(Event::Shutdown { stop_engines });
         let stop = self.config.core.settings.timeouts.stop_grace.duration() + Duration::from_secs(10);
@@ -369,7 +373,7 @@ impl ShutdownSequence {
     }
 }
 
-/// What a reload could not change, for people who wonder.
+/// Describes the settings that a reload could not change.
 pub(crate) fn restart_needed(diff: &config::ConfigDiff) -> Option<String> {
     (!diff.needs_restart.is_empty())
         .then(|| format!("{} take effect at the next start", diff.needs_restart.join(", ")))

@@ -1,7 +1,7 @@
-//! The configuration as meant: parsed, checked and complete before any port is opened.
+//! The validated configuration: parsed, checked and complete before any port is opened.
 //!
-//! [`load`] and [`parse`] report everything that is wrong with a file at once, each with line and column. `check`
-//! finds what is legal but will not work as meant, `diff` says what a reload changes.
+//! [`load`] and [`parse`] report all errors of a file at once, each with line and column. [`check()`] finds settings
+//! that are legal but will not work as intended, and [`diff()`] lists what a reload changes.
 
 mod accelerators;
 mod api;
@@ -63,27 +63,27 @@ use rouse::{
 };
 use rouse_net::{adapter::EngineProfile, backend_origin::BackendOrigin};
 
-/// One valid configuration. A reload makes another and is refused whole when it cannot.
+/// One valid configuration. A reload creates another, and refuses an invalid one as a whole.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub api: SocketAddr,
-    /// Threads that serve it; `None`: as many as there are cores.
+    /// Threads that serve the API; `None` means one per core.
     pub threads: Option<usize>,
     pub admin: AdminConfig,
-    /// The API's certificates; without, it speaks plain HTTP.
+    /// The API's certificates; without them it serves plain HTTP.
     pub tls: Option<TlsConfig>,
     pub cors: CorsConfig,
-    /// What the decisions need.
+    /// Input of the fleet's decisions.
     pub core: FleetConfig,
-    /// What the platform and the relay need, by model.
+    /// How the platform and the relay use each model's engines.
     pub engines: BTreeMap<ModelName, Arc<EngineConfig>>,
-    /// What reloads have replaced, the latest last: engines that were started by it may still run.
+    /// Entries that reloads replaced, the latest last: engines started by them may still run.
     pub former_engines: Vec<Arc<EngineConfig>>,
-    /// Simulated accelerators' meter files, by accelerator: an accelerator with one is metered by reading it.
+    /// Meter files of simulated accelerators, by accelerator: an accelerator with a file is metered by reading it.
     pub meters: BTreeMap<AcceleratorId, PathBuf>,
-    /// The environment variables by which an engine sees each declared accelerator.
+    /// Environment variables by which an engine sees each declared accelerator.
     pub visible: BTreeMap<AcceleratorId, BTreeMap<String, String>>,
-    /// Ask NVML which accelerators there are (`accelerators: auto`); `core.accelerators` is then filled at start.
+    /// Ask NVML for the accelerators (`accelerators: auto`); `core.accelerators` is then filled at the start.
     pub accelerators_auto: bool,
     pub headroom: Bytes,
     pub stream: StreamConfig,
@@ -91,23 +91,23 @@ pub struct Config {
     pub limits: ApiLimits,
     pub affinity: AffinityPolicy,
     pub shutdown: ShutdownConfig,
-    /// Adoption file, learned values, engine logs.
+    /// Directory of the adoption file, learned values and engine logs.
     pub state: PathBuf,
-    /// Cap of each engine's log.
+    /// Size limit of each engine's log.
     pub log_cap: Bytes,
     pub access_log: AccessLogTarget,
     pub telemetry: TelemetryConfig,
     /// `platform: kubernetes`; `None` on one machine.
     pub kubernetes: Option<KubernetesConfig>,
-    /// Who may use the API; anybody when it is empty.
+    /// API keys; if empty, anybody may use the API.
     pub keys: KeyConfigs,
-    /// `keys: explicitly_none`: that anybody may use the API is meant so.
+    /// `keys: none`: open access to the API is intended.
     pub keys_none: bool,
-    /// What `check` warns of in them.
+    /// Warnings that [`check()`] reports about the keys.
     pub key_warnings: Vec<ConfigProblem>,
-    /// The file says nothing at all.
+    /// The file has no content.
     pub blank: bool,
-    /// The file's name, for texts; and where in it each model stands.
+    /// The file's name, for messages.
     pub origin: String,
     pub model_locations: BTreeMap<ModelName, SourceLocation>,
 }
@@ -118,40 +118,40 @@ pub struct AdminConfig {
     pub token: Option<String>,
     /// `/metrics` needs no token.
     pub metrics_open: bool,
-    /// It speaks TLS, too.
+    /// The admin listener uses TLS too.
     pub tls: bool,
 }
 
-/// How one model's engine is run and spoken to.
+/// How to run and call one model's engine.
 #[derive(Clone, PartialEq)]
 pub struct EngineConfig {
     pub name: ModelName,
     pub kind: EngineKind,
-    /// Program and arguments, with `${PORT}`, `${HOST}`, `${MEMORY_FRACTION}`, `${KV_CACHE_FLAG}` still in them.
+    /// Program and arguments, with the placeholders `${PORT}`, `${HOST}`, `${MEMORY_FRACTION}` and `${KV_CACHE_BYTES}`.
     pub command: Vec<String>,
     pub env: BTreeMap<String, String>,
-    /// What the engine calls the model.
+    /// The engine's own name for the model.
     pub served_name: String,
     pub task: ProbeTask,
     pub on_disconnect: OnDisconnect,
-    /// Sent to the engine as a bearer token instead of the client's key.
+    /// Bearer token for the engine, sent instead of the client's key.
     pub api_key: Option<String>,
-    /// A stub stands in front of the engine: what it says of its gate is believed.
+    /// The engine is behind a stub, whose gate reports are trusted.
     pub stub: bool,
     /// The engine may listen on every interface.
     pub allow_public: bool,
-    /// Which calls put it to sleep and wake it.
+    /// Calls that put the engine to sleep and wake it.
     pub sleep: SleepApi,
-    /// What of a custom engine `/engines/{model}/…` opens; other kinds have their own lists.
+    /// Paths of a custom engine that `/engines/{model}/…` opens. Other kinds have fixed lists.
     pub passthrough: Vec<PassthroughPath>,
-    /// Of what an engine is started with: as `ModelSpec` has it.
+    /// Hash of what an engine is started with, the same as in `ModelSpec`.
     pub fingerprint: u64,
-    /// Of a backend that somebody else runs.
+    /// Origin of an external backend.
     pub backend_origin: Option<Arc<BackendOrigin>>,
 }
 
 impl EngineConfig {
-    /// How its engines are spoken to.
+    /// How the gateway calls these engines.
     #[must_use]
     pub fn profile(&self) -> EngineProfile {
         EngineProfile {
@@ -165,9 +165,10 @@ impl EngineConfig {
 }
 
 impl Config {
-    /// The environment variables that show an engine these accelerators and hide all others. CUDA knows the UUIDs that NVML
-    /// gives. The name of a declared accelerator is the file's own choice, and a name that CUDA does not know hides every
-    /// GPU: so only what `visible` says is set.
+    /// Returns the variables that show these accelerators to an engine and hide all others.
+    ///
+    /// CUDA knows the UUIDs that NVML reports. The file chooses the names of declared accelerators freely, and a name
+    /// unknown to CUDA hides every GPU, so for those only the variables in `visible` are set.
     #[must_use]
     pub fn visible_env(&self, accelerators: &[AcceleratorId]) -> BTreeMap<String, String> {
         if self.accelerators_auto {
@@ -185,8 +186,10 @@ impl Config {
         joined
     }
 
-    /// How an engine of this model is spoken to that was started with this fingerprint. The present entry of the file
-    /// where that is not known: of an engine that an earlier gateway started, or of one long replaced.
+    /// Returns the entry that started a running engine, found by its fingerprint.
+    ///
+    /// If none matches, because an earlier gateway started the engine or the entry was replaced long ago, returns the
+    /// current entry.
     #[must_use]
     pub fn engine_started_with(&self, model: &ModelName, fingerprint: u64) -> Option<&Arc<EngineConfig>> {
         let present = self.engines.get(model);
@@ -196,21 +199,21 @@ impl Config {
     }
 }
 
-/// What becomes of an engine's work when its client leaves.
+/// What happens to a request in its engine when the client disconnects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnDisconnect {
     Abort,
     Drain,
 }
 
-/// By what a request prefers one of a model's several engines.
+/// How a request prefers one of a model's engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AffinityPolicy {
-    /// By nothing but load.
+    /// Load only.
     None,
-    /// By what its client says it belongs to.
+    /// The session that the client names.
     Session,
-    /// By that, or else by how its conversation begins.
+    /// The session, or else the prefix of the conversation.
     #[default]
     Prefix,
 }
@@ -221,11 +224,11 @@ pub struct StreamConfig {
     pub heartbeat: Millis,
     /// On `/v1/responses` a heartbeat is an event, for clients that drop comments.
     pub responses_heartbeat_events: bool,
-    /// Streams to HTTP/1.1 clients pass without hyper.
+    /// Streams to HTTP/1.1 clients bypass hyper.
     pub bypass_hyper: bool,
 }
 
-/// Deadlines of one exchange and of probes.
+/// Timeouts of one exchange, and of probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestTimeouts {
     pub connect: Millis,
@@ -240,32 +243,34 @@ pub struct RequestTimeouts {
 pub struct ApiLimits {
     pub body: Bytes,
     pub body_total: Bytes,
-    /// Least bytes per second of a request's body.
+    /// Minimum bytes per second of a request's body.
     pub body_rate: Bytes,
     pub header: Bytes,
     pub header_read: Millis,
     pub connection_idle: Millis,
     pub connections_per_address: u32,
-    /// In ten seconds; 0: any number.
+    /// In ten seconds; 0 means unlimited.
     pub offences_per_address: u32,
     pub client_stall: Millis,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShutdownConfig {
-    /// How long exchanges may run on, as the file says it.
+    /// How long exchanges may continue, if the file sets it.
     pub grace: Option<Millis>,
-    /// The same where neither the file nor a Pod says it.
+    /// Grace if neither the file nor a Pod sets one.
     pub default_grace: Millis,
     pub stop_engines: bool,
 }
 
 impl ShutdownConfig {
-    /// Of a Pod's time, for telling clients why their streams end, for the lease, and for what says that this gateway waits.
+    /// Part of a Pod's grace period that is kept for final messages in streams, the Lease, and this gateway's demand
+    /// report.
     const SHUTDOWN_RESERVE: Millis = Millis::secs(10);
 
-    /// How long exchanges may run on where this process is killed so long after it was told to end; `None`: nobody knows of that.
-    /// Not until it is killed, whatever the file says.
+    /// Returns how long exchanges may continue, if the process is killed `killed_after` the signal.
+    ///
+    /// `None` means that the kill time is unknown. The grace ends before the kill even if the file sets a longer one.
     #[must_use]
     pub fn effective_grace(&self, killed_after: Option<Millis>) -> Millis {
         let Some(killed) = killed_after else { return self.grace.unwrap_or(self.default_grace) };
@@ -274,7 +279,7 @@ impl ShutdownConfig {
     }
 }
 
-/// Without the token: configurations are logged.
+/// Omits the token: configurations are logged.
 impl fmt::Debug for AdminConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Admin")
@@ -286,8 +291,9 @@ impl fmt::Debug for AdminConfig {
     }
 }
 
-/// Without the values of `env` and without the key. The command is shown: every user of the machine can read it
-/// from the process table anyway.
+/// Omits the values of `env` and the key.
+///
+/// The command is shown: every user of the machine can read it in the process table anyway.
 impl fmt::Debug for EngineConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Model")

@@ -1,5 +1,4 @@
-//! What a gateway is in a cluster beside serving: the kinds of objects it is told things by and tells things in, what
-//! they mean, who of several decides, and how that one books memory.
+//! The cluster side of a gateway: object kinds, controllers, leader election and memory reservations.
 
 mod api_error;
 pub mod backend_address;

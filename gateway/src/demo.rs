@@ -1,7 +1,7 @@
-//! The embedded demonstration: what `rouse-gateway demo` runs.
+//! The embedded demonstration, which `rouse-gateway demo` runs.
 //!
-//! Three small pretended models share two pretended accelerators that are too small for all of them, so that a first look
-//! shows what Rouse is for. Their engines come out of this very binary (`demo-engine`), so one file is enough.
+//! Three small simulated models share two simulated accelerators that cannot hold all of them, so that the first try
+//! shows what Rouse is for. Their engines run from this same binary (`demo-engine`), so one file is enough.
 
 use std::{net::SocketAddr, path::Path};
 
@@ -9,13 +9,13 @@ use rouse::model::AcceleratorId;
 
 use crate::config::{self, Config, ConfigErrors};
 
-/// The pretended accelerators and their memory in bytes.
+/// The simulated accelerators and their memory in bytes.
 pub const ACCELERATORS: [(&str, u64); 2] = [("sim-0", 24 << 30), ("sim-1", 24 << 30)];
 
-/// The file in the state directory that stands for them.
+/// Name of the file in the state directory that simulates the accelerators.
 const METER_FILE: &str = "accelerators.json";
 
-/// `tiny-llama` fills one accelerator, `tiny-qwen` half of one, `tiny-mistral` both: it can be awake only alone.
+/// `tiny-llama` fills one accelerator, `tiny-qwen` half of one, and `tiny-mistral` both, so it can only be awake alone.
 const MODELS: [DemoModel; 3] = [
     DemoModel {
         name: "tiny-llama",
@@ -52,14 +52,17 @@ struct DemoModel {
     wake: &'static str,
 }
 
-/// The demonstration's configuration. State is kept under `state_dir`; engines are `own_exe demo-engine …`. The file of
-/// the pretended accelerators is named in it and must be made by [`prepare`].
+/// Returns the demonstration's configuration.
+///
+/// State is kept under `state_dir`; engines are `own_exe demo-engine …`. The configuration names the file of the
+/// simulated accelerators, which [`prepare`] must create.
 pub fn config(state_dir: &Path, own_exe: &Path) -> Result<Config, ConfigErrors> {
     config::parse(&yaml(state_dir, own_exe), "the demonstration")
 }
 
-/// Makes the file of the pretended accelerators, unless one is there: engines that live on from the gateway before are
-/// accounted in it.
+/// Creates the file of the simulated accelerators unless it exists.
+///
+/// An existing file accounts for engines that live on from the previous gateway.
 pub fn prepare(config: &Config) -> Result<(), engine_sim::accelerator::Error> {
     let Some(path) = config.meters.get(&AcceleratorId::from(ACCELERATORS[0].0)) else {
         return Ok(());
@@ -70,7 +73,7 @@ pub fn prepare(config: &Config) -> Result<(), engine_sim::accelerator::Error> {
     Ok(())
 }
 
-/// The same as a file that a person could write: it also serves as an example.
+/// Returns the same configuration as a file that a person could write; it also serves as an example.
 #[must_use]
 pub fn yaml(state_dir: &Path, own_exe: &Path) -> String {
     let meter = quoted(&state_dir.join(METER_FILE).display().to_string());
@@ -91,7 +94,9 @@ pub fn yaml(state_dir: &Path, own_exe: &Path) -> String {
     text
 }
 
-/// What to try, for the console. `program`: what this binary was called by, since it may not be in the `PATH`.
+/// Returns the console text with commands to try.
+///
+/// `program` is the path by which this binary was called, since it may not be in the `PATH`.
 #[must_use]
 pub fn welcome(api: SocketAddr, admin: SocketAddr, program: &str) -> String {
     let names = MODELS.map(|model| model.name).join(", ");
@@ -133,7 +138,7 @@ impl DemoModel {
     }
 }
 
-/// As a double-quoted YAML text. `${` in a path is a path.
+/// Quotes as a double-quoted YAML scalar. Escapes `${`, which in a path is no substitution.
 fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace("${", "$${"))
 }

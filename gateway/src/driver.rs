@@ -1,9 +1,8 @@
-//! The only clock, and the only caller of all three verbs.
+//! Runs the fleet: the only caller of [`Fleet::on`], [`Fleet::plan`] and [`Fleet::issued`], and the only clock.
 //!
-//! One loop: receive what happened, tell the fleet, ask it what to do, record that, do it. There is no policy here;
-//! whatever looks like one belongs into `rouse::fleet`. The order inside a turn matters, though, and is the same every
-//! time: gates close before the routes change, and open after, so that a request that reads an old snapshot meets a
-//! closed gate and never the reverse.
+//! One loop receives events, passes them to the fleet, asks it for a plan, records and executes that. Policy belongs in
+//! `rouse::fleet`, not here. The order inside a turn matters and is always the same: gates close before the routes
+//! change, and open after, so that a request with an old snapshot meets a closed gate and never the reverse.
 
 use std::sync::Arc;
 
@@ -40,7 +39,7 @@ use handle::{DriverRequest, DriverState};
 use parked_replies::ParkedReplies;
 use transition_log::TransitionRecorder;
 
-/// Events in a turn at most: a flood of them must not keep the plan from running.
+/// Maximum number of events in a turn: a flood of events must not delay the plan.
 const MAX_EVENTS_PER_TURN: usize = 256;
 
 pub struct Driver {
@@ -53,16 +52,16 @@ pub struct Driver {
     queue: ParkedReplies,
     journal: Journal,
     recorder: TransitionRecorder,
-    /// The last one, for those who ask why; what it ordered is done.
+    /// The last plan, for reports of reasons. Its commands are executed.
     plan: Plan,
-    /// Who waits for the next turn's view.
+    /// Callers that wait for the next turn's view.
     refresh_waiters: Vec<oneshot::Sender<()>>,
-    /// An order is judged by what the fleet is: this one came behind events that it has not heard yet.
+    /// An order that arrived behind events. The fleet must process those before it validates the order.
     deferred_order: Option<DriverRequest>,
 }
 
 impl Driver {
-    /// Runs until shutdown was ordered and is complete.
+    /// Runs until an ordered shutdown is complete.
     pub async fn run(mut self, journal: Option<JournalFile>) {
         if let Some(file) = journal {
             self.journal.write_to(file);
@@ -72,13 +71,13 @@ impl Driver {
             self.receive(&mut batch).await;
             self.turn(&mut batch);
         }
-        // What is seen from now on.
+        // This is the final view.
         self.shared.publish_view(&self.fleet, &self.plan);
         self.queue.close();
         self.journal.close().await;
     }
 
-    /// Decides about these events; they are replaced by those that follow from what was done.
+    /// Decides about these events, and replaces them by the events that the execution causes.
     fn turn(&mut self, batch: &mut Vec<Event>) {
         let now = self.shared.clock.now();
         self.gates.sample(batch, self.fleet.leads());
@@ -102,7 +101,7 @@ impl Driver {
         }
     }
 
-    /// Waits for anything to happen, then takes all that has.
+    /// Waits for an event, then takes all that are pending.
     async fn receive(&mut self, batch: &mut Vec<Event>) {
         let due = self.fleet.next_deadline().map(|at| self.shared.clock.instant_at(at));
         let sleep = async {
@@ -113,7 +112,7 @@ impl Driver {
         };
         tokio::pin!(sleep);
         let mut happened = !batch.is_empty();
-        // What it came behind was heard in the last turn. What that turn made of it is newer than the order.
+        // The last turn processed the events ahead of this order. The events that its execution caused are newer.
         if let Some(order) = self.deferred_order.take() {
             happened |= self.handle_request(order, batch);
         }
@@ -127,7 +126,7 @@ impl Driver {
                 () = &mut sleep => {}
             }
         }
-        // Also a turn that has something to do already lets others run.
+        // A turn that already has events yields to other tasks too.
         tokio::task::consume_budget().await;
         while batch.len() < MAX_EVENTS_PER_TURN && self.deferred_order.is_none() {
             if let Ok(ask) = self.requests.try_recv() {
@@ -144,7 +143,7 @@ impl Driver {
         }
     }
 
-    /// Whether a turn is wanted for it.
+    /// Returns whether the request needs a turn.
     fn handle_request(&mut self, ask: DriverRequest, batch: &mut Vec<Event>) -> bool {
         match ask {
             DriverRequest::Park { waiter, reply } => {
@@ -162,12 +161,12 @@ impl Driver {
                     batch.push(Event::OperatorRequest { operation, model, action: order });
                     operation
                 });
-                // Whoever asked may have gone; the order stands.
+                // The requester may be gone; the order stands.
                 drop(reply.send(answer));
             }
             DriverRequest::Event(event) => batch.push(event),
             DriverRequest::Refresh(reply) => self.refresh_waiters.push(reply),
-            // Nothing was told to the fleet since the last plan: its reasons hold.
+            // The fleet has received no event since the last plan, so the plan's reasons hold.
             DriverRequest::Inspect(read) => {
                 read(&self.fleet, &self.plan, &self.gates);
                 return false;
@@ -178,7 +177,7 @@ impl Driver {
 
     fn execute(&mut self, now: Tick, again: &mut Vec<Event>) {
         let commands = std::mem::take(&mut self.plan.commands);
-        // What ends with this gateway alone ends here alone: others pass the same gates, and one gateway leads them.
+        // Gateways share the stubs' gates, and the leader controls them. What ends only with this gateway stays local.
         let has_gates = self.platform.has_stub_gates() && self.fleet.leads();
         let elsewhere = |command: &Command| match command {
             Command::CloseGate { reason: why, .. } => has_gates && *why != CloseReason::Shutdown,
@@ -206,7 +205,8 @@ impl Driver {
         for command in commands {
             match command {
                 Command::OpenGate { ref engine, .. } => {
-                    // A plan may open a gate and close it again; closes went first, so the last word is the fleet's.
+                    // A plan may open a gate and close it again. Closes went first, so the fleet's admission decides
+                    // here.
                     if self
                         .fleet
                         .engine(engine)
@@ -244,8 +244,9 @@ impl Driver {
         self.gates.set_queued(&self.fleet, again);
     }
 
-    /// Takes the lease and sends it, so that one that is never received is released by its drop. Gives the waiter
-    /// back when a newcomer took the last place in the same instant.
+    /// Takes the lease and sends it, so that a drop releases a lease that is never received.
+    ///
+    /// Returns the waiter if a newcomer took the last place at the same moment.
     fn grant(
         &mut self,
         id: WaiterId,

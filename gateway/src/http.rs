@@ -1,13 +1,13 @@
-//! The inference API: what is done with one request, from its head to the response's body.
+//! The inference API: handles one request from its head to the end of the response body.
 //!
 //! ```text
 //!   head ─▶ route, key, encoding ─▶ body (bounded) ─▶ model, stream ─▶ exchange ─▶ reply
 //!           404 405 415 501 400     413 408 429       400 404          429 502 503 504
 //! ```
 //!
-//! Everything before the body is decided on the head alone, so that a refusal costs nothing; such a refusal closes the
-//! connection, since what follows on it is a body that nobody wants. A request whose client leaves is not told so: its
-//! future is dropped, and everything it holds goes with it.
+//! Everything before the body is decided on the head alone, so a refusal is cheap. Such a refusal closes the
+//! connection, because the unread body would follow on it. When a client disconnects, hyper drops the request's future,
+//! and every resource that the future holds is released.
 
 use std::{pin::Pin, rc::Rc, sync::Arc};
 
@@ -74,7 +74,7 @@ use response_head::{add_wait_headers, set_connection_close};
 use route::ApiRoute;
 use routed_request::RoutedRequest;
 
-/// What all cores share.
+/// State shared by all cores.
 pub struct ServerContext {
     pub(crate) driver: Arc<dyn DriverApi>,
     pub(crate) config: Arc<ArcSwap<Config>>,
@@ -86,23 +86,24 @@ pub struct ServerContext {
     started: Tick,
 }
 
-/// What one core has for itself.
+/// State of one core.
 pub(crate) struct WorkerContext {
     pub(crate) server: Arc<ServerContext>,
     pub(crate) pool: ConnectionPool,
     pub(crate) stage: watch::Receiver<ShutdownStage>,
     pub(crate) dates: Rc<DateCache>,
-    /// What the stage was when this core began to look at it.
+    /// Whether the gateway was serving when this core took its stage receiver.
     serving_at_start: bool,
     ids: RequestIdGenerator,
     rng: Rng,
-    /// Where the decisions hear what keys are served.
+    /// This core's cached counters, through which the decisions learn the tokens served to keys.
     served_tokens: ServedTokensCache,
     trace_ids: TraceIdGenerator,
 }
 
 impl ServerContext {
-    /// `config` is read anew for every request, so a reload holds from the next one on.
+    /// Creates the context without telemetry of single requests. Every request reads `config` anew, so a reload applies
+    /// from the next request on.
     #[must_use]
     pub fn new(
         control: Arc<dyn DriverApi>,
@@ -112,7 +113,7 @@ impl ServerContext {
         Self::with_telemetry(control, config, meter, Arc::default())
     }
 
-    /// With somebody to tell of single requests.
+    /// Creates the context with a telemetry sink for single requests.
     #[must_use]
     pub fn with_telemetry(
         control: Arc<dyn DriverApi>,
@@ -122,7 +123,7 @@ impl ServerContext {
     ) -> Arc<Self> {
         let started = control.clock().now();
         let (bodies, keys, authors) = (Arc::default(), ApiKeyStore::new(), ResponseOwners::default());
-        // With many keys this takes as long as many requests: the first one is not to wait for it.
+        // Building the table of many keys takes as long as many requests, so build it before the first request.
         drop(keys.table(&config.load().keys, |name| meter.key_metrics(name)));
         Arc::new(Self {
             driver: control,
@@ -158,14 +159,14 @@ impl WorkerContext {
     }
 
     fn is_draining(&self) -> bool {
-        // Which locks, and so writes where all cores read. Until the stage changes there is nothing new to see.
+        // `borrow` takes a lock, and so writes to memory that all cores read. Skip it until the stage changes.
         let unchanged = self.serving_at_start && matches!(self.stage.has_changed(), Ok(false));
         !unchanged && *self.stage.borrow() > ShutdownStage::Serving
     }
 }
 
-/// Serves one request. All that its head decides is decided at once; what is left for later, and kept by the connection
-/// until then, is small where there is nothing to wait for.
+/// Serves one request. The head is handled at once, before the returned future is polled. The connection stores that
+/// future, so it stays small for a request that needs no wait.
 pub(crate) fn serve(
     core: &Rc<WorkerContext>,
     socket: &Rc<ClientSocket>,
@@ -180,7 +181,7 @@ pub(crate) fn serve(
     }
 }
 
-/// A request whose head was looked at.
+/// The outcome of handling a request's head.
 enum HeadOutcome {
     Responded(Response<ClientResponseBody>),
     Pending(Pin<Box<dyn Future<Output = Response<ClientResponseBody>>>>),
@@ -279,7 +280,7 @@ fn handle_head(
     }
 }
 
-/// What hyper does by itself on HTTP/1.1 only: an answer to HEAD has the length of its body, and not the body.
+/// Removes the body from a response to HEAD and keeps its length. hyper does this for HTTP/1.1 only.
 fn strip_head_response_body(response: Response<ClientResponseBody>) -> Response<ClientResponseBody> {
     let (mut parts, body) = response.into_parts();
     if let Some(length) = hyper::body::Body::size_hint(&body).exact().filter(|length| *length > 0) {
@@ -288,7 +289,7 @@ fn strip_head_response_body(response: Response<ClientResponseBody>) -> Response<
     Response::from_parts(parts, body.without_body())
 }
 
-/// Why a request has no route; with a 405, what would be allowed.
+/// Why a request has no route. For a 405, the second field lists the allowed methods.
 type RouteRejection = (Fault, Option<&'static str>);
 
 /// One request being served.
@@ -298,19 +299,19 @@ struct RequestHandler {
     context: Rc<RequestContext>,
     form: ApiSchema,
     cors: cors::CorsDecision,
-    /// Where its connection's next request begins is a matter of opinion.
+    /// Parsers may disagree about where the next request on this connection begins.
     ambiguous_framing: bool,
     is_head: bool,
 }
 
 impl RequestHandler {
-    /// What every answer says, whoever gave it.
+    /// Adds the headers common to all responses and records that the head was sent.
     fn finish(self, response: Response<ClientResponseBody>) -> Response<ClientResponseBody> {
         let now = self.worker.now();
         self.finish_at(response, now)
     }
 
-    /// The same, by a clock that was read just before.
+    /// Like [`Self::finish`], with the time that the caller has just read.
     fn finish_at(
         self,
         mut response: Response<ClientResponseBody>,
@@ -328,7 +329,7 @@ impl RequestHandler {
         track.head_sent(response.status().as_u16(), now);
         response.headers_mut().insert(REQUEST_ID, track.id.clone());
         if form == ApiSchema::Anthropic {
-            // Under this name its SDKs look for it.
+            // Anthropic's SDKs read the request id from this header.
             response.headers_mut().entry("request-id").or_insert_with(|| track.id.clone());
         }
         origin.apply(response.headers_mut());
@@ -341,7 +342,7 @@ impl RequestHandler {
         if is_head && socket.is_multiplexed() { strip_head_response_body(response) } else { response }
     }
 
-    /// The routes that need no body.
+    /// Serves the routes that need no body.
     fn serve_builtin_route(
         &self,
         route: &ApiRoute,
@@ -386,7 +387,7 @@ impl RequestHandler {
         response
     }
 
-    /// A request on a path of an engine's own.
+    /// Routes a request on an engine's own path.
     fn route_passthrough(
         &self,
         parts: &request::Parts,
@@ -398,7 +399,7 @@ impl RequestHandler {
         RoutedRequest::for_passthrough(found, parts).map_err(|fault| (fault, None))
     }
 
-    /// There is no such route, or not with this method; `allow`: with which.
+    /// Refuses a request without a route. `allow`: the methods that its path allows, for a 405.
     fn refuse_route(
         &self,
         fault: &Fault,
@@ -417,7 +418,8 @@ impl RequestHandler {
     fn refuse(&self, fault: &Fault, exchange: ConnectionExchangeGuard) -> Response<ClientResponseBody> {
         self.context.record_fault(fault);
         let mut response = openai::error::response(fault, self.form);
-        // By our own word: an engine that refuses the gateway's key says nothing of the client.
+        // Challenge only for the gateway's own verdict: an engine that refuses the gateway's key proves nothing about
+        // the client.
         if matches!(fault, Fault::MissingApiKey | Fault::InvalidApiKey { .. }) {
             keys::add_challenge(response.headers_mut());
         }

@@ -1,15 +1,15 @@
-//! Who may use the API, for what, and how much of it.
+//! API keys: which clients may use the API, for which models, and how much.
 //!
-//! A key is known by its SHA-256 alone: neither the file nor the list made of it holds what a client sends. A key is found by
-//! looking its hash up, so how long that takes says nothing of how near a guess was; and since keys are random, a fast
-//! hash is enough, where a slow one made for passwords would be a way to keep the gateway busy.
+//! The gateway knows a key only by its SHA-256: neither the file nor the table made from it holds the secret that a
+//! client sends. A key is found by looking its hash up, so the lookup time reveals nothing about how close a guess was.
+//! Keys are random, so a fast hash is enough; a slow password hash would only let clients keep the gateway busy.
 //!
-//! Even so a hash and a look-up for each request would be wasted on clients that keep their connection: each
-//! connection remembers the last key that it was shown and found (`AuthCache`), for as long as the same list of keys
-//! holds. A reload makes another list, so a key that is taken away fails at its very next request.
+//! Hashing and looking up a key for every request would be wasted on clients that keep their connection. So each
+//! connection caches the last key that it presented successfully (`AuthCache`), as long as the key table stays the
+//! same. A reload with changed keys makes a new table, so a removed key fails at its next request.
 //!
-//! Counters belong to a key's name. They outlive reloads, a change of the hash (a new secret for the same team) or of
-//! the limits included.
+//! Counters belong to a key's name. They survive reloads, including a changed hash (a new secret for the same team) and
+//! changed limits.
 
 use std::{
     cell::RefCell,
@@ -43,53 +43,53 @@ pub(crate) use prompt_size::prompt_text_bytes;
 pub(crate) use quota_charge::QuotaCharge;
 pub(crate) use redact::redact;
 
-/// One configured key, with what it has used.
+/// One configured key and its counters.
 pub struct ApiKey {
     pub name: Arc<str>,
     /// A hash of the name.
     pub(crate) client_hash: u64,
     pub priority: i32,
-    /// Its streams get heartbeats while they wait, where a request does not say otherwise.
+    /// Whether the key's waiting streams get heartbeats, unless a request overrides it.
     pub(crate) heartbeat: bool,
     pub(crate) limits: RateLimits,
     models: ModelAccess,
     pub(crate) account: Arc<QuotaAccount>,
-    /// What its requests hold in bodies.
+    /// The bytes of request bodies held for this key.
     pub(crate) body_bytes: Arc<BodyByteCounter>,
     pub(crate) metrics: Option<Arc<KeyMetrics>>,
 }
 
-/// The keys of the present configuration, shared by all cores.
+/// The keys of the current configuration, shared by all cores.
 pub(crate) struct ApiKeyStore {
     table: ArcSwap<ApiKeyTable>,
-    /// Held while a new table is made of an old one: the accounts of a name must not be made twice.
+    /// Held while a new table is built from the old one, so that no name gets two accounts.
     rebuild_lock: Mutex<()>,
 }
 
-/// One list of keys, by their hashes.
+/// One list of keys, indexed by their hashes.
 #[derive(Default)]
 pub(crate) struct ApiKeyTable {
-    /// What this was made of. As long as it lives no other list can have its address.
+    /// The list that this table was built from. While the table holds it, no other list can have its address.
     source: config::KeyConfigs,
     by_hash: HashMap<KeyHash, Arc<ApiKey>>,
 }
 
-/// What a connection was last shown.
+/// The key that a connection last presented successfully.
 #[derive(Default)]
 pub(crate) struct AuthCache(RefCell<Option<CachedAuth>>);
 
 struct CachedAuth {
     secret: Box<[u8]>,
     key: Arc<ApiKey>,
-    /// Where it was found.
+    /// The table that the key was found in.
     table: Arc<ApiKeyTable>,
 }
 
-/// A key as a request shows it.
+/// A key as a request presents it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PresentedKey<'a> {
     pub(crate) secret: &'a [u8],
-    /// Where it stands in the head, as people write it.
+    /// The header that carries the key, spelled for error messages.
     pub(crate) header: &'static str,
 }
 
@@ -98,7 +98,7 @@ impl ApiKeyStore {
         Self { table: ArcSwap::default(), rebuild_lock: Mutex::default() }
     }
 
-    /// The table of this configuration. `metrics`: the counters of a name.
+    /// The table of this configuration. `metrics`: looks up the counters of a name.
     pub(crate) fn table(
         &self,
         source: &config::KeyConfigs,
@@ -147,8 +147,8 @@ impl ApiKeyTable {
         Self { source: Arc::clone(source), by_hash }
     }
 
-    /// The configured key that the request sent; `sent` is `None` for a request without a key. `Ok(None)`: no keys are configured, and
-    /// any request is served.
+    /// Finds the configured key that the request sent; `sent` is `None` for a request without a key. `Ok(None)`: no
+    /// keys are configured, and any request is served.
     pub(crate) fn authenticate(
         self: &Arc<Self>,
         sent: Option<PresentedKey<'_>>,
@@ -160,12 +160,12 @@ impl ApiKeyTable {
         let PresentedKey { secret: shown, header } = sent.ok_or(Fault::MissingApiKey)?;
         if let Some(last) = &*remembered.0.borrow()
             && Arc::ptr_eq(&last.table, self)
-            // Behind a proxy a connection may be shared by clients that do not trust each other.
+            // Constant time: behind a proxy, clients that do not trust each other may share a connection.
             && constant_time::verify_slices_are_equal(&last.secret, shown).is_ok()
         {
             return Ok(Some(Arc::clone(&last.key)));
         }
-        // What was found in an older list keeps that list, and the counters of its keys, from going.
+        // A cached key of an older table keeps that table and its keys' counters alive.
         drop(remembered.0.take());
         let key = self
             .by_hash
@@ -185,7 +185,7 @@ impl ApiKey {
         }
     }
 
-    /// Whether a request may use this model; one that may not is counted.
+    /// Whether a request may use this model. Counts a refusal in the key's metrics.
     pub(crate) fn authorize_model(&self, model: &ModelName) -> bool {
         let may = self.may_use(model);
         if let Some(metrics) = self.metrics.as_ref().filter(|_| !may) {
@@ -199,7 +199,6 @@ impl ApiKey {
     }
 }
 
-/// SHA-256.
 pub(crate) fn sha256(key: &[u8]) -> KeyHash {
     let mut hash = KeyHash::default();
     hash.copy_from_slice(digest::digest(&digest::SHA256, key).as_ref());

@@ -1,6 +1,6 @@
 //! The gateway: listeners, the driver, the platforms.
 
-// As in the crate `rouse`: releases abort at a panic, and with it end all streams.
+// As in the crate `rouse`: release builds abort at a panic, which ends all streams.
 #![warn(clippy::indexing_slicing)]
 
 pub mod app;

@@ -1,14 +1,13 @@
-//! The controller of dual pods: what is seen of the cluster goes to the decisions ([`rouse::pairing`]), and what they order is
-//! carried out.
+//! The controller of dual pods: feeds cluster state to [`rouse::pairing`] and executes its commands.
 //!
 //! ```text
-//!   Pods ──▶ directory ──▶ events ──▶ Pairing ──▶ orders ──▶ hands: one task each
-//!   nodes, pools, gpu-map ──▶ facts ──▶ │                      │ Pods, stubs, engines
-//!                                       ◀────── outcomes ──────┘
+//!   Pods ──▶ index ──▶ events ──────▶ Pairing ──▶ commands ──▶ executor: one task each
+//!   nodes, pools, gpu-map ──▶ facts ──▶ │                         │ Pods, stubs, engines
+//!                                       ◀──────── outcomes ───────┘
 //! ```
 //!
-//! Only the gateway that leads decides. A new leader lists the Pods before it decides anything, since its watch may show what
-//! was before the last writes of the one it follows; the truth is on the Pods, and its memory begins empty.
+//! Only the leader decides. Its watch may lag behind the former leader's last writes, so a new leader lists the Pods
+//! before it decides anything. The Pods hold the truth, and a leader's memory begins empty.
 
 mod actuation_timer;
 mod command_context;
@@ -78,25 +77,25 @@ use crate::{
     platform::kubernetes::dcgm::{DcgmClient, DcgmSamples},
 };
 
-/// The ConfigMap in the gateways' namespace that numbers the accelerators of nodes.
+/// ConfigMap in the gateways' namespace that maps the accelerators of nodes to their indices.
 pub const GPU_MAP: &str = "gpu-map";
-/// A policy whose status was not written is told again after this: the right to do so may be missing.
+/// Delay before a policy's status is written again after a failure: the right to do so may be missing.
 const POLICY_STATUS_RETRY_DELAY: Duration = Duration::from_secs(10);
-/// A new leader's list of Pods that failed is asked for again after this.
+/// Delay before a new leader repeats a failed list of Pods.
 const LIST_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// What is the same for all requesters.
+/// Settings that all requesters share.
 #[derive(Clone, Debug)]
 pub struct PairingControllerSettings {
     pub core: Core,
-    /// How requesters are served that do not say it themselves.
+    /// Mode for requesters that do not set one.
     pub mode: ProviderMode,
     pub make: ProviderSettings,
-    /// Of which the tokens of models' requesters and of launchers are made.
+    /// Key for the tokens of models' requesters and of launchers.
     pub key: StubKey,
 }
 
-/// What the controller is made of.
+/// Inputs of the controller.
 pub struct PairingControllerParts {
     pub client: Client,
     pub writer: ObjectWriter,
@@ -107,29 +106,29 @@ pub struct PairingControllerParts {
     pub resolved: watch::Receiver<Option<Arc<Resolved>>>,
     pub metrics: DualPodMetrics,
     pub events: EventSender,
-    /// Where it is read what is in use of accelerators, and which have faults, if that is configured.
+    /// Source of accelerator memory use and faults, if configured.
     pub meter: Option<Arc<DcgmClient>>,
 }
 
-/// What it sees of the cluster.
+/// Watches that feed the controller.
 pub struct PairingWatches {
-    /// Of whatever kind.
+    /// Pods of any kind.
     pub pods: mpsc::Receiver<Delta<Pod>>,
-    /// Where they are, to be listed.
+    /// Targets for listing the Pods.
     pub pod_lists: Vec<WatchTarget<Pod>>,
-    /// Which lists are left out.
+    /// The initial lists, and which of them are skipped.
     pub awaited: InitialLists,
     pub nodes: mpsc::Receiver<Delta<Node>>,
-    /// Of the ConfigMap [`GPU_MAP`].
+    /// The ConfigMap [`GPU_MAP`].
     pub gpu_map: mpsc::Receiver<Delta<ConfigMap>>,
-    /// What launchers and their engines are made from; nothing comes where the API server has no such kinds.
+    /// Sources of launchers and their engines; silent if the API server lacks these kinds.
     pub server_configs: mpsc::Receiver<Delta<InferenceServerConfig>>,
     pub launcher_configs: mpsc::Receiver<Delta<LauncherConfig>>,
-    /// Which accelerators have launchers before anybody asks.
+    /// Policies that place launchers before any requester needs them.
     pub policies: mpsc::Receiver<Delta<LauncherPopulationPolicy>>,
 }
 
-/// Runs until it is dropped.
+/// Pairs requesters with engines; runs until dropped.
 pub struct PairingController {
     core: Pairing,
     index: PodIndex,
@@ -144,37 +143,37 @@ pub struct PairingController {
     executor: Arc<Executor>,
     pod_lists: Arc<Vec<WatchTarget<Pod>>>,
     awaited: InitialLists,
-    /// As this leader, once it has listed everything.
+    /// This leader's epoch, once it has listed everything.
     epoch: Option<u64>,
-    /// What was listed, until all nodes have been seen as well.
+    /// Listed Pods, which wait until all nodes have been seen, too.
     pending_list: Option<(u64, Vec<Delta<Pod>>)>,
-    /// In which namespace Pods were ordered.
+    /// Namespace in which each provider's Pod was ordered.
     provider_namespaces: BTreeMap<(NodeName, PairingEngineId), String>,
     baselines: MemoryBaselines,
-    /// Orders that are being carried out; what came of them.
+    /// Commands under way, and other background tasks.
     tasks: JoinSet<FinishedTask>,
 }
 
-/// What came to an end.
+/// Result of a background task.
 enum FinishedTask {
-    /// With what is told of it where it was carried out.
+    /// A command's result, with the Events to send.
     Command(Box<(ExecutionResult, Vec<EventRequest>)>),
-    /// All Pods, for who leads with this epoch.
+    /// All Pods, listed for the leader of this epoch.
     Listed(u64, Vec<Delta<Pod>>),
-    /// An engine that a launcher did not list was asked for.
+    /// An engine missing from a launcher's list was queried, or a task without a result ended.
     EngineVerified(Option<PairingEvent>),
-    /// A requester may be told something again.
+    /// The requester's status may be written again.
     StatusWritten(RequesterId),
-    /// What is in use of accelerators was asked for, if there was an answer.
+    /// The meter was read; `None` if it did not answer.
     MeterRead(Option<Arc<DcgmSamples>>),
-    /// A requester has waited for some time.
+    /// A requester has waited for one reporting interval.
     WaitElapsed(RequesterId),
-    /// What a policy was to be told was written, or is to be tried again.
+    /// A policy's status was written, or needs a retry.
     PolicyStatusWritten { retry: bool },
 }
 
 impl PairingController {
-    /// For as long as somebody says who leads.
+    /// Runs until the leadership channel closes.
     pub async fn run(parts: PairingControllerParts) {
         let PairingControllerParts {
             client,
@@ -249,7 +248,7 @@ impl PairingController {
         }
     }
 
-    /// Begins to lead, or ends. What the former leader ordered is found out about, and what this one ordered before is over.
+    /// Starts or ends leading. Drops the state and commands of an earlier term; a new leader lists what exists.
     fn change_leadership(&mut self, epoch: Option<u64>) {
         (self.epoch, self.pending_list) = (None, None);
         self.provider_namespaces.clear();
@@ -353,7 +352,7 @@ impl PairingController {
         );
     }
 
-    /// What the kubelet says of the provider that failed this requester last: its own, or the launcher where it is.
+    /// Returns the kubelet's reason why this requester's last provider, or the launcher there, failed.
     fn provider_failure(&self, node: &NodeName, requester: &RequesterId) -> Option<&str> {
         let known = self.core.node(node)?;
         let own = known.requesters.get(requester)?;
@@ -366,7 +365,7 @@ impl PairingController {
     }
 }
 
-/// Every Pod there is that may be seen. An API server that does not answer is asked again.
+/// Lists all visible Pods. Retries until the API server answers, except for namespaces whose list is skipped.
 async fn list(all: &[WatchTarget<Pod>], awaited: &InitialLists) -> Vec<Delta<Pod>> {
     let mut found = Vec::new();
     for watched in all {
@@ -386,7 +385,7 @@ async fn list(all: &[WatchTarget<Pod>], awaited: &InitialLists) -> Vec<Delta<Pod
     found
 }
 
-/// How many there are of each kind: one for each namespace.
+/// Returns the number of lists of each kind: one per namespace.
 fn namespace_count(all: &[WatchTarget<Pod>]) -> usize {
     all.iter().map(|watched| &watched.namespace).collect::<BTreeSet<_>>().len()
 }

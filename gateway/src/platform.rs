@@ -1,4 +1,4 @@
-//! Where engines run. A platform executes and observes; it decides nothing.
+//! Platforms run engines. A platform executes and observes; it decides nothing.
 
 mod engine_client;
 mod health;
@@ -17,50 +17,55 @@ use rouse::{
 
 use crate::{config::Config, routing::EngineActivity};
 
-/// Executes commands. `submit` starts the work and returns; every outcome comes back as an event on the channel that
-/// the platform was made with, carrying the engine and generation of the command.
+/// Executes the fleet's commands.
+///
+/// [`Platform::submit`] starts the work and returns. Every outcome arrives as an event, with the command's engine and
+/// generation, on the channel that the platform was constructed with.
 pub trait Platform: Send + Sync {
     fn submit(&self, command: Command);
 
-    /// What this life of an engine says about itself, kept up to date by whoever watches it; nothing, where nobody does.
+    /// Returns the activity record of this engine generation; stays empty without a health watch.
     fn engine_activity(&self, engine: &EngineId, generation: Generation) -> Arc<EngineActivity> {
         let _ = (engine, generation);
         Arc::default()
     }
 
-    /// From here on launches and probes go by `config`. Engines that run are not touched: stopping what is no longer
-    /// configured is decided elsewhere.
+    /// Uses `config` for all later launches and probes.
+    ///
+    /// Running engines are not touched: the fleet decides which of them to stop.
     fn reconfigure(&self, config: Arc<Config>) {
         let _ = config;
     }
 
-    /// There is a gate in front of each engine, which others pass as well: the platform is given `CloseGate`, `OpenGate` and
-    /// `Revoke`, too, and says when an engine is drained.
+    /// Whether each engine has a stub gate, which other gateways' requests pass, too.
+    ///
+    /// If so, the driver also submits `CloseGate`, `OpenGate` and `RevokeLeases`, and the platform reports when an
+    /// engine is drained.
     fn has_stub_gates(&self) -> bool {
         false
     }
 
-    /// What was decided and is recorded: for whoever tells others of it. Called once a turn.
+    /// Publishes the recorded decisions of one driver turn. Called once a turn.
     fn turn_completed(&self, fleet: &Fleet, plan: &Plan, changes: &RoutingChanges) {
         let _ = (fleet, plan, changes);
     }
 
-    /// Somebody who waited was sent away, for this reason.
+    /// Publishes that the fleet refused a parked request with this fault.
     fn request_refused(&self, fleet: &Fleet, fault: &Fault) {
         let _ = (fleet, fault);
     }
 
-    /// Keeps an engine's idle clock for the next start of the gateway. Cheap; called every few seconds.
+    /// Saves an engine's idle clock for the next start of the gateway. Cheap; called every few seconds.
     fn note_idle(&self, engine: &EngineId, generation: Generation, last_end: Tick) {
         let _ = (engine, generation, last_end);
     }
 
-    /// Keeps what was learned for the next start; what is `None` now keeps its earlier value.
+    /// Saves learned measurements for the next start. A `None` keeps the earlier value.
     fn save_learned(&self, learned: BTreeMap<ModelName, LearnedMeasurements>) {
         let _ = learned;
     }
 
-    /// The log of this engine, where it is a file of this machine. There may be no such file yet.
+    /// Returns the path of this engine's log file, if logs are local files. The file may not exist yet.
     fn log_path(&self, engine: &EngineId) -> Option<PathBuf> {
         let _ = engine;
         None

@@ -1,5 +1,5 @@
-//! What the hot path reads: one immutable snapshot, swapped whole by the driver. Snapshots share what is the same in both:
-//! a change of one model makes one new route.
+//! The routes that the hot path reads: one immutable snapshot, which the driver replaces as a whole. Consecutive
+//! snapshots share unchanged data: a change of one model makes one new route.
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
@@ -29,12 +29,12 @@ pub use response_owners::{EngineGeneration, ResponseOwners};
 pub use ring::HashRing;
 pub use rng::Rng;
 
-/// Every model with the engines that may be used right now.
+/// Every model with its currently usable engines.
 #[derive(Debug, Default)]
 pub struct RouteTable {
     pub registry: Arc<ModelNameIndex>,
     pub models: BTreeMap<ModelName, Arc<ModelRoute>>,
-    /// Accept requests at all; false while draining or before the first view is complete.
+    /// Whether to accept requests at all; false while draining or before the first view is complete.
     pub ready: bool,
 }
 
@@ -42,15 +42,15 @@ pub struct RouteTable {
 pub struct ModelRoute {
     pub priority: i32,
     pub state: ModelState,
-    /// Where it has not served since.
+    /// The last failure, if the model has not served since.
     pub last_failure: Option<LastFailure>,
-    /// How many engines the model may have at once.
+    /// The most engines that the model may have at once.
     pub replicas: u32,
-    /// The longest a request waits for it; `None`: as for all.
+    /// The longest wait for this model. `None`: the limit for all models applies.
     pub max_wait: Option<Millis>,
-    /// Awake engines whose gates are open to everybody.
+    /// Awake engines whose gates are open to every request.
     pub endpoints: Vec<Endpoint>,
-    /// Over the endpoints, where there are several.
+    /// The hash ring of the endpoints, if there are several.
     ring: Option<Arc<HashRing>>,
 }
 
@@ -58,7 +58,8 @@ pub struct ModelRoute {
 pub struct Endpoint {
     pub engine: EngineId,
     pub generation: Generation,
-    /// Of what it was started with, which a reload may have replaced.
+    /// The fingerprint of the configuration that the engine was started with. A reload may have replaced that
+    /// configuration.
     pub fingerprint: u64,
     pub address: SocketAddr,
     pub gate: Arc<Gate>,
@@ -67,14 +68,14 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// A request to it ended at `now` without a byte, after as long as it was allowed.
+    /// Records that a request ended at `now` without a byte, after its allowed time.
     pub fn record_unanswered(&self, allowed: Millis, now: Tick) {
         self.activity.record_unanswered(allowed, self.gate.last_byte(), now);
     }
 }
 
 impl ModelRoute {
-    /// In the same state with the same engines: nobody would notice an exchange.
+    /// Whether both routes have the same state and engines. Replacing one with the other then changes nothing.
     #[must_use]
     pub fn is_equivalent(&self, other: &Self) -> bool {
         let facts = |route: &Self| (route.priority, route.state, route.replicas, route.max_wait);
@@ -85,7 +86,7 @@ impl ModelRoute {
             && self.endpoints.iter().map(ends).eq(other.endpoints.iter().map(ends))
     }
 
-    /// `before`: the route that this one replaces, whose ring is taken over when the engines are the same.
+    /// Creates a route. `before`: the replaced route, whose ring is reused if the engines are the same.
     #[must_use]
     pub fn new(
         priority: i32,
@@ -102,7 +103,8 @@ impl ModelRoute {
         Self { priority, state, last_failure, replicas, max_wait, endpoints, ring }
     }
 
-    /// Engines that get no new requests but one to try them: never more than half, the first in line of those that failed.
+    /// The number of ejected engines, which get no new requests except single trials. Never more than half of the
+    /// endpoints: the first of those that failed.
     #[must_use]
     pub fn ejected_count(&self) -> usize {
         let out = self.endpoints.iter().filter(|endpoint| endpoint.circuit_breaker.is_ejected()).count();

@@ -1,10 +1,10 @@
-//! The listeners: one for the inference API, one for operators.
+//! The listeners: one for the inference API, one for the admin API.
 //!
-//! The inference API runs on one current-thread runtime per core, each with its own `SO_REUSEPORT` listener, so that a
-//! request never crosses threads between its client and its engine. The operators' API runs on the control runtime:
-//! it must answer when every core is busy.
+//! The inference API runs on one current-thread runtime per core, each with its own `SO_REUSEPORT` listener, so a
+//! request never crosses threads between its client and its engine. The admin API runs on the control runtime, because
+//! it must respond even when every core is busy.
 //!
-//! Both are bound before anything else starts; a taken port is an error at the start and never a retry.
+//! Both listeners are bound before anything else starts. A taken port is a startup error and is never retried.
 
 use std::{io, net::SocketAddr};
 
@@ -27,14 +27,14 @@ pub use api::{ApiServer, ServingThreads};
 pub(crate) use connection::LocalExecutor;
 pub(crate) use listener::bind_errors;
 
-/// How far the gateway is in its end. Only ever moves forward.
+/// The stage of the gateway's shutdown. Only moves forward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ShutdownStage {
     #[default]
     Serving,
-    /// What already queued is accepted, nothing more; exchanges finish.
+    /// The inference API accepts only connections that already queue; running exchanges finish.
     Draining,
-    /// Leases have been revoked: exchanges get a moment to say so, then their sockets are closed.
+    /// Leases are revoked: exchanges get a moment to send their error, then their sockets are closed.
     Terminating,
 }
 

@@ -1,6 +1,6 @@
-//! TLS towards servers that somebody else runs: backends, collectors of traces.
+//! TLS to servers of others: backends and trace collectors.
 //!
-//! Their certificates are checked against the machine's roots; `SSL_CERT_FILE` and `SSL_CERT_DIR` say where those are.
+//! Certificates are verified against the machine's roots; `SSL_CERT_FILE` and `SSL_CERT_DIR` set where those are.
 
 use std::{
     io,
@@ -14,7 +14,7 @@ use rouse_net::{
 use rustls::{CertificateError, ClientConfig, RootCertStore, pki_types::ServerName};
 use tokio_rustls::TlsConnector;
 
-/// The machine's. One that cannot be read is left out.
+/// Loads the machine's roots, without those that cannot be read.
 pub(crate) fn native_roots() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -30,18 +30,18 @@ pub(crate) fn tls_client_config(roots: RootCertStore) -> Result<Arc<ClientConfig
     Ok(Arc::new(config))
 }
 
-/// TLS to the backend of this name.
+/// TLS to the backend of this name, verified against roots.
 #[derive(Debug)]
 pub(crate) struct RootVerifiedTls {
     name: String,
-    /// Made for the first connection: the roots are read then, and not for each object that names a backend.
+    /// Built for the first connection, so that roots are read then, and not for each object that names a backend.
     config: OnceLock<Result<Arc<ClientConfig>, rustls::Error>>,
-    /// What the log says of it already: a backend that is not trusted is asked again and again.
+    /// The last logged error, since connections to an untrusted backend are retried again and again.
     last_logged_error: Arc<Mutex<String>>,
 }
 
 impl RootVerifiedTls {
-    /// `name`: of a host, or an address.
+    /// `name` is a host name or an address.
     pub(crate) fn new(name: String) -> Self {
         Self { name, config: OnceLock::new(), last_logged_error: Arc::default() }
     }
@@ -67,7 +67,7 @@ impl BackendTls for RootVerifiedTls {
     }
 }
 
-/// Each trouble when it begins.
+/// Logs each error once, when it begins.
 fn log_once(backend: &str, trouble: Option<&io::Error>, logged: &Mutex<String>) {
     let why = trouble.map(ToString::to_string).unwrap_or_default();
     let mut logged = logged.lock().unwrap_or_else(PoisonError::into_inner);
@@ -77,7 +77,7 @@ fn log_once(backend: &str, trouble: Option<&io::Error>, logged: &Mutex<String>) 
     *logged = why;
 }
 
-/// With what is trusted, where that is what it failed for.
+/// Adds which roots are trusted, if the issuer is unknown.
 fn explain_tls_error(error: io::Error) -> io::Error {
     let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
     let unknown = rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer);
@@ -97,7 +97,7 @@ pub(crate) mod testing {
 
     use super::*;
 
-    /// A server with a certificate of its own, for these names and addresses; and its root.
+    /// Returns a server with a self-signed certificate for these names and addresses, and its root.
     pub(crate) fn server(names: &[&str]) -> (Arc<ServerConfig>, RootCertStore) {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let own = rcgen::generate_simple_self_signed(names).unwrap();

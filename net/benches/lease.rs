@@ -1,4 +1,4 @@
-//! What it costs to be counted: a lease taken and given back, alone, beside other threads, and at a closed gate.
+//! Cost of a lease: taken and released alone, beside other threads, and at a closed gate.
 
 use std::{
     hint::black_box,
@@ -32,7 +32,7 @@ fn alone(c: &mut Criterion) {
     });
 }
 
-/// One thread is measured while others do the same at the same gate.
+/// Measures one thread while others do the same on the same gate.
 fn contended(c: &mut Criterion) {
     for threads in [2, 3, 4] {
         let gate = gate();

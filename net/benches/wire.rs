@@ -1,4 +1,4 @@
-//! What reading and writing costs on the data path, parser by parser.
+//! Cost of parsing and writing on the data path, parser by parser.
 
 use std::hint::black_box;
 

@@ -1,11 +1,13 @@
-//! What one request and one streamed event cost a core: the data path of ADR 1, and nothing else of the gateway.
+//! Measures the CPU cost of one request and one streamed event: the data path of ADR 1, without the rest of the
+//! gateway.
 //!
-//! One thread carries: hyper's server, the `model` probe, a lease, the relay. Another one is client and engine. CPU time of
-//! the carrying thread comes from the kernel (`/proc/thread-self/schedstat`), so what else the machine does disturbs it
-//! little. Figures of an unoptimised build mean nothing.
+//! One thread is the gateway: hyper's server, the `model` probe, a lease, the relay. Another one is client and engine.
+//! The gateway thread's CPU time comes from the kernel (`/proc/thread-self/schedstat`), so other load on the machine
+//! has little effect. Figures of an unoptimized build are meaningless.
 //!
-//! `relay_cost request 16 500` and `relay_cost event 8 500` do one of the two, with so many clients and so many requests or
-//! events of each. Counted twice, the difference is what a unit costs, and no noise is in it:
+//! `relay_cost request 16 500` and `relay_cost event 8 500` run only one of the two, with the given number of clients,
+//! and of requests or events of each client. Count two runs of different length: their difference gives the cost of a
+//! unit, without noise.
 //!
 //! ```sh
 //! valgrind --tool=callgrind --separate-threads=yes relay_cost request 16 500
@@ -78,7 +80,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The gate: serves until told to stop, returns the CPU time that serving took.
+/// The gateway thread: serves until stopped, and returns the CPU time of serving.
 fn carry(
     engine: SocketAddr,
     tell: oneshot::Sender<SocketAddr>,
@@ -166,7 +168,7 @@ async fn answer(
     })
 }
 
-/// On a processor, by the kernel's account.
+/// This thread's CPU time, as the kernel accounts it.
 fn cpu_time() -> io::Result<Duration> {
     let text = fs::read_to_string("/proc/thread-self/schedstat")?;
     let nanoseconds = text.split(' ').next().and_then(|number| number.parse().ok());
@@ -217,7 +219,7 @@ async fn read_until(socket: &mut TcpStream, end: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Answers whatever it is asked: a short JSON, or events at an even pace.
+/// Answers every request: with a short JSON document, or with events at an even pace.
 async fn serve_engine(listener: TcpListener) {
     while let Ok((mut socket, _)) = listener.accept().await {
         tokio::spawn(async move {
@@ -244,7 +246,7 @@ async fn serve_engine(listener: TcpListener) {
     }
 }
 
-/// How many events a request asks for: its `max_tokens`, which stands last.
+/// How many events a request asks for: its `max_tokens`, which comes last.
 fn asked(request: &[u8]) -> usize {
     let digits: Vec<u8> =
         request.iter().rev().skip(1).take_while(|byte| byte.is_ascii_digit()).copied().collect();

@@ -1,8 +1,8 @@
-//! How each kind of engine is spoken to: health, names, probes, sleep and wake, counters.
+//! The protocol of each kind of engine: health, names, probes, sleep and wake, counters.
 //!
-//! Engines differ in small ways that must not leak into the life of an engine, so everything that asks "which kind?"
-//! is here. An adapter holds no state of the engine: each call asks the engine itself, because what was true before a
-//! restart of either side is not evidence. Calls are rare (probes, transitions), so each has a connection of its own
+//! Engines differ in small ways that must not leak into the engine's lifecycle, so every branch on the kind of engine
+//! is here. An adapter holds no state of the engine: each call asks the engine itself, because an answer from before a
+//! restart of either side is not evidence. Calls are rare (probes, transitions), so each call opens its own connection
 //! and cannot meet a stale one.
 
 mod counters;
@@ -22,7 +22,7 @@ pub use counters::EngineCounters;
 /// The calls that an engine understands for sleep and wake.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SleepApi {
-    /// It cannot sleep: it is stopped instead.
+    /// The engine cannot sleep, so it is stopped instead.
     #[default]
     None,
     /// `/sleep`, `/wake_up`, `/is_sleeping`.
@@ -31,7 +31,7 @@ pub enum SleepApi {
     Sglang,
 }
 
-/// Which program it is.
+/// The server program of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineKind {
     Vllm,
@@ -40,7 +40,7 @@ pub enum EngineKind {
     Custom,
 }
 
-/// What the readiness probe asks.
+/// The request that the readiness probe sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeTask {
     Generate,
@@ -50,7 +50,7 @@ pub enum ProbeTask {
     None,
 }
 
-/// All that tells one engine from another in how it is spoken to.
+/// How to talk to one engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineProfile {
     pub kind: EngineKind,
@@ -58,25 +58,25 @@ pub struct EngineProfile {
     /// The model's name as the engine knows it.
     pub served_name: String,
     pub task: ProbeTask,
-    /// Sent as a bearer token, when the engine wants one.
+    /// Sent as a bearer token when the engine requires one.
     pub api_key: Option<String>,
 }
 
-/// Speaks to one engine at one address.
+/// Client for one engine at one address.
 #[derive(Debug)]
 pub struct Adapter {
     profile: EngineProfile,
     client: HttpClient,
 }
 
-/// What a health request told.
+/// Result of a health request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineHealth {
     Healthy,
-    /// It answered, with something else than success.
+    /// The engine answered with a status other than success.
     Unhealthy,
-    /// What answered marks itself as a stub that lets nobody in: nothing is known of the engine. Whether to believe that
-    /// is for whoever knows if there is a stub.
+    /// A stub that forwards no requests answered, so the engine's health is unknown. Trust this only for an engine that
+    /// is known to be behind a stub, since any server can set the mark.
     Gated,
     /// No answer in time, or no connection.
     Unreachable,
@@ -89,28 +89,28 @@ impl Adapter {
         Self { profile: manner, client: caller }
     }
 
-    /// What listens there is a backend that somebody else runs.
+    /// Sets the origin when the listener is a backend that another operator runs.
     #[must_use]
     pub fn with_origin(self, origin: Option<Arc<BackendOrigin>>) -> Self {
         Self { client: self.client.with_origin(origin), ..self }
     }
 
-    /// Calls are told to this one.
+    /// Reports each finished call to `observer`.
     #[must_use]
     pub fn with_observer(self, observer: Arc<dyn CallObserver>) -> Self {
         Self { client: self.client.with_observer(observer), ..self }
     }
 
-    /// How it answers a health request.
+    /// Sends a health request.
     pub async fn health(&self, within: Duration) -> EngineHealth {
         self.health_with_reason(within).await.0
     }
 
-    /// The same, and in words for people.
+    /// As [`Self::health`], with a reason for humans.
     async fn health_with_reason(&self, within: Duration) -> (EngineHealth, String) {
         let mut path = "/health";
         let mut reply = self.client.get(path, within).await;
-        // llama-cpp-python has no health route, and a custom engine need not have one: their list of models must do.
+        // llama-cpp-python has no health route, and a custom engine may lack one, so fall back to the list of models.
         let absent = reply.as_ref().is_ok_and(|reply| reply.status == 404);
         if absent && matches!(self.profile.kind, EngineKind::LlamaCpp | EngineKind::Custom) {
             path = "/v1/models";
@@ -126,8 +126,13 @@ impl Adapter {
         }
     }
 
-    /// Whether the engine serves the model under the configured name. Engines that keep no list, or ignore the name
-    /// in requests (llama.cpp's do), are believed.
+    /// Checks that the engine serves the model under the configured name.
+    ///
+    /// llama.cpp ignores the name in requests, so it always passes. An engine without a readable list of models passes
+    /// too.
+    ///
+    /// # Errors
+    /// [`FailureCause::WrongModel`]: the engine lists models, and none has the configured name.
     pub async fn check_served_name(&self, within: Duration) -> Result<(), FailureCause> {
         if self.profile.kind == EngineKind::LlamaCpp {
             return Ok(());
@@ -147,8 +152,8 @@ impl Adapter {
         Err(FailureCause::WrongModel { serves, configured: self.profile.served_name.as_str().into() })
     }
 
-    /// Asks for the least work of the model's task: health and the list of models answer before an engine can serve.
-    /// Inconclusive is only what marks itself as the answer of a stub that lets nobody in.
+    /// Sends the smallest request of the model's task. Health and the list of models answer before an engine can serve.
+    /// The verdict is inconclusive only when the response carries the mark of a stub that forwards no requests.
     pub async fn probe(&self, within: Duration) -> CanaryVerdict {
         let model = &self.profile.served_name;
         let answer = match self.profile.task {
@@ -156,7 +161,7 @@ impl Adapter {
                 let messages = json!([{"role": "user", "content": "1"}]);
                 let chat = json!({"model": model, "messages": messages, "max_tokens": 1, "temperature": 0});
                 let answer = self.client.post("/v1/chat/completions", Some(&chat), within).await;
-                // A base model has no chat template, and some servers no chat route.
+                // A base model has no chat template, and some servers have no chat route.
                 if answer.as_ref().is_ok_and(|reply| matches!(reply.status, 400 | 404)) {
                     let text = json!({"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0});
                     self.client.post("/v1/completions", Some(&text), within).await
@@ -182,7 +187,7 @@ impl Adapter {
         }
     }
 
-    /// What the engine's own counters say; `None` when it has none.
+    /// Reads the engine's own counters; `None` when it has none.
     pub async fn counters(&self, within: Duration) -> Option<EngineCounters> {
         let reply = self.client.get("/metrics", within).await.ok()?;
         (reply.status == 200).then(|| counters::parse(&reply.body, self.profile.kind))?

@@ -1,7 +1,7 @@
-//! A server that somebody else runs: known by a name of its own, perhaps under a path, perhaps behind TLS.
+//! The origin of a backend that another operator runs: its host name, its path prefix, and its TLS.
 //!
-//! Engines are spoken to in plain HTTP at their addresses. What is different of a backend is here, and whoever connects asks for it;
-//! what TLS is made of is the gateway's affair.
+//! Engines serve plain HTTP at their addresses. Backends differ as described here, and each connection to a backend
+//! applies it. The gateway provides the TLS implementation.
 
 use std::{
     fmt::Debug,
@@ -15,29 +15,29 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::tcp::Tcp;
 
-/// How a server is spoken to that is no engine at a bare address.
+/// How to address a backend, as opposed to an engine at a bare address.
 #[derive(Clone, Debug)]
 pub struct BackendOrigin {
-    /// What `Host` says.
+    /// Value of the `Host` header.
     pub host: Box<str>,
-    /// What the path of each request is put behind: empty, or beginning with `/` and ending without one.
+    /// Prefix of each request's path: empty, or begins with `/` and does not end with one.
     pub path: Box<str>,
     pub tls: Option<Arc<dyn BackendTls>>,
-    /// Of its name and whether there is TLS: connections to another origin at the same address are others.
+    /// Hash of the host and of whether TLS is used. Keeps connections to different origins at one address apart.
     id: u64,
 }
 
-/// A connection as both sides of HTTP use it.
+/// A connection that both sides of HTTP can read and write.
 pub trait Duplex: AsyncRead + AsyncWrite + Debug + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Debug + Send + Unpin> Duplex for T {}
 
-/// What comes of [`BackendTls::handshake`].
+/// Future of [`BackendTls::handshake`].
 pub type TlsHandshake = Pin<Box<dyn Future<Output = io::Result<Box<dyn Duplex>>> + Send>>;
 
-/// Makes TLS connections to one name.
+/// Makes TLS connections to one host.
 pub trait BackendTls: Debug + Send + Sync {
-    /// Nothing has been said on the connection yet.
+    /// Performs the TLS handshake on a connection that has carried no bytes yet.
     fn handshake(&self, connection: Tcp) -> TlsHandshake;
 }
 
@@ -54,7 +54,7 @@ impl BackendOrigin {
     }
 }
 
-/// TLS is made of nothing but the name.
+/// Compares TLS only by presence, since the host name determines the rest.
 impl PartialEq for BackendOrigin {
     fn eq(&self, other: &Self) -> bool {
         (&self.host, &self.path, self.tls.is_some()) == (&other.host, &other.path, other.tls.is_some())

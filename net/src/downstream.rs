@@ -1,8 +1,9 @@
-//! A client's connection of HTTP/1.1, as far as the gateway and the stub serve it alike.
+//! A client's HTTP/1.1 connection, as both the gateway and the stub serve it.
 //!
-//! hyper reads requests and writes what is rare. Two things it does not do: it looks away from a socket that has bytes
-//! for it, and so misses that a client has left ([`ReadAhead`] reads on in its place), and it holds two buffers and looks at
-//! both of its halves for every frame of a long stream ([`Http1Connection`] lets such an answer pass without it).
+//! hyper reads requests and writes most responses. It falls short in two ways. First, it stops reading a socket that
+//! has bytes pending, and so misses that a client has disconnected: [`ReadAhead`] reads in its place. Second, it holds
+//! two buffers and polls both of its halves for every frame of a long stream: [`Http1Connection`] forwards such a
+//! response without hyper.
 
 use std::{
     io,
@@ -28,27 +29,27 @@ pub use raw_response::{RawResponse, TruncatedResponse};
 pub use read_ahead::{MAX_READ_AHEAD_BYTES, ReadAhead};
 pub use write_stall::StallTrackingTcp;
 
-/// The socket of a client, beside hyper.
+/// The socket of a client, used without hyper.
 pub trait DownstreamIo {
-    /// Writes past hyper, which must be gone.
+    /// Writes directly to the socket. hyper must be gone.
     fn poll_write(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>>;
 
-    /// Sends what layers in between hold of what was written.
+    /// Flushes the layers in between.
     fn poll_flush(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
-    /// What hyper had read and not used, before it went.
+    /// Puts back the bytes that hyper had read but not used before it was dropped.
     fn unread(&self, bytes: &[u8]);
 
-    /// Bytes are ready for the client, and it takes none of them.
+    /// Reports whether bytes are ready for the client and the client takes none of them.
     fn is_write_blocked(&self) -> bool;
 }
 
-/// An answer whose frames can be left in memory that is lent.
+/// A response body whose frames can be read into borrowed memory.
 pub trait ScratchBody: Body {
-    /// It comes from an engine, and reads into memory that is lent; else it needs none.
+    /// Reports whether the body comes from an engine and reads into borrowed memory. Other bodies need none.
     fn uses_scratch(&self) -> bool;
 
-    /// The next frame, as [`RelayBody::poll_frame_into`] gives it. Where no memory is lent it has its own.
+    /// Polls the next frame, as [`RelayBody::poll_frame_into`] does. Without `memory` the frame owns its bytes.
     fn poll_frame_into(
         &mut self,
         memory: Option<&mut [u8]>,

@@ -1,8 +1,9 @@
-//! File descriptors: as many as allowed, and the table grown before there are threads.
+//! Raises the limit of file descriptors, and grows the descriptor table before any thread exists.
 //!
-//! Each stream holds two descriptors, and the usual soft limit of 1024 is 500 streams. The table matters as well: the
-//! kernel doubles it as needed and, in a process with threads, waits for an RCU grace period each time, which holds up
-//! every thread that opens something for tens of milliseconds. Grown once, before the first thread, it costs nothing.
+//! Each stream holds two descriptors, so the usual soft limit of 1024 allows 500 streams. The table matters too: the
+//! kernel doubles it as needed. In a process with threads it waits for an RCU grace period each time, and every thread
+//! that opens a descriptor stalls for tens of milliseconds. Growing the table once, before the first thread, costs
+//! nothing.
 
 use std::{fs::File, os::fd::RawFd};
 
@@ -12,27 +13,27 @@ use nix::{
     unistd::close,
 };
 
-/// Some systems set a hard limit of a thousand millions, which engines would inherit and may loop over.
+/// Some systems set a hard limit of a billion. Engines would inherit it and may loop over all of it.
 const MAX_DESCRIPTORS: u64 = 1 << 20;
 
-/// The table is grown to at most this many: 8 bytes each, and more than any one machine will use at once.
+/// Largest table that is grown in advance. An entry takes 8 bytes, and no single machine uses more at once.
 const MAX_TABLE_DESCRIPTORS: u64 = 1 << 18;
 
 /// Raises the soft limit to the hard one (2^20 at most) and grows the table. Returns the limit. Call it before the
-/// first thread is started. Errors: the limit cannot be read.
+/// first thread starts. Errors: the limit cannot be read.
 pub fn raise() -> nix::Result<u64> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let wanted = hard.min(MAX_DESCRIPTORS).max(soft);
     let raised = setrlimit(Resource::RLIMIT_NOFILE, wanted, hard).is_ok();
     let limit = if raised { wanted } else { soft };
-    // Less is no failure: the table then grows by itself.
+    // Failing to grow the table is harmless: the kernel then grows it on demand.
     if let Ok(last) = RawFd::try_from(limit.min(MAX_TABLE_DESCRIPTORS).saturating_sub(1)) {
         grow_table(last).unwrap_or_default();
     }
     Ok(limit)
 }
 
-/// How many descriptors this process may have open. Errors: the limit cannot be read.
+/// Returns how many descriptors this process may have open. Errors: the limit cannot be read.
 pub fn soft_limit() -> nix::Result<u64> {
     getrlimit(Resource::RLIMIT_NOFILE).map(|(soft, _)| soft)
 }

@@ -1,7 +1,7 @@
-//! Files that are watched, by their folders: editors and ConfigMaps replace a file instead of writing to it.
+//! Watches files through their folders. Editors and ConfigMaps replace files instead of writing to them.
 //!
-//! A folder can be replaced as well, or not be there yet, and the kernel tells of that once at most. So a watch that is
-//! lost is made again, counts as a change (whatever came meanwhile went unseen), and is tried for as long as it takes.
+//! A folder can be replaced too, or be missing at first, and the kernel reports that at most once. So a lost watch is
+//! set up again, and retried for as long as it takes. It also counts as a change, since events in between are lost.
 
 use std::{
     ffi::OsStr,
@@ -14,33 +14,33 @@ use std::{
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent};
 use tokio::{io::unix::AsyncFd, time::Instant};
 
-/// A file was written, or another one put in its place.
+/// A file was written, or another one moved into its place.
 pub const WRITTEN_FLAGS: AddWatchFlags =
     AddWatchFlags::IN_CLOSE_WRITE.union(AddWatchFlags::IN_MOVED_TO).union(FOLDER_GONE_FLAGS);
-/// The folder itself goes.
+/// The folder itself was deleted or moved.
 const FOLDER_GONE_FLAGS: AddWatchFlags = AddWatchFlags::IN_DELETE_SELF.union(AddWatchFlags::IN_MOVE_SELF);
-/// Nothing more will be told, or not everything was.
+/// The watch has ended, or events were lost.
 const WATCH_LOST_FLAGS: AddWatchFlags = FOLDER_GONE_FLAGS
     .union(AddWatchFlags::IN_IGNORED)
     .union(AddWatchFlags::IN_UNMOUNT)
     .union(AddWatchFlags::IN_Q_OVERFLOW);
-/// How often a folder that is not there is looked for.
+/// How often a missing folder is retried.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Tells when one of its files changes.
+/// Notifies when one of its files changes.
 #[derive(Debug)]
 pub struct FileWatcher {
     inotify: AsyncFd<InotifyFd>,
     files: Vec<PathBuf>,
     flags: AddWatchFlags,
-    /// How long to wait for the rest of a change that comes in several files.
+    /// How long to wait for the rest of a change that spans several files.
     debounce: Duration,
-    /// Folders that could not be watched, and when they are tried again.
+    /// Folders that are not watched yet. They are retried at `retry_at`.
     missing: Vec<PathBuf>,
     retry_at: Instant,
 }
 
-/// The runtime wants the descriptor both ways; the library gives it one way.
+/// Provides both descriptor traits: the runtime requires `AsRawFd` as well, and the library implements only `AsFd`.
 #[derive(Debug)]
 struct InotifyFd(Inotify);
 
@@ -57,10 +57,10 @@ impl AsRawFd for InotifyFd {
 }
 
 impl FileWatcher {
-    /// `settle`: how long to wait for the rest of a change that comes in several files.
+    /// `settle`: how long to wait for the rest of a change that spans several files.
     ///
     /// # Errors
-    /// There is no descriptor to be had.
+    /// No inotify descriptor is available.
     pub fn new(files: Vec<PathBuf>, flags: AddWatchFlags, settle: Duration) -> io::Result<Self> {
         let (inotify, missing) = (descriptor()?, folders(&files));
         let mut watch = Self { inotify, files, flags, debounce: settle, missing, retry_at: Instant::now() };
@@ -76,14 +76,15 @@ impl FileWatcher {
         &self.files
     }
 
-    /// Completes when a file was written or replaced, or may have been.
+    /// Completes after a file was written or replaced, or may have been. Waits for further changes until none comes
+    /// within the debounce time.
     pub async fn changed(&mut self) {
         self.changed_once().await;
         let settle = self.debounce;
         while tokio::time::timeout(settle, self.changed_once()).await.is_ok() {}
     }
 
-    /// Completes when a file was written or replaced, or may have been.
+    /// Completes at the first event of a change: a file was written or replaced, or may have been.
     async fn changed_once(&mut self) {
         loop {
             let read = tokio::select! {
@@ -109,7 +110,7 @@ impl FileWatcher {
         }
     }
 
-    /// `..data` is what Kubernetes swaps under a mounted ConfigMap.
+    /// Reports whether the event concerns a watched file. Kubernetes swaps `..data` in a mounted ConfigMap.
     fn is_relevant(&self, event: &InotifyEvent) -> bool {
         event.name.as_ref().is_some_and(|name| {
             self.files.iter().any(|file| file.file_name() == Some(name.as_os_str()))
@@ -117,7 +118,7 @@ impl FileWatcher {
         })
     }
 
-    /// From the beginning: what is watched by now may be somewhere else.
+    /// Watches all folders anew, since the old watches may follow a folder that was moved.
     fn rebuild(&mut self) {
         self.missing = folders(&self.files);
         self.retry_at = Instant::now() + RETRY_INTERVAL;
@@ -130,7 +131,7 @@ impl FileWatcher {
         }
     }
 
-    /// Watches the folders that are missing, so far as they are there now. True when there was one.
+    /// Watches those missing folders that exist now; true when there was at least one.
     fn add(&mut self) -> bool {
         let (inotify, flags) = (&self.inotify.get_ref().0, self.flags);
         let before = self.missing.len();

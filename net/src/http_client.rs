@@ -1,5 +1,7 @@
-//! Small calls to an engine, a stub or a launcher: one connection each, a deadline over the whole, a bounded answer. What comes
-//! for as long as somebody listens comes line by line ([`LineStream`]).
+//! Small calls to an engine, a stub or a launcher: one connection each, one deadline for the whole call, a bounded
+//! body.
+//!
+//! [`LineStream`] reads a response of unlimited duration line by line.
 
 mod line_stream;
 
@@ -23,35 +25,35 @@ use rouse::fault::FailureCause;
 
 pub use self::line_stream::LineStream;
 
-/// Metrics of an engine with many models and histograms run to a few hundred KiB; more than this is not an answer.
+/// The metrics of an engine with many models and histograms take a few hundred KiB. A body over this limit is an error.
 const MAX_BODY_BYTES: usize = 4 << 20;
 
-/// Calls what listens at one address.
+/// Sends requests to one address.
 #[derive(Debug)]
 pub struct HttpClient {
     address: SocketAddr,
     api_key: Option<String>,
-    /// Of a backend that somebody else runs.
+    /// Set for a backend that another operator runs.
     origin: Option<Arc<BackendOrigin>>,
     observer: Option<Arc<dyn CallObserver>>,
 }
 
-/// Is told of every call that has ended. One that nobody waited for to its end has not.
+/// Observes each call that has ended. Calls that were dropped before their end are not reported, nor are line streams.
 pub trait CallObserver: Debug + Send + Sync {
-    /// `status`: `None` where there was no whole answer.
+    /// `status` is `None` when no whole response arrived.
     fn call_ended(&self, method: &Method, path: &str, status: Option<u16>, took: Duration);
 }
 
-/// What was answered.
+/// A response.
 #[derive(Debug)]
 pub struct HttpClientReply {
     pub status: u16,
     pub body: Bytes,
-    /// A 503 with the mark of a stub that lets nobody in.
+    /// A 503 with a stub's mark: its gate is closed, or it does not know its engine yet.
     pub gated: bool,
 }
 
-/// Why there is no answer.
+/// Why no response arrived.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HttpClientError {
     #[error("no connection")]
@@ -88,26 +90,30 @@ impl HttpClient {
         Self { address, api_key, origin: None, observer: None }
     }
 
-    /// What listens there is spoken to as this.
+    /// Sets the origin of the server at this address.
     #[must_use]
     pub fn with_origin(self, origin: Option<Arc<BackendOrigin>>) -> Self {
         Self { origin, ..self }
     }
 
-    /// Calls are told to this one.
+    /// Reports each finished call to `observer`.
     #[must_use]
     pub fn with_observer(self, observer: Arc<dyn CallObserver>) -> Self {
         Self { observer: Some(observer), ..self }
     }
 
+    /// Sends a GET request.
+    ///
     /// # Errors
-    /// There was no whole answer in time.
+    /// No whole response arrived in time.
     pub async fn get(&self, path: &str, within: Duration) -> Result<HttpClientReply, HttpClientError> {
         self.call(Method::GET, path, None, None, within).await
     }
 
+    /// Sends a POST request.
+    ///
     /// # Errors
-    /// There was no whole answer in time.
+    /// No whole response arrived in time.
     pub async fn post(
         &self,
         path: &str,
@@ -117,10 +123,10 @@ impl HttpClient {
         self.call(Method::POST, path, body, None, within).await
     }
 
-    /// `epoch`: who orders, where the body does not say it.
+    /// Sends a request. `epoch`: the sender's epoch, for requests whose body does not carry it.
     ///
     /// # Errors
-    /// There was no whole answer in time.
+    /// No whole response arrived in time.
     pub async fn call(
         &self,
         method: Method,
@@ -144,11 +150,11 @@ impl HttpClient {
         reply
     }
 
-    /// Asks for what comes line by line. `within` is for the head of the answer; what follows has all the time it wants. A
-    /// line of more than `longest` bytes counts as a broken connection.
+    /// Opens a response that is read line by line. `within` covers the response head; the lines after it have no
+    /// deadline. A line of more than `longest` bytes counts as a broken connection.
     ///
     /// # Errors
-    /// There was no head in time.
+    /// No response head arrived in time.
     pub async fn stream_lines(
         &self,
         path: &str,
@@ -221,7 +227,7 @@ async fn exchange(
         let body = body.map_err(|_| HttpClientError::Broken)?.to_bytes();
         Ok(HttpClientReply { status, body, gated })
     };
-    // Driven here and not in a task of its own, so that whoever drops the call drops the connection with it.
+    // Driven here and not in a task of its own, so that dropping the call drops the connection with it.
     tokio::pin!(answer, connection);
     tokio::select! {
         biased;

@@ -1,14 +1,14 @@
-//! Gates and leases: who may use an engine, and when nobody does any more.
+//! Gates and leases: which requests may use an engine, and when the engine is no longer in use.
 //!
-//! Everything that puts an engine away hangs on one question: is it still used? The answer must be exact, it is asked
-//! on every request, and a request that arrives in the same nanosecond as the order to close must fall on one side or
-//! the other. So a gate is a single atomic word ([`count::GateWord`], checked exhaustively with loom): a closed bit, a
-//! bit that says somebody queues, and the number of leases. To take a lease is to change that word in one step, which a
-//! closed gate refuses.
+//! Every eviction depends on one question: is the engine still in use? The answer must be exact, every request needs
+//! it, and a request that arrives in the same nanosecond as the order to close must fall on one side or the other. So a
+//! gate is a single atomic word ([`count::GateWord`], checked exhaustively with loom): a closed bit, a bit for queued
+//! requests, a bit for an owner that waits for idle, and the number of leases. Taking a lease changes that word in one
+//! step, and a closed gate refuses that step.
 //!
-//! A gate belongs to one (engine, generation) and is never used for another: a lease of a former life cannot count
-//! for the present one. Only the driver opens and closes it. A lease ends when it is dropped, and it is owned by the
-//! response body, never by the response head.
+//! A gate belongs to one (engine, generation) and is never reused: a lease of an earlier generation cannot count for
+//! the present one. Only the gate's owner opens and closes it: the driver in the gateway, the gate controller in the
+//! stub. A lease ends when it is dropped. The response body owns it, never the response head.
 
 use std::{
     num::NonZeroU32,
@@ -33,33 +33,33 @@ pub mod count;
 #[cfg(test)]
 mod gate_word_tests;
 
-/// What [`count`] is made of. `rouse-loom` gives it others.
+/// The atomics that [`count`] uses. `rouse-loom` replaces them.
 mod atomic {
     pub(super) use std::sync::atomic::{AtomicU32, Ordering};
 }
 
 use count::{GateWord, ReleaseEffect};
 
-/// Reads the moment. Anchored once to wall time by the driver, monotonic afterwards.
+/// Converts moments to ticks. Anchored once to wall time by the driver, monotonic afterwards.
 #[derive(Clone, Copy, Debug)]
 pub struct TickClock {
     anchor: Instant,
     anchor_tick: Tick,
 }
 
-/// The gate of one engine's life. Closed when made.
+/// The gate of one engine generation. Closed when created.
 #[derive(Debug)]
 pub struct Gate {
     word: GateWord,
-    /// Leases at a time.
+    /// Maximum number of concurrent leases.
     limit: AtomicU32,
     clock: TickClock,
-    /// When the last lease ended, and when the last response byte passed: ticks, 0 for never.
+    /// When the last lease ended, and when the last response byte passed, in ticks; 0 for never.
     last_end: AtomicU64,
     last_byte: AtomicU64,
-    /// Wakes the driver: a closed gate emptied, or a place came free that somebody waits for.
+    /// Wakes the driver: a closed gate has drained, a place is free for a queued request, or a watched gate is idle.
     driver: Arc<Notify>,
-    /// The clients that have held a lease since the gate was last closed, as [`TurnClients`] has them.
+    /// The clients that have held a lease since the gate last closed, as [`TurnClients`] stores them.
     clients: [AtomicU64; MAX_DISTINCT_CLIENTS],
     /// The pause before the latest use of the gate, in milliseconds plus one; 0 before any.
     pause: AtomicU64,
@@ -67,13 +67,13 @@ pub struct Gate {
     revoked: Arc<Notify>,
 }
 
-/// The right of one request to use an engine. It ends by being dropped, with the body of the answer.
+/// The right of one request to use an engine. It ends when it is dropped, with the response body.
 #[derive(Debug)]
 pub struct Lease {
     gate: Arc<Gate>,
-    /// Its end is the engine's last use.
+    /// The end of this lease counts as the engine's last use.
     marks_use: bool,
-    /// When it ends, where that is known before it does.
+    /// When the lease ends, if that is known before the drop.
     ended_at: Option<Instant>,
 }
 
@@ -88,13 +88,13 @@ impl TickClock {
         self.tick_at(Instant::now())
     }
 
-    /// The tick of a moment that was read already.
+    /// Converts a moment that was already read to a tick.
     #[must_use]
     pub fn tick_at(&self, moment: Instant) -> Tick {
         self.anchor_tick + Millis::from(moment.duration_since(self.anchor))
     }
 
-    /// When `tick` is due on the runtime's clock; now, when it has passed.
+    /// Returns when `tick` is due on the runtime's clock. A tick before the clock's anchor yields the anchor.
     #[must_use]
     pub fn instant_at(&self, tick: Tick) -> Instant {
         self.anchor + tick.since(self.anchor_tick).duration()
@@ -102,7 +102,7 @@ impl TickClock {
 }
 
 impl Gate {
-    /// `limit`: leases at a time. `driver` is notified when a release matters to it.
+    /// `limit`: maximum number of concurrent leases. `driver` is notified when a release matters to it.
     #[must_use]
     pub fn new(limit: Option<NonZeroU32>, clock: TickClock, driver: Arc<Notify>) -> Arc<Self> {
         Arc::new(Self {
@@ -119,7 +119,8 @@ impl Gate {
         })
     }
 
-    /// A lease for a request that did not queue. `None` when the gate is closed, full, or others queue already.
+    /// Takes a lease for a request that did not queue. `None` when the gate is closed or full, or when other requests
+    /// queue.
     #[must_use]
     pub fn take(self: &Arc<Self>) -> Option<Lease> {
         self.word.take(self.limit.load(Ordering::Relaxed), false).then(|| Lease {
@@ -129,7 +130,7 @@ impl Gate {
         })
     }
 
-    /// A lease for a request that queued: goes before newcomers. `None` when the gate is closed or full.
+    /// Takes a lease for a queued request, ahead of newcomers. `None` when the gate is closed or full.
     #[must_use]
     pub fn take_queued(self: &Arc<Self>) -> Option<Lease> {
         self.word.take(self.limit.load(Ordering::Relaxed), true).then(|| Lease {
@@ -143,25 +144,26 @@ impl Gate {
         self.word.open();
     }
 
-    /// Another number of leases at a time, from now on. Those that are out stay out.
+    /// Changes the maximum number of concurrent leases. Leases already taken stay valid.
     pub fn set_limit(&self, limit: Option<NonZeroU32>) {
         self.limit.store(limit_or_max(limit), Ordering::Relaxed);
     }
 
-    /// Leases at a time; [`count::MAX_LEASES`] when nothing was set.
+    /// Maximum number of concurrent leases; [`count::MAX_LEASES`] when none was set.
     #[must_use]
     pub fn limit(&self) -> u32 {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// The leases now. When there are any, the driver is notified when the last one ends: it saw the engine in use, and
-    /// whoever waits for it to be idle must hear of it.
+    /// Returns the number of leases. If there are any, the end of the last one notifies the driver: the driver saw the
+    /// engine in use, and must learn when it becomes idle.
     pub fn watch_for_idle(&self) -> u32 {
         self.word.watch_for_idle()
     }
 
-    /// Closes; returns the leases still out. From here on no lease is given, and the driver is notified when the
-    /// last one ends (also when there is none, so that a drain has one way of ending).
+    /// Closes the gate and returns the number of leases still out. A closed gate gives no lease, and the end of the
+    /// last lease notifies the driver. Without leases the driver is notified at once, so that a drain always ends in
+    /// the same way.
     pub fn close(&self) -> u32 {
         let leases = self.word.close();
         self.clients.iter().for_each(|client| client.store(0, Ordering::Relaxed));
@@ -171,27 +173,27 @@ impl Gate {
         leases
     }
 
-    /// Says whether requests queue for this engine: newcomers then may not overtake them. Having set it, try
-    /// [`Self::take_queued`] once more: a place that came free just before told nobody.
+    /// Sets whether requests queue for this engine. While they do, newcomers get no lease. After setting it, call
+    /// [`Self::take_queued`] once more: a place that became free just before caused no notification.
     pub fn set_queued(&self, queued: bool) {
         self.word.set_queued(queued);
     }
 
-    /// Ends every exchange on this engine with `fault`; the gate must be closed before. Later calls change nothing.
+    /// Ends every exchange on this engine with `fault`. The gate must be closed before. Later calls change nothing.
     pub fn revoke(&self, fault: Fault) {
         if self.fault.set(fault).is_ok() {
             self.revoked.notify_waiters();
         }
     }
 
-    /// Why every exchange on this engine must end at once, if it must.
+    /// Returns why every exchange on this engine must end at once, if it must.
     #[must_use]
     pub fn revoked(&self) -> Option<&Fault> {
         self.fault.get()
     }
 
-    /// Completes when the leases are revoked. Register it (`enable` or poll) before the last look at
-    /// [`Self::revoked`], else a revocation in between is missed.
+    /// Completes when the leases are revoked. Register it (`enable` or poll) before the last check of
+    /// [`Self::revoked`], or a revocation in between is missed.
     pub fn on_revoke(&self) -> OwnedNotified {
         Arc::clone(&self.revoked).notified_owned()
     }
@@ -206,13 +208,14 @@ impl Gate {
         self.word.is_open()
     }
 
-    /// The clients that have held a lease since the gate was last closed: the first few.
+    /// Returns the clients that have held a lease since the gate last closed: the first [`MAX_DISTINCT_CLIENTS`] of
+    /// them.
     #[must_use]
     pub fn clients(&self) -> TurnClients {
         TurnClients(self.clients.each_ref().map(|client| client.load(Ordering::Relaxed)))
     }
 
-    /// The latest pause between two uses of the gate.
+    /// Returns the latest pause between two uses of the gate.
     #[must_use]
     pub fn pause(&self) -> Option<Millis> {
         self.pause.load(Ordering::Relaxed).checked_sub(1).map(Millis)
@@ -236,20 +239,20 @@ fn limit_or_max(limit: Option<NonZeroU32>) -> u32 {
 }
 
 impl Lease {
-    /// The gate it came through: tells whether the engine drains.
+    /// The gate that gave this lease. It shows whether the engine drains.
     #[must_use]
     pub const fn gate(&self) -> &Arc<Gate> {
         &self.gate
     }
 
-    /// The same, of a request that only looks: its end does not make the engine look used.
+    /// Turns this into a lease of a request that only reads: its end does not count as a use of the engine.
     #[must_use]
     pub const fn without_marking_use(mut self) -> Self {
         self.marks_use = false;
         self
     }
 
-    /// Notes at the gate which client holds this lease (a hash, 0 for an unknown client) and from when on.
+    /// Records which client holds this lease, and since when. `client` is a hash, 0 for an unknown client.
     pub fn record_client(&self, client: u64, now: Instant) {
         let last_end = self.gate.last_end();
         if last_end > Tick(0) && self.gate.leases() == 1 {
@@ -257,7 +260,7 @@ impl Lease {
             self.gate.pause.store(pause.0 + 1, Ordering::Relaxed);
         }
         for place in &self.gate.clients {
-            // Nearly always it is there already, and no line of memory goes from core to core.
+            // Nearly always the client is recorded already, and then no cache line moves between cores.
             if place.load(Ordering::Relaxed) == client
                 || place.compare_exchange(0, client, Ordering::Relaxed, Ordering::Relaxed).is_ok()
             {
@@ -266,21 +269,21 @@ impl Lease {
         }
     }
 
-    /// It is about to end, at `now`: it need not read the clock itself.
+    /// Sets the end of the lease to `now`, so that the drop need not read the clock.
     pub const fn set_end(&mut self, now: Instant) {
         self.ended_at = Some(now);
     }
 
-    /// A response byte passed at `now`: the engine makes progress.
+    /// Records a response byte at `now`: the engine makes progress.
     pub fn progress(&self, now: Instant) {
         let now = self.gate.clock.tick_at(now).0;
-        // Of many streams most find it as it should be: then no line of memory goes from core to core.
+        // With many streams the value is usually current already, and then no cache line moves between cores.
         if self.gate.last_byte.load(Ordering::Relaxed) != now {
             self.gate.last_byte.store(now, Ordering::Relaxed);
         }
     }
 
-    /// Why this exchange must end at once, if it must.
+    /// Returns why this exchange must end at once, if it must.
     #[must_use]
     pub fn revoked(&self) -> Option<&Fault> {
         self.gate.revoked()

@@ -1,15 +1,19 @@
-//! What moves bytes: requests to engines and their responses, and the calls to engines, stubs and launchers.
+//! Moves bytes: requests to engines and their responses, and calls to engines, stubs and launchers.
 //!
 //! * [`lease`]: the gate of an engine, and the leases that requests hold on it.
-//! * [`relay`]: one exchange with an engine; [`downstream`]: what the client's side of it reads and writes; [`openai`]: the bodies that
-//!   both sides send; [`tcp`] and [`backend_origin`]: the connections; [`yield_to_reactor`]: long work beside streams.
-//! * [`http_client`]: short calls; [`adapter`]: how each kind of engine is told to sleep and wake; [`stub_api`]: what gateway, stub and
-//!   launcher send each other.
-//! * [`process`], [`nvml`], [`fd_limit`], [`file_watch`], [`port`]: processes, accelerators, descriptors, files and ports.
+//! * [`relay`]: one exchange with an engine. [`downstream`]: the client's side of that exchange. [`openai`]: the bodies
+//!   that both sides send. [`tcp`] and [`backend_origin`]: the connections. [`yield_to_reactor`]: long work beside
+//!   streams.
+//! * [`http_client`]: short calls. [`adapter`]: the sleep and wake calls of each kind of engine. [`stub_api`]: the
+//!   messages between gateway, stub and launcher.
+//! * [`process`], [`nvml`], [`fd_limit`], [`file_watch`], [`port`]: processes, accelerators, descriptors, files and
+//!   ports.
 //!
-//! Nothing here decides: what to run where is the crate `rouse`'s, and this crate takes it as an argument.
+//! This crate makes no decisions: the crate `rouse` decides what to run where, and this crate takes the decision as an
+//! argument.
 
-// Bytes from outside are read nearly everywhere, and an index that is out of bounds ends every stream: releases abort at a panic.
+// Nearly every module reads bytes from outside. Releases abort on a panic, so one out-of-bounds index ends every
+// stream.
 #![warn(clippy::indexing_slicing)]
 
 pub mod adapter;

@@ -1,7 +1,7 @@
-//! NVIDIA's management library: which accelerators there are, and how much of their memory is in use.
+//! NVIDIA's management library: lists accelerators and reads their memory use.
 //!
-//! It is loaded when it is first asked for, and its absence is an answer. Every call blocks, and hangs when the driver
-//! does: whoever asks does so on a blocking thread, and waits no longer than [`QUERY_TIMEOUT`].
+//! The library is loaded on first use, and its absence is a regular result. Every call blocks, and hangs when the
+//! driver hangs: callers use a blocking thread, and wait no longer than [`QUERY_TIMEOUT`].
 
 use std::{collections::BTreeMap, sync::OnceLock, time::Duration};
 
@@ -9,10 +9,10 @@ use nvml_wrapper::{Device as Handle, enums::device::UsedGpuMemory, error::NvmlEr
 
 use rouse::{model::AcceleratorId, units::Bytes};
 
-/// Nobody waits longer than this for a driver.
+/// The longest that a caller waits for the driver.
 pub const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why there is no answer.
+/// Why a query failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("no NVIDIA driver here ({0})")]
@@ -25,14 +25,14 @@ pub enum Error {
     Failed(#[from] NvmlError),
 }
 
-/// One accelerator.
+/// One accelerator, or one part of it (MIG).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NvmlDevice {
     /// Its UUID.
     pub id: AcceleratorId,
-    /// Its number in the driver's order, in which those that are cut into parts count; none of a part.
+    /// Its number in the driver's order, which also counts accelerators that are cut into parts; `None` for a part.
     pub index: Option<u32>,
-    /// Its memory, without what the driver keeps for itself.
+    /// Its memory, without what the driver reserves for itself.
     pub usable: Bytes,
 }
 
@@ -41,11 +41,11 @@ pub struct NvmlDevice {
 pub struct NvmlReading {
     pub total: Bytes,
     pub used: Bytes,
-    /// By process; `None` where the driver does not tell.
+    /// Memory in use by process; `None` where the driver does not report it.
     pub by_pid: Option<BTreeMap<u32, Bytes>>,
 }
 
-/// The library, once it is asked for and found: a driver that is not there yet may be the next time.
+/// The library, once loaded. A failed load is retried at the next use, since the driver may have appeared meanwhile.
 #[derive(Debug, Default)]
 pub struct Nvml {
     library: OnceLock<nvml_wrapper::Nvml>,
@@ -60,11 +60,11 @@ impl Nvml {
         Ok(self.library.get_or_init(|| library))
     }
 
-    /// Every accelerator that the driver knows, in its own order; none, when it knows none. One that is cut into parts
-    /// (MIG) cannot be used as a whole, so its parts stand for it. Blocks.
+    /// Lists every accelerator that the driver knows, in its own order; empty when it knows none. An accelerator that
+    /// is cut into parts (MIG) cannot be used as a whole, so its parts take its place. Blocks.
     ///
     /// # Errors
-    /// There is no driver, or it does not answer for one of them.
+    /// There is no driver, or it does not answer for one of the accelerators.
     pub fn devices(&self) -> Result<Vec<NvmlDevice>, Error> {
         let nvml = self.library()?;
         let mut found = Vec::new();
@@ -82,10 +82,10 @@ impl Nvml {
         Ok(found)
     }
 
-    /// What `3`, or `3:1` for a part, means in the driver's own order. Blocks.
+    /// Resolves an index in the driver's own order, such as `3`, or `3:1` for a part. Blocks.
     ///
     /// # Errors
-    /// There is no driver, it does not answer, or it has none of that number.
+    /// There is no driver, it does not answer, or it has no accelerator with this number.
     pub fn id_at_index(&self, index: u32, part: Option<u32>) -> Result<AcceleratorId, Error> {
         let missing = |error| match (error, part) {
             (NvmlError::InvalidArg | NvmlError::NotFound, None) => Error::NoSuchIndex(index.to_string()),
@@ -101,7 +101,7 @@ impl Nvml {
         Ok(device.uuid()?.into())
     }
 
-    /// The memory of one of them, now. Blocks.
+    /// Reads the memory of one accelerator. Blocks.
     ///
     /// # Errors
     /// There is no driver, it does not know this accelerator (any more), or it does not answer.
@@ -124,11 +124,11 @@ impl Nvml {
     }
 }
 
-/// The parts of a device that is cut; `None` of one that is whole.
+/// Returns the parts of a device that is cut; `None` for a whole device.
 fn parts<'nvml>(device: &Handle<'nvml>) -> Result<Option<Vec<Handle<'nvml>>>, Error> {
     let cut = match device.mig_mode() {
         Ok(mode) => mode.current != 0,
-        // Most devices cannot be cut, and older drivers do not know the question.
+        // Most devices cannot be cut, and older drivers do not support the query.
         Err(NvmlError::NotSupported | NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_)) => {
             false
         }
@@ -141,7 +141,7 @@ fn parts<'nvml>(device: &Handle<'nvml>) -> Result<Option<Vec<Handle<'nvml>>>, Er
     for index in 0..device.mig_device_count()? {
         match device.mig_device_by_index(index) {
             Ok(part) => parts.push(part),
-            // Numbers of parts that were taken away stay free.
+            // Numbers of removed parts stay unused.
             Err(NvmlError::NotFound) => {}
             Err(other) => return Err(other.into()),
         }

@@ -1,11 +1,11 @@
-//! The slice of OpenAI's and Anthropic's wire formats that a gateway must touch, and no more.
+//! The parts of OpenAI's and Anthropic's wire formats that a gateway must handle.
 //!
-//! Bodies pass as they came: nothing here has a type for a message, a choice or a tool, because every field that is
-//! modelled is a field that can be lost or reordered on the way. Four things cannot be avoided: reading which model a
-//! request names ([`routing_fields`], and [`multipart`] for uploads), saying why a request fails ([`error`]), keeping a stream
-//! alive that has nothing to say yet ([`heartbeat`]), and knowing where in a stream one is ([`sse`]).
+//! Bodies pass unchanged: no type here models a message, a choice or a tool, because a modelled field can be lost or
+//! reordered on the way. Four tasks cannot be avoided: reading the model that a request names ([`routing_fields`], and
+//! [`multipart`] for uploads), rendering why a request fails ([`error`]), keeping an idle stream alive ([`heartbeat`]),
+//! and tracking the position in a stream ([`sse`]).
 //!
-//! Whatever a client reads is written in the words of the API it called: [`ApiSchema`].
+//! Everything that a client reads follows the schema of the API that it called: [`ApiSchema`].
 
 pub mod api_schema;
 pub mod error;

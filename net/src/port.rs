@@ -1,8 +1,8 @@
-//! Ports for those who listen later.
+//! Chooses ports for processes that listen later.
 //!
-//! Who is told a port takes it some time after it was chosen: an engine that loads first, minutes later. A port that the kernel
-//! offers for nothing in particular is one that it gives to any connection meanwhile, and this machine's busiest program makes
-//! many. Below the range that it takes those from, a port stays free unless somebody asks for that very number.
+//! Engines bind minutes after we pick a port, because they load first, so avoid the ephemeral range. The kernel gives a
+//! port of that range to any connection meanwhile, and this machine's busiest program opens many. A port below that
+//! range stays free unless a process binds that very number.
 
 use std::{
     fs,
@@ -16,17 +16,18 @@ use std::{
     },
 };
 
-/// Below Linux's usual range (32768 and up) and the node ports of Kubernetes (30000 and up).
+/// Below Linux's usual ephemeral range (32768 and up) and the node ports of Kubernetes (30000 and up).
 const CANDIDATE_PORTS: Range<u16> = 20_000..30_000;
 
-/// The next to be tried. It begins anywhere, so that two programs that start together go through different ones.
+/// Offset of the next candidate. It starts at a random number, so that programs that start together try different
+/// ports.
 static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| {
     let anywhere = RandomState::new().hash_one(std::process::id());
     AtomicU16::new(u16::try_from(anywhere % 10_000).unwrap_or_default())
 });
 
-/// A port of the loopback address on which nobody listens, and which connections are not given. Where the kernel has been
-/// told to give connections these ports too, it is one that was free a moment ago.
+/// Returns a free loopback port outside the ephemeral range. If the kernel's ephemeral range overlaps the candidates,
+/// or none of them is free, the kernel picks a port that is free at this moment.
 ///
 /// # Errors
 /// There is no free port, or no permission to listen.
@@ -47,7 +48,7 @@ pub fn free() -> io::Result<u16> {
     }
 }
 
-/// The lowest port that a connection may be given: `32768\t60999`.
+/// Parses the lowest ephemeral port from `32768\t60999`.
 fn lowest_ephemeral_port(range: &str) -> Option<u16> {
     range.split_whitespace().next()?.parse().ok()
 }

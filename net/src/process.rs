@@ -1,9 +1,9 @@
-//! A process group that is ours to end: the engine's first process and whatever it started.
+//! A process group that this program may kill: an engine's first process and all its descendants.
 //!
-//! Engines fork workers, and it is the workers that hold the accelerator's memory; a process is therefore "gone" only
-//! when its whole group is. Watching goes by pidfd, for our own children and for those of an earlier gateway alike:
-//! exit is an event, not a poll. The first process is reaped *last*: until then its pid, which is the group's number
-//! too, cannot be given to a stranger that we would then kill.
+//! Engines fork workers, and the workers hold the accelerator's memory. So a process is "gone" only when its whole
+//! group is. Watching uses pidfds, for our own children and for those of an earlier gateway alike: an exit is an event,
+//! not a poll. The first process is reaped *last*: until then its pid, which is also the group's number, cannot be
+//! reused by an unrelated process that we would then kill.
 
 use std::{io, os::fd::OwnedFd, process::ExitStatus};
 
@@ -35,16 +35,16 @@ pub struct ProcessGroup {
 }
 
 impl ProcessGroup {
-    /// Takes charge of a child that leads its own group. `mark`: see [`table::members`].
+    /// Takes over a child that leads its own group. `mark`: see [`table::members`].
     pub fn from_child(child: Child, mark: String) -> io::Result<Self> {
         let pid = child.id().and_then(|id| i32::try_from(id).ok());
         let pid = pid.ok_or_else(|| io::Error::from(Errno::ESRCH))?;
-        // What cannot be watched may not run.
+        // A process that cannot be watched must not run.
         let fd = open_pidfd(pid).inspect_err(|_| kill_group(pid, Signal::SIGKILL))?;
         Ok(Self { pid, env_marker: mark, fd, child: Some(child) })
     }
 
-    /// Takes charge of a group leader that somebody else started.
+    /// Takes over a group leader that another process started.
     pub fn adopt(pid: i32, mark: String) -> io::Result<Self> {
         let fd = open_pidfd(pid)?;
         Ok(Self { pid, env_marker: mark, child: None, fd })
@@ -63,7 +63,8 @@ impl ProcessGroup {
         kill_group(self.pid, signal);
     }
 
-    /// Kills what is left of the group, waits until none of it is, and reaps. The status is known of our own children.
+    /// Kills the rest of the group, waits until it is gone, and reaps. Returns the exit status of our own child; `None`
+    /// for an adopted group.
     pub async fn kill_and_reap(mut self) -> Option<ExitStatus> {
         kill_group(self.pid, Signal::SIGKILL);
         self.leader_exited().await;
@@ -78,8 +79,8 @@ impl ProcessGroup {
     }
 }
 
-/// Reaps a child that has ended. One that a debugger holds can be reaped only when the debugger lets it go, of which the
-/// kernel tells as of an end; [`Child::wait`] would ask again and again meanwhile, as fast as it can.
+/// Reaps a child that has ended. A child under a debugger can be reaped only once the debugger detaches, which the
+/// kernel signals like an exit. [`Child::wait`] would busy-loop until then.
 async fn reap_child(child: &mut Child) -> Option<ExitStatus> {
     let mut ends = signals(SignalKind::child()).ok()?;
     loop {
@@ -91,7 +92,7 @@ async fn reap_child(child: &mut Child) -> Option<ExitStatus> {
     }
 }
 
-/// Kills every process of the group and every marked one, until there is none.
+/// Kills every process of the group and every marked process, until none is left.
 pub async fn kill_all(group: Option<i32>, mark: String) {
     loop {
         let mark = mark.clone();
@@ -124,11 +125,12 @@ fn open_pidfd(pid: i32) -> io::Result<AsyncFd<OwnedFd>> {
 }
 
 async fn wait_for_exit(fd: &AsyncFd<OwnedFd>) {
-    // The only error is a runtime that ends, and then nobody asks any more.
+    // The only error is a runtime that shuts down, and then no caller remains.
     drop(fd.readable().await);
 }
 
-/// Orphans are given to the first process, which in a container may be the gateway. Elsewhere there is nothing to do.
+/// Reaps an orphan. The kernel reparents orphans to the first process, which in a container may be the gateway.
+/// Otherwise this does nothing.
 fn reap(pid: i32) {
     match waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG)) {
         Ok(_) | Err(Errno::ECHILD) => {}

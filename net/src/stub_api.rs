@@ -1,8 +1,8 @@
-//! What the gateway, the stub and the launcher say to each other: the headers, and the bodies of the stub's gate.
+//! The messages between gateway, stub and launcher: their headers, and the bodies of the stub's API.
 //!
-//! Whoever orders says which leader it is (`epoch`) and which life of the engine it means (`generation`). The stub
-//! remembers the highest epoch it has heard and refuses orders of an older one, so that a leader that was replaced and
-//! does not know it yet can open no gate and wake no engine.
+//! Each order names the leader that sends it (`epoch`) and the engine generation it is for (`generation`). The stub
+//! remembers the highest epoch it has seen and refuses orders of an older one. So a replaced leader that does not know
+//! it yet can open no gate and wake no engine.
 
 use std::collections::BTreeMap;
 
@@ -10,68 +10,69 @@ use serde::{Deserialize, Serialize};
 
 use rouse::units::Generation;
 
-/// Marks the 503 of a closed gate: no engine has seen the request, and whoever forwarded it may park it.
+/// Marks the 503 of a closed gate: no engine has seen the request, and the proxy that forwarded it may park it.
 pub const GATED_HEADER: &str = "x-rouse-gated";
-/// Marks the 503 of a stub that was not told yet where its engine is.
+/// Marks the 503 of a stub that does not know its engine's address yet.
 pub const NOT_READY_HEADER: &str = "x-rouse-not-ready";
-/// Of a write: who orders it, where the body does not say so.
+/// The sender's epoch, on writes whose body does not carry it.
 pub const EPOCH_HEADER: &str = "x-rouse-epoch";
-/// Where a stub and a launcher are told who leads: `POST` of [`EpochAnnouncement`]. A read tells them nothing.
+/// `POST` an [`EpochAnnouncement`] here to announce the leader's epoch to a stub or a launcher. Reads do not announce
+/// it.
 pub const EPOCH_PATH: &str = "/v1/epoch";
 
-/// Which leader speaks: grows with every change of leader.
+/// Identifies a leader: grows with every change of leader.
 pub type Epoch = u64;
 
-/// No leader before this one is obeyed from here on.
+/// Announces an epoch: from now on the receiver refuses orders of older ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EpochAnnouncement {
     pub epoch: Epoch,
 }
 
-/// A gate as it stands; the answer of `GET /v1/gate`, and of both orders.
+/// The state of a gate; the response to `GET /v1/gate`, and to both orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GateStatus {
     pub gated: bool,
-    /// The newest that was heard of; 0 before any.
+    /// The newest epoch received; 0 before any.
     pub epoch: Epoch,
     pub generation: Generation,
-    /// Requests under way to the engine.
+    /// Requests in flight to the engine.
     pub leases: u32,
     /// Milliseconds until the drain's deadline, while one runs.
     #[serde(default)]
     pub deadline: Option<u64>,
-    /// How many the last drain cut at its deadline, once all of them have ended; also where the gate was opened again before
-    /// that.
+    /// Number of requests that the last drain cut at its deadline, set once all of them have ended. Also set where the
+    /// gate was reopened before they ended.
     #[serde(default)]
     pub cut: Option<u32>,
 }
 
-/// `POST /v1/gate`: close it.
+/// `POST /v1/gate`: closes the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CloseGateRequest {
     pub epoch: Epoch,
     pub generation: Generation,
-    /// Milliseconds from now, since clocks of two nodes differ; none: the requests under way have all the time they want.
+    /// Milliseconds from now, since the clocks of two nodes differ. `None`: no deadline for the requests in flight.
     #[serde(default)]
     pub drain_deadline: Option<u64>,
     #[serde(default)]
     pub on_deadline: DrainDeadlineAction,
 }
 
-/// What becomes of requests that are under way at the deadline.
+/// What happens to requests that are in flight at the deadline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DrainDeadlineAction {
-    /// They go on, and the gate stays closed.
+    /// The requests continue, and the gate stays closed.
     #[default]
     Keep,
-    /// They end with an error in their stream.
+    /// The requests end with an error in their stream.
     Cut,
 }
 
-/// `DELETE /v1/gate`, as the body or as the query: open it.
+/// `DELETE /v1/gate`, as the body or as the query: opens the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OpenGateRequest {
@@ -85,23 +86,23 @@ pub struct OpenGateRequest {
 pub struct ActuateRequest {
     pub epoch: Epoch,
     pub generation: Generation,
-    /// 1 or 2; for a wake: the level at which it sleeps. 1, where nothing is said.
+    /// Sleep level, 1 or 2. For a wake: the level at which the engine sleeps. `None` means 1.
     #[serde(default)]
     pub level: Option<u8>,
 }
 
-/// Their 502: the engine did not follow.
+/// The 502 of both calls: the engine did not comply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ActuationFailure {
-    /// For people.
+    /// A message for humans.
     pub error: String,
-    /// It took the order to sleep, and says that it is awake: requests may be let in again.
+    /// The engine accepted the order to sleep and reports that it is awake: the gate may open again.
     #[serde(default)]
     pub stays_awake: bool,
 }
 
-/// What became of it, with the memory as it is read afterwards, where it can be read.
+/// Result of a sleep or wake call. Includes the memory use afterwards, where it can be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ActuationResult {
     pub asleep: bool,

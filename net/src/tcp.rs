@@ -1,8 +1,8 @@
-//! What both sides of the data path hold: a TCP connection.
+//! The TCP connection type of both sides of the data path.
 //!
-//! Under the feature `pipe` it may also be a pipe in memory. That is for one purpose: to count the instructions that a
-//! request costs, the kernel's share and the network's moods left out. What ships is built without it, and there the
-//! type is tokio's.
+//! Under the feature `pipe` a connection may also be an in-memory pipe. That serves one purpose: to count the
+//! instructions of a request without the kernel's share and the network's variance. Releases are built without it, and
+//! there the type is tokio's.
 
 #[cfg(feature = "pipe")]
 pub mod pipe;

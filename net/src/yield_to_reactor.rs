@@ -1,27 +1,27 @@
-//! Long work that lets its core look at its sockets.
+//! Lets the runtime poll its sockets during long work.
 //!
-//! A task that wakes itself is merely put behind those that are ready. The runtime asks the kernel what else came only when
-//! none is, or after so many of them (61 is tokio's number), and a task that is ready each time is all of these: of a body
-//! that comes as fast as it is taken, that was 7 MiB and four milliseconds at a time, in which no stream of its core had an
-//! event. Who goes about such work in turns steps aside after each, here.
+//! A task that wakes itself is queued behind the ready tasks. The runtime polls the kernel only when no task is ready,
+//! or after a number of tasks (61 in tokio), and a task that is always ready uses up all of them. With a body that
+//! arrives as fast as it is read, that was 7 MiB and four milliseconds at a time, in which no stream of its core got an
+//! event. Work that runs in turns calls a function of this module after each turn.
 
 use std::{pin::pin, task::Context};
 
 use tokio::task::yield_now;
 
-/// To be called by who then returns [`Pending`](std::task::Poll::Pending): its task is woken once the runtime has looked at its sockets, and
-/// behind whatever that found. Anything else may wake it before.
+/// Wakes the task once the runtime has polled its sockets, behind the newly woken tasks. The caller then returns
+/// [`Pending`](std::task::Poll::Pending). Other events may wake the task earlier.
 pub fn defer_wake(cx: &mut Context<'_>) {
-    // Asked once, it has left the waker where it belongs, and is of no more use.
+    // The first poll leaves the waker with the runtime. The future is not needed after that.
     if pin!(yield_now()).poll(cx).is_ready() {
         cx.waker().wake_by_ref();
     }
 }
 
-/// Returns once the runtime has looked at its sockets, however often the caller's task is woken meanwhile: hyper wakes its
-/// own as long as there is something to read.
+/// Returns once the runtime has polled its sockets, even if the caller's task is woken meanwhile: hyper wakes its own
+/// task as long as there are bytes to read.
 pub async fn yield_once() {
-    // What is polled with the caller would be taken for done at the first of these times. It cannot fail.
+    // In the caller's task, the first of these wake-ups would complete the yield. The spawned task cannot fail.
     drop(tokio::spawn(yield_now()).await);
 }
 
@@ -33,8 +33,8 @@ mod tests {
 
     use super::*;
 
-    /// Work of two hundred turns beside a task that waits for a socket: how many turns end between the one in which
-    /// something came there and that task. `turn`: polled as the work is, tells when one has ended.
+    /// Runs two hundred turns of work beside a task that waits for a socket. Returns how many turns end between the
+    /// socket's event and that task's run. `turn` is polled as the work, and reports whether a turn has ended.
     fn turns_until_socket_seen(mut turn: impl FnMut(&mut Context<'_>) -> bool + 'static) -> u32 {
         let options = runtime::LocalOptions::default();
         let runtime = runtime::Builder::new_current_thread().enable_all().build_local(options).unwrap();

@@ -1,5 +1,5 @@
-//! The bodies of the fuzz targets, over their corpora as they are and a little changed. Fuzzing itself needs another
-//! compiler and hours; what it found stays found here.
+//! Runs the bodies of the fuzz targets over their corpora, unchanged and with small changes. Fuzzing itself needs
+//! another compiler and hours; this test keeps its findings fixed.
 
 use std::{fs, path::Path};
 
@@ -39,13 +39,13 @@ type FuzzBody = fn(&[u8]);
 const BODIES: [(&str, FuzzBody); 3] =
     [("head", bodies::head), ("sse", bodies::sse), ("multipart", bodies::multipart)];
 
-/// One change of a seed: what a fuzzer does most.
+/// One change of a seed, of the kinds that a fuzzer makes most.
 #[derive(Clone, Debug)]
 enum SeedChange {
     Replace(u8),
     Insert(Vec<u8>),
     Remove(usize),
-    /// Puts a piece of the seed somewhere else as well.
+    /// Also inserts a piece of the seed elsewhere.
     Repeat(usize),
 }
 

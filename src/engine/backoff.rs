@@ -1,17 +1,17 @@
-//! How long a failed engine is left alone.
+//! Length of the back-off after a failure of an engine.
 //!
-//! The first failure is tried again at once: most are a crash or a lost race for memory, and somebody waits. From
-//! the second on the pause doubles. Jitter keeps several engines that failed together (an accelerator fault, a full
-//! disk) from starting together for ever; it is drawn from the engine's own name and count, so that a decision stays
-//! a function of its input.
+//! The first failure is retried at once: most are a crash or a lost race for memory, and a client waits. From the
+//! second on the pause doubles. Jitter keeps several engines that failed together (an accelerator fault, a full disk)
+//! from starting together forever. It is drawn from the engine's own name and count, so a decision stays a function of
+//! its input.
 
 use crate::{model::EngineId, units::Millis};
 
-/// The shortest pause that there is, but for none.
+/// The shortest pause that is not zero.
 pub const MIN_DELAY: Millis = Millis::secs(1);
 const MAX_DELAY_MS: u64 = 60_000;
 
-/// The pause after the `failures`-th failure in a row (from 1).
+/// Returns the pause after the `failures`-th failure in a row (from 1).
 #[must_use]
 pub fn delay(engine: &EngineId, failures: u32) -> Millis {
     if failures <= 1 {

@@ -1,16 +1,16 @@
-//! How long an engine rests between two uses, by its latest pauses.
+//! Latest pauses between two uses of an engine.
 //!
-//! What is usual is the median of the latest pauses, not their mean: a client that asks a few questions and rests for a minute is
-//! expected back within a second in the middle of that, and one long rest would hide it from a mean until the questions are over.
+//! The usual pause is their median, not their mean. A client that asks a few questions and then rests for a minute
+//! returns within a second while it is asking. One long rest would dominate a mean until the questions are over.
 
 use serde::{Deserialize, Serialize};
 
 use crate::units::Millis;
 
-/// So many are remembered.
+/// How many pauses are kept.
 const MAX_GAPS: usize = 4;
 
-/// The latest first.
+/// Pauses, latest first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct IdleGaps([Option<Millis>; MAX_GAPS]);
@@ -30,11 +30,11 @@ impl IdleGaps {
         *self == Self::EMPTY
     }
 
-    /// Half of the latest pauses were no longer than this.
+    /// Returns the lower median: half of the latest pauses were no longer than this.
     #[must_use]
     pub fn median(&self) -> Option<Millis> {
         let mut sorted = self.0;
-        // Those that are not known yet come first.
+        // Unknown pauses sort first.
         sorted.sort_unstable();
         let known = sorted.iter().flatten().count();
         let half = known.checked_sub(1)? / 2;

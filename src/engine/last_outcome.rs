@@ -1,8 +1,10 @@
-//! What befell an engine last, kept until it serves again. Without this, an engine that crashed, one that was put away and one
-//! that nobody has asked for would all look the same: cold.
+//! The last outcome of an engine, kept until it serves again.
 //!
-//! An engine's own words ([`EngineDiagnostics`]) are for the admin alone. Clients are told the class of a cause, how the last probe was
-//! answered, and never what an engine wrote, which may be what others asked it.
+//! Without it, an engine that crashed, one that was evicted, and one that no request has asked for would all look the
+//! same: cold.
+//!
+//! An engine's own output ([`EngineDiagnostics`]) is for the admin alone. Clients see the class of a cause and how the
+//! last probe was answered. They never see the engine's output, which may contain requests of other clients.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,10 +16,10 @@ use crate::{
     units::{Generation, Tick},
 };
 
-/// So much of an engine's own words is kept, in characters.
+/// Maximum length of each diagnostic text, in characters.
 const MAX_DIAGNOSTIC_CHARS: usize = 300;
 
-/// The last failure of an engine, or how it was last put away.
+/// The last failure of an engine, or how it was last evicted, put to sleep or stopped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LastOutcome {
@@ -32,14 +34,14 @@ pub struct LastOutcome {
 pub enum EngineOutcome {
     Failed(FailureRecord),
     Deactivated {
-        /// Why its gate closed; of one that slept, whose gate was closed already, why it was stopped.
+        /// Why its gate closed; for a sleeper, whose gate was closed already, why it was stopped.
         reason: Option<CloseReason>,
-        /// The model that had the memory next.
+        /// The model that got the memory next.
         successor: Option<ModelName>,
     },
 }
 
-/// A start, a wake, a sleep or a life that failed.
+/// A failed start, wake, sleep or generation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FailureRecord {
@@ -51,7 +53,7 @@ pub struct FailureRecord {
     pub diagnostics: EngineDiagnostics,
 }
 
-/// As much of a failure as clients are told.
+/// The part of a failure that clients see.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastFailure {
     pub at: Tick,
@@ -60,7 +62,7 @@ pub struct LastFailure {
     pub count: u32,
 }
 
-/// What an engine was doing when it failed.
+/// The engine's activity when it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum FailureStage {
@@ -71,17 +73,17 @@ pub enum FailureStage {
     Sleeping,
 }
 
-/// What an engine itself shows of why it does not serve.
+/// Diagnostics of an engine that does not serve.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EngineDiagnostics {
-    /// The last line that it wrote.
+    /// The last line that the engine wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_line: Option<String>,
-    /// How it answered the last request for its health.
+    /// How the engine answered the last health request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<String>,
-    /// What the system said that was to run it: the kernel, or the cluster.
+    /// Report of the kernel or the cluster that was to run the engine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
 }
@@ -115,7 +117,8 @@ impl EngineDiagnostics {
         Self { system: Some(words.to_owned()), ..Self::default() }
     }
 
-    /// Takes what is known anew, and only so much of it. What an engine writes must not steer a terminal.
+    /// Merges newer diagnostics, cut to the maximum length. Control characters are replaced, so that an engine's output
+    /// cannot steer a terminal.
     pub fn merge(&mut self, more: &Self) {
         let cut = |text: &String| {
             text.trim()
@@ -129,19 +132,19 @@ impl EngineDiagnostics {
         self.system = more.system.as_ref().map(cut).or_else(|| self.system.take());
     }
 
-    /// For the admin: to stand behind what happened.
+    /// Text for the admin, to append to what happened.
     #[must_use]
     pub fn describe(&self) -> String {
         self.for_clients() + &self.for_admin()
     }
 
-    /// What anybody may read of them: how a probe was answered is told in the gateway's own words.
+    /// The part that clients may read: how a probe was answered, in the gateway's own words.
     #[must_use]
     pub fn for_clients(&self) -> String {
         self.probe.as_ref().map(|probe| format!("; its last probe: {probe}")).unwrap_or_default()
     }
 
-    /// The rest.
+    /// The part for the admin only.
     #[must_use]
     pub fn for_admin(&self) -> String {
         let line = self.last_line.as_ref().map(|line| format!("; it wrote last: {line}"));
@@ -151,7 +154,7 @@ impl EngineDiagnostics {
 }
 
 impl FailureRecord {
-    /// What failed and why: "last start failed at 02:42:05.000: exit status 1 (exited:1), 3 in a row".
+    /// Text on what failed and why: "last start failed at 02:42:05.000: exit status 1 (exited:1), 3 failures in a row".
     #[must_use]
     pub fn describe(&self, at: Tick) -> String {
         let what = match self.stage {
@@ -167,7 +170,7 @@ impl FailureRecord {
 }
 
 impl LastOutcome {
-    /// A start that failed, as the gateway that leads tells of it: `count` in a row.
+    /// A failed start as the leader publishes it. `count`: failures in a row.
     #[must_use]
     pub fn failed_start(at: Tick, generation: Generation, cause: FailureCause, count: u32) -> Self {
         let (doing, symptoms) = (FailureStage::Starting, EngineDiagnostics::default());
@@ -183,7 +186,7 @@ impl LastOutcome {
         }
     }
 
-    /// In a row; none of one that was put away.
+    /// Failures in a row; 0 if the engine was deactivated.
     #[must_use]
     pub const fn consecutive_failures(&self) -> u32 {
         match &self.outcome {
@@ -192,7 +195,7 @@ impl LastOutcome {
         }
     }
 
-    /// What the engine showed when it failed, for the admin.
+    /// Text on what the engine showed when it failed, for the admin.
     #[must_use]
     pub fn diagnostics(&self) -> String {
         match &self.outcome {
@@ -201,7 +204,7 @@ impl LastOutcome {
         }
     }
 
-    /// For texts: "evicted at 02:42:05.000 for gamma".
+    /// Text on the outcome: "evicted at 02:42:05.000 for gamma".
     #[must_use]
     pub fn describe(&self) -> String {
         let at = self.at;
@@ -214,7 +217,7 @@ impl LastOutcome {
                 Some(CloseReason::Operator) => format!("put away at {at} by order"),
                 Some(CloseReason::Outdated) => format!("stopped at {at}: its configuration changed"),
                 Some(CloseReason::Shutdown) => format!("stopped at {at} with the gateway"),
-                // What fails otherwise has failed, and is not put away.
+                // Any other fault is recorded as a failure, not as a deactivation.
                 Some(CloseReason::Fault | CloseReason::SleepDenied) => {
                     format!("stopped at {at}: it did not fall asleep")
                 }
@@ -224,7 +227,7 @@ impl LastOutcome {
     }
 }
 
-/// Where people find what an engine wrote; nothing, where another system keeps that (a Pod's log).
+/// Text on where to find an engine's output; empty for a pool, where another system keeps it (a Pod's log).
 #[must_use]
 pub fn logs_hint(spec: &ModelSpec) -> String {
     match spec.accelerators {
@@ -236,7 +239,7 @@ pub fn logs_hint(spec: &ModelSpec) -> String {
 }
 
 impl Engine {
-    /// Takes note of how a life ends, before `next` is entered.
+    /// Records how the present state ends, before the engine enters `next`.
     pub(super) fn record_outcome(&mut self, next: &LifecycleState, now: Tick) {
         let (LifecycleState::Failing { cause, .. }
         | LifecycleState::Stopping { cause }
@@ -264,7 +267,7 @@ impl Engine {
         let why = match &self.state {
             LifecycleState::Draining { reason: why, .. } => Some(*why),
             LifecycleState::Asleep { .. } => None,
-            // A start that is given up is no ending worth a word: what was before it is.
+            // A start that was given up leaves the outcome before it in place.
             _ => return,
         };
         let to =
@@ -276,7 +279,7 @@ impl Engine {
         });
     }
 
-    /// It is stopped in its sleep, and this is why.
+    /// Records why the engine was stopped in its sleep.
     pub fn set_stop_reason(&mut self, reason: CloseReason) {
         match &mut self.last_outcome {
             Some(LastOutcome { at, outcome: EngineOutcome::Deactivated { reason: why, .. }, .. })
@@ -288,7 +291,7 @@ impl Engine {
         }
     }
 
-    /// It is stopped, for this model's sake.
+    /// Records the model for which the engine was stopped.
     pub fn set_successor(&mut self, model: &ModelName) {
         match &mut self.last_outcome {
             Some(LastOutcome { at, outcome: EngineOutcome::Deactivated { successor: to, .. }, .. })
@@ -300,13 +303,13 @@ impl Engine {
         }
     }
 
-    /// It was put away for another model's turn, and has not served since.
+    /// Whether the engine was evicted for another model's turn, and has not served since.
     pub(crate) fn is_evicted(&self) -> bool {
         let past = self.last_outcome.as_ref().map(|past| &past.outcome);
         matches!(past, Some(EngineOutcome::Deactivated { reason: Some(CloseReason::Turn), .. }))
     }
 
-    /// The last failure, where the engine has not served since.
+    /// The last failure, if the engine has not served since.
     #[must_use]
     pub fn failure(&self) -> Option<&FailureRecord> {
         match &self.last_outcome.as_ref()?.outcome {
@@ -315,21 +318,23 @@ impl Engine {
         }
     }
 
-    /// As [`Self::failure`], for clients.
+    /// The part of [`Self::failure`] for clients.
     #[must_use]
     pub fn last_failure(&self) -> Option<LastFailure> {
         let (past, failure) = (self.last_outcome.as_ref()?, self.failure()?);
         Some(LastFailure { at: past.at, cause: failure.cause.clone(), count: failure.count })
     }
 
-    /// Its last start failed, and nothing runs: whoever asks next may meet the same.
+    /// Whether the last start failed and nothing runs: the next request may meet the same failure.
     #[must_use]
     pub fn failed_to_start(&self) -> bool {
         !self.state.has_process()
             && self.failure().is_some_and(|failure| failure.stage == FailureStage::Starting)
     }
 
-    /// It shows why it does not serve: now, or before it ended.
+    /// Records diagnostics of an engine that does not serve.
+    ///
+    /// If its generation has just failed, they belong to that failure.
     pub fn record_diagnostics(&mut self, symptoms: &EngineDiagnostics) {
         let generation = self.generation;
         match &mut self.last_outcome {

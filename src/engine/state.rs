@@ -1,4 +1,4 @@
-//! The states of an engine's life, and which may follow which.
+//! The states of an engine, and the transitions between them.
 
 use std::fmt;
 
@@ -11,18 +11,18 @@ use crate::{
     units::Tick,
 };
 
-/// Where an engine is in its life. What it holds and who uses it stands beside it, in [`super::Engine`].
+/// Lifecycle state of an engine. Its memory and its leases are in [`super::Engine`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LifecycleState {
-    /// Nothing runs, nothing is held.
+    /// No process runs, no memory is held.
     Cold,
-    /// The process or Pod is asked for.
+    /// The process or Pod is requested.
     Launching,
-    /// It runs and does not answer yet, or its first exchange is still out.
+    /// The process runs and does not answer yet, or its first exchange is in flight.
     Loading,
-    /// It answers and has proved that it can serve.
+    /// The engine answers and has proved that it can serve.
     Awake,
-    /// The gate is closed; leases run out. `revoked`: they were told to end.
+    /// The gate is closed; leases run out. `revoked`: the leases were ordered to end.
     Draining {
         reason: CloseReason,
         after_drain: AfterDrain,
@@ -35,20 +35,20 @@ pub enum LifecycleState {
     Asleep {
         level: SleepLevel,
     },
-    /// Told to wake, or awake and its first exchange is still out.
+    /// The engine was ordered to wake, or is awake with its first exchange in flight.
     Waking {
         level: SleepLevel,
     },
-    /// Judged unusable: leases are revoked, and it is stopped once they are gone.
+    /// The engine is unusable: its leases are revoked, and it is stopped once they end.
     Failing {
         cause: FailureCause,
         drained: bool,
     },
-    /// Told to end; its memory is its own until the process is seen gone.
+    /// The engine was ordered to stop; it keeps its memory until its process has ended.
     Stopping {
         cause: FailureCause,
     },
-    /// Gone by a failure, and not tried again before `until`.
+    /// The process ended by a failure; no retry before `until`.
     Backoff {
         until: Tick,
         cause: FailureCause,
@@ -56,25 +56,25 @@ pub enum LifecycleState {
 }
 
 impl LifecycleState {
-    /// There may be a process.
+    /// Whether the engine may have a process.
     #[must_use]
     pub const fn has_process(&self) -> bool {
         !matches!(self, Self::Cold | Self::Backoff { .. })
     }
 
-    /// On its way to being awake.
+    /// Whether the engine is on its way to being awake.
     #[must_use]
     pub const fn is_starting(&self) -> bool {
         matches!(self, Self::Launching | Self::Loading | Self::Waking { .. })
     }
 
-    /// It lasts in proportion to the memory that it moves.
+    /// Whether the state lasts in proportion to the memory that it moves.
     #[must_use]
     pub const fn moves_memory(&self) -> bool {
         matches!(self, Self::Waking { .. } | Self::FallingAsleep { .. })
     }
 
-    /// Its memory will shrink without any further decision.
+    /// Whether the engine's memory will shrink without any further decision.
     #[must_use]
     pub const fn is_winding_down(&self) -> bool {
         matches!(
@@ -83,7 +83,7 @@ impl LifecycleState {
         )
     }
 
-    /// Whether `next` may follow. `Failing` and the end of the process may follow wherever there is one.
+    /// Whether `next` may follow. `Failing`, `Stopping` and `Backoff` may follow any state with a process.
     #[must_use]
     pub const fn can_transition_to(&self, next: &Self) -> bool {
         match (self, next) {
@@ -97,11 +97,11 @@ impl LifecycleState {
             | (Self::Loading | Self::Waking { .. }, Self::Awake)
             | (Self::Awake, Self::Draining { .. })
             | (Self::Draining { .. }, Self::Awake | Self::FallingAsleep { .. } | Self::Draining { .. })
-            // One that does not fall asleep is stopped.
+            // An engine that does not fall asleep drains again, to be stopped or to serve.
             | (Self::FallingAsleep { .. }, Self::Asleep { .. } | Self::Draining { .. })
             | (Self::Asleep { .. }, Self::Waking { .. })
             | (Self::Stopping { .. } | Self::Backoff { .. }, Self::Cold) => true,
-            // A conflict or a lost accelerator may make it wait before it is tried at all.
+            // A conflict may put an engine into back-off before its first try.
             (Self::Cold, Self::Backoff { .. }) => true,
             _ => false,
         }

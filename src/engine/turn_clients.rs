@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How many clients of one turn are told apart. To know whether an engine has a client that does not wait takes no more.
+/// How many clients of one turn are told apart: enough to know whether some client does not wait.
 pub const MAX_DISTINCT_CLIENTS: usize = 4;
 
 /// The first clients of a turn, as hashes; 0 stands for none.
@@ -11,7 +11,7 @@ pub const MAX_DISTINCT_CLIENTS: usize = 4;
 pub struct TurnClients(pub [u64; MAX_DISTINCT_CLIENTS]);
 
 impl TurnClients {
-    /// Enters a client, where there is a place left.
+    /// Records a client while there is room for one more.
     pub fn record(&mut self, client: u64) {
         if !self.0.contains(&client)
             && let Some(place) = self.0.iter_mut().find(|place| **place == 0)
@@ -25,7 +25,7 @@ impl TurnClients {
         *self == Self::default()
     }
 
-    /// One of the clients does not wait. Where more clients came than are told apart, one of them is taken not to.
+    /// Whether one of the clients does not wait. True if there may be more clients than are told apart.
     pub fn has_client_not_waiting(&self, waits: impl Fn(u64) -> bool) -> bool {
         self.0.iter().all(|client| *client != 0)
             || self.0.iter().any(|client| *client != 0 && !waits(*client))

@@ -1,4 +1,4 @@
-//! What the decisions order. A command returns nothing; its outcome is an [`crate::fleet::event::Event`].
+//! Commands that the decisions emit. A command returns nothing; its outcome is an [`crate::fleet::event::Event`].
 
 use std::fmt;
 
@@ -15,28 +15,28 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum CloseReason {
-    /// Nobody used it; a new request cancels this one.
+    /// The engine was unused; a new request cancels this drain.
     Idle,
-    /// Another model's turn.
+    /// The turn passes to another model.
     Turn,
-    /// An operator's order.
+    /// An operator ordered it.
     Operator,
-    /// The configuration no longer has it, or has it otherwise.
+    /// The configuration no longer has the engine, or has changed for it.
     Outdated,
-    /// It is hung, failed or gone.
+    /// The engine is hung, failed or gone.
     Fault,
-    /// It was told to sleep and says that it is awake; a new request cancels this one too.
+    /// The engine accepted the sleep order and reports that it is awake; a new request cancels this drain too.
     SleepDenied,
     Shutdown,
-    /// The gateway that leads says that it is not awake.
+    /// The leader publishes that the engine is not awake.
     PublishedNotAwake,
 }
 
-/// What follows once the gate is drained.
+/// Next step for the engine once its gate is drained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum AfterDrain {
-    /// At this level; `None`: as its policy says.
+    /// Sleep at this level; `None` uses the level of the model's policy.
     Sleep(Option<SleepLevel>),
     Stop,
 }
@@ -45,7 +45,7 @@ pub enum AfterDrain {
 #[serde(rename_all = "camelCase", tag = "command")]
 pub enum Command {
     // To the platform
-    /// Book `bytes` on each of `accelerators`, and `host` RAM. Outcome: `Placed` or `Conflict`.
+    /// Reserve `bytes` on each of `accelerators`, and `host` RAM. Outcome: `Placed` or `Conflict`.
     Reserve {
         engine: EngineId,
         generation: Generation,
@@ -53,7 +53,7 @@ pub enum Command {
         bytes: Bytes,
         host: Bytes,
     },
-    /// The engine's booking is now this small; zero ends it. No outcome.
+    /// Reduce the engine's reservation to these amounts; zero ends it. No outcome.
     Shrink {
         engine: EngineId,
         generation: Generation,
@@ -67,57 +67,57 @@ pub enum Command {
         accelerators: Vec<AcceleratorId>,
         bytes: Bytes,
     },
-    /// Ask for one token. Outcome: `Canary`.
+    /// Request one token. Outcome: `Canary`.
     Probe {
         engine: EngineId,
         generation: Generation,
     },
-    /// Put to sleep; the gate is closed and drained. Outcome: `Slept` or `SleepFailed`.
+    /// Put the engine to sleep; its gate is closed and drained. Outcome: `Slept` or `SleepFailed`.
     Sleep {
         engine: EngineId,
         generation: Generation,
         level: SleepLevel,
     },
-    /// Outcome: `Ready` or `WakeFailed`.
+    /// Wake the engine. Outcome: `Ready` or `WakeFailed`.
     Wake {
         engine: EngineId,
         generation: Generation,
         level: SleepLevel,
     },
-    /// End the process or Pod: politely, and after `grace` not. Outcome: `Gone`.
+    /// End the process or Pod, by force after `grace`. Outcome: `Gone`.
     Stop {
         engine: EngineId,
         generation: Generation,
         grace: Millis,
-        /// The engine that is to have the memory of this one, which slept or was not there yet.
+        /// The engine that gets the memory of this one, which was asleep or still starting.
         successor: Option<EngineId>,
     },
-    /// The stub in front of the engine lets nobody in: neither does the driver until it does, and the platform watches for
-    /// that. Leases that are out stay out. Outcome: `StubGateOpened`.
+    /// The engine's stub has closed its gate: admit no request until it opens, which the platform watches for. Existing
+    /// leases stay. Outcome: `StubGateOpened`.
     AwaitStub {
         engine: EngineId,
         generation: Generation,
     },
-    /// Read the meter once, after this pause. Outcome: `MeterRead`.
+    /// Read the meter once, after this delay. Outcome: `MeterRead`.
     ReadMeter {
         accelerator: AcceleratorId,
         after: Millis,
     },
 
     // To the driver itself
-    /// Leases may be taken: by waiters only, or (`public`) by every request that finds the engine in the routes.
+    /// Allow leases: for waiters only, or (`public`) for every request that finds the engine in the routes.
     OpenGate {
         engine: EngineId,
         generation: Generation,
         public: bool,
     },
-    /// No lease any more. Outcome: `Drained`, once the last one is gone.
+    /// Allow no new lease. Outcome: `Drained`, once the last lease ends.
     CloseGate {
         engine: EngineId,
         generation: Generation,
         reason: CloseReason,
         after_drain: AfterDrain,
-        /// The engine that is to have the memory, when a turn ends for it.
+        /// The engine that gets the memory, when the turn passes to it.
         successor: Option<EngineId>,
     },
     /// End every exchange on this engine with this fault. Outcome: `Drained`.
@@ -126,7 +126,7 @@ pub enum Command {
         generation: Generation,
         fault: Fault,
     },
-    /// Give the waiter a lease. `canary`: its verdict is wanted as `Canary`.
+    /// Give the waiter a lease. `canary`: report how this request went as `Canary`.
     Grant {
         waiter: WaiterId,
         engine: EngineId,
@@ -137,14 +137,14 @@ pub enum Command {
         waiter: WaiterId,
         fault: Fault,
     },
-    /// The operator's order is done, or why it is not.
+    /// Complete the operator's order, with the reason if it failed.
     FinishOperation {
         operation: OperationId,
         outcome: Result<(), String>,
     },
 }
 
-/// In words, for reports and golden scenarios. The generation is left out: an engine has one at a time.
+/// Text for reports and golden scenarios. The generation is left out: an engine has one at a time.
 impl fmt::Display for Command {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,7 +1,7 @@
-//! Who gets a lease, and who is refused.
+//! Grants leases to waiters and refuses waiters.
 //!
-//! Runs in every gateway over its own waiters. It knows of engines only what the plan tells: which are awake, which
-//! want a canary, and for every model a verdict on those who wait in vain.
+//! Runs in every gateway over its own waiters. Dispatch knows only what the plan provides about engines: which are
+//! awake, which want a canary, and for every model a verdict on waiters without prospects.
 
 pub(in crate::fleet) mod assignment;
 pub(in crate::fleet) mod fairness;
@@ -29,12 +29,12 @@ use crate::{
     units::Tick,
 };
 
-/// Cheap to clone: what a plan does not touch is shared with it.
+/// The waiters and queues of one gateway. Cheap to clone: a plan shares what it does not change.
 #[derive(Clone, Debug, Default)]
 pub struct Dispatch {
     waiters: Arc<BTreeMap<WaiterId, Arc<Waiter>>>,
     queues: BTreeMap<ModelName, Arc<ModelQueue>>,
-    /// Of how many waiters each client is known to be.
+    /// Number of waiters of each client.
     clients: Arc<BTreeMap<u64, u32>>,
 }
 
@@ -46,7 +46,7 @@ impl Dispatch {
         Arc::make_mut(&mut self.waiters).insert(waiter.id, waiter);
     }
 
-    /// The model whose queue it has left.
+    /// Removes a waiter and returns its model.
     pub(in crate::fleet) fn remove_waiter(&mut self, id: WaiterId) -> Option<ModelName> {
         let waiter = self.take_waiter(id)?;
         self.queue_mut(&waiter.model).remove_waiter(&waiter);
@@ -59,23 +59,25 @@ impl Dispatch {
         }
     }
 
-    /// `leases`: on all engines of the model.
+    /// Records served tokens. `leases`: on all engines of the model.
     pub(in crate::fleet) fn record_served(&mut self, model: &ModelName, key: &str, tokens: u64, leases: u32) {
         if self.queues.contains_key(model) {
             self.queue_mut(model).record_served(key, tokens, leases);
         }
     }
 
-    /// So many leases are held on all engines of the model. Told whether or not its requests have keys: what is kept of
-    /// grants must not grow where nothing is ever said to be served.
+    /// Limits the grants in flight to the leases on all engines of the model.
+    ///
+    /// Called whether or not its requests have keys: the record of grants must not grow where no `Served` event ever
+    /// arrives.
     pub(in crate::fleet) fn limit_in_flight(&mut self, model: &ModelName, leases: u32) {
-        // Looked at first: a change copies what others still read.
+        // Checked first, because a change copies what other copies still share.
         if self.queues.get(model).is_some_and(|queue| queue.exceeds_in_flight(leases)) {
             self.queue_mut(model).limit_in_flight(leases);
         }
     }
 
-    /// No lease is left on any of its engines. When nobody waits either, nothing is owed.
+    /// Drops the queue of a model without leases if it has no waiters either: nothing is owed any more.
     pub(in crate::fleet) fn drop_queue_if_empty(&mut self, model: &ModelName) {
         if self.waiting(model) == 0 {
             self.queues.remove(model);
@@ -87,7 +89,7 @@ impl Dispatch {
     }
 
     fn take_waiter(&mut self, id: WaiterId) -> Option<Arc<Waiter>> {
-        // To be told of one that is not there must not cost a copy of all.
+        // An unknown waiter must not cost a copy of the whole map.
         let waiter =
             self.waiters.contains_key(&id).then(|| Arc::make_mut(&mut self.waiters).remove(&id))??;
         let clients = Arc::make_mut(&mut self.clients);
@@ -100,7 +102,7 @@ impl Dispatch {
         Some(waiter)
     }
 
-    /// Everybody who waits, with how often.
+    /// Number of waiters of each client, by the client's hash.
     pub(in crate::fleet) fn clients(&self) -> &BTreeMap<u64, u32> {
         &self.clients
     }
@@ -109,7 +111,7 @@ impl Dispatch {
         Arc::make_mut(self.queues.entry(model.clone()).or_default())
     }
 
-    /// The waiters come first: each would enter its key as one that comes now.
+    /// Waiters come first: replayed after the counters, each would count its key as one that comes now.
     pub(in crate::fleet) fn snapshot(&self) -> impl Iterator<Item = Event> + '_ {
         let waiters = self.waiters.values().map(|w| Event::Arrived { waiter: Waiter::clone(w) });
         let shares = self.queues.iter().flat_map(|(model, queue)| {
@@ -122,7 +124,7 @@ impl Dispatch {
         waiters.chain(shares)
     }
 
-    /// Models that somebody waits for.
+    /// Models with waiters.
     pub(in crate::fleet) fn queued_models(&self) -> impl Iterator<Item = &ModelName> {
         self.queues.iter().filter(|(_, queue)| !queue.is_empty()).map(|(model, _)| model)
     }
@@ -144,19 +146,19 @@ impl Dispatch {
         })
     }
 
-    /// What the plan needs to know of the queues; in a cluster this is what a gateway publishes.
+    /// Returns the queues' numbers, as the plan needs them.
     #[must_use]
     pub fn demand(&self) -> BTreeMap<ModelName, QueueDemand> {
         let queued = self.queues.iter().filter(|(_, queue)| !queue.is_empty());
         queued.map(|(model, queue)| (model.clone(), queue.demand())).collect()
     }
 
-    /// For each model, the first deadline after this moment.
+    /// Returns each model's first deadline after this moment.
     pub(in crate::fleet) fn deadlines_after(&self, moment: Tick) -> impl Iterator<Item = Tick> + '_ {
         self.queues.values().filter_map(move |queue| queue.deadline_after(moment))
     }
 
-    /// Grants and refusals; canaries and probes go through the draft, since they change engines.
+    /// Decides grants and refusals. Canaries and probes go through the draft, since they change engines.
     pub(in crate::fleet) fn decide(
         &self,
         draft: &mut PlanBuilder<'_>,
@@ -192,12 +194,11 @@ impl Dispatch {
         out
     }
 
-    /// Those who leave: first those a model has no room for, of whoever waits for it alone, then those whom there is no
-    /// room for among all the rest.
+    /// Selects the waiters to refuse because a queue is too long: first per model, then over all models.
     fn overflow(&self, mut gone: BTreeSet<WaiterId>, draft: &PlanBuilder<'_>) -> QueueOverflow {
         let mut own = BTreeSet::new();
         for (model, queue) in self.queues.iter().filter(|(_, queue)| !queue.is_empty()) {
-            // Looked at first: those who stay are hardly ever so many.
+            // Checked first, because queues are hardly ever that long.
             if let Some(most) = draft.max_waiting_for(model).filter(|most| queue.len() > *most) {
                 let staying: Vec<&Waiter> = queue.in_fair_order().filter(|w| !gone.contains(&w.id)).collect();
                 own.extend(overflowing_waiters(&staying, most));
@@ -216,11 +217,11 @@ impl Dispatch {
     }
 }
 
-/// Those whom there is no room for.
+/// Waiters beyond a queue limit.
 struct QueueOverflow {
-    /// By what their own model says.
+    /// Beyond the model's own limit.
     beyond_model_limit: BTreeSet<WaiterId>,
-    /// By what holds for all models together.
+    /// Beyond the limit for all models together.
     beyond_total_limit: BTreeSet<WaiterId>,
 }
 
@@ -234,14 +235,15 @@ impl QueueOverflow {
     }
 }
 
-/// Those of them who are too many, beyond so many: of the key that has most of them the newest, and so on. Else one key
-/// that fills the queue would keep everybody else out of it.
+/// Selects the waiters beyond the limit: repeatedly the newest of the key with the most waiters.
+///
+/// Otherwise one key that fills the queue would keep all others out of it.
 fn overflowing_waiters(waiters: &[&Waiter], most: usize) -> BTreeSet<WaiterId> {
     let crowd = waiters.len().saturating_sub(most);
     if crowd == 0 {
         return BTreeSet::new();
     }
-    // By arrival, not by number: a request that comes back to the queue has a new number and its old arrival.
+    // By arrival, not by number: a request that returns to the queue has a new number and its old arrival.
     let mut keys: BTreeMap<&str, Vec<(Tick, WaiterId)>> = BTreeMap::new();
     for waiter in waiters {
         keys.entry(&waiter.key).or_default().push((waiter.arrived, waiter.id));
@@ -251,7 +253,7 @@ fn overflowing_waiters(waiters: &[&Waiter], most: usize) -> BTreeSet<WaiterId> {
     std::iter::from_fn(largest).map(|(_, id)| id).take(crowd).collect()
 }
 
-/// An engine that must prove itself is opened for the one who does it with.
+/// Grants a lease. An engine that must prove itself opens its gate for its canary.
 fn grant(seated: &AssignedWaiter<'_>, draft: &mut PlanBuilder<'_>, out: &mut Vec<Command>) {
     let AssignedWaiter { waiter, engine, canary } = seated;
     let (generation, canary) = (draft.generation(engine), *canary);
@@ -263,7 +265,7 @@ fn grant(seated: &AssignedWaiter<'_>, draft: &mut PlanBuilder<'_>, out: &mut Vec
     out.push(grant);
 }
 
-/// What a refusal says is put together only for those who get one: the queue is looked at for every event.
+/// Refuses waiters. Builds the refusal only for refused waiters, because this runs for every event.
 fn refuse<'w>(
     model: &ModelName,
     queue: impl Iterator<Item = &'w Waiter>,

@@ -1,5 +1,7 @@
-//! What the decisions are told. Every observation and every outcome of a command is one of these, on one channel and
-//! in the journal, so that a journal is the whole input of a [`crate::fleet::Fleet`].
+//! Input of the decisions: every observation and every outcome of a command.
+//!
+//! All of them pass through one channel and into the journal, so a journal is the whole input of a
+//! [`crate::fleet::Fleet`].
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr};
 
@@ -13,12 +15,12 @@ use crate::{
     units::{Bytes, Generation, Millis, Tick},
 };
 
-/// A parked request's identity, unique in one gateway's life.
+/// Identity of a parked request, unique within one run of a gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct WaiterId(pub u64);
 
-/// One operator's order, unique in one gateway's life.
+/// Identity of an operator's order, unique within one run of a gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct OperationId(pub u64);
@@ -30,48 +32,52 @@ pub struct Waiter {
     pub model: ModelName,
     /// The model's priority plus the key's; higher goes first.
     pub band: i32,
-    /// Whose request it is, for fairness; empty without keys.
+    /// The API key that fairness counts for; empty without keys.
     pub key: String,
-    /// The client as a hash: of its API key, else of the user or session that the request names, else of its address. 0: unknown.
+    /// Hash of the client: of its API key, else of the user or session that the request names, else of its address. 0
+    /// means unknown.
     #[serde(default)]
     pub client: u64,
-    /// When it first arrived; a replayed canary keeps it.
+    /// When the request first arrived; a replayed canary keeps it.
     pub arrived: Tick,
-    /// When its wait ends in any case.
+    /// When the wait ends at the latest.
     pub deadline: Tick,
-    /// It can be the canary: a stream, which can be replayed until its first byte.
+    /// The request can be the canary: a stream, which the gateway can replay until its first byte.
     pub stream: bool,
-    /// Nobody but this life of an engine has what it goes on from; it means nothing once that life no longer serves.
+    /// Only this generation of this engine has the response that the request continues. Ignored once that generation no
+    /// longer serves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub required_engine: Option<(EngineId, Generation)>,
 }
 
-/// An observation or an outcome. Those with a `generation` are ignored when the engine has moved on.
+/// An observation or an outcome. The fleet ignores one whose `generation` is not the engine's current one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", tag = "event")]
 pub enum Event {
-    /// Loaded or reloaded; models and accelerators that are absent are on their way out.
+    /// The configuration was loaded or reloaded. Models and accelerators that it lacks are on their way out.
     Configured {
         configuration: Box<FleetConfig>,
     },
-    /// What an earlier life learned of a model.
+    /// Measurements of a model from an earlier run of the gateway.
     MeasurementsRestored {
         model: ModelName,
         learned: LearnedMeasurements,
     },
-    /// Everything that already ran has been reported: scheduling may begin.
+    /// All engines that already ran are reported: scheduling may begin.
     AdoptionDone,
 
     // Requests
     Arrived {
         waiter: Waiter,
     },
-    /// The client of a parked request went away, or its own timer ended it.
+    /// The client of a parked request disconnected, or the request's own timer ended the wait.
     Left {
         waiter: WaiterId,
     },
-    /// Sampled from the gate: leases held, when the last one ended, when the last response byte passed, who has held one
-    /// since the gate was last closed, and how long nobody had before its latest use.
+    /// A sample of the gate.
+    ///
+    /// Fields: the number of leases, the end of the last lease, the time of the last response byte, the clients that
+    /// have held a lease since the gate last closed, and the pause before the latest use.
     GateSampled {
         engine: EngineId,
         generation: Generation,
@@ -83,65 +89,70 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         idle_gap: Option<Millis>,
     },
-    /// The data path's opinion of an engine changed. `until`: requests to it fail, so no waiter is to be sent there before
-    /// this moment, and then one; `None`: it is like any other.
+    /// The data path ejected an engine because requests to it fail, or restored it.
+    ///
+    /// `until`: no waiter goes to the engine before this moment, and then one does. `None`: the engine is not ejected.
     EjectionChanged {
         engine: EngineId,
         generation: Generation,
         until: Option<Tick>,
     },
-    /// The stub in front of the engine lets nobody in, as it answered a request or a probe; no engine has seen that one.
+    /// The engine's stub refused a request or a probe because its gate is closed. The engine never saw that request.
     StubGateClosed {
         engine: EngineId,
         generation: Generation,
     },
-    /// It lets requests in again.
+    /// The engine's stub admits requests again.
     StubGateOpened {
         engine: EngineId,
         generation: Generation,
     },
-    /// What a key was served by a model since this was told last, in weighted tokens.
+    /// Weighted tokens that a model served to a key since the last such event.
     Served {
         model: ModelName,
         key: String,
         tokens: u64,
     },
-    /// What keys were served before a journal began, and are charged for: only in a snapshot.
+    /// Fairness counters from before the journal began. Only in a snapshot.
     FairnessRestored {
         model: ModelName,
         band: i32,
         counters: FairnessCounters,
     },
-    /// Everything that was known of models, engines and memory before a journal began: only in a snapshot.
+    /// Models, engines and memory from before the journal began. Only in a snapshot.
     StateRestored {
         state: Box<Planner>,
     },
-    /// Another gateway of the cluster says what it has of every model: this replaces what it said before. `None`: that
-    /// gateway is gone. What this gateway has itself is never told so.
+    /// The demand of another gateway, which replaces that gateway's former demand. `None`: that gateway is gone.
+    ///
+    /// A gateway never receives its own demand.
     RemoteDemand {
         gateway: String,
         demand: Option<BTreeMap<ModelName, GatewayDemand>>,
     },
-    /// Whether this gateway leads, in a cluster; one that is never told does. Who comes to lead is then told what is
-    /// found running, as `Adopted`, and that this is all, as `AdoptionDone`.
+    /// Whether this gateway leads the cluster. A gateway that never receives this event leads.
+    ///
+    /// A new leader then receives the running engines as `Adopted`, followed by `AdoptionDone`.
     LeadershipChanged {
         leads: bool,
     },
-    /// Whether the cluster's API answers this gateway; one that is never told takes it to.
+    /// Whether the cluster's API server answers this gateway. Until this event, the fleet assumes that it does.
     ApiServerChanged {
         answers: bool,
     },
-    /// Whether there are other gateways, as far as can be seen; one that is never told takes it that there are.
+    /// Whether this gateway sees other gateways. Until this event, the fleet assumes that there are some.
     PeersChanged {
         exist: bool,
     },
-    /// Lives of engines that begin from here on are later ones than this. A new leader has not heard of all that there were
-    /// before it, and others have.
+    /// Engines that start from here on get a generation above this one.
+    ///
+    /// A new leader does not know all earlier generations, and other gateways do.
     GenerationFloor {
         generation: Generation,
     },
-    /// What the gateway that leads says of an engine; `None`: it has no process. States in between may be left out. To be
-    /// told also of an engine known here that is not among those published.
+    /// The leader's published state of an engine; `None`: the engine has no process.
+    ///
+    /// Intermediate states may be missing. Send it also for an engine known here that the leader does not publish.
     Published {
         engine: EngineId,
         generation: Generation,
@@ -152,7 +163,7 @@ pub enum Event {
         engine: EngineId,
         generation: Generation,
     },
-    /// How the first request, or the adapter's one-token probe, after a start or wake went.
+    /// Result of the first request, or of the adapter's one-token probe, after a start or wake.
     Canary {
         engine: EngineId,
         generation: Generation,
@@ -160,34 +171,34 @@ pub enum Event {
     },
 
     // Outcomes of commands
-    /// The reservation stands; on one machine its accelerators are known at once.
+    /// The reservation is granted; on one machine its accelerators are known at once.
     Placed {
         engine: EngineId,
         generation: Generation,
         accelerators: Vec<AcceleratorId>,
     },
-    /// Somebody else reserved first.
+    /// Another party reserved first.
     Conflict {
         engine: EngineId,
         generation: Generation,
     },
-    /// The process or Pod exists; it will answer here.
+    /// The process or Pod exists and will answer at this address.
     Started {
         engine: EngineId,
         generation: Generation,
         address: SocketAddr,
     },
-    /// The engine has measured free memory and taken its own: others may start beside it.
+    /// The engine has measured free memory and allocated its own: others may start beside it.
     Profiled {
         engine: EngineId,
         generation: Generation,
     },
-    /// Health answers, after a launch or a wake.
+    /// The health check answers, after a launch or a wake.
     Ready {
         engine: EngineId,
         generation: Generation,
     },
-    /// The engine said that it sleeps.
+    /// The engine reported that it sleeps.
     Slept {
         engine: EngineId,
         generation: Generation,
@@ -203,13 +214,13 @@ pub enum Event {
         generation: Generation,
         cause: FailureCause,
     },
-    /// A start that cannot succeed, though the process may still be there.
+    /// A start that cannot succeed, although the process may still exist.
     StartFailed {
         engine: EngineId,
         generation: Generation,
         cause: FailureCause,
     },
-    /// The process or Pod is seen gone, by order or by itself.
+    /// The process or Pod has ended, by order or by itself.
     Gone {
         engine: EngineId,
         generation: Generation,
@@ -217,27 +228,29 @@ pub enum Event {
     },
 
     // Observations
-    /// What an engine itself shows of why it does not serve: told before `Gone` and `StartFailed` where it is known by then.
+    /// Diagnostics of an engine that does not serve. Sent before `Gone` and `StartFailed` if known by then.
     Diagnostics {
         engine: EngineId,
         generation: Generation,
         diagnostics: EngineDiagnostics,
     },
-    /// A health probe of an awake engine. `progressed`: its own token counters moved since the last one.
+    /// Result of a health probe of an awake engine. `progressed`: the engine's own token counters moved since the last
+    /// probe.
     Health {
         engine: EngineId,
         generation: Generation,
         ok: bool,
         progressed: bool,
     },
-    /// A meter reading: bytes in use on the accelerator, and by which engine where that can be told.
+    /// A meter reading: bytes in use on the accelerator, per engine if the meter can tell them apart.
     MeterRead {
         accelerator: AcceleratorId,
         used: Bytes,
         by_engine: Option<BTreeMap<EngineId, Bytes>>,
     },
-    /// What was in use on one accelerator of this engine, where nobody else is: the most of them. Of an engine of a pool,
-    /// whose accelerators the decisions do not know.
+    /// Largest usage on one accelerator of this engine, where no other engine uses it.
+    ///
+    /// Only for an engine of a pool, whose accelerators the decisions do not know.
     UsageObserved {
         engine: EngineId,
         generation: Generation,
@@ -256,77 +269,78 @@ pub enum Event {
         found: AdoptedEngine,
     },
 
-    // People
+    // Operators
     OperatorRequest {
         operation: OperationId,
         model: ModelName,
         action: OperatorAction,
     },
-    /// No more waking; every waiter is refused, engines are stopped when `engines` says so.
+    /// Shutdown: the fleet wakes nothing, refuses every waiter, and stops the engines if `stop_engines` is set.
     Shutdown {
         stop_engines: bool,
     },
 }
 
-/// What a gateway found of an engine when it started.
+/// An engine as a gateway found it when the gateway started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdoptedEngine {
     pub address: SocketAddr,
     pub accelerators: Vec<AcceleratorId>,
-    /// Told to sleep at this level; `None`: awake, or still starting when `ready` is false.
+    /// The engine was ordered to sleep at this level; `None`: awake, or still starting if `ready` is false.
     pub asleep: Option<SleepLevel>,
-    /// It serves, or sleeps, for certain. One that was told to sleep, and of which nobody knows whether it does, is being asked.
+    /// The engine is known to serve or to sleep. False while the gateway still asks an engine that was ordered to
+    /// sleep.
     pub ready: bool,
-    /// Which template it was started from.
+    /// Fingerprint of the template that the engine was started from.
     pub fingerprint: u64,
-    /// When its last lease ended, as recorded by the gateway before.
+    /// When the last lease ended, as the previous gateway recorded it.
     pub last_lease_end: Tick,
     pub started: Tick,
 }
 
-/// What one gateway has of one model.
+/// One gateway's demand for one model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GatewayDemand {
-    /// Requests that wait there.
+    /// Requests that wait at that gateway.
     pub waiting: u32,
     /// Requests at an engine.
     pub in_flight: u32,
-    /// When the last one ended, in wall time.
+    /// When the last request ended, in wall time.
     pub last_request: Tick,
 }
 
-/// An engine, as the gateway that leads publishes it to the others.
+/// An engine as the leader publishes it to the other gateways.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PublishedEngine {
     pub state: PublishedEngineState,
-    /// Where it answers, once that is known.
+    /// The engine's address, once known.
     pub address: Option<SocketAddr>,
-    /// Which template it was started from.
+    /// Fingerprint of the template that the engine was started from.
     pub fingerprint: u64,
     pub accelerators: Vec<AcceleratorId>,
     /// When the state was entered, in wall time.
     pub since: Tick,
-    /// Of one that is left alone after a failure.
+    /// Present while the engine is in back-off after a failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<PublishedFailure>,
 }
 
-/// Why an engine is left alone: what those who wait for it are told.
+/// Why an engine is in back-off, as waiters learn it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PublishedFailure {
     pub cause: FailureCause,
     /// Failures in a row.
     pub failures: u32,
-    /// Those of them since it last proved that it serves.
+    /// Failures in a row since the engine last proved that it serves.
     pub failures_since_serving: u32,
-    /// When it is tried again, in wall time.
+    /// End of the back-off, in wall time.
     pub until: Tick,
 }
 
-/// What others need to know of an engine's state.
+/// An engine's state as other gateways need it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum PublishedEngineState {
@@ -343,7 +357,7 @@ pub enum PublishedEngineState {
 }
 
 impl PublishedEngine {
-    /// What the leader publishes of an engine; `None` of one without a process that never failed.
+    /// Returns what the leader publishes of an engine; `None` if it is [`LifecycleState::Cold`].
     #[must_use]
     pub fn of(engine: &Engine) -> Option<Self> {
         let state = match &engine.state {
@@ -371,7 +385,7 @@ impl PublishedEngine {
 }
 
 impl PublishedFailure {
-    /// `None` of an engine that is not left alone.
+    /// Returns `None` unless the engine is in back-off.
     #[must_use]
     pub fn of(engine: &Engine) -> Option<Self> {
         let LifecycleState::Backoff { until, cause } = &engine.state else { return None };
@@ -380,7 +394,7 @@ impl PublishedFailure {
     }
 }
 
-/// A canary's outcome. Any status below 500 passes; a client that leaves proves nothing.
+/// A canary's outcome. Any status below 500 passes; a client that disconnects proves nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum CanaryVerdict {
@@ -389,7 +403,7 @@ pub enum CanaryVerdict {
     Inconclusive,
 }
 
-/// What an operator may order.
+/// Orders that an operator may give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum OperatorAction {
@@ -400,7 +414,7 @@ pub enum OperatorAction {
     Unpin,
 }
 
-/// Learned from earlier lives, given back at the start so that estimates need not be learned again.
+/// Measurements of a model, restored at start so that estimates need not be learned again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LearnedMeasurements {
     pub peak: Option<Bytes>,
@@ -408,13 +422,15 @@ pub struct LearnedMeasurements {
     pub start: Option<Millis>,
     pub wake: Option<Millis>,
     pub sleep: Option<Millis>,
-    /// Of a pool, the most that an engine was seen to use on one accelerator. Unlike by `peak` nothing is booked by it: what is
-    /// booked of a pool is in a ledger that others read, and that says what was declared.
+    /// Largest use of one accelerator that a pool reported for an engine.
+    ///
+    /// Unlike `peak` it does not change reservations: a pool's reservation is in a ledger that others read, and uses
+    /// the declared memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed: Option<Bytes>,
 }
 
-/// In words, for golden scenarios and people reading a journal. The generation is left out: an engine has one at a
+/// Text for golden scenarios and for people who read a journal. The generation is left out: an engine has one at a
 /// time.
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,4 +1,4 @@
-//! Why nothing happens, or not yet: the words of `explain`, and the details of every refusal.
+//! Why nothing happens, or not yet: the texts of `explain`, and the details of every refusal.
 
 use std::{cmp::Reverse, collections::BTreeMap, sync::Arc};
 
@@ -14,34 +14,34 @@ use crate::{
     units::{Bytes, Tick, pluralize},
 };
 
-/// Why a model is not awake, in words and as data.
+/// Why a model is not awake, as text and as data.
 #[derive(Clone, Debug, Default)]
 pub(in crate::fleet) struct ModelReason {
     pub(in crate::fleet) text: String,
-    /// Models that the text names, but for the one it is about.
+    /// Models that the text names, except the one it is about.
     pub(in crate::fleet) named_models: Vec<ModelName>,
     pub(in crate::fleet) holders: Vec<BlockingModel>,
-    /// Of each model that holds what is waited for and may give it up: the words of the text, for its own line.
+    /// For each model whose engine holds the awaited memory and does not sleep: the text for that model's own line.
     pub(in crate::fleet) notes_for_holders: Vec<(ModelName, String)>,
-    /// What goes on behind the text for the admin, and no client is told: an engine's own words.
+    /// Details for the admin only, which no client sees: an engine's own output.
     pub(in crate::fleet) admin_details: String,
     pub(in crate::fleet) retry_after: Option<Tick>,
-    /// Those who wait are sent away.
+    /// Whether the model's waiters are refused.
     pub(in crate::fleet) refuses_waiters: bool,
     class: ReasonClass,
 }
 
-/// What kind of waiting it is: decides the fault of a request that waited in vain.
+/// Kind of wait; decides the fault of a request whose deadline passes.
 #[derive(Clone, Debug, Default)]
 enum ReasonClass {
-    /// Being launched or woken.
+    /// The model is being launched or woken.
     #[default]
     Starting,
     Memory {
         need: Bytes,
         available: Bytes,
     },
-    /// It fits nowhere, whatever is put away.
+    /// The model fits nowhere, whatever is evicted.
     Unplaceable {
         need: Bytes,
         available: Bytes,
@@ -49,7 +49,7 @@ enum ReasonClass {
     Failed {
         cause: FailureCause,
     },
-    /// Served, though not everybody at once.
+    /// The model is served, but not all requests at once.
     AtCapacity,
 }
 
@@ -58,12 +58,12 @@ impl ModelReason {
         Self { text: text.to_owned(), ..Self::default() }
     }
 
-    /// The text names this model.
+    /// Records that the text names this model.
     pub(in crate::fleet) fn naming(self, model: &ModelName) -> Self {
         Self { named_models: vec![model.clone()], ..self }
     }
 
-    /// What can never be.
+    /// Reason of a model that can never run; refuses its waiters.
     pub(in crate::fleet) fn unplaceable(text: String, need: Bytes, available: Bytes) -> Self {
         Self {
             text,
@@ -73,24 +73,25 @@ impl ModelReason {
         }
     }
 
-    /// The same of whoever waits for this model, since it needs it.
+    /// Converts a dependency's reason into that of its dependent.
     pub(in crate::fleet) fn for_dependent(mut self, model: &ModelName) -> Self {
         self.text = format!("waits for '{model}', which it needs: {}", self.text);
         self.named_models.push(model.clone());
         self
     }
 
-    /// It is awake, and as many as may are being served.
+    /// Reason of an awake model whose places are all taken.
     pub(in crate::fleet) fn at_capacity() -> Self {
         Self::starting("every place of its maxConcurrency is taken")
     }
 
-    /// It is awake, and its stub lets nobody in: the stub, or whoever closed its gate, knows until when.
+    /// Reason of an awake engine whose stub's gate is closed. Only the stub, or the client that closed the gate, knows
+    /// until when.
     pub(in crate::fleet) fn stub_gate_closed(id: &EngineId) -> Self {
         Self::starting(&format!("{id} is awake, and its gate is closed by its stub"))
     }
 
-    /// It is left alone for a while: after a failure, or where its booking was not granted.
+    /// Reason of an engine in back-off: after a failure, or after a refused reservation.
     pub(in crate::fleet) fn failed(
         e: &Engine,
         spec: &ModelSpec,
@@ -117,7 +118,8 @@ impl ModelReason {
         }
     }
 
-    /// The same of one more engine, where so many of the model's are awake: nobody waits for that one alone.
+    /// Converts the reason for one more engine of a model that has awake engines. No request waits for that engine
+    /// alone.
     pub(in crate::fleet) fn for_additional_replica(self, awake: usize, replicas: u32, waiting: bool) -> Self {
         let full = if waiting { ", every place of its maxConcurrency is taken" } else { "" };
         let text = format!("{awake} of {replicas} engines awake{full}; the next: {}", self.text);
@@ -131,13 +133,15 @@ impl ModelReason {
         }
     }
 
-    /// The same, where another gateway decides. `settled`: nothing is about to be decided for anybody; `runs`: an engine of
-    /// the model does. What else may be known to that gateway and not here could make a refusal wrong.
+    /// Converts a reason computed here into one for a follower, which refuses only what is certain.
+    ///
+    /// `settled`: no decision is pending for any model; `runs`: an engine of the model has a process. The leader may
+    /// know more, which could make a refusal wrong.
     pub(in crate::fleet) fn into_follower_forecast(mut self, settled: bool, runs: bool, now: Tick) -> Self {
         let certain = match &self.class {
             ReasonClass::Memory { .. } => settled,
             ReasonClass::Unplaceable { .. } => !runs,
-            // That gateway's own word, for as long as it leaves the engine alone.
+            // The leader published this failure, and it holds during the back-off.
             ReasonClass::Failed { .. } if self.retry_after.is_some_and(|at| at > now) => true,
             ReasonClass::Failed { cause } => {
                 self.text = format!("it failed ({cause}), and the gateway that leads tries it again");
@@ -159,7 +163,7 @@ impl ModelReason {
         }
     }
 
-    /// Nothing is written down, so nothing is begun.
+    /// Reason while the API server does not answer: nothing can be recorded, so nothing starts.
     fn api_unreachable(since: Tick) -> Self {
         let text = format!(
             "the cluster's API server has not answered since {since}: what is not awake waits until it does"
@@ -167,12 +171,12 @@ impl ModelReason {
         Self { text, ..Self::default() }
     }
 
-    /// It waits for memory that others hold, or that there is not.
+    /// Whether the model waits for memory that others hold or that does not exist.
     pub(in crate::fleet) const fn is_memory_shortage(&self) -> bool {
         matches!(self.class, ReasonClass::Memory { .. } | ReasonClass::Unplaceable { .. })
     }
 
-    /// Nothing will come of waiting.
+    /// Whether waiting is pointless.
     pub(in crate::fleet) const fn is_final(&self) -> bool {
         self.refuses_waiters
     }
@@ -181,7 +185,7 @@ impl ModelReason {
         self.refuses_waiters.then(|| self.deadline_fault(model, wait.clone()))
     }
 
-    /// The fault of a request that waited for this until its deadline.
+    /// The fault of a request that waited for this reason until its deadline.
     pub(in crate::fleet) fn deadline_fault(&self, model: &ModelName, wait: WaitDetails) -> Fault {
         let model = model.clone();
         let shortage = |memory, available, never, wait| {
@@ -208,7 +212,9 @@ impl ModelReason {
 }
 
 impl PlanBuilder<'_> {
-    /// While the cluster does not answer, that is what everybody waits for whose model is not awake.
+    /// Replaces the reasons of models without a serving engine while the cluster's API server does not answer.
+    ///
+    /// Reasons that refuse waiters stay.
     pub(in crate::fleet) fn explain_api_unreachable(&mut self) {
         let Some(since) = self.planner.api_unreachable_since else { return };
         let planner = &self.planner;
@@ -222,7 +228,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Who holds the memory of a candidate, and until when.
+    /// Reason with the engines that hold a candidate's memory, and until when.
     pub(in crate::fleet) fn memory_reason(
         &self,
         id: &EngineId,
@@ -256,17 +262,17 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// How it last failed, where it has not served since, behind what it waits for now.
+    /// Text on the last failure, if the engine has not served since; appended to its reason.
     fn last_failure_text(&self, id: &EngineId) -> String {
         let words = |e: &Engine| Some(e.failure()?.describe(e.last_outcome.as_ref()?.at));
         self.engine(id).and_then(words).map(|words| format!("; {words}")).unwrap_or_default()
     }
 
-    /// What of a candidate there is not enough of, for texts.
+    /// Text on what a candidate lacks.
     fn shortage_text(&self, id: &EngineId, candidate: &PlacementCandidate) -> String {
         let short = |a: &&AcceleratorId| !self.shortfalls(id, candidate, a).0.is_zero();
         let short: Vec<&AcceleratorId> = candidate.accelerators.iter().filter(short).collect();
-        // A pool may have the memory, and nothing that it could be used with.
+        // A pool may have free memory, but no free accelerator to use it with.
         if let [pool] = short[..]
             && self.shortfalls(id, candidate, pool).0.bytes == Bytes::ZERO
             && let Some(account) = self.planner.ledger.accelerators.get(pool)
@@ -288,8 +294,9 @@ impl PlanBuilder<'_> {
         )
     }
 
-    /// The first moment at which this engine may be put away for others, if it ever may: the end of its protection or
-    /// turn, or of its cooldown, should nobody use it until then.
+    /// The first moment at which this engine may be evicted, if it ever may.
+    ///
+    /// That is the end of its protection, turn or cooldown, if no request uses it until then.
     pub(in crate::fleet) fn evictable_at(&self, e: &Engine) -> Option<Tick> {
         let turns = &self.planner.settings.turns;
         if self.planner.is_kept_awake(&e.id) || self.planner.keeping_dependent(e).is_some() {
@@ -310,7 +317,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// The same of one that is awake and idle, should that last.
+    /// The same moment for an awake engine that stays idle.
     fn idle_evictable_at(&self, e: &Engine) -> Tick {
         let planner = &self.planner;
         let sleeps = self.sleep_level(&e.id, None).is_some();
@@ -319,7 +326,7 @@ impl PlanBuilder<'_> {
         self.protected_until(e, back).min(e.turn_start + planner.settings.turns.max_turn)
     }
 
-    /// How an engine holds its memory and until when, for texts.
+    /// Text on how an engine holds its memory, and until when.
     fn hold_text(&self, e: &Engine) -> String {
         let turns = &self.planner.settings.turns;
         let leases = pluralize(self.planner.in_use_count(e), "lease");
@@ -343,7 +350,7 @@ impl PlanBuilder<'_> {
         format!("{leases}, {until}")
     }
 
-    /// Of one that is awake and has no turns, for texts.
+    /// Text on an awake engine that has no turns.
     fn no_turn_text(&self, e: &Engine) -> String {
         match self.evictable_at(e) {
             None => "never put away for others".to_owned(),
@@ -354,7 +361,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// No accelerator, or set of them, could ever hold it.
+    /// Reason of a model whose engine has no candidate: a lost accelerator, or none that could ever hold it.
     pub(in crate::fleet) fn misfit_reason(&self, id: &EngineId, spec: &ModelSpec) -> ModelReason {
         let need = spec.accelerators.bytes_per_account(spec.memory.awake);
         if !self.candidates(id, spec, false).is_empty() {
@@ -377,7 +384,7 @@ impl PlanBuilder<'_> {
         let text = format!("it is being {what} ({}), given up at {by}{probe}{failed}", e.state);
         let mut reason = ModelReason::starting(&text);
         reason.admin_details = e.diagnostics.for_admin();
-        // Asked again after the time that it usually takes, the request is served; the deadline is no such time.
+        // The usual duration is a useful retry time; the deadline is not.
         let learned = self.planner.models.get(&id.model).map(|model| model.learned);
         let usual = learned.and_then(|learned| if e.cold_start { learned.start } else { learned.wake });
         reason.retry_after = usual.map(|usual| e.startup_began + usual);
@@ -400,7 +407,7 @@ impl Planner {
         }
     }
 
-    /// Why this engine is kept awake, for texts.
+    /// Text on why this engine is kept awake.
     fn kept_text(&self, id: &EngineId) -> String {
         match self.models.get(&id.model) {
             Some(model) if !model.pinned() => format!("kept by minReplicas {}", model.min_running()),
@@ -408,18 +415,20 @@ impl Planner {
         }
     }
 
-    /// Who needs this engine, for texts.
+    /// Text on which models need this engine.
     fn needed_by_text(&self, e: &Engine) -> String {
         let by = self.dependencies.dependents(&e.id.model).filter(|model| self.is_active(model));
         format!("needed by {}", by.map(|model| format!("'{model}'")).collect::<Vec<_>>().join(", "))
     }
 
-    /// What befell an engine of this model last, where it has not served since.
+    /// The latest outcome of an engine of this model that has not served since.
     pub(in crate::fleet) fn last_outcome_of(&self, model: &ModelName) -> Option<&LastOutcome> {
         self.engines_of(model).filter_map(|e| e.last_outcome.as_ref()).max_by_key(|past| past.at)
     }
 
-    /// Of a model that holds what others wait for: the same words as theirs.
+    /// Reason of a model that holds memory that another model waits for.
+    ///
+    /// It uses the words of that model's reason.
     pub(in crate::fleet) fn explain_contended(
         &self,
         model: &ModelName,
@@ -433,7 +442,7 @@ impl Planner {
         Some(ModelReason::starting(&format!("{state}; {held}: '{asker}' waits for its memory")).naming(asker))
     }
 
-    /// A model nobody waits for: what it does, and what comes next.
+    /// Reason of a model without waiters: its state, and what happens next.
     pub(in crate::fleet) fn explain_without_demand(&self, model: &ModelName) -> ModelReason {
         if self.role.decides() && !self.adopted {
             return ModelReason::starting("the gateway is looking for engines that already run");
@@ -443,7 +452,7 @@ impl Planner {
         {
             return ModelReason::api_unreachable(since);
         }
-        // The one that says most about the model: of those awake the one used last.
+        // The engine that says most about the model: of awake engines, the last used one.
         let telling = |e: &&Engine| (!e.serves(), !e.state.is_starting(), Reverse(e.idle_since()));
         let Some(e) = self.engines_of(model).min_by_key(telling) else {
             return ModelReason::starting("removed");
@@ -508,7 +517,7 @@ impl Planner {
         ModelReason { admin_details: e.diagnostics.describe(), ..ModelReason::starting(&text) }
     }
 
-    /// Nothing runs of it: what became of it last, and what comes when it is asked for.
+    /// Reason of a model without a process: its last outcome, and what a request would do.
     fn explain_cold(&self, e: &Engine, spec: Option<&ModelSpec>) -> ModelReason {
         let Some(spec) = spec else { return ModelReason::starting("removed") };
         if let Some(why) = self.impossible_reason(&spec.name) {

@@ -1,5 +1,4 @@
-//! Taking note of what happened. No decision is made here: an observation changes the state, the next plan draws the
-//! conclusions.
+//! Records what happened. An observation changes the state and decides nothing; the next plan decides.
 
 pub(in crate::fleet) mod adopt;
 pub(in crate::fleet) mod follower_view;
@@ -99,7 +98,7 @@ impl Planner {
         }
     }
 
-    /// An outcome or observation of one engine; of an older life it is ignored.
+    /// Applies an outcome or observation of one engine; ignores one of an older generation.
     fn apply_engine_event(&mut self, id: &EngineId, generation: Generation, event: &Event, now: Tick) {
         match self.engines.get(id) {
             Some(engine) if engine.generation == generation => {}
@@ -113,7 +112,7 @@ impl Planner {
                 | Event::StubGateOpened { .. }
         );
         if self.role == LeadershipRole::Follower && !own {
-            // Of its life the leader tells; an outcome of what was ordered before may contradict that.
+            // A follower learns the lifecycle from the leader; an outcome of an earlier command may contradict that.
             return;
         }
         match event {
@@ -146,7 +145,7 @@ impl Planner {
                     wanted_since: now,
                 });
             model.spec = Some(Arc::new(spec.clone()));
-            // What failed was another command.
+            // The failures belong to another command.
             let other = before.get(&spec.name).is_some_and(|fingerprint| *fingerprint != spec.fingerprint);
             if other && self.role.decides() {
                 self.reset_failures(&spec.name, now);
@@ -163,12 +162,12 @@ impl Planner {
         self.engines.mark_all_removable();
         self.due_index.invalidate();
         self.advance_time(now);
-        // A model can have been configured without a replica: no engine leaves with it.
+        // A model may have been configured without replicas, so no engine's removal removes it.
         for name in before.keys() {
             self.remove_model_if_unused(name);
         }
         if !self.role.decides() {
-            // The leader may have been told earlier, and published engines of what was not configured here.
+            // The leader may have reloaded earlier and published engines of models that were not configured here yet.
             let all: Vec<EngineId> = self.engines.values().map(|e| e.id.clone()).collect();
             all.iter().for_each(|id| self.book_as_observed(id, now));
         }
@@ -190,9 +189,9 @@ impl Planner {
         }
     }
 
-    /// A request came that had to wait: how long had nobody asked?
+    /// Records a request that had to wait, and learns from the pause before it.
     pub(in crate::fleet) fn record_demand(&mut self, model: &ModelName, now: Tick) {
-        // Looked at first: a change copies what others still read.
+        // Checked first, because a change copies what other copies still share.
         let resting: Vec<EngineId> =
             self.engines.of_model(model).filter(|e| e.is_idle()).map(|e| e.id.clone()).collect();
         for id in &resting {
@@ -232,8 +231,9 @@ impl Planner {
         self.learn_peak_from_growth(accelerator, now);
     }
 
-    /// Learns the peak of an engine that started alone, from the first reading after it serves. Later readings may include memory that
-    /// another program has taken since.
+    /// Learns the peak of an engine that started alone, from the first reading after it serves.
+    ///
+    /// Later readings may include memory that another program has allocated since.
     fn learn_peak_from_growth(&mut self, accelerator: &crate::model::AcceleratorId, now: Tick) {
         let Some(account) = self.ledger.accelerators.get(accelerator) else { return };
         let found = account.booked.iter().find_map(|(id, _)| {
@@ -301,7 +301,7 @@ impl Planner {
         }
     }
 
-    /// Those who went for it have their old place again.
+    /// Returns engines that yielded to this one to their old place in line.
     fn clear_yields_to(&mut self, id: &EngineId) {
         let others = self.engines.values().filter(|e| e.yielded_to.as_ref() == Some(id));
         let others: Vec<EngineId> = others.map(|e| e.id.clone()).collect();
@@ -315,7 +315,7 @@ impl Planner {
             engine.pending_reservation.take()?;
             let asleep = matches!(engine.state, LifecycleState::Asleep { .. });
             if !asleep {
-                // Somebody else's booking comes and goes; what the ledger knows and the decisions do not (a quota) stays.
+                // Another party's reservation comes and goes; a limit that only the ledger knows (a quota) stays.
                 let until = now + Millis(250 << engine.conflicts.min(6));
                 engine.conflicts += 1;
                 engine.transition_to(LifecycleState::Backoff { until, cause: FailureCause::Refused }, now);
@@ -349,7 +349,7 @@ impl Planner {
         });
     }
 
-    /// The process is seen gone: what it held is free by definition, though the meter may lag.
+    /// Records the end of a process. Its memory counts as free, though the meter may lag.
     fn record_gone(&mut self, id: &EngineId, cause: &FailureCause, now: Tick) {
         let gone = self.engines.change(id, |engine| engine.record_process_exit(cause, now));
         if gone != Some(true) {
@@ -385,7 +385,7 @@ impl Planner {
 }
 
 impl Engine {
-    /// What concerns nothing but the engine itself.
+    /// Applies an event that affects only the engine itself.
     fn apply_event(&mut self, event: &Event, now: Tick) {
         match event {
             Event::GateSampled {
@@ -402,7 +402,7 @@ impl Engine {
                     self.record_request(now, *pause);
                 }
                 self.clients = *clients;
-                // Those who still hold a lease on a process that is gone count for no later one.
+                // Leases on an ended process do not count for a later one.
                 let counts = self.state.has_process() && !self.has_stranded_leases;
                 self.leases = if counts { *leases } else { 0 };
                 self.has_stranded_leases &= *leases > 0;
@@ -411,7 +411,8 @@ impl Engine {
             }
             Event::EjectionChanged { until, .. } => self.ejected_until = *until,
             Event::StubGateClosed { .. } => self.record_stub_gate_closed(),
-            // Nobody watches for its opening any more: should it be closed by now, that is to be ordered anew.
+            // The platform stops watching once the gate opens. If it has closed again, the next plan orders a new
+            // watch.
             Event::StubGateOpened { .. } => (self.stub_gate_closed, self.stub_gate_watched) = (false, false),
             Event::Drained { .. } => self.record_drained(),
             Event::Placed { accelerators, .. } => {
@@ -431,8 +432,9 @@ impl Engine {
                 self.probe_state = ProbeState::Due;
                 self.diagnostics = EngineDiagnostics::default();
             }
-            // The engine's gate is closed and drained already: the engine is stopped. One that says it is awake may serve those who
-            // wait for it, unless it was put away for another model. A new leader does not know for which model that was.
+            // The gate is closed and drained already, so the engine is stopped. An engine that reports that it is awake
+            // may serve its waiters, unless it was evicted for another model. A new leader does not know for which
+            // model that was.
             Event::SleepFailed { cause, .. }
                 if matches!(self.state, LifecycleState::FallingAsleep { .. }) =>
             {
@@ -465,7 +467,7 @@ impl Engine {
         }
     }
 
-    /// Its process is; false when it had none.
+    /// Records the end of the process; returns false if there was none.
     fn record_process_exit(&mut self, cause: &FailureCause, now: Tick) -> bool {
         if !self.state.has_process() {
             return false;
@@ -494,13 +496,15 @@ impl Engine {
         true
     }
 
-    /// Its process served, and ends as it falls asleep, sleeps or wakes: its start was good, so the next one need not wait.
+    /// Whether the process served before and ended while falling asleep, asleep or waking.
+    ///
+    /// Its start was good, so the next one need not wait.
     fn exits_between_uses(&self) -> bool {
         let wakes = !self.cold_start && self.turn_start < self.startup_began;
         wakes || matches!(self.state, LifecycleState::FallingAsleep { .. } | LifecycleState::Asleep { .. })
     }
 
-    /// The gate is closed and the last lease is gone.
+    /// Records that the gate is closed and the last lease has ended.
     fn record_drained(&mut self) {
         match &mut self.state {
             LifecycleState::Draining { drained, .. } | LifecycleState::Failing { drained, .. }

@@ -1,8 +1,8 @@
 //! The leader's decision: which engines run, sleep, or make room.
 //!
-//! [`Planner`] is the state; [`PlanBuilder`] is one decision over a copy of it. The order of a decision is fixed: first what
-//! each engine's own life demands (`advance`), then who starts (`admit`), since what is on its way out is room that
-//! need not be made twice.
+//! [`Planner`] is the state; [`PlanBuilder`] is one decision over a copy of it. A decision has a fixed order: first
+//! what each engine's own state demands (`advance`), then the starts (`admit`), because engines on their way out are
+//! room that need not be made twice.
 
 pub(in crate::fleet) mod admit;
 pub(in crate::fleet) mod advance;
@@ -45,67 +45,69 @@ use crate::{
     units::{Bytes, Generation, Millis, Tick},
 };
 
-/// Everything the plan is made from, but for the demand.
+/// The state that plans are made from, except for the demand.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Planner {
     pub(in crate::fleet) settings: FleetSettings,
     pub(in crate::fleet) models: Arc<BTreeMap<ModelName, ModelRecord>>,
     pub(in crate::fleet) engines: EngineTable,
     pub(in crate::fleet) ledger: MemoryLedger,
-    /// Everything that already ran is known.
+    /// All engines that already ran are known.
     pub(in crate::fleet) adopted: bool,
-    /// Ordered; `true`: engines are stopped too.
+    /// Shutdown was ordered; `true`: engines are stopped too.
     pub(in crate::fleet) shutdown: Option<bool>,
     #[serde(with = "crate::fleet::plan::operations::as_list")]
     pub(in crate::fleet) operations: BTreeMap<OperationId, OperatorOperation>,
-    /// Made from the rest.
+    /// Derived from the other fields.
     #[serde(skip)]
     pub(in crate::fleet) due_index: DueIndex,
-    /// As well.
+    /// Derived from the specs in `models`.
     #[serde(skip)]
     pub(in crate::fleet) dependencies: DependencyGraph,
-    /// When a plan was last recorded.
+    /// Moment of the last recorded plan.
     pub(in crate::fleet) last_planned: Tick,
-    /// The last life of any engine that is no longer known. One that enters under the same name goes on from here, or what
-    /// is still said of the old one would count for it.
+    /// The highest generation among removed engines.
+    ///
+    /// An engine that returns under the same name continues from here, so late events of the old one do not count for
+    /// it.
     pub(in crate::fleet) last_generation: Generation,
     #[serde(default, skip_serializing_if = "RemoteDemand::is_empty")]
     pub(in crate::fleet) remote_demand: RemoteDemand,
     #[serde(default, skip_serializing_if = "LeadershipRole::decides")]
     pub(in crate::fleet) role: LeadershipRole,
-    /// Before this moment others may be using what they could not say yet.
+    /// Until this moment, other gateways may use engines without having reported it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::fleet) remote_use_unknown_until: Option<Tick>,
-    /// There is no other gateway that could be using anything.
+    /// No other gateway exists that could use an engine.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(in crate::fleet) has_no_peers: bool,
-    /// Since when the cluster's API has not answered this gateway.
+    /// When the cluster's API server stopped answering this gateway.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::fleet) api_unreachable_since: Option<Tick>,
-    /// Seen while another gateway led, and not found running since this one does.
+    /// Engines seen while another gateway led, and not yet found running since this gateway leads.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(in crate::fleet) unconfirmed_engines: BTreeSet<EngineId>,
 }
 
-/// A model and what is known of it beyond its configuration.
+/// A model's configuration, operator overrides and measurements.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::fleet) struct ModelRecord {
-    /// `None`: no longer configured, on its way out.
+    /// `None`: the model is no longer configured and on its way out.
     pub(in crate::fleet) spec: Option<Arc<ModelSpec>>,
-    /// An operator's word on pinning.
+    /// An operator's pin or unpin.
     pub(in crate::fleet) pin_override: Option<bool>,
     pub(in crate::fleet) learned: LearnedMeasurements,
-    /// The usual pause between two uses, learned from its own.
+    /// The usual pause between two uses, learned from the model's own requests.
     pub(in crate::fleet) usual_gap: Option<Millis>,
-    /// Configured or pinned at this moment: a model that is wanted without waiters queues from here.
+    /// When the model was configured or pinned. It queues from here if it is wanted without waiters.
     pub(in crate::fleet) wanted_since: Tick,
 }
 
-/// One model's queue, in numbers.
+/// Numbers of one model's queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueDemand {
     pub waiting: u32,
-    /// So many of them at other gateways.
+    /// The part of `waiting` that waits at other gateways.
     pub remote: u32,
     /// The highest band among the waiters.
     pub band: i32,
@@ -113,29 +115,31 @@ pub struct QueueDemand {
     pub oldest: Tick,
 }
 
-/// A decision in the making.
+/// A decision in progress.
 pub struct PlanBuilder<'a> {
     pub(in crate::fleet) planner: Planner,
     pub(in crate::fleet) demand: &'a BTreeMap<ModelName, QueueDemand>,
-    /// Everybody who waits, by their hashes.
+    /// Number of waiters of each client, by the client's hash.
     pub(in crate::fleet) waiting_clients: &'a BTreeMap<u64, u32>,
     pub(in crate::fleet) now: Tick,
     commands: Vec<Command>,
-    /// What each model waits for, or why nothing is done about it.
+    /// Each model's reason: what it waits for, or why it stays as it is.
     pub(in crate::fleet) reasons: Arc<BTreeMap<ModelName, ModelReason>>,
-    /// What a model earlier in line will take on an accelerator.
+    /// Memory that models earlier in line will take on an accelerator.
     pub(in crate::fleet) claims: BTreeMap<AcceleratorId, ResourceAmount>,
-    /// Every engine that is wanted and not awake, in the order of turns, as it was when this look began to admit.
+    /// Every engine that is wanted and not awake, in turn order.
+    ///
+    /// Computed when this pass begins to admit.
     pub(in crate::fleet) turn_order: Vec<EngineId>,
-    /// Where each of these stands in it, and what they need with them.
+    /// Position of each of these engines in that order, and of the engines that they need.
     pub(in crate::fleet) turn_positions: BTreeMap<EngineId, usize>,
-    /// An engine is being brought up along with all that it needs.
+    /// The attempt to bring up an engine with its dependencies, while one runs.
     pub(in crate::fleet) closure_attempt: Option<ClosureAttempt>,
-    /// What of the claims is for an engine that others need.
+    /// The part of `claims` that is for dependencies of another engine.
     pub(in crate::fleet) dependency_claims: BTreeMap<EngineId, PlacementCandidate>,
 }
 
-/// What a report is made of, beside the state.
+/// Inputs of a report, besides the state.
 #[derive(Clone, Debug, Default)]
 pub(in crate::fleet) struct ReportInputs {
     pub(in crate::fleet) reasons: Arc<BTreeMap<ModelName, ModelReason>>,
@@ -143,7 +147,7 @@ pub(in crate::fleet) struct ReportInputs {
     pub(in crate::fleet) now: Tick,
 }
 
-/// What the plan says about those who wait.
+/// The plan's verdicts on waiters.
 pub struct WaiterVerdicts {
     reasons: Arc<BTreeMap<ModelName, ModelReason>>,
     models: Arc<BTreeMap<ModelName, ModelRecord>>,
@@ -158,28 +162,28 @@ impl ModelRecord {
         self.pin_override.unwrap_or_else(|| self.spec.as_ref().is_some_and(|s| s.pinned))
     }
 
-    /// So many of its engines run whoever asks for them. An operator's unpin lifts that as well.
+    /// How many of its engines run without demand. An operator's unpin lifts this too.
     pub(in crate::fleet) fn min_running(&self) -> u32 {
         if self.pin_override == Some(false) { 0 } else { self.spec.as_ref().map_or(0, |s| s.min_replicas) }
     }
 
-    /// This engine of it is kept awake without demand, and never put away.
+    /// Whether this replica is kept awake without demand, and never evicted.
     pub(in crate::fleet) fn keeps_awake(&self, replica: u32) -> bool {
         self.pinned() || replica < self.min_running()
     }
 
-    /// What one awake engine takes on each of its accelerators, or of its pool.
+    /// Amount that one awake engine takes on each of its accelerators, or of its pool.
     pub(in crate::fleet) fn needed_amount(&self, spec: &ModelSpec, largest: Bytes) -> ResourceAmount {
         let declared = spec.accelerators.bytes_per_account(spec.memory.awake);
         let bytes = match self.learned.peak.map(|peak| spec.accelerators.bytes_per_account(peak)) {
-            // A peak beyond every accelerator is a misreading (somebody else's memory); it must not bar the model.
+            // A peak beyond every accelerator is a misreading (another program's memory); it must not bar the model.
             Some(peak) if peak <= largest => declared.max(peak),
             _ => declared,
         };
         ResourceAmount { bytes, units: spec.accelerators.units().unwrap_or(1) }
     }
 
-    /// What an asleep engine keeps on each of its accelerators.
+    /// Memory that an asleep engine keeps on each of its accelerators.
     pub(in crate::fleet) fn residue(&self, spec: &ModelSpec) -> Bytes {
         spec.memory.asleep.max(self.learned.residue.unwrap_or_default()).min(spec.memory.awake)
     }
@@ -222,7 +226,7 @@ impl<'a> PlanBuilder<'a> {
         self.explain_api_unreachable();
     }
 
-    /// Decides on a command, and records it in the draft at once.
+    /// Adds a command to the plan and records it in the draft at once.
     pub(in crate::fleet) fn emit(&mut self, command: Command) {
         self.planner.apply(&command, self.now);
         self.commands.push(command);
@@ -232,12 +236,12 @@ impl<'a> PlanBuilder<'a> {
         self.planner.apply(command, self.now);
     }
 
-    /// How many commands were decided on, and not taken yet.
+    /// Number of commands decided and not yet taken.
     pub(in crate::fleet) const fn command_count(&self) -> usize {
         self.commands.len()
     }
 
-    /// What was decided since there were so many.
+    /// Removes and returns the commands decided since [`Self::command_count`] was `decided`.
     pub(in crate::fleet) fn take_commands_since(&mut self, decided: usize) -> Vec<Command> {
         self.commands.split_off(decided)
     }
@@ -261,7 +265,7 @@ impl<'a> PlanBuilder<'a> {
         self.planner.settings.queue.max_waiting as usize
     }
 
-    /// What the model itself says of that, if it does.
+    /// The model's own `queue.maxWaiting`, if it has one.
     pub(in crate::fleet) fn max_waiting_for(&self, model: &ModelName) -> Option<usize> {
         self.planner.spec(model)?.queue.max_waiting.map(|most| most as usize)
     }
@@ -270,7 +274,7 @@ impl<'a> PlanBuilder<'a> {
         self.demand.get(model).map_or(0, |d| d.waiting)
     }
 
-    /// Engines that must prove themselves and have nobody to do it with; none where another gateway sees to that.
+    /// Engines that must prove themselves and have no request to do it with. None if another gateway leads.
     pub(in crate::fleet) fn engines_awaiting_probe(&self) -> Vec<EngineId> {
         if self.planner.role.decides() { self.planner.engines.awaiting_probe() } else { Vec::new() }
     }
@@ -294,14 +298,14 @@ impl<'a> PlanBuilder<'a> {
 }
 
 impl WaiterVerdicts {
-    /// What a model's waiters wait for, without what is each waiter's own.
+    /// Wait details of a model, without each waiter's own values.
     pub(in crate::fleet) fn wait_details(&self, model: &ModelName) -> WaitDetails {
         self.reasons
             .get(model)
             .map_or_else(|| ModelReason::at_capacity().wait_details(self.now), |r| r.wait_details(self.now))
     }
 
-    /// What set the deadline of this waiter.
+    /// Which limit set this waiter's deadline.
     pub(in crate::fleet) fn wait_limit(&self, waiter: &Waiter) -> WaitLimit {
         let spec = self.models.get(&waiter.model).and_then(|model| model.spec.as_ref());
         let longest = spec.and_then(|spec| spec.queue.max_wait).unwrap_or(self.max_wait);
@@ -313,13 +317,13 @@ impl WaiterVerdicts {
         self.models.get(model).is_some_and(|model| model.spec.is_some())
     }
 
-    /// Everybody who waits for this model is sent away.
+    /// Whether all waiters of this model are refused.
     pub(in crate::fleet) fn refuses(&self, model: &ModelName) -> bool {
         let refused = |reason: &ModelReason| reason.is_final();
         self.shutdown || !self.is_configured(model) || self.reasons.get(model).is_some_and(refused)
     }
 
-    /// Why everybody who waits for this model is sent away, if so.
+    /// The fault for all waiters of this model, if they are refused.
     pub(in crate::fleet) fn refusal(&self, model: &ModelName, wait: &WaitDetails) -> Option<Fault> {
         if self.shutdown {
             return Some(Fault::ShuttingDown);
@@ -342,8 +346,10 @@ impl WaiterVerdicts {
     }
 }
 
-/// Its model is not configured to have this engine, or not as it runs. One that lies asleep at level 2 has lost what a wake does not
-/// read again: an operator's own call, or a gateway that knew no better, put it there.
+/// Whether the configuration does not have this engine, or not as it runs.
+///
+/// An engine asleep at level 2 counts as outdated if a wake would not restore all that it had: an operator's own call,
+/// or a gateway that did not know, put it there.
 pub(in crate::fleet) fn is_outdated(e: &Engine, spec: &ModelSpec) -> bool {
     let lost = spec.idle.level == SleepLevelPolicy::OneOrStop
         && e.state == LifecycleState::Asleep { level: SleepLevel::Two };
@@ -394,17 +400,17 @@ impl Planner {
         self.models.get(model)?.spec.clone()
     }
 
-    /// When engines of this model may be put away for others. One that is no longer configured has no word of its own.
+    /// When engines of this model may be evicted. A model that is no longer configured follows the fleet's policy.
     pub(in crate::fleet) fn eviction_of(&self, model: &ModelName) -> EvictionPolicy {
         self.spec(model).map_or(self.settings.eviction, |spec| self.settings.eviction_of(spec))
     }
 
-    /// How long whoever wants this model waits.
+    /// How long requests for this model wait at most.
     pub(in crate::fleet) fn max_wait_of(&self, model: &ModelName) -> Millis {
         self.spec(model).map_or(self.settings.queue.max_wait, |spec| self.settings.max_wait_of(spec))
     }
 
-    /// An accelerator of this engine that no longer answers.
+    /// Returns an accelerator of this engine that no longer answers.
     pub(in crate::fleet) fn lost_accelerator(&self, id: &EngineId) -> Option<&AcceleratorId> {
         let engine = self.engines.get(id)?;
         engine
@@ -413,21 +419,20 @@ impl Planner {
             .find(|a| self.ledger.accelerators.get(a).is_none_or(|account| !account.healthy))
     }
 
-    /// It should have gone further by now.
+    /// Whether the engine has missed the deadline of its state.
     pub(in crate::fleet) fn is_overdue(&self, id: &EngineId, now: Tick) -> bool {
         let Some(e) = self.engines.get(id) else { return false };
         self.overdue_at(e, self.spec(&id.model)).is_some_and(|at| at <= now)
     }
 
-    /// Its model is no longer configured, or configured otherwise, or everything is to be stopped; or it would not wake whole.
+    /// Whether the engine is outdated, its model is no longer configured, or shutdown stops all engines.
     pub(in crate::fleet) fn is_unwanted(&self, id: &EngineId) -> bool {
         let Some(e) = self.engines.get(id) else { return false };
         let outdated = self.spec(&id.model).is_none_or(|spec| is_outdated(e, spec));
         outdated || self.shutdown == Some(true)
     }
 
-    /// The most that an engine of this model could have in one place: the largest accelerator there is, or all of its
-    /// pool.
+    /// The most that one account could hold for this model: the largest accelerator, or the whole pool.
     pub(in crate::fleet) fn largest(&self, spec: &ModelSpec) -> Bytes {
         match &spec.accelerators {
             AcceleratorRequirement::InPool { pool, .. } => {
@@ -447,7 +452,7 @@ impl Planner {
         }
     }
 
-    /// Time alone: back-offs that ended, models that are gone for good.
+    /// Applies what time alone changes: ends back-offs, resets old failures, removes engines and models that are gone.
     pub(in crate::fleet) fn advance_time(&mut self, now: Tick) {
         self.last_planned = self.last_planned.max(now);
         let decides = self.role.decides();
@@ -455,7 +460,7 @@ impl Planner {
             decides && matches!(engine.state, LifecycleState::Backoff { until, .. } if until <= now)
         };
         for id in self.engines.time_driven() {
-            // Looked at first: a change copies what others still read.
+            // Checked first, because a change copies what other copies still share.
             if !self
                 .engines
                 .get(&id)
@@ -487,7 +492,7 @@ impl Planner {
         }
     }
 
-    /// Unless it is configured, or something of it still runs.
+    /// Removes a model that is not configured and has no engine left.
     pub(in crate::fleet) fn remove_model_if_unused(&mut self, name: &ModelName) {
         let gone = self.models.get(name).is_some_and(|model| model.spec.is_none())
             && self.engines.of_model(name).next().is_none();
@@ -496,7 +501,8 @@ impl Planner {
         }
     }
 
-    /// The first moment after this one at which some decision may change. More than needed is harmless; one too few is a stall.
+    /// The first moment after `after` at which a decision may change. One too many is harmless; a missing one is a
+    /// stall.
     pub(in crate::fleet) fn deadline_after(&self, after: Tick) -> Option<Tick> {
         let awaited = self.ledger.accelerators.awaiting_reading();
         let lost = awaited.flat_map(|(_, a)| a.reading_timeout_at().into_iter().chain(a.recovery_check_at()));
@@ -535,7 +541,7 @@ impl Planner {
         let any: [Option<Tick>; 5] = [
             self.overdue_at(e, spec),
             e.hung_at(timeouts),
-            // Only one that serves is tried; any other is asked about again when it does.
+            // Only a serving engine gets a trial request; any other is checked again when it serves.
             e.ejected_until.filter(|at| *at != TRIAL_IN_FLIGHT && e.serves()),
             e.releasing_since.map(|at| at + timeouts.meter_lag),
             e.releasing_since.map(|at| at + Millis(timeouts.meter_lag.0 * 5)),
@@ -543,9 +549,9 @@ impl Planner {
         own.into_iter().chain(any).flatten()
     }
 
-    /// By when it should have gone further.
+    /// The deadline of the engine's present state.
     fn overdue_at(&self, e: &Engine, spec: Option<&ModelSpec>) -> Option<Tick> {
-        // What it holds is looked up only where its size matters.
+        // The reservation is looked up only if its size matters.
         let held = if e.state.moves_memory() { self.ledger.booked_bytes(&e.id) } else { Bytes::ZERO };
         e.deadline(spec, held, &self.settings.timeouts)
     }

@@ -1,4 +1,4 @@
-//! What the decisions say about themselves: each model has its reason, and doing nothing needs one as much as doing something.
+//! The report of a plan: each model has a reason, because doing nothing needs one as much as doing something.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -12,31 +12,31 @@ use crate::{
     units::{Bytes, Generation, Tick, pluralize},
 };
 
-/// One line for every model, in the order of names. `Display` is what people read and what golden tests compare.
+/// One line for every model, ordered by name. People read the `Display` form, and golden tests compare it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
     pub models: BTreeMap<ModelName, ModelReport>,
-    /// Accelerators on which nothing new is granted, and why.
+    /// Accelerators that grant nothing new, with the reason.
     pub accelerators: BTreeMap<AcceleratorId, String>,
 }
 
-/// Why a model is as it is, and what it waits for.
+/// Why a model is in its state, and what it waits for.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelReport {
     pub state: ModelState,
-    /// At all gateways.
+    /// Requests that wait, at all gateways.
     pub waiting: u32,
-    /// So many of them at others than this one.
+    /// The part of `waiting` that waits at other gateways.
     #[serde(skip_serializing_if = "is_zero")]
     pub remote_waiting: u32,
     pub leases: u32,
-    /// What befell the model last, where it has not served since.
+    /// The model's last outcome, if it has not served since.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_outcome: Option<LastOutcome>,
-    /// In words, an engine's own among them, which are for the admin: "waiting for gpu-0: held by llama, 1 lease, its
+    /// Text for the admin, which may include an engine's own output: "waiting for gpu-0: held by llama, 1 lease, its
     /// turn ends at 08:15:00.000".
     pub reason: String,
-    /// The same as data, for those refused or parked.
+    /// The same reason as data, for refused and parked requests.
     pub wait: WaitDetails,
 }
 
@@ -49,9 +49,9 @@ pub enum ModelState {
     Launching,
     #[default]
     Cold,
-    /// Its last start failed; it lasts until another begins.
+    /// The last start failed; the state lasts until the next start begins.
     Failed,
-    /// It fits nowhere, whatever else is put away.
+    /// The model fits nowhere, even if all others are evicted.
     Unplaceable,
 }
 
@@ -71,7 +71,7 @@ pub struct AcceleratorView {
     pub id: AcceleratorId,
     pub capacity: Bytes,
     pub reserved: Bytes,
-    /// Of a pool: how many accelerators are in it, where that counts, and how many of them engines have taken.
+    /// Of a pool that counts its accelerators: how many it has, and how many of them engines hold.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub units: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -97,7 +97,7 @@ pub struct ModelView {
     pub leases: u32,
     pub pinned: bool,
     pub reason: String,
-    /// What befell the model last, where it has not served since.
+    /// The model's last outcome, if it has not served since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_outcome: Option<LastOutcome>,
     pub declared: Bytes,
@@ -109,12 +109,12 @@ pub struct ModelView {
 pub struct EngineView {
     pub engine: EngineId,
     pub generation: Generation,
-    /// The engine's own state, by its name in `lifecycle`: `Loading`, `Asleep(1)`, ….
+    /// The engine's [`crate::engine::state::LifecycleState`] as text: `Loading`, `Asleep(1)`, ….
     pub state: String,
     pub since: Tick,
     pub leases: u32,
     pub accelerators: Vec<AcceleratorId>,
-    /// Bytes booked on each of the accelerators; of a pool, for all that it has of it.
+    /// Bytes reserved on each accelerator; for a pool, the sum over the engine's accelerators.
     pub reserved: Bytes,
     pub host: Bytes,
 }

@@ -1,6 +1,7 @@
-//! What the decisions know: engines, the memory ledger, dependencies, and what other gateways have reported.
+//! State of the decisions: engines, the memory ledger, dependencies, and demand of other gateways.
 //!
-//! [`apply`] is the only writer of commands into it, and [`invariants`] checks it after every plan in tests and debug builds.
+//! [`apply`] is the only writer of commands into it, and [`invariants`] checks it after every plan in tests and debug
+//! builds.
 
 pub(in crate::fleet) mod apply;
 pub(in crate::fleet) mod dependencies;

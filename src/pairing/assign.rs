@@ -1,4 +1,4 @@
-//! What is to be done about requesters: asked, let go, deleted; and who gets an engine next.
+//! Plans the steps for requesters and launchers, and the order in which requesters get engines.
 
 use std::collections::BTreeSet;
 
@@ -63,7 +63,7 @@ impl NodePlanBuilder<'_> {
         (has_none && !requester.is_gated()).then_some(RequesterStep::CloseGate)
     }
 
-    /// Why it must go, so that another one comes elsewhere or anew.
+    /// Why the requester must be deleted, so that another one replaces it.
     fn requester_delete_reason(
         &self,
         id: &RequesterId,
@@ -84,8 +84,9 @@ impl NodePlanBuilder<'_> {
         }
     }
 
-    /// Our finalizer is wanted: an engine is bound to it whose container runs. Not longer than a requester may be held, and not
-    /// on a node that is gone. What a sleeper needs is written first: its wake waits for that, and the finalizer is written meanwhile.
+    /// Whether the requester needs our finalizer: its bound engine has a running container. The need ends when the
+    /// requester is overdue or the node is gone. A sleeper's binding is written first because its wake waits for that;
+    /// the finalizer is written meanwhile.
     fn needs_finalizer(&self, id: &RequesterId) -> bool {
         let unwritten =
             |engine: &PairingEngine| engine.binding.as_ref().is_some_and(|binding| !binding.written);
@@ -99,7 +100,8 @@ impl NodePlanBuilder<'_> {
             })
     }
 
-    /// Who has no engine gets one, in the order in which they came. Who waits for accelerators keeps later ones from them.
+    /// Assigns engines to requesters without one, oldest first. A requester that waits for accelerators keeps later
+    /// requesters from them.
     pub(super) fn assign_engines(&mut self) {
         let mut line: Vec<_> =
             self.node.requesters.iter().filter(|(_, requester)| requester.stays()).collect();
@@ -136,7 +138,7 @@ impl NodePlanBuilder<'_> {
         }
     }
 
-    /// Wakes or launches the engine that it asks for, or says why not yet.
+    /// Wakes or launches the requested engine. Returns the reason if that must wait.
     fn wake_or_start(&mut self, id: &RequesterId, requester: &PairingRequester) -> Option<String> {
         let engine = self.node.requested_engine_id(requester);
         let own = self.node.engines.get(&engine).map(|sleeper| sleeper.provider.clone());
@@ -189,7 +191,8 @@ impl NodePlanBuilder<'_> {
         }
     }
 
-    /// The provider that an engine is launched in must be there if it is a launcher, and must not if it is to be made.
+    /// Ensures that a launcher exists and is ready. Of a direct provider, ensures that no Pod with its name exists.
+    /// Returns the reason if the engine must wait.
     fn ensure_provider(&mut self, provider: &ProviderId, asker: &RequesterId) -> Option<String> {
         let asked = self.node.requesters.get(asker).and_then(|asker| asker.observed.requested.build);
         let known = self.node.providers.get(provider);
@@ -209,8 +212,8 @@ impl NodePlanBuilder<'_> {
         }
     }
 
-    /// The launcher that is there is not of the build that is asked for: it makes way for one that is, unless somebody is bound to an
-    /// engine in it.
+    /// Deletes a launcher whose build differs from the requested one. A launcher with a bound engine stays. Returns the
+    /// reason if the builds differ.
     fn replace_other_build(&mut self, id: &ProviderId, asked: Option<LauncherBuild>) -> Option<String> {
         let known = self.node.providers.get(id).filter(|known| !known.deleting)?;
         if known.build? == asked? {
@@ -228,7 +231,7 @@ impl NodePlanBuilder<'_> {
     fn bind_engine(&mut self, id: &RequesterId, requester: &PairingRequester, engine: PairingEngineId) {
         let ask = &requester.observed.requested;
         let record = if let Some(sleeper) = self.node.engines.get(&engine) {
-            // How it sleeps the next time is for who has it now to say.
+            // The present requester decides how the engine sleeps next time.
             let (requester, level, stop_after) = (Some(id.clone()), ask.level, ask.stop_after);
             EngineRecord { requester, level, stop_after, ..sleeper.record(sleeper.last_used) }
         } else {
@@ -249,7 +252,7 @@ impl NodePlanBuilder<'_> {
         );
     }
 
-    /// Why no launcher is made there yet. What is wrong with one build need not be wrong with another.
+    /// Why no launcher is created there yet. A failure of one build does not delay another.
     fn launcher_backoff_reason(&self, id: &ProviderId, asked: Option<LauncherBuild>) -> Option<String> {
         let known = id.accelerators.iter().find_map(|a| self.node.accelerators.get(a))?;
         let other = known.crashed_build.is_some_and(|crashed| {
@@ -267,7 +270,7 @@ impl NodePlanBuilder<'_> {
         })
     }
 
-    /// One launcher for each accelerator that is to have one; none that is of no use.
+    /// Creates a launcher on each accelerator that wants one, and deletes useless launchers.
     pub(super) fn plan_launchers(&mut self) {
         let takes = self.node.exists && !self.node.facts.cordoned;
         let wanted = |known: &PairingAccelerator| takes && known.facts.wants_launcher && known.facts.healthy;
@@ -300,7 +303,8 @@ impl NodePlanBuilder<'_> {
             return None;
         }
         if known.deleting {
-            // Ordered, and not taken yet. The end of one that nobody has seen may be seen by nobody either: it is asked for again.
+            // Orders the deletion again if it failed or timed out. Also repeats it for a launcher that no watch
+            // reported, because no watch may report its end either.
             let unseen =
                 known.uid.is_none() && known.retry.at + self.context.settings.stop_timeout <= self.now();
             let again = known.retry.failures > 0 || known.pending.is_some() || unseen;
@@ -314,8 +318,8 @@ impl NodePlanBuilder<'_> {
         Some(ProviderStep::Delete { uid: known.uid.clone(), reason: why })
     }
 
-    /// Since when nobody has needed this launcher: no engine is in it, no requester is there that it could be for, and there need
-    /// not be one anyway.
+    /// Since when this launcher is unneeded: it holds no engine, no requester could use it, and the accelerator does
+    /// not want one.
     fn unneeded_since(&self, id: &ProviderId) -> Option<Tick> {
         let asks = |requester: &PairingRequester| {
             requester.stays()
@@ -331,7 +335,7 @@ impl NodePlanBuilder<'_> {
         self.node.idle_since(id).filter(|_| !needed)
     }
 
-    /// Why this launcher goes as soon as nobody is bound to an engine in it.
+    /// Why this launcher must be deleted once no requester is bound to an engine in it.
     fn launcher_delete_reason(&self, id: &ProviderId) -> Option<LauncherDeleteReason> {
         let known = self.node.providers.get(id)?;
         if self.context.build_policy(known).obsolete {

@@ -1,4 +1,4 @@
-//! The invariants, in words where they are broken.
+//! Checks the invariants and describes each broken one.
 
 use super::{
     Pairing,
@@ -7,7 +7,8 @@ use super::{
 use crate::units::Bytes;
 
 impl Pairing {
-    /// Every broken invariant; empty when all is well. What was adopted in excess is no defect: nothing is added to it.
+    /// Returns every broken invariant; empty if all hold. Memory adopted beyond capacity is no violation, because plans
+    /// add nothing to it.
     #[must_use]
     pub fn check(&self) -> Vec<String> {
         self.nodes.values().flat_map(|node| check_node(node)).collect()

@@ -1,5 +1,5 @@
-//! What the decisions order. A command returns nothing; what became of it is an [`super::event::PairingEvent::Outcome`] with its
-//! serial number.
+//! Commands of the pairing decisions. A command returns nothing; its result arrives as an
+//! [`super::event::PairingEvent::Outcome`] with its serial number.
 
 use std::fmt;
 
@@ -17,9 +17,9 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PairingCommand {
     pub node: NodeName,
-    /// Stubs and launchers answer an older one with a conflict.
+    /// Stubs and launchers answer an older epoch with a conflict.
     pub epoch: Epoch,
-    /// Of this command; its outcome carries it.
+    /// Identifies this command; its outcome carries the same number.
     pub serial: u64,
     pub action: PairingAction,
 }
@@ -32,32 +32,33 @@ pub enum PairingAction {
     Provider { provider: ProviderId, step: ProviderStep },
 }
 
-/// What is ordered of an engine. Each has one outcome.
+/// A step on an engine. Each step has one outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum EngineStep {
-    /// Make the engine's own Pod, bound from the first, with the provider's finalizer and the record.
+    /// Create the engine's own Pod with its binding, record and the provider's finalizer.
     Create {
         record: EngineRecord,
     },
-    /// Write the record, with its requester, and the finalizer to the provider. Nothing is launched or woken before.
+    /// Write the record with its requester, and the finalizer, to the provider. Must precede the launch or wake.
     Bind {
         record: EngineRecord,
     },
     /// Start a process in the launcher.
     Launch,
-    /// Ask it for one token, now that it answers.
+    /// Request one token from the engine, now that it answers.
     SendCanary,
-    /// Point the requester's stub at it, open the gate, and let the requester be ready.
+    /// Point the requester's stub at the engine, open the gate, and let the requester become ready.
     OpenGate {
         requester: RequesterId,
     },
-    /// Close the gate of the stub and wait for what is under way until `deadline`, which then is cut.
+    /// Close the stub's gate and drain until `deadline`; then cut the remaining requests.
     CloseGate {
         requester: RequesterId,
         deadline: Tick,
     },
-    /// Through the stub of `via`, which closes its gate first if it was not told to; directly without one.
+    /// Put the engine to sleep through the stub of `via`, or directly without one. The stub first closes its gate if it
+    /// is still open.
     Sleep {
         level: SleepLevel,
         via: Option<RequesterId>,
@@ -66,43 +67,44 @@ pub enum EngineStep {
         level: SleepLevel,
         via: RequesterId,
     },
-    /// Write to the provider that the engine is no longer bound, and since when; with the last bound one its finalizer goes.
-    /// `forget`: the whole record goes.
+    /// Write to the provider that the engine is unbound, with its last use. The finalizer goes with the last bound
+    /// engine. `forget` removes the whole record.
     Unbind {
         last_used: Tick,
         forget: bool,
     },
-    /// End its process: delete its Pod, or the launcher's instance. Done means ordered of a Pod, and gone of an instance.
+    /// Stop the process: delete its Pod, or the launcher's instance. `Done` means that a Pod's deletion is ordered, or
+    /// that an instance is gone.
     Stop {
         reason: EngineStopReason,
     },
-    /// How is it? The stub or launcher asked takes note of the epoch, so that nothing older is obeyed afterwards.
+    /// Query the engine's condition. The stub or launcher records the epoch and obeys no older one afterwards.
     Query,
 }
 
-/// Why an engine is ended.
+/// Why an engine is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum EngineStopReason {
-    /// Its requester went, and it does not sleep.
+    /// Its requester goes, and the engine does not sleep.
     Unneeded,
-    /// It has slept for as long as it may.
+    /// The engine has slept for as long as it may.
     Idle,
-    /// To make room, as a sleeper.
+    /// A sleeper is stopped to free memory.
     Evicted,
-    /// As a sleeper of a launcher that may hold no more engines.
+    /// A sleeper is stopped because its launcher may hold no more engines.
     Displaced,
-    /// Its template is no longer there.
+    /// Its template no longer exists.
     Obsolete,
-    /// It sleeps at level 2, from which an engine with LoRA adapters does not come back whole.
+    /// The engine sleeps at level 2, and a wake from there does not restore LoRA adapters.
     LoraAdapters,
     StartFailed,
     WakeFailed,
     CanaryFailed,
     SleepFailed,
-    /// It did not answer for as long as it was given, or its process is gone.
+    /// The engine did not answer in time, or its process is gone.
     Lost,
-    /// Its requester may wait no longer.
+    /// Its deleted requester has been held for the maximum time.
     Overdue,
     /// Its node, Pod or accelerator goes away.
     Leaving,
@@ -111,20 +113,20 @@ pub enum EngineStopReason {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum RequesterStep {
-    /// Which accelerators has it got? `close_gate`: and its gate is to be closed, since it has no engine.
+    /// Query its accelerators. `close_gate`: also close its gate, since it has no engine.
     QueryAccelerators { close_gate: bool },
-    /// Close the gate of its stub, and cut what is under way: a leader before may have opened it to an engine that it has no more.
-    /// One that has no gate is told that it is not ready.
+    /// Close the stub's gate and cut requests in flight: an earlier leader may have opened it to an engine that is
+    /// gone. A stub without a gate becomes not ready.
     CloseGate,
-    /// Delete the Pod, if it is still this one.
+    /// Delete the Pod if its UID still matches.
     Delete { reason: RequesterDeleteReason },
-    /// Put our finalizer on it, or take it off.
+    /// Add or remove our finalizer.
     SetFinalizer { present: bool },
-    /// Let its stub, which was told to end and holds on, end now.
+    /// Let the stub, which delays its termination, end now.
     Release,
 }
 
-/// Why a requester is deleted, so that another one comes in its place.
+/// Why a requester is deleted to be replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum RequesterDeleteReason {
@@ -138,9 +140,9 @@ pub enum RequesterDeleteReason {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ProviderStep {
-    /// Make a launcher, as this requester asks for it.
+    /// Create a launcher of the build that this requester requests.
     Create { requester: Option<RequesterId> },
-    /// Delete a launcher; `None`: whichever has the name.
+    /// Delete a launcher; `uid: None` deletes any Pod with its name.
     Delete { uid: Option<Uid>, reason: LauncherDeleteReason },
 }
 
@@ -148,9 +150,9 @@ pub enum ProviderStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum LauncherDeleteReason {
-    /// It does not work, nobody needs it, or its node or accelerator goes away.
+    /// The launcher does not work, is unneeded, or its node or accelerator goes away.
     Useless,
-    /// It is of another build than launchers there are to be: nothing is wrong with it, and the next one is made at once.
+    /// Its build is obsolete or not the requested one. The launcher is not faulty, so the next one is created at once.
     Replaced,
 }
 
@@ -165,7 +167,7 @@ impl PairingAction {
     }
 }
 
-/// In words, for stories.
+/// Describes the action for transcripts.
 impl fmt::Display for PairingAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,4 +1,4 @@
-//! The moments at which something may have to be done on a node without anything being seen.
+//! The moments at which a node may need a plan without an event.
 
 use super::{
     node::{PairingEngine, PairingEngineState, PairingNode, PendingCommand, RetryState},
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::units::Tick;
 
-/// The first of them after `now`.
+/// The earliest deadline after `now`.
 pub(super) fn next(node: &PairingNode, settings: &PairingSettings, now: Tick) -> Option<Tick> {
     let of_engines = node.engines.values().flat_map(|engine| {
         let requester = engine.requester().and_then(|requester| node.requesters.get(requester));

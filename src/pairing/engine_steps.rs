@@ -1,5 +1,5 @@
-//! What is to be done with an engine next. Each engine is looked at by itself: one that hangs delays nobody who does not wait for
-//! its memory.
+//! Chooses the next step of each engine. Each engine is planned by itself, so a hung engine delays only requesters that
+//! wait for its memory.
 
 use super::{
     command::{EngineStep, EngineStopReason},
@@ -13,7 +13,8 @@ use crate::{
     units::{Millis, Tick},
 };
 
-/// A drain ends this long before the kubelet kills the stub, and lasts [`MIN_DRAIN`]: the stub needs a second to end its streams.
+/// Margin between the end of a drain and the kubelet's kill of the stub. The stub needs a second to end its streams. A
+/// drain lasts at least [`MIN_DRAIN`].
 const KILL_MARGIN: Millis = Millis::secs(5);
 const MIN_DRAIN: Millis = Millis::secs(1);
 
@@ -27,7 +28,7 @@ impl NodePlanBuilder<'_> {
         {
             return Some(EngineStep::Stop { reason: EngineStopReason::Overdue });
         }
-        // Nobody is behind the gate any more that could be waited for.
+        // The stub is gone, so there is no request left to drain.
         if matches!(e.state, PairingEngineState::Draining { .. })
             && !self.requester(e).is_some_and(PairingRequester::is_stub_reachable)
         {
@@ -74,7 +75,7 @@ impl NodePlanBuilder<'_> {
         self.node.staying_requester(e).is_some()
     }
 
-    /// Its requester has been held for as long as it may be.
+    /// Whether its deleted requester has been held for the maximum time.
     pub(super) fn is_overdue(&self, e: &PairingEngine) -> bool {
         let deleting = self.requester(e).and_then(|requester| requester.observed.deleting_since);
         deleting.is_some_and(|since| since + self.context.settings.max_hold(&e.sizes) <= self.now())
@@ -94,7 +95,7 @@ impl NodePlanBuilder<'_> {
         self.node.providers.get(&e.provider).map_or(ProviderPhase::Pending, |provider| provider.phase)
     }
 
-    /// From before a restart. Nothing is believed of it before it has been asked.
+    /// Queries an engine from before a restart. Nothing is assumed of it before it answers.
     fn unknown(&self, e: &PairingEngine) -> Option<EngineStep> {
         if self.is_past(e, self.context.settings.start_timeout) {
             return Some(EngineStep::Stop { reason: EngineStopReason::Lost });
@@ -132,7 +133,7 @@ impl NodePlanBuilder<'_> {
         e.ready.then_some(EngineStep::SendCanary)
     }
 
-    /// A start that failed, lasts too long, or that nobody waits for any more.
+    /// Why a start must be aborted: it failed, takes too long, or its requester no longer waits.
     fn start_abort_reason(&self, e: &PairingEngine) -> Option<EngineStopReason> {
         if !self.stays(e) {
             return Some(EngineStopReason::Unneeded);
@@ -166,7 +167,7 @@ impl NodePlanBuilder<'_> {
             return self.sleep_or_stop(e);
         };
         if !requester.stays() {
-            // What was never opened has nobody to wait for. After a restart it may have been.
+            // Closes the gate even if this leader did not open it: an earlier leader may have.
             let deadline = self.drains_until(requester);
             let id = e.requester()?.clone();
             let gate = EngineStep::CloseGate { requester: id, deadline };
@@ -178,8 +179,8 @@ impl NodePlanBuilder<'_> {
             .then_some(EngineStep::OpenGate { requester })
     }
 
-    /// When the drain of this requester ends: after the configured time, but before the kubelet kills the stub. A killed stub can
-    /// neither end its streams with an error nor put the engine to sleep.
+    /// When the drain of this requester ends: after the configured time, but before the kubelet kills the stub. A
+    /// killed stub can neither end its streams with an error nor put the engine to sleep.
     fn drains_until(&self, requester: &PairingRequester) -> Tick {
         let configured = self.now() + self.context.settings.drain_timeout;
         let Some(grace) = requester.observed.grace else { return configured };
@@ -188,8 +189,9 @@ impl NodePlanBuilder<'_> {
         configured.min(before.max(self.now() + MIN_DRAIN))
     }
 
-    /// Nobody uses it: to sleep if it can, at level 1 where there is host RAM for it; as soon as that disturbs nobody's launch,
-    /// and nobody disturbs what is measured of it.
+    /// Puts an unused engine to sleep if it can sleep, else stops it. It sleeps at level 1 if host RAM allows. The
+    /// sleep waits for launches and memory moves on its accelerators: a sleep would disturb a launch, and either would
+    /// disturb the measurement of its residue.
     fn sleep_or_stop(&self, e: &PairingEngine) -> Option<EngineStep> {
         if self.is_on_faulty(e) || !self.node.exists {
             return Some(EngineStep::Stop { reason: EngineStopReason::Leaving });
@@ -217,8 +219,8 @@ impl NodePlanBuilder<'_> {
         (!self.must_delay_sleep(e)).then_some(EngineStep::Sleep { level, via })
     }
 
-    /// Somebody's memory changes where it would fall asleep, and its requester can be held until that is over: for as long as
-    /// draining may take, so that the time for the sleep itself is left.
+    /// Whether the sleep must wait because another engine's memory changes on its accelerators. The wait is limited to
+    /// the drain timeout after the requester's deletion, so that time for the sleep itself is left.
     fn must_delay_sleep(&self, e: &PairingEngine) -> bool {
         let changes = |other: &PairingEngine| {
             other.is_moving_memory() || other.is_launching() && other.state != PairingEngineState::Unknown
@@ -251,7 +253,7 @@ impl NodePlanBuilder<'_> {
         let Some(requester) = self.node.staying_requester(e) else {
             return Some(EngineStep::Unbind { last_used: e.last_used, forget: false });
         };
-        // It was bound before it was known how deep it sleeps.
+        // The engine was bound before its sleep level was known.
         let lost = e.level == SleepLevelPolicy::OneOrStop && e.is_at_level_2();
         if e.failure.is_some() || lost {
             let why = if e.failure.is_some() {
@@ -268,8 +270,8 @@ impl NodePlanBuilder<'_> {
         requester.is_stub_reachable().then(|| EngineStep::Wake { level, via: binding.requester.clone() })
     }
 
-    /// Its end has been ordered, or has to be ordered again. Its requester is let go whether it obeys or not; what is reserved for
-    /// it stays reserved until it is seen gone.
+    /// Repeats the stop order until the engine obeys. Releases its requester whether the engine obeys or not. The
+    /// reservation stays until the engine is seen gone.
     fn stopping(&self, e: &PairingEngine, why: EngineStopReason) -> Option<EngineStep> {
         if e.is_busy(self.now()) || !self.may_retry(e) {
             return None;
@@ -281,17 +283,17 @@ impl NodePlanBuilder<'_> {
         let again = e.stop_accepted
             && !e.provider.is_launcher()
             && self.is_past(e, self.context.settings.stop_timeout);
-        // Ordered again, it may have no outcome either.
+        // A repeated stop may also have no outcome, so the wait restarts at `retry.at`.
         (!e.stop_accepted || again && e.retry.at + self.context.settings.stop_timeout <= self.now())
             .then_some(EngineStep::Stop { reason: why })
     }
 
-    /// What is left is an instance that stopped, or a Pod that ended; then its record.
+    /// Cleans up after a gone engine: deletes the stopped instance or ended Pod, then its record or binding.
     fn gone(&self, e: &PairingEngine) -> Option<EngineStep> {
         if !self.may_retry(e) {
             return None;
         }
-        // A launcher that has ended has nothing left to take away.
+        // A terminated launcher has no instance left to delete.
         let taken = e.stop_accepted || e.provider.is_launcher() && self.phase(e) == ProviderPhase::Terminated;
         if !taken {
             return Some(EngineStep::Stop { reason: EngineStopReason::Lost });

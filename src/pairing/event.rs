@@ -1,9 +1,9 @@
-//! What the decisions are told.
+//! Events that the pairing decisions receive.
 //!
-//! Three kinds. Facts about nodes and accelerators; what is *seen* of Pods and launchers (by watches, which may be late, skip
-//! states, or begin anew); and the *outcome* of each command. What is seen brings engines back after a restart or a change of
-//! leader and tells of lives that end; once an engine is known, its state is moved by outcomes alone, since a watch may show
-//! what was before them.
+//! There are three kinds: facts about nodes and accelerators, *observations* of Pods and launchers, and the *outcome*
+//! of each command. Observations come from watches, which may lag, skip states, or restart. They bring engines back
+//! after a restart or a change of leader, and report generations that end. Once an engine is known, outcomes alone move
+//! its state, since a watch may show a state from before them.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,7 @@ use crate::{
     units::{Bytes, Generation, Millis, Tick},
 };
 
-/// Which leader says so: `Lease.leaseTransitions`.
+/// The epoch of a leader: `Lease.leaseTransitions`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Epoch(pub u64);
@@ -23,15 +23,15 @@ pub struct Epoch(pub u64);
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", tag = "event")]
 pub enum PairingEvent {
-    /// This controller leads, from now on and with this epoch. What was known is forgotten: what is there will be seen.
+    /// This controller leads from now on, with this epoch. It forgets its state; observations bring the present state.
     LeadershipGained {
         epoch: Epoch,
     },
-    /// Everything that is there has been seen once. Nothing is decided before.
+    /// Every existing object has been observed once. Nothing is planned before.
     Listed,
-    /// Somebody has heard of a younger leader than the one with this epoch, and refused a write of it for that. If that is this
-    /// controller, it decides nothing more: what it knows is another's to act on, and a refusal says nothing of the engine that
-    /// the write was for. Only [`Self::LeadershipGained`] ends that.
+    /// A stub, launcher or Pod refused a write of this epoch because it knows a newer leader. If the epoch is this
+    /// controller's own, it plans nothing more until [`Self::LeadershipGained`]: the newer leader acts on the state,
+    /// and the refusal says nothing about the engine that the write was for.
     Superseded {
         epoch: Epoch,
     },
@@ -39,7 +39,7 @@ pub enum PairingEvent {
         node: NodeName,
         facts: PairingNodeFacts,
     },
-    /// The Node object is gone. Its engines are not believed gone before their Pods are.
+    /// The Node object is gone. Its engines count until their Pods are gone.
     NodeGone {
         node: NodeName,
     },
@@ -48,19 +48,19 @@ pub enum PairingEvent {
         accelerator: AcceleratorId,
         facts: AcceleratorFacts,
     },
-    /// A reading of the meter: what was in use then, by whomever.
+    /// A reading of the meter: the memory in use at `at`, by any process.
     MeterRead {
         node: NodeName,
         accelerator: AcceleratorId,
         used: Bytes,
         at: Tick,
     },
-    /// What is to become of engines with this fingerprint.
+    /// The status of the template with this fingerprint.
     Template {
         fingerprint: EngineFingerprint,
         status: TemplateStatus,
     },
-    /// What holds for launchers of this build. It is told before anybody asks for one.
+    /// The policy for launchers of this build. Arrives before any requester requests the build.
     LauncherBuild {
         build: LauncherBuild,
         policy: LauncherBuildPolicy,
@@ -79,38 +79,39 @@ pub enum PairingEvent {
         provider: ProviderId,
         observed: ObservedProvider,
     },
-    /// The Pod is gone, and its containers were seen ended before, or are by now: nothing of it holds anything.
+    /// The Pod is gone, and its containers have ended, so that it holds nothing.
     ProviderGone {
         node: NodeName,
         provider: ProviderId,
         uid: Uid,
     },
-    /// The Pod's object is no longer there, and nobody saw its containers end: deleted by force, or collected with its node. What
-    /// was reserved for it stays so for a while.
+    /// The Pod's object vanished before its containers were seen to end: deleted by force, or collected with its node.
+    /// Its reservation stays for a while.
     ProviderVanished {
         node: NodeName,
         provider: ProviderId,
         uid: Uid,
     },
-    /// The node's kubelet reports, or has stopped to. One of which nothing is told reports.
+    /// The node's kubelet reports, or has stopped reporting. A kubelet without this event counts as reporting.
     KubeletReporting {
         node: NodeName,
         reports: bool,
     },
-    /// An engine answers. Of one that has a Pod to itself, the Pod's readiness says it as well.
+    /// An engine answers. Of a direct provider, the Pod's readiness reports the same.
     EngineReady {
         node: NodeName,
         engine: PairingEngineId,
         generation: Generation,
     },
-    /// An engine's process is seen gone, or the engine is hung and must be replaced (`gone` is false).
+    /// An engine's process ended or cannot serve. `gone` means that its memory is free. Otherwise remaining processes
+    /// may hold memory until the engine is stopped.
     EngineDied {
         node: NodeName,
         engine: PairingEngineId,
         generation: Generation,
         gone: bool,
     },
-    /// What became of a command.
+    /// The result of a command.
     Outcome {
         node: NodeName,
         target: CommandTarget,
@@ -122,20 +123,20 @@ pub enum PairingEvent {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PairingNodeFacts {
     pub cordoned: bool,
-    /// Host RAM that level-1 sleepers may hold together.
+    /// Host RAM that all level-1 sleepers may hold together.
     pub host_sleep_memory: Bytes,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcceleratorFacts {
-    /// Its number on the node: the launcher of the lowest one of a set is asked.
+    /// Index on the node. An engine on several accelerators runs in the launcher of the lowest index.
     pub index: u32,
     pub capacity: Bytes,
-    /// False after a fault (Xid, ECC), or when it is no longer there.
+    /// False after a fault (Xid, ECC), or when the accelerator has disappeared.
     pub healthy: bool,
-    /// What sleepers may hold of it while anything is awake there; `None`: as much as is left.
+    /// Memory that sleepers may hold on it while an engine is awake there; `None`: all that is left.
     pub sleeping_memory: Option<Bytes>,
-    /// A launcher is to be there, whether somebody asks for it now or not.
+    /// A launcher must exist there even without a requester.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub wants_launcher: bool,
 }
@@ -146,39 +147,40 @@ pub enum TemplateStatus {
     Current,
     /// Its sleepers are deleted before others.
     Outdated,
-    /// Nobody will ask for it again: its sleepers are deleted, its awake engines are ended instead of put to sleep.
+    /// No requester will request it again. Its sleepers are deleted, and its awake engines are stopped instead of put
+    /// to sleep.
     Obsolete,
 }
 
-/// Of launchers of one build.
+/// Policy for launchers of one build.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LauncherBuildPolicy {
-    /// None is made of it any more: a launcher of it is ended as soon as nobody is bound to an engine in it.
+    /// No further launcher is created of it. A launcher of it is deleted once no requester is bound to an engine in it.
     pub obsolete: bool,
-    /// How many engines one may hold, asleep and awake; `None`: as many as there is memory for.
+    /// How many engines a launcher may hold, asleep and awake; `None`: as many as memory allows.
     pub max_engines: Option<u32>,
 }
 
-/// Memory of an engine, per accelerator; host RAM for all of it.
+/// Memory of an engine: `awake` and `asleep` per accelerator, `host` in total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemorySizes {
     pub awake: Bytes,
-    /// What it keeps asleep, as declared or learned.
+    /// Memory that it keeps asleep, as declared or measured.
     pub asleep: Bytes,
-    /// Host RAM that it keeps its weights in at level 1.
+    /// Host RAM that holds its weights at level 1.
     pub host: Bytes,
 }
 
-/// What a requester asks for.
+/// The engine that a requester requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestedEngine {
     pub mode: ProviderMode,
     pub fingerprint: EngineFingerprint,
-    /// In mode `wants_launcher`: of what build the engine's launcher is to be; `None`: of any.
+    /// The build that the engine's launcher must have ([`ProviderMode::Launcher`] only); `None`: any.
     pub build: Option<LauncherBuild>,
     pub sizes: MemorySizes,
     pub level: SleepLevelPolicy,
-    /// Asleep for so long, its engine is ended; `None`: never for that.
+    /// How long the engine may sleep before it is stopped; `None`: without limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_after: Option<Millis>,
 }
@@ -186,15 +188,15 @@ pub struct RequestedEngine {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObservedRequester {
     pub requested: RequestedEngine,
-    /// Who came first is served first.
+    /// Requesters are served in the order of their creation.
     pub created: Tick,
-    /// The stub's container, while it runs; another one is gated and knows nothing.
+    /// The stub's container while it runs. A new container starts with a closed gate and no state.
     pub stub_container: Option<Uid>,
-    /// From its annotation, if a controller asked before.
+    /// From its annotation, if a controller has queried them before.
     pub accelerators: Vec<AcceleratorId>,
-    /// Being deleted since.
+    /// When its deletion began.
     pub deleting_since: Option<Tick>,
-    /// How long after its deletion the kubelet kills what still runs.
+    /// How long after its deletion the kubelet kills its containers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace: Option<Millis>,
     /// Its containers have ended for good: the kubelet hands its accelerators on.
@@ -208,15 +210,15 @@ pub struct ObservedProvider {
     pub uid: Uid,
     pub phase: ProviderPhase,
     pub deleting: bool,
-    /// How often its container was started anew. Engines of a launcher end with it; that of a direct provider must not be
-    /// started anew at all (it would take its memory unasked), so its Pod is made without restarts.
+    /// How often its container was restarted. A launcher's engines end with the container. A direct provider's Pod
+    /// never restarts it, because the new process would take memory without a reservation.
     pub restarts: u32,
-    /// Of a launcher, if its Pod says it.
+    /// The launcher's build, if its Pod carries one.
     pub build: Option<LauncherBuild>,
     /// The memory limit of the container that its engines run in. Weights in host RAM count against it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<Bytes>,
-    /// What its annotations say of its engines.
+    /// The engine records in its annotations.
     pub records: Vec<EngineRecord>,
 }
 
@@ -229,12 +231,12 @@ pub enum ProviderPhase {
     Ready,
     /// Its container crashed and is not ready again.
     Crashed,
-    /// Its containers have ended for good, and what they held is free.
+    /// Its containers have ended for good, and their memory is free.
     Terminated,
 }
 
-/// What a provider's annotations keep of an engine: written before it is launched, changed when it is bound and unbound,
-/// removed when it is gone.
+/// An engine's record in its provider's annotations. Written before the launch, changed by binding and unbinding, and
+/// removed when the engine is gone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineRecord {
     pub engine: PairingEngineId,
@@ -247,7 +249,7 @@ pub struct EngineRecord {
     pub last_used: Tick,
 }
 
-/// Whom a command was about.
+/// The object of a command.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum CommandTarget {
@@ -260,13 +262,13 @@ pub enum CommandTarget {
 #[serde(rename_all = "camelCase")]
 pub enum CommandReply {
     Done,
-    /// Of a stub that was asked for its accelerators.
+    /// The accelerators that a stub reported.
     Accelerators(Vec<AcceleratorId>),
-    /// It sleeps, and keeps so much of each accelerator, if that was measured.
+    /// The engine sleeps. `residue` is what it keeps of each accelerator, if measured.
     Asleep {
         residue: Option<Bytes>,
     },
-    /// Of an engine that was asked how it is.
+    /// The condition that an engine's query found.
     Condition(QueriedCondition),
 }
 
@@ -280,24 +282,24 @@ pub enum QueriedCondition {
         level: SleepLevel,
         residue: Option<Bytes>,
     },
-    /// It sleeps, and nobody knows how deeply: host RAM is kept for it, and what wakes it must do for either level.
+    /// The engine sleeps at an unknown level. Its host RAM stays reserved, and its wake must suit either level.
     AsleepAtUnknownLevel {
         residue: Option<Bytes>,
     },
-    /// It is doing what a leader before told it.
+    /// The engine still executes a command of an earlier leader.
     Busy,
-    /// There is no process.
+    /// The process does not exist.
     Absent,
 }
 
-/// Why a command had no effect, or none that is known.
+/// Why a command had no effect, or no known effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum CommandFailure {
-    /// Nobody answers there, or not in time.
+    /// The target did not answer, or not in time.
     Unreachable,
-    /// It was answered, with an error.
+    /// The target answered with an error.
     Refused,
-    /// Another one was there first. Of a younger epoch [`PairingEvent::Superseded`] is told instead.
+    /// Another object or writer came first. A conflict with a newer epoch becomes [`PairingEvent::Superseded`] instead.
     Conflict,
 }

@@ -1,19 +1,20 @@
-//! Which sleepers are deleted, where accelerators hold too many of them.
+//! Chooses the sleepers to delete where accelerators hold too many.
 //!
-//! An engine may use several accelerators, so the choice cannot be made for each accelerator by itself: two sleepers that each
-//! are the oldest of one accelerator may cost more than a single one that is on both. What is chosen is a *set* that covers
-//! everything that is short. Of all such sets the best is that which
+//! An engine may use several accelerators, so the choice cannot be made for each accelerator by itself: two sleepers
+//! that each are the oldest of one accelerator may cost more than a single sleeper on both. The choice is a *set* of
+//! sleepers that covers every shortage. The best set, in this order of criteria,
 //!
-//! 1. leaves alone what somebody waits for,
-//! 2. leaves alone accelerators that are within their budget,
-//! 3. deletes nothing but what is outdated,
-//! 4. frees least beyond what is needed, in whole GiB: less than that is no reason to delete what was used a moment ago,
-//! 5. deletes what is outdated, then what was used longest ago: sets are compared by the last used of each, then by the one used before that, and so on,
-//!    so that a sleeper more is never better than one less,
-//! 6. is back soonest, should it be asked for again.
+//! 1. spares sleepers that a requester waits for,
+//! 2. spares accelerators that are within their budget,
+//! 3. deletes only outdated sleepers,
+//! 4. frees least beyond the need, in whole GiB: a smaller surplus does not justify deleting a recently used sleeper,
+//! 5. deletes outdated sleepers, then those used longest ago: sets are compared by the last use of their most recent
+//!    sleeper, then of the next, and so on, so that a further sleeper never makes a set better,
+//! 6. restarts soonest, should its engines be requested again.
 //!
-//! With few sleepers every set is tried of which each member is needed. With many it is tried with those that would be chosen first, and then, if these are
-//! not enough, as many are taken one by one as it needs, less those that turn out to be superfluous.
+//! With few sleepers, every set is tried in which each member is needed. With many, the sets of the most preferred
+//! sleepers are tried first. If these sleepers are not enough, further ones are added one by one, and superfluous
+//! members are dropped.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,24 +23,24 @@ use crate::{
     units::{Bytes, Millis, Tick},
 };
 
-/// Sets of so many sleepers are tried in every combination: 4,096 of them.
+/// Limit for trying every combination of sleepers: 4,096 sets.
 const MAX_EXHAUSTIVE_SLEEPERS: usize = 12;
 
 /// A sleeping engine that may be deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sleeper {
     pub accelerators: Vec<AcceleratorId>,
-    /// What it keeps of each accelerator.
+    /// The memory that it keeps of each accelerator.
     pub residue: Bytes,
-    /// A requester is there that it would be woken for.
+    /// A requester exists that would wake it.
     pub wanted: bool,
     pub outdated: bool,
     pub last_used: Tick,
-    /// How long it takes to have it again, as learned.
+    /// Estimated time to restart it.
     pub restart_time: Millis,
 }
 
-/// What must become free.
+/// The memory that must become free on each accelerator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AcceleratorShortage {
     pub accelerators: BTreeMap<AcceleratorId, Bytes>,
@@ -58,7 +59,7 @@ impl AcceleratorShortage {
         self.accelerators.iter().all(|(a, short)| of(a) >= *short)
     }
 
-    /// What a set frees that nobody needs, in whole GiB, over all accelerators.
+    /// Memory that a set frees beyond the need, in whole GiB, over all accelerators.
     fn surplus_gib<'a>(&self, set: impl Iterator<Item = &'a Sleeper>) -> u64 {
         let mut freed: BTreeMap<&AcceleratorId, Bytes> = BTreeMap::new();
         for sleeper in set {
@@ -68,14 +69,15 @@ impl AcceleratorShortage {
         freed.iter().map(|(a, freed)| freed.saturating_sub(need(*a))).sum::<Bytes>().0 >> 30
     }
 
-    /// Deleting it helps.
+    /// Whether deleting this sleeper reduces a shortage.
     fn is_reduced_by(&self, sleeper: &Sleeper) -> bool {
         let short = |a| self.accelerators.get(a).is_some_and(|short| *short > Bytes::ZERO);
         sleeper.residue > Bytes::ZERO && sleeper.accelerators.iter().any(short)
     }
 }
 
-/// The best set of sleepers to delete, by their places in the list; `None` when all of them together are not enough.
+/// Chooses the best set of sleepers to delete, as indices into `sleepers`. `None` if all of them together are not
+/// enough.
 #[must_use]
 pub fn choose_eviction_set(sleepers: &[Sleeper], short: &AcceleratorShortage) -> Option<Vec<usize>> {
     if short.is_none() {
@@ -96,9 +98,9 @@ pub fn choose_eviction_set(sleepers: &[Sleeper], short: &AcceleratorShortage) ->
     Some(set)
 }
 
-/// Every set of these that covers what is short, and of which none can be spared.
+/// Every set of `few` that covers the shortage and of which no member can be spared.
 fn minimal_sets(sleepers: &[Sleeper], few: &[usize], short: &AcceleratorShortage) -> Vec<Vec<usize>> {
-    // What each frees of each thing that is short: names are compared once, not for every set.
+    // Precomputes the bytes that each sleeper frees per shortage, so that names are not compared for every set.
     let needs: Vec<Bytes> = short.accelerators.values().copied().collect();
     let frees = |s: &Sleeper| -> Vec<Bytes> {
         let on = |a| if s.accelerators.contains(a) { s.residue } else { Bytes::ZERO };
@@ -124,8 +126,8 @@ fn pick<'a>(sleepers: &'a [Sleeper], set: &'a [usize]) -> impl Iterator<Item = &
     set.iter().filter_map(|i| sleepers.get(*i))
 }
 
-/// As many as it needs in the order of preference, each only if it eases what is short still; then without those that later
-/// ones made superfluous.
+/// Takes sleepers in the order of preference until the shortage is covered. Then drops members that later ones made
+/// superfluous.
 fn greedy(sleepers: &[Sleeper], options: &[usize], short: &AcceleratorShortage) -> Vec<usize> {
     let mut set: Vec<usize> = Vec::new();
     for option in options {

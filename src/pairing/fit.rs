@@ -1,17 +1,18 @@
-//! Is there room to launch or wake an engine, and if not, what has to go?
+//! Checks whether an engine fits, and otherwise which sleepers must be deleted.
 //!
-//! Two things are asked of every accelerator of the engine. Its reservation must fit beside those of every engine known there,
-//! whoever the kubelet says holds the accelerator: that is the guarantee. And the sleepers must be within their budget: seed 1's
-//! rule, judged by the meter where a reading counts, else by what the sleepers are known to keep. Host RAM is no reason to wait or
-//! to delete anything: an engine takes some when it falls asleep at level 1, and only where there is enough of it.
+//! Every accelerator of the engine must pass two checks. First, its reservation must fit beside those of every engine
+//! known there, whichever Pod the kubelet gave the accelerator to: that is the guarantee. Second, the sleepers must be
+//! within their budget. That is seed 1's rule, judged by the meter where a reading counts, else by the known residues.
+//! Host RAM never delays or evicts: an engine takes some only when it falls asleep at level 1, and only if enough is
+//! free.
 //!
-//! What changes the memory of an accelerator does not go on beside something else whose measure that would spoil. An engine that
-//! is launched measures what is free and takes its share of it: beside it nothing is launched, woken, put to sleep or ended for the
-//! budget's sake. One that falls asleep is measured afterwards: beside it nothing is launched or woken. Wakes measure nothing, and go
-//! on side by side.
+//! Operations that change an accelerator's memory do not overlap where one would spoil the other's measurement. A
+//! launching engine measures the free memory and takes its share of it. So beside it no engine is launched, woken, put
+//! to sleep, or stopped for the budget. An engine that falls asleep is measured afterwards, so beside it no engine is
+//! launched or woken. Wakes measure nothing and may overlap.
 //!
-//! All or nothing: no sleeper is touched unless deleting some makes room for certain, and what is about to become free by itself
-//! is waited for.
+//! The check is all or nothing: no sleeper is deleted unless deletions make room for certain. Memory that is about to
+//! become free is waited for.
 
 use std::collections::BTreeMap;
 
@@ -28,17 +29,17 @@ use crate::{
     units::{Bytes, Millis, Tick},
 };
 
-/// The answer.
+/// Result of a fit check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum FitResult {
     Fits,
-    /// These sleepers have to be deleted first, and why.
+    /// These sleepers must be deleted first, for these reasons.
     Evict(Vec<(PairingEngineId, EngineStopReason)>),
-    /// Somebody or something has to be waited for.
+    /// The engine must wait, for this reason.
     Wait(String),
 }
 
-/// The newcomer: an engine to launch, or a sleeper to wake.
+/// The engine to launch, or the sleeper to wake.
 pub(super) struct IncomingEngine<'a> {
     pub(super) engine: &'a PairingEngineId,
     pub(super) sizes: MemorySizes,
@@ -52,22 +53,22 @@ pub(super) struct FitCheck<'a> {
     pub(super) now: Tick,
 }
 
-/// What is too much on one accelerator.
+/// Excess memory on one accelerator.
 #[derive(Clone, Copy, Default)]
 struct MemoryExcess {
     /// With everything that is there now.
     now: Bytes,
-    /// Once what leaves by itself has left.
+    /// After the pending releases.
     after_release: Bytes,
 }
 
-/// What an accelerator's sleepers use, as far as that can be said.
+/// Memory in use by an accelerator's sleepers.
 enum SleeperUsage {
     Known {
         bytes: Bytes,
         by_meter: bool,
     },
-    /// A younger reading is needed.
+    /// A newer reading is needed.
     NeedsReading,
 }
 
@@ -106,8 +107,9 @@ impl FitCheck<'_> {
         self.choose(short, new, leaving)
     }
 
-    /// Where the meter finds more than is known, it may be one of the sleepers that keeps more than it was to keep, whichever: all
-    /// go, and then it is read again. Where none is left somebody else uses it, and that is waited for.
+    /// Limits the excess to what the sleepers hold, where the meter finds more than is known. One of the sleepers may
+    /// keep more than expected, and which is unknown: all are deleted, and the meter is read again. If no sleeper is
+    /// left, another process uses the memory, and the engine waits for it.
     fn cap_at_sleepers(&self, a: &AcceleratorId, new: &PairingEngineId, excess: Bytes) -> Bytes {
         let (_, sleepers) = self.sleepers(Some(new));
         let there = sleepers.iter().filter(|s| s.accelerators.contains(a)).map(|s| s.residue).sum::<Bytes>();
@@ -115,7 +117,7 @@ impl FitCheck<'_> {
         if capped { excess.min(there) } else { excess }
     }
 
-    /// Accelerators where something is awake and sleepers are over their budget: which sleepers go.
+    /// The sleepers to delete where an engine is awake and the sleepers are over their budget.
     pub(super) fn budget_evictions(&self) -> Vec<PairingEngineId> {
         let mut short = AcceleratorShortage::default();
         for (a, known) in &self.node.accelerators {
@@ -129,7 +131,7 @@ impl FitCheck<'_> {
             }
         }
         let (ids, sleepers) = self.sleepers(None);
-        // One that cannot be helped does not keep the others from being helped.
+        // An accelerator with too few sleepers does not keep the others from being relieved.
         short.accelerators.retain(|a, bytes| {
             let on = sleepers.iter().filter(|s| s.accelerators.contains(a)).map(|s| s.residue).sum::<Bytes>();
             *bytes = (*bytes).min(on);
@@ -161,7 +163,7 @@ impl FitCheck<'_> {
         }
     }
 
-    /// Whose memory changes there now, so that this one is neither launched nor woken beside it.
+    /// The engine whose memory changes on this accelerator, so that `new` must wait for it.
     fn conflicting_engine<'b>(
         &'b self,
         a: &'b AcceleratorId,
@@ -175,7 +177,7 @@ impl FitCheck<'_> {
         };
         let leaves = |e: &PairingEngine| match e.state {
             PairingEngineState::Draining { .. } => true,
-            // One that does not obey is waited for no longer than it takes others.
+            // An engine that does not stop is waited for no longer than `stop_timeout`.
             PairingEngineState::Stopping { .. } => {
                 e.reserved > Bytes::ZERO && e.since + self.settings.stop_timeout > self.now
             }
@@ -202,8 +204,8 @@ impl FitCheck<'_> {
         MemoryExcess { now, after_release: now.saturating_sub(frees) }
     }
 
-    /// By how much the sleepers of this accelerator, but for `except`, are over their budget. `None`: that cannot be said before
-    /// the meter has been read again.
+    /// By how much this accelerator's sleepers, except `except`, exceed their budget. `None` until the meter has been
+    /// read again.
     fn budget_excess(
         &self,
         a: &AcceleratorId,
@@ -225,7 +227,7 @@ impl FitCheck<'_> {
         Some(MemoryExcess { now, after_release: now.saturating_sub(frees) })
     }
 
-    /// The meter found more on this accelerator than the sleepers are known to keep.
+    /// Whether the meter found more on this accelerator than the known residues.
     pub(super) fn reading_exceeds_known(&self, a: &AcceleratorId, except: Option<&PairingEngineId>) -> bool {
         let Some(known) = self.node.accelerators.get(a) else { return false };
         match self.sleeper_usage(a, known, except) {
@@ -239,8 +241,9 @@ impl FitCheck<'_> {
         others.filter(|engine| !engine.may_hold_full_memory()).map(|engine| engine.reserved).sum()
     }
 
-    /// The meter's reading less what is reserved for engines that are awake, and what the newcomer keeps itself. While something is
-    /// awake its reservation may be more than it uses, so the sleepers use no less than is known of them.
+    /// The reading minus the reservations of awake engines and vanished Pods, and minus the residue of `except`. An
+    /// awake engine may use less than its reservation. So while an engine is awake, the result is at least the known
+    /// residues.
     fn sleeper_usage(
         &self,
         a: &AcceleratorId,
@@ -267,17 +270,17 @@ impl FitCheck<'_> {
         SleeperUsage::Known { bytes, by_meter: true }
     }
 
-    /// A meter that has said nothing for so long is not waited for.
+    /// Age at which a missing reading is no longer waited for.
     fn meter_lost_after(&self) -> Millis {
         self.settings.meter_lag + self.settings.meter_lag + self.settings.meter_lag
     }
 
-    /// Whether sleepers of this accelerator may be deleted for the budget's sake.
+    /// Whether sleepers of this accelerator may be deleted for the budget.
     fn may_delete(&self, known: &PairingAccelerator) -> bool {
         known.last_sleep.is_none_or(|at| at + self.settings.meter_lag <= self.now)
     }
 
-    /// What may be deleted to make room.
+    /// The sleepers that may be deleted to make room.
     fn sleepers(&self, except: Option<&PairingEngineId>) -> (Vec<PairingEngineId>, Vec<Sleeper>) {
         let free = |e: &&PairingEngine| e.is_evictable() && Some(&e.id) != except;
         let sleeper = |engine: &PairingEngine| Sleeper {
@@ -286,7 +289,7 @@ impl FitCheck<'_> {
             wanted: self.is_wanted(&engine.id),
             outdated: self.is_outdated(&engine.id),
             last_used: engine.last_used,
-            // What is larger takes longer to load.
+            // Larger engines take longer to load.
             restart_time: Millis(engine.sizes.awake.0 >> 20),
         };
         self.node.engines.values().filter(free).map(|engine| (engine.id.clone(), sleeper(engine))).unzip()
@@ -306,7 +309,7 @@ impl FitCheck<'_> {
         })
     }
 
-    /// In words: what is in the way on this accelerator.
+    /// Describes what occupies this accelerator.
     fn wait_reason(&self, a: &AcceleratorId, except: &PairingEngineId, memory: bool) -> String {
         if !memory {
             return format!("{a} is over its sleepers' budget");

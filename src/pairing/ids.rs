@@ -1,4 +1,4 @@
-//! What things are called.
+//! Names of nodes, Pods, engines and providers.
 
 use std::{fmt, sync::Arc};
 
@@ -11,12 +11,12 @@ use crate::model::AcceleratorId;
 #[serde(transparent)]
 pub struct NodeName(Arc<str>);
 
-/// A requester: the uid of its Pod, since the next Pod may have the same name.
+/// A requester: the UID of its Pod, since the next Pod may have the same name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RequesterId(Arc<str>);
 
-/// One life of a provider Pod: the next Pod of the same name has another.
+/// UID of a Pod or container. The next Pod of the same name has another.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Uid(Arc<str>);
@@ -49,25 +49,25 @@ macro_rules! text_id {
 
 text_id!(NodeName RequesterId Uid);
 
-/// How engines are made and put away.
+/// How engines are created and stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ProviderMode {
-    /// One provider per requester, made and deleted with it.
+    /// One provider per requester, created and deleted with it.
     Plain,
     /// One engine per provider; it sleeps when its requester goes.
     Sleep,
-    /// Engines are started and ended in launcher Pods, by REST; they sleep, too.
+    /// Launcher Pods start and stop engines by REST; the engines can sleep.
     Launcher,
 }
 
-/// Over the normalised patched Pod: engines with the same one can stand in for each other.
+/// Fingerprint of the normalised patched Pod. Engines with the same fingerprint are interchangeable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct EngineFingerprint(pub u64);
 
-/// What a launcher is made from: a LauncherConfig, in one version of its Pod template. Launchers of another build are not what was
-/// asked for, whatever engines they could start.
+/// What a launcher is created from: a LauncherConfig in one version of its Pod template. A launcher of another build
+/// does not satisfy a request, whatever engines it could start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LauncherBuild(pub u64);
@@ -75,8 +75,9 @@ pub struct LauncherBuild(pub u64);
 /// Accelerators of one node that are used together, sorted. Cheap to clone.
 pub type AcceleratorSet = Arc<[AcceleratorId]>;
 
-/// An engine of a node. There is never a second one with the same mode, fingerprint and accelerators: the names of what runs
-/// it are made of these, so that the API server and the launcher refuse the second when two controllers think they lead.
+/// An engine of a node. No two engines have the same mode, fingerprint and accelerators: the names of the Pod or
+/// instance derive from these. So if two controllers believe that they lead, the API server and the launcher refuse the
+/// second engine.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PairingEngineId {
     pub mode: ProviderMode,
@@ -84,13 +85,13 @@ pub struct PairingEngineId {
     pub fingerprint: EngineFingerprint,
 }
 
-/// A provider Pod of a node: with accelerators and fingerprint as its name has them.
+/// A provider Pod of a node, identified by the parts of its name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ProviderId {
     pub mode: ProviderMode,
-    /// Of a launcher: its one.
+    /// A launcher has exactly one.
     pub accelerators: AcceleratorSet,
-    /// In mode `sleep_timeout` alone: there may be several sleepers on the same accelerators.
+    /// Set in [`ProviderMode::Sleep`] only, where several sleepers may share the same accelerators.
     pub fingerprint: Option<EngineFingerprint>,
 }
 
@@ -100,7 +101,7 @@ impl ProviderId {
         Self { mode: ProviderMode::Launcher, accelerators: Arc::new([accelerator]), fingerprint: None }
     }
 
-    /// The Pod whose life is that of this engine. For engines in launchers the node says which launcher it is.
+    /// The Pod that runs only this engine. For an engine in a launcher, `PairingNode::provider_for` gives the provider.
     #[must_use]
     pub fn direct(engine: &PairingEngineId) -> Self {
         let fingerprint = (engine.mode == ProviderMode::Sleep).then_some(engine.fingerprint);
@@ -113,7 +114,7 @@ impl ProviderId {
     }
 }
 
-/// `a+b`, for texts.
+/// Joins the accelerators as `a+b`, for messages.
 #[must_use]
 pub fn accelerator_list(accelerators: &[AcceleratorId]) -> String {
     accelerators.iter().map(AcceleratorId::as_str).collect::<Vec<_>>().join("+")

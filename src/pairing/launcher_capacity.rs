@@ -1,9 +1,9 @@
-//! Is there a place for another engine in its launcher?
+//! Checks whether a launcher has a place for another engine.
 //!
-//! A launcher holds so many engines and no more, asleep or awake ([`LauncherBuildPolicy::max_engines`]). Where it is full, the sleepers that were used
-//! longest ago go first; those that somebody waits for are the last of them, and those that are outdated the first. What somebody is
-//! bound to stays, so that where all are, the newcomer waits. As with memory it is all or nothing: no sleeper goes unless that lets the
-//! newcomer in.
+//! A launcher holds at most [`LauncherBuildPolicy::max_engines`] engines, asleep or awake. In a full launcher the least
+//! recently used sleepers are deleted: outdated sleepers first, and sleepers that a requester waits for last. Bound
+//! engines stay, so if all are bound, the new engine waits. As with memory, the check is all or nothing: no sleeper is
+//! deleted unless that admits the new engine.
 //!
 //! [`LauncherBuildPolicy::max_engines`]: super::event::LauncherBuildPolicy::max_engines
 
@@ -16,7 +16,7 @@ use super::{
 };
 
 impl FitCheck<'_> {
-    /// Room for an engine that is to be started in this provider: memory, and a place if it is a launcher.
+    /// Checks memory and, for a launcher, a place for an engine to start in this provider.
     pub(super) fn start_fit(&self, new: &IncomingEngine<'_>, provider: &ProviderId) -> FitResult {
         let mut going = match self.memory_fit(new) {
             FitResult::Fits => Vec::new(),
@@ -30,7 +30,7 @@ impl FitCheck<'_> {
         if going.is_empty() { FitResult::Fits } else { FitResult::Evict(going) }
     }
 
-    /// Which sleepers of the launcher go besides these, or whom or what has to be waited for.
+    /// The sleepers of the launcher to delete besides `going`, or the reason to wait.
     fn launcher_evictions(
         &self,
         launcher: &ProviderId,
@@ -44,7 +44,7 @@ impl FitCheck<'_> {
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let goes =
             |e: &PairingEngine| e.state.is_stopping_or_gone() || going.iter().any(|(id, _)| *id == e.id);
-        // Of one that is gone and was taken away nothing is left in the launcher.
+        // A gone engine whose stop was accepted occupies no place in the launcher.
         let inside = self
             .node
             .engines_in(launcher)

@@ -1,4 +1,4 @@
-//! What is known of one node. Nothing is decided over two nodes at once.
+//! State of one node. No decision spans two nodes.
 
 use std::collections::BTreeMap;
 
@@ -21,16 +21,16 @@ use crate::{
 pub struct PairingNode {
     pub name: NodeName,
     pub facts: PairingNodeFacts,
-    /// The Node object has been seen and is there.
+    /// The Node object exists and has been observed.
     pub exists: bool,
-    /// Its kubelet has stopped reporting; it was heard of again at `reporting_since`.
+    /// The kubelet has stopped reporting. `reporting_since` is when it last resumed.
     pub kubelet_silent: bool,
     pub reporting_since: Tick,
     pub accelerators: BTreeMap<AcceleratorId, PairingAccelerator>,
     pub requesters: BTreeMap<RequesterId, PairingRequester>,
     pub providers: BTreeMap<ProviderId, PairingProvider>,
     pub engines: BTreeMap<PairingEngineId, PairingEngine>,
-    /// Of Pods whose objects vanished.
+    /// Engines of Pods whose objects vanished.
     pub vanished: Vec<VanishedEngine>,
 }
 
@@ -43,34 +43,34 @@ pub struct PairingAccelerator {
     pub last_engine_gone: Option<Tick>,
     /// The last reading of the meter, and its moment.
     pub last_reading: Option<(Bytes, Tick)>,
-    /// Launchers of this accelerator and of one build that failed in a row, which build that is, and until when none of it is made
-    /// after the last.
+    /// Number of launchers of one build that failed in a row on this accelerator. `crashed_build` is that build, and
+    /// `not_before` the earliest moment for its next launcher.
     pub crashes: u32,
     pub crashed_build: Option<LauncherBuild>,
-    /// The last of them was never ready; else it had engines that did not end.
+    /// The last failed launcher was never ready; otherwise it had engines that did not stop.
     pub never_ready: bool,
     pub not_before: Tick,
-    /// The meter found more than is known of: until it has been read again after something was deleted for that, what is known
-    /// is not enough to go by.
+    /// The meter found more than the known residues, and engines were deleted for that. Until the next valid reading
+    /// the known residues are not enough to decide.
     pub needs_reading: bool,
 }
 
 #[derive(Clone, Debug)]
 pub struct PairingRequester {
     pub observed: ObservedRequester,
-    /// Sorted; empty until its stub said which.
+    /// Sorted; empty until the stub reports them.
     pub accelerators: Vec<AcceleratorId>,
-    /// What it lost, for which it is to be deleted.
+    /// What the requester lost, for which it must be deleted.
     pub delete_reason: Option<RequesterDeleteReason>,
-    /// Its deletion has been ordered.
+    /// Why its deletion was ordered, if it was.
     pub delete_issued: Option<RequesterDeleteReason>,
-    /// The container of its stub whose gate is closed, as this leader has made sure: it has no engine before that.
+    /// The stub container whose gate this leader has confirmed closed. The requester gets no engine before that.
     pub gated_stub: Option<Uid>,
-    /// Its stub need not hold on.
+    /// The stub has been released and may end.
     pub released: bool,
-    /// Starts that failed for it in a row, and the pause after the last one.
+    /// Starts that failed in a row for this requester. `not_before` ends the pause after the last.
     pub failures: u32,
-    /// How the last of them did.
+    /// Why the last start failed.
     pub last_failure: Option<EngineStopReason>,
     pub not_before: Tick,
     pub pending: Option<PendingCommand>,
@@ -79,24 +79,24 @@ pub struct PairingRequester {
 
 #[derive(Clone, Debug)]
 pub struct PairingProvider {
-    /// `None`: ordered and not seen yet.
+    /// `None`: ordered and not observed yet.
     pub uid: Option<Uid>,
     pub phase: ProviderPhase,
     pub deleting: bool,
     pub restarts: u32,
-    /// Of a launcher that was seen.
+    /// Build of an observed launcher.
     pub build: Option<LauncherBuild>,
-    /// Its memory limit, if it has been seen and has one.
+    /// Memory limit of the container, if observed and set.
     pub memory_limit: Option<Bytes>,
     pub since: Tick,
-    /// Of a launcher: since when an engine in it has proved that it works.
+    /// Launchers only: when an engine in it first passed its canary.
     pub proven_since: Option<Tick>,
-    /// The order to make it was carried out.
+    /// The create command succeeded.
     pub created: bool,
-    /// The order was refused, since another Pod has the name; and that Pod, once it is seen.
+    /// The create command was refused because another Pod has the name. `name_holder` is that Pod, once observed.
     pub name_taken: bool,
     pub name_holder: Option<ObservedProvider>,
-    /// Of a launcher; the commands for a direct provider are its engine's.
+    /// Launchers only: the commands for a direct provider are pending on its engine.
     pub pending: Option<PendingCommand>,
     pub retry: RetryState,
 }
@@ -108,27 +108,27 @@ pub struct PairingEngine {
     pub provider: ProviderId,
     pub sizes: MemorySizes,
     pub level: SleepLevelPolicy,
-    /// Asleep for so long, it is ended.
+    /// How long the engine may sleep before it is stopped.
     pub stop_after: Option<Millis>,
     pub state: PairingEngineState,
     /// When the state was entered.
     pub since: Tick,
-    /// What is reserved for it on each of its accelerators.
+    /// Memory reserved on each of its accelerators.
     pub reserved: Bytes,
     pub reserved_host: Bytes,
     pub binding: Option<Binding>,
     pub last_used: Tick,
-    /// It answers; a canary may be sent.
+    /// The engine answers; a canary may be sent.
     pub ready: bool,
-    /// Its requester's stub was told of it, by this controller, and in the container that now runs.
+    /// The stub container whose gate this controller opened to the engine.
     pub opened_stub: Option<Uid>,
-    /// The last step failed in a way that ends this life.
+    /// A step failed in a way that ends this generation.
     pub failure: Option<EngineStopReason>,
-    /// The order to end it was taken.
+    /// The stop command was accepted.
     pub stop_accepted: bool,
-    /// An order to start it that was given up can still arrive until then: it is not believed gone before.
+    /// A start command that was given up can still arrive until then. The engine is not believed gone before.
     pub may_start_until: Tick,
-    /// It was ordered to start more than once: that a process of it died may be said of the one before.
+    /// The engine was ordered to start more than once: a report of its death may be about the earlier process.
     pub relaunched: bool,
     pub pending: Option<PendingCommand>,
     pub retry: RetryState,
@@ -137,13 +137,13 @@ pub struct PairingEngine {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binding {
     pub requester: RequesterId,
-    /// It is written on the provider.
+    /// The binding is written on the provider.
     pub written: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PairingEngineState {
-    /// Seen after a restart, and not yet asked.
+    /// Observed after a restart, and not yet queried.
     Unknown,
     Creating,
     Starting,
@@ -159,12 +159,12 @@ pub enum PairingEngineState {
         level: SleepLevel,
     },
     Waking,
-    /// To be ended. `asleep`: it is a sleeper, and holds no more than its residue.
+    /// Ordered to stop. `asleep`: it stops from sleep and holds no more than its residue.
     Stopping {
         asleep: bool,
         reason: EngineStopReason,
     },
-    /// Its process is seen gone; its record or Pod is still there.
+    /// Its process is seen gone; its record or Pod still exists.
     Gone,
 }
 
@@ -174,7 +174,7 @@ pub struct PendingCommand {
     pub serial: u64,
     pub kind: PendingCommandKind,
     pub until: Tick,
-    /// The container of the stub that is spoken to, where that matters.
+    /// The stub container that the command addresses, where that matters.
     pub stub_container: Option<Uid>,
 }
 
@@ -198,7 +198,7 @@ pub enum PendingCommandKind {
     Release,
 }
 
-/// Failures in a row of what can be tried again, and when that is.
+/// Consecutive failures of a retryable command, and the time of the next attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RetryState {
     pub failures: u32,
@@ -208,14 +208,14 @@ pub struct RetryState {
 impl RetryState {
     pub(super) fn record_failure(&mut self, now: Tick) {
         self.failures += 1;
-        // The first time soon: a container that is said to run may not listen yet.
+        // The first retry comes early: a container reported as running may not listen yet.
         self.at = now + if self.failures == 1 { FIRST_RETRY_DELAY } else { retry_delay(self.failures - 1) };
     }
 }
 
 impl PairingAccelerator {
-    /// A launcher there is of no use, and another one is made later each time; soon again after one in which an engine lived for
-    /// long enough.
+    /// Counts a failed launcher and sets the pause before the next. The pause grows with each failure. A failure of
+    /// another build, or of a launcher with an engine proven for `launcher_proven_after`, starts the count anew.
     pub(super) fn launcher_crashed(
         &mut self,
         build: Option<LauncherBuild>,
@@ -233,16 +233,16 @@ impl PairingAccelerator {
     }
 }
 
-/// When what failed once is tried again.
+/// Delay before the first retry.
 const FIRST_RETRY_DELAY: Millis = Millis(20);
 
-/// 100 ms, then twice as long each time, half a minute at most.
+/// Retry delay: 100 ms, doubled with each failure, at most 30 s.
 fn retry_delay(failures: u32) -> Millis {
     Millis((50 << failures.min(10)).min(30_000))
 }
 
 impl PairingEngineState {
-    /// Its process is on its way out, or gone.
+    /// Whether the process is about to end or gone.
     #[must_use]
     pub const fn is_stopping_or_gone(self) -> bool {
         matches!(self, Self::Stopping { .. } | Self::Gone)
@@ -250,7 +250,7 @@ impl PairingEngineState {
 }
 
 impl PairingEngine {
-    /// An engine whose state is not known holds all that it may hold.
+    /// Creates the engine of a record. Reserves its full awake memory; in state `Unknown` also its host RAM.
     pub(super) fn from_record(
         record: &EngineRecord,
         provider: ProviderId,
@@ -292,11 +292,11 @@ impl PairingEngine {
         self.binding.as_ref().map(|binding| &binding.requester)
     }
 
-    /// It may hold all that it holds awake: it is awake, was, will be, or nobody knows.
+    /// Whether the engine may hold its full awake memory: it is, was or will be awake, or its state is unknown.
     #[must_use]
     pub fn may_hold_full_memory(&self) -> bool {
         match self.state {
-            // A sleeper that is about to be woken has all of it reserved.
+            // A sleeper that is about to be woken has its full memory reserved.
             PairingEngineState::Asleep { .. } => self.reserved > self.residue(),
             PairingEngineState::Stopping { asleep, .. } => !asleep,
             PairingEngineState::Gone => false,
@@ -304,8 +304,8 @@ impl PairingEngine {
         }
     }
 
-    /// It takes its memory for the first time, and measures what is there for it; or may be doing so. It is over with that when it
-    /// answers.
+    /// Whether the engine may be taking its memory for the first time. A launching engine measures the free memory, and
+    /// is done when it answers.
     #[must_use]
     pub const fn is_launching(&self) -> bool {
         match self.state {
@@ -315,7 +315,7 @@ impl PairingEngine {
         }
     }
 
-    /// It gives memory back, or takes it again.
+    /// Whether the engine is returning memory or taking it back.
     #[must_use]
     pub const fn is_moving_memory(&self) -> bool {
         match self.state {
@@ -325,13 +325,13 @@ impl PairingEngine {
         }
     }
 
-    /// A call's outcome is awaited.
+    /// Whether a command's outcome is awaited.
     #[must_use]
     pub fn is_busy(&self, now: Tick) -> bool {
         self.pending.as_ref().is_some_and(|call| call.until > now)
     }
 
-    /// It sleeps, for nobody, and nothing is under way about it.
+    /// Whether the engine sleeps unbound with no command pending.
     #[must_use]
     pub fn is_evictable(&self) -> bool {
         matches!(self.state, PairingEngineState::Asleep { .. })
@@ -339,26 +339,26 @@ impl PairingEngine {
             && self.pending.is_none()
     }
 
-    /// A wake from there reads only the model's own weights again.
+    /// Whether the engine sleeps at level 2. A wake from there reads only the model's own weights again.
     #[must_use]
     pub fn is_at_level_2(&self) -> bool {
         self.state == PairingEngineState::Asleep { level: SleepLevel::Two }
     }
 
-    /// When it will have slept for as long as it may, without anybody it is for.
+    /// When an unbound sleeper reaches its sleep limit `stop_after`.
     #[must_use]
     pub fn stops_at(&self) -> Option<Tick> {
         let rests = matches!(self.state, PairingEngineState::Asleep { .. }) && self.binding.is_none();
         self.stop_after.filter(|_| rests).map(|after| self.last_used + after)
     }
 
-    /// What it keeps once it sleeps.
+    /// The memory that it keeps on each accelerator while asleep.
     #[must_use]
     pub fn residue(&self) -> Bytes {
         self.sizes.asleep.min(self.sizes.awake)
     }
 
-    /// What becomes free of it by itself.
+    /// The memory that this engine is about to release.
     #[must_use]
     pub fn pending_release(&self) -> Bytes {
         match self.state {
@@ -390,27 +390,27 @@ impl PairingEngine {
 }
 
 impl PairingRequester {
-    /// A start failed for it; the next comes later each time.
+    /// Records a failed start. The delay before the next start grows with each failure.
     pub(super) fn start_failed(&mut self, why: EngineStopReason, now: Tick) {
         self.failures += 1;
         self.last_failure = Some(why);
         self.not_before = now + retry_delay(self.failures);
     }
 
-    /// It is there for good, as far as anybody knows.
+    /// Whether the requester stays, as far as known: neither ended, nor deleted or about to be.
     #[must_use]
     pub const fn stays(&self) -> bool {
         let goes = self.delete_issued.is_some() || self.delete_reason.is_some();
         self.observed.deleting_since.is_none() && !self.observed.terminated && !goes
     }
 
-    /// Behind the gate of its stub nobody can reach an engine that it is given.
+    /// Whether the gate of its present stub container is confirmed closed. Behind it no client can reach an engine.
     #[must_use]
     pub fn is_gated(&self) -> bool {
         self.gated_stub.is_some() && self.gated_stub == self.observed.stub_container
     }
 
-    /// Its stub can be spoken to.
+    /// Whether its stub container runs and can be called.
     #[must_use]
     pub const fn is_stub_reachable(&self) -> bool {
         !self.observed.terminated && self.observed.stub_container.is_some()
@@ -434,7 +434,7 @@ impl PairingNode {
         }
     }
 
-    /// Nothing is left to be known of it.
+    /// Whether nothing is known of the node any more.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let pods = self.requesters.is_empty() && self.providers.is_empty();
@@ -448,8 +448,8 @@ impl PairingNode {
         self.engines.values().filter(|engine| engine.uses(accelerator))
     }
 
-    /// Whether a reading of this accelerator can change a decision: an engine or a vanished Pod may hold memory there, or a requester
-    /// waits for it.
+    /// Whether a reading of this accelerator can change a decision: an engine or a vanished Pod may hold memory there,
+    /// or a requester waits for it.
     #[must_use]
     pub fn wants_reading_of(&self, accelerator: &AcceleratorId) -> bool {
         let asks = |requester: &PairingRequester| requester.accelerators.contains(accelerator);
@@ -472,14 +472,14 @@ impl PairingNode {
         self.engines.values().filter(move |engine| engine.provider == *provider)
     }
 
-    /// An engine in this launcher that somebody is bound to: the launcher stays for that.
+    /// A bound engine in this launcher that is not stopping. The launcher must stay for it.
     #[must_use]
     pub fn bound_in<'a>(&'a self, launcher: &'a ProviderId) -> Option<&'a PairingEngine> {
         self.engines_in(launcher)
             .find(|engine| engine.binding.is_some() && !engine.state.is_stopping_or_gone())
     }
 
-    /// Nothing has happened in this launcher, or on its accelerator, since then.
+    /// Since when neither this launcher nor its accelerator has changed.
     #[must_use]
     pub fn idle_since(&self, launcher: &ProviderId) -> Option<Tick> {
         let gone =
@@ -487,20 +487,20 @@ impl PairingNode {
         Some(self.providers.get(launcher)?.since.max(gone.unwrap_or_default()))
     }
 
-    /// The engine that this requester has.
+    /// The engine bound to this requester.
     #[must_use]
     pub fn engine_of(&self, requester: &RequesterId) -> Option<&PairingEngine> {
         self.engines.values().find(|engine| engine.requester() == Some(requester))
     }
 
-    /// All that is reserved of an accelerator.
+    /// The total memory reserved on an accelerator.
     #[must_use]
     pub fn reserved(&self, accelerator: &AcceleratorId) -> Bytes {
         self.engines_on(accelerator).map(|engine| engine.reserved).sum::<Bytes>()
             + self.vanished_on(accelerator)
     }
 
-    /// What is reserved of it for what may be left of Pods that vanished.
+    /// The memory reserved on an accelerator for vanished Pods.
     #[must_use]
     pub fn vanished_on(&self, accelerator: &AcceleratorId) -> Bytes {
         self.vanished.iter().filter_map(|remains| remains.reserved.get(accelerator)).copied().sum()
@@ -516,8 +516,9 @@ impl PairingNode {
         self.vanished.iter().map(|remains| remains.reserved_host).sum()
     }
 
-    /// Whether this engine's weights fit into host RAM: into the node's budget for sleepers, and into the memory limit of its Pod,
-    /// which all engines of the Pod share. The kernel kills an engine beyond the limit, so a Pod not seen yet has no room.
+    /// Whether this engine's weights fit into host RAM: into the node's budget for sleepers, and into the memory limit
+    /// of its Pod, which all engines of the Pod share. The kernel kills an engine beyond the limit, so a Pod not
+    /// observed yet has no room.
     #[must_use]
     pub(super) fn has_host_memory_for(&self, engine: &PairingEngine) -> bool {
         let wanted = engine.sizes.host;
@@ -530,13 +531,13 @@ impl PairingNode {
             && provider.is_some_and(|provider| provider.memory_limit.is_none_or(within))
     }
 
-    /// Its requester, unless that is gone or on its way out.
+    /// The requester of this engine, unless it is gone or about to go.
     #[must_use]
     pub fn staying_requester(&self, engine: &PairingEngine) -> Option<&PairingRequester> {
         self.requesters.get(engine.requester()?).filter(|requester| requester.stays())
     }
 
-    /// The engine that this requester asks for, whether there is one or not.
+    /// The id of the engine that this requester requests, whether or not that engine exists.
     #[must_use]
     pub fn requested_engine_id(&self, requester: &PairingRequester) -> PairingEngineId {
         PairingEngineId {
@@ -546,7 +547,7 @@ impl PairingNode {
         }
     }
 
-    /// Where this engine is to run.
+    /// The provider that this engine must run in.
     #[must_use]
     pub fn provider_for(&self, engine: &PairingEngineId) -> ProviderId {
         if engine.mode != ProviderMode::Launcher {
@@ -557,7 +558,7 @@ impl PairingNode {
         lowest.map_or_else(|| ProviderId::direct(engine), |lowest| ProviderId::launcher(lowest.clone()))
     }
 
-    /// Who came first of those that ask for an engine in this launcher and have none.
+    /// The oldest requester that requests an engine in this launcher and has none.
     #[must_use]
     pub fn first_waiting_requester(&self, launcher: &ProviderId) -> Option<&RequesterId> {
         let asks = |(own, requester): &(&RequesterId, &PairingRequester)| {

@@ -1,7 +1,9 @@
-//! One node is looked at, and what is to be done there is ordered.
+//! Plans the commands for one node.
 //!
-//! The draft is a copy. Each order is recorded in it at once, by the same function that records it for good, so that what is
-//! decided later in the same look sees it, and a second look orders nothing.
+//! The builder works on a copy of the node. It applies each command to the copy at once, with the same function that
+//! [`Pairing::issued`] uses. So later decisions of the same pass see the command, and a second pass orders nothing.
+//!
+//! [`Pairing::issued`]: super::Pairing::issued
 
 use std::collections::BTreeMap;
 
@@ -19,15 +21,15 @@ pub(super) struct NodePlanBuilder<'a> {
     pub(super) node: PairingNode,
     pub(super) context: PlanContext<'a>,
     pub(super) epoch: Epoch,
-    /// Of the last command and the last life, over all nodes.
+    /// Last command serial and last engine generation, over all nodes.
     pub(super) serial: u64,
     pub(super) generation: Generation,
     pub(super) commands: Vec<PairingCommand>,
-    /// Why nothing else is done for each requester that has no engine that serves it.
+    /// Why each requester without a serving engine gets no further command.
     pub(super) reasons: BTreeMap<RequesterId, String>,
 }
 
-/// More looks than this at one moment would be decisions that contradict each other.
+/// Limit on passes per plan. Reaching it means that decisions contradict each other.
 const MAX_REPLANS: usize = 8;
 
 impl NodePlanBuilder<'_> {
@@ -39,7 +41,7 @@ impl NodePlanBuilder<'_> {
         self.context.fit_check(&self.node)
     }
 
-    /// Everything there is to do at this moment.
+    /// Repeats the pass until it yields no more commands.
     pub(super) fn decide(&mut self) {
         for _ in 0..MAX_REPLANS {
             let before = self.commands.len();
@@ -97,13 +99,13 @@ impl NodePlanBuilder<'_> {
         self.commands.push(command);
     }
 
-    /// A life that no leader before can have given to anything.
+    /// A generation number that no earlier leader can have used.
     pub(super) fn next_generation(&mut self) -> Generation {
         self.generation = Generation(self.generation.0.max(self.epoch.0 << 32)).next();
         self.generation
     }
 
-    /// Its provider's container runs, so that there is something that the requester's accelerators are used by.
+    /// Whether its provider's container runs and so uses the requester's accelerators.
     pub(super) fn is_container_running(&self, engine: &PairingEngine) -> bool {
         let stage = self.node.providers.get(&engine.provider).map(|provider| provider.phase);
         !matches!(

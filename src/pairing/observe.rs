@@ -1,4 +1,4 @@
-//! Taking note of what is seen.
+//! Applies events to the state.
 
 use super::{
     Pairing,
@@ -32,7 +32,7 @@ impl Pairing {
             }
             PairingEvent::Superseded { epoch } => self.supersede(*epoch),
             PairingEvent::Template { fingerprint, status: standing } => {
-                // What nobody says is the same: nothing is kept of engines that are no more.
+                // `Current` is the default and needs no entry, so the map does not grow with past templates.
                 if *standing == TemplateStatus::Current {
                     self.template_statuses.remove(fingerprint);
                 } else {
@@ -91,7 +91,7 @@ impl Pairing {
             }
             PairingEvent::ProviderGone { node, provider, uid } => {
                 let known = self.mark_dirty(node);
-                // Not one of the same name from before, nor one that has not been seen.
+                // Ignores an earlier Pod of the same name, and a Pod not observed yet.
                 if known.providers.get(provider).is_some_and(|p| p.uid.as_ref() == Some(uid)) {
                     known.provider_gone(provider, now);
                 }
@@ -128,7 +128,7 @@ impl Pairing {
         }
     }
 
-    /// Nothing is due any more, and what was under way has no outcome here.
+    /// Drops all due work; outcomes of commands in flight are ignored from now on.
     fn supersede(&mut self, epoch: Epoch) {
         if epoch == self.epoch {
             self.superseded = true;
@@ -138,7 +138,7 @@ impl Pairing {
         }
     }
 
-    /// The engine, if it is this life of it that is meant.
+    /// The engine, if its generation matches. Marks the node for the next plan.
     fn engine_of_generation(
         &mut self,
         node: &NodeName,
@@ -157,7 +157,7 @@ impl Pairing {
         let ending =
             known.engines_on(accelerator).any(|e| matches!(e.state, PairingEngineState::Stopping { .. }));
         let Some(known) = known.accelerators.get_mut(accelerator) else { return };
-        // Readings may come out of order.
+        // Readings may arrive out of order.
         if known.last_reading.is_none_or(|(_, before)| before <= at) {
             known.last_reading = Some((used, at));
         }
@@ -169,14 +169,14 @@ impl Pairing {
 }
 
 impl PairingEngine {
-    /// Its process is there, whatever became of the order to start it.
+    /// Enters `Starting` because the process exists, whatever the outcome of the start command.
     fn enter_starting(&mut self) {
         let since = self.since;
         self.enter(PairingEngineState::Starting, since);
         self.pending = None;
     }
 
-    /// Only a start is over with that: of one that sleeps or wakes it says nothing.
+    /// Completes a start. Readiness says nothing about an engine that sleeps or wakes.
     fn observe_ready(&mut self, now: Tick) {
         let launched = self.pending.as_ref().is_some_and(|call| call.kind == PendingCommandKind::Launch);
         if self.state == PairingEngineState::Creating && (launched || self.may_start_until > now) {
@@ -212,8 +212,8 @@ impl PairingNode {
         self.update_sleep_policy(id);
     }
 
-    /// An engine is put away as its requester says now, which need not be what it said when it was given the engine. A requester
-    /// that asks for another engine by now says nothing of this one.
+    /// Applies the requester's present sleep policy to its engine. The policy may have changed since the binding. A
+    /// requester that now requests another engine leaves this engine unchanged.
     fn update_sleep_policy(&mut self, id: &RequesterId) {
         let Some(requester) = self.requesters.get(id) else { return };
         let (engine, ask) = (self.requested_engine_id(requester), &requester.observed.requested);
@@ -263,8 +263,8 @@ impl PairingNode {
         self.follow_phase(id, seen.phase, now);
     }
 
-    /// Not the Pod that was ordered: one of its name from before, or one that another leader made. Whether it is there still is
-    /// known when the order is answered.
+    /// Whether the observed Pod is not the ordered one: an earlier Pod of its name, or one that another leader created.
+    /// Whether that Pod still exists is known when the create command completes.
     fn is_foreign_pod(&self, id: &ProviderId, seen: &ObservedProvider) -> bool {
         let unseen = self.providers.get(id).is_some_and(|known| known.uid.is_none());
         let own = |e: &PairingEngine| {
@@ -274,8 +274,8 @@ impl PairingNode {
         fresh && self.engines_in(id).next().is_some() && !self.engines_in(id).any(own)
     }
 
-    /// The name of the Pod that was ordered is taken: what has it is taken over, and the life that was to be never was. Its
-    /// requester is served by what is there, if that fits, and else by another order once that is gone.
+    /// Adopts the Pod that has the name of the ordered Pod. The planned generation never existed. Its requester gets
+    /// the engine in that Pod if it fits, else another order after that Pod is gone.
     pub(super) fn adopt_name_holder(&mut self, id: &ProviderId, now: Tick) {
         let Some(known) = self.providers.get_mut(id).filter(|known| known.uid.is_none()) else { return };
         known.name_taken = true;
@@ -288,7 +288,7 @@ impl PairingNode {
         self.engines.retain(|_, engine| engine.provider != *id);
     }
 
-    /// A Pod is gone that was not the one that was ordered: its name may be free.
+    /// Handles the end of a Pod that is not the ordered one: its name may be free.
     fn name_holder_gone(&mut self, id: &ProviderId, uid: &Uid, now: Tick) {
         let Some(known) = self.providers.get_mut(id).filter(|known| known.uid.is_none()) else { return };
         if known.name_holder.as_ref().is_some_and(|elder| elder.uid == *uid) {
@@ -300,7 +300,7 @@ impl PairingNode {
         }
     }
 
-    /// An engine of which nothing is known here: from before a restart, or from a leader before. It may be anything.
+    /// Adopts an engine from before a restart or from an earlier leader. It may be in any state.
     fn adopt(&mut self, provider: &ProviderId, record: &EngineRecord, now: Tick) {
         if !self.engines.contains_key(&record.engine) {
             let engine =
@@ -310,8 +310,8 @@ impl PairingNode {
         }
     }
 
-    /// Requesters that a leader before put our finalizer on had an engine whose container ran. Where there is none any more, their
-    /// gates may be open to what is gone, and they cannot be given another engine behind these.
+    /// Marks requesters with our finalizer but no engine for deletion. An earlier leader added the finalizer for an
+    /// engine whose container ran. The gate may still be open to that engine, so the requester cannot get another one.
     fn mark_orphans_for_deletion(&mut self) {
         let orphans: Vec<_> = self
             .requesters
@@ -335,7 +335,8 @@ impl PairingNode {
         stop_engines_in(self, id, now);
     }
 
-    /// What ran in the container is gone with it. Something may have been launched in the new one since, so that they are asked.
+    /// Handles a container restart: all its engines are lost. The new container may already have launched engines, so a
+    /// launcher's engines are queried.
     fn container_restarted(&mut self, id: &ProviderId, now: Tick) {
         let alive: Vec<_> =
             self.engines_in(id).filter(|e| !e.state.is_stopping_or_gone()).map(|e| e.id.clone()).collect();
@@ -347,7 +348,7 @@ impl PairingNode {
                 engine.enter(PairingEngineState::Unknown, now);
                 engine.pending = None;
             } else {
-                // Nobody asked for the memory that it takes now.
+                // The restarted process takes its memory without an order.
                 engine.reserved = engine.sizes.awake;
                 engine.failure = Some(EngineStopReason::Lost);
             }
@@ -370,7 +371,7 @@ impl PairingNode {
                     engine.enter(PairingEngineState::Creating, now)
                 }
                 (PairingEngineState::Creating, ProviderPhase::Running | ProviderPhase::Ready) => {
-                    // With the Pod its binding is written.
+                    // The Pod was created with its binding.
                     if let Some(binding) = &mut engine.binding {
                         binding.written = true;
                     }
@@ -383,7 +384,7 @@ impl PairingNode {
         }
     }
 
-    /// The Pod is seen gone, with everything in it.
+    /// Removes a provider that was seen gone, with all its engines.
     pub(super) fn provider_gone(&mut self, id: &ProviderId, now: Tick) {
         let engines: Vec<_> = self.engines_in(id).map(|e| e.id.clone()).collect();
         for engine in engines {
@@ -402,13 +403,14 @@ impl PairingNode {
         }
         engine.failure = Some(EngineStopReason::Lost);
         if matches!(engine.state, PairingEngineState::Stopping { .. }) {
-            // Another order to start it may have been obeyed since, or be yet: it is ended again then.
+            // A repeated start command may have been obeyed since, or may be yet. The engine is stopped again after
+            // that.
             engine.stop_accepted = false;
             engine.retry.at = engine.may_start_until;
         }
     }
 
-    /// Its memory is free.
+    /// Records that the process is gone and its memory is free.
     pub(super) fn process_gone(&mut self, id: &PairingEngineId, now: Tick) {
         let Some(engine) = self.engines.get_mut(id).filter(|engine| engine.state != PairingEngineState::Gone)
         else {
@@ -424,11 +426,12 @@ impl PairingNode {
         }
     }
 
-    /// The engine is lost to its requester: one that served asks for another requester, one that was starting for another start.
+    /// Handles the loss of an engine for its requester. If the engine served, the requester is deleted. If the engine
+    /// was starting or waking, its requester gets another start.
     pub(super) fn engine_lost(&mut self, id: &PairingEngineId, now: Tick) {
         let Some(engine) = self.engines.get(id) else { return };
         match engine.state {
-            // A requester that was served before a restart is ready still, and its gate open: it cannot be given another engine.
+            // A requester served before a restart is still ready and its gate open, so it cannot get another engine.
             PairingEngineState::Unknown
             | PairingEngineState::Awake
             | PairingEngineState::Draining { .. }

@@ -1,5 +1,5 @@
-//! Taking note of what became of a command. Only the outcome of the last command about an engine, requester or provider counts:
-//! what was ordered before it was given up when the next was ordered.
+//! Applies the outcomes of commands. Only the last command for an engine, requester or provider counts: issuing a
+//! command gives up the previous one.
 
 use super::{
     command::EngineStopReason,
@@ -52,7 +52,7 @@ impl PairingNode {
                 requester.retry = Default::default();
             }
             (PendingCommandKind::Release, Ok(_)) => requester.released = true,
-            // It is being deleted, whenever that is seen.
+            // The deletion has begun, even if no watch has reported it yet.
             (PendingCommandKind::Delete, Ok(_)) => {
                 requester.observed.deleting_since.get_or_insert(now);
                 requester.retry = Default::default();
@@ -165,8 +165,8 @@ impl PairingNode {
         }
     }
 
-    /// Its reservation shrinks to what it keeps: as declared, or more if that was measured. Somebody else's may be in that, where
-    /// it could not wait for them; to be safe it counts all the same.
+    /// Shrinks the reservation to the residue: as declared, or as measured if that is more. The measurement may include
+    /// another engine's memory if the sleep could not wait for that engine; it counts all the same, to be safe.
     fn fell_asleep(&mut self, id: &PairingEngineId, measured: Option<Bytes>, now: Tick) {
         let Some(engine) = self.engines.get_mut(id) else { return };
         let PairingEngineState::FallingAsleep { level } = engine.state else { return };
@@ -188,7 +188,7 @@ impl PairingNode {
         let Some(engine) = self.engines.get_mut(id) else { return };
         let absent = *answer == CommandReply::Condition(QueriedCondition::Absent);
         if now < engine.may_start_until && (absent || engine.provider.is_launcher()) {
-            // What is not there now may come yet.
+            // A start command in flight may still create the process.
             engine.retry.at = engine.may_start_until;
             return;
         }
@@ -197,14 +197,14 @@ impl PairingNode {
         if engine.provider.is_launcher() {
             self.process_gone(id, now);
         } else if absent {
-            // One that has been seen will be seen gone as well.
+            // A watch reports the end of any Pod that it has reported.
             let provider = engine.provider.clone();
             self.ordered_pod_absent(&provider, now);
         }
     }
 
-    /// The Pod that was ordered is not there. One that was seen is not forgotten before it is seen gone: what is seen late of it
-    /// would be taken for the next one of its name.
+    /// Handles an ordered Pod that does not exist. An observed Pod stays until it is seen gone: a late observation of
+    /// it would count as the next Pod of its name.
     fn ordered_pod_absent(&mut self, id: &ProviderId, now: Tick) {
         match self
             .providers
@@ -212,14 +212,14 @@ impl PairingNode {
             .filter(|provider| provider.uid.is_none())
             .map(|provider| provider.created)
         {
-            // It was there, and went before it was seen.
+            // The Pod was created and vanished before it was observed.
             Some(true) => self.provider_vanished(id, now),
             Some(false) => self.provider_gone(id, now),
             None => {}
         }
     }
 
-    /// What an engine from before says of itself.
+    /// Applies the condition that the query of an unknown engine found.
     fn record_condition(&mut self, id: &PairingEngineId, condition: QueriedCondition, now: Tick) {
         let Some(engine) = self.engines.get_mut(id).filter(|e| e.state == PairingEngineState::Unknown) else {
             return;
@@ -229,7 +229,7 @@ impl PairingNode {
             QueriedCondition::Starting => {
                 let provider = self.providers.get(&engine.provider);
                 engine.enter(PairingEngineState::Starting, now);
-                // That it answers may have been seen before it was asked, and it may have been too busy to say so.
+                // The Pod may have become ready before the query, while the engine was too busy to answer.
                 let ready = provider.is_some_and(|provider| provider.phase == ProviderPhase::Ready);
                 engine.ready = ready && !engine.provider.is_launcher();
             }
@@ -245,20 +245,20 @@ impl PairingNode {
                 if known == Some(SleepLevel::Two) {
                     engine.reserved_host = Bytes::ZERO;
                 }
-                // A bound one is about to be woken, or nearly was.
+                // A bound engine keeps its full reservation: it is about to be woken, or nearly was.
                 if engine.binding.is_none() {
                     engine.reserved = engine.residue();
                 }
                 self.record_sleep_time(id, now);
             }
-            // What is not there now may come yet.
+            // A start command in flight may still create the process.
             QueriedCondition::Absent if now < engine.may_start_until => {
                 engine.retry.at = engine.may_start_until
             }
             QueriedCondition::Absent => {
                 self.engine_lost(id, now);
                 let Some(engine) = self.engines.get_mut(id) else { return };
-                // Of a launcher nothing is left but the record, else a Pod.
+                // In a launcher only the record is left; of a direct provider the Pod is left, too.
                 engine.stop_accepted = engine.provider.is_launcher();
                 self.process_gone(id, now);
             }
@@ -266,7 +266,7 @@ impl PairingNode {
     }
 }
 
-/// The call, if it is this one that is awaited.
+/// Takes the pending command if it has this serial number.
 fn take(call: &mut Option<PendingCommand>, serial: u64) -> Option<PendingCommand> {
     if call.as_ref()?.serial == serial { call.take() } else { None }
 }

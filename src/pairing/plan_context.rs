@@ -1,5 +1,5 @@
-//! What is true of a node once a command has been given. The one place where a command changes state: planning uses it on a
-//! copy, and recording on the node itself.
+//! Applies a command to the state of a node. Only this code changes state for a command: planning applies it to a copy,
+//! and recording to the node itself.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ impl PlanContext<'_> {
         FitCheck { node, settings, template_statuses: standings, build_policies: builds, now: *now }
     }
 
-    /// What holds for this launcher.
+    /// The policy for this launcher's build.
     pub(super) fn build_policy(&self, launcher: &PairingProvider) -> LauncherBuildPolicy {
         build_policy_of(self.build_policies, launcher)
     }
@@ -177,7 +177,8 @@ impl PlanContext<'_> {
         engine.pending = Some(made);
     }
 
-    /// A launcher is deleted that is not ready, or has engines that do not end, though its node and accelerator are all right.
+    /// Counts a deleted launcher as crashed if it is not ready or still has engines. A launcher on a vanished node or a
+    /// faulty accelerator does not count.
     fn record_launcher_crash(&self, node: &mut PairingNode, id: &ProviderId) {
         let Some(known) = node.providers.get(id).filter(|known| !known.deleting) else { return };
         let unready = known.phase != ProviderPhase::Ready;
@@ -200,7 +201,7 @@ impl PlanContext<'_> {
         node.engines.insert(record.engine.clone(), engine);
     }
 
-    /// What is deleted because the meter found more than is known of leaves a doubt until the meter was read again.
+    /// Requires a new reading after an eviction that an excessive reading caused.
     fn mark_needs_reading(&self, node: &mut PairingNode, id: &PairingEngineId) {
         let rooms = self.fit_check(node);
         let more: Vec<_> =
@@ -212,11 +213,12 @@ impl PlanContext<'_> {
         }
     }
 
-    /// A start that failed is tried again, later each time.
+    /// Records a failed start for the requester. The delay before the next start grows with each failure.
     fn record_failed_start(&self, node: &mut PairingNode, id: &PairingEngineId, why: EngineStopReason) {
         let Some(engine) = node.engines.get(id) else { return };
         let first = !engine.state.is_stopping_or_gone();
-        // Its gate is open, or may be since before a restart: no other engine can be given to it behind that.
+        // The gate is open, or may be open since before a restart. So the requester cannot get another engine behind
+        // it.
         let open = matches!(
             engine.state,
             PairingEngineState::Unknown | PairingEngineState::Awake | PairingEngineState::Draining { .. }
@@ -236,7 +238,7 @@ impl PlanContext<'_> {
     }
 }
 
-/// What holds for this launcher; of one whose build is not known nothing does.
+/// The policy for this launcher's build; the default if the build is unknown.
 pub(super) fn build_policy_of(
     builds: &BTreeMap<LauncherBuild, LauncherBuildPolicy>,
     launcher: &PairingProvider,
@@ -244,7 +246,7 @@ pub(super) fn build_policy_of(
     launcher.build.and_then(|build| builds.get(&build)).copied().unwrap_or_default()
 }
 
-/// The Pod goes, and every engine in it.
+/// Stops every engine of a provider whose Pod is being deleted.
 pub(super) fn stop_engines_in(node: &mut PairingNode, provider: &ProviderId, now: Tick) {
     for engine in node.engines.values_mut().filter(|engine| engine.provider == *provider) {
         if !engine.state.is_stopping_or_gone() {
@@ -276,7 +278,7 @@ impl PairingProvider {
 }
 
 impl PairingEngine {
-    /// It is to end; what it was told before no longer matters.
+    /// Enters `Stopping`. Earlier failures no longer matter.
     pub(super) fn begin_stop(&mut self, why: EngineStopReason, now: Tick) {
         if !self.state.is_stopping_or_gone() {
             let asleep = !self.may_hold_full_memory();

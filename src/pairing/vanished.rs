@@ -1,18 +1,19 @@
-//! What may still run of a Pod whose object vanished: deleted by force, or collected with its node, before anybody saw its
-//! containers end.
+//! Memory of a Pod whose object vanished: deleted by force, or collected with its node, before its containers were seen
+//! to end.
 //!
-//! An object that is gone says nothing of the process behind it. So what was reserved for its engines stays reserved, apart from
-//! the engines (a new Pod may have the name meanwhile), until one of these is known:
+//! A vanished object says nothing about the process behind it. So the reservations of its engines stay, separate from
+//! the engines (a new Pod may have the name meanwhile), until one of these events:
 //!
-//! * its containers are seen ended after all,
-//! * the meter, read after the last sleeps and ends have settled, finds less in use than is reserved: whatever is left holds no more
-//!   than that, since what is being ended takes nothing new,
-//! * the kubelet, which ends whatever the API server does not know, has had [`PairingSettings::vanished_retention`] for it. That time does not run
-//!   while the kubelet is silent: a node that is cut off ends nothing. It does run where there is no Node object any more: nothing
-//!   is started there, and a kubelet that registers anew begins by clearing up.
+//! * The containers are seen ended after all.
+//! * The meter finds less in use than is reserved, in a reading at least [`PairingSettings::meter_lag`] after the
+//!   object vanished. The reservation shrinks to the reading, since a Pod that is being stopped takes no new memory.
+//! * The kubelet, which stops every Pod that the API server does not know, has had
+//!   [`PairingSettings::vanished_retention`] to do so. That time does not run while the kubelet is silent: a node that
+//!   is cut off stops nothing. It does run if the Node object is gone: nothing is started there, and a kubelet that
+//!   registers anew starts by cleaning up.
 //!
-//! Who begins to lead knows nothing of objects that are gone. A provider that is bound has a finalizer, which keeps its object; of one
-//! that slept and was deleted by force just before the leader changed, the meter alone knows.
+//! A new leader knows nothing of vanished objects. A bound provider has a finalizer, which keeps its object. If a
+//! sleeping provider was deleted by force just before the change of leader, only the meter shows its memory.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +27,7 @@ use crate::{
     units::{Bytes, Tick},
 };
 
-/// Of one engine.
+/// The memory of one engine of a vanished Pod.
 #[derive(Clone, Debug)]
 pub struct VanishedEngine {
     pub engine: PairingEngineId,
@@ -37,7 +38,7 @@ pub struct VanishedEngine {
 }
 
 impl VanishedEngine {
-    /// When the kubelet has certainly ended it; `None` while the kubelet is silent.
+    /// When the kubelet has certainly stopped the Pod; `None` while the kubelet is silent.
     #[must_use]
     pub fn until(&self, node: &PairingNode, settings: &PairingSettings) -> Option<Tick> {
         let runs = !node.kubelet_silent || !node.exists;
@@ -50,7 +51,7 @@ impl VanishedEngine {
 }
 
 impl PairingNode {
-    /// The object is gone, and nobody saw its containers end.
+    /// Keeps the reservations of a provider whose object vanished before its containers were seen to end.
     pub(super) fn provider_vanished(&mut self, id: &ProviderId, now: Tick) {
         let pod = self.providers.get(id).and_then(|known| known.uid.clone());
         let left = self.engines_in(id).map(|engine| VanishedEngine {
@@ -65,12 +66,12 @@ impl PairingNode {
         self.vanished.extend(left);
     }
 
-    /// Of this Pod nothing is left.
+    /// Releases the memory of a vanished Pod that was seen ended.
     pub(super) fn vanished_pod_ended(&mut self, pod: &Uid, now: Tick) {
         self.release_vanished(now, |remains| remains.pod == *pod);
     }
 
-    /// What must have ended by now.
+    /// Releases the memory of vanished Pods whose retention has expired.
     pub(super) fn release_expired(&mut self, settings: &PairingSettings, now: Tick) {
         let over: Vec<bool> = self
             .vanished
@@ -81,7 +82,7 @@ impl PairingNode {
         self.release_vanished(now, |_| over.next().unwrap_or_default());
     }
 
-    /// A reading of the meter: what is left holds no more than that.
+    /// Caps vanished memory at a reading of the meter.
     pub(super) fn cap_vanished_at_reading(
         &mut self,
         a: &AcceleratorId,

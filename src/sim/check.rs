@@ -1,4 +1,4 @@
-//! What must hold, judged by what is physically true. Each message says what was broken, by whom.
+//! Checks the invariants against the physical truth. Each message names what was broken, and by which engine.
 
 mod dependencies;
 mod reservations;
@@ -22,7 +22,7 @@ use crate::{
 };
 
 impl SimulatedWorld {
-    /// What the fleet has just been told, which is what it may act upon.
+    /// Applies an event that the fleet has just received and may act on.
     pub(super) fn record_delivery(&mut self, event: &Event) {
         match event {
             Event::Placed { engine, generation, .. } => {
@@ -47,7 +47,7 @@ impl SimulatedWorld {
             }
             Event::Gone { engine, generation, .. } => {
                 self.machine.unreported_exits.remove(&(engine.clone(), *generation));
-                // A booking ends with the process it was for, unless its successor has booked already.
+                // A reservation ends with its process, unless the next generation has already reserved.
                 if self.machine.reservations.get(engine).is_some_and(|b| b.generation == *generation) {
                     self.machine.reservations.remove(engine);
                 }
@@ -56,7 +56,7 @@ impl SimulatedWorld {
         }
     }
 
-    /// False when nothing can come of it.
+    /// Returns false if the launch has no effect.
     pub(super) fn check_launch(
         &mut self,
         engine: &EngineId,
@@ -117,7 +117,7 @@ impl SimulatedWorld {
         }
     }
 
-    /// Sleep and stop need a drained gate, unless it never was open.
+    /// Sleep and stop require a drained gate, unless the gate never was open.
     pub(super) fn check_drained(&mut self, engine: &EngineId, generation: Generation, what: &str) -> bool {
         let Some(gate) = self.gates.get(engine).filter(|g| g.generation == generation) else {
             self.record_violation(format!("{what} for {engine} {generation}, which has no gate"));
@@ -139,20 +139,20 @@ impl SimulatedWorld {
         self.scenario.configuration.models.iter().find(|spec| spec.name == engine.model)
     }
 
-    /// It is configured, or ordered, to be awake whoever asks for it.
+    /// Whether configuration or an operator's pin keeps the engine awake without requests.
     fn is_kept_awake(&self, engine: &EngineId) -> bool {
         let pin = self.pins.get(&engine.model).copied();
         let pinned = pin.unwrap_or_else(|| self.spec_of(engine).is_some_and(|spec| spec.pinned));
         pinned || self.is_min_replica(engine)
     }
 
-    /// It is one of those that its model is never to have fewer of.
+    /// Whether the engine is one of its model's `min_replicas`.
     fn is_min_replica(&self, engine: &EngineId) -> bool {
         let least = self.spec_of(engine).map_or(0, |spec| spec.min_replicas);
         engine.replica < least && self.pins.get(&engine.model) != Some(&false)
     }
 
-    /// What is to be awake in any case goes for nobody and for no idleness.
+    /// An engine that is kept awake must not close for another model's turn or for idleness.
     pub(super) fn check_kept_awake(&mut self, engine: &EngineId, why: CloseReason) {
         let open = self.gates.get(engine).is_some_and(|gate| gate.open);
         if open && matches!(why, CloseReason::Turn | CloseReason::Idle) && self.is_kept_awake(engine) {
@@ -160,8 +160,8 @@ impl SimulatedWorld {
         }
     }
 
-    /// For a model that is served already nobody else's gate closes, and none in use while a spare of its model is only
-    /// starting where the other could go as well.
+    /// No gate may close for a model that is already served. No engine in use may close if a spare of its model that is
+    /// still loading holds enough memory for the other model.
     pub(super) fn check_eviction_needed(&mut self, engine: &EngineId, to: &EngineId) {
         let serves =
             |(id, gate): (&EngineId, &SimulatedGate)| id.model == to.model && gate.open && gate.public;
@@ -261,7 +261,7 @@ impl SimulatedWorld {
         true
     }
 
-    /// A command to a process that is gone is an error only when the fleet knew.
+    /// A command to a gone process is an error only if the fleet knows that it is gone.
     fn check_exit_unreported(&mut self, engine: &EngineId, generation: Generation, what: &str) -> bool {
         if !self.machine.unreported_exits.contains(&(engine.clone(), generation)) {
             self.record_violation(format!("{what} for {engine} {generation}, which is known to be gone"));
@@ -269,7 +269,7 @@ impl SimulatedWorld {
         false
     }
 
-    /// Only an awake engine may get requests. One that died an instant ago, or hangs, is nobody's fault yet.
+    /// Only an awake engine may get requests. An engine that died an instant ago, or hangs, is no violation.
     pub(super) fn check_traffic(&mut self, engine: &EngineId, generation: Generation) {
         match self.machine.process(engine, generation).map(|p| p.phase) {
             Some(SimulatedProcessPhase::Awake) => {}
@@ -306,7 +306,7 @@ impl SimulatedWorld {
         open && !full
     }
 
-    /// A deadline passed and the client still waits.
+    /// Reports a client that still waits after its deadline.
     pub(super) fn check_wait_deadline(&mut self, id: SimulatedClientId, serial: u32) {
         if let Some(client) = self.clients.get(&id).filter(|c| c.serial == serial)
             && let SimulatedClientState::Parked(waiter) = client.state
@@ -325,7 +325,7 @@ impl SimulatedWorld {
         }
     }
 
-    /// Every model has a line, and every line a reason.
+    /// Every model has a line in the report, and every line a reason.
     pub(super) fn check_report(&mut self, plan: &Plan) {
         let report = self.fleet.report(plan);
         for (model, line) in &report.models {
@@ -342,7 +342,7 @@ impl SimulatedWorld {
         let report = self.fleet.report(plan);
         let view = self.fleet.view(&report);
         for accelerator in &view.accelerators {
-            // What was adopted in excess is allowed, but must be reported.
+            // An excess from adoption is allowed, but must be reported.
             let reported = report.accelerators.contains_key(&accelerator.id);
             if let (Some(units), Some(taken)) = (accelerator.units, accelerator.units_taken)
                 && taken > units
@@ -382,7 +382,7 @@ impl SimulatedWorld {
         self.send_event(Event::Canary { engine, generation, verdict });
     }
 
-    /// Demand and faults end; time goes on until everything should have come to rest, and has.
+    /// Stops demand and faults, and checks that the world comes to rest in time.
     pub(super) fn run_until_quiescent(&mut self) -> Result<(), InvariantViolation> {
         self.stop_demand_and_faults();
         let end = self.now + self.quiescence_timeout();
@@ -395,12 +395,12 @@ impl SimulatedWorld {
             }
         }
         self.check_quiescent();
-        // One more turn reports what was found.
+        // One more turn raises the violations found.
         self.wakeup_pending = true;
         self.step().map(|_| ())
     }
 
-    /// The gateway is told to shut down: every waiter is refused, every lease ends, and the engines stop or stay.
+    /// Shuts the gateway down: every waiter is refused, every lease ends, and engines stop or stay.
     pub(super) fn run_shutdown(&mut self) -> Result<(), InvariantViolation> {
         self.stop_demand_and_faults();
         let stop_engines = self.random.chance(0.5);
@@ -476,7 +476,7 @@ impl SimulatedWorld {
         self.check_idle();
     }
 
-    /// Whoever should have been put away for idleness was.
+    /// Checks that every idle engine that should sleep or stop has done so.
     fn check_idle(&mut self) {
         for process in self.machine.processes.values() {
             let configured =

@@ -1,4 +1,4 @@
-//! What a simulated client wants, and how it behaves while it gets it.
+//! Simulated clients: what they request, and how they behave.
 
 use crate::{
     fleet::event::WaiterId,
@@ -6,29 +6,29 @@ use crate::{
     units::{Generation, Millis, Tick},
 };
 
-/// One request, as the demand made it.
+/// One request, as its source generated it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SimulatedRequest {
     pub model: ModelName,
     pub band: i32,
     pub key: String,
-    /// The client, as [`crate::fleet::event::Waiter::client`] has it.
+    /// The client, as in [`crate::fleet::event::Waiter::client`].
     pub client: u64,
     pub stream: bool,
-    /// From the lease until the last byte, when the engine is well.
+    /// From the lease until the last byte, if the engine is healthy.
     pub exchange: Millis,
-    /// What the whole answer is worth, in weighted tokens.
+    /// Cost of the whole answer, in weighted tokens.
     pub tokens: u64,
     /// `x-request-timeout`: ends the wait earlier than the queue would.
     pub timeout: Option<Millis>,
-    /// It leaves when it has been parked for so long.
+    /// Parked time after which the client leaves.
     pub max_park_time: Option<Millis>,
-    /// It leaves so long after it got its lease.
+    /// Time after the lease at which the client leaves.
     pub leaves_after: Option<Millis>,
-    /// Once it was answered or refused, the same client asks the same again after the first of these pauses, then after the
-    /// next, round and round. None: it asks once.
+    /// Pauses before the client repeats the request after an answer or a refusal, used in rotation. Empty: the client
+    /// sends it once.
     pub repeat_pauses: Vec<Millis>,
-    /// It stops reading: no byte passes, though the engine is well, until the stall rule ends the exchange.
+    /// The client stops reading. No byte passes although the engine is healthy, until the stall rule ends the exchange.
     pub stalls: bool,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct SimulatedClient {
     pub(super) arrived: Tick,
     pub(super) deadline: Tick,
     pub(super) state: SimulatedClientState,
-    /// Grows with each change of `state`: what was planned for an earlier one no longer happens.
+    /// Grows with each change of `state` and so invalidates events scheduled for an earlier state.
     pub(super) serial: u32,
 }
 
@@ -51,13 +51,13 @@ pub(super) enum SimulatedClientState {
     HoldsLease {
         engine: EngineId,
         generation: Generation,
-        /// It is the engine's first, and its verdict is still owed.
+        /// This lease is the engine's first, and its canary verdict is pending.
         canary: bool,
     },
 }
 
 impl SimulatedRequest {
-    /// A plain stream of so long.
+    /// A plain stream with this exchange time.
     #[must_use]
     pub fn stream(model: &str, exchange: Millis) -> Self {
         Self {
@@ -77,7 +77,7 @@ impl SimulatedRequest {
     }
 }
 
-/// How an exchange or a wait ended, in the words of the tally.
+/// How an exchange ended. [`Self::name`] is the name in the tally.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ExchangeEnd {
     Served,
@@ -86,7 +86,7 @@ pub(super) enum ExchangeEnd {
     /// The engine died, hung or refused.
     EngineFailed,
     Revoked,
-    /// By the stub in front of the engine, which lets nobody in.
+    /// Rejected by the engine's stub, whose gate is closed.
     StubRejected,
 }
 

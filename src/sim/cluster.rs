@@ -1,11 +1,12 @@
-//! A simulated cluster with the real [`Pairing`] in it.
+//! A simulated cluster that runs the real [`Pairing`].
 //!
-//! Pods and nodes; a kubelet that hands an accelerator on as soon as a Pod has ended, whoever still holds memory there; owners
-//! that make a new requester for each one that goes; stubs, launchers and engines that take their time, fail, hang, or do what they
-//! were told and lose the answer; a watch that is late or breaks off; a meter that lags; nodes that are cordoned, cut off or lost;
-//! and a controller that is replaced by another while its last calls are still under way.
+//! The cluster contains Pods and nodes, and a kubelet that hands an accelerator on as soon as a Pod has ended, even if
+//! another process still holds memory there. Owners create a new requester for each one that goes. Stubs, launchers and
+//! engines are slow, fail, hang, or execute a command and lose the reply. The watch lags or breaks, and the meter lags.
+//! Nodes are cordoned, cut off or lost. A new controller can replace the present one while the last calls of the old
+//! one are still in flight.
 //!
-//! After each step a second bookkeeper looks (`audit`), who knows what every process really holds.
+//! After each step an independent audit (`audit`), which knows what every process really holds, checks the controller.
 
 mod actions;
 mod audit;
@@ -36,7 +37,7 @@ use crate::{
     units::{Generation, Millis, Tick},
 };
 
-/// The cluster, its controller, and what is noted about both.
+/// The cluster, its controller, and the records about both.
 #[derive(Clone, Debug)]
 pub struct SimulatedCluster {
     scenario: ClusterScenario,
@@ -46,7 +47,7 @@ pub struct SimulatedCluster {
     requesters: BTreeMap<RequesterId, SimulatedRequester>,
     providers: BTreeMap<ProviderKey, SimulatedProvider>,
     vanished_processes: Vec<VanishedProcess>,
-    /// Pods whose objects went before their containers had ended.
+    /// Pods whose objects vanished before their containers had ended.
     vanished_pods: BTreeSet<Uid>,
     event_queue: EventQueue<ClusterEvent>,
     last_number: u64,
@@ -54,13 +55,13 @@ pub struct SimulatedCluster {
     // The controller
     pairing: Pairing,
     epoch: Epoch,
-    /// The one before, which was only paused and thinks that it still leads; and its epoch.
+    /// The previous leader, only paused and still believing that it leads, with its epoch.
     paused_leader: Option<(Epoch, Pairing)>,
-    /// It has been told of everything that is there.
+    /// The controller has received the complete initial list.
     listed: bool,
     reasons: BTreeMap<(NodeName, RequesterId), String>,
     watch: watch::SimulatedWatch,
-    /// What has been said of templates, which every leader is told.
+    /// Template statuses set so far. Every new leader receives them.
     template_statuses: BTreeMap<EngineFingerprint, TemplateStatus>,
     /// How often each LauncherConfig has been edited.
     launcher_config_revisions: Vec<u64>,
@@ -74,11 +75,11 @@ pub struct SimulatedCluster {
 
 #[derive(Clone, Debug)]
 enum ClusterEvent {
-    /// The watch delivers, to the controller of this epoch.
+    /// The watch delivers an event to the controller of this epoch.
     DeliverWatchEvent(Epoch, PairingEvent),
-    /// A command reaches whom it is for.
+    /// A command reaches its target.
     CommandArrives(PairingCommand),
-    /// What a command started is over.
+    /// The operation that a command started is over.
     CommandFinishes(PairingCommand),
     StubStarts(RequesterId),
     StubEnds(RequesterId),
@@ -86,17 +87,17 @@ enum ClusterEvent {
     PodIsReady(ProviderKey, Uid),
     PodEnds(ProviderKey, Uid),
     VanishedProcessEnds(u64),
-    /// The control plane notices that a node's kubelet is silent, if it still is.
+    /// The control plane records a node's kubelet as silent if it still is.
     CheckKubeletSilence(NodeName),
     ProcessLoaded(ProviderKey, PairingEngineId, Generation),
-    /// The owner with this number looks whether its requester is there.
+    /// The owner with this number checks whether its requester exists.
     EnsureRequester(usize),
-    /// The owner with this number wants a requester, or no longer.
+    /// The owner with this number starts or stops wanting a requester.
     ToggleOwner(usize),
     ReadMeters,
     Relist,
     LeaderStarts,
-    /// The leader before goes on where it was paused.
+    /// The previous leader resumes where it was paused.
     PausedLeaderResumes,
     HealNode(NodeName),
     DeleteLostPods(NodeName),
@@ -104,7 +105,7 @@ enum ClusterEvent {
     Action(TimedClusterAction),
 }
 
-/// A broken promise.
+/// Broken invariants, with the seed that reproduces them.
 #[derive(Clone, Debug)]
 pub struct ClusterInvariantViolation {
     pub seed: u64,
@@ -145,7 +146,7 @@ impl SimulatedCluster {
         cluster
     }
 
-    /// Keeps a story of what is told and ordered: call it before the first step.
+    /// Records a transcript of events and commands. Call it before the first step.
     #[must_use]
     pub fn with_transcript(mut self) -> Self {
         self.transcript = Some(Vec::new());
@@ -172,10 +173,10 @@ impl SimulatedCluster {
         self.now
     }
 
-    /// Runs for so long with all its troubles, then without, until everything has come to rest.
+    /// Runs for this long with faults, then without, until the cluster has come to rest.
     ///
     /// # Errors
-    /// The first broken promise.
+    /// The first broken invariant.
     pub fn run(&mut self, lasts: Millis) -> Result<(), ClusterInvariantViolation> {
         self.run_until(self.now + lasts)?;
         self.stop_faults();
@@ -185,7 +186,7 @@ impl SimulatedCluster {
     }
 
     /// # Errors
-    /// The first broken promise.
+    /// The first broken invariant.
     pub fn run_until(&mut self, end: Tick) -> Result<(), ClusterInvariantViolation> {
         while let Some(next) = self.next_moment().filter(|next| *next <= end) {
             self.now = next.max(self.now);
@@ -219,7 +220,7 @@ impl SimulatedCluster {
         self.event_queue.next_at().into_iter().chain(deadline).min()
     }
 
-    /// One turn of the controller.
+    /// Runs one turn of the controller.
     fn turn(&mut self) {
         let plan = self.pairing.plan(self.now);
         self.pairing.issued(&plan, self.now);
@@ -302,14 +303,14 @@ impl SimulatedCluster {
         (node.clone(), provider.clone())
     }
 
-    /// Everything that runs, with where it runs.
+    /// All running processes with their node and engine.
     fn processes(&self) -> impl Iterator<Item = (&NodeName, &PairingEngineId, &pods::PodProcess)> {
         self.providers.iter().flat_map(|((node, _), provider)| {
             provider.processes.iter().map(move |(engine, process)| (node, engine, process))
         })
     }
 
-    /// What vanished Pods left running, as far as whoever leads can know of it.
+    /// Processes of vanished Pods that the present leader can know of.
     fn known_vanished_processes(&self) -> impl Iterator<Item = &VanishedProcess> {
         self.vanished_processes.iter().filter(|ghost| ghost.observed_by == Some(self.epoch))
     }

@@ -1,4 +1,4 @@
-//! Who asks for what, when: sources that make requests.
+//! Sources that generate requests: the model, the time, and the client behaviour.
 
 use super::{client::SimulatedRequest, random::SplitMix64};
 use crate::{
@@ -12,35 +12,35 @@ pub struct RequestSource {
     pub model: ModelName,
     pub pattern: ArrivalPattern,
     pub behaviour: ClientBehaviour,
-    /// When it begins, after the world does.
+    /// When the source starts, after the start of the world.
     pub offset: Millis,
 }
 
-/// When a source's requests come.
+/// When a source's requests arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArrivalPattern {
-    /// Independent of each other, on average so far apart.
+    /// Independent arrivals with this mean gap.
     Poisson { mean_gap: Millis },
-    /// `size` at a time, spread over `spread`, and again every `every`. Two of them with offsets half a period apart
-    /// are the alternating demand that makes a naive scheduler thrash.
+    /// Bursts of up to `size` requests over `spread`, repeated every `period` plus up to an eighth. Two sources with
+    /// offsets half a period apart are the alternating demand that makes a naive scheduler thrash.
     Bursts { size: u32, spread: Millis, period: Millis },
 }
 
-/// How a source's clients behave. Fractions in `0..=1`.
+/// How a source's clients behave. Shares are in `0..=1`.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientBehaviour {
     pub stream_share: f64,
     /// Usual length of an exchange.
     pub exchange: (Millis, Millis),
-    /// So many take `long_exchange` instead.
+    /// Share of requests that take `long_exchange` instead.
     pub long_share: f64,
     pub long_exchange: Millis,
     pub leave_parked_share: f64,
     pub leave_streaming_share: f64,
     pub stall_share: f64,
-    /// So many come with a short `x-random_request-timeout`.
+    /// Share of requests with a short `x-request-timeout`.
     pub short_timeout_share: f64,
-    /// Keys and bands differ.
+    /// Keys and bands differ between requests.
     pub keyed: bool,
 }
 
@@ -61,7 +61,7 @@ impl Default for ClientBehaviour {
 }
 
 impl ArrivalPattern {
-    /// When the next arrivals come: those of one batch, and when to ask again.
+    /// The next arrivals: those of one batch, and when to ask for the next.
     pub(super) fn next_arrivals(&self, now: Tick, random: &mut SplitMix64) -> (Vec<Tick>, Tick) {
         match *self {
             Self::Poisson { mean_gap: gap } => {
@@ -89,7 +89,7 @@ impl ClientBehaviour {
             model: model.clone(),
             band: if self.keyed { random.between(0, 2) as i32 - 1 } else { 0 },
             key: if self.keyed { format!("key-{}", random.between(0, 3)) } else { String::new() },
-            // Not drawn: what is drawn decides what the seeds that are on file do.
+            // Derived, not drawn: a further draw would change what the recorded seeds do.
             client: exchange.0 % 5,
             stream: random.chance(self.stream_share),
             exchange,

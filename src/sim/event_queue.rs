@@ -1,4 +1,4 @@
-//! What will happen when: the heap that is the world's clock.
+//! A heap of future events: the clock of the world.
 
 use std::{
     cmp::{Ordering, Reverse},
@@ -7,7 +7,7 @@ use std::{
 
 use crate::units::Tick;
 
-/// Things to come, in the order of their time, then of their making.
+/// Future events, ordered by time, then by insertion.
 #[derive(Clone, Debug)]
 pub(super) struct EventQueue<T> {
     heap: BinaryHeap<Reverse<QueuedEvent<T>>>,

@@ -1,4 +1,4 @@
-//! What the fleet orders happens here, as the platform and the driver would do it; what it may not order is noticed.
+//! Executes the fleet's commands as platform and driver would, and reports those that must not be ordered.
 
 use super::{
     client::ExchangeEnd,
@@ -113,7 +113,7 @@ impl SimulatedWorld {
         if booking.generation != generation {
             return;
         }
-        // One that is there keeps the accelerators of its pool, though it may keep no memory.
+        // A running engine keeps the accelerators of its pool, even if it keeps no memory.
         if bytes == Bytes::ZERO && !self.machine.processes.contains_key(engine) {
             self.machine.reservations.remove(engine);
         } else {
@@ -138,7 +138,7 @@ impl SimulatedWorld {
             self.record_violation(format!("{engine} is launched, but its model is not configured"));
             return;
         };
-        // What the process knows of its memory is what it takes in one place.
+        // The process counts the memory of all its accelerators in a pool as one sum, as its reservation does.
         let EngineMemory { awake, asleep, host } = spec.memory;
         let [awake, asleep, host] =
             [awake, asleep, host].map(|each| spec.accelerators.bytes_per_account(each));
@@ -178,7 +178,7 @@ impl SimulatedWorld {
         self.schedule_startup(&engine);
     }
 
-    /// Sets a new process going: well, or badly.
+    /// Schedules a new process's start-up, including its faults.
     fn schedule_startup(&mut self, engine: &EngineId) {
         let faults = self.scenario.fault_rates;
         let total = self.random_duration(self.scenario.hardware.start_time);
@@ -340,7 +340,8 @@ impl SimulatedWorld {
         }
     }
 
-    /// Nobody is let in, those inside stay, and one poll at a time asks the stub whether that is over.
+    /// Closes the gate to new requests and keeps the leases. Polls the stub until it opens its own gate. Each gate has
+    /// at most one poll scheduled.
     fn await_stub(&mut self, engine: &EngineId, generation: Generation) {
         self.tally.add("holds");
         let Some(gate) = self.gates.get_mut(engine).filter(|g| g.generation == generation) else {
@@ -348,7 +349,7 @@ impl SimulatedWorld {
         };
         (gate.open, gate.public) = (false, false);
         gate.awaiting_stub = true;
-        // What was said of an earlier closing says nothing of the one that ends this.
+        // A drain of an earlier closing does not count for the closing that ends this wait.
         (gate.drained_sent, gate.drained_delivered) = (false, false);
         if !std::mem::replace(&mut gate.stub_gate_watched, true) {
             self.event_queue
@@ -391,7 +392,7 @@ impl SimulatedWorld {
             self.tally.add("fault: left at its grant");
             self.clients.remove(&id);
             self.send_event(Event::Left { waiter });
-            // The lease is taken all the same, and ends with the message that could not be delivered.
+            // The lease is taken all the same, and ends when its message cannot be delivered.
             if let Some(gate) = self.gates.get_mut(&engine) {
                 gate.last_lease_end = self.now;
                 gate.invalidate_sample();

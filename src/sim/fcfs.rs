@@ -1,13 +1,13 @@
-//! What a gateway without turns would do with a trace: first come, first served.
+//! A baseline without turns: serves a trace first come, first served.
 //!
-//! The measure to compare with. Requests start strictly in the order in which they came; a model that is not awake
-//! takes the place of the one used longest ago, once that one's streams have ended. That is what a proxy with a lock
-//! and a least-recently-used list does, and under mixed demand nearly every request pays for a swap.
+//! Requests start strictly in the order of their arrival. A model that is not awake takes the place of the least
+//! recently used one, once the streams of that model have ended. A proxy with a lock and a least-recently-used list
+//! does the same, and under mixed demand nearly every request pays for a swap.
 
 use super::trace::TraceArrival;
 use crate::units::Millis;
 
-/// What it came to.
+/// Result of a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FcfsOutcome {
     /// Models put to sleep to make room for another.
@@ -16,11 +16,11 @@ pub struct FcfsOutcome {
     pub longest_wait: Millis,
 }
 
-/// Serves the trace with room for `places` awake models; a swap takes `swap` (sleep and wake together).
+/// Serves the trace with room for `places` awake models. `swap` is the time of sleep and wake together.
 #[must_use]
 pub fn serve(trace: &[TraceArrival], places: usize, swap: Millis) -> FcfsOutcome {
     let mut outcome = FcfsOutcome::default();
-    // Awake models, the one used longest ago first, with the end of their last stream.
+    // Awake models, least recently used first, with the end of their last stream.
     let mut awake: Vec<(u32, Millis)> = Vec::new();
     let mut now = Millis::ZERO;
     for arrival in trace {
@@ -53,7 +53,7 @@ mod tests {
             .collect();
         assert_eq!(serve(&trace, 1, Millis(50)).swaps, 9);
         assert_eq!(serve(&trace, 2, Millis(50)).swaps, 0);
-        // Nine streams and ten swaps go before the last, which came at 9.
+        // Nine streams and ten swaps precede the last request, which arrived at 9.
         assert_eq!(serve(&trace, 1, Millis(50)).longest_wait, Millis(9 * 100 + 10 * 50 - 9));
     }
 }

@@ -1,4 +1,4 @@
-//! The simulated side of the data path: gates, leases, the way of a request from its arrival to its end.
+//! The simulated data path: gates, leases, and each request from its arrival to its end.
 
 use std::collections::BTreeSet;
 
@@ -15,38 +15,38 @@ use crate::{
     units::{Generation, Millis, Tick},
 };
 
-/// The gate of one engine's life.
+/// The gate of one engine generation.
 #[derive(Clone, Debug)]
 pub(super) struct SimulatedGate {
     pub(super) generation: Generation,
     pub(super) open: bool,
     pub(super) public: bool,
-    /// Closed for as long as the engine's stub lets nobody in, and the platform asks the stub about that.
+    /// Closed while the engine's stub keeps its own gate closed; the platform polls the stub.
     pub(super) awaiting_stub: bool,
     pub(super) stub_gate_watched: bool,
-    /// It was open at some time.
+    /// The gate was open at some time.
     pub(super) was_opened: bool,
-    /// `Drained` has been sent, and delivered, since it was closed last.
+    /// Whether `Drained` was sent, and delivered, since the gate last closed.
     pub(super) drained_sent: bool,
     pub(super) drained_delivered: bool,
     pub(super) leases: BTreeSet<SimulatedClientId>,
     pub(super) limit: Option<u32>,
     pub(super) last_lease_end: Tick,
     pub(super) last_byte: Tick,
-    /// Who has held a lease since it was last closed.
+    /// Clients that held a lease since the gate last closed.
     pub(super) clients: TurnClients,
     pub(super) idle_gap: Option<Millis>,
-    /// The driver has seen it in use, and wants to know when it no longer is.
+    /// The driver saw the gate in use, and must be notified when it becomes idle.
     pub(super) seen_busy: bool,
-    /// What the fleet knows.
+    /// The last sample that the fleet received.
     pub(super) last_sample: (u32, Tick, Tick),
 }
 
-/// How long a client waits for a byte from an engine that says nothing.
+/// How long a client waits for a byte from a silent engine.
 const SILENCE_TIMEOUT: Millis = Millis::secs(60);
 /// How long a canary may take to its first byte.
 const CANARY_TIMEOUT: Millis = Millis::secs(10);
-/// How long a stub takes to say that it lets nobody in, and how often it is asked.
+/// How long a stub takes to reject a request, and the interval between polls of its gate.
 const STUB_REJECT_DELAY: Millis = Millis(1);
 const STUB_POLL_INTERVAL: (Millis, Millis) = (Millis(10), Millis(500));
 
@@ -72,7 +72,7 @@ impl SimulatedGate {
         }
     }
 
-    /// The fleet counts a lease when it grants it, so what it knows is no longer what was sampled last.
+    /// Forces a new sample. The fleet counts a lease when it grants it, so its state no longer equals the last sample.
     pub(super) const fn invalidate_sample(&mut self) {
         self.last_sample.0 = u32::MAX;
     }
@@ -83,7 +83,7 @@ impl SimulatedGate {
 }
 
 impl SimulatedWorld {
-    /// A request comes in: the hot path, or the queue.
+    /// Routes an arriving request to the hot path or the queue.
     pub(super) fn request_arrives(&mut self, request: SimulatedRequest) {
         self.tally.add("requests");
         if !self.is_configured(&request.model) {
@@ -123,7 +123,7 @@ impl SimulatedWorld {
         }
     }
 
-    /// An engine whose gate is open to everybody, when nobody queues.
+    /// The least loaded engine with an open, public gate and a free place. None while a request of its model is parked.
     fn route(&self, model: &ModelName) -> Option<(EngineId, Generation)> {
         if self.parked.get(model).is_some_and(|n| *n > 0) {
             return None;
@@ -169,7 +169,7 @@ impl SimulatedWorld {
         self.clients.insert(id, client);
     }
 
-    /// Takes the client out of the queue, however its wait ended.
+    /// Removes the client from the queue, however its wait ended.
     pub(super) fn unpark(&mut self, waiter: WaiterId) -> Option<SimulatedClientId> {
         let id = self.waiters.remove(&waiter)?;
         if let Some(client) = self.clients.get(&id)
@@ -180,7 +180,7 @@ impl SimulatedWorld {
         Some(id)
     }
 
-    /// The client gets a lease on an engine, and its exchange begins.
+    /// Gives the client a lease on an engine and begins its exchange.
     pub(super) fn begin_exchange(
         &mut self,
         id: SimulatedClientId,
@@ -221,7 +221,7 @@ impl SimulatedWorld {
         }
     }
 
-    /// The canary's first byte is due: its verdict.
+    /// Gives the canary's verdict at its first byte.
     pub(super) fn canary_first_byte(&mut self, id: SimulatedClientId, serial: u32) {
         let Some(client) = self.clients.get_mut(&id).filter(|c| c.serial == serial) else {
             return;
@@ -245,7 +245,7 @@ impl SimulatedWorld {
         }
     }
 
-    /// The last byte is due, unless the engine hangs: then the silence ends it.
+    /// Ends the exchange at its last byte. If the engine hangs, the silence timeout ends it.
     pub(super) fn exchange_ends(&mut self, id: SimulatedClientId, serial: u32) {
         let Some(client) = self.clients.get(&id).filter(|c| c.serial == serial) else {
             return;
@@ -266,7 +266,8 @@ impl SimulatedWorld {
         }
     }
 
-    /// The lease ends; a canary that had not answered yet is judged, and waits again when it was not its fault.
+    /// Ends the lease. A canary without an answer gets its verdict. The request waits again if it was a streamed canary
+    /// whose engine failed or lease was revoked, or if the stub rejected it.
     pub(super) fn end_exchange(&mut self, id: SimulatedClientId, end: ExchangeEnd) {
         let Some(mut client) = self.clients.remove(&id) else {
             return;
@@ -326,7 +327,7 @@ impl SimulatedWorld {
         }
     }
 
-    /// A closed gate has no lease left: said once per closing.
+    /// Reports once per closing that a closed gate has no lease left.
     pub(super) fn send_drained(&mut self, engine: &EngineId) {
         if let Some(gate) = self.gates.get_mut(engine)
             && !gate.drained_sent
@@ -343,7 +344,7 @@ impl SimulatedWorld {
         }
     }
 
-    /// The stub in front of an engine is asked whether it lets requests in.
+    /// Polls whether an engine's stub admits requests.
     pub(super) fn poll_stub_gate(&mut self, engine: EngineId, generation: Generation) {
         let awake = self
             .machine
@@ -392,7 +393,7 @@ impl SimulatedWorld {
             .map_or(0, |gate| gate.leases.len() as u32)
     }
 
-    /// Bytes pass: the engine is well and some client reads.
+    /// Whether bytes pass: the engine is healthy and some client reads.
     fn bytes_flow(&self, engine: &EngineId, generation: Generation) -> bool {
         let well = self.machine.processes.get(engine).is_some_and(|p| {
             p.generation == generation && !p.hung && p.phase == SimulatedProcessPhase::Awake
@@ -403,7 +404,7 @@ impl SimulatedWorld {
         })
     }
 
-    /// What the driver reads from every gate before it plans.
+    /// Samples every gate, as the driver does before it plans.
     pub(super) fn sample_gates(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         let busy: Vec<_> = self

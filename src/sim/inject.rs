@@ -1,4 +1,4 @@
-//! What befalls the world from outside: faults by chance, deeds by script, operators, the gateway's own end.
+//! Injects random faults, scripted actions, operator actions, and the gateway's restart.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub(super) enum FaultInjection {
 }
 
 impl SimulatedWorld {
-    /// The gateway starts on a machine where nothing runs.
+    /// Starts the gateway on a machine where no engine runs.
     pub(super) fn begin(&mut self) {
         let configuration = self.scenario.configuration.clone();
         self.machine.configure(&configuration.accelerators);
@@ -119,7 +119,7 @@ impl SimulatedWorld {
             FaultInjection::RestartGateway => self.apply_action(ScenarioAction::RestartGateway),
             FaultInjection::CloseStubGate => {
                 if let Some(engine) = self.random_engine() {
-                    // Now and then for ever.
+                    // One closing in ten is permanent.
                     if self.random.chance(0.9) {
                         let opens = Millis(self.random.between(1, 20_000));
                         let deed = ScenarioAction::SetStubGateClosed(engine.clone(), false);
@@ -312,7 +312,7 @@ impl SimulatedWorld {
         self.send_event(Event::Configured { configuration: Box::new(configuration) });
     }
 
-    /// The gateway is killed: its clients lose their connections, the engines live on; then it starts again.
+    /// Kills the gateway and starts it again. Clients lose their connections; the engines continue.
     fn restart_gateway(&mut self) {
         self.tally.add("gateway restarts");
         self.finish_interrupted_calls();
@@ -331,8 +331,8 @@ impl SimulatedWorld {
         self.operations.clear();
         self.pins.clear();
         self.inbox.clear();
-        // What was on its way to the dead gateway never arrives; processes and clients go on.
-        // Of processes that are gone nothing is to come either: their engine's next life may have the same number.
+        // Messages to the dead gateway never arrive; processes and clients continue. Events of ended processes are
+        // dropped, too, since the engine's next generation may have the same number.
         let lives = &self.machine.processes;
         self.event_queue.retain(|happening| match happening {
             WorldEvent::FleetEvent(_)
@@ -357,7 +357,8 @@ impl SimulatedWorld {
         self.adopt(&learned);
     }
 
-    /// Half-done calls end with the gateway that made them; what they began is finished by the time it is back.
+    /// Resolves the calls that the gateway's restart interrupted. Sleeps complete, and wakes fall back to asleep.
+    /// Exiting processes end, and so do hung processes in other phases than loading and awake.
     fn finish_interrupted_calls(&mut self) {
         let mut awake = Vec::new();
         let mut broken = Vec::new();
@@ -392,14 +393,14 @@ impl SimulatedWorld {
             self.send_event(Event::MeasurementsRestored { model: model.clone(), learned: *learned });
         }
         let mut found = Vec::new();
-        // Those of engines that are gone went with the gateway.
+        // The gates of engines that are gone went with the gateway.
         let gates = std::mem::take(&mut self.gates);
         for (engine, process) in &mut self.machine.processes {
             let booking = super::machine::SimulatedReservation {
                 generation: process.generation,
                 accelerators: process.accelerators.clone(),
                 bytes: match process.phase {
-                    // What is kept beyond that was not seen before the gateway died.
+                    // The residue beyond that was not observed before the gateway died.
                     SimulatedProcessPhase::Asleep(_) => {
                         let known = learned.get(&engine.model).and_then(|l| l.residue).unwrap_or_default();
                         let known = process.spec.accelerators.bytes_per_account(known);
@@ -451,7 +452,7 @@ impl SimulatedWorld {
         self.read_all_meters();
     }
 
-    /// A meter is read.
+    /// Reads a meter.
     pub(super) fn read_meter(&mut self, id: &AcceleratorId) {
         let Some(device) = self.machine.accelerators.get_mut(id) else {
             return;
@@ -476,7 +477,7 @@ impl SimulatedWorld {
         }
     }
 
-    /// No more demand, no more faults; what is broken stays broken until the fleet deals with it.
+    /// Ends demand and faults. Broken engines stay broken until the fleet handles them.
     pub(super) fn stop_demand_and_faults(&mut self) {
         self.quiescing = true;
         self.scenario.fault_rates = super::FaultRates::default();

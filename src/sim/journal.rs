@@ -1,9 +1,9 @@
-//! The journal: everything a [`Fleet`] was told, in the batches it was told in.
+//! The journal: every event that a [`Fleet`] received, in the same batches.
 //!
-//! One line is one turn of the driver: the events it had received when it planned. The batches matter as much as the
-//! events: a plan between two events decides differently from a plan after both, so replaying gives the same commands
-//! only with the same boundaries. A header starts every life of a gateway. The gateway's journal file, the simulator
-//! and `replay` share these functions; reading and writing files is theirs.
+//! Each line is one turn of the driver with the events that it had received before planning. The batches matter as much
+//! as the events: a plan between two events decides differently from a plan after both. So a replay gives the same
+//! commands only with the same boundaries. A header starts every run of a gateway. The gateway's journal file, the
+//! simulator and `replay` share these functions; each reads and writes files itself.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,24 +12,24 @@ use crate::{
     units::Tick,
 };
 
-/// The format's number; another one is not read.
+/// Version of the format. Other versions are not read.
 pub const FORMAT_VERSION: u32 = 2;
 
 /// One line of a journal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum JournalLine {
-    /// A gateway started, or began anew: what follows belongs to a new fleet.
+    /// A gateway started, or restarted its journal: the following lines belong to a new fleet.
     Header {
         journal: u32,
         version: String,
         at: Tick,
-        /// So many turns were dropped since the gateway started: the disk was slow, or full. More than the header before
-        /// says is a gap.
+        /// Number of turns dropped since the gateway started, because the disk was slow or full. An increase over the
+        /// previous header marks a gap.
         #[serde(default, skip_serializing_if = "is_zero")]
         dropped: u64,
     },
-    /// One turn of the driver; without events it was woken by a deadline alone.
+    /// One turn of the driver. A turn without events was woken by a deadline alone.
     Turn { at: Tick, events: Vec<Event> },
 }
 
@@ -53,7 +53,7 @@ impl JournalLine {
         Self::header_after_gap(version, at, 0)
     }
 
-    /// The header behind a gap, when so many turns were dropped since the gateway started.
+    /// The header after a gap. `dropped` counts the turns dropped since the gateway started.
     #[must_use]
     pub fn header_after_gap(version: &str, at: Tick, dropped: u64) -> Self {
         Self::Header { journal: FORMAT_VERSION, version: version.to_owned(), at, dropped }
@@ -71,15 +71,15 @@ const fn is_zero(dropped: &u64) -> bool {
     *dropped == 0
 }
 
-/// One line, without its line end.
+/// Writes one line, without its line end.
 ///
 /// # Errors
-/// When an event cannot be expressed as JSON, which would be a defect.
+/// If an event cannot be expressed as JSON, which would be a defect.
 pub fn write(line: &JournalLine) -> Result<String, serde_json::Error> {
     serde_json::to_string(line)
 }
 
-/// The line of one turn, without its line end, of events that are still needed.
+/// Writes the line of one turn from borrowed events, without its line end.
 ///
 /// # Errors
 /// As [`write()`].
@@ -92,11 +92,11 @@ pub fn write_turn(at: Tick, events: &[Event]) -> Result<String, serde_json::Erro
     serde_json::to_string(&TurnLine { at, events })
 }
 
-/// Every line of a journal. One that was cut short is left out: the last one (the writer was killed), and those before a
-/// header that speaks of dropped turns (the disk was full).
+/// Reads every line of a journal. Truncated lines are skipped in two places: the last line (the writer was killed), and
+/// lines before a header with dropped turns (the disk was full).
 ///
 /// # Errors
-/// When a line is no journal line, or of another format.
+/// If a line is not a journal line, or has another format.
 pub fn read(text: &str) -> Result<Vec<JournalLine>, Error> {
     let mut lines = Vec::new();
     let mut cut = None;
@@ -129,7 +129,7 @@ pub fn read(text: &str) -> Result<Vec<JournalLine>, Error> {
     }
 }
 
-/// Feeds a journal to new fleets and shows every plan.
+/// Replays a journal into new fleets and passes every plan to `each`.
 pub fn replay(lines: &[JournalLine], mut each: impl FnMut(Tick, &[Event], &Plan, &Fleet)) {
     let mut fleet = Fleet::new();
     for line in lines {

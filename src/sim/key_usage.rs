@@ -1,27 +1,27 @@
-//! What the simulated clients' keys were served, and how long they waited.
+//! Tokens served to each client key, and how long its requests waited.
 
 use std::collections::BTreeMap;
 
 use super::world::SimulatedWorld;
 use crate::{fleet::event::Event, model::ModelName, units::Millis};
 
-/// An account of every key, kept beside what the fleet believes.
+/// Usage of every key, independent of the fleet's account.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KeyUsage {
-    /// Served and not told yet.
+    /// Tokens served and not reported yet.
     unreported: BTreeMap<(ModelName, String), u64>,
     tokens: BTreeMap<String, u64>,
     waits: BTreeMap<String, Vec<Millis>>,
 }
 
 impl SimulatedWorld {
-    /// Weighted tokens that each key was served so far.
+    /// Weighted tokens served to each key so far.
     #[must_use]
     pub const fn tokens(&self) -> &BTreeMap<String, u64> {
         &self.key_usage.tokens
     }
 
-    /// How long each request of this key waited that was granted a lease from the queue.
+    /// Wait of each request of this key that got a lease from the queue.
     #[must_use]
     pub fn waits(&self, key: &str) -> &[Millis] {
         self.key_usage.waits.get(key).map_or(&[], Vec::as_slice)
@@ -36,7 +36,8 @@ impl SimulatedWorld {
         self.key_usage.waits.entry(key.to_owned()).or_default().push(wait);
     }
 
-    /// As the driver does: whoever comes to wait brings nothing along, and of those who compete all is told.
+    /// Adds `Served` events as the driver does. A new waiter whose key the fleet does not track starts without earlier
+    /// usage. All usage of tracked keys is reported.
     pub(super) fn add_served_events(&mut self, events: &mut Vec<Event>) {
         for event in &*events {
             if let Event::Arrived { waiter } = event

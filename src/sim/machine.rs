@@ -1,4 +1,4 @@
-//! What is physically true: accelerators, who holds how much of them, and what was booked.
+//! The physical truth: accelerators, the memory that processes hold on them, and reservations.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,41 +8,41 @@ use crate::{
     units::{Bytes, Generation},
 };
 
-/// One accelerator as it is.
+/// The physical state of one accelerator.
 #[derive(Clone, Debug)]
 pub(super) struct SimulatedAccelerator {
-    /// What is really there: a pool that is made smaller loses nothing that anybody still uses.
+    /// Physical memory. A pool that shrinks loses nothing that is still in use.
     pub(super) capacity: Bytes,
-    /// What may be granted, as configured: bytes, and of a pool accelerators.
+    /// Grantable capacity, as configured: `configured_capacity` in bytes; of a pool, `units` in accelerators.
     pub(super) configured_capacity: Bytes,
     pub(super) units: Option<u32>,
     pub(super) metered: bool,
     pub(super) lost: bool,
-    /// It works again, and nobody has noticed: only a reading tells.
+    /// The accelerator works again, but the fleet learns it only from a reading.
     pub(super) recovered_unnoticed: bool,
-    /// In use by processes that are none of ours.
+    /// Memory in use by foreign processes.
     pub(super) foreign_bytes: Bytes,
-    /// Grows whenever an engine takes memory here: what a profiling engine must not see.
+    /// Counts memory allocations by engines here. It must not change while an engine profiles.
     pub(super) allocations: u64,
 }
 
-/// A right to memory, as the platform has recorded it.
+/// A right to memory, as recorded by the platform.
 #[derive(Clone, Debug)]
 pub(super) struct SimulatedReservation {
     pub(super) generation: Generation,
     pub(super) accelerators: Vec<AcceleratorId>,
     pub(super) bytes: Bytes,
-    /// Of a pool: accelerators.
+    /// Accelerators of a pool.
     pub(super) units: u32,
-    /// The fleet has been told that it stands.
+    /// The fleet has received its confirmation.
     pub(super) confirmed: bool,
 }
 
-/// Somebody asked for memory that is not there.
+/// A process allocated memory that is not available.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct OutOfMemory {
     pub(super) accelerator: AcceleratorId,
-    /// Not the fleet's doing: somebody else's memory, or what was adopted in excess.
+    /// Foreign memory caused it, not the fleet.
     pub(super) excused: bool,
 }
 
@@ -83,7 +83,7 @@ impl SimulatedMachine {
         self.processes.get_mut(engine).filter(|process| process.generation == generation)
     }
 
-    /// Bytes in use on an accelerator, by everybody.
+    /// Bytes in use on an accelerator, by all processes.
     pub(super) fn used(&self, accelerator: &AcceleratorId) -> Bytes {
         let foreign = self.accelerators.get(accelerator).map_or(Bytes::ZERO, |d| d.foreign_bytes);
         foreign + self.processes_on(accelerator).map(|process| process.memory_held).sum::<Bytes>()
@@ -107,7 +107,7 @@ impl SimulatedMachine {
         self.reservations.iter().filter(move |(_, booking)| booking.accelerators.contains(accelerator))
     }
 
-    /// Host memory that sleepers hold, and those that fall asleep or wake.
+    /// Host memory of engines that sleep, fall asleep or wake at level 1.
     pub(super) fn host_memory_held(&self) -> Bytes {
         let asleep = |phase| {
             matches!(
@@ -120,7 +120,7 @@ impl SimulatedMachine {
         self.processes.values().filter(|p| asleep(p.phase)).map(SimulatedProcess::host_bytes).sum()
     }
 
-    /// The process now holds so much on each of its accelerators, if that is there.
+    /// Sets the memory that the process holds on each of its accelerators, if available.
     pub(super) fn set_memory(&mut self, engine: &EngineId, bytes: Bytes) -> Result<(), OutOfMemory> {
         let Some(process) = self.processes.get(engine) else {
             return Ok(());
@@ -152,7 +152,7 @@ impl SimulatedMachine {
         Ok(())
     }
 
-    /// What a profiling engine compares: it must be alone while it measures.
+    /// The allocation count that a profiling engine compares: no other engine may allocate while it measures.
     pub(super) fn allocation_count(&self, engine: &EngineId) -> u64 {
         let Some(process) = self.processes.get(engine) else {
             return 0;
@@ -161,7 +161,7 @@ impl SimulatedMachine {
         devices.map(|device| device.allocations).sum()
     }
 
-    /// All accelerators of the engine can be read, so late or unexpected memory can be seen.
+    /// Whether all these accelerators are metered, so that late or unexpected memory is visible.
     pub(super) fn are_metered(&self, accelerators: &[AcceleratorId]) -> bool {
         accelerators.iter().all(|id| self.accelerators.get(id).is_some_and(|d| d.metered))
     }

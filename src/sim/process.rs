@@ -18,33 +18,33 @@ pub(super) struct SimulatedProcess {
     pub(super) generation: Generation,
     pub(super) accelerators: Vec<AcceleratorId>,
     pub(super) phase: SimulatedProcessPhase,
-    /// Grows with every phase: what was planned for an earlier one no longer happens.
+    /// Grows with every phase and so invalidates events scheduled for an earlier phase.
     pub(super) serial: u32,
-    /// On each of its accelerators.
+    /// Memory held on each of its accelerators.
     pub(super) memory_held: Bytes,
-    /// As configured when it was launched, with the memory that it takes in one place.
+    /// The model as configured at the launch; memory counts all of its accelerators in a pool as one sum.
     pub(super) spec: ModelSpec,
-    /// What an asleep engine really keeps.
+    /// Memory that it really keeps asleep.
     pub(super) residue: Bytes,
     pub(super) started: Tick,
-    /// Answers nothing and does nothing.
+    /// The process neither answers nor makes progress.
     pub(super) hung: bool,
-    /// Health answers, requests fail.
+    /// Health checks pass, requests fail.
     pub(super) corrupt: bool,
     pub(super) ignores_term: bool,
-    /// The stub in front of it lets nobody in.
+    /// The gate of its stub is closed.
     pub(super) stub_gate_closed: bool,
-    /// The next wake is refused, or the next sleep late, by a scenario's order.
+    /// The next wake is refused, or the next sleep releases its memory late, as a scenario ordered.
     pub(super) refuse_wake: bool,
     pub(super) release_delay: Option<Millis>,
-    /// It took the last order to sleep and stayed awake.
+    /// The process accepted the last sleep command and stayed awake.
     pub(super) sleep_denied: bool,
-    /// Bytes that a gateway booked which found the process asleep at its start. The process may keep more, which that gateway has not
-    /// seen.
+    /// Bytes that a restarted gateway reserved for this process, which it found asleep. The process may keep more,
+    /// unseen by that gateway.
     pub(super) adopted_bytes: Option<Bytes>,
-    /// It measures free memory at its start, and the fleet has not been told that this is over.
+    /// The process measures free memory at its start, and the fleet has not received its end.
     pub(super) profiling: bool,
-    /// The devices' counts when it began to measure.
+    /// Sum of its accelerators' allocation counts when it began to measure.
     pub(super) allocations_at_profiling_start: u64,
 }
 
@@ -58,7 +58,7 @@ pub(super) enum SimulatedProcessPhase {
     Exiting,
 }
 
-/// What happens to a process by itself, once it has been set going.
+/// Steps that a process takes by itself once scheduled.
 #[derive(Clone, Debug)]
 pub(super) enum ProcessStep {
     Spawned,
@@ -67,7 +67,7 @@ pub(super) enum ProcessStep {
     Ready,
     StartFails(FailureCause),
     Exits(FailureCause),
-    /// The kernel ends it, whatever it does.
+    /// The kernel ends the process in any state.
     Killed,
     Slept,
     SleepFails(FailureCause),
@@ -78,17 +78,17 @@ pub(super) enum ProcessStep {
 }
 
 impl SimulatedProcess {
-    /// Weights are what is loaded first; the rest is the cache.
+    /// Weights are loaded first; the rest is the cache.
     const fn weight_bytes(&self) -> Bytes {
         Bytes(self.spec.memory.awake.0 / 10 * 6)
     }
 
-    /// Host memory it keeps its weights in while it sleeps at level 1.
+    /// Host memory for its weights while it sleeps at level 1.
     pub(super) fn host_bytes(&self) -> Bytes {
         Bytes(self.spec.memory.host.0 * self.accelerators.len() as u64)
     }
 
-    /// It holds all that it will.
+    /// Whether it holds its full memory.
     pub(super) fn has_full_memory(&self) -> bool {
         self.memory_held >= self.spec.memory.awake
     }
@@ -126,7 +126,7 @@ impl SimulatedWorld {
         if process.serial != serial {
             return;
         }
-        // A hung process goes on only by being killed.
+        // A hung process can only be killed.
         if process.hung
             && !matches!(step, ProcessStep::Killed | ProcessStep::MemoryFreed | ProcessStep::Spawned)
         {
@@ -196,7 +196,8 @@ impl SimulatedWorld {
         }
     }
 
-    /// The cache is taken from what was measured free, which is wrong when somebody else took memory meanwhile.
+    /// Allocates the cache from the memory measured free. The measurement is wrong if another engine allocated memory
+    /// meanwhile.
     fn cache_allocated(&mut self, engine: EngineId, generation: Generation) {
         let taken = self.machine.allocation_count(&engine);
         let Some(process) = self.machine.process(&engine, generation) else {
@@ -215,7 +216,7 @@ impl SimulatedWorld {
         }
     }
 
-    /// False when the process died of it.
+    /// Returns false if the process died of it.
     fn allocate(&mut self, engine: &EngineId, bytes: Bytes) -> bool {
         match self.machine.set_memory(engine, bytes) {
             Ok(()) => true,
@@ -251,7 +252,7 @@ impl SimulatedWorld {
         process.enter_phase(SimulatedProcessPhase::Asleep(level));
         let (ordered, accelerators) = (process.release_delay.take(), process.accelerators.clone());
         let freeing = if !self.machine.are_metered(&accelerators) {
-            // Nobody could see it late: there a confirmed sleep counts.
+            // Without a meter, late memory is invisible: a confirmed sleep counts.
             None
         } else if let Some(late) = ordered {
             self.tally.add("fault: late memory");
@@ -270,7 +271,7 @@ impl SimulatedWorld {
         self.send_event(Event::Slept { engine, generation, level });
     }
 
-    /// The process is gone, with its memory and everybody's exchange on it.
+    /// Removes the process with its memory, and ends every exchange on it.
     pub(super) fn process_dies(&mut self, engine: &EngineId, cause: FailureCause) {
         let Some(process) = self.machine.processes.remove(engine) else {
             return;
@@ -278,7 +279,7 @@ impl SimulatedWorld {
         let generation = process.generation;
         self.machine.unreported_exits.insert((engine.clone(), generation));
         let gone = Event::Gone { engine: engine.clone(), generation, cause };
-        // Seen at once, or a little after the first broken connection.
+        // The exit is seen at once, or shortly after the first broken connection.
         let after = Millis(self.random.between(0, 3));
         self.event_queue.schedule(self.now + after, WorldEvent::FleetEvent(gone));
         for client in self.lease_holders(engine, generation) {
@@ -286,7 +287,7 @@ impl SimulatedWorld {
         }
     }
 
-    /// Begins the probes of an engine that is awake.
+    /// Schedules the next health probe of an awake engine.
     pub(super) fn schedule_health_probe(&mut self, engine: &EngineId) {
         if let Some(process) = self.machine.processes.get(engine) {
             let happening = WorldEvent::HealthProbe {

@@ -1,6 +1,6 @@
-//! Numbers that look random and are the same on every machine: splitmix64.
+//! Pseudo-random numbers that are the same on every machine: splitmix64.
 
-/// A generator that its seed determines wholly.
+/// A generator that is fully determined by its seed.
 #[derive(Clone, Debug)]
 pub struct SplitMix64(u64);
 
@@ -32,7 +32,7 @@ impl SplitMix64 {
         (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// True with probability `p`. Draws nothing when it cannot be true, so a fault that is off changes no seed.
+    /// True with probability `p`. Draws nothing if `p` is zero, so a disabled fault changes no seed.
     pub fn chance(&mut self, p: f64) -> bool {
         p > 0.0 && self.fraction() < p
     }
@@ -42,7 +42,7 @@ impl SplitMix64 {
         (-(1.0 - self.fraction()).ln() * mean as f64) as u64
     }
 
-    /// One of `things`, if there is any.
+    /// A random element of `things`, if any.
     pub fn pick<'a, T>(&mut self, things: &'a [T]) -> Option<&'a T> {
         let last = things.len().checked_sub(1)?;
         things.get(self.between(0, last as u64) as usize)

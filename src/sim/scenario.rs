@@ -1,4 +1,4 @@
-//! What a world is made of: configuration, demand, faults, and deeds at fixed times.
+//! Scenarios: configuration, demand, faults, and actions at fixed times.
 
 pub(super) mod random_scenario;
 pub mod scripts;
@@ -10,7 +10,7 @@ use crate::{
     units::{Bytes, Millis, Tick},
 };
 
-/// The beginning of a world. The same scenario always runs the same way.
+/// The initial state of a world. The same scenario always runs the same way.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     pub name: String,
@@ -23,10 +23,10 @@ pub struct Scenario {
     pub actions: Vec<(Millis, ScenarioAction)>,
 }
 
-/// How the simulated hardware behaves when nothing is wrong.
+/// Timing of the simulated hardware without faults.
 #[derive(Clone, Copy, Debug)]
 pub struct HardwareProfile {
-    /// From the launch until health answers.
+    /// From the launch until the health check passes.
     pub start_time: (Millis, Millis),
     pub wake_time: (Millis, Millis),
     pub sleep_time: (Millis, Millis),
@@ -34,17 +34,17 @@ pub struct HardwareProfile {
     pub first_byte: (Millis, Millis),
     /// How long a `Placed` takes; zero on one machine.
     pub placement_time: (Millis, Millis),
-    /// From the confirmed sleep until the memory is free, when it is not late.
+    /// From the confirmed sleep until the memory is free, unless it is late.
     pub release_time: (Millis, Millis),
-    /// Awake engines are probed this often.
+    /// Interval between health probes of awake engines.
     pub health_interval: Millis,
-    /// The meter tells which engine holds what.
+    /// The meter attributes memory to engines.
     pub meter_per_process: bool,
-    /// Meters are also read unasked, this often.
+    /// Interval of unrequested meter readings.
     pub meter_period: Option<Millis>,
 }
 
-/// How often what goes wrong: probabilities per occasion, or mean times between.
+/// Rates of faults: probabilities per occasion, or mean times between faults.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FaultRates {
     pub exit_at_start: f64,
@@ -56,14 +56,14 @@ pub struct FaultRates {
     pub wake_hangs: f64,
     pub sleep_refused: f64,
     pub sleep_hangs: f64,
-    /// The order to sleep is taken, and the engine stays awake.
+    /// The engine accepts the sleep command and stays awake.
     pub sleep_denied: f64,
     pub late_memory: f64,
-    /// The residue turns out larger than declared.
+    /// The residue is larger than declared.
     pub oversized_residue: f64,
     pub ignores_term: f64,
     pub reservation_conflict: f64,
-    /// The client leaves in the instant in which it is granted its lease.
+    /// The client leaves at the moment it is granted its lease.
     pub leaves_at_grant: f64,
     /// Mean times between, over the whole world.
     pub engine_dies: Option<Millis>,
@@ -77,22 +77,22 @@ pub struct FaultRates {
     pub stub_gate_closes: Option<Millis>,
 }
 
-/// Something that happens to the world at a fixed time.
+/// A scripted action on the world.
 #[derive(Clone, Debug)]
 pub enum ScenarioAction {
     SendRequest(SimulatedRequest),
     OperatorAction(ModelName, OperatorAction),
     /// The engine's next wake is refused.
     RefuseNextWake(EngineId),
-    /// The engine's next sleep gives its memory back this late.
+    /// The engine's next sleep releases its memory this late.
     DelayNextRelease(EngineId, Millis),
     KillEngine(EngineId),
     HangEngine(EngineId),
-    /// The stub in front of the engine lets nobody in from now on (`true`), or everybody.
+    /// The engine's stub closes its gate (`true`) or opens it.
     SetStubGateClosed(EngineId, bool),
     LoseAccelerator(AcceleratorId),
     RestoreAccelerator(AcceleratorId),
-    /// Somebody else uses so much of the accelerator; zero ends it.
+    /// A foreign process uses this much of the accelerator; zero ends it.
     SetForeignMemory(AcceleratorId, Bytes),
     ReloadConfig(Box<FleetConfig>),
     /// The gateway is killed and starts again.
@@ -135,7 +135,7 @@ impl Scenario {
         }
     }
 
-    /// Adds a deed at a time after the start.
+    /// Adds an action at a time after the start.
     #[must_use]
     pub fn at(mut self, after: Millis, deed: ScenarioAction) -> Self {
         self.actions.push((after, deed));

@@ -1,4 +1,4 @@
-//! What happened how often: a run in which nothing went wrong because nothing was tried must be visible.
+//! Counts of what happened, so that a run that tested nothing is visible.
 
 use std::{collections::BTreeMap, fmt};
 

@@ -1,8 +1,8 @@
-//! An open-loop arrival trace: clients that ask when they want to, however long others take.
+//! An open-loop arrival trace: clients send at their own times, however long other requests take.
 //!
-//! Closed-loop clients wait for an answer before they ask again and so hide every stall; these do not. The trace in
-//! `gateway/tests/data/trace-200.csv` is `open_loop(1, 200, 6, 60)`, kept on file so that the end-to-end test, the
-//! simulator and first-come-first-served all answer the very same requests.
+//! Closed-loop clients wait for an answer before they send again and so hide every stall; open-loop clients do not. The
+//! trace in `gateway/tests/data/trace-200.csv` is `open_loop(1, 200, 6, 60)`. It is kept on file so that the end-to-end
+//! test, the simulator and first-come-first-served all serve the same requests.
 
 use super::random::SplitMix64;
 use crate::units::Millis;
@@ -12,7 +12,7 @@ use crate::units::Millis;
 pub struct TraceArrival {
     pub at: Millis,
     pub client: u32,
-    /// Which model, from 0.
+    /// Index of the model, from 0.
     pub model: u32,
     /// How long its answer streams once it has begun; at most a second.
     pub stream: Millis,
@@ -24,15 +24,15 @@ pub struct Error {
     pub line: usize,
 }
 
-/// A client asks this often, on average.
+/// Mean time between two requests of a client.
 const MEAN_GAP_MS: u64 = 4_000;
-/// Popularity moves on by one model this often.
+/// Time after which popularity moves on by one model.
 const POPULARITY_SHIFT_MS: u64 = 15_000;
-/// Out of a hundred requests, from the most popular model down; the rest goes to the last.
+/// Percentage of requests, from the most popular model down; the rest goes to the last.
 const POPULARITY_PERCENT: [u64; 5] = [32, 22, 16, 12, 10];
 const CSV_HEADER: &str = "at_ms,client,model,stream_ms";
 
-/// `clients` that ask for `seconds`, each independently, for `models` of shifting popularity.
+/// `clients` that send for `seconds`, each independently, to `models` of shifting popularity.
 #[must_use]
 pub fn open_loop(seed: u64, clients: u32, models: u32, seconds: u64) -> Vec<TraceArrival> {
     let mut random = SplitMix64::new(seed);
@@ -62,17 +62,17 @@ fn random_rank(random: &mut SplitMix64, models: u32) -> u32 {
     models.saturating_sub(1)
 }
 
-/// As comma-separated values with a head line.
+/// Writes the trace as comma-separated values with a header line.
 #[must_use]
 pub fn write(arrivals: &[TraceArrival]) -> String {
     let line = |a: &TraceArrival| format!("{},{},{},{}\n", a.at.0, a.client, a.model, a.stream.0);
     std::iter::once(format!("{CSV_HEADER}\n")).chain(arrivals.iter().map(line)).collect()
 }
 
-/// What [`write()`] wrote.
+/// Reads what [`write()`] wrote.
 ///
 /// # Errors
-/// The first line that is no arrival.
+/// The first line that is not an arrival.
 pub fn read(text: &str) -> Result<Vec<TraceArrival>, Error> {
     let rows = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && *line != CSV_HEADER);
     rows.map(|(index, line)| parse_row(line).ok_or(Error { line: index + 1 })).collect()

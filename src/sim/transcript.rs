@@ -1,6 +1,7 @@
-//! A journal as a story: what was told, what was ordered, and what the report said when that changed.
+//! Renders a journal as a transcript: events, commands, and the changes of the report.
 //!
-//! Times count from the start, so that stories of two runs can be compared; this is what golden scenarios are.
+//! Times count from the start, so that transcripts of two runs can be compared. The golden scenarios are such
+//! transcripts.
 
 use super::journal::{self, JournalLine};
 use crate::{
@@ -9,14 +10,14 @@ use crate::{
     units::{Millis, Tick},
 };
 
-/// Replays the journal and tells it. Turns in which nothing was ordered and no reason changed are left out, and so are
-/// samples and health probes that only confirm.
+/// Replays the journal and renders it. Turns with no command and no changed reason are left out, as are gate samples
+/// and health probes that only confirm.
 #[must_use]
 pub fn render_transcript(lines: &[JournalLine]) -> String {
     let start = lines.first().map_or(Tick(0), JournalLine::at);
     let mut story = String::new();
     let mut last = Report::default();
-    // What the first header counts is missing in a file before this one.
+    // The turns that the first header counts are missing from an earlier file, not from this one.
     let mut known = None;
     for life in lines.chunk_by(|_, next| !matches!(next, JournalLine::Header { .. })) {
         if let Some(JournalLine::Header { at, dropped, .. }) = life.first() {
@@ -59,7 +60,7 @@ const fn is_shown(event: &Event) -> bool {
     !matches!(event, Event::GateSampled { .. } | Event::Served { .. } | Event::Health { ok: true, .. })
 }
 
-/// The lines of a report that are not as they were.
+/// The lines of a report that changed.
 fn report_changes(before: &Report, after: &Report) -> Vec<String> {
     let line = |report: &Report, model: &ModelName| {
         let line = report.models.get(model)?;
@@ -75,7 +76,7 @@ fn report_changes(before: &Report, after: &Report) -> Vec<String> {
     changes
 }
 
-/// Times of day inside a reason become times since the start.
+/// Replaces times of day inside a reason by times since the start.
 fn relativize_times(text: &str, start: Tick) -> String {
     let words = text.split(' ').map(|word| {
         let bare = word.trim_end_matches([',', ';', ':']);

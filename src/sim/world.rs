@@ -1,4 +1,4 @@
-//! The loop: what the gateway's driver does, with jumps in place of waits.
+//! The simulation loop: works as the gateway's driver does, but jumps through time instead of waiting.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ use crate::{
     units::{Generation, Millis, Tick},
 };
 
-/// More turns than this at one moment is a driver that spins.
+/// Limit on turns at one moment; a driver that takes more spins.
 const MAX_TURNS_PER_MOMENT: u32 = 500;
 
 const MAX_QUIET_TIME: Millis = Millis::secs(3600);
@@ -40,14 +40,14 @@ pub struct SimulatedWorld {
     // The gateway
     pub(super) fleet: Fleet,
     pub(super) inbox: Vec<Event>,
-    /// A release mattered to the driver.
+    /// The driver takes a turn without a new event, such as after a lease release.
     pub(super) wakeup_pending: bool,
     pub(super) deadline: Option<Tick>,
     pub(super) gates: BTreeMap<EngineId, SimulatedGate>,
     pub(super) waiters: BTreeMap<WaiterId, SimulatedClientId>,
-    /// How many are parked, by model.
+    /// Number of parked requests, by model.
     pub(super) parked: BTreeMap<ModelName, u32>,
-    /// Since when a model's waiters have waited without any of them being granted a lease.
+    /// Since when no waiter of a model has been granted a lease.
     pub(super) waiting_since: BTreeMap<ModelName, Tick>,
     pub(super) longest_wait: Millis,
     pub(super) key_usage: KeyUsage,
@@ -55,7 +55,7 @@ pub struct SimulatedWorld {
     pub(super) next_waiter: u64,
     pub(super) next_operation: u64,
     pub(super) shutdown: bool,
-    /// An operator's last word on pinning.
+    /// The last pin or unpin by an operator, by model.
     pub(super) pins: BTreeMap<ModelName, bool>,
     pub(super) next_model: u64,
 
@@ -63,7 +63,7 @@ pub struct SimulatedWorld {
     pub(super) machine: SimulatedMachine,
     pub(super) clients: BTreeMap<SimulatedClientId, SimulatedClient>,
     pub(super) next_client: u64,
-    /// What was adopted needs more than there is: out-of-memory is no defect until that is over.
+    /// Excuses out-of-memory and excess host reservations after an adoption beyond capacity. No code sets it.
     pub(super) overcommitted: bool,
     pub(super) event_queue: EventQueue<WorldEvent>,
     pub(super) quiescing: bool,
@@ -74,7 +74,7 @@ pub struct SimulatedWorld {
     turns_at_moment: u32,
 }
 
-/// A broken promise, with what is needed to see it again.
+/// Broken invariants, with what is needed to reproduce them.
 #[derive(Clone, Debug)]
 pub struct InvariantViolation {
     pub scenario: String,
@@ -83,11 +83,11 @@ pub struct InvariantViolation {
     pub messages: Vec<String>,
 }
 
-/// Something that will happen without the fleet.
+/// An event that happens without the fleet.
 #[derive(Clone, Debug)]
 pub(super) enum WorldEvent {
     FleetEvent(Event),
-    /// The source with this number makes its next requests.
+    /// The source with this number generates its next requests.
     SourceDue(usize),
     RequestArrives(SimulatedRequest),
     ClientLeaves {
@@ -106,7 +106,7 @@ pub(super) enum WorldEvent {
         client: SimulatedClientId,
         serial: u32,
     },
-    /// The client or the gateway gives up on an engine that says nothing.
+    /// The client or the gateway gives up on a silent engine.
     SilenceTimeout {
         client: SimulatedClientId,
         serial: u32,
@@ -126,12 +126,12 @@ pub(super) enum WorldEvent {
         engine: EngineId,
         generation: Generation,
     },
-    /// The stub turns the client's request away.
+    /// The stub rejects the client's request.
     StubRejects {
         client: SimulatedClientId,
         serial: u32,
     },
-    /// The platform asks an engine's stub whether it lets requests in.
+    /// The platform polls whether an engine's stub admits requests.
     PollStubGate {
         engine: EngineId,
         generation: Generation,
@@ -181,7 +181,7 @@ impl SimulatedWorld {
         world
     }
 
-    /// Keeps the journal from here on: call it before the first step.
+    /// Records the journal from here on. Call it before the first step.
     #[must_use]
     pub fn with_journal(mut self) -> Self {
         self.journal = Some(vec![JournalLine::header(env!("CARGO_PKG_VERSION"), self.now)]);
@@ -211,20 +211,20 @@ impl SimulatedWorld {
         &self.fleet
     }
 
-    /// What was recorded; empty when nothing was.
+    /// The recorded journal; empty without [`Self::with_journal`].
     #[must_use]
     pub fn journal(&self) -> &[JournalLine] {
         self.journal.as_deref().unwrap_or_default()
     }
 
-    /// Runs so many turns, then lets demand and faults end and everything come to rest; every
-    /// eighth seed shuts the gateway down instead, in the middle of what goes on.
+    /// Runs this many turns, then ends demand and faults and lets everything come to rest. Every eighth seed shuts the
+    /// gateway down instead, in the middle of its work.
     ///
     /// # Errors
     /// The first broken invariant.
     pub fn run(&mut self, steps: u64) -> Result<(), InvariantViolation> {
         for _ in 0..steps {
-            // A world in which nothing concerns the driver for so long has nothing more to tell.
+            // Nothing has concerned the driver for that long, so no further turn follows.
             if !self.step_until(self.now + MAX_QUIET_TIME)? {
                 break;
             }
@@ -243,7 +243,7 @@ impl SimulatedWorld {
         Ok(())
     }
 
-    /// Time moves to the next thing that matters to the driver, which takes its turn. False when nothing is left.
+    /// Advances to the next moment that concerns the driver, which takes its turn. Returns false if nothing is left.
     ///
     /// # Errors
     /// The first broken invariant.
@@ -251,7 +251,7 @@ impl SimulatedWorld {
         self.step_until(Tick(u64::MAX))
     }
 
-    /// As [`Self::step`], but time does not pass `end`: then it is false, too.
+    /// Steps as [`Self::step`] does, but not past `end`. Returns false if the next moment lies beyond.
     pub(super) fn step_until(&mut self, end: Tick) -> Result<bool, InvariantViolation> {
         loop {
             let Some(next) = self.next_moment().filter(|next| *next <= end) else {
@@ -289,7 +289,7 @@ impl SimulatedWorld {
         timers.min().map(|at| at.max(self.now))
     }
 
-    /// One turn of the driver.
+    /// Runs one turn of the driver.
     fn turn(&mut self) {
         self.steps += 1;
         self.turns_at_moment += 1;
@@ -374,12 +374,12 @@ impl SimulatedWorld {
         self.event_queue.schedule(next, WorldEvent::SourceDue(number));
     }
 
-    /// An event reaches the driver's channel.
+    /// Delivers an event to the driver's channel.
     pub(super) fn send_event(&mut self, event: Event) {
         self.inbox.push(event);
     }
 
-    /// A span by chance.
+    /// A random duration in this range.
     pub(super) fn random_duration(&mut self, (low, high): (Millis, Millis)) -> Millis {
         Millis(self.random.between(low.0, high.0))
     }

@@ -1,4 +1,4 @@
-//! What is asked of the accelerators' driver, so that tests can have one that fails, or hangs.
+//! The accelerator driver behind a trait. Tests can use a driver that fails or hangs.
 
 use std::fmt::Debug;
 
@@ -7,15 +7,17 @@ use rouse_net::nvml::{Error, Nvml};
 
 use crate::accelerators::AcceleratorEntry;
 
-/// Every call blocks, and for ever if the driver hangs: only threads call it that nobody waits for.
+/// Queries the accelerator driver. Every call blocks, forever if the driver hangs, so call it only on threads that no
+/// task joins.
 pub(crate) trait AcceleratorDriver: Debug + Send + Sync + 'static {
-    /// Every accelerator, in the driver's order; the parts of one that is cut stand for it.
+    /// Lists every accelerator in the driver's order. The partitions of a partitioned accelerator replace it in the
+    /// list.
     fn list(&self) -> Result<Vec<AcceleratorEntry>, Error>;
 
-    /// The one that `3`, or its part that `3:1`, means.
+    /// Returns the accelerator at index `3`, or its partition for `3:1`.
     fn id_at_index(&self, index: u32, part: Option<u32>) -> Result<AcceleratorId, Error>;
 
-    /// How much of its memory is in use now.
+    /// Returns the accelerator memory in use now.
     fn used_memory(&self, id: &AcceleratorId) -> Result<Bytes, Error>;
 }
 
@@ -34,7 +36,7 @@ impl AcceleratorDriver for Nvml {
     }
 }
 
-/// A driver for tests, and the switch that lets it go on where it hangs.
+/// A fake driver for tests, with a switch that makes its calls hang and return.
 #[cfg(test)]
 pub(crate) mod fake {
     use std::sync::{
@@ -44,11 +46,11 @@ pub(crate) mod fake {
 
     use super::*;
 
-    /// Knows these accelerators, with MiB in use; `None` fails as one does that fell off the bus.
+    /// Has these accelerators, each with its MiB in use. `None` fails like a device that fell off the bus.
     #[derive(Debug, Default)]
     pub(crate) struct FakeDriver {
         pub(crate) devices: Mutex<Vec<(&'static str, Option<u64>)>>,
-        /// Calls about this one do not return while it is named here.
+        /// Calls about this accelerator block while this field names it.
         hanging_id: Mutex<Option<&'static str>>,
         released: Condvar,
         pub(crate) readings: AtomicUsize,
@@ -104,7 +106,7 @@ pub(crate) mod fake {
         }
     }
 
-    /// No driver at all.
+    /// A driver whose library is missing.
     #[derive(Debug)]
     pub(crate) struct MissingDriver;
 

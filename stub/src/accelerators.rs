@@ -1,4 +1,4 @@
-//! The file that names a machine's accelerators, where nothing else tells them: `--accelerators-file`.
+//! Reads `--accelerators-file`, which lists a machine's accelerators where no other source does.
 
 use std::{
     collections::BTreeMap,
@@ -12,11 +12,11 @@ use rouse::model::AcceleratorId;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AcceleratorEntry {
     pub(crate) id: AcceleratorId,
-    /// Its number in the driver's order, from 0; none of a part of one (MIG), which has no number of its own.
+    /// Index in the driver's order, from 0. `None` for a partition (MIG), which has no index.
     pub(crate) index: Option<u32>,
 }
 
-/// Why a file tells nothing.
+/// Why the accelerators file is unusable.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("{file} cannot be read: {source}")]
@@ -27,12 +27,17 @@ pub(crate) enum Error {
     Object { file: PathBuf, source: serde_json::Error },
 }
 
-/// Reads it: one UUID a line, where `#` begins a comment; a JSON array of UUIDs; or a JSON object of UUIDs and indices,
-/// which is what a node's entry in the ConfigMap `gpu-map` holds. Lines and arrays are in the order of the indices, in
-/// which parts do not count. Each UUID once; those of an object in the order of their indices, parts at its end.
+/// Reads the accelerators from a file in one of three formats.
+///
+/// * One UUID a line; a line that begins with `#` is a comment.
+/// * A JSON array of UUIDs.
+/// * A JSON object of UUIDs and indices, as a node's entry in the ConfigMap `gpu-map` holds.
+///
+/// Lines and arrays are in index order, and partitions take no index. A repeated UUID counts once. The entries of an
+/// object are sorted by index, with partitions last.
 ///
 /// # Errors
-/// There is no such file, or something else in it.
+/// The file cannot be read, or holds none of these formats.
 pub(crate) fn read_accelerators_file(file: &Path) -> Result<Vec<AcceleratorEntry>, Error> {
     let named = || file.to_owned();
     let text = fs::read_to_string(file).map_err(|source| Error::Read { file: named(), source })?;
@@ -50,7 +55,7 @@ pub(crate) fn read_accelerators_file(file: &Path) -> Result<Vec<AcceleratorEntry
     }
 }
 
-/// As CUDA tells a part of an accelerator from a whole one.
+/// CUDA names partitions `MIG-…` and whole accelerators `GPU-…`.
 fn is_mig_partition(name: &str) -> bool {
     name.starts_with("MIG-")
 }

@@ -1,11 +1,11 @@
-//! Web pages, which may call nothing here.
+//! Refuses requests that a web page sends.
 //!
-//! A browser that can reach a stub, by a tunnel or on its node, lends its way to any page that somebody looks at: most requests need
-//! no preflight, and what CORS forbids is only to read the answer. Two things are not for the page to choose. A browser says the
-//! page's `Origin` with all that changes something, and with a read of another origin. And a page whose name was rebound to this
-//! address is of the same origin, but then its name is the `Host`: one that somebody owns, which no name inside a cluster is.
-//! Controllers, kubelets and Prometheus call addresses, and send no `Origin`; no page can show a token, so whoever does may call by
-//! any name.
+//! A browser that can reach a stub, through a tunnel or on its node, lends that reach to any page its user opens: most
+//! requests need no preflight, and CORS only stops the page from reading the response. A page controls neither of two
+//! headers. The browser sends the page's `Origin` with every request that changes state and with every cross-origin
+//! read. A page whose name was rebound to this address is same-origin, but then the `Host` is that page's name, which
+//! belongs to a domain that someone can register; no cluster-internal name does. Controllers, kubelets and Prometheus
+//! use addresses and send no `Origin`. No page can present a token, so a caller that presents one may use any name.
 
 use std::net::IpAddr;
 
@@ -15,10 +15,10 @@ const ORIGIN_REFUSAL: &str =
     "a web page sent this (it has an Origin): controllers are programs, and send none";
 const HOST_REFUSAL: &str =
     "the Host is a name as a web page may have: call the address, or start with a token and show it";
-/// Ends of names that nobody can own.
+/// Suffixes of names that cannot be registered.
 const INTERNAL_SUFFIXES: [&str; 3] = [".svc", ".svc.cluster.local", ".localhost"];
 
-/// Why this request is refused as a web page's. `token`: one is demanded here.
+/// Returns why this request is refused as a web page's. `token`: this server requires a token.
 pub(crate) fn refusal_reason(headers: &HeaderMap, token: bool) -> Option<&'static str> {
     if headers.contains_key(header::ORIGIN) {
         return Some(ORIGIN_REFUSAL);
@@ -27,7 +27,7 @@ pub(crate) fn refusal_reason(headers: &HeaderMap, token: bool) -> Option<&'stati
     (named && !token).then_some(HOST_REFUSAL)
 }
 
-/// Neither an address nor a name of this machine or cluster.
+/// Whether a host is neither an address nor a name of this machine or cluster.
 fn is_public_name(host: &[u8]) -> bool {
     let Ok(authority) = Authority::try_from(host) else { return true };
     let host = authority.host().to_ascii_lowercase();

@@ -1,4 +1,5 @@
-//! The command line. Started as `/proxy`, as the images of an earlier design are, it is `rouse-stub proxy`.
+//! The command line. A program named `proxy` runs as `rouse-stub proxy`, because the images of an earlier design start
+//! it as `/proxy`.
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
 
@@ -6,7 +7,7 @@ use clap::{Parser, Subcommand};
 
 use crate::{launcher, proxy};
 
-/// What `sysexits.h` calls a service that is not there.
+/// `EX_UNAVAILABLE` of `sysexits.h`.
 const UNAVAILABLE: u8 = 69;
 
 #[derive(Debug, Parser)]
@@ -26,13 +27,13 @@ enum StubCommand {
     Node,
 }
 
-/// Runs the role that the command line names, to its end.
+/// Runs the role that the command line names until it ends.
 #[must_use]
 pub fn run() -> ExitCode {
     run_from(std::env::args_os())
 }
 
-/// As [`run`], with these words for the command line; the first is the program.
+/// Like [`run`], with these arguments as the command line. The first is the program.
 #[must_use]
 pub fn run_from(given: impl Iterator<Item = OsString>) -> ExitCode {
     match StubArgs::parse_from(with_role_subcommand(given)).role {
@@ -45,7 +46,7 @@ pub fn run_from(given: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// The command line with its role in it, also where the role is the program's name.
+/// Adds the role to the command line when the program's name implies it.
 fn with_role_subcommand(mut given: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let program = given.next().unwrap_or_default();
     let as_proxy = Path::new(&program).file_name().is_some_and(|name| name == "proxy");
@@ -53,7 +54,7 @@ fn with_role_subcommand(mut given: impl Iterator<Item = OsString>) -> Vec<OsStri
     std::iter::once(program).chain(role).chain(given.map(strip_relay_number)).collect()
 }
 
-/// `--relay-port-3` is `--relay-port`: there may be any number of them, and the number says no more.
+/// Turns `--relay-port-3` into `--relay-port`, which may be repeated. The number carries no meaning.
 fn strip_relay_number(word: OsString) -> OsString {
     let plain = || {
         let rest = word.to_str()?.strip_prefix("--relay-port-")?;

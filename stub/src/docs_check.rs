@@ -1,5 +1,5 @@
-//! Holds `docs/stub.md` to what the program has, and the program to what the page says: flags, their environment and
-//! their defaults, and paths with their methods.
+//! Checks `docs/stub.md` against the program, and the program against the page: flags with their environment variables
+//! and defaults, and paths with their methods.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,10 +13,10 @@ use tower_service::Service as _;
 
 use crate::cli;
 
-/// One row of a table, by the headings of its columns.
+/// One table row, keyed by column heading.
 type DocsTableRow = BTreeMap<String, String>;
 
-/// One role's part of the page.
+/// The page's section about one role.
 pub(crate) struct StubDocsSection {
     role: &'static str,
     text: String,
@@ -30,14 +30,14 @@ impl StubDocsSection {
         Self { role, text: text.split("\n## ").next().unwrap().to_owned() }
     }
 
-    /// Rows of all tables that have this column.
+    /// Returns the rows of all tables that have this column.
     fn rows(&self, column: &str) -> Vec<DocsTableRow> {
         let lines: Vec<&str> = self.text.lines().collect();
         let tables = lines.split(|line| !line.starts_with('|')).filter(|table| table.len() > 2);
         tables.flat_map(rows).filter(|row| row.contains_key(column)).collect()
     }
 
-    /// Every flag of the role stands in a table, with its environment and default, and no other does.
+    /// Asserts that the tables list exactly the role's flags. Each needs its environment variable and default.
     pub(crate) fn assert_flags_documented(&self) {
         let command = cli::StubArgs::command();
         let role = command.find_subcommand(self.role).expect("a role of that name");
@@ -63,7 +63,7 @@ impl StubDocsSection {
             let text = &said[&flag];
             let variable = arg.get_env().map(|name| name.to_str().unwrap().to_owned());
             let default = arg.get_default_values().iter().map(|value| value.to_str().unwrap().to_owned());
-            // A switch is off.
+            // A switch defaults to off, which the page need not state.
             for word in variable.into_iter().chain(default.filter(|word| word != "false")) {
                 let words = text.split(|c: char| !(c.is_alphanumeric() || "_.-".contains(c)));
                 let found = words.clone().any(|shown| shown == word) || text.contains(&format!("`{word}`"));
@@ -72,7 +72,7 @@ impl StubDocsSection {
         }
     }
 
-    /// Every path of the port stands in the table below this heading, with its methods, and no other does.
+    /// Asserts that the table below this heading lists exactly the port's paths. Each needs its methods.
     pub(crate) async fn assert_paths_documented(&self, heading: &str, router: Router) {
         let (_, below) =
             self.text.split_once(&format!("\n### {heading}\n")).expect("a table of the port's paths");
@@ -101,20 +101,20 @@ fn rows(table: &[&str]) -> Vec<DocsTableRow> {
     table[2..].iter().map(|line| columns.iter().cloned().zip(cells(line)).collect()).collect()
 }
 
-/// What stands between backquotes.
+/// Returns the texts between backquotes.
 fn code_spans(text: &str) -> impl Iterator<Item = String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>().into_iter()
 }
 
-/// `--relay-port-1` is `--relay-port`.
+/// Returns the flag's name; `--relay-port-1` becomes `--relay-port`.
 fn flag_name(span: &str) -> Option<String> {
     let flag = span.split(['=', ' ']).next()?;
     let numbered = flag.rsplit_once('-').filter(|(_, number)| number.parse::<u16>().is_ok());
     flag.starts_with("--").then(|| numbered.map_or(flag, |(flag, _)| flag).to_owned())
 }
 
-/// Paths and methods of a cell like `GET`, `PUT /a`, or `POST /b`, `/c`: a path without a method has that of the one
-/// before it.
+/// Parses a cell like `GET`, `PUT /a`, or `POST /b`, `/c`. A path without a method has the methods of the path before
+/// it.
 fn paths(cell: &str) -> Vec<(String, BTreeSet<String>)> {
     let (mut found, mut methods, mut fresh) = (Vec::new(), BTreeSet::new(), true);
     for span in code_spans(cell) {
@@ -133,7 +133,7 @@ fn paths(cell: &str) -> Vec<(String, BTreeSet<String>)> {
     found
 }
 
-/// A router tells its paths nowhere but in what it prints of itself: first those that it was given.
+/// Lists a router's paths from its `Debug` output, the only place that shows them. The registered paths come first.
 fn routes(router: &Router) -> BTreeSet<String> {
     let printed = format!("{router:?}");
     let (given, _) = printed.split_once("fallback_router").expect("paths, and what is done for all others");
@@ -143,7 +143,8 @@ fn routes(router: &Router) -> BTreeSet<String> {
     paths
 }
 
-/// Asks by a method that nobody has. Where something may be read, its head may be too.
+/// Finds a path's methods by sending an unknown method and reading `Allow`. `HEAD` is left out, since every `GET` route
+/// has it.
 async fn methods(mut router: Router, path: &str) -> BTreeSet<String> {
     let nobodys = Method::from_bytes(b"NOBODYS").unwrap();
     let request =

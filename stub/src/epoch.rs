@@ -1,22 +1,23 @@
-//! Which epochs can be a leader's.
+//! Decides which epochs a leader can plausibly have.
 //!
-//! A stub that obeys an epoch refuses every lower one from then on, so one number that no leader will ever reach would shut all
-//! leaders out until its container is started anew. A gateway's epoch is the number of its Lease, which Kubernetes keeps in 32
-//! bits, and at least the tens of seconds since 1970 (`election::floor` in the gateway). So what comes after another epoch is not
-//! far beyond both that one and the time. The first one is taken as it is: a cluster whose clock was once ahead has higher ones.
+//! A stub that accepts an epoch refuses every lower epoch from then on. A number that no leader will ever reach would
+//! therefore lock out all leaders until the container restarts. A gateway's epoch is the number of its Lease, which
+//! Kubernetes keeps in 32 bits, and at least the tens of seconds since 1970 (`election::floor` in the gateway). So a
+//! later epoch cannot be far beyond both the epoch before it and the time. The first epoch is accepted up to
+//! [`MAX_EPOCH`], because a cluster whose clock was once ahead has higher epochs.
 
 use std::time::SystemTime;
 
 use rouse_net::stub_api::Epoch;
 
-/// `leaseTransitions` of a Lease is a signed number of 32 bits.
+/// The highest epoch: `leaseTransitions` of a Lease is a signed 32-bit number.
 const MAX_EPOCH: Epoch = 0x7FFF_FFFF;
-/// Seconds of one epoch's growth.
+/// Seconds per step of the time-based epoch.
 const SECONDS_PER_EPOCH: u64 = 10;
-/// What clocks may differ by, or leaders change without a word to this stub: as many as a day has steps.
+/// Tolerance for clock differences and for leader changes that this stub did not see: one day of epochs.
 const MAX_EPOCHS_AHEAD: u64 = 24 * 3600 / SECONDS_PER_EPOCH;
 
-/// No leader has this epoch.
+/// No leader can have this epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "epoch {epoch} is further ahead than any leader's can be, the highest that is believed is {highest_plausible}: look at the clocks, and at \
@@ -27,7 +28,7 @@ pub(crate) struct EpochTooFarAhead {
     highest_plausible: Epoch,
 }
 
-/// Whether `told` can be a leader's after `newest`, which is 0 before any was heard.
+/// Checks whether a leader after epoch `newest` can have epoch `told`. `newest` is 0 before the first epoch.
 pub(crate) fn check_plausible(told: Epoch, newest: Epoch) -> Result<(), EpochTooFarAhead> {
     check_plausible_at(told, newest, unix_seconds())
 }
@@ -41,7 +42,7 @@ fn check_plausible_at(told: Epoch, newest: Epoch, seconds: u64) -> Result<(), Ep
     if told > most { Err(EpochTooFarAhead { epoch: told, highest_plausible: most }) } else { Ok(()) }
 }
 
-/// Since 1970.
+/// Seconds since 1970.
 #[expect(
     clippy::disallowed_methods,
     reason = "leaders count by the world's time, which no other clock tells"
@@ -59,22 +60,22 @@ mod tests {
         let now = 1_800_000_000;
         let time = now / SECONDS_PER_EPOCH;
         for (told, newest, believed) in [
-            // The first of all.
+            // The first epoch.
             (7, 0, true),
             (MAX_EPOCH, 0, true),
             (MAX_EPOCH + 1, 0, false),
             (Epoch::MAX, 0, false),
-            // A small Lease's next, also after a long silence, in which the time went on.
+            // The next transition of a Lease with a low number, also after a long silence in which the time moved on.
             (8, 7, true),
             (time, 7, true),
             (time + MAX_EPOCHS_AHEAD, 7, true),
             (time + MAX_EPOCHS_AHEAD + 1, 7, false),
             (Epoch::MAX, 7, false),
-            // Of a cluster whose clock was ahead.
+            // A cluster whose clock was ahead.
             (2_000_000_008, 2_000_000_007, true),
             (2_000_000_007 + MAX_EPOCHS_AHEAD + 1, 2_000_000_007, false),
             (MAX_EPOCH, MAX_EPOCH - 1, true),
-            // An older one is somebody else's to refuse.
+            // An older epoch passes here; the fence refuses it.
             (6, 7, true),
         ] {
             assert_eq!(check_plausible_at(told, newest, now).is_ok(), believed, "{told} after {newest}");

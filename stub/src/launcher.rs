@@ -1,8 +1,8 @@
 //! `rouse-stub launcher`: starts and stops engines inside a provider Pod, as its child processes.
 //!
-//! It speaks the REST API, version 2, of the public launcher and can stand in its place. Its state is the instances and
-//! one record of what happened to them (`registry`, `events`); each engine has a keeper that stays with it to its end
-//! (`keeper`), so no request waits for what another one does.
+//! It implements the public launcher's REST API, version 2, and can replace that launcher. Its state is the instances
+//! and one log of their events (`registry`, `events`). Each engine has its own supervisor task until the engine ends
+//! (`supervisor`), so no request waits for another request's engine.
 
 mod accelerators;
 mod api;
@@ -55,14 +55,14 @@ use supervisor::EngineSupervisor;
 
 use crate::serve;
 
-/// What `sysexits.h` calls wrong usage.
+/// `EX_USAGE` of `sysexits.h`.
 const EXIT_USAGE: u8 = 64;
-/// For answers that are under way when the last engine is gone.
+/// Time for responses still in flight after the last engine has ended.
 const LAST_RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// For the kernel to end what was killed.
+/// Time for the kernel to end killed processes.
 const KILL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Serves until SIGTERM, and ends its engines.
+/// Serves until SIGTERM or SIGINT, then ends its engines.
 #[must_use]
 pub fn run(args: LauncherArgs) -> ExitCode {
     tracing_subscriber::fmt()
@@ -80,7 +80,7 @@ pub fn run(args: LauncherArgs) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let result = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
         let result = runtime.block_on(serve_until_signal(settings));
-        // A driver that hangs holds a thread for ever.
+        // A hung driver blocks its thread forever.
         runtime.shutdown_background();
         result
     });
@@ -114,12 +114,12 @@ async fn serve_until_signal(settings: LauncherSettings) -> anyhow::Result<()> {
     tracing::info!("ending all engines");
     let end = launcher.shut_down().await;
     over.send_replace(true);
-    // Whoever does not take the rest of an answer by then does without.
+    // Responses that their clients have not read by then are cut.
     drop(timeout(LAST_RESPONSE_TIMEOUT, served).await);
     end
 }
 
-/// All that requests share.
+/// State that all requests share.
 #[derive(Debug)]
 struct Launcher {
     settings: LauncherSettings,
@@ -133,7 +133,7 @@ impl Launcher {
         Self { settings, registry: Arc::default(), children: family, fence: LauncherFence::default() }
     }
 
-    /// Starts an engine; the instance. What was begun is done, also when whoever asked for it is gone.
+    /// Starts an engine and returns its instance. The start completes even if the client disconnects.
     async fn create(
         self: &Arc<Self>,
         id: String,
@@ -214,13 +214,13 @@ impl Launcher {
             children: Arc::clone(&self.children),
             stop_receiver: orders,
         };
-        // Its end is told after its beginning.
+        // The supervisor starts after the registration, so that the engine's end is published after its start.
         let created = self.registry.add_started(reservation, spec, control, log);
         task::spawn(keeper.run());
         Ok(created)
     }
 
-    /// Stops all instances, side by side; what they were last.
+    /// Stops all instances concurrently and returns their last states.
     async fn stop_all(&self) -> Result<Vec<String>, String> {
         let stops: Vec<_> = self.registry.stop_handles().into_iter().map(|c| task::spawn(c.stop())).collect();
         let mut outcomes = Vec::new();
@@ -230,15 +230,15 @@ impl Launcher {
         outcomes.into_iter().collect()
     }
 
-    /// Starts nothing more, and ends all that runs.
+    /// Refuses new instances and ends all running engines.
     async fn shut_down(&self) -> anyhow::Result<()> {
         self.registry.stop_accepting();
         let mut news = self.registry.subscribe();
         let gone = async {
-            // Some may just be starting.
+            // Some engines may still be starting.
             while !self.registry.is_empty() {
                 self.registry.stop_handles().iter().for_each(|control| control.stop.notify_one());
-                // The registry is ours: it cannot go.
+                // `self` holds the registry, so the sender cannot be dropped.
                 drop(news.changed().await);
             }
         };
@@ -254,7 +254,7 @@ impl Launcher {
     }
 }
 
-/// A random UUID, from the kernel.
+/// Returns a random UUID from the kernel.
 fn random_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/uuid")?.trim_end().to_owned())
 }

@@ -1,4 +1,4 @@
-//! The stub: the gateway's hand in Pods and on nodes.
+//! The stub: the gateway's agent in Pods and on nodes.
 //!
 //! ```text
 //!   proxy      in a requester Pod: relays to the engine in the provider's, holds its gate and its readiness
@@ -6,9 +6,9 @@
 //!   node       on each node: device plugin and agent (not built yet)
 //! ```
 //!
-//! It decides nothing: whoever leads orders, with an epoch, and the stub does or refuses.
+//! The stub decides nothing: the leader sends orders with an epoch, and the stub executes or refuses them.
 
-// As in the crate `rouse`: releases abort at a panic, and with it end all streams.
+// As in the crate `rouse`: a release build aborts on panic, which ends all streams.
 #![warn(clippy::indexing_slicing)]
 
 mod accelerator_driver;

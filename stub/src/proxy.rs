@@ -1,4 +1,4 @@
-//! `rouse-stub proxy`: in a requester Pod, the one gate before an engine in another Pod.
+//! `rouse-stub proxy`: runs in a requester Pod and is the only gate before an engine in another Pod.
 //!
 //! ```text
 //!   relay and proxy ports   ──▶ gate ──▶ relay ──▶ engine     one thread and runtime per processor
@@ -6,7 +6,8 @@
 //!   probes, metrics, debug                                     everything else that is rare
 //! ```
 //!
-//! It holds no opinion: whoever leads says, with an epoch, when the gate is open, where the engine is, and when it sleeps.
+//! The proxy decides nothing: the leader sends orders with an epoch that open the gate, name the engine and put it to
+//! sleep.
 
 mod accelerators;
 mod actuation;
@@ -36,10 +37,10 @@ use state::Proxy;
 
 use crate::{serve, token::BearerToken};
 
-/// Why the proxy ended, and its exit codes.
+/// Why the proxy ended; each error has an exit code.
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    /// 10 and 11 are those of the public stub.
+    /// Exit codes 10 and 11 match the public stub's.
     #[error(transparent)]
     Listen(#[from] listen::Error),
     #[error("cannot use --token-file {file}: {source}")]
@@ -104,18 +105,18 @@ fn serve(args: &ProxyArgs) -> Result<(), Error> {
             tokio::spawn(target::follow_file(Arc::clone(&proxy), file, args.server_port));
         }
         shutdown::run_shutdown(&proxy, args, &mut signals, relaying).await;
-        // The answer to the order that ended it is still to be written.
+        // The response to the order that ended the proxy may still be in flight.
         ends.send_replace(true);
         let last = async { while servers.join_next().await.is_some() {} };
         drop(tokio::time::timeout(std::time::Duration::from_secs(1), last).await);
         Ok(())
     });
-    // An output that nobody reads may hold a thread for ever.
+    // A write to an unread output may block a thread forever.
     runtime.shutdown_background();
     served
 }
 
-/// Opens every port that is to be open from the start.
+/// Opens every port that listens from the start.
 fn listen_all(
     args: &ProxyArgs,
     proxy: &Arc<Proxy>,

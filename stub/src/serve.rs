@@ -1,7 +1,7 @@
-//! Listeners for everything that is rare: orders, questions, watches.
+//! HTTP servers for infrequent requests: orders, queries, watches.
 //!
-//! Not by axum's own server: that drops a call whose caller hangs up while it is carried out, and an order holds all the
-//! same. What only makes sense for somebody who listens ends by [`PeerDisconnect`].
+//! Not axum's own server, which drops a handler when its caller disconnects: an order must complete all the same.
+//! Handlers that serve only a connected caller end by [`PeerDisconnect`].
 
 use std::{
     io::{self, IoSlice},
@@ -26,42 +26,44 @@ use tokio::{
     time::{Duration, Instant, Sleep, sleep},
 };
 
-/// How long a call's head may take, and a connection may be idle.
+/// Longest time for a request head, and longest idle time of a connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
-/// Of each listener. A leader and a kubelet have a few connections, and a launcher one more for each who watches it.
+/// Limits of each listener. A leader and a kubelet have a few connections each, and a launcher has one more for each
+/// watcher.
 const DEFAULT_LIMITS: HttpServerLimits =
     HttpServerLimits { max_connections: 256, body_idle_timeout: Duration::from_secs(30) };
-/// After an accept that failed for want of descriptors: the listener stays readable, so trying again at once would spin.
+/// Pause after a failed accept, for example without free descriptors. The listener stays readable, so an immediate
+/// retry would spin.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug)]
 struct HttpServerLimits {
-    /// At a time. Further ones wait in the kernel's queue until one of these ends.
+    /// Concurrent connections. Further ones wait in the kernel's queue until one ends.
     max_connections: usize,
-    /// How long a call's body may pause.
+    /// Longest pause within a request body.
     body_idle_timeout: Duration,
 }
 
-/// A body that comes, or ends with an error: whoever holds it back would hold its connection.
+/// A body that fails when its sender pauses too long. Otherwise a silent sender would hold its connection.
 struct IdleTimeoutBody {
     body: Body,
     idle_timeout: Duration,
     idle_timer: Pin<Box<Sleep>>,
 }
 
-/// Whether the other side of a connection has closed it, or at least its own half: an extension of each request.
+/// Whether the peer has closed the connection or its sending half. An extension of each request.
 #[derive(Clone, Debug)]
 pub(crate) struct PeerDisconnect(watch::Receiver<bool>);
 
 impl PeerDisconnect {
-    /// Completes when it has.
+    /// Completes when the peer has disconnected.
     pub(crate) async fn wait(mut self) {
-        // A connection that is over has no other side.
+        // An error means that the connection itself has ended.
         drop(self.0.wait_for(|gone| *gone).await);
     }
 }
 
-/// A connection that notices its end, which hyper keeps to itself.
+/// A connection that reports the peer's end of stream, which hyper keeps to itself.
 struct EofDetectingStream {
     stream: TcpStream,
     eof_tx: watch::Sender<bool>,
@@ -141,7 +143,7 @@ impl HttpBody for IdleTimeoutBody {
     }
 }
 
-/// Serves until `ends` says so, and what is under way then.
+/// Serves until `ends` is true, then finishes the requests in flight.
 pub(crate) async fn serve(listener: TcpListener, router: Router, ends: watch::Receiver<bool>) {
     serve_with_limits(listener, router, ends, DEFAULT_LIMITS).await;
 }
@@ -207,10 +209,10 @@ mod tests {
 
     use super::*;
 
-    /// Longer than anything takes here, also on a busy machine: it only bounds a failure.
+    /// Longer than any step takes on a busy machine; it only bounds a failure.
     const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-    /// Whoever sends such a head is to send a body of one byte.
+    /// A head that announces a body of one byte.
     const HEAD: &[u8] = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n";
 
     async fn status(stream: &mut TcpStream) -> String {
@@ -236,7 +238,7 @@ mod tests {
         let mut late = TcpStream::connect(address).await.unwrap();
         late.write_all(HEAD).await.unwrap();
         assert_eq!(status(&mut late).await, "HTTP/1.1 400");
-        // And nothing more is expected there.
+        // The server closes the connection without further bytes.
         timeout(TEST_TIMEOUT, late.read_to_end(&mut Vec::new())).await.expect("it is closed").unwrap();
         let mut prompt = TcpStream::connect(address).await.unwrap();
         prompt.write_all(&[HEAD, b"x"].concat()).await.unwrap();
@@ -255,7 +257,7 @@ mod tests {
         assert!(early.is_err(), "two are served");
         drop(first);
         assert_eq!(status(&mut second).await, "HTTP/1.1 200");
-        // The end waits for no place.
+        // The shutdown does not wait for a free permit.
         let mut third = TcpStream::connect(address).await.unwrap();
         third.write_all(HEAD).await.unwrap();
         over.send_replace(true);

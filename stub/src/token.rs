@@ -1,12 +1,12 @@
-//! The bearer token of those who may give orders: as a file holds it, or known by its SHA-256 alone.
+//! The bearer token for orders, read from a file or known only by its SHA-256.
 //!
-//! A hash may stand where many can read it, such as in a Pod's spec: nobody finds the token by it, as long as the token was
-//! drawn by lot and not thought up.
+//! A hash may stand where many can read it, such as in a Pod's spec: it does not reveal the token, as long as the token
+//! is random and not a chosen word.
 //!
-//! A file is read for every call: it is a few bytes of a file system in memory, and the time at which it was written
-//! tells too little, since two versions of it may bear the same. A new token counts from the next call on, and the old
-//! one no longer does. While the file cannot be read, or is empty, the last token holds: whoever replaces it in two
-//! steps locks nobody out.
+//! The file is read for every call. It is a few bytes in an in-memory file system, and its modification time is not
+//! reliable, since two versions can have the same. A new token is valid from the next call on, and the old token no
+//! longer is. While the file cannot be read or is empty, the last token stays valid, so that replacing it in two steps
+//! locks no caller out.
 
 use std::{
     fs::File,
@@ -24,7 +24,7 @@ const MAX_TOKEN_FILE_BYTES: u64 = 64 << 10;
 
 #[derive(Debug)]
 pub(crate) enum BearerToken {
-    /// What the file says, as it says it now.
+    /// The token is the file's current content.
     File {
         file: PathBuf,
         last_read: Mutex<LastReadToken>,
@@ -39,11 +39,13 @@ pub(crate) struct TokenHash([u8; 32]);
 #[derive(Debug)]
 pub(crate) struct LastReadToken {
     token: String,
-    /// The file could not be read the last time, which was told.
+    /// The last read failed, and the failure was logged.
     failing: bool,
 }
 
 impl BearerToken {
+    /// Reads the token from a file.
+    ///
     /// # Errors
     /// The file cannot be read, or holds no token.
     pub(crate) fn from_file(file: PathBuf) -> io::Result<Self> {
@@ -51,7 +53,7 @@ impl BearerToken {
         Ok(Self::File { file, last_read: held })
     }
 
-    /// The request shows it.
+    /// Whether the request presents this token.
     pub(crate) fn is_presented(&self, headers: &HeaderMap) -> bool {
         let shown = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).and_then(bearer_token);
         let Some(shown) = shown else { return false };
@@ -120,7 +122,7 @@ fn bearer_token(value: &[u8]) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
 }
 
-/// Takes as long for a good beginning as for a bad one. Its length may be learned, and is no secret.
+/// Compares in constant time for equal lengths. The length may leak and is no secret.
 fn constant_time_eq(one: &[u8], other: &[u8]) -> bool {
     let differ = one.iter().zip(other).fold(0, |differ, (a, b)| std::hint::black_box(differ | (a ^ b)));
     one.len() == other.len() && differ == 0

@@ -1,4 +1,4 @@
-//! What tests of several crates share.
+//! Helpers that the tests of several crates share.
 
 pub mod port;
 pub mod run_queue;

@@ -1,20 +1,20 @@
-//! Exhaustive tests, sampled in the gate and whole in the soak.
+//! Exhaustive tests, sampled in the gate and complete in the soak.
 //!
-//! `make soak` sets `ROUSE_SOAK`, and every case runs. The gate runs a sample that another day's run chooses otherwise, so that all
-//! cases have their turn; the day is printed, and `ROUSE_DAY` takes it back.
+//! `make soak` sets `ROUSE_SOAK`, which runs every case. The gate runs a sample that changes from day to day, so that
+//! all cases get their turn. It prints the day, and `ROUSE_DAY` reproduces it.
 
 use std::{env, time::SystemTime};
 
-/// Whether exhaustive tests run whole.
+/// Whether exhaustive tests run completely.
 #[must_use]
 pub fn is_soak() -> bool {
     env::var_os("ROUSE_SOAK").is_some()
 }
 
-/// Days since 1970, or what `ROUSE_DAY` says: the seed of every sample.
+/// The seed of every sample: days since 1970, or the value of `ROUSE_DAY`.
 ///
 /// # Panics
-/// When `ROUSE_DAY` is no number.
+/// `ROUSE_DAY` is not a number.
 #[must_use]
 pub fn day() -> u64 {
     match env::var("ROUSE_DAY") {
@@ -29,7 +29,7 @@ pub fn size<T>(whole: T, sampled: T) -> T {
     if is_soak() { whole } else { sampled }
 }
 
-/// All of these cases in the soak; in the gate, `most` of them by the day, in their order. What was left out is printed.
+/// All of these cases in the soak. In the gate, `most` of them by the day, in their order; the choice is printed.
 #[must_use]
 pub fn cases<T: Copy + std::fmt::Debug>(all: &[T], most: usize) -> Vec<T> {
     if is_soak() || all.len() <= most {
@@ -42,13 +42,13 @@ pub fn cases<T: Copy + std::fmt::Debug>(all: &[T], most: usize) -> Vec<T> {
     cases
 }
 
-/// Where the day's `sampled` seeds of all these begin; 0 in the soak. A few days have every seed.
+/// The first of the day's `sampled` seeds out of `all`; 0 in the soak. A few days cover every seed.
 #[must_use]
 pub fn first_seed(all: u64, sampled: u64) -> u64 {
     if is_soak() { 0 } else { day() % all.div_ceil(sampled) * sampled }
 }
 
-/// Which of `of` cases a day has: consecutive days take the next ones in turn.
+/// The day's cases out of `of`: consecutive days take the next ones in turn.
 fn chosen(day: u64, of: usize, most: usize) -> Vec<usize> {
     let first = usize::try_from(day).unwrap_or_default().wrapping_mul(most) % of;
     let mut chosen: Vec<usize> = (0..most).map(|n| (first + n) % of).collect();

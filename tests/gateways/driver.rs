@@ -1,4 +1,4 @@
-//! What a gateway's driver does, and what reaches it from others, and when.
+//! A gateway's driver, and the delivery of events and published state between gateways.
 
 use rouse::{
     engine::{Admission, turn_clients::TurnClients},
@@ -14,7 +14,7 @@ use rouse::{
 use super::{FakeGate, FakeLease, FakeProcess, FakeProcessPhase, GATEWAYS, MultiGatewayHarness};
 
 impl MultiGatewayHarness {
-    /// Some of what was published, and of what others said, comes through; the rest later.
+    /// Delivers part of the published state and of the other gateways' demand. The rest follows later.
     pub(super) fn deliver(&mut self, gateway: usize) {
         for engine in std::mem::take(&mut self.gateways[gateway].unseen_engines) {
             if self.settling || self.random.chance(0.3) {
@@ -54,7 +54,7 @@ impl MultiGatewayHarness {
         self.send(gateway, Event::Published { engine: engine.clone(), generation, published });
     }
 
-    /// What the driver does.
+    /// Runs one pass of the driver.
     pub(super) fn turn(&mut self, number: usize) {
         let mut events = std::mem::take(&mut self.gateways[number].inbox);
         events.extend(self.sample(number));
@@ -79,7 +79,7 @@ impl MultiGatewayHarness {
         self.publish(number);
     }
 
-    /// Only who leads and knows what runs orders engines about.
+    /// Checks that only a leader that has adopted the running engines orders engines.
     pub(super) fn check_role(&mut self, number: usize, commands: &[Command]) {
         if number == self.leader && self.adopts_at.is_none() {
             return;
@@ -124,7 +124,7 @@ impl MultiGatewayHarness {
                     idle_gap: None,
                 });
             }
-            // The leader hears it of the stub, which knows of all gateways' requests.
+            // The leader's count comes from the stub, which knows all gateways' requests.
             let left = if leader { all } else { own };
             if gate.closing && left == 0 {
                 gate.closing = false;
@@ -261,7 +261,7 @@ impl MultiGatewayHarness {
             }
             Command::Refuse { waiter, fault } => {
                 self.gateways[number].parked.remove(&waiter);
-                // Only an engine that dies again and again is a reason.
+                // Only an engine that dies repeatedly is a valid reason.
                 if !matches!(fault, Fault::ModelNotReady { .. }) {
                     self.violation(format!("waiter {} is refused: {fault}", waiter.0));
                 }
@@ -290,7 +290,7 @@ impl MultiGatewayHarness {
         self.count(if number == self.leader { "grants by leaders" } else { "grants by followers" });
         let (ends, gateway) = (self.now + Millis(self.random.between(10, 3000)), number);
         if let Some(gate) = self.gate(number, &engine, generation) {
-            // What was told of it last may look like no change.
+            // Report the next sample even if it equals the last.
             gate.last_sample = (u32::MAX, Tick(0));
         }
         match self.process(&engine, generation).map(|process| (process.phase, process.stub_gate_open)) {
@@ -307,7 +307,7 @@ impl MultiGatewayHarness {
                 self.park(number, waiter.model, waiter.arrived, waiter.stream);
             }
             Some((phase, true)) => self.violation(format!("a request reaches {engine}, which is {phase:?}")),
-            // Nobody is there any more, and that was not heard yet.
+            // The process is gone, and this gateway has not received that yet.
             None => {
                 self.count("broken connections");
                 if canary {
@@ -318,7 +318,7 @@ impl MultiGatewayHarness {
         }
     }
 
-    /// What this gateway has to say is there for others to hear.
+    /// Publishes this gateway's state for the others.
     pub(super) fn publish(&mut self, number: usize) {
         let said = self.gateways[number].fleet.demand();
         if said != self.gateways[number].published_demand {
@@ -327,7 +327,7 @@ impl MultiGatewayHarness {
                 self.gateways[other].unseen_gateways.insert(number);
             }
         }
-        // Before it has adopted what runs it knows no more than others.
+        // Before its adoption the leader knows no more than the others.
         if number != self.leader || !self.gateways[number].fleet.leads() || self.adopts_at.is_some() {
             return;
         }

@@ -1,4 +1,4 @@
-//! What is physically true of engines, whoever leads.
+//! The physical state of engines, whichever gateway leads.
 
 use rouse::{
     fault::FailureCause,
@@ -17,7 +17,7 @@ impl MultiGatewayHarness {
         self.end_process(&engine, FailureCause::Killed(9));
     }
 
-    /// With it the connections of all that use it break.
+    /// Ends a process, which breaks all connections to it.
     pub(super) fn end_process(&mut self, engine: &EngineId, cause: FailureCause) {
         let Some(process) = self.processes.remove(engine) else { return };
         let generation = process.generation;
@@ -25,7 +25,7 @@ impl MultiGatewayHarness {
         self.report_outcome(Event::Gone { engine: engine.clone(), generation, cause });
     }
 
-    /// Only a leader that knows what runs hears of it; one that does not yet will find out.
+    /// Reports to a leader that has adopted the running engines. A leader before its adoption finds out by itself.
     pub(super) fn report_outcome(&mut self, event: Event) {
         if self.adopts_at.is_none() {
             self.send(self.leader, event);
@@ -43,7 +43,7 @@ impl MultiGatewayHarness {
                 gate.last_lease_end = self.now;
             }
             if lease.canary {
-                // Its last byte proves as much as its first.
+                // The last byte proves as much as the first.
                 let (engine, generation, verdict) = (lease.engine, lease.generation, CanaryVerdict::Passed);
                 gateway.inbox.push(Event::Canary { engine, generation, verdict });
             }
@@ -97,7 +97,7 @@ impl MultiGatewayHarness {
         phase: FakeProcessPhase,
         due: Tick,
     ) {
-        // It may have just died, and the leader has not heard.
+        // The engine may have just died without the leader's knowledge.
         if let Some(process) = self.process(engine, generation) {
             process.memory_released &= phase != FakeProcessPhase::Waking;
             (process.phase, process.due) = (phase, Some(due));

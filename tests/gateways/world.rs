@@ -1,4 +1,4 @@
-//! The world the gateways are in: what is physically true of engines and requests, and what reaches whom, and when.
+//! The gateways' world: the physical state of engines and requests, and which events reach which gateway, and when.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,19 +27,19 @@ pub(crate) struct MultiGatewayHarness {
     configuration: FleetConfig,
     gateways: Vec<FakeGateway>,
     leader: usize,
-    /// When the leader has found out what runs; until then it decides nothing.
+    /// When the leader adopts the running engines; until then it decides nothing.
     adopts_at: Option<Tick>,
     processes: BTreeMap<EngineId, FakeProcess>,
     leases: Vec<FakeLease>,
     published: BTreeMap<EngineId, (Generation, Option<PublishedEngine>)>,
     delayed_events: Vec<(Tick, usize, Event)>,
     waiters: u64,
-    /// Everything is told at once, and nothing happens any more by chance.
+    /// All events are delivered at once, and no more random events happen.
     settling: bool,
     pub(crate) tally: BTreeMap<&'static str, u64>,
     pub(crate) transcript: Option<Vec<String>>,
     violations: Vec<String>,
-    /// What the plan that is carried out opens and closes again: closes go first, and nobody gets in.
+    /// Gates that the current plan opens and closes again: closes run first, and no request passes.
     skipped_openings: BTreeSet<EngineId>,
 }
 
@@ -49,9 +49,9 @@ struct FakeGateway {
     inbox: Vec<Event>,
     gates: BTreeMap<EngineId, FakeGate>,
     parked: BTreeMap<WaiterId, Waiter>,
-    /// Engines of which something was published that it has not heard.
+    /// Engines with published state that has not been delivered.
     unseen_engines: BTreeSet<EngineId>,
-    /// Gateways whose demand it has not heard.
+    /// Gateways whose demand has not been delivered.
     unseen_gateways: BTreeSet<usize>,
     published_demand: BTreeMap<ModelName, GatewayDemand>,
 }
@@ -61,7 +61,7 @@ struct FakeGate {
     generation: Generation,
     open: bool,
     awaiting_stub: bool,
-    /// Closed, and its drain not reported yet.
+    /// Closed, with its drain not reported yet.
     closing: bool,
     last_sample: (u32, Tick),
     last_lease_end: Tick,
@@ -71,7 +71,7 @@ struct FakeGate {
 enum FakeProcessPhase {
     Launching,
     Loading,
-    /// It answers.
+    /// The engine serves.
     Up,
     FallingAsleep(SleepLevel),
     Asleep(SleepLevel),
@@ -86,9 +86,9 @@ struct FakeProcess {
     /// When the phase ends, if it does.
     due: Option<Tick>,
     accelerators: Vec<AcceleratorId>,
-    /// Its stub lets requests in.
+    /// The stub's gate is open.
     stub_gate_open: bool,
-    /// It sleeps, or slept before it was stopped: most of its memory is free.
+    /// The engine sleeps, or slept before it was stopped: most of its memory is free.
     memory_released: bool,
 }
 
@@ -206,7 +206,7 @@ impl MultiGatewayHarness {
         self.gateways[gateway].inbox.push(event);
     }
 
-    /// A new gateway: it follows, and hears of everything.
+    /// Starts a new gateway as a follower that will receive all published state.
     fn start_gateway(&mut self, gateway: usize) {
         let said = (0..GATEWAYS).filter(|other| *other != gateway);
         let fresh = FakeGateway {
@@ -220,7 +220,8 @@ impl MultiGatewayHarness {
         self.send(gateway, Event::LeadershipChanged { leads: false });
     }
 
-    /// Who led is told before the next one is, and the next one has heard everything that was published.
+    /// Elects a leader. The old leader is notified before the new one, and the new one has received all published
+    /// state.
     fn elect(&mut self, gateway: usize) {
         if self.leader != gateway {
             self.count("leaders changed");
@@ -241,7 +242,7 @@ impl MultiGatewayHarness {
         known.chain(self.published.keys().cloned()).collect()
     }
 
-    /// The leader finds what runs. Whatever moves has come to its end by then.
+    /// The leader adopts the running engines. Every transition has ended by then.
     fn adopt(&mut self) {
         self.adopts_at = None;
         self.processes.retain(|_, process| process.phase != FakeProcessPhase::Stopping);
@@ -261,7 +262,7 @@ impl MultiGatewayHarness {
                 FakeProcessPhase::Asleep(level) => Some(level),
                 _ => None,
             };
-            // What is up is let in to: whatever the one before had begun is nobody's any more.
+            // The gate of a running engine is open: the previous leader's unfinished work is abandoned.
             process.stub_gate_open = process.phase == FakeProcessPhase::Up;
             let accelerators = process.accelerators.clone();
             let ready = matches!(process.phase, FakeProcessPhase::Up | FakeProcessPhase::Asleep(_));
@@ -320,7 +321,7 @@ impl MultiGatewayHarness {
         }
     }
 
-    /// A fleet goes on from what a journal that starts over says of it.
+    /// Replaces a fleet with one restored from its journal snapshot.
     fn resume_from_snapshot(&mut self) {
         let gateway = self.random.between(0, GATEWAYS as u64 - 1) as usize;
         let line = journal::write_turn(self.now, &self.gateways[gateway].fleet.snapshot()).expect("a line");
@@ -369,7 +370,7 @@ impl MultiGatewayHarness {
         }
     }
 
-    /// A gateway dies with all that was its own, and another takes its place.
+    /// A gateway dies with all its state, and a new one takes its place.
     fn restart(&mut self) {
         self.count("gateways restarted");
         let gateway = self.random.between(0, GATEWAYS as u64 - 1) as usize;

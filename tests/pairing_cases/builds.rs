@@ -1,4 +1,4 @@
-//! Launchers of another LauncherConfig, or of one as it was before, make way.
+//! Launchers of another LauncherConfig, or of an earlier version of it, are replaced.
 
 use rouse::{
     pairing::{
@@ -25,7 +25,7 @@ fn launcher() -> ProviderId {
     ProviderId::launcher("a".into())
 }
 
-/// The launcher of `a` is ready, and of this build.
+/// Reports the launcher of `a` as ready, with this build.
 fn ready(case: &mut PairingCase, build: u64) {
     case.provider(&launcher(), ProviderPhase::Ready, |seen| seen.build = Some(LauncherBuild(build)));
 }
@@ -106,7 +106,7 @@ fn a_launcher_of_another_configuration_makes_way_for_who_asks() {
     let mut case = PairingCase::new(1);
     ready(&mut case, 1);
     let id = awake(&mut case, "one", of_build(1, 1));
-    // The same engine, but not of such a launcher.
+    // The same engine, but not from such a launcher.
     case.requester("other", of_build(2, 1), &["a"], |_| ());
     assert!(!case.has(deletes_launcher), "somebody is bound there");
     case.put_to_sleep("one", &id);
@@ -120,7 +120,8 @@ fn a_launcher_of_another_configuration_makes_way_for_who_asks() {
     case.launched(&id);
 }
 
-/// Who is served next is whom the launcher is made for: else each would replace that of the other.
+/// The launcher is made for the requester that is served next; otherwise two requesters would keep replacing each
+/// other's.
 #[test]
 fn a_launcher_is_made_for_who_is_served_next_and_not_for_who_came_first() {
     let mut case = PairingCase::new(1);

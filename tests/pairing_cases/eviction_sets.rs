@@ -1,4 +1,6 @@
-//! Whole reports on file of which sleepers go, where taking the oldest of each accelerator one by one would be wrong.
+//! Snapshots of the evicted sleepers.
+//!
+//! In these cases evicting the oldest of each accelerator one by one would be wrong.
 
 use std::collections::BTreeSet;
 
@@ -14,10 +16,11 @@ use rouse::{
 
 use crate::harness::*;
 
-/// What sleepers may keep of each accelerator.
+/// The sleepers' budget on each accelerator.
 const BUDGET: Bytes = Bytes::gib(8);
 
-/// A node of so many accelerators with these sleepers, used in this order: what each keeps of each of its accelerators.
+/// A node with this many accelerators and these sleepers, used in this order. Each sleeper keeps `gib` on each of its
+/// accelerators.
 fn asleep(accelerators: usize, all: &[(u64, &[&str])]) -> PairingCase {
     let mut case = PairingCase::new(accelerators);
     for (number, (gib, on)) in (1..).zip(all) {
@@ -30,7 +33,7 @@ fn asleep(accelerators: usize, all: &[(u64, &[&str])]) -> PairingCase {
     case
 }
 
-/// One in the launcher of its lowest accelerator, which is made if it is not there.
+/// An awake engine in the launcher of its lowest accelerator, which is created if it is missing.
 fn awake_in_launcher(case: &mut PairingCase, number: u64, gib: u64, on: &[&str]) -> PairingEngineId {
     let mut asked = ask(ProviderMode::Launcher, number);
     asked.sizes.asleep = Bytes::gib(gib);
@@ -43,7 +46,7 @@ fn awake_in_launcher(case: &mut PairingCase, number: u64, gib: u64, on: &[&str])
     id
 }
 
-/// As [`asleep`], with one launcher for each accelerator.
+/// Like [`asleep`], with one launcher for each accelerator.
 fn asleep_in_launchers(accelerators: usize, all: &[(u64, &[&str])]) -> PairingCase {
     let mut case = PairingCase::new(accelerators);
     for (number, (gib, on)) in (1..).zip(all) {
@@ -59,7 +62,7 @@ fn sleepers(case: &PairingCase) -> Vec<PairingEngine> {
     sleepers
 }
 
-/// Who keeps what, and of which accelerator too much is kept.
+/// Lists the memory that each sleeper keeps, and the accelerators over budget.
 fn kept(case: &PairingCase) -> Vec<String> {
     let mut lines = vec!["sleepers, the one used longest ago first:".to_owned()];
     for PairingEngine { id, reserved: held, provider, .. } in sleepers(case) {
@@ -74,7 +77,7 @@ fn kept(case: &PairingCase) -> Vec<String> {
     lines
 }
 
-/// What goes when an engine is to be launched on these, told beside what would go one by one.
+/// Reports the sleepers that a launch on these accelerators evicts, next to the one-by-one choice.
 fn report(case: &mut PairingCase, mode: ProviderMode, on: &[&str]) -> String {
     let (mut lines, sleepers) = (kept(case), sleepers(case));
     let one_by_one = one_by_one(case, &sleepers, on);
@@ -93,7 +96,7 @@ fn report(case: &mut PairingCase, mode: ProviderMode, on: &[&str]) -> String {
     lines.join("\n")
 }
 
-/// Accelerator by accelerator the oldest, until it is enough there.
+/// Evicts the oldest sleepers of each accelerator in turn until it is within its budget.
 fn one_by_one<'a>(
     case: &PairingCase,
     sleepers: &'a [PairingEngine],
@@ -174,7 +177,7 @@ fn engines_of_several_launchers_of_a_node() {
     assert!(case.has(binds(&new)), "{}", case.reason("new"));
 }
 
-/// Of three launchers, each of which has a sleeper on `c`; the last one has just fallen asleep.
+/// Three launchers, each with a sleeper on `c`; the last sleeper has just fallen asleep.
 #[test]
 fn nothing_goes_before_the_last_sleep_of_any_launcher_has_settled() {
     let mut case = asleep_in_launchers(3, &[(3, &["a", "c"]), (3, &["b", "c"])]);

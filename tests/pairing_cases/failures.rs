@@ -1,4 +1,4 @@
-//! The failures of the reference, one by one, each with what becomes of it here.
+//! The reference's failures, one by one, each with its outcome here.
 
 use rouse::{
     pairing::{
@@ -24,7 +24,7 @@ fn requester_deleted_while_its_provider_starts() {
     case.provider(&ProviderId::direct(&id), ProviderPhase::Running, |_| ());
     case.finalized("one");
     case.delete("one");
-    // It serves nobody and never has: what it takes is given back, and its requester does not wait for its start.
+    // The engine has never served: its memory is released, and its requester does not wait for its start.
     case.done(ends(&id));
     case.done(unbinds(&id));
     case.finalized("one");
@@ -75,7 +75,8 @@ fn a_launcher_is_started_anew() {
     let launcher = ProviderId::launcher("a".into());
     case.provider(&launcher, ProviderPhase::Running, |seen| seen.restarts = 1);
     assert!(case.has(deletes("one")));
-    // Something might have been launched in the new container meanwhile: it is believed gone when the launcher says so.
+    // The new container might have launched an engine meanwhile: the engine counts as gone once the launcher reports
+    // so.
     assert_eq!(case.known(&id).reserved, Bytes::gib(60));
     case.provider(&launcher, ProviderPhase::Ready, |seen| seen.restarts = 1);
     case.complete(queries(&id), condition(QueriedCondition::Absent));
@@ -116,7 +117,7 @@ fn the_controller_is_restarted_and_adopts_what_runs() {
     case.provider(&ProviderId::direct(&used), ProviderPhase::Ready, |seen| seen.records = vec![record]);
     case.provider(&ProviderId::direct(&sleeper), ProviderPhase::Ready, |seen| seen.records = vec![other]);
     case.on(PairingEvent::Listed);
-    // Whatever has not been asked counts as awake.
+    // An engine that has not been queried yet counts as awake.
     assert_eq!(case.node().reserved(&"b".into()), Bytes::gib(60));
     case.complete(queries(&used), condition(QueriedCondition::Awake));
     case.complete(queries(&sleeper), asleep());
@@ -203,7 +204,7 @@ fn the_stub_cannot_be_reached() {
     assert!(!case.has(opens(&id)), "not at once again");
     case.advance(Millis(150));
     case.done(opens(&id));
-    // Its container is another one: gated, and without a target.
+    // The stub's container is a new one: gated, and without a target.
     case.requester("one", ask(ProviderMode::Sleep, 1), &["a"], |seen| {
         seen.stub_container = Some("other".into())
     });
@@ -217,7 +218,7 @@ fn the_node_is_not_reached_while_the_requester_is_deleted() {
     case.delete("one");
     let settings = rouse::pairing::settings::PairingSettings::default();
     case.advance(settings.max_hold(&case.known(&id).sizes) + Millis(1));
-    // Neither gate, nor sleep, nor anything else had an outcome.
+    // The gate, the sleep and every other command are without an outcome.
     assert!(case.has(ends(&id)), "it is fenced: {:#?}", case.story);
     case.finalized("one");
     assert!(!case.has_finalizer("one"), "its requester is let go");
@@ -287,7 +288,7 @@ fn a_large_engine_is_given_the_time_that_its_bytes_take_and_a_small_one_what_is_
     assert_eq!(settings.wake_timeout_for(&sizes(16, 16)), settings.wake_timeout);
     assert_eq!(settings.sleep_timeout_for(&sizes(70, 140)), Millis::secs(150));
     assert_eq!(settings.wake_timeout_for(&sizes(70, 140)), Millis::secs(150));
-    // While its engine falls asleep its requester is held.
+    // The requester is held while its engine falls asleep.
     let mut case = PairingCase::new(1);
     let id = case.cold_start("one", ask(ProviderMode::Sleep, 1), &["a"]);
     case.delete("one");
@@ -390,7 +391,7 @@ fn a_requester_that_was_served_before_a_restart_is_replaced_when_its_engine_is_n
     case.lead(1, 2);
     case.requester("one", ask(ProviderMode::Sleep, 1), &["a"], |seen| seen.finalizer = true);
     case.on(PairingEvent::Listed);
-    // Its gate is open to what is gone: another engine would be started behind that.
+    // The requester's gate is open to a vanished engine, so another engine must not start behind it.
     assert!(case.has(deletes("one")) && !case.has(creates(&id)));
 }
 
@@ -407,7 +408,8 @@ fn a_requester_whose_engine_never_answers_after_a_restart_is_replaced() {
     assert!(case.has(ends(&id)) && case.has(deletes("one")));
 }
 
-/// A leader before gave it an engine, which died; that leader took its record away and was lost before it deleted the requester.
+/// A previous leader gave the requester an engine, which died. That leader removed the engine's record, and failed
+/// before it deleted the requester.
 #[test]
 fn nothing_is_made_behind_a_gate_that_a_leader_before_may_have_left_open() {
     for mode in [ProviderMode::Sleep, ProviderMode::Launcher] {

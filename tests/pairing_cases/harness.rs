@@ -1,4 +1,4 @@
-//! A node in a test's hands: what is seen is said, what is ordered is looked at.
+//! A node under a test's control: the test reports observations and inspects the orders.
 
 use rouse::{
     model::{AcceleratorId, SleepLevel, SleepLevelPolicy},
@@ -20,9 +20,9 @@ use rouse::{
 pub(crate) struct PairingCase {
     pub(crate) pairing: Pairing,
     pub(crate) now: Tick,
-    /// Everything ordered so far, in words.
+    /// All orders so far, as text.
     pub(crate) story: Vec<String>,
-    /// Gates that are to be closed before there is an engine are closed at once.
+    /// Acknowledges at once the closing of a requester's gate before there is an engine.
     pub(crate) auto_close_gates: bool,
     orders: Vec<PairingCommand>,
 }
@@ -50,7 +50,7 @@ pub(crate) fn engine(mode: ProviderMode, fingerprint: u64, on: &[&str]) -> Pairi
     PairingEngineId { mode, accelerators: accelerators.into(), fingerprint: EngineFingerprint(fingerprint) }
 }
 
-/// What there is of one that is well.
+/// The facts of a healthy accelerator.
 pub(crate) fn accelerator(index: u32) -> AcceleratorFacts {
     let sleeping = Some(Bytes::gib(8));
     AcceleratorFacts {
@@ -63,7 +63,7 @@ pub(crate) fn accelerator(index: u32) -> AcceleratorFacts {
 }
 
 impl PairingCase {
-    /// A node with so many accelerators, `a`, `b`, …, of 80 GiB, with 8 GiB each for sleepers.
+    /// A node with this many accelerators, `a`, `b`, …, of 80 GiB, with 8 GiB each for sleepers.
     pub(crate) fn new(accelerators: usize) -> Self {
         let mut case = Self {
             pairing: Pairing::new(PairingSettings::default()),
@@ -77,7 +77,7 @@ impl PairingCase {
         case
     }
 
-    /// A leader with this epoch, which has been told of the node and not of its Pods.
+    /// Starts a leader with this epoch, which knows the node but not its Pods.
     pub(crate) fn lead(&mut self, accelerators: usize, epoch: u64) {
         self.orders.clear();
         self.on(PairingEvent::LeadershipGained { epoch: Epoch(epoch) });
@@ -141,7 +141,7 @@ impl PairingCase {
         self.node().engines.get(engine).expect("the engine is known")
     }
 
-    /// Our finalizer is on it.
+    /// Whether our finalizer is on the requester.
     pub(crate) fn has_finalizer(&self, requester: &str) -> bool {
         self.node()
             .requesters
@@ -149,18 +149,18 @@ impl PairingCase {
             .is_some_and(|known| known.observed.finalizer)
     }
 
-    /// Starts in a row that failed.
+    /// The requester's consecutive failed starts.
     pub(crate) fn failures(&self, requester: &str) -> u32 {
         self.node().requesters.get(&RequesterId::from(requester)).map_or(0, |known| known.failures)
     }
 
-    /// Why nothing more is done for it at this moment.
+    /// Why the requester is waiting now.
     pub(crate) fn reason(&self, requester: &str) -> String {
         let plan = self.pairing.plan_everywhere(self.now);
         plan.reasons.get(&(node(), requester.into())).cloned().unwrap_or_default()
     }
 
-    // What is seen
+    // Observations
 
     pub(crate) fn requester(
         &mut self,
@@ -190,7 +190,7 @@ impl PairingCase {
         self.on(PairingEvent::RequesterObserved { node: node(), requester: id.into(), observed: seen });
     }
 
-    /// Killed without grace: its accelerators are handed on at once.
+    /// Kills a requester without grace: its accelerators are reassigned at once.
     pub(crate) fn kill(&mut self, id: &str) {
         let mut seen =
             self.node().requesters.get(&RequesterId::from(id)).expect("it is known").observed.clone();
@@ -231,9 +231,9 @@ impl PairingCase {
         id
     }
 
-    // What is ordered
+    // Orders
 
-    /// Takes the orders that are like this; others stay.
+    /// Takes the orders that match; the others stay.
     fn take(&mut self, like: impl Fn(&PairingAction) -> bool) -> Vec<PairingCommand> {
         let (taken, left) = std::mem::take(&mut self.orders).into_iter().partition(|c| like(&c.action));
         self.orders = left;
@@ -244,12 +244,12 @@ impl PairingCase {
         self.orders.iter().any(|command| like(&command.action))
     }
 
-    /// An order that is like this.
+    /// Returns an order that matches.
     pub(crate) fn ordered(&self, like: impl Fn(&PairingAction) -> bool) -> Option<&PairingCommand> {
         self.orders.iter().find(|command| like(&command.action))
     }
 
-    /// There is one order like this, and this becomes of it.
+    /// Completes the only order that matches, with this result.
     pub(crate) fn complete(
         &mut self,
         like: impl Fn(&PairingAction) -> bool,
@@ -270,9 +270,9 @@ impl PairingCase {
         self.complete(like, Err(CommandFailure::Refused));
     }
 
-    // Longer ways
+    // Longer sequences
 
-    /// The engine of this requester, in a Pod of its own, has been created, has started and is open.
+    /// Creates and starts this requester's engine in its own Pod, and opens its gate.
     pub(crate) fn cold_start(&mut self, id: &str, asked: RequestedEngine, on: &[&str]) -> PairingEngineId {
         let id_of = engine(asked.mode, asked.fingerprint.0, on);
         self.requester(id, asked, on, |_| ());
@@ -285,7 +285,7 @@ impl PairingCase {
         id_of
     }
 
-    /// The engine of this requester has been started, in whatever mode, and is open.
+    /// Starts this requester's engine in any mode, and opens its gate.
     pub(crate) fn started(&mut self, id: &str, asked: RequestedEngine, on: &[&str]) -> PairingEngineId {
         if asked.mode != ProviderMode::Launcher {
             return self.cold_start(id, asked, on);
@@ -300,7 +300,7 @@ impl PairingCase {
         id_of
     }
 
-    /// An engine for which its launcher is ready has been started, and is open.
+    /// Starts an engine in its ready launcher, and opens its gate.
     pub(crate) fn launched(&mut self, id: &PairingEngineId) {
         self.done(binds(id));
         self.done(launches(id));
@@ -317,7 +317,7 @@ impl PairingCase {
         }
     }
 
-    /// The requester goes and its engine falls asleep, with a pause behind it in which the meters settle.
+    /// Deletes the requester and puts its engine to sleep, then waits until the meters have settled.
     pub(crate) fn put_to_sleep(&mut self, id: &str, of: &PairingEngineId) {
         self.delete(id);
         self.done(closes_gate(of));
@@ -405,7 +405,7 @@ pub(crate) fn deletes_launcher(order: &PairingAction) -> bool {
     matches!(order, PairingAction::Provider { step: ProviderStep::Delete { .. }, .. })
 }
 
-/// Anything that makes an engine take memory.
+/// Whether an order makes an engine take memory.
 pub(crate) fn starts_anything(order: &PairingAction) -> bool {
     matches!(
         order,
@@ -416,7 +416,7 @@ pub(crate) fn starts_anything(order: &PairingAction) -> bool {
     )
 }
 
-/// At which level this orders an engine to sleep.
+/// The level at which this orders an engine to sleep.
 pub(crate) fn level_of(PairingCommand { action: order, .. }: &PairingCommand) -> Option<u8> {
     let PairingAction::Engine { step: EngineStep::Sleep { level, .. }, .. } = order else { return None };
     Some(level.number())

@@ -1,4 +1,4 @@
-//! Host RAM that level-1 sleepers keep: one sum over all Pods and launchers of a node, and one within each Pod's memory limit.
+//! Host RAM of level-1 sleepers: one sum over all Pods and launchers of a node, and one within each Pod's memory limit.
 //! The complete reports are snapshots.
 
 use rouse::{
@@ -12,10 +12,10 @@ use rouse::{
 
 use crate::harness::*;
 
-/// What sleepers may keep of it; each of those here keeps 20 GiB at level 1.
+/// The sleepers' budget of host RAM. Each sleeper here keeps 20 GiB at level 1.
 const HOST: Bytes = Bytes::gib(50);
 
-/// An engine of this kind in its own Pod, or in its accelerator's launcher.
+/// An awake engine of this kind in its own Pod, or in its accelerator's launcher.
 fn awake(
     case: &mut PairingCase,
     mode: ProviderMode,
@@ -26,7 +26,7 @@ fn awake(
     case.started(&format!("of-{number}"), RequestedEngine { level, ..ask(mode, number) }, &[on])
 }
 
-/// Five engines of a node are awake.
+/// A node with five awake engines.
 fn all_awake() -> (PairingCase, Vec<(PairingEngineId, SleepLevelPolicy)>) {
     let mut case = PairingCase::new(5);
     case.on(PairingEvent::Node {
@@ -48,7 +48,7 @@ fn all_awake() -> (PairingCase, Vec<(PairingEngineId, SleepLevelPolicy)>) {
     (case, awake)
 }
 
-/// Its requester goes: what becomes of it, in words.
+/// Deletes the engine's requester, and describes the engine's outcome.
 fn goes(case: &mut PairingCase, id: &PairingEngineId) -> String {
     let name = format!("of-{}", id.fingerprint.0);
     case.delete(&name);
@@ -92,7 +92,7 @@ fn over_all_pods_and_launchers_of_a_node() {
     insta::assert_snapshot!(lines.join("\n"));
 }
 
-/// Of a provider's Pod, as it is seen from now on.
+/// Sets the observed memory limit of a provider's Pod.
 fn limited(case: &mut PairingCase, provider: &ProviderId, limit: Bytes) {
     case.provider(provider, ProviderPhase::Ready, |seen| seen.memory_limit = Some(limit));
 }

@@ -11,7 +11,7 @@ use rouse::{
 
 use crate::harness::*;
 
-/// Many of these fit on an accelerator, asleep and awake.
+/// An engine of which many fit on an accelerator, asleep and awake.
 fn small(fingerprint: u64) -> RequestedEngine {
     let mut asked = ask(ProviderMode::Launcher, fingerprint);
     (asked.sizes.awake, asked.sizes.asleep, asked.build) =
@@ -30,7 +30,7 @@ fn holds(case: &mut PairingCase, most: u32) {
     });
 }
 
-/// One accelerator whose launcher is ready and holds so many engines.
+/// One accelerator with a ready launcher that holds this many engines.
 fn launcher_of(most: u32) -> PairingCase {
     let mut case = PairingCase::new(1);
     holds(&mut case, most);
@@ -53,7 +53,7 @@ fn sleeper(case: &mut PairingCase, fingerprint: u64) -> PairingEngineId {
     id
 }
 
-/// Its end was ordered, and is over.
+/// Completes the engine's ordered end.
 fn goes(case: &mut PairingCase, id: &PairingEngineId) {
     case.done(ends(id));
     case.done(forgets(id));
@@ -63,7 +63,7 @@ fn goes(case: &mut PairingCase, id: &PairingEngineId) {
 fn the_sleeper_used_longest_ago_makes_place_for_a_further_engine() {
     let mut case = launcher_of(2);
     let (first, second) = (sleeper(&mut case, 1), sleeper(&mut case, 2));
-    // What counts is when it was used, not when it was made.
+    // Last use counts, not creation.
     case.requester("again", small(1), &["a"], |_| ());
     case.done(binds(&first));
     case.done(wakes(&first));

@@ -1,4 +1,4 @@
-//! When a launcher is made anew, and when it is ended.
+//! When a launcher is recreated, and when it is ended.
 
 use rouse::{
     pairing::{
@@ -14,7 +14,7 @@ use rouse::{
 
 use crate::harness::*;
 
-/// The launcher of `a` crashes; it is deleted and gone.
+/// Crashes the launcher of `a`, which is then deleted.
 fn crash(case: &mut PairingCase) {
     let launcher = ProviderId::launcher("a".into());
     case.done(makes_launcher);
@@ -67,7 +67,7 @@ fn by_policy_it_is_made_anew_no_sooner() {
     assert_eq!(pause(&mut case), Millis::secs(10));
 }
 
-/// The pause after a third launcher in which an engine lived for so long.
+/// The pause after a third launcher whose engine lived for `lives`.
 fn pause_after(lives: Millis) -> Millis {
     let mut case = PairingCase::new(1);
     waits(&mut case, "one");
@@ -99,7 +99,7 @@ fn after_an_engine_has_lived_in_one_the_pauses_begin_anew() {
     assert_eq!(pause_after(Millis::secs(1)), Millis::secs(40));
 }
 
-/// Launchers of the first build have crashed twice, and the next is not made yet.
+/// Launchers of the first build have crashed twice, and the next is not created yet.
 fn pauses() -> PairingCase {
     let mut case = PairingCase::new(1);
     of_build(&mut case, 1);
@@ -207,7 +207,7 @@ fn of_two_accelerators_only_that_has_a_launcher_for_which_the_policy_wants_one()
     assert!(case.has(makes_launcher));
 }
 
-/// It came and went while the watch was broken.
+/// The launcher came and went while the watch was broken.
 #[test]
 fn a_launcher_that_nobody_has_seen_is_found_to_be_gone() {
     let PairingSettings { launcher_idle_timeout: idle, stop_timeout: end, .. } = PairingSettings::default();

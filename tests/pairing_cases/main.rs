@@ -1,5 +1,5 @@
-//! Dual pods, case by case: each row of the failures that are known of other controllers, and the race for an accelerator that
-//! is handed on while its engine is awake.
+//! Dual pods, case by case: each known failure of other controllers, and the race for an accelerator that is reassigned
+//! while its engine is awake.
 
 mod builds;
 mod eviction_sets;

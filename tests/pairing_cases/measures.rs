@@ -1,4 +1,4 @@
-//! What changes the memory of an accelerator does not go on beside something whose measure that would spoil.
+//! An operation that changes an accelerator's memory never runs beside another whose measurement it would spoil.
 
 use rouse::{
     pairing::{
@@ -12,7 +12,7 @@ use rouse::{
 
 use crate::harness::*;
 
-/// Three of these fit on an accelerator.
+/// An engine of which three fit on an accelerator.
 fn small(fingerprint: u64) -> RequestedEngine {
     let mut asked = ask(ProviderMode::Sleep, fingerprint);
     asked.sizes.awake = Bytes::gib(20);
@@ -23,7 +23,7 @@ fn on_a(fingerprint: u64) -> PairingEngineId {
     engine(ProviderMode::Sleep, fingerprint, &["a"])
 }
 
-/// It is awake and open; its requester shares the accelerator.
+/// An awake, open engine whose requester shares the accelerator.
 fn awake(case: &mut PairingCase, fingerprint: u64) -> PairingEngineId {
     case.cold_start(&format!("of-{fingerprint}"), small(fingerprint), &["a"])
 }

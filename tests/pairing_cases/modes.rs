@@ -1,4 +1,4 @@
-//! What differs between the three modes: how an engine is made, and how it is put away.
+//! The differences between the three modes: how an engine is created, and how it is put to sleep or stopped.
 
 use rouse::{
     model::SleepLevelPolicy::{self, Auto, Never, One, Two},
@@ -32,7 +32,7 @@ fn sleep_the_next_requester_with_the_same_accelerators_wakes_it() {
     let mut case = PairingCase::new(2);
     let id = case.cold_start("one", ask(ProviderMode::Sleep, 1), &["a", "b"]);
     case.put_to_sleep("one", &id);
-    // As its stub says them.
+    // The stub's order of the accelerators.
     case.requester("two", ask(ProviderMode::Sleep, 1), &["b", "a"], |_| ());
     case.done(binds(&id));
     case.done(wakes(&id));
@@ -82,7 +82,7 @@ fn a_requester_that_is_too_large_is_told_so() {
 
 const MODES: [ProviderMode; 3] = [ProviderMode::Plain, ProviderMode::Sleep, ProviderMode::Launcher];
 
-/// Its requester goes: the level at which it is put to sleep; `None`: it is ended instead.
+/// Deletes the requester, and returns the level at which its engine is put to sleep; `None` if it is ended instead.
 fn delete_and_sleep(case: &mut PairingCase, id: &PairingEngineId) -> Option<u8> {
     case.delete("one");
     case.done(closes_gate(id));
@@ -91,7 +91,7 @@ fn delete_and_sleep(case: &mut PairingCase, id: &PairingEngineId) -> Option<u8> 
     level
 }
 
-/// What becomes of an engine with this policy, whose weights have room in host RAM.
+/// The expected sleep level of an engine with this policy, whose weights fit into host RAM.
 fn level(mode: ProviderMode, policy: SleepLevelPolicy) -> Option<u8> {
     match policy {
         _ if mode == ProviderMode::Plain => None,
@@ -120,7 +120,7 @@ fn an_engine_is_put_away_in_each_mode_as_its_requester_says_last() {
     }
 }
 
-/// Its provider's record is of the time when it was bound.
+/// The provider's record dates from the engine's binding.
 #[test]
 fn a_leader_that_comes_meanwhile_goes_by_what_the_requester_says_now() {
     for requester_first in [true, false] {
@@ -146,7 +146,7 @@ fn a_leader_that_comes_meanwhile_goes_by_what_the_requester_says_now() {
     }
 }
 
-/// One whose annotations mean nothing any more, or mean another engine.
+/// The requester's annotations are now invalid, or name another engine.
 #[test]
 fn a_requester_that_asks_for_another_engine_by_now_says_nothing_of_the_one_it_has() {
     let mut case = PairingCase::new(1);

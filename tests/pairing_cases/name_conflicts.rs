@@ -1,4 +1,5 @@
-//! The Pod that is to be made has a name that is taken: a leader before made one, or another engine's is still there.
+//! The name of a Pod to be created is taken: a previous leader created the Pod, or another engine's Pod still has the
+//! name.
 
 use rouse::{
     pairing::{
@@ -11,7 +12,8 @@ use rouse::{
 
 use crate::harness::*;
 
-/// A requester's engine is ordered; the record of one with the same name that the leader before made for it.
+/// Orders a requester's engine. Returns the record of an engine with the same name that the previous leader created for
+/// it.
 fn ordered(case: &mut PairingCase, mode: ProviderMode) -> (PairingEngineId, EngineRecord) {
     case.requester("one", ask(mode, 1), &["a"], |_| ());
     let id = engine(mode, 1, &["a"]);
@@ -37,7 +39,7 @@ fn name_holder_gone(case: &mut PairingCase, id: &PairingEngineId) {
     case.on(PairingEvent::ProviderGone { node: node(), provider, uid });
 }
 
-/// It serves the requester as it is.
+/// Asserts that the engine serves the requester as it is.
 fn is_adopted(case: &mut PairingCase, id: &PairingEngineId) {
     case.complete(queries(id), condition(QueriedCondition::Awake));
     case.done(opens(id));

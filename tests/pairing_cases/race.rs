@@ -1,4 +1,6 @@
-//! A requester is killed without grace, and the kubelet hands its accelerator on at once, while the engine of before is awake.
+//! The race for an accelerator whose previous engine is still awake.
+//!
+//! A requester is killed without grace, and the kubelet reassigns its accelerator at once.
 
 use rouse::{
     pairing::{
@@ -20,7 +22,7 @@ fn the_newcomer_waits_until_the_engine_before_is_confirmed_asleep() {
     case.requester("two", ask(ProviderMode::Sleep, 2), &["a"], |_| ());
     assert!(!case.has(starts_anything_of_two), "nothing starts beside an engine that is awake");
     assert!(case.reason("two").contains("held by 1@a"), "{}", case.reason("two"));
-    // Nobody is behind the gate any more: it is put to sleep at once, and not through the stub.
+    // No request can reach the engine any more, so it is put to sleep at once, without the stub.
     case.complete(sleeps(&old), Ok(CommandReply::Asleep { residue: None }));
     assert_eq!(case.known(&old).reserved, Bytes::gib(2));
     case.done(creates(&new));

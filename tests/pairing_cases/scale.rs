@@ -1,4 +1,4 @@
-//! Five thousand nodes: an event is decided by looking at its own.
+//! Five thousand nodes: handling an event inspects only the event's own node.
 
 use rouse::{
     model::SleepLevelPolicy,

@@ -1,4 +1,4 @@
-//! The budget for sleepers: what is deleted, when, and what is not.
+//! The sleepers' budget: which sleepers are deleted and when, and which are not.
 
 use rouse::{
     model::SleepLevelPolicy,
@@ -11,7 +11,7 @@ use rouse::{
 
 use crate::harness::*;
 
-/// Sleepers with these fingerprints, used in this order, of 3 GiB on each of their accelerators.
+/// Sleepers with these fingerprints, used in this order, with 3 GiB on each of their accelerators.
 fn sleepers(case: &mut PairingCase, all: &[(u64, &[&str])]) -> Vec<PairingEngineId> {
     let mut ids = Vec::new();
     for (fingerprint, on) in all {
@@ -81,7 +81,7 @@ fn the_targets_own_residue_does_not_count_against_its_wake() {
 fn a_reading_from_before_the_last_sleep_settled_does_not_count() {
     let mut case = PairingCase::new(1);
     let ids = sleepers(&mut case, &[(1, &["a"])]);
-    // Taken while the engine was awake, and told late.
+    // A reading from while the engine was awake, delivered late.
     let at = case.known(&ids[0]).since;
     case.on(PairingEvent::MeterRead { node: node(), accelerator: "a".into(), used: Bytes::gib(63), at });
     case.requester("new", ask(ProviderMode::Sleep, 4), &["a"], |_| ());
@@ -122,7 +122,7 @@ fn more_in_use_than_all_sleepers_are_known_to_keep_ends_all_and_is_then_measured
         case.provider_gone(&rouse::pairing::ids::ProviderId::direct(id));
     }
     case.advance(Millis::secs(61));
-    // It was none of theirs.
+    // The extra memory was not the sleepers'.
     read(&mut case, 12);
     let new = engine(ProviderMode::Sleep, 4, &["a"]);
     assert!(!case.has(creates(&new)) && case.reason("new").contains("budget"), "{}", case.reason("new"));
@@ -139,7 +139,7 @@ fn one_sleeper_on_both_accelerators_goes_instead_of_one_on_each() {
     let ids = sleepers(&mut case, &on);
     case.requester("new", ask(ProviderMode::Sleep, 9), &["a", "b"], |_| ());
     let ended: Vec<_> = ids.iter().map(|id| case.has(ends(id))).collect();
-    // 9 GiB on a and on b, 8 are allowed. The oldest of each are also where all is well.
+    // 9 GiB on a and on b, of 8 allowed. The oldest sleeper of each also uses an accelerator that is within its budget.
     assert_eq!(ended, [false, false, true, false]);
 }
 
@@ -150,7 +150,7 @@ fn no_sleeper_goes_in_vain() {
     let mut beside = ask(ProviderMode::Sleep, 2);
     beside.sizes.awake = Bytes::gib(40);
     case.cold_start("stays", beside, &["a"]);
-    // 40 are awake and stay: with the sleeper gone there is no room either.
+    // 40 GiB are awake and stay, so evicting the sleeper would not make enough room.
     case.requester("new", ask(ProviderMode::Sleep, 3), &["a"], |_| ());
     assert!(!case.has(ends(&ids[0])));
     assert!(case.reason("new").contains("held by 2@a, which is awake"), "{}", case.reason("new"));
@@ -167,7 +167,7 @@ fn a_sleeper_is_ended_once_it_has_slept_for_as_long_as_it_may_and_nobody_wants_i
     case.put_to_sleep("one", &id);
     case.advance(Millis::secs(500));
     assert!(!case.has(ends(&id)));
-    // It is used again, which begins its time anew; whoever has it last says how it sleeps.
+    // A new use restarts its time, and its last requester determines its sleep level.
     case.requester("again", RequestedEngine { level: SleepLevelPolicy::Two, ..asked(1) }, &["a"], |_| ());
     case.done(binds(&id));
     assert_eq!(case.known(&id).level, SleepLevelPolicy::Two);
@@ -182,7 +182,7 @@ fn a_sleeper_is_ended_once_it_has_slept_for_as_long_as_it_may_and_nobody_wants_i
     assert!(case.has(ends(&id)));
 }
 
-/// It was put to sleep before anybody knew of its adapters.
+/// The engine was put to sleep before its adapters were known.
 #[test]
 fn a_sleeper_that_has_lost_its_adapters_is_started_anew_and_not_woken() {
     let mut case = PairingCase::new(1);

@@ -1,6 +1,6 @@
-//! Whole stories on file: what a leader is told and orders, in a simulated cluster in which only the script happens.
+//! Snapshots of whole stories: a leader's events and orders, in a simulated cluster with only scripted events.
 //!
-//! `cargo insta review` shows what goes differently when a decision changes on purpose.
+//! `cargo insta review` shows the differences when a decision changes on purpose.
 
 use rouse::{
     pairing::ids::ProviderMode,

@@ -1,4 +1,4 @@
-//! A write is refused because somebody heard of a younger leader: this one decides nothing more.
+//! A write is refused because its receiver knows a newer leader: this leader stops deciding.
 
 use rouse::{
     pairing::{
@@ -21,7 +21,7 @@ fn who_is_deposed_ends_nothing_and_orders_nothing() {
     assert!(case.has(wakes(&id)));
     let ordered = case.story.len();
     case.on(PairingEvent::Superseded { epoch: Epoch(1) });
-    // The wake's deadline passes, and whatever else there was.
+    // The wake's deadline and all other deadlines pass.
     case.advance(Millis::secs(3600));
     case.delete("two");
     case.provider_gone(&ProviderId::direct(&id));

@@ -1,4 +1,5 @@
-//! A provider's object vanishes before anybody saw its containers end: what it held stays reserved until that is known.
+//! A provider's object vanishes before its containers are seen to end: its memory stays reserved until their end is
+//! known.
 
 use rouse::{
     pairing::{
@@ -11,7 +12,7 @@ use rouse::{
 
 use crate::harness::*;
 
-/// An engine of 60 of 80 GiB whose Pod vanishes; another requester waits for its accelerator.
+/// An engine with 60 of 80 GiB whose Pod vanishes; another requester waits for its accelerator.
 fn vanished(case: &mut PairingCase) -> (PairingEngineId, PairingEngineId) {
     let old = case.cold_start("one", ask(ProviderMode::Sleep, 1), &["a"]);
     case.provider_vanished(&ProviderId::direct(&old));

@@ -1,4 +1,4 @@
-//! A fleet whose commands are carried out at once, and all of them well.
+//! A fleet whose commands all succeed at once.
 
 use std::collections::BTreeMap;
 
@@ -21,11 +21,11 @@ pub(crate) struct PoolHarness {
     pub(crate) fleet: Fleet,
     pub(crate) now: Tick,
     pub(crate) configuration: FleetConfig,
-    /// Everything that was ordered so far.
+    /// All commands so far.
     pub(crate) ordered: Vec<Command>,
     pub(crate) refused: BTreeMap<WaiterId, Fault>,
     pub(crate) served: Vec<WaiterId>,
-    /// What is launched says nothing more.
+    /// Launched engines report nothing more.
     pub(crate) stuck: bool,
     waiters: u64,
 }
@@ -48,7 +48,7 @@ pub(crate) fn model(name: &str, gib: u64) -> ModelSpec {
         priority: 0,
         max_concurrency: None,
         start_timeout: Millis::secs(60),
-        // Its engines have accelerators to themselves.
+        // Its engines have their accelerators exclusively.
         explicit_memory: true,
         can_sleep: true,
         fingerprint: 1,
@@ -80,7 +80,7 @@ impl PoolHarness {
         world
     }
 
-    /// With this changed, from now on.
+    /// Applies a changed configuration.
     pub(crate) fn configure(&mut self, change: impl FnOnce(&mut FleetConfig)) {
         change(&mut self.configuration);
         self.send(Event::Configured { configuration: Box::new(self.configuration.clone()) });
@@ -91,7 +91,7 @@ impl PoolHarness {
         self.run_until_idle();
     }
 
-    /// A request waits for it.
+    /// Adds a waiting request for the model.
     pub(crate) fn ask(&mut self, model: &str) -> WaiterId {
         self.waiters += 1;
         let id = WaiterId(self.waiters);
@@ -110,7 +110,7 @@ impl PoolHarness {
         id
     }
 
-    /// Everybody who uses it is answered.
+    /// Completes all requests of the engine.
     pub(crate) fn finish_requests(&mut self, engine: EngineId) {
         let generation = self.fleet.engine(&engine).unwrap().generation;
         let (last_end, last_byte) = (self.now, self.now);
@@ -125,7 +125,7 @@ impl PoolHarness {
         });
     }
 
-    /// Time passes, with everything that falls due in it.
+    /// Advances the time and handles everything that falls due.
     pub(crate) fn advance(&mut self, span: Millis) {
         let end = self.now + span;
         while let Some(at) = self.fleet.next_deadline().filter(|at| *at <= end) {
@@ -140,14 +140,14 @@ impl PoolHarness {
         self.fleet.engine(engine).map_or_else(|| "unknown".to_owned(), |e| e.state.to_string())
     }
 
-    /// Why a model is as it is.
+    /// The reason for a model's state.
     pub(crate) fn reason(&self, model: &str) -> String {
         let plan = self.fleet.plan(self.now);
         assert!(plan.commands.is_empty(), "{:?}", plan.commands);
         self.fleet.report(&plan).models[&ModelName::from(model)].reason.clone()
     }
 
-    /// Decides and carries out until nothing is left to do.
+    /// Plans and executes until no command is left.
     fn run_until_idle(&mut self) {
         loop {
             let plan = self.fleet.plan(self.now);

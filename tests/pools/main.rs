@@ -1,5 +1,6 @@
-//! What models say of themselves (when they may be put away, how their requests wait), and pools of accelerators of which
-//! somebody else picks the ones.
+//! Per-model policies, and pools whose accelerators another component selects.
+//!
+//! The policies say when a model may be evicted and how its requests wait.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 

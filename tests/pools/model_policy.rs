@@ -1,4 +1,4 @@
-//! Policy of a model's own, where others have another.
+//! A model's own policy, where other models have another.
 
 use rouse::{
     fault::{BlockingModel, Fault},
@@ -11,8 +11,8 @@ use crate::harness::{PoolHarness, engine, gpu, model};
 
 const COOLDOWN: Millis = Millis::secs(600);
 
-/// One of 80 GiB that goes only after its cooldown, and one of 60 GiB whose requests do not wait for that: in 128 GiB
-/// there is room for one of them.
+/// Two models, of which 128 GiB hold only one. The model of 80 GiB is evicted only after its cooldown. Requests for the
+/// model of 60 GiB do not wait for that.
 fn seed() -> PoolHarness {
     let mut first = ModelSpec { eviction: Some(EvictionPolicy::Cooldown), ..model("first", 80) };
     first.idle.sleep_after = Some(COOLDOWN);
@@ -60,7 +60,7 @@ fn once_the_cooldown_is_over_the_other_starts() {
     assert_eq!(world.state(&engine("first")), "Asleep(1)");
 }
 
-/// `mine` fills what `theirs` needs; what the settings say does not count for the one that says otherwise.
+/// `mine` occupies what `theirs` needs. A model's own policy overrides the settings.
 fn both(settings: EvictionPolicy, mine: Option<EvictionPolicy>) -> PoolHarness {
     let mine = ModelSpec { eviction: mine, ..model("mine", 80) };
     let mut world = PoolHarness::new(vec![gpu(100)], vec![mine, model("theirs", 60)]);
@@ -79,7 +79,7 @@ fn whether_an_engine_may_go_is_for_its_own_model_to_say() {
         (Residency, Some(Never), false),
         (Never, None, false),
         (Never, Some(Residency), true),
-        // One that is never put away by idleness has no cooldown that could be over.
+        // A model that never sleeps by idleness has no cooldown that could end.
         (Residency, Some(EvictionPolicy::Cooldown), false),
     ] {
         let mut world = both(settings, mine);

@@ -1,4 +1,4 @@
-//! What engines of a pool are seen to use.
+//! The observed usage of a pool's engines.
 
 use rouse::{
     fleet::event::{Event, LearnedMeasurements},
@@ -38,7 +38,7 @@ fn the_most_that_an_engine_of_this_life_was_seen_to_use_is_kept() {
     assert_eq!(observed(&world, "a"), Some(Bytes::gib(30)));
 }
 
-/// What is booked of a pool is in a ledger that others read, and that says what was declared.
+/// Reservations of a pool are in a ledger that others read, and they equal the declared memory.
 #[test]
 fn of_a_pool_what_was_declared_is_booked_whatever_was_seen() {
     let mut world = PoolHarness::new(vec![pool()], vec![of_pool("a", 40), of_pool("b", 60)]);

@@ -1,4 +1,4 @@
-//! Pools: bytes and accelerators of which somebody else picks the ones.
+//! Pools: bytes and accelerators, where another component selects the accelerators.
 
 use rouse::{
     fault::Fault,
@@ -14,7 +14,7 @@ fn pool(gib: u64, units: u32) -> Accelerator {
     Accelerator { id: "pool-a".into(), units: Some(units), ..gpu(gib) }
 }
 
-/// So many accelerators of the pool, with so much on each.
+/// A model on this many accelerators of the pool, with `gib` on each.
 fn model_in_pool(name: &str, count: u32, gib: u64) -> ModelSpec {
     ModelSpec {
         accelerators: AcceleratorRequirement::InPool { pool: "pool-a".into(), count },
@@ -22,12 +22,12 @@ fn model_in_pool(name: &str, count: u32, gib: u64) -> ModelSpec {
     }
 }
 
-/// Goes when another needs its place, as soon as nobody uses it.
+/// Makes models evictable as soon as they have no requests.
 fn with_instant_turns(configuration: &mut FleetConfig) {
     configuration.settings.turns.residency = Millis::ZERO;
 }
 
-/// Bytes booked and accelerators taken of the pool.
+/// Bytes reserved and accelerators taken in the pool.
 fn taken(world: &PoolHarness) -> (Bytes, u32) {
     let report = world.fleet.report(&world.fleet.plan(world.now));
     let view = world.fleet.view(&report);
@@ -97,7 +97,7 @@ fn the_accelerators_that_the_first_in_line_waits_for_are_not_for_those_behind_it
 
 #[test]
 fn whoever_makes_room_gives_back_accelerators_and_not_only_memory() {
-    // Asleep, an engine keeps its accelerators: it has to be stopped.
+    // A sleeping engine keeps its accelerators, so it has to be stopped.
     let models =
         vec![model_in_pool("first", 2, 20), model_in_pool("second", 2, 20), model_in_pool("third", 1, 20)];
     let mut world = PoolHarness::new(vec![pool(640, 4)], models);

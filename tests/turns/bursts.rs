@@ -1,5 +1,5 @@
-//! Bursts: a few questions, each soon after the answer, then a rest. Two people who work like that come in each other's way, and
-//! a swap for each answer would be thrash.
+//! Bursts: a few requests, each soon after the previous response, then a rest. Two clients with this pattern conflict,
+//! and a swap for each response would be thrashing.
 
 use rouse::model::ProtectionPolicy;
 
@@ -8,13 +8,13 @@ use super::{
     *,
 };
 
-/// Questions in a burst, the pauses between them, and the rest until the next one.
+/// Requests in a burst, the pauses between them, and the rest until the next burst.
 const BURST_QUESTIONS: usize = 6;
 const THINK_TIME_MS: (u64, u64) = (200, 1000);
 const REST_TIME_MS: (u64, u64) = (5_000, 20_000);
 const HOUR: Millis = Millis::secs(3600);
 
-/// What an hour of it came to.
+/// Statistics of one hour.
 struct BurstStats {
     bursts: u64,
     swaps: u64,
@@ -41,7 +41,7 @@ fn run_bursts(protect: ProtectionPolicy) -> BurstStats {
     if let Err(failure) = world.run_until(HOUR) {
         panic!("{failure}");
     }
-    // Engines start, instead of waking, while the first requests wait and the second ones do.
+    // Skip the first two waits, during which engines start instead of waking.
     let waits: Vec<Millis> = ["0", "1"].iter().flat_map(|key| world.waits(key)[2..].to_vec()).collect();
     let hour = BurstStats {
         bursts: world.tally().count("requests served") / BURST_QUESTIONS as u64,
@@ -57,8 +57,8 @@ fn run_bursts(protect: ProtectionPolicy) -> BurstStats {
 fn a_burst_is_served_whole_and_whoever_waits_for_it_waits_for_no_more() {
     let [expected, always, never] =
         [ProtectionPolicy::Expected, ProtectionPolicy::Always, ProtectionPolicy::Never].map(run_bursts);
-    // The other's burst, as long again as bringing that model back would take, and a swap. Whoever comes just as his own model's
-    // gate closes waits for a swap to the other's before all that.
+    // The other client's burst, the expected time to bring that model back, and a swap. A request that arrives just as
+    // its own model's gate closes first waits for a swap to the other model.
     let (wake, sleep) = (Millis::secs(2), Millis::secs(1));
     let burst = Millis((EXCHANGE_TIME.0 + THINK_TIME_MS.1) * BURST_QUESTIONS as u64);
     let swap = sleep + wake + SLACK;

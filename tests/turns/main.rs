@@ -1,4 +1,4 @@
-//! Turns: nobody waits longer than the turns before it add up to, and swaps are few.
+//! Turns: no request waits longer than the turns before it add up to, and swaps are few.
 
 use rouse::{
     engine::SLEEP_DENIAL_TIMEOUT,
@@ -48,7 +48,7 @@ fn configuration(gpus: u64, models: u64, settings: FleetSettings) -> FleetConfig
         metered: true,
         units: None,
     };
-    // On one accelerator each model fills it; on two, each holds two.
+    // On one accelerator each model fills it; two accelerators hold two models each.
     let memory = Bytes::gib(if gpus == 1 { 20 } else { 11 });
     FleetConfig {
         settings,
@@ -57,15 +57,16 @@ fn configuration(gpus: u64, models: u64, settings: FleetSettings) -> FleetConfig
     }
 }
 
-/// What a swap takes beside drain, sleep and wake: probes, a reading of the meter, the first byte of the canary.
+/// A swap's time beyond drain, sleep and wake: probes, a meter reading, the canary's first byte.
 const SLACK: Millis = Millis(100);
-/// Some world of each sample comes so near to its bound. A bound that no world comes near would show nothing.
+/// Some world of each sample must come this close to its bound; otherwise the bound would prove nothing.
 const MAX_BOUND_RATIO: f64 = 1.1;
 
-/// 99 of 100 of the recorded trace waited 4.129 s at most while a model stayed for its residency (ADR 9), and wait no longer now.
+/// Longest wait of 99 of 100 requests of the recorded trace. It was 4.129 s while a model stayed for its residency (ADR
+/// 9), and must not grow.
 const MAX_P99_WAIT: Millis = Millis(4_200);
 
-/// In the soak, and by the day in the gate.
+/// Seeds in the soak, and each day in the gate.
 const SEEDS: u64 = 100;
 const SAMPLED: u64 = 25;
 
@@ -96,8 +97,8 @@ fn no_model_waits_longer_than_the_turns_before_it() {
     assert!(tightest <= MAX_BOUND_RATIO, "the tightest bound is {tightest:.3} times what a model waited");
 }
 
-/// Models that each fill the accelerator, all of them asked for all the time, and the longest anyone may wait.
-/// `limited`: each serves few at a time, so that a model which gives up its turn leaves an old backlog behind.
+/// Models that each fill the accelerator and always have requests, and the longest allowed wait. `limited`: each serves
+/// few requests at a time, so a model that ends its turn leaves an old backlog behind.
 fn contended_scenario(seed: u64, limited: bool) -> (Scenario, Millis) {
     let mut random = SplitMix64::new(seed.wrapping_mul(7919));
     let mut settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
@@ -114,7 +115,7 @@ fn contended_scenario(seed: u64, limited: bool) -> (Scenario, Millis) {
     let mut scenario = Scenario::new(&format!("crowd {seed}"), configuration(1, models, settings));
     scenario.seed = seed;
     scenario.hardware = HardwareProfile {
-        // A start takes no longer than a wake, so that one bound holds from the first turn on.
+        // A start takes no longer than a wake, so one bound holds from the first turn on.
         start_time: (Millis(200), Millis(900)),
         wake_time: (Millis(200), Millis(900)),
         sleep_time: (Millis(100), Millis(700)),
@@ -127,17 +128,18 @@ fn contended_scenario(seed: u64, limited: bool) -> (Scenario, Millis) {
         }
     }
     scenario.sources = (0..models).map(|n| source(&format!("model-{n}"), longest, &mut random)).collect();
-    // A drain ends with its longest stream, or at its deadline where the deadline cuts.
+    // A drain ends with its longest stream, or at its deadline if the deadline cuts.
     let drain = if cut { longest.min(turns.drain_deadline) } else { longest };
     let swap = |drain: Millis| drain + nature.sleep_time.1 + nature.wake_time.1 + SLACK;
-    // A model whose gate has just closed waits for its own drain and sleep, a whole turn of each other model, and its own wake. A full
-    // model granted its last lease some time before; that lease ends within one exchange, and the drain ends with it.
+    // A model whose gate has just closed waits for its own drain and sleep, a whole turn of each other model, and its
+    // own wake. A full model granted its last lease some time before; that lease ends within one exchange, and the
+    // drain ends with it.
     let own = swap(if limited { longest } else { drain });
     let others = Millis((turns.max_turn + swap(drain)).0 * (models - 1));
     (scenario, own + others)
 }
 
-/// A model of a higher band keeps what it uses; once it rests, the lower one gets a whole turn for the swap.
+/// A higher band keeps its model while it uses it. Once it pauses, the lower band gets a whole turn for the swap.
 #[test]
 fn a_lower_band_is_served_in_the_pauses_of_a_higher_one() {
     let mut settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
@@ -157,7 +159,7 @@ fn a_lower_band_is_served_in_the_pauses_of_a_higher_one() {
     }
     let (wakes, swaps) = (world.tally().count("wakes"), world.tally().count("swaps"));
     println!("{swaps} swaps, {wakes} wakes, longest wait {}", world.longest_wait());
-    // A lower band that is put away again before it has served would have waited all along.
+    // A lower band evicted before it has served would have waited all the time.
     assert!(world.longest_wait() < Millis::secs(60), "a model waited {}", world.longest_wait());
     assert!(swaps <= 200, "{swaps} swaps in ten minutes");
 }
@@ -195,7 +197,7 @@ fn a_sleeper_whose_place_is_taken_for_good_starts_elsewhere() {
     assert_eq!(world.tally().count("launches"), 3, "it was started anew");
 }
 
-/// Each start of it was good, so none waits for another: only for the engine that is stopped.
+/// Each start succeeds, so no start backs off: each waits only for the previous engine's stop.
 #[test]
 fn an_engine_that_never_sleeps_or_wakes_starts_at_once_each_time() {
     for (sleep_refused, sleep_hangs, wake_refused) in [(1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)] {
@@ -207,7 +209,7 @@ fn an_engine_that_never_sleeps_or_wakes_starts_at_once_each_time() {
         scenario.fault_rates.sleep_refused = sleep_refused;
         scenario.fault_rates.sleep_hangs = sleep_hangs;
         scenario.fault_rates.wake_refused = wake_refused;
-        // Each comes as soon as the engine before it is surely gone.
+        // Each request arrives as soon as the previous engine is certainly gone.
         let every = if sleep_hangs > 0.0 { 50 } else { 14 };
         for n in 0..8 {
             scenario = scenario.at(Millis::secs(1 + n * every), ask("model-0"));
@@ -221,7 +223,8 @@ fn an_engine_that_never_sleeps_or_wakes_starts_at_once_each_time() {
     }
 }
 
-/// It is started once, and put to sleep no more for the order, as if it had been woken.
+/// The engine is started once. An operator's order puts it to sleep only once, as if the engine had been woken
+/// afterwards.
 #[test]
 fn an_engine_that_is_told_to_sleep_and_stays_awake_serves_who_comes_meanwhile() {
     for order in [false, true] {
@@ -241,14 +244,14 @@ fn an_engine_that_is_told_to_sleep_and_stays_awake_serves_who_comes_meanwhile() 
         assert_eq!(tally("requests served"), 2);
         assert_eq!((tally("launches"), tally("called back from a sleep that was denied")), (1, 1));
         assert!(world.longest_wait() <= SLEEP_DENIAL_TIMEOUT + SLACK, "{}", world.longest_wait());
-        // By idleness it is told again, and then nobody comes.
+        // The idle timer orders a second sleep, after which no request arrives.
         let (sleeps, stops) = if order { (1, 0) } else { (2, 1) };
         assert_eq!((tally("sleeps"), tally("stops")), (sleeps, stops));
         assert_eq!(tally("operations done"), u64::from(order));
     }
 }
 
-/// Who has waited for its memory comes first, also before those who would have it back.
+/// The model that has waited for the memory goes first, even before requests for the evicted model.
 #[test]
 fn an_engine_that_makes_room_and_stays_awake_is_stopped() {
     let mut scenario = Scenario::new("stays awake in the way", configuration(1, 2, FleetSettings::default()))
@@ -319,7 +322,7 @@ fn turns_swap_far_less_than_first_come_first_served() {
     let ours = world.tally().count("swaps");
     let theirs = fcfs::serve(&arrivals, 4, wake + sleep);
     let (requests, mut waits) = (arrivals.len(), world.waits("").to_vec());
-    // Who was served at once did not wait.
+    // Requests served at once count as no wait.
     waits.resize(requests, Millis::ZERO);
     waits.sort_unstable();
     let most = waits[requests * 99 / 100];
@@ -336,7 +339,8 @@ fn turns_swap_far_less_than_first_come_first_served() {
     assert!(most <= MAX_P99_WAIT, "one in a hundred waited longer than {MAX_P99_WAIT}: {most}");
 }
 
-/// The trace on file, which the end-to-end test plays against real processes. It must be what its generator says.
+/// Returns the recorded trace, which the end-to-end test plays against real processes. It must equal its generator's
+/// output.
 fn recorded_trace() -> Vec<trace::TraceArrival> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/gateway/tests/data/trace-200.csv");
     let arrivals = trace::open_loop(1, 200, 6, 60);

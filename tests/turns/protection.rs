@@ -1,16 +1,17 @@
-//! Whom an idle model is kept for: nobody waits for what does not come, and nobody's past holds up himself.
+//! Protection of idle models: no client waits for a return that does not come, and a client's own history never delays
+//! it.
 
 use rouse::model::ProtectionPolicy;
 
 use super::*;
 
-/// A wait may exceed what the engines themselves take by a fifth, and by this.
+/// A wait may exceed the engines' own time by a fifth plus this slack.
 const WAIT_SLACK: Millis = Millis(100);
 pub(super) const EXCHANGE_TIME: Millis = Millis(500);
-/// From an answer's end until the same person asks again.
+/// Pause between a response's end and the client's next request.
 const THINK_TIME: Millis = Millis(200);
 
-/// Two models that each fill the accelerator, with the times of engines that load for long.
+/// Two models that each fill the accelerator and load slowly.
 pub(super) fn two_models(name: &str, protect: ProtectionPolicy) -> Scenario {
     let mut settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
     settings.turns.protection = protect;
@@ -26,20 +27,20 @@ pub(super) fn two_models(name: &str, protect: ProtectionPolicy) -> Scenario {
     scenario
 }
 
-/// A start of a minute is no failure.
+/// Makes a start of a minute not count as a failure.
 fn with_long_start_timeout(mut configuration: FleetConfig) -> FleetConfig {
     configuration.models.iter_mut().for_each(|spec| spec.start_timeout = Millis::secs(300));
     configuration
 }
 
-/// A request for model `n` by `client`, whose waits are found under the model's number.
+/// A request for model `n` by `client`. Its waits are recorded under the model's number.
 pub(super) fn request_by(client: u64, n: u64) -> ScenarioAction {
     let stream = SimulatedRequest::stream(&format!("model-{n}"), EXCHANGE_TIME);
     ScenarioAction::SendRequest(SimulatedRequest { client, key: n.to_string(), ..stream })
 }
 
-/// One person who asks the one model, then the other, each time soon after the answer. `swaps`: how long that takes to each
-/// of them. Returns the longest wait for each, without the first, cold starts.
+/// One client alternates between both models, each time soon after the response. `swaps` is the time of a swap to each
+/// model. Returns the longest wait for each, without the initial cold starts.
 fn alternating_waits(mut scenario: Scenario, swaps: [Millis; 2]) -> [Millis; 2] {
     let mut at = Millis::secs(1);
     for round in 0..40_u64 {
@@ -74,7 +75,8 @@ fn a_single_user_alternates_at_the_engines_own_pace() {
     assert_engine_bound(waits, swaps);
 }
 
-/// To bring the second back takes a minute, and its user asks again long before: but nobody else would come back to it.
+/// Bringing the second model back takes a minute, and its client usually returns much sooner; but no other client would
+/// return to it.
 #[test]
 fn a_single_user_is_not_held_up_by_what_he_used_himself() {
     let mut scenario = two_models("2 s beside 60 s", ProtectionPolicy::default());
@@ -84,19 +86,19 @@ fn a_single_user_is_not_held_up_by_what_he_used_himself() {
     assert_engine_bound(waits, swaps);
 }
 
-/// One person asks the first model each second for half a minute; then another asks the second. Returns what he waited
-/// beyond what the engines took.
+/// One client requests the first model each second for half a minute; then another requests the second model. Returns
+/// the second client's wait beyond the engines' time.
 fn second_user_wait(protect: ProtectionPolicy) -> Millis {
     second_user_wait_in(two_models("two users", protect), Millis::secs(3))
 }
 
-/// The same where a swap takes so long.
+/// Like [`second_user_wait`], with this swap time.
 fn second_user_wait_in(mut scenario: Scenario, swap: Millis) -> Millis {
     scenario = scenario.at(Millis::secs(1), request_by(2, 1)).at(Millis::secs(70), request_by(1, 0));
     for n in 0..30 {
         scenario = scenario.at(Millis::secs(150 + n), request_by(1, 0));
     }
-    // Half a second after the last answer.
+    // Half a second after the last response.
     scenario = scenario.at(Millis::secs(180), request_by(2, 1));
     let mut world = SimulatedWorld::new(scenario);
     if let Err(failure) = world.run_until(Millis::secs(400)) {
@@ -114,13 +116,13 @@ fn a_model_whose_other_user_is_expected_back_stays_as_long_as_bringing_it_back_w
         second_user_wait(ProtectionPolicy::Never),
     );
     println!("expected {expected}, always {always}, never {never}");
-    // A wake was never seen: it is taken to last a second, half of which has passed.
+    // No wake has been observed, so it is estimated at a second, half of which has passed.
     assert!((Millis(400)..Millis(1000)).contains(&expected), "{expected}");
     assert!((Millis::secs(29)..Millis::secs(31)).contains(&always), "the whole residency: {always}");
     assert!(never < WAIT_SLACK, "{never}");
 }
 
-/// To start it again takes a minute: it may be worth that wait to one, and not to the other.
+/// Starting it again takes a minute, which may justify the wait for one client and not for the other.
 #[test]
 fn a_model_that_would_have_to_be_started_is_kept_no_longer_than_residency() {
     for residency in [30_u64, 5] {
@@ -129,12 +131,12 @@ fn a_model_that_would_have_to_be_started_is_kept_no_longer_than_residency() {
         scenario.configuration.models.iter_mut().for_each(|spec| spec.can_sleep = false);
         let waited = second_user_wait_in(scenario, Millis::secs(61));
         println!("kept for {waited} of {residency} s");
-        // Half a second of it has passed.
+        // Half a second of the residency has passed.
         assert!((Millis::secs(residency - 1)..Millis::secs(residency)).contains(&waited), "{waited}");
     }
 }
 
-/// Three people, each of whom asks his own model again as soon as he has read the answer.
+/// Three clients, each of which requests its own model again as soon as it has read the response.
 #[test]
 fn three_users_of_three_models_take_turns_and_none_starves() {
     let mut settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
@@ -154,7 +156,7 @@ fn three_users_of_three_models_take_turns_and_none_starves() {
     if let Err(failure) = world.run_until(Millis::secs(1800)) {
         panic!("{failure}");
     }
-    // Both others are brought up, have a whole turn and are put to sleep; then the model itself is brought up.
+    // Both other models are brought up, have a whole turn and are put to sleep; then the model itself is brought up.
     let turn = turns.max_turn + EXCHANGE_TIME + nature.sleep_time.1 + SLACK;
     let bound = |up: Millis| Millis(2 * (up + turn).0) + up + SLACK;
     let longest = world.longest_wait();
@@ -165,15 +167,15 @@ fn three_users_of_three_models_take_turns_and_none_starves() {
         "waited {longest}, the turns before allow {}",
         bound(nature.start_time.1)
     );
-    // A request that comes just as its own model's gate closes waits for that model's sleep, too.
+    // A request that arrives just as its own model's gate closes also waits for that model's sleep.
     let bound = bound(nature.wake_time.1) + nature.sleep_time.1;
     for key in ["0", "1", "2"] {
         let waits = world.waits(key);
         assert!(waits.len() >= 10, "model {key} had {} turns", waits.len());
-        // Engines still start, instead of waking, while the first requests wait and the second ones do.
+        // Skip the first two waits, during which engines start instead of waking.
         let longest = *waits[2..].iter().max().expect("more than ten waits");
         assert!(longest <= bound, "model {key} waited {longest}, two turns and a swap take {bound}");
     }
-    // Whoever returns in 200 ms is worth waiting for: turns are as long as they may be, not one answer each.
+    // A client that returns in 200 ms is worth waiting for: turns last as long as allowed, not one response each.
     assert!(swaps <= 1800 / 20, "{swaps} swaps");
 }

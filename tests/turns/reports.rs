@@ -1,4 +1,4 @@
-//! What is told of models that stand in each other's way: the same from both sides, and it comes about as told.
+//! The reported reasons of competing models: both sides agree, and the prediction comes true.
 
 use rouse::{
     engine::state::LifecycleState,
@@ -14,7 +14,7 @@ use super::{
 
 const NAMES: [&str; 2] = ["model-0", "model-1"];
 
-/// What an operator reads of both models now.
+/// Returns an operator's view of both models.
 fn reasons(world: &SimulatedWorld) -> [String; 2] {
     let fleet = world.fleet();
     let report = fleet.report(&fleet.plan(world.now()));
@@ -31,7 +31,8 @@ fn state(world: &SimulatedWorld, name: &str) -> LifecycleState {
     world.fleet().engine(&EngineId::new(name.into(), 0)).expect("it is configured").state.clone()
 }
 
-/// By its own idle clock the first would stay for ten minutes; the second waits, and has it for as long as turns say.
+/// Its idle timer would keep the first model for ten minutes. The second model waits, and gets the memory when the turn
+/// rules allow.
 #[test]
 fn who_waits_and_who_is_waited_for_are_told_one_moment_and_then_it_comes() {
     let mut scenario = two_models("one moment", ProtectionPolicy::Always);

@@ -1,5 +1,6 @@
-//! What holds a Pod's network while its containers come and go: it sleeps until it is told to end. Where containers share
-//! their processes it is the first of them all, and reaps what others leave behind.
+//! Holds a Pod's network namespace while its containers come and go.
+//!
+//! It sleeps until SIGTERM or SIGINT. In a shared process namespace it is pid 1 and reaps orphans.
 
 use nix::{
     sys::{
@@ -13,7 +14,7 @@ fn main() -> nix::Result<()> {
     let awaited: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGCHLD].into_iter().collect();
     awaited.thread_block()?;
     while awaited.wait()? == Signal::SIGCHLD {
-        // One signal may stand for many children; an error says that there is none.
+        // One signal may stand for many children. An error means that no child is left.
         while waitpid(None::<Pid>, Some(WaitPidFlag::WNOHANG))
             .is_ok_and(|status| status != WaitStatus::StillAlive)
         {}

@@ -1,6 +1,6 @@
-//! Runs a command beside a test cluster that all its processes share: `with-cluster cargo nextest run …`.
+//! Runs a command with a test cluster that all its processes share: `with-cluster cargo nextest run …`.
 //!
-//! A test runner that gives each test a process of its own would else start a control plane for each.
+//! A test runner with one process per test would otherwise start a control plane for each test.
 
 use std::process::{Command, ExitCode};
 

@@ -1,5 +1,7 @@
-//! The cgroup that the kubelet puts its Pods into: one of this machine's, since cgroups have no namespace that goes with a
-//! process. Version 1 has one for each controller.
+//! The cgroup for the kubelet's Pods.
+//!
+//! It belongs to this machine because, unlike a namespace, a cgroup does not disappear with its processes. Version 1
+//! has one for each controller.
 
 use std::{
     fs, io,
@@ -17,15 +19,15 @@ pub(super) struct PodsCgroup {
 }
 
 impl PodsCgroup {
-    /// That of a cluster. The cluster's watchdog removes it where nobody else does.
+    /// The cgroup of a cluster. The cluster's watchdog removes it if nothing else does.
     pub(super) fn of_cluster(ground: &ClusterResources) -> Self {
         Self { name: ground.name() }
     }
 
-    /// What the kubelet's `cgroupRoot` is; it must be there before the kubelet is.
+    /// Creates the kubelet's `cgroupRoot`, which must exist before the kubelet starts.
     pub(super) fn make(&self) -> Result<()> {
         if let Ok(controllers) = fs::read_to_string(Path::new(CGROUP_ROOT).join("cgroup.controllers")) {
-            // A child has only what its parent passes on.
+            // A child has only the controllers that its parent delegates.
             let all: Vec<_> = controllers.split_whitespace().map(|name| format!("+{name}")).collect();
             let passed_on = Path::new(CGROUP_ROOT).join("cgroup.subtree_control");
             fs::write(&passed_on, all.join(" ")).with_context(|| passed_on.display().to_string())?;
@@ -37,7 +39,7 @@ impl PodsCgroup {
         Ok(())
     }
 
-    /// The processes of the Pod with this uid, as this machine knows them.
+    /// Returns the pids on this machine of the Pod with this uid.
     pub(super) fn processes(&self, uid: &str) -> Result<Vec<i32>> {
         let mut found = Vec::new();
         for hierarchy in hierarchies()? {
@@ -47,7 +49,7 @@ impl PodsCgroup {
             let of_it =
                 |group: &&PathBuf| group.iter().any(|part| part.to_str() == Some(&format!("pod{uid}")));
             for group in inside.iter().filter(of_it) {
-                // A group that has gone meanwhile has no processes.
+                // A cgroup removed meanwhile has no processes.
                 let pids = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
                 found.extend(pids.lines().filter_map(|pid| pid.parse::<i32>().ok()));
             }
@@ -57,7 +59,7 @@ impl PodsCgroup {
         Ok(found)
     }
 
-    /// Removes it with all that is in it, in which nobody may live any more.
+    /// Removes the cgroup and its descendants, which must have no processes.
     pub(super) fn remove(&self) -> Result<()> {
         for hierarchy in hierarchies()? {
             let mut inside = Vec::new();
@@ -70,7 +72,7 @@ impl PodsCgroup {
     }
 }
 
-/// Where cgroups can be made: the root of version 2, or that of each controller.
+/// Where cgroups can be created: the root of version 2, or each controller's root.
 fn hierarchies() -> Result<Vec<PathBuf>> {
     if Path::new(CGROUP_ROOT).join("cgroup.controllers").exists() {
         return Ok(vec![CGROUP_ROOT.into()]);
@@ -86,7 +88,7 @@ fn hierarchies() -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// This group and those in it, the innermost first.
+/// Collects this cgroup and its descendants, innermost first.
 fn walk(group: &Path, into: &mut Vec<PathBuf>) -> io::Result<()> {
     let entries = match fs::read_dir(group) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

@@ -1,4 +1,4 @@
-//! The kubelet.
+//! Starts the kubelet.
 
 use std::{fs, net::SocketAddr, path::Path, sync::Arc};
 
@@ -13,10 +13,10 @@ use crate::{
     user::ClusterUsers,
 };
 
-/// Files of the certificate that it shows to the API server's questions.
+/// File name of the kubelet's serving certificate, for requests from the API server.
 const SERVING_CERTIFICATE: &str = "kubelet";
 
-/// Starts it; returns when the node is ready. `api_server` is where the node finds that.
+/// Starts the kubelet and returns when the node is ready. `api_server` is its address for the node.
 pub(super) async fn start(
     inner: &Arc<ClusterInner>,
     machine: &NodeMachine,
@@ -27,7 +27,7 @@ pub(super) async fn start(
     let (ground, users) = (&inner.resources, &inner.users);
     let program = binaries::find("ring2")?.remove("kubelet").context("cluster/build lists no kubelet")?;
     users.issue_server_certificate(SERVING_CERTIFICATE, &[ground.node_address()], &[name])?;
-    // The name and the group by which the API server knows what is a node's business.
+    // The user and group name by which the API server authorizes a node.
     let user = users.issue_user(&format!("system:node:{name}"), Some("system:nodes"))?;
     let config = folder.join("kubelet.json");
     fs::write(&config, configuration(ground, users).to_string())?;
@@ -54,7 +54,7 @@ fn is_ready(node: &Object) -> bool {
     conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// Its configuration file; what is not here is as in any cluster.
+/// The kubelet's configuration file. Settings that are not here have their defaults.
 fn configuration(ground: &ClusterResources, users: &ClusterUsers) -> Value {
     let file = |name: &str| users.file(name).display().to_string();
     json!({
@@ -62,17 +62,17 @@ fn configuration(ground: &ClusterResources, users: &ClusterUsers) -> Value {
         "kind": "KubeletConfiguration",
         "containerRuntimeEndpoint": format!("unix://{}", runtime::CONTAINERD_SOCKET),
 
-        // Kernels that are tested on may have version 1 alone, which newer kubelets refuse where nobody says otherwise.
+        // Test machines may have only cgroup version 1, which newer kubelets refuse by default.
         "failCgroupV1": false,
-        // There is no systemd in the node whose cgroups it could ask for.
+        // The node has no systemd that could manage cgroups.
         "cgroupDriver": "cgroupfs",
-        // All its Pods' cgroups are in one that can be found and removed.
+        // Keep all Pod cgroups under one parent that can be found and removed.
         "cgroupRoot": format!("/{}", ground.name()),
-        // When memory is short, nothing here is worth more than what else runs on this machine.
+        // When memory is short, this machine's other processes matter more than the node.
         "oomScoreAdj": 0,
-        // A developer's machine may swap.
+        // A developer's machine may have swap.
         "failSwapOn": false,
-        // How full this machine's disk and memory are is no business of a test's: nothing is evicted, no image collected.
+        // Ignore this machine's disk and memory pressure: no evictions, no image garbage collection.
         "evictionHard": {
             "memory.available": "0%",
             "nodefs.available": "0%",
@@ -82,7 +82,8 @@ fn configuration(ground: &ClusterResources, users: &ClusterUsers) -> Value {
         },
         "imageGCHighThresholdPercent": 100,
 
-        // What is asked of it is asked by the API server, which shows a certificate; may its user do that, it asks in turn.
+        // Only the API server calls the kubelet, and it presents a certificate. The kubelet checks each user's rights
+        // with the API server.
         "address": ground.node_address().to_string(),
         "tlsCertFile": file(&format!("{SERVING_CERTIFICATE}.pem")),
         "tlsPrivateKeyFile": file(&format!("{SERVING_CERTIFICATE}.key")),
@@ -92,20 +93,20 @@ fn configuration(ground: &ClusterResources, users: &ClusterUsers) -> Value {
             "x509": { "clientCAFile": file("ca.pem") },
         },
         "authorization": { "mode": "Webhook" },
-        // The old one that asks for no certificate.
+        // The legacy port without authentication.
         "readOnlyPort": 0,
 
-        // Services are nobody's task here, so it needs no tables of the firewall.
+        // Nothing here routes Services, so the kubelet needs no firewall tables.
         "makeIPTablesUtilChains": false,
-        // This machine's resolvers are out of a Pod's reach.
+        // Pods cannot reach this machine's resolvers.
         "resolvConf": "",
 
-        // Tests wait for what it tells.
+        // Tests wait for the node's status.
         "nodeStatusUpdateFrequency": "1s",
         "kubeAPIQPS": 500,
         "kubeAPIBurst": 1000,
         "eventRecordQPS": 0,
-        // The longest pause before a container is started again, and so the first ones as well.
+        // The longest pause before a container restarts, which also caps the first pauses.
         "featureGates": { "KubeletCrashLoopBackOffMax": true },
         "crashLoopBackOff": { "maxContainerRestartPeriod": "1s" },
     })

@@ -1,7 +1,8 @@
-//! The machine that a node is: namespaces of mounts, processes, network, host name and IPC, a wire to this machine, a cgroup.
+//! A node's machine: mount, process, network, host name and IPC namespaces, a wire to this machine, a cgroup.
 //!
-//! What is in it sees an ordinary machine (`/var/lib/kubelet`, `/run/containerd`, its own pid 1), and ends with it: nothing
-//! there can outlive its first process, no mount is ever made on this machine, and the wire goes with its other end.
+//! Processes inside see an ordinary machine (`/var/lib/kubelet`, `/run/containerd`, their own pid 1) and end with it.
+//! Nothing inside can outlive its first process, no mount appears on this machine, and the wire disappears with its
+//! other end.
 
 use std::{fs, path::Path, process::Stdio, time::Duration};
 
@@ -16,12 +17,12 @@ use tokio::{
 use super::cgroup::PodsCgroup;
 use crate::resources::{CLUSTER_MARK_ENV, ClusterResources, PART_MARK_ENV};
 
-/// It mounts and sets up an address, and is then done.
+/// The setup mounts file systems and configures an address.
 const SET_UP_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) struct NodeMachine {
     process: ProcessGroup,
-    /// Its end is the machine's.
+    /// Its close ends the machine.
     stdin: ChildStdin,
     pid: i32,
     veth: String,
@@ -29,7 +30,7 @@ pub(super) struct NodeMachine {
 }
 
 impl NodeMachine {
-    /// Makes one that keeps its things in this folder, and what its Pods say in the other.
+    /// Starts a machine with its files in `folder` and its Pods' output in `log`.
     pub(super) async fn start(
         ground: &ClusterResources,
         folder: &Path,
@@ -91,18 +92,18 @@ impl NodeMachine {
         self.cgroup.make().context("no cgroup for Pods")
     }
 
-    /// A command line that runs this one in it.
+    /// Wraps a command line so that it runs inside the machine.
     pub(super) fn enter_command(&self, command: impl IntoIterator<Item = impl Into<String>>) -> Vec<String> {
         let target = format!("--target={}", self.pid);
         let enter = ["--mount", "--pid", "--net", "--uts", "--ipc", "--"].map(str::to_owned);
         [target].into_iter().chain(enter).chain(command.into_iter().map(Into::into)).collect()
     }
 
-    /// Ends all that is in it, and takes away what it had of this machine.
+    /// Ends all processes inside and removes the machine's wire and cgroup from this machine.
     pub(super) async fn end(self) {
         self.process.kill_and_reap().await;
-        // The other end has gone with the node's network, and the kernel takes this one away in its own time: an error says
-        // that it has, or that there never was one.
+        // The other end of the wire has gone with the node's network, and the kernel removes this end in its own time.
+        // An error means that it is already gone or never existed.
         ip(&["link", "delete", &self.veth]).await.ok();
         if let Err(error) = self.cgroup.remove() {
             eprintln!("a node's cgroup stays: {error:#}");

@@ -1,4 +1,5 @@
-//! What a node takes, and what brings it. All that is missing is said at once, and never passed over.
+//! Checks a node's requirements and names the packages that provide them. Reports all missing ones at once, and never
+//! skips.
 
 use std::{
     env,
@@ -10,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-/// Programs by the Debian package that has them.
+/// Required programs, each with the Debian package that provides it.
 const REQUIRED_PROGRAMS: &[(&str, &str)] = &[
     ("bash", "bash"),
     ("containerd", "containerd"),
@@ -22,13 +23,15 @@ const REQUIRED_PROGRAMS: &[(&str, &str)] = &[
     ("nsenter", "util-linux"),
     ("unshare", "util-linux"),
 ];
-/// Where distributions, and those who build them, put CNI's plugins.
+/// Where distributions and local builds install CNI plugins.
 const PLUGIN_FOLDERS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
-/// Those that the node's network is made of.
+/// The plugins for the node's network.
 const REQUIRED_PLUGINS: [&str; 3] = ["bridge", "host-local", "loopback"];
 
+/// Checks all requirements.
+///
 /// # Errors
-/// Says all that is missing and how to get it.
+/// Lists everything that is missing and how to get it.
 pub(super) fn check() -> Result<()> {
     let root = fs::metadata("/proc/self").context("/proc/self")?.uid() == 0;
     let lacks =
@@ -62,7 +65,7 @@ fn missing(root: bool, cgroups: &Path, path: &OsStr, plugins: Option<PathBuf>) -
     lacks
 }
 
-/// The folder of CNI's plugins.
+/// The folder with the CNI plugins.
 pub(super) fn plugin_folder() -> Option<PathBuf> {
     let has_all =
         |folder: &&&str| REQUIRED_PLUGINS.iter().all(|plugin| Path::new(folder).join(plugin).exists());

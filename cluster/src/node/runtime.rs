@@ -1,4 +1,4 @@
-//! containerd with runc, the network of Pods, and the images that are there.
+//! Runs containerd with runc, and sets up the Pod network and the images.
 
 use std::{fs, path::Path};
 
@@ -13,17 +13,17 @@ use crate::{
     server::ServerProcess,
 };
 
-/// In the node, whose `/run` is its own.
+/// A path in the node, which has its own `/run`.
 pub(super) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
-/// What holds a Pod's network.
+/// The program that holds a Pod's network.
 pub(super) const PAUSE_PROGRAM: &str = "rouse-pause";
 
-/// What Pods call the image of this program, as `images/build` does.
+/// The image name of this program, as in `images/build`.
 pub(super) fn image_name(program: &str) -> String {
     format!("localhost/{program}:{}", env!("CARGO_PKG_VERSION"))
 }
 
-/// Starts it; returns when it answers.
+/// Starts containerd and returns when it answers.
 pub(super) async fn start(
     ground: &ClusterResources,
     machine: &NodeMachine,
@@ -33,7 +33,7 @@ pub(super) async fn start(
     fs::write(&config, configuration(folder)?)?;
     network(ground, folder)?;
     let config = config.display().to_string();
-    // Its shims inherit its environment. They outlive a containerd that is killed, so they are no part of it.
+    // The shims inherit this environment and outlive a killed containerd, so they must not carry its mark.
     let command = ["env", "-u", PART_MARK_ENV, "containerd", "--config", &config];
     let mut server =
         ServerProcess::new(ground, "containerd", "nsenter".into(), machine.enter_command(command));
@@ -42,7 +42,7 @@ pub(super) async fn start(
     Ok(server)
 }
 
-/// Makes the image of this archive known to the kubelet, by the name that the archive gives it.
+/// Imports this image archive for the kubelet, under the name in the archive.
 pub(super) async fn import(machine: &NodeMachine, archives: &Path, name: &str) -> Result<()> {
     let archive = archives.join(format!("{name}.tar"));
     if !archive.exists() {
@@ -52,7 +52,7 @@ pub(super) async fn import(machine: &NodeMachine, archives: &Path, name: &str) -
 }
 
 async fn ctr(machine: &NodeMachine, words: &[&str]) -> Result<()> {
-    // The kubelet sees this namespace of containerd's and no other.
+    // The kubelet uses only this containerd namespace.
     let command =
         ["ctr", "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io"].iter().chain(words).copied();
     let done =
@@ -63,9 +63,10 @@ async fn ctr(machine: &NodeMachine, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Folders are those of every containerd, since the node's `/var/lib` and `/run` are its own.
+/// Folders have containerd's defaults, since the node has its own `/var/lib` and `/run`.
 fn configuration(folder: &Path) -> Result<String> {
-    // An overlay cannot stand on another, which is what `/tmp` is where all this runs in a container. Copies can.
+    // An overlay cannot stack on another overlay, which `/tmp` is when the tests run in a container. The native
+    // snapshotter copies instead.
     let on_overlay = statfs(folder)?.filesystem_type() == OVERLAYFS_SUPER_MAGIC;
     let snapshotter = if on_overlay { "native" } else { "overlayfs" };
     let plugins = requirements::plugin_folder().context("CNI's plugins have gone")?;
@@ -111,18 +112,19 @@ conf_dir = "{net}"
     ))
 }
 
-/// A bridge in the node's network, an address for each Pod; the node forwards between bridge and wire.
+/// Configures a bridge in the node's network with an address for each Pod. The node forwards between the bridge and the
+/// wire.
 fn network(ground: &ClusterResources, folder: &Path) -> Result<()> {
     let net = folder.join("net.d");
     fs::create_dir_all(&net)?;
     let bridge = json!({
         "type": "bridge",
         "bridge": "pods",
-        // The bridge has the subnet's first address, and Pods reach all else through it.
+        // The bridge has the subnet's first address and is the Pods' gateway.
         "isGateway": true,
-        // Addresses are real to this machine, which has a route to them: nobody's needs to be translated.
+        // This machine has a route to the Pods' addresses, so no address translation is needed.
         "ipMasq": false,
-        // A Pod that asks itself by way of a Service comes back on the wire it left by.
+        // A Pod that reaches itself through a Service gets its packets back on the same port.
         "hairpinMode": true,
         "ipam": {
             "type": "host-local",

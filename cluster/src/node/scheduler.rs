@@ -1,4 +1,4 @@
-//! The scheduler, a process of this machine like the other servers of the control plane.
+//! Runs the scheduler as a process of this machine, like the control plane's other servers.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{
     server::ServerProcess,
 };
 
-/// Starts it. Who waits for it waits for what it does.
+/// Starts the scheduler. Tests wait for its effects, not for its readiness.
 pub(super) fn start(inner: &Arc<ClusterInner>) -> Result<ServerProcess> {
     let (ground, users) = (&inner.resources, &inner.users);
     let program =
@@ -23,7 +23,7 @@ pub(super) fn start(inner: &Arc<ClusterInner>) -> Result<ServerProcess> {
         ("bind-address", ground.server_address().to_string()),
         ("secure-port", SCHEDULER_PORT.to_string()),
         ("cert-dir", ground.state().join("kube-scheduler").display().to_string()),
-        // It is the only one, and one that waits for a lease makes tests wait.
+        // There is only one, and waiting for a lease would slow the tests.
         ("leader-elect", "false".to_owned()),
         ("profiling", "false".to_owned()),
     ]);

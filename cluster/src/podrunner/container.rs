@@ -1,4 +1,4 @@
-//! One container of a Pod: what it is, what it was, and the process it is now.
+//! One container of a Pod: its spec, its past exits, and its current process.
 
 use std::time::Duration;
 
@@ -19,30 +19,30 @@ use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 
 use super::probe::ProbeKind;
 
-/// A container that has run longer than this begins its pauses anew, as in a kubelet: twice the longest pause.
+/// Backoff resets after a run longer than this many longest pauses, as in a kubelet.
 const BACKOFF_RESET_FACTOR: u32 = 2;
-/// A pod's containers get few signals; one that finds no room is one too many.
+/// A Pod's containers get few signals; one that does not fit is redundant.
 pub(super) const SIGNAL_QUEUE_LENGTH: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ContainerRole {
-    /// Runs to its end before the next begins.
+    /// Runs to completion before the next container starts.
     Init,
-    /// Begins in line with those, and then runs beside the others.
+    /// Starts in the order of the init containers, then runs beside the others.
     Sidecar,
     Main,
 }
 
-/// Pauses before a container is started again.
+/// Pauses before container restarts.
 #[derive(Clone, Copy, Debug)]
 pub struct RestartBackoff {
-    /// Before the second restart; the first comes at once. It doubles with each.
+    /// The pause before the second restart; the first restart is immediate. It doubles with each restart.
     pub first: Duration,
     pub longest: Duration,
 }
 
 impl Default for RestartBackoff {
-    /// A kubelet's.
+    /// The kubelet's pauses.
     fn default() -> Self {
         Self { first: Duration::from_secs(10), longest: Duration::from_secs(300) }
     }
@@ -53,14 +53,14 @@ pub(super) struct PodContainer {
     pub(super) role: ContainerRole,
     pub(super) state: RunState,
     pub(super) last_exit: Option<ContainerExit>,
-    /// How often its process was started; the number of the run that counts.
+    /// How often its process was started, and the number of the current run.
     pub(super) runs: u32,
-    /// Of the readiness probe, where there is one.
+    /// Result of the readiness probe, if there is one.
     pub(super) readiness_passed: bool,
     /// The startup probe passed, or there is none.
     pub(super) started: bool,
     backoff_count: u32,
-    /// Not before then.
+    /// Earliest time of the next start.
     pub(super) restart_at: Option<Instant>,
 }
 
@@ -70,19 +70,19 @@ pub(super) enum RunState {
     Exited(ContainerExit),
 }
 
-/// A process, as seen from its Pod.
+/// A running process, as its Pod sees it.
 pub(super) struct ContainerRun {
     pub(super) started_at: Timestamp,
     pub(super) started_instant: Instant,
     pub(super) signals: mpsc::Sender<Signal>,
     pub(super) probes: Vec<AbortingTask>,
-    /// When it is killed; `None` unless it was told to end.
+    /// When to kill the process; `None` unless it was asked to end.
     pub(super) kill_at: Option<Instant>,
-    /// It was.
+    /// SIGKILL was sent.
     pub(super) kill_sent: bool,
 }
 
-/// A task that ends when this is dropped.
+/// Aborts its task on drop.
 pub(super) struct AbortingTask(pub(super) JoinHandle<()>);
 
 impl Drop for AbortingTask {
@@ -102,7 +102,7 @@ pub(super) struct ContainerExit {
 }
 
 impl ContainerExit {
-    /// Of a container that never ran, or of which nothing is known.
+    /// The exit of a container that never ran, or whose outcome is unknown.
     pub(super) fn unknown(code: i32, reason: &'static str, message: String) -> Self {
         Self { code, signal: None, reason, message, started_at: None, finished_at: Timestamp::now() }
     }
@@ -143,7 +143,7 @@ impl PodContainer {
         }
     }
 
-    /// How its last run ended, where none is under way.
+    /// How its last run ended; `None` while a run is active.
     pub(super) fn last_exit(&self) -> Option<&ContainerExit> {
         match &self.state {
             RunState::Exited(end) => Some(end),
@@ -152,7 +152,7 @@ impl PodContainer {
         }
     }
 
-    /// Whether a container that ended begins again.
+    /// Whether an ended container restarts.
     pub(super) fn should_restart(&self, policy: &str) -> bool {
         let failed = self.last_exit().is_none_or(|end| end.code != 0);
         match self.role {
@@ -170,7 +170,7 @@ impl PodContainer {
         }
     }
 
-    /// A run begins.
+    /// Records the start of a run.
     pub(super) fn begin(&mut self, run: ContainerRun) {
         if let RunState::Exited(end) = &self.state {
             self.last_exit = Some(end.clone());
@@ -181,7 +181,7 @@ impl PodContainer {
         self.restart_at = None;
     }
 
-    /// A run has ended. Says how long its successor has to wait.
+    /// Records the end of a run and computes the pause before the next.
     pub(super) fn record_exit(&mut self, end: ContainerExit, pauses: RestartBackoff, now: Instant) {
         let ran = self.running().map(|run| now - run.started_instant);
         if ran.is_some_and(|ran| ran > pauses.longest * BACKOFF_RESET_FACTOR) {
@@ -195,7 +195,7 @@ impl PodContainer {
         (self.started, self.readiness_passed) = (false, false);
     }
 
-    /// It waits, since its last end was too soon before.
+    /// Waits because its last run ended too soon.
     pub(super) fn set_backing_off(&mut self, pod: &str) {
         if let RunState::Exited(end) = &self.state {
             self.last_exit = Some(end.clone());
@@ -212,7 +212,7 @@ impl PodContainer {
         self.runs.saturating_sub(1)
     }
 
-    /// As a kubelet reports it.
+    /// The status as a kubelet reports it.
     pub(super) fn status(&self, uid: &str) -> ContainerStatus {
         let id = |run: u32| format!("podrunner://{uid}/{}/{run}", self.spec.name);
         let terminated = |end: &ContainerExit, run: u32| ContainerState {
@@ -259,10 +259,10 @@ impl PodContainer {
     }
 }
 
-/// Watches over a container's process until it and all that it started are gone; passes signals on to it.
+/// Supervises a container's process until it and all its descendants have ended. Forwards signals to it.
 ///
-/// SIGTERM goes to the first process alone, as a container runtime sends it; what that leaves behind is killed, as it would be
-/// with the container. So is everything when nobody is there any more to send signals.
+/// SIGTERM goes to the first process only, like a container runtime's; the processes that it leaves behind are killed,
+/// as they would be with the container. If all signal senders are dropped, everything is killed.
 pub(super) async fn supervise(
     process: ProcessGroup,
     mut signals: mpsc::Receiver<Signal>,
@@ -272,7 +272,7 @@ pub(super) async fn supervise(
             () = process.leader_exited() => break,
             signal = signals.recv() => match signal {
                 None | Some(Signal::SIGKILL) => break,
-                // One that is gone already is seen in the next turn.
+                // The next iteration sees a process that has already ended.
                 Some(signal) => {
                     signal::kill(Pid::from_raw(process.pid()), signal).ok();
                 }

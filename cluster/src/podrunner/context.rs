@@ -1,4 +1,4 @@
-//! What keeper and workers have in common: the cluster, images and nodes, and where they complain.
+//! State that the run loop and the workers share: the cluster, images and nodes, events and the log.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -19,20 +19,20 @@ use kube::{
 use super::{container::RestartBackoff, launch::PodImage, node::RunningNode};
 use crate::{ClusterInner, ClusterUser, user};
 
-/// One for each runner.
+/// One context for each runner.
 pub(super) struct RunnerContext {
     pub(super) inner: Arc<ClusterInner>,
-    /// Of the cluster's runtime.
+    /// For the cluster's runtime.
     pub(super) client: Client,
     pub(super) name: String,
     pub(super) namespaces: Vec<String>,
-    /// A folder for each Pod, by uid.
+    /// Holds a folder for each Pod, named by uid.
     pub(super) state: PathBuf,
     pub(super) images: Mutex<BTreeMap<String, PodImage>>,
     pub(super) nodes: Mutex<BTreeMap<String, Arc<RunningNode>>>,
     pub(super) restart_backoff: RestartBackoff,
     recorder: Recorder,
-    /// Said already; a kubelet counts repetitions, here they would only be noise.
+    /// Events already emitted. A kubelet counts repetitions; here they would only be noise.
     complaints: Mutex<HashSet<(String, String)>>,
     log: Mutex<File>,
 }
@@ -66,10 +66,11 @@ impl RunnerContext {
         })
     }
 
-    /// Addresses are not used again while there are others: what still talks to a dead Pod's finds nobody.
+    /// Returns a fresh address. Addresses are reused last, so that connections to a dead Pod's address reach no other
+    /// Pod.
     ///
     /// # Panics
-    /// When the cluster's folder is gone.
+    /// The cluster's folder is gone.
     pub(super) fn next_address(&self) -> Ipv4Addr {
         self.inner.resources.next_address().unwrap_or_else(|error| panic!("no address: {error:#}"))
     }
@@ -113,11 +114,11 @@ impl RunnerContext {
     /// Writes a line to the runners' log.
     pub(super) fn log_line(&self, line: &str) {
         let line = format!("{} {}: {line}\n", Timestamp::now(), self.name);
-        // Without a log the tests still say what failed.
+        // Without the log, tests still report their failures.
         lock(&self.log).write_all(line.as_bytes()).ok();
     }
 
-    /// Makes an event of type Warning, and notes it.
+    /// Emits an event of type Warning and logs it.
     pub(super) fn emit_warning(self: &Arc<Self>, pod: &Pod, reason: &str, message: &str) {
         if !lock(&self.complaints).insert((pod.uid().unwrap_or_default(), message.to_owned())) {
             return;

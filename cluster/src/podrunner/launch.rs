@@ -1,9 +1,9 @@
-//! From a container's description to a process of this machine.
+//! Turns a container's description into a process of this machine.
 //!
-//! There are no images here and no file systems of their own. An image's name stands for a program of this machine, or for
-//! nothing, and then the command is run as it is. Where a volume is mounted, its real folder takes the mount path's place in the
-//! command, the arguments and the environment, which is how a program is told of paths. The environment begins empty, as in a
-//! container, but for `PATH`; `POD_IP` is always there, since a program that binds to all addresses would meet its neighbours.
+//! There are no images and no separate file systems. An image's name stands for a program of this machine; without one
+//! the command runs as given. A mounted volume's real folder replaces the mount path in the command, the arguments and
+//! the environment, which is how programs learn paths. The environment starts empty, as in a container, except for
+//! `PATH`. `POD_IP` is always set, because a program that binds to all addresses would conflict with its neighbours.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ use tokio::process::Command;
 use super::volume::PreparedPod;
 use crate::resources::{CLUSTER_MARK_ENV, PART_MARK_ENV};
 
-/// A container that cannot be started, with the reason as a kubelet writes it into the status.
+/// Why a container cannot start; the reason is a kubelet's status reason.
 #[derive(Debug)]
 pub(super) struct ContainerStartError {
     pub(super) reason: &'static str,
@@ -31,7 +31,7 @@ fn start_error(reason: &'static str, message: String) -> ContainerStartError {
     ContainerStartError { reason, message }
 }
 
-/// What an image's name stands for.
+/// The program behind an image's name.
 #[derive(Clone, Debug)]
 pub struct PodImage {
     program: PathBuf,
@@ -39,12 +39,12 @@ pub struct PodImage {
 }
 
 impl PodImage {
-    /// This program runs where the container has no command, or names the program by its file name.
+    /// A program for containers without a command, or with a command of its file name.
     pub fn new(program: impl Into<PathBuf>) -> Self {
         Self { program: program.into(), names: Vec::new() }
     }
 
-    /// How a container's command may name the program as well, as `/proxy`.
+    /// Adds another name of the program in container commands, such as `/proxy`.
     #[must_use]
     pub fn known_as(mut self, name: &str) -> Self {
         self.names.push(name.to_owned());
@@ -57,7 +57,7 @@ impl PodImage {
     }
 }
 
-/// All that a container's process is made of.
+/// Inputs for a container's process.
 pub(super) struct ContainerLaunch<'a> {
     pub(super) pod: &'a Pod,
     pub(super) container: &'a Container,
@@ -74,7 +74,7 @@ pub(super) struct ContainerLaunch<'a> {
 }
 
 impl ContainerLaunch<'_> {
-    /// The process of the container itself; what it writes goes to this log.
+    /// The command of the container's process; its output goes to this log.
     pub(super) fn main_command(&self, log: &File) -> Result<Command, ContainerStartError> {
         let environment = self.environment()?;
         let container = self.container;
@@ -92,7 +92,7 @@ impl ContainerLaunch<'_> {
         self.command(&words, &environment, log)
     }
 
-    /// A command that is run beside it: a probe, or before it stops.
+    /// A command beside the process: a probe or a preStop hook.
     pub(super) fn hook_command(&self, words: &[String], log: &File) -> Result<Command, ContainerStartError> {
         self.command(words, &self.environment()?, log)
     }
@@ -154,7 +154,7 @@ impl ContainerLaunch<'_> {
         Ok(env)
     }
 
-    /// What is there before the Pod's own.
+    /// The environment before the Pod's own variables.
     fn base_environment(&self) -> BTreeMap<String, String> {
         let mut env = BTreeMap::from([
             ("HOSTNAME".to_owned(), self.pod.name_any()),
@@ -165,11 +165,12 @@ impl ContainerLaunch<'_> {
         if let Ok(path) = std::env::var("PATH") {
             env.insert("PATH".to_owned(), path);
         }
-        // Where a Pod finds its token is fixed inside containers; outside, this says it to every client.
+        // Containers have their token at a fixed path. Processes do not, so `KUBECONFIG` points every client to the
+        // credentials.
         if let Some(kubeconfig) = self.prepared.kubeconfig() {
             env.insert("KUBECONFIG".to_owned(), kubeconfig.display().to_string());
         }
-        // As NVIDIA's device plugin does it.
+        // As NVIDIA's device plugin sets it.
         if let Some(ids) = self.devices.get("nvidia.com/gpu") {
             env.insert("NVIDIA_VISIBLE_DEVICES".to_owned(), ids.join(","));
         }
@@ -198,7 +199,7 @@ impl ContainerLaunch<'_> {
         Ok(value)
     }
 
-    /// The text with real folders in place of mount paths.
+    /// Replaces mount paths with real folders.
     fn resolve_paths(&self, text: &str) -> String {
         rewrite(text, &self.prepared.mounts(self.container))
     }
@@ -208,7 +209,7 @@ fn unsupported(what: &str) -> ContainerStartError {
     start_error("CreateContainerConfigError", format!("podrunner does not support {what}"))
 }
 
-/// A field of the metadata as the downward API gives it; of labels and annotations one, or all a line each.
+/// Returns a metadata field as in the downward API: one label or annotation, or all of them, one a line.
 pub(super) fn metadata(pod: &Pod, path: &str) -> Option<String> {
     let all = |map: &BTreeMap<String, String>| {
         let lines: Vec<_> = map.iter().map(|(key, value)| format!("{key}={value:?}")).collect();
@@ -230,7 +231,7 @@ pub(super) fn metadata(pod: &Pod, path: &str) -> Option<String> {
     }
 }
 
-/// `$(NAME)` is the variable's value where there is one; `$$` is a `$` that begins no reference.
+/// Expands `$(NAME)` to the variable's value if it exists. `$$` is a literal `$`.
 fn expand(text: &str, env: &BTreeMap<String, String>) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -257,7 +258,8 @@ fn expand(text: &str, env: &BTreeMap<String, String>) -> String {
     out
 }
 
-/// Each path of `mounts` that stands in the text as a whole, or as the beginning of a longer path, becomes the folder.
+/// Replaces each path of `mounts` in the text with its folder. A path matches as a whole or as the beginning of a
+/// longer path.
 fn rewrite(text: &str, mounts: &[(String, PathBuf)]) -> String {
     let part_of_a_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | '/');
     let mut out = String::with_capacity(text.len());
@@ -275,7 +277,7 @@ fn rewrite(text: &str, mounts: &[(String, PathBuf)]) -> String {
             Some((folder, after)) => {
                 out.push_str(&folder.display().to_string());
                 rest = after;
-                // What follows belongs to this path.
+                // The rest belongs to this path.
                 let end = rest.find(|c| !part_of_a_name(c)).unwrap_or(rest.len());
                 let (tail, after) = rest.split_at(end);
                 out.push_str(tail);

@@ -1,4 +1,4 @@
-//! Nodes that tests make up: an object, an address, devices, and a heartbeat that can be cut off.
+//! Fake nodes: an object, an address, devices, and a heartbeat that can be cut.
 
 use std::{
     collections::BTreeMap,
@@ -28,11 +28,11 @@ use tokio::{
 
 use super::schedule::ResourceUnits;
 
-/// What a kubelet's default is. The controllers give a node up after 50 s without.
+/// A kubelet's default. The controllers give a node up after 50 s without a heartbeat.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
-/// How long the lease says that it holds, as a kubelet's.
+/// Duration of the node's lease, as a kubelet's.
 const LEASE_SECONDS: i32 = 40;
-/// Who marks the nodes of one runner.
+/// The label of one runner's nodes.
 pub(super) const RUNNER_LABEL: &str = "rouse.dev/podrunner";
 
 /// A node as a test describes it.
@@ -57,13 +57,13 @@ impl NodeSpec {
         self
     }
 
-    /// So many `nvidia.com/gpu`.
+    /// Adds this many `nvidia.com/gpu`.
     #[must_use]
     pub fn gpus(self, count: u32) -> Self {
         self.devices("nvidia.com/gpu", count)
     }
 
-    /// So many units of this extended resource, each with an id.
+    /// Adds units of this extended resource, each with an id.
     #[must_use]
     pub fn devices(mut self, resource: &str, count: u32) -> Self {
         self.devices.insert(resource.to_owned(), count);
@@ -78,22 +78,22 @@ impl NodeSpec {
     }
 }
 
-/// How its kubelet is connected to the API server.
+/// The connection of the node's kubelet to the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NodeLink {
     Connected,
-    /// It hears of Pods, and what it says of them comes later.
+    /// The node receives Pods, but its Pod reports are delayed.
     ReportsDelayed,
     Cut,
 }
 
-/// A node as it is.
+/// A running node.
 pub struct RunningNode {
     name: String,
     address: Ipv4Addr,
     devices: Mutex<Vec<NodeDevice>>,
     link: watch::Sender<NodeLink>,
-    /// Held by whoever writes a Pod's status: a kubelet writes one after the other.
+    /// Held while writing a Pod's status: a kubelet writes one status at a time.
     pub(super) status_write_lock: AsyncMutex<()>,
 }
 
@@ -101,7 +101,7 @@ pub struct RunningNode {
 struct NodeDevice {
     resource: String,
     id: String,
-    /// The uid of the Pod that has it.
+    /// Uid of the Pod that holds the device.
     holder: Option<String>,
 }
 
@@ -123,7 +123,7 @@ impl RunningNode {
         }
     }
 
-    /// Of its object.
+    /// The name of the node's object.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -133,13 +133,13 @@ impl RunningNode {
         self.address
     }
 
-    /// The ids of its devices with the uid of the Pod that has each.
+    /// Returns its devices' ids, each with the uid of the Pod that holds it.
     pub fn devices(&self) -> Vec<(String, Option<String>)> {
         let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         devices.iter().map(|device| (device.id.clone(), device.holder.clone())).collect()
     }
 
-    /// Gives free devices to this Pod; `None` when there are too few.
+    /// Allocates free devices to this Pod; `None` if too few are free.
     pub(super) fn allocate(
         &self,
         holder: &str,
@@ -169,7 +169,7 @@ impl RunningNode {
         Some(taken)
     }
 
-    /// Whatever this Pod had is free.
+    /// Releases this Pod's devices.
     pub(super) fn release(&self, holder: &str) {
         let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         for device in devices.iter_mut().filter(|device| device.holder.as_deref() == Some(holder)) {
@@ -181,7 +181,7 @@ impl RunningNode {
         self.link.send_replace(link);
     }
 
-    /// Whether what is said of Pods comes through.
+    /// Whether Pod reports reach the API server.
     pub(super) fn reports_pods(&self) -> bool {
         *self.link.borrow() == NodeLink::Connected
     }
@@ -190,7 +190,7 @@ impl RunningNode {
         self.link.subscribe()
     }
 
-    /// Makes the objects: the node, and the lease that says it lives.
+    /// Creates the node's object and its lease.
     pub(super) async fn register(&self, client: &Client, runner: &str, spec: &NodeSpec) -> Result<()> {
         let mut labels = spec.labels.clone();
         labels.insert(RUNNER_LABEL.to_owned(), runner.to_owned());
@@ -218,17 +218,17 @@ impl RunningNode {
         self.write_lease(client).await.context("a node's lease")
     }
 
-    /// Renews the lease until this is dropped.
+    /// Renews the lease until dropped.
     pub(super) async fn renew_lease(&self, client: &Client) {
         let mut ticks = time::interval(HEARTBEAT_INTERVAL);
         let mut link = self.link();
         loop {
             ticks.tick().await;
-            // An error is this node's end.
+            // An error means that the node was dropped.
             if link.wait_for(|link| *link != NodeLink::Cut).await.is_err() {
                 return;
             }
-            // What fails now is tried again with the next beat, as a kubelet does.
+            // A failure is retried with the next heartbeat, as a kubelet does.
             drop(self.write_lease(client).await);
         }
     }
@@ -251,7 +251,7 @@ impl RunningNode {
         leases.patch(&self.name, &ours, &Patch::Apply(lease)).await.map(drop)
     }
 
-    /// Says that it is ready, after the controllers thought otherwise.
+    /// Reports the node as ready after the controllers marked it otherwise.
     pub(super) async fn recover(&self, client: &Client) -> kube::Result<()> {
         let status = json!({ "status": { "conditions": [self.ready_condition()] } });
         let nodes: Api<Node> = Api::all(client.clone());

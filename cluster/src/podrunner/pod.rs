@@ -1,8 +1,8 @@
-//! One Pod on its node: what a kubelet's worker does with it, from the first volume to the deletion of its object.
+//! One Pod on its node: a kubelet worker's task, from the first volume to the deletion of the object.
 //!
-//! A worker is one task. It knows the Pod as its node last saw it, and its containers; each turn it brings them closer to what
-//! they should be, reports what they are, and waits for the next thing that happens. A node that is cut off hears and reports
-//! nothing, and its containers go on.
+//! A worker is one task. It knows the Pod as its node last saw it, and its containers. In each iteration it brings them
+//! closer to the desired state, reports their status, and waits for the next event. A partitioned node receives and
+//! reports nothing, and its containers go on.
 
 use std::{collections::BTreeMap, fs, io, net::Ipv4Addr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -27,16 +27,17 @@ use super::{
 mod report;
 mod run;
 
-/// After a failure of the API server, or of what a Pod needs, it is tried again so much later.
+/// Delay before retrying after an error of the API server or a missing dependency.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
-/// All that a Pod needs is there sooner, unless the API server hangs; and a Pod that is deleted meanwhile wants to end.
+/// Bounds the preparation, which takes longer only if the API server hangs. A Pod that is deleted meanwhile must be
+/// able to end.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Containers, probes and hooks of one Pod have little to say; more than this waits for its turn.
+/// One Pod's containers, probes and hooks send few events; senders wait beyond this.
 const EVENT_QUEUE_LENGTH: usize = 64;
-/// The least time between SIGTERM and SIGKILL, as in a kubelet, even for a Pod that was deleted with none.
+/// Minimum time between SIGTERM and SIGKILL, as in a kubelet. It applies even to a Pod deleted without grace.
 const MIN_GRACE: Duration = Duration::from_secs(1);
 
-/// What happened to a Pod's container: its place, the number of its run, and what.
+/// An event of a container: its index, the number of its run, and the event.
 type ContainerEvent = (usize, u32, ContainerEventKind);
 
 enum ContainerEventKind {
@@ -44,7 +45,7 @@ enum ContainerEventKind {
     Probed(ProbeVerdict),
 }
 
-/// What a node is told of a Pod: its object, or that it is gone.
+/// A Pod as its node sees it: its object, or `None` once it is deleted.
 pub(super) type ObservedPod = Option<Arc<Object>>;
 
 pub(super) struct PodWorker {
@@ -57,23 +58,23 @@ pub(super) struct PodWorker {
     containers: Vec<PodContainer>,
     devices: BTreeMap<String, Vec<String>>,
     prepared: Option<PreparedPod>,
-    /// Not before then.
+    /// Earliest time of the next preparation.
     prepare_at: Instant,
-    /// A container lacked a ConfigMap or Secret, which may be there by now.
+    /// A container lacked a ConfigMap or Secret, which may exist by now.
     missing_config: bool,
     admission_error: Option<(&'static str, String)>,
     termination: Option<PodTermination>,
     deleted: bool,
     started_at: Timestamp,
     conditions: Vec<ReportedCondition>,
-    /// What the API server was told last, and the version of the object that came of it.
+    /// The last reported status, and the object version that resulted.
     last_reported: Option<(serde_json::Value, u64)>,
     report_at: Instant,
     event_rx: mpsc::Receiver<ContainerEvent>,
     event_tx: mpsc::Sender<ContainerEvent>,
 }
 
-/// All containers are ended, the sidecars last.
+/// The Pod is ending: all containers, the sidecars last.
 struct PodTermination {
     started_at: Instant,
     grace: Duration,
@@ -117,10 +118,10 @@ impl PodWorker {
         }
     }
 
-    /// The whole life of the Pod on this node.
+    /// Runs the Pod on this node until it has ended.
     pub(super) async fn run(mut self, mut wanted: watch::Receiver<ObservedPod>) {
         let mut link = self.node.link();
-        // An error is the end of the node, and of this task.
+        // An error means that the node was dropped, and with it this task.
         if link.wait_for(|link| *link != NodeLink::Cut).await.is_err() {
             return;
         }
@@ -130,7 +131,7 @@ impl PodWorker {
             self.advance().await;
             let ended = self.has_ended();
             if ended || self.deleted {
-                // A kubelet forgets whose devices they were as soon as the Pod has ended or its object is gone.
+                // A kubelet frees the devices as soon as the Pod has ended or its object is gone.
                 self.node.release(&self.uid);
             }
             self.report(ended).await;
@@ -146,7 +147,7 @@ impl PodWorker {
                         self.handle(event);
                     }
                 }
-                // Once the object is gone nothing more is heard of it, and an error is the runner's end.
+                // No events follow the object's deletion. An error means that the runner was dropped.
                 heard = wanted.changed(), if !cut && !self.deleted => {
                     if heard.is_err() {
                         break;
@@ -158,11 +159,11 @@ impl PodWorker {
                 () = time::sleep_until(alarm.unwrap_or_else(Instant::now)), if alarm.is_some() => {}
             }
         }
-        // What cannot be removed goes with the cluster.
+        // A folder that cannot be removed is deleted with the cluster.
         fs::remove_dir_all(&self.folder).ok();
     }
 
-    /// Takes the devices that the scheduler counted; another that was quicker is found out here.
+    /// Allocates the devices that the scheduler counted. Detects that another Pod took them first.
     fn admit(&mut self) {
         let demand = self.pod.spec.as_ref().map(schedule::demand).unwrap_or_default();
         match self.node.allocate(&self.uid, &demand) {
@@ -175,7 +176,7 @@ impl PodWorker {
         }
     }
 
-    /// Takes in what the node sees of the Pod's object.
+    /// Applies the Pod's object as the node sees it.
     fn observe(&mut self, seen: &ObservedPod) {
         let Some(pod) = seen else {
             self.deleted = true;
@@ -197,7 +198,7 @@ impl PodWorker {
         }
     }
 
-    /// Begins to end, or ends sooner than it was going to.
+    /// Starts the termination, or shortens its grace period.
     fn terminate_within(&mut self, grace: Duration) {
         let grace = grace.max(MIN_GRACE);
         match &mut self.termination {
@@ -268,8 +269,8 @@ impl PodWorker {
         }
     }
 
-    /// Starts what is due, in order: each init container when the one before has ended well, each sidecar when the one before
-    /// serves, then all others.
+    /// Starts the due containers in order: an init container after the previous one has succeeded, a sidecar after the
+    /// previous one serves, then all others.
     fn start_containers(&mut self) {
         let policy = self.restart_policy();
         let initialized = self.containers.iter().any(|c| c.role == ContainerRole::Main && c.runs > 0);
@@ -282,7 +283,7 @@ impl PodWorker {
                 if container.runs == 0 || container.should_restart(&policy) {
                     self.start_when_due(place);
                 } else if role == ContainerRole::Init {
-                    // Its failure is the Pod's.
+                    // The Pod fails with its init container.
                     self.terminate_within(self.grace());
                     return;
                 }
@@ -315,7 +316,7 @@ impl PodWorker {
         }
     }
 
-    /// Tells everything to end: first all but the sidecars, then those, the last first.
+    /// Terminates the containers: first all but the sidecars, then the sidecars, last one first.
     fn terminate_containers(&mut self) {
         let others =
             self.containers.iter().any(|c| c.role != ContainerRole::Sidecar && c.running().is_some());
@@ -345,7 +346,7 @@ impl PodWorker {
         self.termination.is_some() && self.containers.iter().all(|container| container.running().is_none())
     }
 
-    /// When something is due even if nothing happens. What was due by now has been done.
+    /// Returns the time of the next due action. Everything due by now has been done.
     fn next_wakeup(&self) -> Option<Instant> {
         let (now, ending) = (Instant::now(), self.termination.is_some());
         let killed = self.containers.iter().filter_map(PodContainer::running).filter_map(|run| run.kill_at);

@@ -1,4 +1,4 @@
-//! Probes: what a kubelet asks of a container again and again, and the thresholds after which it believes the answer.
+//! Probes: a kubelet's repeated checks of a container, and their thresholds.
 
 use std::{net::Ipv4Addr, process::Stdio, time::Duration};
 
@@ -14,7 +14,7 @@ use tokio::{
     time,
 };
 
-/// As much of an answer as a kubelet reads.
+/// A kubelet reads no more of a response.
 const MAX_RESPONSE_BYTES: u64 = 10 * 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl ProbeKind {
     }
 }
 
-/// What is asked, of probes and of hooks alike.
+/// The action of a probe or hook.
 #[derive(Clone, Debug)]
 pub(super) enum HandlerAction {
     Http { address: String, path: String, headers: Vec<(String, String)> },
@@ -84,7 +84,7 @@ impl HandlerAction {
         Self::Exec(exec.command.clone().unwrap_or_default())
     }
 
-    /// Does it once. `beside` makes a command's process.
+    /// Runs the action once. `beside` makes an exec command's process.
     pub(super) async fn run(&self, beside: impl Fn() -> Result<Command, String>) -> Result<(), String> {
         match self {
             Self::Http { address, path, headers } => get(address, path, headers).await,
@@ -118,7 +118,7 @@ fn address(host: Option<&str>, ip: Ipv4Addr, port: &IntOrString, ports: &[Contai
     Some(format!("{host}:{number}"))
 }
 
-/// 200 to 399 is success, as a kubelet has it.
+/// Sends an HTTP probe. A status of 200 to 399 is success, as in a kubelet.
 async fn get(address: &str, path: &str, headers: &[(String, String)]) -> Result<(), String> {
     let said = |error: std::io::Error| format!("Get \"http://{address}{path}\": {error}");
     let mut stream = TcpStream::connect(address).await.map_err(said)?;
@@ -145,10 +145,10 @@ async fn get(address: &str, path: &str, headers: &[(String, String)]) -> Result<
     }
 }
 
-/// A belief that changed: which probe's, and why when it is a bad one.
+/// A changed probe result, with the reason of a failure.
 pub(super) type ProbeVerdict = (ProbeKind, Result<(), String>);
 
-/// Asks until the container ends, and tells each change of belief. A startup probe ends with its first.
+/// Probes until the container ends and sends each changed result. A startup probe ends with its first success.
 pub(super) async fn run_probe(
     kind: ProbeKind,
     probe: Probe,
@@ -164,7 +164,7 @@ pub(super) async fn run_probe(
     time::sleep(seconds(probe.initial_delay_seconds, 0)).await;
     let mut ticks = time::interval(period.max(Duration::from_secs(1)));
     ticks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
-    // Until something is known, a readiness probe counts as failed and the others as good.
+    // Initially a readiness or startup probe counts as failed, and a liveness probe as passed.
     let mut believed = kind == ProbeKind::Liveness;
     let (mut good, mut bad) = (0, 0);
     loop {
@@ -179,7 +179,7 @@ pub(super) async fn run_probe(
         }
         let changed = match &outcome {
             Ok(()) => !believed && good >= times(probe.success_threshold, 1),
-            // A liveness or startup probe that failed has the container killed, once.
+            // A failed liveness or startup probe kills the container, once.
             Err(_) => bad == times(probe.failure_threshold, 3) && (believed || kind == ProbeKind::Startup),
         };
         if changed {
@@ -206,7 +206,7 @@ mod tests {
         Err("no command".to_owned())
     }
 
-    /// Answers one connection each with these words, in this order; the last for ever.
+    /// Answers each connection with the next of these responses, then repeats the last.
     async fn server(answers: &'static [&'static str]) -> u16 {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();

@@ -1,4 +1,4 @@
-//! The one who watches: sees Pods and nodes come, change and go, binds what has no node, and hands the rest to its workers.
+//! The run loop: watches Pods and nodes, binds unscheduled Pods, and hands the others to their workers.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -26,11 +26,11 @@ use super::{
     schedule,
 };
 
-/// A binding that failed is tried again so much later.
+/// Delay before a failed binding is retried.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 pub(super) enum RunnerCommand {
-    /// Renew this node's lease.
+    /// Renews this node's lease.
     RenewLease(Arc<RunningNode>),
 }
 
@@ -38,17 +38,17 @@ struct RunLoop {
     context: Arc<RunnerContext>,
     /// By uid.
     pods: BTreeMap<String, Arc<Pod>>,
-    /// By namespace, while a watch begins anew: who is in it.
+    /// While a watch restarts: the uids seen so far in each namespace.
     listed: BTreeMap<String, Vec<String>>,
     nodes: BTreeMap<String, Node>,
-    /// Where Pods are bound to whose objects do not say so yet.
+    /// Nodes of bound Pods, by uid, until their objects show the binding.
     bound: BTreeMap<String, String>,
     worker_txs: BTreeMap<String, watch::Sender<ObservedPod>>,
     tasks: JoinSet<()>,
     retry_at: Option<Instant>,
 }
 
-/// Does so until it is aborted; its workers go with it.
+/// Runs until aborted; its workers end with it.
 pub(super) async fn run(shared: Arc<RunnerContext>, mut orders: mpsc::Receiver<RunnerCommand>) {
     let client = shared.client.clone();
     let pods = shared.namespaces.clone().into_iter().map(|namespace| {
@@ -72,7 +72,7 @@ pub(super) async fn run(shared: Arc<RunnerContext>, mut orders: mpsc::Receiver<R
     loop {
         let again = keeper.retry_at;
         tokio::select! {
-            // Watches come back by themselves.
+            // Watches recover by themselves.
             Some(seen) = pods.next() => match seen {
                 Ok((namespace, event)) => keeper.on_pod(&namespace, event),
                 Err(error) => keeper.context.log_line(&format!("the watch of Pods: {error}")),
@@ -142,7 +142,7 @@ impl RunLoop {
             told.send_replace(Some(pod));
             return;
         }
-        // One that has ended already and is not deleted needs nobody.
+        // A Pod that has ended and is not deleted needs no worker.
         let over = schedule::is_terminal(&pod) && pod.metadata.deletion_timestamp.is_none();
         let Some(node) = self.context.node_of(&pod).filter(|_| !over && !self.bound.contains_key(&uid))
         else {
@@ -157,12 +157,12 @@ impl RunLoop {
         self.pods.remove(uid);
         self.bound.remove(uid);
         if let Some(told) = self.worker_txs.remove(uid) {
-            // A worker that has ended hears nothing any more.
+            // A worker that has ended receives nothing.
             told.send_replace(None);
         }
     }
 
-    /// The controllers believed that this node is gone, and it is not.
+    /// The controllers gave this node up although it runs.
     fn recover(&mut self, node: &Node) {
         let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
         let ready = conditions
@@ -182,7 +182,7 @@ impl RunLoop {
         });
     }
 
-    /// Binds what fits, and says of the rest why it does not.
+    /// Binds the Pods that fit, and reports why the others do not.
     async fn schedule(&mut self) {
         self.retry_at = None;
         let mut waiting: Vec<_> = self.pods.values().filter(|pod| is_waiting(pod)).cloned().collect();
@@ -196,7 +196,7 @@ impl RunLoop {
             };
             match done {
                 Ok(()) => {}
-                // It is gone, or somebody else bound it: the watch will say so.
+                // The Pod is gone, or another scheduler bound it; the watch will report it.
                 Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
                 Err(error) => {
                     self.context.log_line(&format!("{}: it cannot be scheduled: {error}", pod.name_any()));
@@ -228,7 +228,7 @@ impl RunLoop {
         if made.is_failure() {
             return Err(kube::Error::Api(Box::new(made)));
         }
-        // The watch will say so too, but the next Pod of this round must not get the same devices.
+        // Recorded before the watch reports it, so that the next Pod of this pass does not get the same devices.
         let mut bound = Pod::clone(pod);
         bound.spec.get_or_insert_default().node_name = Some(node.to_owned());
         self.pods.insert(uid.clone(), Arc::new(bound));
@@ -255,14 +255,14 @@ impl RunLoop {
             Api::namespaced(self.context.client.clone(), &pod.namespace().unwrap_or_default());
         let made =
             pods.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Strategic(patch)).await?;
-        // Seen at once, so that it is not said again before the watch has it.
+        // Recorded at once, so that it is not reported again before the watch shows it.
         self.pods.insert(pod.uid().unwrap_or_default(), Arc::new(made));
         self.context.emit_warning(pod, "FailedScheduling", why);
         Ok(())
     }
 }
 
-/// Nobody has a node for it yet, and it wants one from us.
+/// Whether the Pod is unscheduled and waits for our scheduler.
 fn is_waiting(pod: &Pod) -> bool {
     let spec = pod.spec.as_ref();
     let by_default =

@@ -1,9 +1,11 @@
-//! Which node a Pod goes to.
+//! Chooses a node for a Pod.
 //!
-//! The part of the scheduler that Rouse can tell from the real one: node selectors and required node affinity, taints, whole
-//! units of extended resources, and preferred affinity to Pods of the same namespace and node by their labels. A Pod holds its units until it is in a terminal phase or its object is gone, whatever its
-//! processes do. Processor time and memory are not counted, since Pods here share one machine anyway. Of the nodes that fit,
-//! the one that is preferred wins, then the one with the most free units, then the emptiest, then the first by name: the same Pods are always placed alike.
+//! This implements the part of the scheduler whose effects Rouse can observe: node selectors and required node
+//! affinity, taints, whole units of extended resources, and preferred affinity by labels to Pods of the same namespace
+//! on the same node. A Pod holds its units until it is in a terminal phase or its object is gone, whatever its
+//! processes do. CPU and memory are not counted, since Pods here share one machine anyway. Of the nodes that fit, the
+//! preferred node wins, then the node with the most free units, then the emptiest, then the first by name: the same
+//! Pods are always placed alike.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -21,13 +23,13 @@ pub(super) type ResourceUnits = BTreeMap<String, u64>;
 
 const HOSTNAME_LABEL: &str = "kubernetes.io/hostname";
 
-/// Whether the Pod has ended for good, and holds nothing any more.
+/// Whether the Pod has ended for good and holds no units any more.
 pub(super) fn is_terminal(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// What the Pod asks for: its containers and sidecars together, or its largest init container, whichever is more.
+/// The Pod's request: the sum of its containers and sidecars, or its largest init container if that is more.
 pub(super) fn demand(spec: &PodSpec) -> ResourceUnits {
     let mut units = ResourceUnits::new();
     let init = spec.init_containers.iter().flatten();
@@ -45,7 +47,7 @@ pub(super) fn demand(spec: &PodSpec) -> ResourceUnits {
     units
 }
 
-/// What one container asks for.
+/// The request of one container.
 pub(super) fn container_demand(container: &Container) -> ResourceUnits {
     let Some(resources) = &container.resources else { return ResourceUnits::new() };
     let named = resources.requests.iter().chain(&resources.limits).flatten();
@@ -63,12 +65,14 @@ fn is_extended(name: &str) -> bool {
     name.contains('/')
 }
 
-/// The API server lets whole numbers pass only; one that it writes with a suffix is more than any node here has.
+/// Parses a count. The API server accepts only whole numbers; it writes a number with a suffix only beyond any node
+/// here.
 fn parse_count(count: &Quantity) -> u64 {
     count.0.parse().unwrap_or(u64::MAX)
 }
 
-/// The name of the node for this Pod, given all Pods that have one; else why there is none, in the scheduler's own words.
+/// Chooses the node for this Pod, given all Pods that have a node. Otherwise returns the reason in the scheduler's
+/// words.
 pub(super) fn choose_node<'a>(
     pod: &Pod,
     nodes: impl Iterator<Item = &'a Node>,
@@ -102,7 +106,7 @@ pub(super) fn choose_node<'a>(
     })
 }
 
-/// Pods on this node that hold what they asked for.
+/// The Pods on this node that hold units.
 fn pods_on<'a>(node: &Node, placed: &'a [&Pod]) -> impl Iterator<Item = &'a Pod> {
     let name = node.name_any();
     let at =
@@ -110,7 +114,7 @@ fn pods_on<'a>(node: &Node, placed: &'a [&Pod]) -> impl Iterator<Item = &'a Pod>
     placed.iter().copied().filter(|pod| !is_terminal(pod)).filter(move |pod| at(pod, &name))
 }
 
-/// The weights of what draws the Pod to this node.
+/// The sum of the affinity weights that favor this node.
 fn affinity_weight(pod: &Pod, node: &Node, placed: &[&Pod]) -> i32 {
     let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref()?.pod_affinity.as_ref());
     let terms = affinity.and_then(|own| own.preferred_during_scheduling_ignored_during_execution.as_ref());
@@ -188,7 +192,7 @@ fn matches_term(term: &NodeSelectorTerm, node: &Node) -> bool {
         let value = node.labels().get(&wanted.key);
         matches_requirement(wanted, value.map(String::as_str))
     });
-    // The only field there is: how the Pods of a DaemonSet name their nodes.
+    // The only field: DaemonSet Pods name their nodes with it.
     let by_field =
         term.match_fields.iter().flatten().all(|wanted| {
             matches_requirement(wanted, (wanted.key == "metadata.name").then_some(name.as_str()))

@@ -1,4 +1,4 @@
-//! A Pod's status as a kubelet reports it: phase, conditions and container statuses, from what its containers do.
+//! Builds a Pod's status like a kubelet: phase, conditions and container statuses.
 
 use std::net::Ipv4Addr;
 
@@ -11,22 +11,22 @@ use serde_json::{Value, json};
 
 use super::container::{ContainerRole, PodContainer, RunState};
 
-/// What a Pod's status is made of besides its containers.
+/// The inputs of a Pod's status besides its containers.
 pub(super) struct PodStatusInputs<'a> {
     pub(super) pod: &'a Pod,
     pub(super) policy: &'a str,
     pub(super) pod_ip: Ipv4Addr,
     pub(super) host_ip: Ipv4Addr,
     pub(super) started_at: Timestamp,
-    /// Volumes are there and containers may start.
+    /// The volumes exist and containers may start.
     pub(super) prepared: bool,
-    /// All containers have ended and none will begin again.
+    /// All containers have ended and none will restart.
     pub(super) ended: bool,
-    /// Why it was refused on its node, with a message.
+    /// Why the node refused the Pod, with a message.
     pub(super) admission_error: Option<&'a (&'static str, String)>,
 }
 
-/// One condition as it was reported last.
+/// One condition as last reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ReportedCondition {
     kind: &'static str,
@@ -37,7 +37,7 @@ pub(super) struct ReportedCondition {
 }
 
 impl ReportedCondition {
-    /// Whether the Pod's object says the same; a controller may have written something else.
+    /// Whether the Pod's object has this status; a controller may have overwritten it.
     pub(super) fn matches(&self, pod: &Pod) -> bool {
         let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
         let status = if self.is_true { "True" } else { "False" };
@@ -46,7 +46,7 @@ impl ReportedCondition {
             .any(|condition| condition.status == status)
     }
 
-    /// Absent fields are written as null: a merge would leave there what an earlier one said.
+    /// Absent fields are null, because a merge patch would keep their previous values.
     fn json(&self) -> Value {
         json!({
             "type": self.kind,
@@ -91,7 +91,7 @@ pub(super) fn phase(facts: &PodStatusInputs<'_>, containers: &[PodContainer]) ->
     }
 }
 
-/// All that had to happen before the main containers has, or they have begun already.
+/// Whether all init containers and sidecars are ready, or a main container has already started.
 fn is_initialized(containers: &[PodContainer]) -> bool {
     let begun =
         containers.iter().any(|container| container.role == ContainerRole::Main && container.runs > 0);
@@ -103,7 +103,7 @@ fn is_initialized(containers: &[PodContainer]) -> bool {
         })
 }
 
-/// The kubelet's conditions, with the time of each that did not change.
+/// Returns the kubelet's conditions; unchanged ones keep their transition time.
 pub(super) fn conditions(
     facts: &PodStatusInputs<'_>,
     containers: &[PodContainer],
@@ -181,7 +181,7 @@ fn unready_gates(pod: &Pod) -> Vec<String> {
         .collect()
 }
 
-/// The patch of the Pod's status. It names the Pod's uid, so that it cannot hit a successor of the same name.
+/// Returns the status patch. It names the Pod's uid, so that it cannot hit a successor of the same name.
 pub(super) fn patch(
     facts: &PodStatusInputs<'_>,
     containers: &[PodContainer],

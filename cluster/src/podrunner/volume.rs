@@ -1,8 +1,9 @@
-//! What a Pod needs before its containers start: its volumes as real folders, and the ConfigMaps and Secrets it names.
+//! Prepares a Pod's dependencies: its volumes as real folders, and its ConfigMaps and Secrets.
 //!
-//! emptyDir, hostPath, configMap, secret, downwardAPI and projected volumes (service account tokens too) are there; of the
-//! others the Pod's events say that they are not supported, and it waits for ever, as one does whose volume cannot be attached.
-//! Files of labels and annotations follow the Pod; those of ConfigMaps and Secrets are as they were when it started.
+//! emptyDir, hostPath, configMap, secret, downwardAPI and projected volumes (service account tokens too) are supported.
+//! For other volumes the Pod's events say that they are not supported, and it waits forever, like a Pod whose volume
+//! cannot be attached. Files of labels and annotations follow the Pod; files of ConfigMaps and Secrets stay as they
+//! were at the start.
 
 use std::{
     collections::BTreeMap,
@@ -27,11 +28,11 @@ use super::launch;
 
 type KeyedBytes = BTreeMap<String, Vec<u8>>;
 
-/// What was asked of the API server, and where it is now.
+/// A Pod's prepared dependencies and their paths.
 #[derive(Debug, Default)]
 pub(super) struct PreparedPod {
     folder: PathBuf,
-    /// Of those that exist.
+    /// Only those that exist.
     config_maps: BTreeMap<String, KeyedBytes>,
     secrets: BTreeMap<String, KeyedBytes>,
     volumes: BTreeMap<String, PathBuf>,
@@ -39,10 +40,10 @@ pub(super) struct PreparedPod {
     kubeconfig: Option<PathBuf>,
 }
 
-/// Gets and writes all of it, into `folder`.
+/// Fetches and writes all dependencies into `folder`.
 ///
 /// # Errors
-/// What is missing, or not supported; trying again later may help.
+/// A dependency is missing or not supported; a later retry may succeed.
 pub(super) async fn prepare(client: &Client, pod: &Pod, folder: &Path) -> Result<PreparedPod> {
     let mut prepared = PreparedPod { folder: folder.to_owned(), ..PreparedPod::default() };
     fs::create_dir_all(folder)?;
@@ -58,7 +59,7 @@ pub(super) async fn prepare(client: &Client, pod: &Pod, folder: &Path) -> Result
     Ok(prepared)
 }
 
-/// The ConfigMaps and Secrets that the Pod mentions anywhere.
+/// The names of all ConfigMaps and Secrets that the Pod references.
 fn referenced_objects(spec: &k8s_openapi::api::core::v1::PodSpec) -> (Vec<String>, Vec<String>) {
     let (mut maps, mut secrets) = (Vec::new(), Vec::new());
     for container in spec.containers.iter().chain(spec.init_containers.iter().flatten()) {
@@ -83,10 +84,10 @@ fn referenced_objects(spec: &k8s_openapi::api::core::v1::PodSpec) -> (Vec<String
 }
 
 impl PreparedPod {
-    /// Gets the ConfigMaps and Secrets again, for containers that lacked one.
+    /// Fetches the ConfigMaps and Secrets again, for containers that lacked one.
     ///
     /// # Errors
-    /// Those of the API server.
+    /// Errors of the API server.
     pub(super) async fn fetch(&mut self, client: &Client, pod: &Pod) -> kube::Result<()> {
         let namespace = pod.namespace().unwrap_or_default();
         let spec = pod.spec.clone().unwrap_or_default();
@@ -110,12 +111,12 @@ impl PreparedPod {
         Ok(())
     }
 
-    /// The Pod's own folder, where its processes start.
+    /// The Pod's own folder, which is its processes' working folder.
     pub(super) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Its service account's token, where it has one.
+    /// The file of its service account's token, if any.
     pub(super) fn token(&self) -> Option<&Path> {
         self.token.as_deref()
     }
@@ -128,7 +129,7 @@ impl PreparedPod {
         self.kubeconfig = Some(path);
     }
 
-    /// Mount paths of this container and their folders, the longest first.
+    /// This container's mount paths and their folders, longest first.
     pub(super) fn mounts(&self, container: &Container) -> Vec<(String, PathBuf)> {
         let mut mounts: Vec<_> = container
             .volume_mounts
@@ -145,7 +146,7 @@ impl PreparedPod {
         mounts
     }
 
-    /// All that this source adds to an environment. What is not there adds nothing where it is optional.
+    /// All variables from this source. An optional source that is missing adds none.
     pub(super) fn env_from(&self, source: &EnvFromSource) -> Result<BTreeMap<String, String>, String> {
         let (kind, name, optional, data) = if let Some(map) = &source.config_map_ref {
             ("configmap", &map.name, map.optional, self.config_maps.get(&map.name))
@@ -161,7 +162,7 @@ impl PreparedPod {
         Ok(data.into_iter().flatten().map(|(key, value)| (key.clone(), text(value))).collect())
     }
 
-    /// One value of a ConfigMap or Secret; `None` where it is optional and not there.
+    /// One value of a ConfigMap or Secret; `None` if it is optional and missing.
     pub(super) fn env_value(&self, source: &EnvVarSource) -> Result<Option<String>, String> {
         let (kind, name, key, optional, data) = if let Some(map) = &source.config_map_key_ref {
             ("configmap", &map.name, &map.key, map.optional, self.config_maps.get(&map.name))
@@ -177,7 +178,7 @@ impl PreparedPod {
         }
     }
 
-    /// Writes again what follows the Pod's labels and annotations.
+    /// Rewrites the files that follow the Pod's labels and annotations.
     pub(super) fn update_downward_files(&self, pod: &Pod) -> io::Result<()> {
         for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
             let Some(folder) = self.volumes.get(&volume.name) else { continue };
@@ -247,7 +248,7 @@ impl PreparedPod {
     }
 }
 
-/// The keys that are asked for, by the path they get.
+/// Selects the requested keys, by their target path.
 fn select_keys(
     data: Option<&KeyedBytes>,
     items: Option<&[KeyToPath]>,
@@ -277,7 +278,7 @@ fn downward_file(pod: &Pod, item: &DownwardAPIVolumeFile) -> Option<(String, Vec
     Some((item.path.clone(), launch::metadata(pod, &field.field_path)?.into_bytes()))
 }
 
-/// A token that holds as long as the Pod's object exists.
+/// Requests a token that is valid as long as the Pod's object exists.
 async fn request_token(client: &Client, pod: &Pod, wanted: &ServiceAccountTokenProjection) -> Result<String> {
     let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone());
     let account = account.unwrap_or_else(|| "default".to_owned());
@@ -300,7 +301,7 @@ async fn request_token(client: &Client, pod: &Pod, wanted: &ServiceAccountTokenP
     Ok(made.status.context("a token request without an answer")?.token)
 }
 
-/// Whoever reads it sees the old or the new bytes, never a part.
+/// Replaces the file atomically: readers see the old or the new bytes.
 fn write_atomically(folder: &Path, path: &str, bytes: &[u8]) -> io::Result<()> {
     let file = folder.join(path);
     if let Some(parent) = file.parent() {

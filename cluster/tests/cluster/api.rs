@@ -97,7 +97,7 @@ async fn who_has_no_rights_is_refused_until_it_gets_them() {
     namespace.api().create(&PostParams::default(), &binding).await.unwrap();
     for client in clients {
         let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
-        // The authoriser has its rules from a watch of its own.
+        // The authorizer watches its rules asynchronously.
         let allowed = async {
             while pods.list(&ListParams::default()).await.is_err() {
                 tokio::time::sleep(std::time::Duration::from_millis(20)).await;
@@ -108,8 +108,7 @@ async fn who_has_no_rights_is_refused_until_it_gets_them() {
         assert_eq!(refusal(maps.list(&ListParams::default()).await).code, Some(403));
     }
 
-    // What an account asked for is told with what came of it.
-    // The API server writes its log behind its answers.
+    // Audited calls include their outcome. The API server writes its audit log after its responses.
     let told = async {
         loop {
             let calls = cluster.calls(&account).unwrap();

@@ -1,4 +1,4 @@
-//! Devices: who is scheduled where, who holds what, and when it is free again.
+//! Devices: which Pod is scheduled where, which Pod holds them, and when they are free again.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -11,7 +11,7 @@ use crate::{
     support::{condition, delete, gone, is, is_ready, merge, phase, pod, script, until},
 };
 
-/// A Pod that holds so many and says which; it ends well when it is told to.
+/// A Pod that holds this many devices, prints their ids, and exits with 0 on SIGTERM.
 fn holder(gpus: u32, more: Value) -> Value {
     let text = "trap 'exit 0' TERM; echo $NVIDIA_VISIBLE_DEVICES; while :; do sleep 0.05; done";
     let limits = json!({ "limits": { "nvidia.com/gpu": gpus.to_string() } });
@@ -54,7 +54,7 @@ async fn a_pod_waits_until_another_is_terminal_and_gets_its_device() {
         "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, \
          1 node(s) didn't match Pod's node affinity/selector."
     );
-    // Its object stays, and with it its phase: it is the phase that frees the device. Its shell has a trap by the time it speaks.
+    // The Pod's object remains, so it is its phase that frees the device. Its shell has set the trap before it prints.
     wait_for_log(&runner, &first, "GPU-").await;
     runner.signal(&first, Signal::SIGTERM);
     until(&namespace, "first", "its end", |pod| phase(pod) == "Succeeded").await;
@@ -114,13 +114,13 @@ async fn containers_of_a_pod_have_the_devices_they_asked_for_and_no_others() {
     assert_eq!(said("two"), all[1..].join(","));
 }
 
-/// The race of dual pods: the object is deleted, the next Pod has the device, and the first one's process still runs.
+/// The race of dual pods: the object is deleted, the next Pod has the device, and the first Pod's process still runs.
 #[tokio::test]
 async fn a_forced_deletion_frees_the_device_before_the_process_has_ended() {
     let cluster = TestCluster::shared();
     let namespace = cluster.namespace("forced").await.unwrap();
     let runner = PodRunner::builder(&namespace).node(NodeSpec::new("a").gpus(1)).start().await.unwrap();
-    // It does not follow SIGTERM; SIGKILL comes a second later, and until then it holds what it holds.
+    // The Pod ignores SIGTERM. SIGKILL follows a second later, and the process keeps its device until then.
     let mut stubborn = holder(1, json!({}));
     stubborn["containers"][0]["command"][2] =
         json!("trap 'echo asked' TERM; echo GPU-$NVIDIA_VISIBLE_DEVICES; while :; do sleep 0.05; done");
@@ -154,7 +154,7 @@ async fn a_node_that_is_cut_off_hears_nothing_and_its_processes_go_on() {
     delete(&namespace, &first).await;
     let deleted = |pod: &Pod| pod.metadata.deletion_timestamp.is_some();
     until(&namespace, "first", "a deletion", deleted).await;
-    // Another Pod is scheduled as soon as this one's status says so, and a node that is cut off says nothing.
+    // Another Pod is scheduled once this Pod's status allows it, and a partitioned node reports no status.
     pod(&namespace, "second", holder(1, json!({}))).await;
     refused(&namespace, "second").await;
     assert!(!runner.processes(&first).is_empty());

@@ -1,4 +1,4 @@
-//! Pods go on without their control plane, and what happened meanwhile is told when it is back.
+//! Pods keep running without their control plane, and their changes are reported once it is back.
 
 use kube::ResourceExt as _;
 use nix::sys::signal::Signal;

@@ -1,4 +1,4 @@
-//! Nothing is left of a cluster, however its process ends.
+//! A cluster leaves nothing behind, however its process ends.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -14,7 +14,7 @@ use crate::support::{is_ready, pod, script, until};
 
 const ABORTS: &str = "ROUSE_CLUSTER_ABORTS";
 
-/// Started by the test below: a cluster with a Pod, and then an end without any clean-up.
+/// Started by the test below: a cluster with a Pod, then an abort without clean-up.
 #[tokio::test]
 async fn aborts() {
     if std::env::var_os(ABORTS).is_none() {

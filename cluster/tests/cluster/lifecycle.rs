@@ -1,4 +1,4 @@
-//! Init containers, sidecars, restarts: in the order and with the policy that a kubelet has.
+//! Init containers, sidecars and restarts follow a kubelet's order and policy.
 
 use std::time::Duration;
 
@@ -31,7 +31,8 @@ async fn init_containers_run_first_and_sidecars_end_last() {
             echo {name} begins >> /shared/order; while :; do sleep 0.05; done"
         )
     };
-    // A container has started when its process runs, which may be before it wrote: each probe waits for the words.
+    // A container counts as started when its process runs, which may be before its first write. So each probe waits for
+    // the text.
     let wrote = |test: &str| {
         let command = ["sh", "-c", test];
         json!({ "exec": { "command": command }, "periodSeconds": 1, "failureThreshold": 60 })
@@ -41,7 +42,7 @@ async fn init_containers_run_first_and_sidecars_end_last() {
         json!({ "restartPolicy": "Always", "startupProbe": probe })
     };
     let both = json!({ "readinessProbe": wrote("test $(grep -c 'main begins' /shared/order) -eq 2") });
-    // What they wrote is read back by the one that lives longest.
+    // The container that lives longest prints the file.
     let tells = lives("one").replace("exit 0", "cat /shared/order; exit 0");
     let spec = json!({
         "initContainers": [

@@ -1,4 +1,4 @@
-//! Links fail as they are told to, and nobody else's do.
+//! Links fail on command, and other links are unaffected.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use kube::{
 use rouse_cluster::{LinkMode, TestCluster, wait::WAIT_TIMEOUT};
 use tokio::time::timeout;
 
-/// Long enough for any answer that is not held.
+/// Long enough for any response that is not held.
 const A_WHILE: Duration = Duration::from_millis(700);
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! The test cluster tested: that its API server is real, that its faults happen, and that its Pods behave as a kubelet's.
+//! Tests of the test cluster: its API server is real, its faults happen, and its Pods behave like a kubelet's.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 

@@ -1,4 +1,4 @@
-//! Deployments of Pods that are processes: made, scaled, ended, and what their containers are told.
+//! Deployments of process Pods: creation, scaling, termination, and their containers' environment.
 
 use std::collections::BTreeSet;
 
@@ -37,13 +37,13 @@ async fn a_deployment_gets_ready_and_scaled_to_zero_its_processes_are_asked_to_e
         running.iter().map(|pod| pod.status.clone().unwrap().pod_ip.unwrap()).collect();
     assert_eq!((running.len(), addresses.len()), (2, 2), "{addresses:?}");
     for pod in &running {
-        // Before that a shell has no trap.
+        // The shell has no trap before it prints this.
         wait_for_log(&runner, pod, "up").await;
         assert!(!runner.processes(pod).is_empty());
         assert!(addresses.iter().all(|ip| ip.starts_with("127.")));
     }
 
-    // What becomes of them is seen by a watch: a Pod is in its last phase before its object goes.
+    // A watch shows the outcome: a Pod reaches its last phase before its object is deleted.
     let mut seen = watcher::watcher(namespace.api::<Pod>(), watcher::Config::default()).boxed();
     let zero = json!({ "spec": { "replicas": 0 } });
     deployments.patch_scale("sleepers", &PatchParams::default(), &Patch::Merge(zero)).await.unwrap();
@@ -68,7 +68,7 @@ async fn a_process_that_does_not_end_is_killed_after_its_grace() {
     let cluster = TestCluster::shared();
     let namespace = cluster.namespace("grace").await.unwrap();
     let runner = PodRunner::builder(&namespace).node(NodeSpec::new("a")).start().await.unwrap();
-    // A worker that has left the group, and would outlive its parent.
+    // A worker that has left the process group and would outlive its parent.
     let text = "trap 'echo no' TERM; setsid sleep 1000 & echo up; while :; do sleep 0.05; done";
     let mut spec = script(text, json!({}));
     spec["terminationGracePeriodSeconds"] = json!(1);
@@ -154,7 +154,7 @@ async fn what_a_pod_lacks_is_said_and_it_starts_when_that_is_there() {
     until(&namespace, &made.name_any(), "ready", is_ready).await;
 }
 
-/// A log is a file: nobody tells when it grows.
+/// Polls the log file, since no event reports its growth.
 pub(crate) async fn wait_for_log(runner: &PodRunner, pod: &Pod, words: &str) {
     let said = async {
         while !runner.log(pod, "main", 0).is_ok_and(|log| log.contains(words)) {

@@ -1,4 +1,4 @@
-//! Probes are asked, believed, and acted upon.
+//! Probes run, and their results take effect.
 
 use kube::ResourceExt as _;
 use rouse_cluster::{PodRunner, TestCluster, podrunner::NodeSpec};

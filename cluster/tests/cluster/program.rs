@@ -1,6 +1,7 @@
-//! A program for Pods: this test binary, started with the filter that runs nothing but [`program`].
+//! A program for Pods: this test binary, filtered to run only [`program`].
 //!
-//! It serves HTTP at `POD_IP:8080`. `/ready` and `/alive` answer 200 until they are told another status by `/ready/503`.
+//! It serves HTTP at `POD_IP:8080`. `/ready` and `/alive` answer 200 until a request such as `/ready/503` sets another
+//! status.
 
 use std::{
     collections::BTreeMap,
@@ -14,12 +15,12 @@ use serde_json::{Value, json};
 const RUNS: &str = "ROUSE_CLUSTER_PROGRAM";
 const PORT: u16 = 8080;
 
-/// What the name `rouse/server` stands for.
+/// The program behind the image `rouse/server`.
 pub(crate) fn image() -> PodImage {
     PodImage::new(std::env::current_exe().unwrap()).known_as("/server")
 }
 
-/// A container named `main` of that image.
+/// A container named `main` with that image.
 pub(crate) fn container() -> Value {
     json!({
         "name": "main",
@@ -57,11 +58,11 @@ fn answer(mut stream: TcpStream, statuses: &mut BTreeMap<String, String>) {
         }
         None => statuses.get(&name).map_or("200", String::as_str),
     };
-    // Whoever asked may be gone.
+    // The client may have disconnected.
     write!(stream, "HTTP/1.1 {status} x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").ok();
 }
 
-/// Tells the program at this address which status to answer there from now on.
+/// Sets the status that the program at this address answers for a path from now on.
 pub(crate) fn tell(ip: &str, path: &str) {
     let at = SocketAddr::new(ip.parse().unwrap(), PORT);
     let mut stream = TcpStream::connect(at).unwrap();

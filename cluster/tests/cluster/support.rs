@@ -1,4 +1,4 @@
-//! What several tests need: Pods and Deployments in few words, and what to wait for.
+//! Shared helpers: builders for Pods and Deployments, and waits.
 
 use k8s_openapi::{
     api::{apps::v1::Deployment, core::v1::Pod},
@@ -11,7 +11,7 @@ use kube::{
 use rouse_cluster::{Namespace, wait};
 use serde_json::{Value, json};
 
-/// A Pod's spec of one container `main` that runs this script; `more` is merged into the container.
+/// A Pod's spec with one container `main` that runs this script; `more` is merged into the container.
 pub(crate) fn script(text: &str, more: Value) -> Value {
     let mut container = json!({ "name": "main", "image": "none", "command": ["sh", "-c", text] });
     merge(&mut container, more);
@@ -53,7 +53,7 @@ pub(crate) async fn pods(namespace: &Namespace) -> Vec<Pod> {
     namespace.api().list(&ListParams::default()).await.unwrap().items
 }
 
-/// Waits until `fits` says so of this Pod.
+/// Waits until `fits` accepts this Pod.
 pub(crate) async fn until(namespace: &Namespace, name: &str, what: &str, fits: impl Fn(&Pod) -> bool) -> Pod {
     let api: Api<Pod> = namespace.api();
     wait::until(&api, name, what, |pod| pod.as_ref().is_some_and(&fits)).await.unwrap().unwrap()
@@ -76,7 +76,7 @@ pub(crate) fn phase(pod: &Pod) -> &str {
     pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
 }
 
-/// Its status, reason and message.
+/// Returns a condition's status, reason and message.
 pub(crate) fn condition(pod: &Pod, kind: &str) -> Option<(String, String, String)> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let found = conditions.iter().find(|condition| condition.type_ == kind)?.clone();
@@ -96,7 +96,7 @@ pub(crate) fn restarts(pod: &Pod, container: &str) -> i32 {
     statuses.filter(|status| status.name == container).map(|status| status.restart_count).sum()
 }
 
-/// The status of an error of the API server.
+/// Returns the status of an API server error.
 pub(crate) fn refusal<T: std::fmt::Debug>(outcome: kube::Result<T>) -> Status {
     match outcome.unwrap_err() {
         kube::Error::Api(status) => serde_json::from_value(

@@ -1,4 +1,4 @@
-//! What becomes of a container that ends.
+//! What happens after a container ends.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;

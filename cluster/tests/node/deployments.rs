@@ -1,4 +1,4 @@
-//! Deployments, by the real controllers, the real scheduler and the real kubelet.
+//! Deployments with the real controllers, the real scheduler and the real kubelet.
 
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use kube::{

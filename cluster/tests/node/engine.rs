@@ -19,7 +19,7 @@ pub(crate) fn address(pod: &Pod) -> IpAddr {
     pod.status.as_ref().unwrap().pod_ip.as_ref().unwrap().parse().unwrap()
 }
 
-/// What a controller tells the stub: where the engine is, and by what it is known to be ready.
+/// Configures the stub like a controller: the engine's address and its readiness URL.
 pub(crate) async fn introduce(ip: IpAddr) {
     let engine = json!({ "address": "127.0.0.1", "port": ENGINE });
     let health = json!({ "url": format!("http://127.0.0.1:{ENGINE}/health") });
@@ -97,7 +97,7 @@ async fn the_scheduler_counts_the_accelerators_that_the_node_says_it_has() {
     let (_, reason, message) = condition(&refused, "PodScheduled").unwrap();
     assert_eq!(reason, "Unschedulable");
     assert!(message.contains("1 Insufficient nvidia.com/gpu"), "{message}");
-    // The kubelet tells of its node every second, and leaves what it does not know of as it is.
+    // The kubelet updates its node's status every second and keeps unknown resources as they are.
     let nodes: Api<Object> = Api::all(cluster.client().await.unwrap());
     let status = nodes.get(node.name()).await.unwrap().status.unwrap();
     assert_eq!(status.allocatable.unwrap()["nvidia.com/gpu"].0, ACCELERATORS.to_string());

@@ -1,4 +1,4 @@
-//! Nothing is left of a node, however its process ends.
+//! A node leaves nothing behind, however its process ends.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use crate::{
 
 const ABORTS: &str = "ROUSE_CLUSTER_ABORTS";
 
-/// What this machine has of a node with a Pod.
+/// Traces on this machine of a node with a Pod.
 struct NodeTraces {
     folder: PathBuf,
     wire: PathBuf,
@@ -46,7 +46,7 @@ impl NodeTraces {
         groups.filter(|group| group.exists()).collect()
     }
 
-    /// What of it is still there.
+    /// Returns the traces that still exist.
     fn left(&self) -> Vec<String> {
         let name = self.folder.file_name().unwrap().to_str().unwrap();
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -69,7 +69,7 @@ async fn a_node_that_is_dropped_takes_all_with_it_but_the_cluster() {
     assert!(cluster.client().await.unwrap().apiserver_version().await.is_ok());
 }
 
-/// Started by the test below: a node with a Pod, and then an end without any clean-up.
+/// Started by the test below: a node with a Pod, then an abort without clean-up.
 #[tokio::test]
 async fn aborts() {
     if std::env::var_os(ABORTS).is_none() {
@@ -98,7 +98,7 @@ async fn when_the_tests_process_dies_its_node_does() {
     let processes = serde_json::from_str(words.next().unwrap()).unwrap();
     let traces = NodeTraces { folder, wire, processes };
     assert!(!child.wait().unwrap().success());
-    // What ends with namespaces the kernel takes away in its own time, and tells nobody.
+    // The kernel removes what ends with the namespaces in its own time, without an event.
     let ended = async {
         while !traces.left().is_empty() || traces.folder.exists() {
             tokio::time::sleep(Duration::from_millis(20)).await;

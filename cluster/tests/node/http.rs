@@ -1,4 +1,4 @@
-//! One request and its answer, as bytes.
+//! One raw HTTP request and its response.
 
 use std::net::IpAddr;
 
@@ -16,7 +16,7 @@ pub(crate) struct NodeHttpResponse {
     pub(crate) body: String,
 }
 
-/// Sends it and reads to the end of the connection.
+/// Sends a request and reads to the end of the connection.
 pub(crate) async fn ask(
     ip: IpAddr,
     port: u16,

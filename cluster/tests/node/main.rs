@@ -1,4 +1,4 @@
-//! What only a real kubelet can show: its probes, its restarts, its grace, with our images in real containers.
+//! What only a real kubelet can show: its probes, restarts and grace periods, with our images in real containers.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 

@@ -1,4 +1,4 @@
-//! The cluster and the node that all tests share, and the Pods that they run there.
+//! The cluster and the node that all tests share, and their Pods.
 
 use std::path::PathBuf;
 
@@ -6,16 +6,16 @@ use rouse_cluster::{KubeletNode, TestCluster, node::image};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-/// What the shared node says that it has.
+/// The number of accelerators that the shared node reports.
 pub(crate) const ACCELERATORS: u32 = 4;
 /// The stub's ports in [`engine`].
 pub(crate) const RELAY: u16 = 8000;
 pub(crate) const ADMIN: u16 = 8001;
 const PROBES: u16 = 8080;
-/// Where the engine listens, on the Pod's loopback alone.
+/// The engine's port, on the Pod's loopback only.
 pub(crate) const ENGINE: u16 = 9000;
 
-/// Ready with the first who asks, and ended with the process.
+/// Starts the shared node on first use. It ends with the process.
 pub(crate) async fn node() -> &'static KubeletNode {
     static SHARED: OnceCell<KubeletNode> = OnceCell::const_new();
     let started = SHARED.get_or_try_init(|| start(TestCluster::shared())).await;
@@ -27,13 +27,13 @@ pub(crate) async fn start(cluster: &TestCluster) -> anyhow::Result<KubeletNode> 
     images.accelerators(ACCELERATORS).start().await
 }
 
-/// `make test-node` builds them beside what cargo builds, which is this program too.
+/// `make test-node` builds the archives beside cargo's output, which includes this program.
 fn archives() -> PathBuf {
     let program = std::env::current_exe().unwrap();
     program.parent().unwrap().with_file_name("images")
 }
 
-/// The spec of a Pod with an engine on one accelerator and a stub as its sidecar; nobody but the stub can reach the engine.
+/// The spec of a Pod with an engine on one accelerator and a stub as its sidecar. Only the stub can reach the engine.
 pub(crate) fn engine() -> Value {
     let ready = json!({ "path": "/ready", "port": PROBES });
     json!({

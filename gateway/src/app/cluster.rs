@@ -1,4 +1,4 @@
-//! A gateway in a cluster: what it watches, whether it leads, and what runs its engines.
+//! Runs a gateway in a cluster: its watches, its election, and the platform of its engines.
 
 mod dual_pods;
 
@@ -52,28 +52,28 @@ use crate::{
     },
 };
 
-/// The lease that the one who decides holds.
+/// Name of the Lease that the leader holds.
 const LEASE_NAME: &str = "rouse-controller";
-/// Changes of Pods that may wait for the platform; more of them wait at the API server.
+/// Capacity of the platform's queue of Pod changes; further changes wait at the API server.
 const POD_QUEUE_CAPACITY: usize = 1024;
-/// As many of the gateways' objects.
+/// Capacity of the queue of GatewayReplica changes.
 const REPLICA_QUEUE_CAPACITY: usize = 64;
-/// How often it is said that the API server has not shown everything yet.
+/// How often the log repeats which lists the API server has not returned yet.
 const SYNC_WARN_INTERVAL: Duration = Duration::from_secs(10);
-/// Between tries to read what cannot be done without.
+/// Interval between attempts to read the stub key, which the gateway cannot do without.
 const STUB_KEY_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) struct ClusterRuntime {
     pub(super) platform: Arc<KubernetesPlatform>,
-    /// While this gateway takes part.
+    /// Present while this gateway takes part in the election.
     election: Option<Election>,
     writer: ObjectWriter,
-    /// The task that gives the lease back.
+    /// Releases the Lease.
     release_task: Option<JoinHandle<()>>,
-    /// The task that writes this gateway's own object.
+    /// Writes this gateway's own GatewayReplica.
     demand_report_task: Option<AbortHandle>,
     resolved: watch::Receiver<Option<Arc<Resolved>>>,
-    /// What was composed last, and where its models run.
+    /// The objects that [`Self::compose`] used last, and where their models run.
     last_composed: (Arc<Resolved>, Arc<ModelPlacements>),
     initial_lists: InitialLists,
     tasks: JoinSet<()>,
@@ -81,14 +81,16 @@ pub(super) struct ClusterRuntime {
     sidecar: Sidecar,
     status_inputs: Arc<StatusInputs>,
     metrics: Arc<Metrics>,
-    /// What others know this gateway by, and its namespace.
+    /// The name by which other gateways know this one, and its namespace.
     name: String,
     namespace: String,
     pod: OwnPod,
 }
 
 impl ClusterRuntime {
-    /// Engines are told of on `events`, once [`Self::wait_until_synced`] has returned and what was seen is composed.
+    /// Starts all watches and controllers.
+    ///
+    /// Engine events arrive on `events` once [`Self::wait_until_synced`] has returned and [`Self::compose`] has run.
     pub(super) async fn start(
         config: &Arc<Config>,
         settings: &config::KubernetesConfig,
@@ -123,7 +125,7 @@ impl ClusterRuntime {
         let awaited = InitialLists::default();
         let seen = model_controller::watch_all(&client, &namespaces, true, &awaited, &mut tasks);
         let pods = watch_pods(&client, &namespaces, &awaited, &mut tasks);
-        // Two lives of one Pod's container are two that may lead.
+        // A restarted container is a new candidate and needs a new identity.
         let life = format!("{name}_{}", Timestamp::now().as_nanosecond());
         let election = Election::start(KubeLeaseStore::new(client.clone(), &own, LEASE_NAME), life);
         let books = PoolLedger::new(client.clone(), election.leadership());
@@ -207,7 +209,7 @@ impl ClusterRuntime {
         })
     }
 
-    /// Says what has not been seen yet; nothing once all was.
+    /// Reports which lists are still missing; `None` once all have arrived.
     pub(super) fn not_ready_reason(&self) -> Arc<ReadinessCheck> {
         let (settled, awaited) = (self.resolved.clone(), self.initial_lists.clone());
         Arc::new(move || {
@@ -216,18 +218,18 @@ impl ClusterRuntime {
         })
     }
 
-    /// Says what is served without, since this gateway may not see it.
+    /// Reports what the gateway runs without, because it may not read it.
     pub(super) fn degraded_reason(&self) -> Arc<ReadinessCheck> {
         let awaited = self.initial_lists.clone();
         Arc::new(move || awaited.skipped_message())
     }
 
-    /// Returns once everything that is to be served was seen.
+    /// Returns once all objects to serve have arrived.
     pub(super) async fn wait_until_synced(&mut self) {
         let mut every = time::interval_at(time::Instant::now() + SYNC_WARN_INTERVAL, SYNC_WARN_INTERVAL);
         loop {
             tokio::select! {
-                // The index outlives this.
+                // The sender outlives this call.
                 _ = self.resolved.wait_for(Option::is_some) => return,
                 _ = every.tick() => {
                     let awaited = &self.initial_lists;
@@ -248,7 +250,7 @@ impl ClusterRuntime {
         }
     }
 
-    /// Tells others of this gateway's demand, and the decisions of theirs.
+    /// Reports this gateway's demand to other gateways, and their demand to the driver.
     pub(super) fn start_reporting(&mut self, handle: &DriverHandle, api: SocketAddr) {
         let replica = DemandReporter {
             client: self.client.clone(),
@@ -269,16 +271,16 @@ impl ClusterRuntime {
         let api = model_controller::namespaced(&self.client, Some(&self.namespace));
         let namespace = Some(self.namespace.clone());
         self.tasks.spawn(async move {
-            // By the time of its own object it knows how old the others are.
+            // The write time of its own object tells this gateway how old the other objects are.
             written.await.unwrap_or_default();
-            // When they were written stands where else nobody looks.
+            // The write times are in the managed fields, which other watches drop.
             let replicas = WatchTarget { api, namespace, labels: None, fields: None, slim: |_| {} };
             follow(replicas, told, InitialLists::default(), |change| change).await;
         });
         self.tasks.spawn(gateway_replica::watch_peers(self.name.clone(), handle.clone(), seen));
     }
 
-    /// The file's configuration with what the objects say now; the platform knows where from here on.
+    /// Combines the file's configuration with the current objects, and updates the platform's placements.
     pub(super) fn compose(&mut self, base: &Config) -> Config {
         let settled = self.resolved.borrow_and_update().clone().unwrap_or_default();
         let (served, refused, pools) = (settled.served.len(), settled.rejected.len(), settled.pools.len());
@@ -295,8 +297,9 @@ impl ClusterRuntime {
         composed
     }
 
-    /// Where each served model runs. External ones run nowhere. A place has the hash of a whole Pod in it: those that are as
-    /// before are not made again.
+    /// Returns where each served model runs. External models have no placement.
+    ///
+    /// A placement contains the hash of a whole Pod, so unchanged placements are reused.
     fn model_placements(&self, now: &Resolved) -> ModelPlacements {
         let (before, places) = &self.last_composed;
         let place = |(object, served): (&ObjectName, &ServedModel)| {
@@ -308,19 +311,19 @@ impl ClusterRuntime {
         places.map(|place| (place.engine.name.clone(), place)).collect()
     }
 
-    /// Another may lead as soon as what is being written has been: this gateway only serves from here on.
+    /// Releases the Lease once the writes in flight complete. From now on this gateway only serves.
     pub(super) fn step_down(&mut self) {
         let Some(election) = self.election.take() else { return };
         let writer = self.writer.clone();
         self.release_task = Some(tokio::spawn(election.release(async move { writer.wait_idle().await })));
     }
 
-    /// How long after its signal the kubelet kills this process, as far as anybody says it.
+    /// Time from SIGTERM to the kubelet's kill of this process, if known.
     pub(super) async fn termination_grace(&self) -> Option<Millis> {
         self.pod.current_termination_grace().await
     }
 
-    /// The leader starts nothing more for requests that wait at this gateway.
+    /// Withdraws this gateway's demand, so that the leader starts nothing more for its waiting requests.
     pub(super) async fn withdraw_demand(&mut self) {
         if let Some(speaks) = self.demand_report_task.take() {
             speaks.abort();
@@ -342,7 +345,7 @@ impl ClusterRuntime {
     }
 }
 
-/// Waits for an API server that is away; what somebody must mend first is an error.
+/// Reads the stub key and retries transient errors. Errors that need an operator are returned.
 async fn stub_key(client: &Client, namespace: &str) -> anyhow::Result<StubKey> {
     loop {
         match StubKey::load_or_create(client, namespace).await {
@@ -355,7 +358,7 @@ async fn stub_key(client: &Client, namespace: &str) -> anyhow::Result<StubKey> {
     }
 }
 
-/// The file promises streams more time than their gateway has.
+/// Warns if the file gives streams more time than the Pod has.
 fn warn_if_grace_exceeds_pod(shutdown: &ShutdownConfig, pod: &OwnPod) {
     let (Some(said), Some(killed)) = (shutdown.grace, pod.termination_grace()) else { return };
     let grace = shutdown.effective_grace(Some(killed));
@@ -370,7 +373,7 @@ fn warn_if_grace_exceeds_pod(shutdown: &ShutdownConfig, pod: &OwnPod) {
     }
 }
 
-/// Tells the decisions whenever the API server falls silent or is back.
+/// Reports to the driver when the API server stops or resumes answering.
 async fn report_api_server_availability(mut answers: watch::Receiver<bool>, handle: DriverHandle) {
     let mut told = true;
     while answers.wait_for(|answers| *answers != told).await.is_ok() {
@@ -393,7 +396,7 @@ fn watch_pods(
     received
 }
 
-/// How those get served that somebody else runs.
+/// Returns the backends of external models.
 fn external_backends(settled: &Resolved) -> ExternalBackends {
     let external = |served: &ServedModel| match &served.model.hosting {
         ModelHosting::External(backend) => {
@@ -405,7 +408,7 @@ fn external_backends(settled: &Resolved) -> ExternalBackends {
     settled.served.values().filter_map(external).collect()
 }
 
-/// What others know this gateway by, where nothing says so.
+/// Returns the host name, for a gateway without a configured name.
 fn hostname() -> anyhow::Result<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
     Ok(name.context("this machine has no name: set kubernetes.name")?.trim().to_owned())

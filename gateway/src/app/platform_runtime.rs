@@ -1,4 +1,4 @@
-//! Where this gateway's engines are: on this machine, or in a cluster.
+//! The gateway's platform: this machine or a cluster.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -18,15 +18,15 @@ use crate::{
     },
 };
 
-/// Where a gateway's engines are to be, once no other gateway has that.
+/// A claim on the engines, held before the platform starts.
 pub(super) enum PlatformClaim<'c> {
     Machine(StateDirLock),
-    /// Nothing is locked: the cluster's Lease decides at any time which gateway leads.
+    /// Holds no lock: the cluster's Lease decides at any time which gateway leads.
     Cluster(&'c config::KubernetesConfig),
 }
 
 impl<'c> PlatformClaim<'c> {
-    /// Locks the state directory and changes nothing in it.
+    /// Locks the state directory without changing anything in it.
     pub(super) fn take(config: &'c Config) -> Result<Self, local::Error> {
         match &config.kubernetes {
             None => Ok(Self::Machine(StateDirLock::take(&config.state)?)),
@@ -40,12 +40,12 @@ pub(super) enum PlatformRuntime {
     Cluster(Box<ClusterRuntime>),
 }
 
-/// What happens to a gateway in a cluster.
+/// A change that concerns a gateway in a cluster as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PlatformChange {
-    /// The objects mean something else than before.
+    /// The meaning of the objects changed.
     ObjectsChanged,
-    /// The task that holds the lease ended: this gateway would not hear that another leads, and must not go on.
+    /// A vital task ended, such as the one that holds the Lease: this gateway would miss a new leader and must stop.
     TaskEnded,
 }
 
@@ -68,7 +68,7 @@ impl PlatformRuntime {
         }
     }
 
-    /// Says what a gateway has yet to see before it serves.
+    /// Reports what the gateway must still see before it serves.
     pub(super) fn not_ready_reason(&self) -> Arc<ReadinessCheck> {
         match self {
             Self::Local(_) => Arc::new(|| None),
@@ -76,7 +76,7 @@ impl PlatformRuntime {
         }
     }
 
-    /// Says what it serves without.
+    /// Reports what the gateway runs without.
     pub(super) fn degraded_reason(&self) -> Arc<ReadinessCheck> {
         match self {
             Self::Local(_) => Arc::new(|| None),
@@ -84,7 +84,7 @@ impl PlatformRuntime {
         }
     }
 
-    /// Returns once all of that was seen.
+    /// Returns once the gateway has seen everything that it must.
     pub(super) async fn wait_until_synced(&mut self) {
         if let Self::Cluster(cluster) = self {
             cluster.wait_until_synced().await;
@@ -98,14 +98,15 @@ impl PlatformRuntime {
         }
     }
 
-    /// Others are told of this gateway's demand, where there are others. `api`: where it is reached.
+    /// Reports this gateway's demand to other gateways, in a cluster. `api` is the address of this gateway's API.
     pub(super) fn start_reporting(&mut self, handle: &DriverHandle, api: SocketAddr) {
         if let Self::Cluster(cluster) = self {
             cluster.start_reporting(handle, api);
         }
     }
 
-    /// The file's configuration with what the cluster's objects say; `None` on one machine, where the file says all.
+    /// Combines the file's configuration with the cluster's objects; `None` on one machine, where the file has
+    /// everything.
     pub(super) fn compose(&mut self, base: &Config) -> Option<Config> {
         match self {
             Self::Local(_) => None,
@@ -113,7 +114,7 @@ impl PlatformRuntime {
         }
     }
 
-    /// What happens next that concerns the whole gateway; on one machine nothing.
+    /// Waits for the next change that concerns the whole gateway; never returns on one machine.
     pub(super) async fn next_event(&mut self) -> PlatformChange {
         match self {
             Self::Local(_) => std::future::pending().await,
@@ -121,14 +122,14 @@ impl PlatformRuntime {
         }
     }
 
-    /// The end has begun: whoever else there is may decide, without waiting for what still runs here.
+    /// Releases leadership at the start of a shutdown, without waiting for running requests.
     pub(super) fn step_down(&mut self) {
         if let Self::Cluster(cluster) = self {
             cluster.step_down();
         }
     }
 
-    /// How long exchanges may run on, now that the end has begun.
+    /// How long exchanges may continue during a shutdown.
     pub(super) async fn grace(&self, shutdown: &ShutdownConfig) -> Millis {
         match self {
             Self::Local(_) => shutdown.effective_grace(None),
@@ -136,14 +137,14 @@ impl PlatformRuntime {
         }
     }
 
-    /// What still waits here is served no more, and nobody need start anything for it.
+    /// Withdraws this gateway's demand, so that other gateways start nothing for its waiting requests.
     pub(super) async fn withdraw_demand(&mut self) {
         if let Self::Cluster(cluster) = self {
             cluster.withdraw_demand().await;
         }
     }
 
-    /// Saves what the platform keeps, and gives back what others may want. Engines live on.
+    /// Saves the platform's state and releases what other gateways may need. Engines live on.
     pub(super) async fn close(self) {
         match self {
             Self::Local(local) => match Arc::try_unwrap(local) {

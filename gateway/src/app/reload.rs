@@ -1,4 +1,4 @@
-//! A changed file, or SIGHUP: all of it or nothing.
+//! Reloads the configuration after a change of the file, or SIGHUP: all of it or nothing.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -13,28 +13,30 @@ use crate::{
     platform::Platform,
 };
 
-/// Of the entries that reloads replaced so many are kept: the engines of older ones are gone.
+/// Number of replaced engine entries to keep. Engines of older entries are gone.
 const MAX_FORMER_ENGINES: usize = 64;
 
 pub(super) struct ConfigReloader {
     pub(super) source: ConfigSource,
-    /// What the source said last, without what the cluster's objects add.
+    /// The source's last accepted content, without what the cluster's objects add.
     pub(super) base: Config,
     pub(super) config: Arc<ArcSwap<Config>>,
     pub(super) handle: DriverHandle,
     pub(super) metrics: Arc<Metrics>,
     pub(super) platform: Arc<dyn Platform>,
-    /// How often [`Self::check_certificates`] was called.
+    /// How often [`Self::check_certificates`] ran.
     pub(super) certificate_checks: u32,
-    /// What was read last was refused.
+    /// Whether the last reload was refused.
     pub(super) last_reload_refused: bool,
 }
 
-/// Of so many looks, one warns: once a day.
+/// Number of hourly checks per warning about certificates that expire: one warning a day.
 const CHECKS_PER_EXPIRY_WARNING: u32 = 24;
 
 impl ConfigReloader {
-    /// Reads the source again. An invalid one is refused whole, with everything that is wrong in it; what ran goes on.
+    /// Reads the source again.
+    ///
+    /// An invalid source is refused as a whole, and the log lists all its errors; the old configuration stays.
     pub(super) fn reload(&mut self, home: &mut PlatformRuntime) {
         let new = match self.source.reload(&self.base) {
             Ok(new) => new,
@@ -58,16 +60,16 @@ impl ConfigReloader {
         }
         self.replace(new, &diff);
         self.metrics.reloaded(OutcomeLabel::Done);
-        // Last, so that whoever reads it can count on it.
+        // This line comes last, so that its readers can rely on the new configuration.
         tracing::info!("configuration reloaded: {diff}");
     }
 
-    /// The cluster's objects mean something else than before.
+    /// Applies a changed meaning of the cluster's objects.
     pub(super) fn apply_objects(&mut self, home: &mut PlatformRuntime) {
         let Some(new) = home.compose(&self.base) else { return };
         let old = self.config.load_full();
         let pools = new.core.accelerators != old.core.accelerators;
-        // Pools come and go.
+        // Pools come and go at run time, so their accelerators are no change that needs a restart.
         let mut with_pools = Config::clone(&old);
         with_pools.core.accelerators.clone_from(&new.core.accelerators);
         let (new, diff) = merged(&with_pools, new);
@@ -101,8 +103,9 @@ impl ConfigReloader {
         self.handle.send_event(Event::Configured { configuration: Box::new(new.core.clone()) });
     }
 
-    /// The certificates' files: those that are in use, and those that the source names by now. The latter may come after
-    /// the configuration that names them, which is refused until then.
+    /// Returns the certificates' files to watch: those in use, and those that the source names now.
+    ///
+    /// A file that the source names may appear after the configuration, which is refused until then.
     pub(super) fn certificates(&self) -> Vec<PathBuf> {
         let config = self.config.load();
         let named = config.tls.as_ref().and_then(|_| self.source.certificates());
@@ -113,7 +116,7 @@ impl ConfigReloader {
         files
     }
 
-    /// What no event tells of, once an hour: certificates that changed behind a link, or that come to their end.
+    /// Checks hourly what no event reports: certificates that changed behind a link, or that expire soon.
     pub(super) fn check_certificates(&mut self, home: &mut PlatformRuntime) {
         let config = self.config.load_full();
         let Some(tls) = &config.tls else { return };
@@ -130,17 +133,18 @@ impl ConfigReloader {
     }
 }
 
-/// The new configuration with what belongs to the whole life of the process as it was, and what the file changed,
-/// that included: whoever changed it must hear that it waits for the next start.
+/// Merges a new configuration into the old one, which keeps all settings that need a restart.
+///
+/// The diff includes those settings, since the operator must learn that they wait for the next start.
 fn merged(old: &Config, mut new: Config) -> (Config, ConfigDiff) {
-    // By the accelerators that stay, as the old ones were.
+    // The reservations follow from the accelerators, which stay, as the old ones did.
     new.reserve_memory_utilization(&old.core.accelerators, old.headroom);
     let diff = config::diff(old, &new);
     new.core.accelerators.clone_from(&old.core.accelerators);
     new.accelerators_auto = old.accelerators_auto;
     new.meters.clone_from(&old.meters);
     new.visible.clone_from(&old.visible);
-    // A port does not change what it speaks under its clients.
+    // A port cannot switch between HTTP and HTTPS under its clients.
     if new.tls.is_some() != old.tls.is_some() {
         new.tls.clone_from(&old.tls);
     }

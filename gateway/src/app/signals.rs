@@ -1,4 +1,4 @@
-//! What tells the gateway to reload or to end: signals, the configuration file itself, and the certificates it names.
+//! Triggers of a reload or a shutdown: signals, the configuration file, and the certificates that it names.
 
 use std::{
     io,
@@ -13,7 +13,7 @@ use tokio::{
     time::{Instant, Interval, MissedTickBehavior},
 };
 
-/// A certificate and its key are two files: with only one of them replaced they do not fit.
+/// Wait after a change: a certificate and its key are two files, and do not match while only one is replaced.
 const CERTIFICATE_DEBOUNCE: Duration = Duration::from_millis(200);
 const CERTIFICATE_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 
@@ -27,12 +27,12 @@ pub(super) struct ControlSignals {
     hourly: Interval,
 }
 
-/// What is asked of the gateway.
+/// An action that signals and file changes request.
 pub(super) enum ControlSignal {
     Reload,
-    /// To open logs anew after a rotation. The configuration is not read: it may be half written at that moment.
+    /// Reopens logs after a rotation. The configuration is not read: it may be half written at that moment.
     ReopenLogs,
-    /// To look at what no event tells of.
+    /// Checks for changes that no event reports.
     CheckCertificates,
     Terminate,
 }
@@ -55,12 +55,12 @@ impl ControlSignals {
         })
     }
 
-    /// Watches these certificates' files, and no others any more. What changed until now went unseen.
+    /// Watches exactly these certificate files. Changes before this call go unnoticed.
     pub(super) fn watch(&mut self, files: Vec<PathBuf>) -> io::Result<()> {
         if self.certificates.as_ref().map_or(&[][..], FileWatcher::files) == files {
             return Ok(());
         }
-        // Some tools put a new link in the place of the old one, which only creates it.
+        // Some tools replace a link by a new one, which causes only a create event.
         let flags = WRITTEN_FLAGS | AddWatchFlags::IN_CREATE;
         let watch = (!files.is_empty()).then(|| FileWatcher::new(files, flags, CERTIFICATE_DEBOUNCE));
         self.certificates = watch.transpose()?;
@@ -74,7 +74,7 @@ impl ControlSignals {
         }
     }
 
-    /// The next thing that asks for something.
+    /// Waits for the next action.
     pub(super) async fn next(&mut self) -> ControlSignal {
         tokio::select! {
             _ = self.terminate.recv() => ControlSignal::Terminate,

@@ -1,4 +1,4 @@
-//! `accelerators`: asked of the driver, or declared.
+//! Reads `accelerators`: detected by the driver, or declared.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -13,7 +13,7 @@ use super::{
     yaml::{YamlNode, YamlValue},
 };
 
-/// What `accelerators` says.
+/// Content of `accelerators`.
 pub(super) struct AcceleratorsConfig {
     pub(super) auto: bool,
     pub(super) list: Vec<Accelerator>,
@@ -28,7 +28,7 @@ impl Default for AcceleratorsConfig {
 }
 
 impl AcceleratorsConfig {
-    /// The accelerators, when they are known before the machine has been asked.
+    /// The accelerators, if the file declares them.
     pub(super) fn declared(&self) -> Option<&[Accelerator]> {
         (!self.auto).then_some(&self.list)
     }

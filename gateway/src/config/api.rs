@@ -1,22 +1,22 @@
-//! `api`: how many threads serve it, and pages of which origins may call it (`api.cors`).
+//! Reads `api`: the number of serving threads, and the origins of pages that may call it (`api.cors`).
 
 use super::{
     reader::{ConfigReader, ConfigSection},
     yaml::YamlNode,
 };
 
-/// More than any machine has cores that are worth a listener each.
+/// More threads than any machine has cores that are worth a listener each.
 const MAX_API_THREADS: usize = 256;
 
-/// The origins, as browsers write them. Empty: none.
+/// The origins, as browsers write them. An empty list allows none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CorsConfig {
     pub origins: Vec<String>,
-    /// `"*"` is among them.
+    /// The list contains `"*"`.
     pub any: bool,
 }
 
-/// Threads, where a number of them is given, and origins.
+/// Returns the number of threads, if the file sets it, and the origins.
 pub(super) fn read_api(reader: &mut ConfigReader, root: &mut ConfigSection) -> (Option<usize>, CorsConfig) {
     root.sub(reader, "api", |reader, api| {
         let threads = api.read(reader, "threads", |reader, node| {

@@ -1,4 +1,4 @@
-//! What is legal and will not work as meant.
+//! Finds settings that are legal and will not work as intended.
 
 mod local_machine;
 mod pins;
@@ -14,17 +14,20 @@ pub use local_machine::check_local_machine;
 
 use super::{Config, ConfigProblem, EngineConfig, EngineKind, SleepApi, SourceLocation, TlsConfig};
 
-/// What `check` says of a valid file.
+/// Findings of `check` for a valid file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckFindings {
-    /// Models that can never run. `check` fails on them; a running gateway refuses their requests and serves the
-    /// others, since an accelerator that is missing today is no reason to stop everything.
+    /// Models that can never run.
+    ///
+    /// `check` fails on them. A running gateway refuses their requests and serves the others, since an accelerator that
+    /// is missing today is no reason to stop everything.
     pub errors: Vec<ConfigProblem>,
     pub warnings: Vec<ConfigProblem>,
 }
 
-/// Looks at everything that can be known without starting an engine. `accelerators: auto` must have been filled in
-/// for the memory to be checked.
+/// Checks everything that can be known without starting an engine.
+///
+/// Memory is checked only if `accelerators: auto` has been filled in.
 #[must_use]
 pub fn check(config: &Config) -> CheckFindings {
     let place = |name: &ModelName| config.model_locations.get(name).copied().unwrap_or_default();
@@ -51,8 +54,9 @@ pub fn check(config: &Config) -> CheckFindings {
     }
 }
 
-/// Models that can never be awake, and why: they fit nowhere even when everything else is put away, or all that could
-/// be is pinned.
+/// Returns the models that can never be awake, and why.
+///
+/// Either a model fits nowhere even with everything else evicted, or pinned models occupy all its possible places.
 #[must_use]
 pub fn unplaceable_models(config: &Config) -> Vec<(ModelName, String)> {
     let core = &config.core;
@@ -78,7 +82,7 @@ fn unplaceable_reason(core: &FleetConfig, headroom: Bytes, spec: &ModelSpec) -> 
             let capacities = ids.iter().filter_map(found).map(|device| device.capacity);
             (ids.len(), capacities.collect())
         }
-        // No file can say that.
+        // The file has no syntax for this.
         AcceleratorRequirement::InPool { .. } => return None,
     };
     if there.len() < wanted {
@@ -105,7 +109,7 @@ fn unplaceable_reason(core: &FleetConfig, headroom: Bytes, spec: &ModelSpec) -> 
     } else {
         format!(" (headroom keeps {headroom} of each free)")
     };
-    // Without headroom it would fit.
+    // Without the headroom the model would fit.
     let instead = if need <= most + headroom { ", or a smaller headroom" } else { "" };
     Some(format!(
         "it needs {need} on {place} and fits nowhere: at most {most} can be granted there{kept}. Write memory.awake: {most} \
@@ -134,11 +138,13 @@ fn check_settings(config: &Config) -> Vec<ConfigProblem> {
     warnings
 }
 
-/// Nothing is learned before the first start, so the deadlines of sleep and wake stand in for their times.
+/// Compares the longest turn with the shortest wait.
+///
+/// No times are known before the first start, so the timeouts of sleep and wake stand in for them.
 fn turn_length_warning(config: &Config) -> Option<String> {
     let settings = &config.core.settings;
     let turns = &settings.turns;
-    // Whoever gives up first is not served first.
+    // The request with the shortest limit times out first.
     let max_wait = config.core.models.iter().map(|spec| settings.max_wait_of(spec)).min()?;
     let swap = if config.core.models.iter().any(|spec| spec.can_sleep) {
         settings.timeouts.sleep + settings.timeouts.wake
@@ -155,7 +161,7 @@ fn turn_length_warning(config: &Config) -> Option<String> {
     })
 }
 
-/// Waits that cannot end well: the client's own patience ends before the model can be there.
+/// Warns if requests time out before a slow start can complete.
 fn check_wait_limits(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(String)) {
     let settings = &config.core.settings;
     let max_wait = settings.max_wait_of(spec);
@@ -192,7 +198,7 @@ fn check_engine(model: &EngineConfig, warn: &mut impl FnMut(String)) {
     let words: Vec<_> = model.command.iter().flat_map(|text| text.split_whitespace()).collect();
     let has = |word: &str| words.contains(&word);
     match model.kind {
-        // Whoever orders the stub about puts the engine to sleep.
+        // The stub's controller puts the engine to sleep.
         EngineKind::Vllm | EngineKind::Sglang if model.stub => {}
         EngineKind::Vllm => {
             if model.sleep == SleepApi::None {

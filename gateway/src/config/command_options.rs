@@ -1,11 +1,13 @@
-//! What an engine's command says in its options. A command may be a script (`[sh, -c, "exec vllm serve m --port 1"]`), so every
-//! argument with spaces in it is read as a shell would split it.
+//! Reads the options of an engine's command.
 //!
-//! vLLM takes underscores for dashes, and the last of several; so does this.
+//! A command may be a script (`[sh, -c, "exec vllm serve m --port 1"]`), so every argument with spaces is split as a
+//! shell would.
+//!
+//! vLLM treats underscores as dashes and uses the last of repeated options, and so does this module.
 
 use rouse::shell_words;
 
-/// What stands behind this option, or behind its `=`.
+/// Returns the option's value: the next word, or the text after its `=`.
 pub(crate) fn value(command: &[String], option: &str) -> Option<String> {
     let words = words(command);
     words.iter().enumerate().rev().find_map(|(at, word)| {
@@ -14,7 +16,7 @@ pub(crate) fn value(command: &[String], option: &str) -> Option<String> {
     })
 }
 
-/// Whether this switch is on: `--no-…` turns it off.
+/// Returns whether this switch is on: `--no-…` turns it off.
 pub(crate) fn is_on(command: &[String], switch: &str) -> bool {
     let off = switch.replacen("--", "--no-", 1);
     let words = words(command);
@@ -31,14 +33,14 @@ fn words(command: &[String]) -> Vec<String> {
     command.iter().flat_map(|text| split(text)).collect()
 }
 
-/// What ends a command in a script is no part of its last word.
+/// Splits a text into words, without the characters that end a command in a script.
 fn split(text: &str) -> Vec<String> {
     if !text.contains(|c: char| c.is_ascii_whitespace()) {
         return vec![text.to_owned()];
     }
     let plain = || text.split_whitespace().map(str::to_owned).collect();
     let words: Vec<String> = shell_words::split(text).unwrap_or_else(|_| plain());
-    // A quoted script has words of its own.
+    // A quoted script contains words of its own.
     words.iter().flat_map(|word| split(word.trim_end_matches([';', '&', ')']))).collect()
 }
 

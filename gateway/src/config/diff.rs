@@ -1,4 +1,4 @@
-//! What a reload changes. Models that are not named here are not touched.
+//! Compares configurations to find what a reload changes. Models that are not listed stay untouched.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -10,9 +10,9 @@ use super::Config;
 pub struct ConfigDiff {
     pub added: Vec<ModelName>,
     pub removed: Vec<ModelName>,
-    /// Same engine, other policy: takes effect at once.
+    /// Same engine with another policy, which takes effect at once.
     pub changed: Vec<ModelName>,
-    /// Another command, environment or kind: running engines are outdated and replaced when they are put away.
+    /// Another command, environment or kind. Running engines are outdated, and replaced when they sleep or stop.
     pub outdated: Vec<ModelName>,
     /// Top-level keys that take effect at once.
     pub settings: Vec<&'static str>,
@@ -113,7 +113,7 @@ fn engine_config_differs(name: &ModelName, old: &Config, new: &Config) -> bool {
     }
 }
 
-/// With `auto` on both sides the list was filled in by the machine, not by the file.
+/// With `auto` on both sides, the machine filled in the list, not the file.
 fn accelerators_differ(old: &Config, new: &Config) -> bool {
     if old.accelerators_auto && new.accelerators_auto {
         return false;

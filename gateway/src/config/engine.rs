@@ -1,4 +1,4 @@
-//! `engine` of a model: how it is run and spoken to.
+//! Reads a model's `engine`: how to run and call it.
 
 use std::collections::BTreeMap;
 
@@ -80,20 +80,22 @@ pub(super) fn engine(
 }
 
 impl ParsedEngine {
-    /// It was told its KV-cache bytes, or is of a kind that does not measure free memory when it starts.
+    /// The command sets the KV cache's bytes, or the kind does not measure free memory when it starts.
     pub(super) fn explicit_memory(&self) -> bool {
         matches!(self.model.kind, EngineKind::LlamaCpp | EngineKind::Custom)
             || self.model.uses("KV_CACHE_BYTES")
     }
 
-    /// It has LoRA adapters in memory, beside the weights that it would read again.
+    /// Has LoRA adapters in memory, besides the weights that a wake from level 2 reloads.
     pub(super) fn has_adapters(&self) -> bool {
         self.model.kind == EngineKind::Vllm && has_lora_by_command(&self.model.command)
     }
 }
 
-/// The same for the same template on every machine and in every build: adopted engines carry it across restarts
-/// and upgrades. FNV-1a; nobody gains by a collision.
+/// Stable hash: the same template yields the same value on every machine and in every build.
+///
+/// Adopted engines carry the value across restarts and upgrades. This is FNV-1a; a collision has no value to an
+/// attacker.
 pub(crate) struct FingerprintHasher(u64);
 
 impl FingerprintHasher {
@@ -107,7 +109,7 @@ impl FingerprintHasher {
         }
     }
 
-    /// A text and its end.
+    /// Feeds a text and a terminator.
     pub(crate) fn feed_text(&mut self, text: &str) {
         self.feed(text.as_bytes());
         self.feed(&[0]);
@@ -118,7 +120,7 @@ impl FingerprintHasher {
     }
 }
 
-/// As configurations spell it.
+/// Returns the kind's name in configurations.
 pub(crate) const fn kind_name(kind: EngineKind) -> &'static str {
     match kind {
         EngineKind::Vllm => "vllm",
@@ -168,7 +170,7 @@ fn command(reader: &mut ConfigReader, node: &YamlNode) -> Option<Vec<String>> {
     Some(command)
 }
 
-/// The list to write instead of a command line; an example, where the line needs a shell.
+/// Suggests the list to write instead of a command line; an example, if the line needs a shell.
 fn suggest_list(line: &str) -> String {
     if line.contains(['\'', '"', '\\', '|', '&', ';', '<', '>', '(', '`', '*', '~']) {
         return "[sh, -c, 'exec …'] for what needs a shell, else [PROGRAM, ARGUMENT, …]".to_owned();
@@ -179,7 +181,7 @@ fn suggest_list(line: &str) -> String {
     format!("[{}]", words.collect::<Vec<_>>().join(", "))
 }
 
-/// Variables of an engine's environment, whose values `read` reads.
+/// Reads the variables of an engine's environment, with `read` for their values.
 pub(super) fn variables(
     reader: &mut ConfigReader,
     node: &YamlNode,
@@ -232,7 +234,7 @@ fn task(reader: &mut ConfigReader, node: &YamlNode) -> Option<ProbeTask> {
     )
 }
 
-/// `auto` is `Some(None)`.
+/// Returns `Some(None)` for `auto`.
 fn sleep_mode(reader: &mut ConfigReader, node: &YamlNode, stub: bool) -> Option<Option<SleepApi>> {
     let mode = reader.choice(
         node,
@@ -252,7 +254,7 @@ fn sleep_mode(reader: &mut ConfigReader, node: &YamlNode, stub: bool) -> Option<
     Some(mode)
 }
 
-/// Which calls put an engine to sleep, by what its command says.
+/// Returns the sleep calls that follow from the command.
 pub(crate) fn sleep_api_by_command(kind: EngineKind, stub: bool, command: &[String]) -> SleepApi {
     match kind {
         _ if stub => SleepApi::None,
@@ -262,23 +264,29 @@ pub(crate) fn sleep_api_by_command(kind: EngineKind, stub: bool, command: &[Stri
     }
 }
 
-/// Whether a vLLM with this command holds LoRA adapters in memory. A wake from level 2 reloads only the model's own weights.
+/// Returns whether a vLLM with this command holds LoRA adapters in memory.
+///
+/// A wake from level 2 reloads only the model's own weights.
 pub(crate) fn has_lora_by_command(command: &[String]) -> bool {
     command_options::is_on(command, "--enable-lora")
 }
 
-/// The error where level 2 is configured for an engine with LoRA adapters.
+/// Error for level 2 on an engine with LoRA adapters.
 pub(crate) const LORA_AT_LEVEL_2: &str = "with --enable-lora the adapters are lost at level 2, which reads only the model's own weights again: say 1 or never";
 
-/// vLLM's flag for the bytes of its KV cache on each accelerator. With it an engine does not measure free memory when it starts.
+/// vLLM's flag for the bytes of its KV cache on each accelerator.
+///
+/// With the flag, an engine does not measure free memory when it starts.
 const KV_CACHE_FLAG: &str = "--kv-cache-memory-bytes";
 
-/// The bytes of its KV cache on each accelerator, where its command says them. What else it takes is little more than weights.
+/// Returns the bytes of the KV cache on each accelerator, if the command sets them.
+///
+/// The engine's remaining memory is little more than weights.
 pub(crate) fn kv_cache_by_command(command: &[String]) -> Option<Bytes> {
     command_options::value(command, KV_CACHE_FLAG)?.parse().ok()
 }
 
-/// Whether the command says that number, in whatever form.
+/// Returns whether the command sets that size, in any form.
 pub(crate) fn sets_kv_cache(command: &[String]) -> bool {
     command_options::value(command, KV_CACHE_FLAG).is_some()
 }

@@ -1,4 +1,4 @@
-//! What is wrong with a file, all of it at once.
+//! All errors of a file at once.
 
 use std::fmt;
 
@@ -6,22 +6,23 @@ use serde_saphyr::Location;
 
 use super::yaml_hints;
 
-/// Line and column, from 1; line 0 is "the file as a whole".
+/// Line and column, from 1; line 0 means the file as a whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SourceLocation {
     pub line: u64,
     pub column: u64,
 }
 
-/// One thing that is wrong or doubtful, and where.
+/// One error or doubt, with its location.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConfigProblem {
     pub at: SourceLocation,
     pub text: String,
 }
 
-/// Everything that is wrong with one file, in the order of the file. `Display` gives a line
-/// `FILE:MAX_LINE_BYTES:COLUMN: what` for each.
+/// All errors of one file, in the order of the file.
+///
+/// `Display` writes a line `FILE:LINE:COLUMN: text` for each.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", join_problems(.origin, .problems))]
 pub struct ConfigErrors {
@@ -42,7 +43,7 @@ impl ConfigProblem {
         Self { at, text: text.into() }
     }
 
-    /// `source`: what the parser read.
+    /// Converts a parser error. `source` is the parsed text.
     pub(super) fn from_yaml(error: &serde_saphyr::Error, source: &str) -> Self {
         let at = error.location().map(SourceLocation::from).unwrap_or_default();
         let text = match error.without_snippet() {
@@ -54,7 +55,7 @@ impl ConfigProblem {
             }
             other => {
                 let text = other.to_string();
-                // The place is in front already.
+                // The message already starts with the location.
                 let words = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
                 if let Some((at, text)) = yaml_hints::explain(source, at, words) {
                     return Self { at, text };
@@ -65,7 +66,7 @@ impl ConfigProblem {
         Self { at, text }
     }
 
-    /// As a person reads it: `FILE:MAX_LINE_BYTES:COLUMN: what`.
+    /// Formats the problem for a person: `FILE:LINE:COLUMN: text`.
     #[must_use]
     pub fn display(&self, origin: &str) -> String {
         let SourceLocation { line, column } = self.at;

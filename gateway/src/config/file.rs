@@ -1,4 +1,4 @@
-//! The file as a whole: every top-level key, its type, its default.
+//! Reads the whole file: every top-level key, its type and its default.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -20,10 +20,10 @@ use super::{
 };
 
 const DEFAULT_API_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
-/// 9090 is Prometheus' own, 8000 and 8080 are those of engines.
+/// Prometheus itself uses 9090, and engines use 8000 and 8080.
 pub(crate) const DEFAULT_ADMIN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8180);
 
-/// Reads and checks a file. The error lists everything that is wrong with it.
+/// Reads and checks a file. The error lists all its problems.
 pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
     load_with(&MachineDefaults::detect(), path)
 }
@@ -38,8 +38,9 @@ pub(super) fn load_with(machine: &MachineDefaults, path: &Path) -> Result<Config
     Ok(config)
 }
 
-/// Checks a configuration's text; `origin` is what the errors call it. `${env:NAME}` is read from this process's
-/// environment, and no file that the text names.
+/// Checks a configuration's text, which errors call `origin`.
+///
+/// `${env:NAME}` comes from this process's environment. Files that the text names are not read.
 pub fn parse(text: &str, origin: &str) -> Result<Config, ConfigErrors> {
     parse_with(&MachineDefaults::detect(), text, origin)
 }
@@ -176,7 +177,7 @@ fn address_only((address, _): (SocketAddr, SourceLocation)) -> SocketAddr {
     address
 }
 
-/// Why the two listeners cannot have these addresses at once.
+/// Explains why the two listeners cannot have these addresses at once.
 pub(super) fn port_conflict(api: SocketAddr, admin: SocketAddr) -> Option<String> {
     let meets =
         |a: SocketAddr, b: SocketAddr| a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
@@ -198,7 +199,7 @@ fn address(reader: &mut ConfigReader, node: &YamlNode) -> Option<(SocketAddr, So
     }
 }
 
-/// `IP:PORT`, or `localhost:PORT` for IPv4's.
+/// Parses `IP:PORT`, or `localhost:PORT` for the IPv4 loopback address.
 pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
     let named = text.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
     named

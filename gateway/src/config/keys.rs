@@ -1,5 +1,6 @@
-//! `keys`: who may use the API. What they may is settled here against the models of the same file, so that nothing is
-//! matched while a request waits.
+//! Reads `keys`: who may use the API.
+//!
+//! Model access is resolved here against the models of the same file, so that no request waits for pattern matching.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,13 +19,13 @@ use crate::keys::RateLimits;
 /// The SHA-256 of a key.
 pub type KeyHash = [u8; 32];
 
-/// All keys of a file; empty when anybody may use the API.
+/// All keys of a file; empty if anybody may use the API.
 pub type KeyConfigs = Arc<[KeyConfig]>;
 
 /// One key as configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyConfig {
-    /// In logs and metrics; its counters belong to it.
+    /// Name in logs and metrics. The counters belong to it.
     pub name: Arc<str>,
     pub hash: KeyHash,
     pub models: ModelAccess,
@@ -34,24 +35,24 @@ pub struct KeyConfig {
     pub heartbeat: bool,
 }
 
-/// Which models a key may use, under whatever name.
+/// Models that a key may use, under any of their names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelAccess {
     All,
     Only(BTreeSet<ModelName>),
 }
 
-/// What `keys` says.
+/// Content of `keys`.
 #[derive(Default)]
 pub(super) struct ParsedKeys {
     pub(super) keys: KeyConfigs,
-    /// `keys: explicitly_none`.
+    /// `keys: none`.
     pub(super) explicitly_none: bool,
-    /// Legal, and hardly meant.
+    /// Legal settings that are hardly intended.
     pub(super) warnings: Vec<ConfigProblem>,
 }
 
-/// Reads `explicitly_none` or the list.
+/// Reads `none` or the list.
 pub(super) fn keys(reader: &mut ConfigReader, root: &mut ConfigSection, models: &[ModelSpec]) -> ParsedKeys {
     let mut found = ParsedKeys::default();
     root.read(reader, "keys", |reader, node| {
@@ -66,7 +67,7 @@ pub(super) fn keys(reader: &mut ConfigReader, root: &mut ConfigSection, models: 
                 let mut taken = TakenKeys::default();
                 let read = reader.list(node, |reader, node| {
                     if let YamlValue::Scalar(_) = &node.value {
-                        // Never the text: it may be the key itself.
+                        // The message omits the text, which may be the key itself.
                         let expected = "expected {name: NAME, sha256: HASH}, found a single value";
                         reader.note(node.at, format_args!("{expected}: {KEY_COMMAND_HINT}"));
                         return None;
@@ -81,7 +82,7 @@ pub(super) fn keys(reader: &mut ConfigReader, root: &mut ConfigSection, models: 
             YamlValue::Scalar(written) => {
                 found.explicitly_none = reader.text(node)? == "none";
                 if !found.explicitly_none {
-                    // As above, but for what the file says of the environment.
+                    // The text may be a key here too; only a reference to an environment variable is shown.
                     let shown = if written.contains("${env:") { written.as_str() } else { "a single value" };
                     reader.note(
                         node.at,
@@ -96,11 +97,11 @@ pub(super) fn keys(reader: &mut ConfigReader, root: &mut ConfigSection, models: 
     found
 }
 
-/// What to do about a key that stands in the file as it is.
+/// Advice for a key that is in the file as plain text.
 const KEY_COMMAND_HINT: &str =
     "'rouse-gateway key NAME' makes a key and its line, and with --stdin the line of one that exists";
 
-/// What other keys have already.
+/// Names and hashes of earlier keys.
 #[derive(Default)]
 struct TakenKeys {
     names: BTreeMap<String, SourceLocation>,
@@ -161,7 +162,7 @@ fn hash(reader: &mut ConfigReader, node: &YamlNode, taken: &mut TakenKeys) -> Op
     let text = reader.text(node)?;
     let digits: Option<Vec<u32>> = text.chars().map(|c| c.to_digit(16)).collect();
     let Some(digits) = digits.filter(|digits| digits.len() == 64) else {
-        // Never the text: it may be the key itself.
+        // The message omits the text, which may be the key itself.
         reader.note(
             node.at,
             "a SHA-256 has 64 hexadecimal digits: 'rouse-gateway key' makes a key and its line",
@@ -180,7 +181,7 @@ fn hash(reader: &mut ConfigReader, node: &YamlNode, taken: &mut TakenKeys) -> Op
     Some(hash)
 }
 
-/// A list of names, aliases, and beginnings of either that end with `*`.
+/// Reads a list of names, aliases, and prefixes of either that end with `*`.
 fn models(
     reader: &mut ConfigReader,
     node: &YamlNode,

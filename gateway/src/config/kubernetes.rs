@@ -1,4 +1,4 @@
-//! `platform: kubernetes`: where the gateway is in a cluster, and what it looks after there.
+//! Reads `platform: kubernetes`: the gateway's place in a cluster, and what it watches there.
 
 use std::path::PathBuf;
 
@@ -13,28 +13,28 @@ use super::{
     yaml::YamlNode,
 };
 
-/// How a gateway of a cluster is set up. What is not said is taken from its Pod.
+/// Settings of a gateway in a cluster. Its Pod provides the defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubernetesConfig {
     pub watched_namespaces: WatchedNamespaces,
-    /// Where the lease and this gateway's own object are; its Pod's, where nothing is said.
+    /// Namespace of the Lease and of this gateway's own object; defaults to the Pod's.
     pub namespace: Option<String>,
-    /// What others know this gateway by; its Pod's name, where nothing is said.
+    /// Name by which other gateways know this one; defaults to the Pod's name.
     pub name: Option<String>,
-    /// Of the Pod of that name, with which this gateway's own object goes.
+    /// Uid of the Pod of that name, which owns this gateway's own object.
     pub pod_uid: Option<String>,
-    /// The image of the stub that is put beside each engine.
+    /// Image of the stub that runs beside each engine.
     pub stub_image: String,
     pub stub_pull_policy: Option<String>,
     /// Backends need not be Services of their model's namespace.
     pub any_backend: bool,
-    /// Who is asked what memory of accelerators is in use, beside the stubs.
+    /// Prometheus that reports the accelerators' used memory, besides the stubs.
     pub prometheus: Option<PrometheusConfig>,
-    /// Requesters are served, and how.
+    /// How to serve requesters; `None` disables it.
     pub dual_pods: Option<DualPodsConfig>,
 }
 
-/// How dual pods are run.
+/// Settings of dual pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DualPodsConfig {
     pub mode: ProviderMode,
@@ -44,15 +44,15 @@ pub struct DualPodsConfig {
 /// A Prometheus that scrapes DCGM's exporter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrometheusConfig {
-    /// `http` or `https`, with the path before `/read_api/v1`, where there is one.
+    /// `http` or `https`, with the path before `/api/v1`, if any.
     pub url: Uri,
-    /// A bearer token is in there.
+    /// File with a bearer token.
     pub token_file: Option<PathBuf>,
-    /// Certificates that its own must come from.
+    /// Root certificates for the server's certificate.
     pub ca_file: Option<PathBuf>,
-    /// It is not asked again within this.
+    /// Minimum interval between queries.
     pub interval: Millis,
-    /// An answer that takes longer is none.
+    /// Timeout of a query.
     pub timeout: Millis,
 }
 
@@ -63,17 +63,17 @@ pub enum PlatformKind {
     Kubernetes,
 }
 
-/// Whose models are served.
+/// Namespaces whose models are served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum WatchedNamespaces {
-    /// Those of the gateway's own namespace.
+    /// The gateway's own namespace.
     #[default]
     Own,
     Named(Vec<String>),
     All,
 }
 
-/// `instead`: the command line's word in place of `platform`.
+/// Reads the section. `instead` is the command line's override of `platform`.
 pub(super) fn kubernetes(
     reader: &mut ConfigReader,
     root: &mut ConfigSection,
@@ -183,7 +183,7 @@ fn prometheus_url(reader: &mut ConfigReader, node: &YamlNode) -> Option<Uri> {
     let text = reader.text(node)?;
     let usable = |uri: &Uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some();
     match text.parse::<Uri>().ok().filter(usable) {
-        // One that holds a password is not repeated.
+        // A text that holds a password is not repeated.
         Some(uri) if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) => {
             reader.note(
                 node.at,

@@ -1,4 +1,4 @@
-//! What the defaults depend on: RAM and environment.
+//! Inputs of the defaults: RAM and environment.
 
 use std::path::{Path, PathBuf};
 
@@ -6,9 +6,9 @@ use rouse::units::Bytes;
 
 use super::{PlatformKind, reader::EnvLookup};
 
-/// What defaults depend on, and what the command line says. A test brings its own.
+/// Inputs of the defaults, and the command line's override. A test supplies its own.
 pub(super) struct MachineDefaults {
-    /// In place of the file's `platform`.
+    /// Overrides the file's `platform`.
     pub(super) platform: Option<PlatformKind>,
     pub(super) memory: Bytes,
     pub(super) environment: EnvLookup,
@@ -20,7 +20,10 @@ impl MachineDefaults {
     }
 }
 
-/// `$STATE_DIRECTORY` (systemd), else `$XDG_STATE_HOME/rouse`, else `~/.local/state/rouse`, else `/var/lib/rouse` (a service without a home).
+/// Returns the default state directory.
+///
+/// `$STATE_DIRECTORY` (systemd), else `$XDG_STATE_HOME/rouse`, else `~/.local/state/rouse`, else `/var/lib/rouse` (a
+/// service without a home).
 pub(super) fn default_state_dir(environment: EnvLookup) -> PathBuf {
     let set = |name| environment(name).filter(|value| !value.is_empty());
     if let Some(dir) = set("STATE_DIRECTORY") {
@@ -32,7 +35,7 @@ pub(super) fn default_state_dir(environment: EnvLookup) -> PathBuf {
     set("HOME").map_or_else(|| "/var/lib/rouse".into(), |home| Path::new(&home).join(".local/state/rouse"))
 }
 
-/// RAM of this machine; 16 GiB where the kernel does not say.
+/// Returns this machine's RAM, or 16 GiB if the kernel does not report it.
 fn memory() -> Bytes {
     let total = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
         let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;

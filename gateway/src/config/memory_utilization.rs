@@ -1,4 +1,4 @@
-//! What vLLM takes of an accelerator where its command says so itself: a share of the whole, whatever the model declares.
+//! Reserves vLLM's memory if its command sets a share of the accelerator, whatever the model declares.
 
 use rouse::{
     model::{Accelerator, AcceleratorRequirement},
@@ -10,8 +10,9 @@ use super::{Config, EngineConfig, EngineKind, command_options, sets_kv_cache};
 const UTILIZATION_FLAG: &str = "--gpu-memory-utilization";
 
 impl Config {
-    /// Books what such engines take in place of what is declared, where it is more. Twice is as once. Of accelerators of different
-    /// sizes the largest that the model may come to counts.
+    /// Reserves what such engines take instead of what is declared, if that is more. Idempotent.
+    ///
+    /// For accelerators of different sizes, the largest one that the model may use counts.
     pub(crate) fn reserve_memory_utilization(&mut self, accelerators: &[Accelerator], headroom: Bytes) {
         for spec in &mut self.core.models {
             let Some(share) = self.engines.get(&spec.name).and_then(|model| model.memory_utilization())
@@ -30,8 +31,9 @@ impl Config {
 }
 
 impl EngineConfig {
-    /// The share of its accelerator's memory that stands in the command as a number. A vLLM that is told the bytes of its cache
-    /// looks at none.
+    /// Returns the share of an accelerator's memory that the command sets as a number.
+    ///
+    /// A vLLM with a KV-cache size in bytes ignores the share.
     pub(super) fn memory_utilization(&self) -> Option<f64> {
         if self.kind != EngineKind::Vllm || sets_kv_cache(&self.command) {
             return None;

@@ -1,4 +1,4 @@
-//! `models`: what each entry says to the decisions. How its engine is run is [`super::engine`]'s.
+//! Reads `models`: each entry's input to the decisions. [`super::engine`] reads how its engine is run.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -16,11 +16,11 @@ use super::{
     yaml::{YamlNode, YamlValue},
 };
 
-/// Residue of an engine of which nothing is known.
+/// Residue of an engine without a configured one.
 const DEFAULT_RESIDUE: Bytes = Bytes::gib(4);
 const DEFAULT_SLEEP_AFTER: Millis = Millis::secs(300);
 const DEFAULT_STOP_AFTER: Millis = Millis::secs(3600);
-/// More engines of one model than one machine has accelerators for.
+/// More engines of one model than any machine has accelerators for.
 const MAX_REPLICAS: u32 = 64;
 
 #[derive(Default)]
@@ -30,7 +30,7 @@ pub(super) struct ParsedModels {
     pub(super) locations: BTreeMap<ModelName, SourceLocation>,
 }
 
-/// Reads every model. `devices`: the accelerators there are, when the file lists them.
+/// Reads every model. `devices` has the accelerators, if the file declares them.
 pub(super) fn models(
     reader: &mut ConfigReader,
     root: &mut ConfigSection,
@@ -54,7 +54,7 @@ pub(super) fn models(
     models
 }
 
-/// Every name and alias so far, with where it was given.
+/// All names and aliases so far, with their locations.
 type TakenNames = BTreeMap<String, SourceLocation>;
 
 fn read_model(
@@ -67,7 +67,7 @@ fn read_model(
     let aliases = section.read(reader, "aliases", |reader, node| {
         reader.list(node, |reader, node| self::name(reader, node, taken))
     });
-    // The rest is read under a stand-in when the name is bad: its mistakes are wanted too.
+    // With a bad name, the rest is read under a stand-in to find its errors too.
     let model_name = ModelName::from(name.as_deref().unwrap_or_default());
     let engine = section.require(reader, "engine", |reader, node| {
         let mut section = reader.section(node);
@@ -137,7 +137,7 @@ fn read_model(
     Some((spec, engine.model))
 }
 
-/// A model's name or alias: usable in JSON, in a path and on a command line, and not taken yet.
+/// Reads a model's name or alias: usable in JSON, in a path and on a command line, and not taken yet.
 fn name(reader: &mut ConfigReader, node: &YamlNode, taken: &mut TakenNames) -> Option<String> {
     let text = reader.text(node)?;
     if let Some(why) = invalid_name_reason(&text) {
@@ -155,7 +155,7 @@ fn name(reader: &mut ConfigReader, node: &YamlNode, taken: &mut TakenNames) -> O
     Some(text)
 }
 
-/// Why a text cannot be a model's name or alias.
+/// Explains why a text cannot be a model's name or alias.
 pub(crate) fn invalid_name_reason(name: &str) -> Option<&'static str> {
     if name.is_empty() {
         return Some("it is empty");
@@ -228,14 +228,14 @@ fn memory(reader: &mut ConfigReader, section: &mut ConfigSection, can_sleep: boo
     Some(memory_with_defaults(awake?, asleep, host, can_sleep))
 }
 
-/// Memory of an engine, with what is taken for what is not said of it.
+/// Returns an engine's memory, with defaults for unset values.
 pub(crate) fn memory_with_defaults(
     awake: Bytes,
     asleep: Option<Bytes>,
     host: Option<Bytes>,
     can_sleep: bool,
 ) -> EngineMemory {
-    // An engine that is only ever stopped keeps nothing.
+    // An engine that is only ever stopped keeps no memory.
     let unknown = |size: Bytes| if can_sleep { size } else { Bytes::ZERO };
     EngineMemory {
         awake,
@@ -244,7 +244,7 @@ pub(crate) fn memory_with_defaults(
     }
 }
 
-/// `adapters`: level 2 would lose some.
+/// Reads `idle`. `adapters` means that level 2 would lose LoRA adapters.
 fn idle(
     reader: &mut ConfigReader,
     section: &mut ConfigSection,
@@ -264,7 +264,7 @@ fn idle(
         }
         Some(stop)
     });
-    // A default must not contradict what the file says.
+    // A default must not contradict the file.
     let never = Millis::FOREVER;
     let sleep_after = sleep.unwrap_or_else(|| Some(DEFAULT_SLEEP_AFTER.min(stop.flatten().unwrap_or(never))));
     let stop_after = stop.unwrap_or_else(|| Some(DEFAULT_STOP_AFTER.max(sleep_after.unwrap_or_default())));
@@ -302,7 +302,7 @@ fn level(
     Some(level)
 }
 
-/// `never` is `Some(None)`.
+/// Returns `Some(None)` for `never`.
 fn duration_or_never(reader: &mut ConfigReader, node: &YamlNode) -> Option<Option<Millis>> {
     if matches!(&node.value, YamlValue::Scalar(text) if text == "never") {
         return Some(None);

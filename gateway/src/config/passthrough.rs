@@ -1,19 +1,19 @@
-//! `check_engine.read_passthrough`: the paths of a custom engine that `/engines/{model}/…` opens.
+//! Reads `engine.passthrough`: the paths of a custom engine that `/engines/{model}/…` opens.
 //!
-//! They are compared byte for byte with what a client asks, so a path is taken only in a spelling that no router reads
-//! in two ways; and what steers engines cannot be opened by mistake.
+//! A path is compared byte for byte with the request's, so only a spelling that all routers read alike is accepted.
+//! Management paths cannot be opened by mistake.
 
 use rouse_net::adapter::paths::MANAGEMENT_SEGMENTS;
 
-/// One path of an engine that clients may ask.
+/// A path of an engine that clients may call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PassthroughPath {
-    /// It is asked by GET, which waits for nothing; otherwise by POST.
+    /// Called by GET, which waits for nothing; otherwise by POST.
     pub is_get: bool,
     pub path: String,
 }
 
-/// Why a path that somebody configures cannot be opened.
+/// Why a configured path cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("a path begins with /, does not end with one, and has letters, digits and - _ . ~ between")]
@@ -23,10 +23,10 @@ pub enum Error {
 }
 
 impl PassthroughPath {
-    /// Reads `/path`, or `GET /path`.
+    /// Parses `/path`, `GET /path` or `POST /path`.
     ///
     /// # Errors
-    /// The path is not one that can be compared byte for byte, or steers engines.
+    /// The path cannot be compared byte for byte, or is a management path.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let (reads, path) = match text.split_once(' ') {
             None => (false, text),

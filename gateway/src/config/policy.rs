@@ -1,4 +1,4 @@
-//! Policy and limits: queue, turns, eviction, streams, timeouts, limits, shutdown.
+//! Reads policy and limits: queue, turns, eviction, streams, timeouts, limits, shutdown.
 
 use rouse::{
     model::{
@@ -14,7 +14,7 @@ use super::{
     yaml::YamlNode,
 };
 
-/// The decisions' own policy. Its `timeouts` are the defaults: [`timeouts`] reads them.
+/// Reads the fleet's policy. Its `timeouts` are the defaults; [`timeouts`] reads those.
 pub(super) fn settings(reader: &mut ConfigReader, root: &mut ConfigSection, host: Bytes) -> FleetSettings {
     let default = FleetSettings::default();
     let host_memory = root
@@ -26,7 +26,7 @@ pub(super) fn settings(reader: &mut ConfigReader, root: &mut ConfigSection, host
     FleetSettings { host_memory, queue, turns, eviction, timeouts: default.timeouts }
 }
 
-/// Of all models, or of the one whose section this is.
+/// Reads the policy of all models, or of the model whose section this is.
 pub(super) fn eviction(reader: &mut ConfigReader, section: &mut ConfigSection) -> Option<EvictionPolicy> {
     section.read(reader, "eviction", |reader, node| {
         reader.choice(
@@ -49,7 +49,7 @@ fn queue(reader: &mut ConfigReader, section: &mut ConfigSection, default: QueueS
     }
 }
 
-/// What a `queue` says, and nothing in place of what it leaves out.
+/// Reads a `queue` without filling in defaults.
 pub(super) fn read_queue_overrides(reader: &mut ConfigReader, section: &mut ConfigSection) -> QueueOverrides {
     QueueOverrides {
         policy: section.read(reader, "policy", |reader, node| {
@@ -127,7 +127,7 @@ pub(super) fn affinity(reader: &mut ConfigReader, root: &mut ConfigSection) -> A
     .unwrap_or_default()
 }
 
-/// Deadlines of exchanges and probes, and those of an engine's transitions.
+/// Reads the timeouts of exchanges and probes, and those of an engine's transitions.
 pub(super) fn timeouts(
     reader: &mut ConfigReader,
     root: &mut ConfigSection,
@@ -163,7 +163,7 @@ pub(super) fn timeouts(
 pub(super) fn limits(reader: &mut ConfigReader, root: &mut ConfigSection, memory: Bytes) -> ApiLimits {
     root.sub(reader, "limits", |reader, section| {
         let body = section.read(reader, "body", ConfigReader::size).unwrap_or(Bytes::mib(256));
-        // A machine so small that one body exceeds its share still takes one.
+        // On a machine so small that one body exceeds its share, one body still fits.
         let auto = Bytes::gib(2).min(Bytes(memory.0 / 8)).max(body);
         let body_total = section
             .read(reader, "bodyTotal", |reader, node| body_total(reader, node, body, auto))
@@ -209,7 +209,7 @@ fn body_total(reader: &mut ConfigReader, node: &YamlNode, body: Bytes, auto: Byt
     Some(total)
 }
 
-/// A size per second: `1KiB/s`. The `/s` may be left out.
+/// Reads a size per second, like `1KiB/s`. The `/s` is optional.
 fn rate(reader: &mut ConfigReader, node: &YamlNode) -> Option<Bytes> {
     let text = reader.text(node)?;
     let size = text.strip_suffix("/s").unwrap_or(&text).trim();
@@ -225,7 +225,7 @@ fn rate(reader: &mut ConfigReader, node: &YamlNode) -> Option<Bytes> {
 
 fn header(reader: &mut ConfigReader, node: &YamlNode) -> Option<Bytes> {
     let size = reader.size(node)?;
-    // hyper's floor, and more than any proxy lets through.
+    // The lower bound is hyper's minimum; the upper one is more than any proxy lets through.
     if size < Bytes(8 << 10) || size > Bytes::mib(1) {
         reader.note(node.at, format_args!("{size} is not between 8Ki and 1Mi"));
         return None;
@@ -233,7 +233,9 @@ fn header(reader: &mut ConfigReader, node: &YamlNode) -> Option<Bytes> {
     Some(size)
 }
 
-/// `pod`: it is one's process, which Kubernetes kills half a minute after SIGTERM where its Pod says nothing else.
+/// Reads `shutdown`.
+///
+/// In a `pod`, Kubernetes kills the process 30 seconds after SIGTERM by default.
 pub(super) fn shutdown(reader: &mut ConfigReader, root: &mut ConfigSection, pod: bool) -> ShutdownConfig {
     let usual_grace = Millis::secs(if pod { 20 } else { 30 });
     root.sub(reader, "shutdown", |reader, section| {

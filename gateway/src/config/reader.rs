@@ -1,7 +1,7 @@
-//! Reads the tree into types, and goes on after a mistake.
+//! Reads the tree into types, and continues after an error.
 //!
-//! Every function here returns `None` when it has noted a problem, so a caller may put in a default and carry on: the
-//! configuration is thrown away in the end, but the mistakes behind the first one have been found.
+//! Every function here returns `None` once it has noted a problem, so the caller can use a default and continue. The
+//! configuration is discarded in the end, but the errors behind the first one are found.
 
 use std::str::FromStr;
 
@@ -13,25 +13,26 @@ use super::{
     yaml::{YamlEntry, YamlNode, YamlValue},
 };
 
-/// Where values of `${env:NAME}` come from.
+/// Looks up the values of `${env:NAME}`.
 pub(super) type EnvLookup = fn(&str) -> Option<String>;
 
 pub(super) struct ConfigReader {
     pub(super) problems: Vec<ConfigProblem>,
     environment: EnvLookup,
-    /// Values with `${env:…}` filled in, each with the text that the file has for it. Errors show that text: a variable that
-    /// is named by mistake may hold a secret.
+    /// Values after substitution of `${env:…}`, each with the file's own text.
+    ///
+    /// Errors show the file's text, since a variable that is named by mistake may hold a secret.
     substituted: Vec<(String, String)>,
-    /// Where in the document we are, for the texts: `["engines[0]", "check_engine", "command"]`.
+    /// Path in the document, for messages: `["models[0]", "engine", "command"]`.
     path: Vec<String>,
 }
 
-/// A mapping being read. Keys that nobody asked for when it is closed are unknown.
+/// A mapping being read. Keys that were never read are unknown when it is closed.
 pub(super) struct ConfigSection {
     pub(super) at: SourceLocation,
     entries: Vec<YamlEntry>,
     known: Vec<&'static str>,
-    /// The node is no mapping, which was noted. That keys are missing only follows from it.
+    /// The node is no mapping, which was noted. Missing keys are only a consequence of that.
     not_a_mapping: bool,
 }
 
@@ -40,8 +41,10 @@ impl ConfigReader {
         Self { problems: Vec::new(), environment, substituted: Vec::new(), path: Vec::new() }
     }
 
-    /// Notes a problem. A text may repeat a value of the file in single quotes only, where a value out of the environment is
-    /// found and replaced.
+    /// Notes a problem.
+    ///
+    /// The text may repeat a value of the file only in single quotes, so that a value from the environment is found and
+    /// replaced.
     pub(super) fn note(&mut self, at: SourceLocation, text: impl std::fmt::Display) {
         let mut text = text.to_string();
         for (filled, written) in &self.substituted {
@@ -53,12 +56,12 @@ impl ConfigReader {
         self.problems.push(ConfigProblem::new(at, text));
     }
 
-    /// A text with `${env:NAME}` filled in.
+    /// Reads a text with `${env:NAME}` filled in.
     pub(super) fn text(&mut self, node: &YamlNode) -> Option<String> {
         self.substituted(node, substitute::SubstitutionScope::Other)
     }
 
-    /// A text of an engine's `command` or `env`: the placeholders stay in it until the engine is launched.
+    /// Reads a text of an engine's `command` or `env`, which keeps its placeholders until the launch.
     pub(super) fn template(&mut self, node: &YamlNode) -> Option<String> {
         self.substituted(node, substitute::SubstitutionScope::Command)
     }
@@ -89,7 +92,7 @@ impl ConfigReader {
         None
     }
 
-    /// A credential that goes into a header. No error repeats it.
+    /// Reads a credential for a header. No error repeats it.
     pub(super) fn credential(&mut self, node: &YamlNode) -> Option<String> {
         let text = self.text(node)?;
         if text.chars().any(|c| !c.is_ascii_graphic()) {
@@ -118,7 +121,7 @@ impl ConfigReader {
         self.parse(node)
     }
 
-    /// A size of memory. A number without a unit counts bytes, so a small one is a mistake.
+    /// Reads a memory size. A number without a unit counts bytes, so a small one is a mistake.
     pub(super) fn memory(&mut self, node: &YamlNode) -> Option<Bytes> {
         let size = self.size(node)?;
         if size != Bytes::ZERO && size < Bytes::mib(1) {
@@ -136,7 +139,7 @@ impl ConfigReader {
         self.parse(node)
     }
 
-    /// A span that must not be zero.
+    /// Reads a duration that must not be zero.
     pub(super) fn positive_duration(&mut self, node: &YamlNode) -> Option<Millis> {
         let span = self.duration(node)?;
         if span == Millis::ZERO {
@@ -169,7 +172,7 @@ impl ConfigReader {
         found.map(|(_, value)| *value)
     }
 
-    /// Reads every item, also those behind a bad one; `None` when any was bad.
+    /// Reads every item, even after a bad one; `None` if any was bad.
     pub(super) fn list<T>(
         &mut self,
         node: &YamlNode,
@@ -190,7 +193,7 @@ impl ConfigReader {
         all
     }
 
-    /// Opens a mapping. What is no mapping is noted and reads as an empty one.
+    /// Opens a mapping. Any other node is noted and reads as an empty mapping.
     pub(super) fn section(&mut self, node: &YamlNode) -> ConfigSection {
         let (entries, broken) = match &node.value {
             YamlValue::Map(entries) => (entries.clone(), false),
@@ -219,7 +222,7 @@ impl ConfigReader {
 }
 
 impl ConfigSection {
-    /// Reads the value of `key`; `None` when it is not there, null, or bad.
+    /// Reads the value of `key`; `None` if it is missing, null, or bad.
     pub(super) fn read<T>(
         &mut self,
         reader: &mut ConfigReader,
@@ -254,7 +257,7 @@ impl ConfigSection {
         self.read(reader, key, read)
     }
 
-    /// A mapping within this one, read by `read` also when it is not there (all defaults).
+    /// Reads a nested mapping with `read`, even if it is missing (all defaults).
     pub(super) fn sub<T>(
         &mut self,
         reader: &mut ConfigReader,
@@ -270,12 +273,12 @@ impl ConfigSection {
         })
     }
 
-    /// Where this key stands, if it is there and was not read yet.
+    /// Returns the location of this key, if it is present and not read yet.
     pub(super) fn location_of(&self, key: &str) -> Option<SourceLocation> {
         self.entries.iter().find(|entry| entry.key == key).map(|entry| entry.value.at)
     }
 
-    /// Says of every key that nobody asked for that it is unknown.
+    /// Notes every key that was never read as unknown.
     pub(super) fn close(self, reader: &mut ConfigReader) {
         for entry in &self.entries {
             let hint = nearest(&entry.key, &self.known).map_or_else(
@@ -293,7 +296,7 @@ impl ConfigSection {
     }
 }
 
-/// The known key that the unknown one is probably a misspelling of.
+/// Returns the known key of which the unknown one is probably a misspelling.
 fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
     let key = key.to_lowercase().replace(['_', '-'], "");
     known
@@ -304,7 +307,7 @@ fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
         .map(|(_, candidate)| candidate)
 }
 
-/// Levenshtein's.
+/// Levenshtein distance.
 #[expect(clippy::indexing_slicing, reason = "the row is one longer than `b`")]
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<_> = b.chars().collect();

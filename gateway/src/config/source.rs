@@ -1,4 +1,4 @@
-//! Where a configuration comes from, so that it can be had again.
+//! The source of a configuration, which a reload reads again.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -7,20 +7,21 @@ use super::{
     machine::{MachineDefaults, default_state_dir},
 };
 
-/// A file, or the embedded demonstration, and what the command line says instead of it. Loading it again is a reload:
-/// the overrides hold there too.
+/// A file or the embedded demonstration, with the command line's overrides, which hold after a reload too.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigSource {
-    /// `None`: the demonstration.
+    /// `None` means the demonstration.
     pub file: Option<PathBuf>,
     pub api: Option<SocketAddr>,
     pub admin: Option<SocketAddr>,
-    /// In place of the file's `platform`.
+    /// Overrides the file's `platform`.
     pub platform: Option<PlatformKind>,
 }
 
 impl ConfigSource {
-    /// Reads and checks it. The demonstration keeps its state beside that of a configured gateway, in `demonstration`.
+    /// Reads and checks the source.
+    ///
+    /// The demonstration keeps its state beside that of a configured gateway, in `demonstration`.
     pub fn load(&self) -> Result<Config, ConfigErrors> {
         let mut config = match &self.file {
             Some(path) => file::load_with(&self.machine(), path)?,
@@ -46,8 +47,10 @@ impl ConfigSource {
         Ok(config)
     }
 
-    /// Loads it for a gateway that runs with `now`. The file may be half written, and half a file must not open the API: one
-    /// that is empty, or has lost its keys, is refused unless it says that this is meant.
+    /// Reads the source for a gateway that runs with `now`.
+    ///
+    /// The file may be half written, and half a file must not open the API. So a file that is empty, or has lost its
+    /// keys, is refused unless it states that this is intended.
     pub fn reload(&self, now: &Config) -> Result<Config, ConfigErrors> {
         let new = self.load()?;
         let lost = if new.blank && !now.blank {
@@ -60,7 +63,7 @@ impl ConfigSource {
         Err(ConfigErrors::new(&new.origin, vec![ConfigProblem::new(SourceLocation::default(), lost)]))
     }
 
-    /// The certificates that it names, whether or not they are there; `None` when that cannot be told.
+    /// Returns the certificates that the file names, present or not; `None` if the file cannot be parsed.
     pub(crate) fn certificates(&self) -> Option<TlsConfig> {
         let text = std::fs::read_to_string(self.file.as_ref()?).ok()?;
         file::parse_with(&self.machine(), &text, "").ok()?.tls

@@ -1,8 +1,8 @@
-//! `${…}` in the file: `${env:NAME}` when it is read, the placeholders of an engine's command when it is launched.
+//! Substitutes `${…}`: `${env:NAME}` at load time, an engine command's placeholders at launch.
 //!
-//! They are two steps because the port and the memory of an engine are known only at its launch, and a secret must be
-//! known (or its absence reported) before anything is opened. `$${` is a literal `${`, for commands that are shell
-//! scripts. What comes out of an environment variable is never looked at again, so a secret may contain anything.
+//! There are two steps because an engine's port and memory are known only at its launch, while a secret must be known,
+//! or its absence reported, before anything is opened. `$${` is a literal `${`, for commands that are shell scripts.
+//! The value of an environment variable is never substituted again, so a secret may contain anything.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -12,7 +12,7 @@ use super::{EngineConfig, reader::EnvLookup};
 
 const PLACEHOLDERS: [&str; 4] = ["PORT", "HOST", "MEMORY_FRACTION", "KV_CACHE_BYTES"];
 
-/// What an engine is told at its launch.
+/// Values of the placeholders at the launch.
 struct LaunchValues {
     port: u16,
     host: IpAddr,
@@ -20,7 +20,7 @@ struct LaunchValues {
     kv_cache: Bytes,
 }
 
-/// Where in the file a text stands.
+/// The part of the file that contains a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SubstitutionScope {
     /// An engine's `command` or `env`.
@@ -44,15 +44,16 @@ pub(super) enum Error {
 }
 
 impl EngineConfig {
-    /// Program and arguments as they are executed. `fraction` is the share of an accelerator's total memory, `kv_bytes`
-    /// the KV cache of one accelerator.
+    /// Returns program and arguments as executed.
+    ///
+    /// `fraction` is the share of an accelerator's total memory, `kv_bytes` the KV cache on one accelerator.
     #[must_use]
     pub fn command_line(&self, port: u16, host: IpAddr, fraction: f64, kv_bytes: Bytes) -> Vec<String> {
         let values = LaunchValues { port, host, fraction, kv_cache: kv_bytes };
         self.command.iter().map(|text| fill(text, &values)).collect()
     }
 
-    /// The variables of `env` as the engine gets them, beside those it inherits.
+    /// Returns the engine's variables from `env`, besides those that it inherits.
     #[must_use]
     pub fn environment(
         &self,
@@ -76,7 +77,7 @@ impl EngineConfig {
     }
 }
 
-/// Fills in `${env:NAME}`. In a command the placeholders and `$${` stay for [`fill`].
+/// Fills in `${env:NAME}`. In a command, the placeholders and `$${` stay for [`fill`].
 pub(super) fn substitute_env(
     text: &str,
     place: SubstitutionScope,
@@ -123,7 +124,7 @@ fn fill(text: &str, values: &LaunchValues) -> String {
             TemplatePiece::Escape | TemplatePiece::Unclosed => out.push_str("${"),
             TemplatePiece::Name("PORT") => out.push_str(&values.port.to_string()),
             TemplatePiece::Name("HOST") => out.push_str(&values.host.to_string()),
-            // Rounded down: a share that is a hair too large is an out-of-memory.
+            // Rounded down: a share that is slightly too large runs out of memory.
             TemplatePiece::Name("MEMORY_FRACTION") => {
                 let fraction = (values.fraction.clamp(0.0, 1.0) * 1e4).floor() / 1e4;
                 out.push_str(&fraction.to_string());
@@ -142,11 +143,11 @@ fn fill(text: &str, values: &LaunchValues) -> String {
 #[derive(Debug, PartialEq)]
 enum TemplatePiece<'t> {
     Text(&'t str),
-    /// What stands between `${` and `}`.
+    /// The text between `${` and `}`.
     Name(&'t str),
     /// `$${`
     Escape,
-    /// A `${` that is never closed.
+    /// A `${` without a closing brace.
     Unclosed,
 }
 

@@ -1,4 +1,4 @@
-//! What is told of requests: where traces and the access log go.
+//! Reads the targets of traces and of the access log.
 
 use std::{collections::BTreeMap, fmt, path::PathBuf};
 
@@ -9,18 +9,18 @@ use super::{
     yaml::{YamlNode, YamlValue},
 };
 
-/// Traces. Without an address here the standard variables of OpenTelemetry may give one.
+/// Settings of traces. Without an address here, OpenTelemetry's standard variables may set one.
 #[derive(Clone, PartialEq)]
 pub struct TelemetryConfig {
-    /// The collector: `http` or `https`, with the path that is asked.
+    /// The collector's `http` or `https` address, with its path.
     pub otlp: Option<String>,
-    /// Sent with every export.
+    /// Headers of every export.
     pub headers: BTreeMap<String, String>,
-    /// Of the requests that bring no decision of their own, the share that is traced: 0 to 1.
+    /// Share of traced requests, from 0 to 1, among those without a sampling decision of their own.
     pub sample: f64,
 }
 
-/// Where the access log goes.
+/// Target of the access log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AccessLogTarget {
     #[default]
@@ -36,7 +36,7 @@ impl Default for TelemetryConfig {
     }
 }
 
-/// Without the headers' values: they are credentials.
+/// Omits the headers' values, which are credentials.
 impl fmt::Debug for TelemetryConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Telemetry")
@@ -63,7 +63,7 @@ pub(super) fn access_log(reader: &mut ConfigReader, node: &YamlNode) -> Option<A
         "stderr" => AccessLogTarget::Stderr,
         path if path.contains('/') => AccessLogTarget::File(path.into()),
         _ => {
-            // A bare word is more likely a slip than a file in whatever folder the gateway was started from.
+            // A bare word is more likely a mistake than a file in the gateway's working directory.
             reader
                 .note(node.at, format_args!("'{text}' is none of: off, stdout, stderr, a path with a slash"));
             return None;
@@ -71,11 +71,11 @@ pub(super) fn access_log(reader: &mut ConfigReader, node: &YamlNode) -> Option<A
     })
 }
 
-/// A base address gets OTLP's own path; one that has a path already is taken as it is.
+/// Adds OTLP's path to a base address; an address with a path stays as it is.
 fn collector(reader: &mut ConfigReader, node: &YamlNode) -> Option<String> {
     let text = reader.text(node)?;
     if let Some(fault) = invalid_collector_reason(&text) {
-        // One that may hold a password is not repeated.
+        // A text that may hold a password is not repeated.
         let shown = if text.contains('@') { "it" } else { &format!("'{text}'") };
         reader.note(node.at, format_args!("{shown} {fault}"));
         return None;
@@ -84,7 +84,9 @@ fn collector(reader: &mut ConfigReader, node: &YamlNode) -> Option<String> {
     Some(if rooted { format!("{}/v1/traces", text.trim_end_matches('/')) } else { text })
 }
 
-/// Why this cannot be a collector's address, as the end of a sentence about it that does not repeat it.
+/// Explains why this cannot be a collector's address.
+///
+/// The text completes a sentence and does not repeat the address.
 pub(crate) fn invalid_collector_reason(address: &str) -> Option<&'static str> {
     let uri = address.parse::<Uri>().ok();
     let usable = uri.filter(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some());

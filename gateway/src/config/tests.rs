@@ -1,4 +1,4 @@
-//! Texts of errors are compared whole: they are what a person gets.
+//! Tests compare error texts as a whole, since users read them.
 
 mod document;
 mod keys;
@@ -78,7 +78,7 @@ fn a_model_is_read_with_its_defaults() {
     let command = model.command_line(4711, host, 0.4267, Bytes::ZERO);
     assert_eq!(command[3..7], ["--host", "127.0.0.1", "--port", "4711"]);
     assert_eq!(command[9], "0.4267");
-    // As written, not as a number: 1.10 is a version.
+    // The value stays as written and is no number: 1.10 is a version.
     let env = model.environment(4711, host, 0.5, Bytes::ZERO);
     assert_eq!(env["VERSION"], "1.10");
     assert_eq!(env["SIZE"], "8");
@@ -222,14 +222,14 @@ fn keys_of_later_versions_are_known_but_not_silently_accepted() {
     insta::assert_snapshot!(errors("platform: kubernetes\n"), @"rouse.yaml:1:11: kubernetes needs a section `kubernetes` with at least stubImage");
 }
 
-/// Kubernetes kills half a minute after SIGTERM: there is more to do by then than to let streams end.
+/// The grace stays below the Pod's: more than the end of streams must happen before the kill.
 #[test]
 fn the_grace_of_a_gateway_in_a_pod_is_below_the_pods() {
     let within =
         |text: &str, pod: Option<u64>| read(text).unwrap().shutdown.effective_grace(pod.map(Millis::secs));
     let pod = "platform: kubernetes\nkubernetes: {stubImage: s}\n";
     let long = format!("{pod}shutdown: {{grace: 5m}}\n");
-    // Of a Pod that nobody could read.
+    // The Pod could not be read.
     assert_eq!((within("keys: none\n", None), within(pod, None)), (Millis::secs(30), Millis::secs(20)));
     assert_eq!(within(&long, None), Millis::secs(300));
     for (killed, most) in [(30, 20_000), (45, 35_000), (12, 6_000), (0, 0)] {
@@ -489,7 +489,7 @@ fn sleep_is_known_from_the_command_or_said() {
 #[test]
 fn a_fingerprint_is_the_same_everywhere_and_follows_the_template_only() {
     let of = |text: &str| read(text).unwrap().core.models[0].fingerprint;
-    // Written down: engines carry it across restarts and upgrades.
+    // The value is fixed: engines carry it across restarts and upgrades.
     assert_eq!(of(MODEL), 15_943_622_502_938_062_438);
     assert_eq!(of(MODEL), of(&MODEL.replace("5m", "6m")));
     assert_ne!(of(MODEL), of(&MODEL.replace("1.10", "1.11")));
@@ -538,7 +538,7 @@ models:
     f:11:5: model 'vllm-no-sleep': the command has no --enable-sleep-mode: the engine is stopped and started instead of put to sleep and woken
     f:15:5: model 'llama': llama-cpp-python ends a running request when a second one comes: add --interrupt_requests false
     "###);
-    // Without a list nothing is known of the memory before the machine was asked.
+    // Without a list, the memory is unknown before detection.
     assert_eq!(check(&read(MODEL).unwrap()), CheckFindings::default());
 }
 
@@ -555,7 +555,7 @@ fn why_a_model_fits_nowhere_is_told_with_what_to_write() {
         "accelerators: [{id: a, memory: 24Gi}, {id: b, memory: 16Gi}]",
     );
     assert_eq!(misfit(one, "memory: {awake: 23Gi}"), "");
-    // It is headroom alone that is in the way.
+    // Only the headroom is in the way.
     insta::assert_snapshot!(misfit(one, "memory: {awake: 23.5Gi}"), @"model 'm': it needs 23.50Gi on one accelerator and fits nowhere: at most 23Gi can be granted there (headroom keeps 1Gi of each free). Write memory.awake: 23Gi or less, or a smaller headroom");
     insta::assert_snapshot!(misfit(one, "memory: {awake: 25Gi}"), @"model 'm': it needs 25Gi on one accelerator and fits nowhere: at most 23Gi can be granted there (headroom keeps 1Gi of each free). Write memory.awake: 23Gi or less");
     insta::assert_snapshot!(misfit(&format!("headroom: 0\n{two}"), "accelerators: 2, memory: {awake: 20Gi}"), @"model 'm': it needs 20Gi on each of 2 accelerators and fits nowhere: at most 16Gi can be granted there. Write memory.awake: 16Gi or less");

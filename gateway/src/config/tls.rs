@@ -1,4 +1,4 @@
-//! `tls`: which files, and what is in them.
+//! Reads `tls`: the certificate files and their content.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -8,37 +8,37 @@ use super::{
 };
 use crate::serve::tls::TlsIdentity;
 
-/// Certificate files, and what was read from them.
+/// Certificate files, and the identity read from them.
 #[derive(Clone, Debug)]
 pub struct TlsConfig {
     pub cert: PathBuf,
     pub key: PathBuf,
-    /// Clients must show a certificate of one of these authorities.
+    /// Clients must present a certificate from one of these authorities.
     pub client_ca: Option<PathBuf>,
-    /// `None` when only a text was parsed: [`super::load`] reads the files.
+    /// `None` if only a text was parsed: [`super::load`] reads the files.
     pub identity: Option<Arc<TlsIdentity>>,
     at: SourceLocation,
 }
 
 impl TlsConfig {
-    /// What changes when the certificates do.
+    /// Returns the files to watch for changes of the certificates.
     pub fn files(&self) -> impl Iterator<Item = &PathBuf> {
         [&self.cert, &self.key].into_iter().chain(&self.client_ca)
     }
 
-    /// The files still say what was read from them.
+    /// Whether the files still have the content that was read.
     #[must_use]
     pub fn is_unchanged_on_disk(&self) -> bool {
         TlsIdentity::read(self).is_ok_and(|now| self.identity.as_deref() == Some(&now))
     }
 
-    /// When the certificate ends, in seconds of Unix time.
+    /// Returns the certificate's expiry in seconds of Unix time.
     #[must_use]
     pub fn expires(&self) -> Option<u64> {
         self.identity.as_ref()?.expires_at()
     }
 
-    /// What clients will not like about the certificate.
+    /// Returns why clients may reject the certificate.
     #[must_use]
     pub fn validity_warning(&self) -> Option<ConfigProblem> {
         let why = self.identity.as_ref()?.validity_warning()?;

@@ -1,9 +1,9 @@
-//! The file as a tree of spans and texts.
+//! Parses the file into a tree with locations and texts.
 //!
-//! Deserialising straight into structs stops at the first mistake, and a configuration with five mistakes would be
-//! five rounds of editing. So the YAML becomes this tree first, in which everything knows its line and column, and
-//! the reader above it collects what it dislikes and goes on. Scalars keep the text they were written in: `1.10` in
-//! an engine's environment must not arrive there as `1.1`.
+//! Deserialising straight into structs stops at the first error, so a configuration with five errors would take five
+//! rounds of editing. So the YAML becomes this tree first, in which every node knows its line and column, and the
+//! reader on top collects all errors. Scalars keep their original text: `1.10` in an engine's environment must not
+//! become `1.1`.
 
 use std::fmt;
 
@@ -37,8 +37,9 @@ pub(super) struct YamlEntry {
 }
 
 impl YamlNode {
-    /// Parses a whole document. A syntax error leaves no tree; a key given twice is a problem of its own, and the
-    /// rest is still read.
+    /// Parses a whole document.
+    ///
+    /// A syntax error yields no tree. A duplicate key is a problem of its own, and the rest is still read.
     pub(super) fn parse(text: &str) -> Result<(Self, Vec<ConfigProblem>), Vec<ConfigProblem>> {
         let (document, problems) = match read(text, DuplicateKeyPolicy::Error) {
             Ok(document) => (document, Vec::new()),
@@ -84,7 +85,7 @@ impl YamlNode {
         Self { at, value }
     }
 
-    /// There is nothing in it, not even a key.
+    /// Whether the document is empty, without even a key.
     pub(super) fn is_blank(&self) -> bool {
         match &self.value {
             YamlValue::Null => true,
@@ -93,7 +94,7 @@ impl YamlNode {
         }
     }
 
-    /// What it is, for "expected X, found Y".
+    /// Describes the node's type, for "expected X, found Y".
     pub(super) const fn type_name(&self) -> &'static str {
         match self.value {
             YamlValue::Null => "nothing",
@@ -123,7 +124,7 @@ fn source_text(location: &Location, source: &str) -> Option<String> {
 enum RawYaml {
     Null,
     Text(String),
-    /// A number or boolean as inferred; what was written is looked up by its span.
+    /// A number or boolean as inferred; its span yields the original text.
     Plain(String),
     List(Vec<Spanned<Self>>),
     Map(Vec<(Spanned<String>, Spanned<Self>)>),

@@ -1,10 +1,12 @@
-//! Explains errors of YAML's syntax to somebody who writes a configuration. The parser says what it was parsing when it gave
-//! up; the usual slips show in the text itself.
+//! Explains YAML syntax errors to the author of a configuration.
+//!
+//! The parser reports what it was parsing when it failed; the usual mistakes show in the text itself.
 
 use super::error::SourceLocation;
 
-/// Where the mistake is, and what to write instead; `None` where only the parser's own `words` can tell. `at`: where the
-/// parser gave up.
+/// Returns the mistake's location, and what to write instead; `None` if only the parser's `words` explain it.
+///
+/// `at` is where the parser failed.
 pub(super) fn explain(text: &str, at: SourceLocation, words: &str) -> Option<(SourceLocation, String)> {
     let number = usize::try_from(at.line).ok()?;
     if let Some(found) = text.lines().take(number).zip(1..).find_map(|(line, number)| tab(line, number)) {
@@ -43,7 +45,7 @@ fn tab(line: &str, number: u64) -> Option<(SourceLocation, String)> {
     Some((at, "a tab in the indentation: write spaces".to_owned()))
 }
 
-/// Within [ ] and { } a brace begins a mapping, unless it is in quotes.
+/// Finds an unquoted placeholder: within [ ] and { } a brace starts a mapping unless it is quoted.
 fn unquoted(line: &str, number: u64) -> Option<(SourceLocation, String)> {
     let (mut quote, mut start) = (None, 0);
     for (at, c) in line.char_indices() {
@@ -59,7 +61,7 @@ fn unquoted(line: &str, number: u64) -> Option<(SourceLocation, String)> {
                 let end =
                     rest.find(|c: char| c.is_whitespace() || matches!(c, ',' | ']')).unwrap_or(rest.len());
                 let mut word = rest.get(..end)?;
-                // Braces that close the mapping around the word.
+                // These braces close the mapping around the word.
                 while word.matches('}').count() > word.matches('{').count() {
                     word = word.strip_suffix('}')?;
                 }

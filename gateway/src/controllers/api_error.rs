@@ -1,6 +1,6 @@
-//! What came back of a call to the API server, for people.
+//! Renders a failed API server call for people.
 
-/// The server's own sentence, where it gave one.
+/// Renders the API server's own message if it sent one, else the transport error.
 pub(super) fn api_error_message(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => format!("the API server says: {}", status.message),

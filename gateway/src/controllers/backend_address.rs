@@ -1,8 +1,8 @@
-//! Where a backend is, and which addresses it may never have.
+//! Parses backend URLs and refuses forbidden addresses.
 //!
-//! Whoever may write an InferenceModel would otherwise make the gateway send requests, and show the answers, from inside
-//! its own Pod: to its admin port, to the node, to a cloud's metadata service. So these addresses are refused, here where
-//! the URL spells one, and again by [`forbidden`] after a name was resolved.
+//! An author of an InferenceModel could otherwise make the gateway send requests, and return the responses, from inside
+//! its own Pod: to its admin port, to the node, or to a cloud's metadata service. This module refuses such an address
+//! if the URL spells it, and [`forbidden`] checks each address again after name resolution.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -19,19 +19,20 @@ pub struct BackendAddress {
     pub tls: bool,
     pub host: BackendHost,
     pub port: u16,
-    /// What the path of each request is put behind: empty, or beginning with `/` and ending without one.
+    /// Prefix of each request's path: empty, or starts with `/` and does not end with one.
     pub path: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BackendHost {
-    /// To be resolved, and looked at by [`forbidden`] then. The name of a Service has its namespace in it.
+    /// A host name to resolve; the caller then checks each address with [`forbidden`]. A Service's name includes its
+    /// namespace.
     Name(String),
     Address(IpAddr),
 }
 
 impl BackendAddress {
-    /// How it is spoken to.
+    /// Builds the origin that requests for this backend use.
     #[must_use]
     pub fn origin(&self) -> BackendOrigin {
         let name = match &self.host {
@@ -41,7 +42,7 @@ impl BackendAddress {
         let bare = if name.contains(':') { format!("[{name}]") } else { name.clone() };
         let usual = if self.tls { 443 } else { 80 };
         let host = if self.port == usual { bare } else { format!("{bare}:{}", self.port) };
-        // Requests' own paths begin with it, and people write what clients call the base URL.
+        // Request paths already start with `/v1`, and users often configure the base URL that clients use.
         let path = self.path.strip_suffix("/v1").unwrap_or(&self.path);
         let tls = self.tls.then(|| Arc::new(upstream_tls::RootVerifiedTls::new(name)) as Arc<dyn BackendTls>);
         BackendOrigin::new(&host, path, tls)
@@ -66,10 +67,10 @@ pub enum Error {
     OtherNamespace { host: String, namespace: String },
 }
 
-/// Reads the URL of a model in this namespace. `anywhere`: hosts that are not Services of the namespace are allowed.
+/// Parses the backend URL of a model in `namespace`. `anywhere` allows hosts that are not Services of that namespace.
 ///
 /// # Errors
-/// It is no URL, or one that goes where it may not.
+/// The text is not a backend URL, or the URL's host is forbidden or in another namespace.
 pub fn parse_backend(url: &str, namespace: &str, anywhere: bool) -> Result<BackendAddress, Error> {
     let spelling = || Error::InvalidUrl(url.chars().take(256).collect());
     let uri: http::Uri = url.parse().map_err(|_| spelling())?;
@@ -79,7 +80,7 @@ pub fn parse_backend(url: &str, namespace: &str, anywhere: bool) -> Result<Backe
         _ => return Err(spelling()),
     };
     let authority = uri.authority().ok_or_else(spelling)?;
-    // `parse` forgets a fragment; everything else of these has a place in its parts.
+    // `parse` drops a fragment silently, so the check for `#` reads the text. The parsed parts show everything else.
     if authority.as_str().contains('@') || uri.query().is_some() || url.contains('#') {
         return Err(spelling());
     }
@@ -125,7 +126,7 @@ fn host(
         return Err(spelling());
     }
     let labels: Vec<&str> = name.split('.').collect();
-    // 127.1, 0x7f000001, 2130706433: resolvers read them as addresses.
+    // Resolvers read names such as 127.1, 0x7f000001 and 2130706433 as addresses.
     if labels.last().is_some_and(|last| last.starts_with(|c: char| c.is_ascii_digit())) {
         return Err(refused("an address in disguise"));
     }
@@ -133,7 +134,7 @@ fn host(
         return Err(refused("the gateway itself"));
     }
     match labels.as_slice() {
-        // Alone it would be looked for in the gateway's namespace.
+        // A bare name would resolve in the gateway's own namespace.
         [service] => Ok(BackendHost::Name(format!("{service}.{namespace}.svc"))),
         [_, of] | [_, of, "svc"] | [_, of, "svc", "cluster", "local"] if *of == namespace => {
             Ok(BackendHost::Name(name))
@@ -155,7 +156,7 @@ fn is_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(label)
 }
 
-/// What kind of address it is when no backend may have it; `None` for all others.
+/// Returns the kind of address that no backend may have, or `None` for an allowed address.
 #[must_use]
 pub fn forbidden(address: IpAddr) -> Option<&'static str> {
     match address {
@@ -168,7 +169,7 @@ pub fn forbidden(address: IpAddr) -> Option<&'static str> {
 }
 
 fn forbidden_v4(address: Ipv4Addr) -> Option<&'static str> {
-    // Of clouds that keep it elsewhere than at a link-local address: Alibaba's, Azure's, Oracle's.
+    // Metadata services of Alibaba, Azure and Oracle, which are not at a link-local address.
     const METADATA: [[u8; 4]; 3] = [[100, 100, 100, 200], [168, 63, 129, 16], [192, 0, 0, 192]];
     let octets = address.octets();
     if address.is_loopback() {
@@ -187,7 +188,7 @@ fn forbidden_v4(address: Ipv4Addr) -> Option<&'static str> {
 }
 
 fn forbidden_v6(address: Ipv6Addr) -> Option<&'static str> {
-    // Amazon's and Google's.
+    // Metadata services of Amazon and Google.
     const METADATA: [[u16; 8]; 2] =
         [[0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254], [0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254]];
     if address.is_loopback() {
@@ -205,14 +206,14 @@ fn forbidden_v6(address: Ipv6Addr) -> Option<&'static str> {
     }
 }
 
-/// The IPv4 address that an IPv6 address stands for: mapped, compatible, translated (NAT64) or tunnelled (6to4).
+/// Extracts the IPv4 address inside an IPv6 address: mapped, compatible, translated (NAT64) or tunnelled (6to4).
 fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let v4 = |high: u16, low: u16| {
         let ([a, b], [c, d]) = (high.to_be_bytes(), low.to_be_bytes());
         Ipv4Addr::new(a, b, c, d)
     };
     match address.segments() {
-        // `::` and `::1` are IPv6's own.
+        // `::` and `::1` have their own meaning in IPv6.
         [0, 0, 0, 0, 0, 0, 0, 0 | 1] => None,
         [0, 0, 0, 0, 0, 0 | 0xffff, high, low] | [0x64, 0xff9b, 0, 0, 0, 0, high, low] => Some(v4(high, low)),
         [0x2002, high, low, ..] => Some(v4(high, low)),

@@ -1,4 +1,4 @@
-//! What a gateway in a cluster runs by: the file's settings, and the models and accelerators of the objects.
+//! Composes a cluster gateway's configuration from the file's settings and the cluster's objects.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use rouse::{
 use super::index::{Resolved, ResolvedPool};
 use crate::config::Config;
 
-/// The file's configuration with one accelerator for each pool, of the pool's name and all that may be granted of it, and
-/// with the models that are served in place of its own.
+/// Returns the file's configuration with the cluster's pools and served models in place of its own.
 ///
-/// A pool in trouble has no memory: nothing starts there, and what runs stays.
+/// Each pool becomes one accelerator with the pool's name and its total grantable memory. A pool with a problem gets no
+/// memory: nothing starts there, and running engines stay.
 #[must_use]
 pub fn compose(base: &Config, settled: &Resolved) -> Config {
     let accelerator = |(name, pool): (&String, &ResolvedPool)| Accelerator {
@@ -37,7 +37,7 @@ pub fn compose(base: &Config, settled: &Resolved) -> Config {
     }
 }
 
-/// RAM that engines asleep at level 1 may hold, on all nodes together.
+/// Sums the RAM that engines asleep at level 1 may hold, over all nodes.
 fn host_memory(settled: &Resolved) -> Bytes {
     let of_pool = |pool: &ResolvedPool| {
         let each = pool.terms.as_ref().map_or(0, |terms| terms.host_sleep_memory.0);

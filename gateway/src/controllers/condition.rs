@@ -1,4 +1,4 @@
-//! Conditions: what is true of an object, why, since when, and of which of its generations.
+//! Builds Kubernetes conditions: type, status, reason, message, transition time and observed generation.
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{Condition, Time},
@@ -8,17 +8,17 @@ use rouse::units::Tick;
 
 use super::rejection::Rejections;
 
-/// The object is a good one, and its names are its own.
+/// The object is valid and its names are not taken by another object.
 pub const ACCEPTED: &str = "Accepted";
-/// It serves.
+/// The model serves requests.
 pub const READY: &str = "Ready";
-/// It serves, or would when asked.
+/// The model serves requests, or would on demand.
 pub const AVAILABLE: &str = "Available";
 
-/// An API server takes no more.
+/// Maximum message length that an API server accepts.
 const MAX_MESSAGE_CHARS: usize = 32_768;
 
-/// A condition of the object's generation, at this moment. It keeps the time of `before` while its status is the same.
+/// Builds a condition for this generation. The transition time in `before` stays while the status stays the same.
 #[must_use]
 pub fn condition(
     kind: &str,
@@ -41,7 +41,7 @@ pub fn condition(
     }
 }
 
-/// The condition Accepted of an object.
+/// Builds the condition Accepted of an object.
 #[must_use]
 pub fn accepted(
     refused: Option<&Rejections>,
@@ -58,14 +58,14 @@ pub fn accepted(
     }
 }
 
-/// A moment as objects have it: to the second.
+/// Converts a tick to an object's time, in whole seconds.
 #[must_use]
 pub fn time(Tick(millis): Tick) -> Time {
     let seconds = i64::try_from(millis / 1000).unwrap_or(i64::MAX);
     Time(Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX))
 }
 
-/// A moment that an object has; the epoch for one before it.
+/// Converts an object's time to a tick. A time before the epoch becomes the epoch.
 #[must_use]
 pub fn tick(Time(time): &Time) -> Tick {
     Tick(u64::try_from(time.as_millisecond()).unwrap_or_default())

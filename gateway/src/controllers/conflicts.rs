@@ -1,8 +1,8 @@
-//! What many InferenceModels may not do together: share a name, or wait for each other in a circle.
+//! Finds conflicts between InferenceModels: duplicate names and dependency cycles.
 //!
-//! A name belongs to the oldest object that has it, also while that one is refused for something else: the right to a
-//! name must not move because somebody mistyped a quantity. Among objects of one second the order of their names
-//! decides. An object whose own names are taken holds none of its others.
+//! A name belongs to the oldest object that has it, even while that object is refused for another reason: a typo in a
+//! quantity must not move the right to a name. Among objects created in the same second, the order of their object
+//! names decides. An object whose name or alias is taken claims none of its other names.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,16 +14,16 @@ use super::{
     rejection::Rejection,
 };
 
-/// What an object wants that others may want as well.
+/// The names and dependencies that one object claims.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelClaim {
     pub object: ObjectName,
     pub created: Option<Timestamp>,
-    /// Empty: not known. Nobody holds that.
+    /// Empty if unknown. No object claims the empty name.
     pub name: String,
     pub aliases: Vec<String>,
     pub dependencies: Vec<ObjectName>,
-    /// Nothing is wrong with the object by itself.
+    /// The object by itself is valid.
     pub sound: bool,
 }
 
@@ -43,13 +43,13 @@ impl ModelClaim {
     }
 }
 
-/// The object's namespace and name.
+/// Returns the object's namespace and name.
 #[must_use]
 pub fn object_name(model: &InferenceModel) -> ObjectName {
     ObjectName::new(model.namespace().unwrap_or_default(), model.name_any())
 }
 
-/// Who of these cannot be served for the sake of the others, and why. The order of the claims does not matter.
+/// Returns the objects that cannot be served because of others, and why. The order of the claims does not matter.
 #[must_use]
 pub fn find_conflicts(claims: &[ModelClaim]) -> BTreeMap<ObjectName, Rejection> {
     let mut refused = names(claims);
@@ -68,7 +68,7 @@ pub fn find_conflicts(claims: &[ModelClaim]) -> BTreeMap<ObjectName, Rejection> 
 
 fn names(claims: &[ModelClaim]) -> BTreeMap<ObjectName, Rejection> {
     let mut order: Vec<&ModelClaim> = claims.iter().collect();
-    // An object without a time has not been stored yet: nothing is newer.
+    // An object without a creation time is not stored yet, so it counts as the newest.
     order.sort_by_key(|claim| (claim.created.is_none(), claim.created, &claim.object));
     let mut holders: BTreeMap<&str, &ObjectName> = BTreeMap::new();
     let mut refused = BTreeMap::new();
@@ -90,8 +90,9 @@ fn names(claims: &[ModelClaim]) -> BTreeMap<ObjectName, Rejection> {
     refused
 }
 
-/// Circles: every one that there is has an object in one of these. What else is in it depends on that, and is refused
-/// for that.
+/// Finds dependency cycles, such that every cycle shares at least one object with a returned cycle.
+///
+/// The other members of a cycle depend on that object, and `unserved` refuses them for that reason.
 fn cycles<'a>(claims: &BTreeMap<&'a ObjectName, &'a ModelClaim>) -> Vec<Vec<&'a ObjectName>> {
     let mut cycles: Vec<Vec<&ObjectName>> = Vec::new();
     let mut done = BTreeSet::new();
@@ -104,7 +105,9 @@ fn cycles<'a>(claims: &BTreeMap<&'a ObjectName, &'a ModelClaim>) -> Vec<Vec<&'a 
     cycles
 }
 
-/// Depth first, with a list for a stack: a chain of thousands must not exhaust the thread's.
+/// Searches depth first with an explicit stack.
+///
+/// A chain of thousands could overflow the thread's stack.
 fn walk<'a>(
     claims: &BTreeMap<&'a ObjectName, &'a ModelClaim>,
     start: &'a ObjectName,
@@ -128,7 +131,7 @@ fn walk<'a>(
     }
 }
 
-/// Adds those that depend on what is missing or not served, and those that depend on them.
+/// Refuses objects that depend on a missing or unserved object, and all their dependents.
 fn unserved(claims: &BTreeMap<&ObjectName, &ModelClaim>, refused: &mut BTreeMap<ObjectName, Rejection>) {
     let mut dependents: BTreeMap<&ObjectName, Vec<&ObjectName>> = BTreeMap::new();
     let mut bad: Vec<&ObjectName> = Vec::new();

@@ -1,7 +1,7 @@
-//! What an InferenceModel means to the decisions, to the data path and to whoever makes its Pods.
+//! Converts an InferenceModel into specs for the decisions, the data path and the Pod builders.
 //!
-//! An object has passed its schema, as a rule; but schemas are replaced, and a stored object stays as it was. So nothing
-//! here trusts it: everything that is wrong with it is found at once, and becomes a [`Rejections`].
+//! An object has usually passed its schema, but schemas change while stored objects stay as they were. So the
+//! conversion does not trust the object: it collects all errors at once into [`Rejections`].
 
 mod engine;
 mod pod_template;
@@ -33,43 +33,44 @@ use super::{
 };
 use crate::{config, controllers::dual_pods::keys::SERVER_CONFIG};
 
-/// One model.
+/// One converted InferenceModel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConvertedModel {
     pub object: ObjectName,
-    /// How its engines are spoken to.
+    /// Configuration for talking to the model's engines.
     pub engine: Arc<config::EngineConfig>,
     pub hosting: ModelHosting,
-    /// The cheapest first, those of one price in their order in the object. At least one; exactly one of a model that is
-    /// external, with no accelerators and no memory.
+    /// Cheapest first; variants with the same cost keep their order in the object. There is at least one. An external
+    /// model has exactly one, with no accelerators and no memory.
     pub variants: Vec<ModelVariant>,
-    /// What the object says of one engine's memory, for its status.
+    /// The memory that the object declares for one engine, for the object's status.
     pub declared: Option<Bytes>,
-    /// Directly. Their models' names are known beside the others ([`super::index`]), which fill [`ModelSpec::dependencies`].
+    /// Direct dependencies only. [`super::index`] knows the model names of all objects and fills
+    /// [`ModelSpec::dependencies`].
     pub dependencies: Vec<ObjectName>,
 }
 
-/// Who runs the engines.
+/// How the engines are hosted.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ModelHosting {
     Deployment(EnginePodTemplate),
     DualPods(EnginePodTemplate),
-    /// Nobody that Rouse knows.
+    /// A backend that Rouse does not manage.
     External(BackendAddress),
 }
 
-/// What an engine's Pod is made of.
+/// The Pod template of an engine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EnginePodTemplate {
     pub template: PodTemplateJson,
-    /// The name of the engine's container in it.
+    /// Name of the engine's container in the template.
     pub container: String,
-    /// Where the engine listens in its Pod.
+    /// Port that the engine listens on in its Pod.
     pub port: u16,
 }
 
 impl EnginePodTemplate {
-    /// Their requesters ask for the engine of an InferenceServerConfig, which says how it is started.
+    /// Whether the template names an InferenceServerConfig, which defines how the engine starts.
     #[must_use]
     pub fn has_server_config(&self) -> bool {
         let template = self.template.value();
@@ -78,35 +79,35 @@ impl EnginePodTemplate {
     }
 }
 
-/// One way of running the model.
+/// One variant of the model: a hardware choice with its cost.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelVariant {
     pub name: String,
     pub cost: f64,
-    /// `replicas` is the most that may run. Which pool the accelerators are of is not known here: who does know says so by
-    /// [`AcceleratorRequirement::in_pool`].
+    /// `replicas` is the maximum. The pool of the accelerators is not known yet: the index sets
+    /// [`AcceleratorRequirement::InPool`].
     pub spec: ModelSpec,
     pub node_selector: BTreeMap<String, String>,
-    /// Its own template, where what is different is merged into the model's.
+    /// The model's template merged with the variant's patch, if the variant has one.
     pub template: Option<PodTemplateJson>,
 }
 
-/// What the gateway allows objects to say.
+/// What the gateway's configuration allows objects to request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConversionPolicy {
-    /// Backends need not be Services of their model's namespace.
+    /// Whether backends may be outside their model's namespace.
     pub any_backend: bool,
-    /// Requesters are served, in this mode.
+    /// The mode in which the gateway serves requesters; `None` if it serves none.
     pub dual_pods: Option<pairing::ids::ProviderMode>,
 }
 
-/// An asleep engine is stopped after so long, when nothing else is said.
+/// Default time asleep before an engine stops.
 const DEFAULT_STOP_AFTER: Millis = Millis::secs(3600);
 
-/// Reads an object by itself. What it may not do beside others is [`super::conflicts`]'s.
+/// Converts one object by itself. [`super::conflicts`] checks it against other objects.
 ///
 /// # Errors
-/// Everything that is wrong with it.
+/// Returns everything that is wrong with the object.
 pub fn convert(object: &InferenceModel, policy: ConversionPolicy) -> Result<ConvertedModel, Rejections> {
     let spec = &object.spec;
     let mut reader = SpecReader::default();
@@ -122,7 +123,7 @@ pub fn convert(object: &InferenceModel, policy: ConversionPolicy) -> Result<Conv
     let common = variant_defaults(&mut reader, spec);
     let variants = match &run {
         Some(ModelHosting::External(_)) => vec![external(spec, &engine, &common)],
-        // Its backend is refused. It needs nothing of what engines need.
+        // The backend was refused. An external model needs none of the engine settings.
         None if spec.mode == ServingMode::External => Vec::new(),
         _ => variants(&mut reader, spec, &engine, &common, run.as_ref()),
     };
@@ -162,7 +163,7 @@ fn hosting(
     })
 }
 
-/// What all variants have in common.
+/// Settings that all variants share.
 struct VariantDefaults {
     idle: IdlePolicy,
     start_timeout: Millis,

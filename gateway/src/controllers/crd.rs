@@ -1,10 +1,11 @@
-//! The kinds of `rouse.dev/v1alpha1`, as Rust types from which their schemas are generated; and in [`fma`] those of others that
-//! are read.
+//! The kinds of `rouse.dev/v1alpha1`, as Rust types that generate their schemas.
 //!
-//! Two things are decided here for all of them. A field that is not given is absent, never `null`: the schemas have no
-//! `nullable`, so an API server drops a `null` where a default or nothing belongs, and no rule meets one. And a text that
-//! must be parsed stays a text in these types ([`scalar`]): one object that slipped past its schema must not keep a
-//! whole list of others from being read.
+//! [`fma`] has the foreign kinds that Rouse reads.
+//!
+//! Two rules hold for all of them. An unset field is absent, never `null`: the schemas have no `nullable`, so an API
+//! server drops a `null` in favour of the default or of nothing, and no validation rule sees one. A text that needs
+//! parsing stays a text in these types ([`scalar`]): one object that slipped past its schema must not make a whole list
+//! unreadable.
 
 pub mod fma;
 pub mod inference_model;
@@ -32,11 +33,11 @@ pub use self::{
 
 use super::condition::{ACCEPTED, READY};
 
-/// The API group of every kind here.
+/// API group of every kind here.
 pub const GROUP: &str = "rouse.dev";
 const HEADER: &str = "# Made of the gateway's types by `rouse-gateway crds`: a change belongs there.\n";
 
-/// The definitions of all four kinds, in the order in which they are printed.
+/// Returns the definitions of all four kinds, in print order.
 #[must_use]
 pub fn all() -> [CustomResourceDefinition; 4] {
     let mut all = tidied([
@@ -53,8 +54,9 @@ pub fn all() -> [CustomResourceDefinition; 4] {
     all
 }
 
-/// The status of a model that no gateway has said anything of. No gateway may write on objects outside its namespaces, so this is what
-/// tells their owners why nothing happens.
+/// Builds the default status of a model that no gateway has reported on.
+///
+/// No gateway may write objects outside its namespaces, so this default explains to their owners why nothing happens.
 fn default_model_status() -> Value {
     let condition = |kind: &str| {
         json!({
@@ -70,24 +72,24 @@ fn tidied<const N: usize>(mut all: [CustomResourceDefinition; N]) -> [CustomReso
     all
 }
 
-/// Those of all versions, in their order.
+/// Iterates over the schemas of all versions, in order.
 fn schemas(all: &mut [CustomResourceDefinition]) -> impl Iterator<Item = &mut JSONSchemaProps> {
     let versions = all.iter_mut().flat_map(|crd| &mut crd.spec.versions);
     versions.filter_map(|version| version.schema.as_mut()?.open_api_v3_schema.as_mut())
 }
 
-/// One definition, as a file.
+/// One definition as a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CrdDocument {
-    /// `inferencemodels.yaml`
+    /// File name, such as `inferencemodels.yaml`.
     pub file: String,
     pub text: String,
 }
 
-/// The definitions as YAML.
+/// Renders the definitions as YAML.
 ///
 /// # Errors
-/// Never, while the types are what they are: the error is the YAML writer's.
+/// Only the YAML writer can fail, and it does not for these types.
 pub fn documents() -> Result<Vec<CrdDocument>, serde_saphyr::ser::Error> {
     to_documents(&all())
 }
@@ -100,8 +102,10 @@ fn to_documents(all: &[CustomResourceDefinition]) -> Result<Vec<CrdDocument>, se
     all.iter().map(document).collect()
 }
 
-/// Takes away what the generator says and an API server has no use for: `nullable` (see above), number formats that are
-/// Rust's own, which it warns of, and the line breaks of our sources in descriptions.
+/// Removes generator output that an API server cannot use.
+///
+/// That is `nullable` (see the module), Rust-only number formats, which an API server warns about, and source line
+/// breaks in descriptions.
 fn tidy(schema: &mut JSONSchemaProps) {
     schema.nullable = None;
     schema.enum_.iter_mut().for_each(|values| values.retain(|value| !value.0.is_null()));
@@ -113,7 +117,7 @@ fn tidy(schema: &mut JSONSchemaProps) {
     }
 }
 
-/// A schema and all that is below it.
+/// Applies `change` to a schema and all its subschemas.
 fn for_each_schema(schema: &mut JSONSchemaProps, change: &mut impl FnMut(&mut JSONSchemaProps)) {
     change(schema);
     schema.properties.iter_mut().flatten().for_each(|(_, below)| for_each_schema(below, change));

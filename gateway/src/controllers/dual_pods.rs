@@ -1,7 +1,7 @@
-//! Dual pods: from a requester's Pod to the Pod that runs its engine, and what is written on both.
+//! Dual pods: builds the Pod that runs a requester's engine, and the metadata on both Pods.
 //!
-//! Objects in, objects or a user's error out. Who sees Pods and who makes them is [`crate::pairing`]; what may run at all is
-//! decided by [`rouse::pairing`].
+//! Functions here take objects and return objects or a user's error. [`crate::pairing`] watches and creates Pods;
+//! [`rouse::pairing`] decides what may run.
 
 pub mod access;
 pub mod admission_denial;

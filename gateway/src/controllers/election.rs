@@ -1,15 +1,15 @@
-//! Who decides: the one gateway that holds the Lease.
+//! Leader election: the gateway that holds the Lease makes the decisions.
 //!
-//! Any number of gateways serve; one decides. It holds a Lease object, which it renews, and which another takes when it
-//! was not renewed for its whole duration. Times of two machines are never compared: whoever does not hold the lease
-//! counts from when it *saw* the record change, by its own clock, and the holder counts from when it *sent* its last
-//! successful renewal. So the holder gives up first: it stops at [`RENEW_DEADLINE`], others start at [`LEASE_DURATION`].
+//! All gateways serve; one leads. The leader holds a Lease object and renews it. Another gateway takes the Lease once
+//! it was not renewed for its whole duration. The election never compares clocks of two machines: a candidate counts
+//! from when it *saw* the record change, by its own clock, and the leader counts from when it *sent* its last
+//! successful renewal. So the leader gives up first: it stops at [`RENEW_DEADLINE`], and candidates start at
+//! [`LEASE_DURATION`].
 //!
-//! A process can be stopped and continued at any instruction, and a write may be on its way for long. So a [`Leadership`] is
-//! not only told when it is lost: it is asked at each write whether it still holds, by the clock (which stands still with a
-//! machine that is suspended, when nothing but the epoch is left). What is written
-//! carries its *epoch*, which grows with every change of holder; stubs and launchers refuse an older one, and objects
-//! are written with the version that was read.
+//! A process can be suspended at any instruction, and a write can be in flight for long. So a [`Leadership`] is not
+//! only revoked on loss: each write checks whether it is still valid by the clock. That clock stops while a machine is
+//! suspended, and then only the epoch protects. Each write carries its *epoch*, which grows with every change of
+//! leader. Stubs and launchers refuse an older epoch, and object writes carry the version that was read.
 
 mod state;
 mod store;
@@ -31,41 +31,45 @@ pub use store::{KubeLeaseStore, LeaseError, LeaseStore};
 
 use state::{ElectionState, LeaseAction};
 
-/// Others take the lease when it was not renewed for so long.
+/// Time without renewal after which candidates take the lease.
 pub const LEASE_DURATION: Duration = Duration::from_secs(15);
-/// The holder stops deciding when its last renewal was sent so long ago.
+/// Age of the last sent renewal at which the leader stops deciding.
 pub const RENEW_DEADLINE: Duration = Duration::from_secs(10);
-/// How often the holder renews.
+/// Interval between the leader's renewals.
 const RENEW_INTERVAL: Duration = Duration::from_secs(2);
-/// How often the others look: what they see late they count late, and a new leader is wanted within two seconds of the
-/// lease's end.
+/// Interval between a candidate's checks.
+///
+/// A candidate counts from when it sees a change, so a slow check delays it. A new leader should follow within two
+/// seconds of the lease's end.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// A call that takes longer has failed; it is made again.
+/// Timeout of one API call; the election retries it.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The right to decide.
+/// The leader's claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leadership {
-    /// Grows with every change of holder.
+    /// Grows with every change of leader.
     pub epoch: u64,
-    /// When the last renewal that succeeded was sent.
+    /// Send time of the last successful renewal.
     renewed: Instant,
 }
 
 impl Leadership {
-    /// Whether it may be acted on now. False for a process that was stopped for too long, before anybody told it.
+    /// Whether this gateway may act on the claim now.
+    ///
+    /// False in a process that was suspended for too long, even before it learns of the loss.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.age() < RENEW_DEADLINE
     }
 
-    /// Whether a call may be started that nobody can refuse for its epoch: it ends long before another may decide.
+    /// Whether a call may start whose receiver cannot check the epoch: it ends long before another gateway may lead.
     #[must_use]
     pub fn is_fresh(&self) -> bool {
         self.age() < LEASE_DURATION / 3
     }
 
-    /// How long the claim holds from now on if it is not renewed.
+    /// Time that the claim stays valid without a renewal.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         RENEW_DEADLINE.saturating_sub(self.age())
@@ -75,14 +79,14 @@ impl Leadership {
         Instant::now() - self.renewed
     }
 
-    /// A claim that was last renewed `age` ago.
+    /// Builds a claim that was last renewed `age` ago.
     #[cfg(test)]
     pub(super) fn aged(epoch: u64, age: Duration) -> Self {
         Self { epoch, renewed: Instant::now() - age }
     }
 }
 
-/// Takes part until it is dropped or released.
+/// A candidacy that lasts until it is dropped or released.
 #[derive(Debug)]
 pub struct Election {
     leadership: watch::Receiver<Option<Leadership>>,
@@ -91,17 +95,17 @@ pub struct Election {
     task: JoinHandle<()>,
 }
 
-/// What a process still has to do with the lease.
+/// How this process takes part in the election.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Participation {
     Active,
-    /// It decides nothing any more, and keeps others from it.
+    /// This gateway no longer decides and still holds the lease.
     Stopping,
     Releasing,
 }
 
 impl Election {
-    /// `name`: this process, and no other before or after it: two lives of one Pod's container are two.
+    /// Starts the election. `name` must be unique to this process: a restarted container is a new candidate.
     pub fn start<S: LeaseStore>(store: S, name: String) -> Self {
         let (told, claim) = watch::channel(None);
         let (heard, answers) = watch::channel(true);
@@ -122,31 +126,34 @@ impl Election {
         }
     }
 
-    /// The claim as it stands; changes with every renewal. `None`: another decides, or nobody.
+    /// Returns the current claim, which changes with every renewal; `None` while this gateway does not lead.
     #[must_use]
     pub fn leadership(&self) -> watch::Receiver<Option<Leadership>> {
         self.leadership.clone()
     }
 
-    /// Whether the API server answers, as whoever takes part is the first to know: it asks every second or two.
+    /// Whether the API server answers. The election calls it every second or two, so it notices first.
     #[must_use]
     pub fn api_reachable(&self) -> watch::Receiver<bool> {
         self.api_reachable.clone()
     }
 
-    /// Ends when the task does, which it does by itself only when it panics: whoever runs an election ends with it, or
-    /// would never hear that it lost.
+    /// Completes when the election's task ends, which happens on its own only by a panic.
+    ///
+    /// The gateway must end with it, since it would never learn that it lost the lease.
     pub async fn ended(&mut self) {
         if let Err(error) = (&mut self.task).await {
             tracing::error!(%error, "the task that holds the lease died");
         }
     }
 
-    /// Stops deciding, then gives the lease back, so that another need not wait for its end. `quiet` completes once nothing is
-    /// being written any more by who has heard that.
+    /// Stops deciding, then gives the lease back.
+    ///
+    /// A successor then need not wait for the lease to expire. `quiet` completes once no write of this leadership is in
+    /// flight.
     pub async fn release(mut self, quiet: impl Future<Output = ()>) {
         self.participation.send_replace(Participation::Stopping);
-        // The task may have ended by itself.
+        // The task may already have ended on its own.
         drop(self.leadership.wait_for(Option::is_none).await);
         quiet.await;
         self.participation.send_replace(Participation::Releasing);
@@ -160,7 +167,7 @@ struct ElectionTask<S> {
     leadership: watch::Sender<Option<Leadership>>,
     api_reachable: watch::Sender<bool>,
     participation: watch::Receiver<Participation>,
-    /// The last attempt failed.
+    /// Whether the last attempt failed.
     failing: bool,
 }
 
@@ -174,7 +181,7 @@ impl<S: LeaseStore> ElectionTask<S> {
             }
         }
         if self.leadership.send_replace(None).is_some() {
-            // An election that is dropped waits for nobody.
+            // A dropped election closes the channel, so this wait ends at once.
             drop(self.participation.wait_for(|part| *part == Participation::Releasing).await);
             match self.release_lease().await {
                 Ok(()) => tracing::info!("the lease is given back"),
@@ -187,15 +194,15 @@ impl<S: LeaseStore> ElectionTask<S> {
         self.refresh().await?;
         match self.state.release_record() {
             Some((record, version)) => with_timeout(self.store.replace(&record, &version)).await.map(drop),
-            // Another's by now, or gone.
+            // The lease belongs to another gateway by now, or was deleted.
             None => Ok(()),
         }
     }
 
-    /// One look and what follows from it. The pause until the next.
+    /// Runs one pass of the election and returns the pause until the next.
     async fn step(&mut self) -> Duration {
         let mut outcome = self.attempt().await;
-        // Another was quicker, or it was deleted: what holds now is wanted at once.
+        // Another gateway wrote first, or the lease was deleted: read the current state at once.
         if matches!(outcome, Err(LeaseError::Conflict)) {
             outcome = self.attempt().await;
         }
@@ -204,7 +211,8 @@ impl<S: LeaseStore> ElectionTask<S> {
         match outcome {
             Ok(()) => self.failing = false,
             Err(error) if self.failing => tracing::debug!(%error, "the lease could not be read or written"),
-            // Told once in a row: where rights are missing, nobody ever decides, and this says why.
+            // Warns once per row of failures: without the rights to the Lease no gateway ever leads, and this line has
+            // the cause.
             Err(error) => {
                 tracing::warn!(%error, "the lease could not be read or written; it is tried until it can");
                 self.failing = true;
@@ -212,7 +220,7 @@ impl<S: LeaseStore> ElectionTask<S> {
         }
         self.publish();
         let pause = if self.leadership.borrow().is_some() { RENEW_INTERVAL } else { POLL_INTERVAL };
-        // A claim that ends, and a lease that runs out, are no news that anybody sends.
+        // No event announces the end of a claim or of a lease, so the pause ends at that time.
         self.state.due(Instant::now()).map_or(pause, |due| due.min(pause))
     }
 
@@ -240,8 +248,10 @@ impl<S: LeaseStore> ElectionTask<S> {
         }
     }
 
-    /// A holder knows the version that it wrote: it need not read before each renewal. But it does behind one whose
-    /// answer it did not hear.
+    /// Reads the lease unless this gateway knows its version.
+    ///
+    /// The leader knows the version it wrote and renews without a read. After a write with an unknown outcome it reads
+    /// first.
     async fn refresh(&mut self) -> Result<(), LeaseError> {
         if !self.state.is_sure(Instant::now()) {
             let found = with_timeout(self.store.get()).await?;
@@ -268,7 +278,7 @@ impl<S: LeaseStore> ElectionTask<S> {
     }
 }
 
-/// Tens of seconds since 1970, which fit into a lease's number of transitions for six hundred years.
+/// Returns the time since 1970 in units of ten seconds; a lease's transition count holds 600 years of them.
 fn floor() -> u64 {
     u64::try_from(Timestamp::now().as_second() / 10).unwrap_or(1)
 }

@@ -1,4 +1,4 @@
-//! What matters of a Pod to whoever runs an engine in it.
+//! Reads from a Pod what the manager of its engine needs.
 
 use std::{fmt, net::IpAddr};
 
@@ -18,37 +18,37 @@ use super::{
     workload::{self, ASLEEP, CONTAINER, FINGERPRINT, GENERATION, OBJECT, REPLICA, STUB, TEMPLATE},
 };
 
-/// A Pod of an engine, as it was last seen.
+/// The last known state of an engine's Pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EnginePod {
     pub name: ObjectName,
     pub uid: String,
-    /// The model and the Deployment's template, by their labels.
+    /// The model and the Deployment's template, from the Pod's labels.
     pub model: String,
     pub template_hash: String,
     pub fingerprint: u64,
-    /// Which engine it is, once the leader has said so.
+    /// The engine's replica and generation, once the leader has assigned them.
     pub engine: Option<(u32, Generation)>,
-    /// Its engine sleeps so deep, or may.
+    /// Level at which the engine sleeps or may sleep.
     pub asleep: Option<SleepLevel>,
     pub address: Option<IpAddr>,
-    /// The InferenceModel that it is a Pod of.
+    /// The InferenceModel that owns the Pod.
     pub object: Option<ObjectName>,
-    /// The Deployment that it is a Pod of.
+    /// The Deployment that owns the Pod.
     pub deployment: Option<ObjectName>,
-    /// The node that it was given.
+    /// The node that the scheduler chose.
     pub node: Option<String>,
     pub created: Tick,
-    /// The kubelet finds it ready: its stub says that it serves.
+    /// The kubelet reports the Pod as ready: its stub reports that the engine serves.
     pub ready: bool,
-    /// It was told to go.
+    /// The Pod is being deleted.
     pub terminating: bool,
-    /// Its containers have ended for good.
+    /// All containers have ended for good.
     pub finished: bool,
     pub failure: Option<PodFailure>,
 }
 
-/// Pods of engines, of this namespace or of all.
+/// Returns the watch target for engine Pods of one namespace or of all.
 #[must_use]
 pub fn watch_target(client: &Client, namespace: Option<String>) -> WatchTarget<Pod> {
     let api = model_controller::namespaced(client, namespace.as_deref());
@@ -56,20 +56,20 @@ pub fn watch_target(client: &Client, namespace: Option<String>) -> WatchTarget<P
     WatchTarget { api, namespace, labels: Some(workload::selector()), fields: None, slim }
 }
 
-/// Why a Pod does not get on.
+/// Why a Pod makes no progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodFailure {
-    /// No node takes it, since then.
+    /// No node has fitted the Pod since `since`.
     Unschedulable { since: Tick, message: String },
-    /// A container cannot be made: its image, its configuration.
+    /// A container cannot be created because of its image or its configuration.
     ContainerWaiting { reason: String, message: String },
-    /// Who serves requesters says that what it asks for cannot be made.
+    /// The controller of dual pods reports that the requested engine cannot be built.
     RequesterErrors { message: String },
-    /// The engine's container has ended by itself, so often.
+    /// The engine's container has ended on its own, `times` times.
     Crashed { code: i32, signal: Option<i32>, times: u32 },
 }
 
-/// For people.
+/// Renders the failure for people.
 impl fmt::Display for PodFailure {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -87,7 +87,7 @@ impl fmt::Display for PodFailure {
 }
 
 impl EnginePod {
-    /// `None`: what is not a Pod of Rouse's, by its labels.
+    /// Reads the Pod; `None` if its labels are not those of Rouse's engine Pods.
     #[must_use]
     pub fn of(pod: &Pod) -> Option<Self> {
         let labels = pod.labels();
@@ -118,14 +118,14 @@ impl EnginePod {
         })
     }
 
-    /// It can become an engine that nothing runs in yet.
+    /// Whether the Pod can host a new engine.
     #[must_use]
     pub const fn is_free(&self) -> bool {
         self.engine.is_none() && !self.terminating && !self.finished
     }
 }
 
-/// A Pod's owner is a ReplicaSet, whose name is the Deployment's and the hash that the Pod has as a label.
+/// Derives the Deployment's name from the owning ReplicaSet: the set's name minus the Pod's hash label.
 fn deployment(pod: &Pod) -> Option<ObjectName> {
     let set = pod.owner_references().iter().find(|owner| owner.kind == "ReplicaSet")?;
     let hash = pod.labels().get("pod-template-hash")?;
@@ -149,7 +149,7 @@ fn pod_failure(pod: &Pod) -> Option<PodFailure> {
     if let Some(message) = keys::errors(pod) {
         return Some(PodFailure::RequesterErrors { message });
     }
-    // The kubelet starts it again, but that is another engine, of which nothing is known, in memory that is this one's.
+    // The kubelet restarts the container, but that is another engine without known state, in this engine's memory.
     let engine = pod.annotations().get(CONTAINER);
     let mut engines = status.container_statuses.iter().flatten().filter(|it| Some(&it.name) == engine);
     if let Some(crash) = engines.find_map(crashed) {
@@ -157,7 +157,7 @@ fn pod_failure(pod: &Pod) -> Option<PodFailure> {
     }
     let containers = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
     let mut stuck = containers.filter_map(|container| Some((container, waiting_reason(container)?)));
-    // A stub that ended is started again, and told anew what it is to do.
+    // A stub that ended restarts and gets its orders again, so its crash loop is not a failure.
     stuck.find_map(|(container, (reason, message))| {
         (container.name != STUB || reason != "CrashLoopBackOff")
             .then_some(PodFailure::ContainerWaiting { reason, message })
@@ -172,11 +172,11 @@ fn crashed(container: &ContainerStatus) -> Option<PodFailure> {
     Some(PodFailure::Crashed { code: ended.exit_code, signal, times })
 }
 
-/// Why it cannot be made, in a word and in more.
+/// Returns why a container cannot be created: reason and message.
 pub(crate) fn waiting_reason(container: &ContainerStatus) -> Option<(String, String)> {
     let waiting = container.state.as_ref()?.waiting.as_ref()?;
     let reason = waiting.reason.clone().unwrap_or_default();
-    // What is only on its way has a reason, too.
+    // A container that is still starting has a waiting reason too.
     if matches!(reason.as_str(), "" | "ContainerCreating" | "PodInitializing") {
         return None;
     }

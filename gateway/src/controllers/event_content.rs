@@ -1,5 +1,5 @@
-//! What of a model's life is worth an Event: decided from what its engines and its want of memory were and are now. The words
-//! of all Events are here, those of dual pods too.
+//! Decides which changes of a model become Events, by comparing snapshots of its engines and wait reasons. Defines the
+//! reasons of all Events, including those of dual pods.
 
 use rouse::{
     engine::{Engine, state::LifecycleState},
@@ -8,7 +8,7 @@ use rouse::{
 
 use super::status::ModelWaitReason;
 
-/// The word of an Event. The pages say what each means.
+/// The reason of an Event. The docs explain each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EventReason {
     Created,
@@ -27,26 +27,26 @@ pub enum EventReason {
     ShortGrace,
 }
 
-/// Something happened to a model.
+/// Reason and note of one Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventContent {
     pub reason: EventReason,
     pub note: String,
 }
 
-/// One engine, as far as it makes news.
+/// The part of an engine's state that Events depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineSnapshot {
     pub replica: u32,
     pub state: LifecycleState,
-    /// In a row.
+    /// Consecutive failures.
     pub failures: u32,
-    /// Why the last of them did, with its own words.
+    /// Cause and diagnostics of the last failure.
     pub last_failure: Option<String>,
 }
 
 impl EventReason {
-    /// Of models.
+    /// Reasons of Events on models.
     pub const MODEL_REASONS: [Self; 9] = [
         Self::Created,
         Self::Updated,
@@ -58,7 +58,7 @@ impl EventReason {
         Self::FailedCreate,
         Self::Deleted,
     ];
-    /// Of the Pods of dual pods.
+    /// Reasons of Events on Pods of dual pods.
     pub const POD_REASONS: [Self; 7] = [
         Self::Waiting,
         Self::Served,
@@ -89,13 +89,13 @@ impl EventReason {
         }
     }
 
-    /// Whether another note is another Event: an API server has the note of one that is there stay.
+    /// Whether another note makes another Event. An API server keeps the note of an existing Event.
     #[must_use]
     pub const fn is_keyed_by_note(self) -> bool {
         matches!(self, Self::Waiting)
     }
 
-    /// The type of the Event.
+    /// Returns the Event's type.
     #[must_use]
     pub const fn event_type(self) -> &'static str {
         match self {
@@ -104,7 +104,7 @@ impl EventReason {
         }
     }
 
-    /// What was being done when it happened.
+    /// Returns the Event's action: the operation during which it happened.
     #[must_use]
     pub const fn action(self) -> &'static str {
         match self {
@@ -139,7 +139,7 @@ impl EngineSnapshot {
     }
 }
 
-/// Of the engines of one model, at the ends of two turns that followed each other.
+/// Compares the engines of one model after two consecutive turns.
 #[must_use]
 pub fn engine_events(before: &[EngineSnapshot], now: &[EngineSnapshot]) -> Vec<EventContent> {
     let pairs = now.iter().filter_map(|now| {
@@ -151,7 +151,7 @@ pub fn engine_events(before: &[EngineSnapshot], now: &[EngineSnapshot]) -> Vec<E
     let stopped = |engine: &EngineSnapshot| {
         matches!(engine.state, LifecycleState::Stopping { cause: FailureCause::Stopped })
     };
-    // Of those that failed their own news tells, if there is any.
+    // A failed engine has an Event of its own, so only ordered stops count here.
     if run(before) && !run(now) && before.iter().filter(|engine| engine.state.has_process()).all(stopped) {
         news.push(
             EventReason::ScaledToZero.with_note("no engine runs any more: the next request starts one"),
@@ -179,7 +179,7 @@ fn engine_event(before: &EngineSnapshot, now: &EngineSnapshot) -> Option<EventCo
         (LifecycleState::FallingAsleep { .. }, LifecycleState::Asleep { level }) => Some(
             EventReason::Slept.with_note(format!("engine {replica} is asleep at level {}", level.number())),
         ),
-        // It was told to go.
+        // Rouse ordered the stop.
         (_, LifecycleState::Stopping { cause: FailureCause::Stopped }) => None,
         (
             _,
@@ -190,7 +190,7 @@ fn engine_event(before: &EngineSnapshot, now: &EngineSnapshot) -> Option<EventCo
             let why = why(Some(cause));
             Some(EventReason::FailedCreate.with_note(format!("engine {replica} could not be started: {why}")))
         }
-        // The first failure in a row is followed by another start at once.
+        // After the first failure in a row the engine restarts at once.
         _ if starting && now.failures > before.failures => {
             let why = why(None);
             Some(
@@ -202,7 +202,7 @@ fn engine_event(before: &EngineSnapshot, now: &EngineSnapshot) -> Option<EventCo
     }
 }
 
-/// Of what the model waits for.
+/// Returns the Event for a model that starts to wait for memory.
 #[must_use]
 pub fn memory_wait_event(
     before: Option<&ModelWaitReason>,
@@ -225,7 +225,7 @@ mod tests {
         EngineSnapshot { replica, state, failures: 0, last_failure: None }
     }
 
-    /// The words for one engine that was one thing and is another.
+    /// Returns the reasons of the Events for one engine that changes from `before` to `now`.
     fn words(before: LifecycleState, now: LifecycleState) -> Vec<&'static str> {
         let news = engine_events(&[was(0, before)], &[was(0, now)]);
         news.into_iter().map(|news| news.reason.as_str()).collect()
@@ -245,16 +245,16 @@ mod tests {
         assert_eq!(news[0].note, "engine 3 could not be started: no node takes its Pod (unschedulable)");
         let backoff = LifecycleState::Backoff { until: Tick(1), cause: FailureCause::Exited(1) };
         assert_eq!(words(LifecycleState::Loading, backoff.clone()), ["FailedCreate"]);
-        // It is told once of each start.
+        // Each start reports its failure once.
         assert_eq!(words(failing, DIED), [""; 0]);
         assert_eq!(words(DIED, backoff), [""; 0]);
-        // It was tried again within the turn.
+        // The engine was retried within the turn.
         let why = Some("exit status 1 (exited:1); it wrote last: no weights".to_owned());
         let again = EngineSnapshot { failures: 1, last_failure: why, ..was(0, LifecycleState::Cold) };
         let news = engine_events(&[was(0, LifecycleState::Loading)], &[again]);
         assert_eq!(news.iter().map(|news| news.reason).collect::<Vec<_>>(), [EventReason::FailedCreate]);
         assert!(news[0].note.contains("it wrote last: no weights; it is started again"), "{}", news[0].note);
-        // An order came between.
+        // A stop order ended the start.
         assert_eq!(words(LifecycleState::Loading, STOPPED), [""; 0]);
     }
 
@@ -289,7 +289,7 @@ mod tests {
             .len(),
             1
         );
-        // Of one that was not known nothing is told.
+        // A newly known engine causes no Event.
         assert_eq!(engine_events(&[], &[was(0, LifecycleState::Awake)]), []);
     }
 

@@ -1,7 +1,9 @@
-//! Where a test ends this process: before its Nth write, or order to a stub or engine.
+//! Failpoint for tests: ends this process before its Nth write, or order to a stub or engine.
 
-/// Ends the process, as `kill -9` does, before the one of the number in `ROUSE_TEST_ABORT_BEFORE_WRITE`, counted from when the
-/// file in `ROUSE_TEST_ABORT_FROM` is there, or from the start. Does nothing in what ships.
+/// Aborts the process, like `kill -9`, before write number `ROUSE_TEST_ABORT_BEFORE_WRITE`.
+///
+/// The count starts once the file `ROUSE_TEST_ABORT_FROM` exists, or at process start without that variable. Release
+/// builds do nothing.
 pub(crate) fn hit() {
     #[cfg(debug_assertions)]
     {

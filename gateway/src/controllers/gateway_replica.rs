@@ -1,10 +1,10 @@
-//! What this gateway tells the one that leads of its demand, and what it hears of the others'.
+//! Reports this gateway's demand to the leader, and passes on the demand of other gateways.
 //!
-//! Whoever has its first waiter of a model, or its last, says so at once: a start must not wait for a clock. The rest may be
-//! some seconds old. An object goes with its gateway's Pod, and with a gateway that ends in order. Of one that is gone without
-//! that (it was killed, and its Pod goes on) the object is left, which nobody renews: it is forgotten after a while. Clocks of
-//! two machines are never compared for it, but two times that the API server gave: those of the writes of that object and
-//! of this gateway's own, which is written before the others are listened to.
+//! A gateway reports its first waiter of a model, and the loss of the last, at once: a start must not wait for a timer.
+//! Other numbers may be seconds old. A GatewayReplica disappears with its gateway's Pod, and when its gateway shuts
+//! down in order. A gateway that was killed while its Pod runs on leaves a GatewayReplica that nothing renews; it
+//! expires after a while. The expiry never compares clocks of two machines, only times that the API server set: that of
+//! the last write of the object, and that of the newest write of any of them, which includes this gateway's own.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,37 +40,37 @@ use super::{
 };
 use crate::driver::DriverHandle;
 
-/// Of a GatewayReplica.
+/// Condition type of a GatewayReplica.
 const SEES_ALL: &str = "SeesAll";
-/// What is no edge is written so often at most.
+/// Minimum interval between writes that are not 0<->n transitions.
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
-/// Which models are used is written so often at most.
+/// Minimum interval between writes of which models are used.
 const USE_REPORT_INTERVAL: Duration = Duration::from_secs(1);
-/// An object is renewed so often, also when nothing is new.
+/// Maximum age of the object before this gateway renews it unchanged.
 const RENEW_INTERVAL: Duration = Duration::from_secs(20);
-/// A gateway whose object was not renewed for so long is gone.
+/// Age without renewal at which a gateway counts as gone.
 const PEER_TIMEOUT: Duration = Duration::from_secs(60);
-/// The end of a last request is no news before it is so much later.
+/// Minimum growth of a last request's time that is worth a write.
 const LAST_REQUEST_STEP: Millis = Millis::secs(30);
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// This gateway's own object.
+/// Writes this gateway's own GatewayReplica.
 pub struct DemandReporter {
     pub client: Client,
     pub namespace: String,
     pub name: String,
-    /// Of the Pod of that name, which owns the object.
+    /// Uid of the Pod of that name, which owns the object.
     pub pod_uid: Option<String>,
-    /// Where others reach its API.
+    /// Address at which other gateways reach this gateway's API.
     pub address: String,
     pub handle: DriverHandle,
     pub status_inputs: Arc<StatusInputs>,
-    /// What it may not see.
+    /// Lists that this gateway could not read.
     pub initial_lists: InitialLists,
 }
 
 impl DemandReporter {
-    /// Writes until it is dropped. `tried`: when that was done once, whatever came of it.
+    /// Writes until it is dropped. Drops `tried` after the first attempt, successful or not.
     pub async fn run(self, tried: oneshot::Sender<()>) {
         let mut tried = Some(tried);
         let api: Api<GatewayReplica> = Api::namespaced(self.client.clone(), &self.namespace);
@@ -107,12 +107,14 @@ impl DemandReporter {
                     last = None;
                 }
             }
-            // Whoever waits for it ends with this.
+            // Signals the receiver that the first attempt is over.
             drop(tried.take());
         }
     }
 
-    /// When another set of models is used than was told, and a while after that was: a busy gateway's changes with each turn.
+    /// Completes when the set of used models has changed, at the earliest one interval after `told`.
+    ///
+    /// A busy gateway's set changes with each turn, so this limits its writes.
     async fn use_changed_since(&self, told: Instant) {
         self.status_inputs.use_changed().await;
         time::sleep_until(told + USE_REPORT_INTERVAL).await;
@@ -171,7 +173,7 @@ impl DemandReporter {
     }
 }
 
-/// Takes a gateway's object away when it ends in order.
+/// Deletes a gateway's GatewayReplica on an orderly shutdown.
 pub async fn remove(client: Client, namespace: &str, name: &str) {
     let api: Api<GatewayReplica> = Api::namespaced(client, namespace);
     match time::timeout(CALL_TIMEOUT, api.delete(name, &DeleteParams::default())).await {
@@ -181,7 +183,7 @@ pub async fn remove(client: Client, namespace: &str, name: &str) {
     }
 }
 
-/// An edge, another number, or a last request that is later by more than it need be told.
+/// Whether the demand has changed enough for a write: models or numbers, or a much later last request.
 fn differs(before: &BTreeMap<ModelName, GatewayDemand>, now: &BTreeMap<ModelName, GatewayDemand>) -> bool {
     let numbers = |of: &GatewayDemand| (of.waiting, of.in_flight);
     now.iter().any(|(model, now)| {
@@ -202,7 +204,7 @@ impl From<&GatewayDemand> for ModelDemand {
     }
 }
 
-/// Tells the decisions what other gateways say, until nobody watches any more.
+/// Sends the other gateways' demand to the driver until the watch ends.
 pub async fn watch_peers(own: String, handle: DriverHandle, mut seen: mpsc::Receiver<Delta<GatewayReplica>>) {
     let latest = Timestamp::MIN;
     let mut listener =
@@ -230,24 +232,24 @@ struct PeerWatcher {
     own: String,
     handle: DriverHandle,
     peers: BTreeMap<String, PeerDemand>,
-    /// The objects of others that there are, silent ones too; `None` before they were listed.
+    /// Names of all other gateways' objects, expired ones too; `None` before the first list.
     peer_names: Option<BTreeSet<String>>,
-    /// It was told that there are no others.
+    /// The driver was last informed that there are no other gateways.
     alone: bool,
-    /// The latest time that an API server gave a write of any of these objects: it is that now, or later.
+    /// The latest API server time of a write to any of these objects. The present is not earlier.
     latest: Timestamp,
 }
 
-/// Of one other gateway.
+/// Demand of one other gateway.
 struct PeerDemand {
     status: GatewayReplicaStatus,
     written: Timestamp,
-    /// When it is forgotten.
+    /// Time at which this demand expires.
     expires_at: Instant,
 }
 
 impl PeerWatcher {
-    /// Tells whether there are others.
+    /// Informs the driver when it begins or ceases to have peers.
     fn report_peers(&mut self) {
         let alone = self.peer_names.as_ref().is_some_and(BTreeSet::is_empty);
         if std::mem::replace(&mut self.alone, alone) != alone {
@@ -280,7 +282,7 @@ impl PeerWatcher {
                 self.forget(|known, _| *known == name.name);
             }
         }
-        // What was found here may be old already.
+        // A newer write may show that known demand is older than it seemed.
         let (now, latest) = (Instant::now(), self.latest);
         for heard in self.peers.values_mut() {
             heard.expires_at = heard.expires_at.min(now + time_left(heard.written, latest));
@@ -318,14 +320,14 @@ impl PeerWatcher {
     }
 }
 
-/// When the API server was given what the object says.
+/// Returns the time at which the API server took the object's last write.
 fn written_at(metadata: &ObjectMeta) -> Timestamp {
     let writes = metadata.managed_fields.iter().flatten().filter_map(|fields| fields.time.as_ref());
     let made = metadata.creation_timestamp.as_ref();
     writes.chain(made).map(|time| time.0).max().unwrap_or(Timestamp::MIN)
 }
 
-/// How long what was written then still counts, when it is this late.
+/// Returns how long demand written at `written` stays valid at `now`.
 fn time_left(written: Timestamp, now: Timestamp) -> Duration {
     let age = Duration::try_from(now.duration_since(written)).unwrap_or_default();
     PEER_TIMEOUT.saturating_sub(age)

@@ -1,13 +1,13 @@
-//! What the objects of the cluster mean together, kept up to date as they come and go.
+//! Index of the cluster's objects, from which the served models and pools follow.
 //!
-//! No calls and no clock: whoever watches tells what it saw ([`ClusterIndex::apply`], [`ClusterIndex::delete`]), and asks what follows
-//! ([`Resolved`]). What follows does not depend on the order in which different objects were told.
+//! The index makes no calls and has no clock. Watches feed it ([`ClusterIndex::apply`], [`ClusterIndex::delete`]) and
+//! read the result ([`Resolved`]). The result does not depend on the order in which different objects arrive.
 //!
-//! Three layers, each made anew only when something below it has changed, since a cluster's objects change all the time
-//! and mostly in what does not matter here:
-//! 1. what an object means by itself (`entry`, `node`, `pool`): once for each version of the object;
-//! 2. the *ground* (`ground`): which nodes are in which pool, and what the pools have. Nodes and pools make it;
-//! 3. the models on that ground (`placement`), and beside each other (`resolved`).
+//! It has three layers. Each is recomputed only after a change below it, since a cluster's objects change all the time
+//! and mostly in irrelevant fields:
+//! 1. each object by itself (`model_entry`, `node`, `pool`): once per version of the object;
+//! 2. pool membership (`pool_membership`): the nodes of each pool and its capacity, from nodes and pools;
+//! 3. the models in these pools (`placement`), checked against each other (`resolved`).
 
 mod model_entry;
 mod node;
@@ -46,7 +46,7 @@ pub use self::{
     },
 };
 
-/// The kinds of objects that are watched for this.
+/// The kinds of objects that the index watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ObjectKind {
     Model,
@@ -55,7 +55,7 @@ pub enum ObjectKind {
     Node,
 }
 
-/// Which object is meant.
+/// Identifies one object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ObjectKey {
     Model(ObjectName),
@@ -64,7 +64,7 @@ pub enum ObjectKey {
     Node(String),
 }
 
-/// One object, as a watch has it.
+/// One object from a watch.
 #[derive(Clone, Debug)]
 pub enum IndexedObject {
     Model(Box<InferenceModel>),
@@ -73,27 +73,27 @@ pub enum IndexedObject {
     Node(Box<Node>),
 }
 
-/// What is there to be seen.
+/// What this gateway can watch and what objects may request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchScope {
     pub policy: ConversionPolicy,
-    /// Nodes can be watched. A gateway that may read one namespace alone cannot, and believes what pools say of
-    /// themselves.
+    /// Whether nodes can be watched. A gateway that may read one namespace only cannot, and uses the pools' own
+    /// declarations.
     pub nodes: bool,
-    /// Lists that models come in: one for each watched namespace, or one of all.
+    /// Number of lists that models come in: one per watched namespace, or one for all.
     pub namespaces: usize,
 }
 
-/// Every object that matters, with what was made of it.
+/// All relevant objects and what follows from them.
 #[derive(Debug)]
 pub struct ClusterIndex {
     scope: WatchScope,
     models: BTreeMap<ObjectName, model_entry::ModelEntry>,
     pools: BTreeMap<String, PoolEntry>,
-    /// What is said of a node's accelerators, by the node's name; `Err`: why it cannot be used.
+    /// Accelerators of each node, by node name; `Err` has the reason if they cannot be used.
     accelerators: BTreeMap<String, Result<ListedAccelerators, String>>,
     nodes: BTreeMap<String, Result<IndexedNode, String>>,
-    /// What was listed, by namespace where that was one namespace's.
+    /// Kinds that were listed, with the namespace if the list was of one namespace.
     listed_kinds: BTreeSet<(ObjectKind, Option<String>)>,
     pool_membership: Option<PoolMembership>,
     resolved: Option<Arc<Resolved>>,
@@ -116,7 +116,7 @@ impl ClusterIndex {
         }
     }
 
-    /// The object is there, as it is now.
+    /// Inserts or updates an object.
     pub fn apply(&mut self, object: impl Into<IndexedObject>) {
         match object.into() {
             IndexedObject::Model(model) => self.model(&model),
@@ -140,8 +140,9 @@ impl ClusterIndex {
         }
     }
 
-    /// The object is there and cannot be read. It keeps the names or the nodes that it had: they must not pass to others
-    /// because of a mistake.
+    /// Marks an object as unreadable.
+    ///
+    /// The object keeps the names or nodes it had: a mistake must not pass them on to other objects.
     pub fn unreadable(&mut self, kind: ObjectKind, metadata: &ObjectMeta, error: &str) {
         let why = || format!("the object cannot be read: {error}");
         match ObjectKey::of(kind, metadata) {
@@ -168,7 +169,7 @@ impl ClusterIndex {
         }
     }
 
-    /// The object is gone.
+    /// Removes an object.
     pub fn delete(&mut self, key: &ObjectKey) {
         let on_ground = match key {
             ObjectKey::Model(object) => {
@@ -186,8 +187,10 @@ impl ClusterIndex {
         }
     }
 
-    /// All objects of the kind were listed, of this namespace or of all, and these are they: others that were there have
-    /// gone while nobody looked.
+    /// Removes the objects that are missing from a full list.
+    ///
+    /// The list covers a kind in one namespace, or in all without `namespace`. Missing objects were deleted while no
+    /// watch was running.
     pub fn apply_list(&mut self, kind: ObjectKind, namespace: Option<&str>, there: &BTreeSet<ObjectKey>) {
         let looked_at = |key: &&ObjectKey| match (namespace, key) {
             (Some(namespace), ObjectKey::Model(object)) => object.namespace == namespace,
@@ -205,8 +208,10 @@ impl ClusterIndex {
         self.listed_kinds.insert((kind, namespace.map(str::to_owned)));
     }
 
-    /// Every kind was listed once. Before that, what is settled speaks of a part of the cluster: nothing may be put away,
-    /// refused or written for it.
+    /// Whether every kind was listed once.
+    ///
+    /// Before that, the result covers only a part of the cluster, and nothing may be stopped, refused or written
+    /// because of it.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         let nodes = [ObjectKind::AcceleratorNode, ObjectKind::Node].into_iter().filter(|_| self.scope.nodes);
@@ -215,7 +220,7 @@ impl ClusterIndex {
         wanted.chain(nodes.map(|kind| (kind, 1))).all(|(kind, least)| lists(kind) >= least)
     }
 
-    /// What follows from all of this. The same `Arc` as long as nothing that matters has changed.
+    /// Returns what follows from all objects; the same `Arc` until a relevant change.
     pub fn resolved(&mut self) -> Arc<Resolved> {
         if let Some(settled) = &self.resolved {
             return Arc::clone(settled);
@@ -229,20 +234,21 @@ impl ClusterIndex {
         settled
     }
 
-    /// The status that the object has, as it was last seen. Its default was written by nobody, and is none.
+    /// Returns the object's last known status. A default status, which no gateway wrote, counts as none.
     #[must_use]
     pub fn model_status(&self, object: &ObjectName) -> Option<&InferenceModelStatus> {
         self.models.get(object)?.status.as_ref().filter(|status| status.observed_generation.is_some())
     }
 
-    /// The status that the pool has, with its ledger, as it was last seen. Nothing is decided by it: bookings read the
-    /// pool again.
+    /// Returns the pool's last known status with its ledger.
+    ///
+    /// No decision uses this copy: reservations read the pool again.
     #[must_use]
     pub fn pool_status(&self, pool: &str) -> Option<&AcceleratorPoolStatus> {
         self.pools.get(pool)?.status.as_ref()
     }
 
-    /// How many versions of InferenceModels were read so far.
+    /// Returns how many versions of InferenceModels were converted so far.
     #[must_use]
     pub const fn conversions(&self) -> u64 {
         self.conversions
@@ -281,7 +287,7 @@ impl ClusterIndex {
     }
 }
 
-/// Whether that changed anything.
+/// Inserts a value and returns whether it differs from the former.
 fn put<T: PartialEq>(into: &mut BTreeMap<String, T>, name: String, value: T) -> bool {
     let changed = into.get(&name) != Some(&value);
     if changed {
@@ -291,7 +297,7 @@ fn put<T: PartialEq>(into: &mut BTreeMap<String, T>, name: String, value: T) -> 
 }
 
 impl ObjectKey {
-    /// Of an object with this metadata.
+    /// Returns the key of the object with this metadata.
     #[must_use]
     pub fn of(kind: ObjectKind, metadata: &ObjectMeta) -> Self {
         let name = metadata.name.clone().unwrap_or_default();

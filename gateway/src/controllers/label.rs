@@ -1,7 +1,7 @@
-//! How objects that Rouse makes say which model they belong to.
+//! Labels and annotations that tie Rouse's objects to their model.
 //!
-//! A label's value has at most 63 characters and no `/`, and a model's name may have both. So the label is a hash, for
-//! selectors, and the name itself is an annotation, for people.
+//! A label value has at most 63 characters and no `/`, and a model name may break both limits. So the label is a hash,
+//! for selectors, and an annotation holds the name, for people.
 
 use std::fmt::Write as _;
 
@@ -9,18 +9,18 @@ use aws_lc_rs::digest;
 
 /// Label: [`value`] of the model's name.
 pub const MODEL: &str = "rouse.dev/model";
-/// Annotation: the model's name as it is.
+/// Annotation: the unmodified name of the model.
 pub const MODEL_NAME: &str = "rouse.dev/model-name";
 
-/// Half of a SHA-256, in hexadecimal: nobody makes two names that share it.
+/// Half of a SHA-256: too long to construct two names that share it.
 const HASH_BYTES: usize = 16;
 
-/// The label's value for a model's name: 32 characters of `0-9a-f`, the same on every gateway and in every version.
+/// Returns the label value of a model's name: 32 hexadecimal characters, equal on all gateways and versions.
 #[must_use]
 pub fn value(name: &str) -> String {
     let hash = digest::digest(&digest::SHA256, name.as_bytes());
     hash.as_ref().iter().take(HASH_BYTES).fold(String::with_capacity(2 * HASH_BYTES), |mut text, byte| {
-        // Writing to a text does not fail.
+        // Writing to a string cannot fail.
         write!(text, "{byte:02x}").unwrap_or_default();
         text
     })
@@ -34,7 +34,7 @@ mod tests {
     fn any_name_gets_a_value_that_is_its_own_and_stays() {
         assert_eq!(value("meta-llama/Llama-3.1-8B"), value("meta-llama/Llama-3.1-8B"));
         assert_ne!(value("meta-llama/Llama-3.1-8B"), value("meta-llama-Llama-3.1-8B"));
-        // Selectors of running Deployments have it in them: it must not change between versions.
+        // Selectors of running Deployments contain this value, so it must not change between versions.
         assert_eq!(value("a"), "ca978112ca1bbdcafac231b39a23dc4d");
         for name in ["", "a", "org/name", &"x".repeat(256), "größe"] {
             let value = value(name);

@@ -1,13 +1,13 @@
-//! Booking in a pool: what its ledger lets be reserved, and the one write that does it.
+//! Reservations in a pool: the rules of its ledger, and the write that changes it.
 //!
-//! A reservation is an update of the pool's status with the version that was read, before anything is done with the
-//! memory. Two gateways that both believe they lead read the same ledger, and the API server lets one of them write;
-//! the other reads again and finds less room. So a change is a function of the ledger, which may be asked several times,
-//! and decides anew each time.
+//! A reservation updates the pool's status, with the version that was read, before anything touches the memory. If two
+//! gateways both believe they lead, both read the same ledger and the API server accepts one write; the other gateway
+//! reads again and finds less room. So a change is a function of the ledger, which may run several times and decides
+//! again each time.
 //!
-//! A version refuses only what was read before somebody wrote. So a new leader writes each pool before it decides anything
-//! about it: it stamps the status with its epoch ([`PoolLedger::take_over`]). From then on, what its predecessor read is of an
-//! older version, and what that reads anew carries the stamp of a newer leader.
+//! A version refuses only writes based on an older read. So a new leader writes each pool before it decides anything
+//! about the pool: it stamps the status with its epoch ([`PoolLedger::take_over`]). From then on, earlier reads of its
+//! predecessor have an older version, and new reads show the stamp of a newer leader.
 
 mod location;
 mod pool_ledger;
@@ -24,23 +24,23 @@ pub use self::{
     pool_ledger::{Error, PoolLedger},
 };
 
-/// What an engine needs before it may start or wake.
+/// The memory that an engine needs before it may start or wake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReservationRequest {
     pub model: ObjectName,
-    /// Which of its engines.
+    /// Replica number of the engine.
     pub replica: u32,
-    /// Accelerators.
+    /// Number of accelerators.
     pub count: u32,
-    /// On each of them.
+    /// Memory on each accelerator.
     pub bytes: Bytes,
     /// RAM of its node.
     pub host_bytes: Bytes,
-    /// What the models of its namespace may have reserved in the pool together; `None`: as much as there is.
+    /// Limit on the memory that the namespace's models may reserve in the pool; `None` if unlimited.
     pub quota: Option<Bytes>,
 }
 
-/// What a sleeping engine keeps: of each accelerator, and of its node's RAM.
+/// The memory that a sleeping engine keeps, on each accelerator and in its node's RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SleepingMemory {
     pub bytes: Bytes,
@@ -50,46 +50,48 @@ pub struct SleepingMemory {
 /// Why nothing was reserved.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReservationRefusal {
-    /// What is reserved and what is wanted are more than there is.
+    /// The pool has too little unreserved memory.
     #[error("{wanted} wanted, {available} of {total} available")]
     Full { wanted: Bytes, available: Bytes, total: Bytes },
-    /// There is room, and not for this namespace.
+    /// The pool has room, but the namespace's quota does not.
     #[error("{wanted} wanted, and the namespace '{namespace}' has {reserved} of its {quota} reserved")]
     Quota { namespace: String, wanted: Bytes, reserved: Bytes, quota: Bytes },
-    /// The same engine's memory is on its way back, and not seen free.
+    /// The engine's former memory is being released and was not observed free yet.
     #[error("what the engine had before was not seen free yet")]
     Releasing,
     #[error("the ledger has no number left for another reservation")]
     IdsExhausted,
-    /// The same engine has a reservation of another size.
+    /// The engine already has a reservation of another size.
     #[error("the engine has {has} reserved already")]
     AlreadyReserved { has: Bytes },
 }
 
-/// What of the pool may be granted: its status says.
+/// Returns the pool's grantable memory from its status.
 fn total(status: &AcceleratorPoolStatus) -> Bytes {
     status.total.as_ref().and_then(|total| total.bytes().ok()).unwrap_or(Bytes::ZERO)
 }
 
 impl Ledger {
-    /// What is reserved, all in all; memory on its way back included.
+    /// Sums all reservations, including memory that is being released.
     #[must_use]
     pub fn allocated(&self) -> Bytes {
         self.reservations.iter().map(Reservation::sum).sum()
     }
 
-    /// What the models of this namespace have reserved, memory on its way back included.
+    /// Sums the namespace's reservations, including memory that is being released.
     #[must_use]
     pub fn allocated_to(&self, namespace: &str) -> Bytes {
         let of = |known: &&Reservation| known.model.namespace == namespace;
         self.reservations.iter().filter(of).map(Reservation::sum).sum()
     }
 
-    /// Reserves, if there is room and the namespace's quota has, too. Asked again for what it has already reserved, it
-    /// says so: whoever crashed behind the write, or never heard its answer, asks again. The reservation's id.
+    /// Reserves memory if the pool has room and the quota allows it, and returns the reservation's id.
+    ///
+    /// The call is idempotent: a gateway that crashed after the write, or lost the response, repeats the request and
+    /// gets the same id.
     ///
     /// # Errors
-    /// There is no room, or the namespace has its share, or the engine has another reservation.
+    /// The pool has no room, the namespace's quota is used up, or the engine has another reservation.
     pub fn reserve(
         &mut self,
         wanted: &ReservationRequest,
@@ -97,7 +99,7 @@ impl Ledger {
         now: Tick,
     ) -> Result<u64, ReservationRefusal> {
         let known = self.reservation(&wanted.model, wanted.replica);
-        // What a sleeper keeps is its own already.
+        // An asleep engine's own memory is available to its wake.
         let keeps = match known {
             None => Bytes::ZERO,
             Some(known) => match known.state {
@@ -126,14 +128,14 @@ impl Ledger {
             *asleep = Reservation { node, accelerators, state, ..reservation };
             return Ok(asleep.id);
         }
-        // Never reached by counting; a ledger that somebody wrote may say so.
+        // Counting never gets there, but a ledger that was edited by hand may.
         let id = reservation.id;
         self.next = id.checked_add(1).ok_or(ReservationRefusal::IdsExhausted)?;
         self.reservations.push(reservation);
         Ok(id)
     }
 
-    /// The engine runs: what it takes is booked, whether or not there is room for it.
+    /// Reserves the memory of a running engine, whether or not there is room.
     pub fn adopt(&mut self, wanted: &ReservationRequest, now: Tick) {
         if self.reservation(&wanted.model, wanted.replica).is_none()
             && let Some(next) = self.next.checked_add(1)
@@ -143,7 +145,7 @@ impl Ledger {
         }
     }
 
-    /// The engine with this reservation is told to go: what it has stays booked until it is seen free.
+    /// Marks the reservation of a stopping engine. The memory stays reserved until it is observed free.
     pub fn mark_releasing(&mut self, id: u64, now: Tick) {
         if let Some(known) = self.reservations.iter_mut().find(|known| known.id == id)
             && known.state != ReservationState::Releasing
@@ -152,7 +154,7 @@ impl Ledger {
         }
     }
 
-    /// The engine sleeps, and keeps so much of each of its accelerators and of its node's RAM.
+    /// Shrinks the reservation to the memory that the engine keeps while asleep.
     pub fn mark_asleep(&mut self, model: &ObjectName, replica: u32, keeps: SleepingMemory, now: Tick) {
         let mut own = self.reservations.iter_mut();
         let Some(own) = own.find(|known| known.model == *model && known.replica == replica) else { return };
@@ -162,12 +164,12 @@ impl Ledger {
         }
     }
 
-    /// Its memory was seen free, or never taken.
+    /// Removes a reservation whose memory was observed free, or never used.
     pub fn release(&mut self, id: u64) {
         self.reservations.retain(|known| known.id != id);
     }
 
-    /// The reservation of one engine.
+    /// Finds the reservation of one engine.
     #[must_use]
     pub fn reservation(&self, model: &ObjectName, replica: u32) -> Option<&Reservation> {
         self.reservations.iter().find(|known| known.model == *model && known.replica == replica)
@@ -196,7 +198,7 @@ impl Reservation {
     }
 }
 
-/// Puts the ledger under the leader of this epoch. Otherwise, the newer epoch that stands there.
+/// Stamps the ledger with the leader's epoch. Returns the stored epoch if that is newer.
 fn stamp(status: &mut AcceleratorPoolStatus, epoch: u64) -> Result<(), u64> {
     if status.epoch > epoch {
         return Err(status.epoch);
@@ -205,7 +207,7 @@ fn stamp(status: &mut AcceleratorPoolStatus, epoch: u64) -> Result<(), u64> {
     Ok(())
 }
 
-/// The sums that stand beside the ledger, for people.
+/// Updates the sums beside the ledger, which are for people.
 pub(super) fn update_sums(status: &mut AcceleratorPoolStatus) {
     let (total, allocated) = (total(status), status.ledger.allocated());
     let quantity = |bytes: Bytes| Some(Quantity::from(bytes));
@@ -325,7 +327,7 @@ mod tests {
         };
         assert_eq!(ledger.reserve(&of("a", "two", 30, fifty), TOTAL, Tick(2)), Err(over));
         assert_eq!(ledger, before, "nothing is left of what was refused");
-        // Twice ten is the rest of it; and who has its reservation keeps it when the quota shrinks.
+        // Twice ten uses up the quota. An existing reservation stays when the quota shrinks.
         let rest = ReservationRequest { count: 2, ..of("a", "two", 10, fifty) };
         ledger.reserve(&rest, TOTAL, Tick(3)).unwrap();
         assert_eq!(ledger.reserve(&of("a", "one", 30, Some(Bytes::ZERO)), TOTAL, Tick(4)), Ok(first));
@@ -336,7 +338,7 @@ mod tests {
         assert!(matches!(next, Err(ReservationRefusal::Quota { .. })), "it was not seen free yet: {next:?}");
         ledger.release(first);
         ledger.reserve(&of("a", "three", 30, fifty), TOTAL, Tick(7)).unwrap();
-        // Where there is no room at all, that is what is said.
+        // Without any room the refusal is `Full`, whatever the quota.
         let full = ledger.reserve(&of("a", "four", 100, fifty), TOTAL, Tick(8));
         assert!(matches!(full, Err(ReservationRefusal::Full { .. })), "{full:?}");
     }

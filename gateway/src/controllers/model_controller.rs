@@ -1,4 +1,4 @@
-//! The objects of the cluster, as they come: watched, put into the index, and what follows from them told.
+//! Watches the cluster's objects, maintains the index, and publishes what follows from it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,12 +26,12 @@ use super::{
     watch::{Delta, InitialLists, WatchTarget, WatchedObject, watch as follow},
 };
 
-/// Changes that may wait for the index; more of them wait at the API server.
+/// Capacity of the channel to the index; further changes wait at the API server.
 const CHANNEL_CAPACITY: usize = 1024;
-/// So many changes are taken in before it is asked what follows.
+/// Maximum number of changes applied between two resolutions of the index.
 const MAX_BATCH: usize = 512;
 
-/// What was seen.
+/// A change of one watched object or list.
 #[derive(Debug)]
 pub enum ObjectDelta {
     Model(Delta<InferenceModel>),
@@ -40,8 +40,10 @@ pub enum ObjectDelta {
     Node(Delta<Node>),
 }
 
-/// Watches everything that the index needs. `namespaces`: whose models; `None` is the whole cluster. `awaited`: what of it has
-/// not come yet.
+/// Watches everything that the index needs.
+///
+/// `namespaces`: the namespaces of the models; `None` stands for the whole cluster. `awaited`: the lists that have not
+/// arrived yet.
 pub fn watch_all(
     client: &Client,
     namespaces: &[Option<String>],
@@ -75,13 +77,13 @@ where
     WatchTarget { api: Api::all(client.clone()), namespace: None, labels: None, fields: None, slim }
 }
 
-/// Who wrote which field takes as much room as the fields.
+/// Drops managed fields, which are as large as the fields they describe, and annotations.
 fn slim<K: Resource>(object: &mut K) {
     let metadata = object.meta_mut();
     (metadata.managed_fields, metadata.annotations) = (None, None);
 }
 
-/// Most of a Node says what is on its disk.
+/// Keeps only metadata and allocatable resources of a Node, most of which describes its disk.
 fn slim_node(node: &mut Node) {
     slim(node);
     node.spec = None;
@@ -90,7 +92,7 @@ fn slim_node(node: &mut Node) {
     }
 }
 
-/// Objects of one namespace, or of all.
+/// Returns the API for one namespace or for all.
 pub fn namespaced<K>(client: &Client, namespace: Option<&str>) -> Api<DeserializeGuard<K>>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + DeserializeOwned,
@@ -101,24 +103,24 @@ where
     }
 }
 
-/// What the one task that keeps the index works with.
+/// The task that maintains the index.
 pub struct ModelController {
     pub index: ClusterIndex,
     pub deltas: mpsc::Receiver<ObjectDelta>,
-    /// What the decisions say.
+    /// Facts from the decisions.
     pub status_inputs: Arc<Facts>,
     pub leadership: watch::Receiver<Option<Leadership>>,
     pub status_writer: StatusWriter,
-    /// What statuses say is passed on here.
+    /// Sends the content of model statuses.
     pub published: mpsc::UnboundedSender<PublishedModel>,
-    /// The last of it.
+    /// The last value sent for each object.
     pub last_published: BTreeMap<ObjectName, PublishedModel>,
-    /// What follows from the objects, as soon as everything was seen once.
+    /// The resolved objects, from when every kind was listed once.
     pub resolved: watch::Sender<Option<Arc<Resolved>>>,
 }
 
 impl ModelController {
-    /// Until nobody watches any more.
+    /// Runs until the watches or the election end.
     pub async fn run(mut self) {
         let mut batch = Vec::new();
         let mut epoch = None;
@@ -145,7 +147,7 @@ impl ModelController {
             self.publish_resolved(&settled);
             let leads =
                 self.leadership.borrow_and_update().filter(Leadership::is_valid).map(|claim| claim.epoch);
-            // Before it knows what runs, a new leader would write that nothing does.
+            // A new leader that does not know yet what runs would report that nothing does.
             let decides = leads.filter(|_| self.status_inputs.decides());
             if decides != epoch {
                 epoch = decides;
@@ -159,14 +161,14 @@ impl ModelController {
         }
     }
 
-    /// Tells it on where it is news.
+    /// Publishes the resolved objects if they have changed.
     fn publish_resolved(&mut self, now: &Arc<Resolved>) {
         let before = self.resolved.borrow().clone();
         if before.as_ref().is_some_and(|before| Arc::ptr_eq(before, now)) {
             return;
         }
         if before.as_ref() == Some(now) {
-            // No news, and not to be compared again.
+            // Equal content: keep the new `Arc` without a notification, to make the next comparison cheap.
             self.resolved.send_if_modified(|held| {
                 *held = Some(Arc::clone(now));
                 false
@@ -247,7 +249,7 @@ impl ModelController {
         let published = PublishedModel::of(model);
         if self.last_published.get(&published.object) != Some(&published) {
             self.last_published.insert(published.object.clone(), published.clone());
-            // Whoever listens ends with this gateway.
+            // The receiver ends only with this gateway.
             self.published.send(published).unwrap_or_default();
         }
     }

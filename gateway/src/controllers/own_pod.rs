@@ -1,24 +1,25 @@
-//! The Pod that a gateway runs in, and how long its kubelet lets it run on once it was told to end.
+//! Reads the gateway's own Pod, to find out how long the kubelet lets a terminating gateway run.
 //!
-//! A gateway that is killed before its streams have ended tells no client why, and leaves behind what says that it waits. So its
-//! own deadline follows from the Pod's, which no environment variable shows: the API server is asked.
+//! A gateway that is killed before its streams end cannot explain that to its clients, and leaves its demand report
+//! behind. So its own deadline follows from the Pod's grace period. No environment variable has that, so the gateway
+//! asks the API server.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::{Api, Client, ResourceExt as _};
 use rouse::units::Millis;
 use tokio::time::{self, Duration};
 
-/// What Kubernetes gives a Pod that says nothing.
+/// Kubernetes' default grace period.
 const DEFAULT_GRACE_SECONDS: i64 = 30;
-/// For the API server's answer, when there is time.
+/// Timeout of the read at startup.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
-/// The same once the kubelet's time runs.
+/// Timeout of the read during shutdown, when the grace period is running.
 const SHUTDOWN_READ_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub struct OwnPod {
     api: Api<Pod>,
     name: String,
-    /// As it is configured.
+    /// The configured uid.
     uid: Option<String>,
     state: Option<OwnPodState>,
 }
@@ -29,7 +30,7 @@ struct OwnPodState {
     termination_grace: Millis,
 }
 
-/// Why nothing is known of it.
+/// Why the Pod could not be read.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("the API server does not answer in time")]
@@ -39,7 +40,7 @@ enum Error {
 }
 
 impl OwnPod {
-    /// The Pod of this name. `uid`: it must have that one. A gateway whose Pod cannot be read serves all the same.
+    /// Reads the Pod of this name, which must have `uid` if given. Without its Pod the gateway serves all the same.
     pub async fn find(client: Client, namespace: &str, name: &str, uid: Option<&str>) -> Self {
         let api = Api::namespaced(client, namespace);
         let mut own = Self { api, name: name.to_owned(), uid: uid.map(str::to_owned), state: None };
@@ -55,19 +56,19 @@ impl OwnPod {
         own
     }
 
-    /// Which Pod this gateway's own objects go with.
+    /// Returns the uid of the Pod that owns this gateway's objects.
     #[must_use]
     pub fn uid(&self) -> Option<&str> {
         self.uid.as_deref().or_else(|| self.state.as_ref().map(|known| known.uid.as_str()))
     }
 
-    /// How long after it has told this process to end the kubelet kills it, as far as that was seen.
+    /// Returns the time between SIGTERM and the kubelet's kill, as last read.
     #[must_use]
     pub fn termination_grace(&self) -> Option<Millis> {
         self.state.as_ref().map(|known| known.termination_grace)
     }
 
-    /// The same now that it has told it so: a deletion may have a grace of its own.
+    /// Reads that time again during shutdown, since a deletion may set its own grace period.
     pub async fn current_termination_grace(&self) -> Option<Millis> {
         match self.read(SHUTDOWN_READ_TIMEOUT).await {
             Ok(Some(now)) => Some(now.termination_grace),
@@ -79,7 +80,7 @@ impl OwnPod {
         }
     }
 
-    /// `None`: there is no such Pod.
+    /// Reads the Pod; `None` if it does not exist or has another uid.
     async fn read(&self, within: Duration) -> Result<Option<OwnPodState>, Error> {
         let found = time::timeout(within, self.api.get_opt(&self.name)).await??;
         Ok(found.and_then(|pod| OwnPodState::of(&pod, self.uid.as_deref())))
@@ -91,7 +92,8 @@ impl OwnPodState {
         let own = pod.uid().filter(|own| uid.is_none_or(|uid| uid == own))?;
         let spec = pod.spec.as_ref()?;
         let grace = pod.metadata.deletion_grace_period_seconds.or(spec.termination_grace_period_seconds);
-        // The kubelet's time runs while a container pauses, and the signal comes after that. What a command takes nobody knows.
+        // The grace period includes preStop sleeps, and the signal follows them. How long a preStop command takes is
+        // unknown.
         let pause = spec.containers.iter().filter_map(pre_stop_sleep).max().unwrap_or(0);
         let left = grace.unwrap_or(DEFAULT_GRACE_SECONDS).saturating_sub(pause);
         Some(Self { uid: own, termination_grace: Millis::secs(u64::try_from(left).unwrap_or(0)) })

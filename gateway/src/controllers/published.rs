@@ -1,4 +1,4 @@
-//! What the status of a model says of its engines: how every gateway that does not lead knows them.
+//! Reads the engines in a model's status, from which gateways that do not lead learn them.
 
 use std::net::SocketAddr;
 
@@ -19,15 +19,15 @@ use super::{
     },
 };
 
-/// What an object's status says.
+/// The content of a model's status.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PublishedModel {
     pub object: ObjectName,
     pub model: ModelName,
     pub engines: Vec<EngineStatus>,
-    /// When it was last used.
+    /// Time of the last request.
     pub last_request: Tick,
-    /// What was learned of its engines.
+    /// Measurements of its engines.
     pub learned: Option<LearnedMeasurements>,
 }
 
@@ -45,14 +45,14 @@ impl PublishedModel {
         }
     }
 
-    /// The object is gone, and what it said with it.
+    /// Returns the state after the object's deletion: without engines.
     #[must_use]
     pub fn without_engines(self) -> Self {
         Self { engines: Vec::new(), ..self }
     }
 }
 
-/// What cannot be read is not known.
+/// Reads the measurements; unreadable ones are unknown.
 fn learned(status: &crd::LearnedStatus) -> LearnedMeasurements {
     let bytes = |quantity: &Option<Quantity>| quantity.as_ref().and_then(|quantity| quantity.bytes().ok());
     LearnedMeasurements {
@@ -65,7 +65,7 @@ fn learned(status: &crd::LearnedStatus) -> LearnedMeasurements {
     }
 }
 
-/// One engine, for the decisions; `None` for what cannot be read.
+/// Converts one engine for the decisions; `None` if its address is unreadable.
 #[must_use]
 pub fn published_engine(
     status: &EngineStatus,
@@ -86,7 +86,7 @@ pub fn published_engine(
     })
 }
 
-/// Of a cause that this version does not know the rest holds all the same.
+/// A cause that this version does not know becomes `Unhealthy`; the other fields are valid all the same.
 fn failure(failure: &EngineFailure) -> PublishedFailure {
     PublishedFailure {
         cause: failure.cause.parse().unwrap_or(FailureCause::Unhealthy),
@@ -103,7 +103,7 @@ const fn state(state: EngineState) -> PublishedEngineState {
         EngineState::Awake => PublishedEngineState::Awake,
         EngineState::Draining => PublishedEngineState::Draining,
         EngineState::FallingAsleep => PublishedEngineState::FallingAsleep,
-        // The status does not say how deep; whoever does not lead wakes nobody.
+        // The status does not include the level, and only the leader wakes engines.
         EngineState::Asleep => PublishedEngineState::Asleep(SleepLevel::One),
         EngineState::Waking => PublishedEngineState::Waking,
         EngineState::Failing => PublishedEngineState::Failing,

@@ -1,8 +1,8 @@
-//! Events: what happened to a model, or to a Pod of dual pods, for whoever describes its object.
+//! Records Events on models and on Pods of dual pods.
 //!
-//! They are told to a task of their own, and nobody waits for one: what does not fit, or cannot be written, is left out.
-//! What happens again within minutes is counted in the Event that there is, and written once in a minute at most, so that
-//! no storm of refusals becomes one of writes.
+//! A task of its own writes them, and no caller waits for it: Events that do not fit or cannot be written are dropped.
+//! A repetition within minutes counts in the existing Event, which is written at most once a minute, so that a storm of
+//! refusals causes no storm of writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,30 +26,32 @@ use super::{
     writer::{Error, ObjectWriter},
 };
 
-/// What may be on its way to the task, which takes all of it before each write.
+/// Capacity of the channel to the task, which drains it before each write.
 const CHANNEL_CAPACITY: usize = 1024;
-/// Events that may wait to be written, or to be repeated.
+/// Maximum number of Events that wait to be written or repeated.
 const MAX_SERIES: usize = 8192;
-/// After so long without another, a repetition is an Event of its own.
+/// Time without repetition after which the next one starts a new Event.
 const SERIES_TIMEOUT: Duration = Duration::from_secs(6 * 60);
-/// How often one Event is written at most.
+/// Minimum interval between two writes of one Event.
 const MIN_REWRITE_INTERVAL: Duration = Duration::from_secs(60);
-/// Between one write and the next: what a hundred Pods that come at once are to be told must not keep the API server from serving them.
+/// Pause between writes.
+///
+/// Without it the Events of a hundred new Pods would keep the API server from serving those Pods.
 const WRITE_INTERVAL: Duration = Duration::from_millis(50);
 const CONTROLLER: &str = "rouse.dev/gateway";
-/// Bytes of a note that an API server takes.
+/// Maximum length of a note, in bytes, that an API server accepts.
 const MAX_NOTE_BYTES: usize = 1024;
-/// Of an object's name in an Event's, which has the reason and the time behind it.
+/// Maximum length of the object's name in an Event's name, which also has the reason and the time.
 const MAX_NAME_CHARS: usize = 200;
 
-/// The kind of an object that Events tell of.
+/// The kind of object that an Event is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegardingKind {
     Model,
     Pod,
 }
 
-/// What happened to this object.
+/// A request to record an Event on an object.
 #[derive(Clone, Debug)]
 pub struct EventRequest {
     pub regarding: RegardingKind,
@@ -58,15 +60,15 @@ pub struct EventRequest {
     pub content: EventContent,
 }
 
-/// Where the task is told.
+/// Sends requests to the recorder's task.
 #[derive(Clone, Debug)]
 pub struct EventSender(mpsc::Sender<EventRequest>);
 
-/// The task that writes.
+/// The task that writes Events.
 pub struct EventRecorder {
     client: Client,
     writer: ObjectWriter,
-    /// This gateway's name.
+    /// Name of this gateway.
     instance: String,
     requests: mpsc::Receiver<EventRequest>,
     aggregator: EventAggregator,
@@ -90,7 +92,7 @@ impl EventRecorder {
         )
     }
 
-    /// Until nobody tells any more.
+    /// Runs until all senders are dropped.
     pub async fn run(mut self) {
         let mut next = Instant::now();
         loop {
@@ -129,17 +131,17 @@ impl EventRecorder {
     }
 }
 
-/// By the object's uid; and the note, where that counts.
+/// The object's uid, the reason, and the note if it is part of the key.
 type EventKey = (String, EventReason, Option<String>);
 
-/// What was told, and what of it is to be written when.
+/// Aggregates requests and schedules their writes.
 #[derive(Debug, Default)]
 struct EventAggregator {
     series: BTreeMap<EventKey, AggregatedEvent>,
     due: BTreeSet<(Instant, EventKey)>,
 }
 
-/// One Event, and how often it has happened.
+/// One Event and its repetitions.
 #[derive(Debug)]
 struct AggregatedEvent {
     request: EventRequest,
@@ -186,7 +188,7 @@ impl EventAggregator {
         self.series.insert(key, series);
     }
 
-    /// The next that is due.
+    /// Takes the next Event that is due.
     fn next(&mut self, now: Instant, instance: &str) -> Option<Event> {
         if self.due.first()?.0 > now {
             return None;
@@ -199,7 +201,7 @@ impl EventAggregator {
 }
 
 impl RegardingKind {
-    /// As an object names its version and kind.
+    /// Returns apiVersion and kind of the object.
     const fn api_version_and_kind(self) -> (&'static str, &'static str) {
         match self {
             Self::Model => ("rouse.dev/v1alpha1", "InferenceModel"),
@@ -274,7 +276,7 @@ mod tests {
     fn a_storm_is_one_event_that_is_written_once_in_a_minute() {
         let (mut book, begun) = (EventAggregator::default(), Instant::now());
         let mut written = Vec::new();
-        // A hundred a second, for five minutes.
+        // A hundred requests a second for five minutes.
         for second in 0..300 {
             let now = begun + Duration::from_secs(second);
             for n in 0..100 {
@@ -289,7 +291,7 @@ mod tests {
         assert_eq!(notes.into_iter().collect::<Vec<_>>(), ["refusal 0 of 0"], "an Event keeps its note");
         let series = written[4].series.as_ref().unwrap();
         assert_eq!((series.count, series.last_observed_time.0), (24_100, at(240)));
-        // What came behind the last write is told when that is a minute ago.
+        // Repetitions after the last write are written one minute after it.
         let last = begun + Duration::from_secs(300);
         assert_eq!(book.due.first().unwrap().0, last);
         assert_eq!(book.next(last, "gateway-0").unwrap().series.unwrap().count, 30_000);

@@ -1,7 +1,6 @@
 //! Why an InferenceModel is not served.
 //!
-//! Each is a sentence that says what is wrong and what to do, for the condition's message, and a reason in one word that
-//! programs can look at.
+//! Each rejection has a message with the mistake and its correction, and a one-word reason that programs can check.
 
 use std::fmt;
 
@@ -72,7 +71,7 @@ pub enum Rejection {
 pub struct Rejections(pub(super) Vec<Rejection>);
 
 impl Rejection {
-    /// The reason of the condition Accepted.
+    /// Returns the reason for the condition Accepted.
     #[must_use]
     pub const fn reason(&self) -> &'static str {
         match self {
@@ -104,7 +103,7 @@ impl Rejections {
         &self.0
     }
 
-    /// Of the first.
+    /// Returns the reason of the first rejection.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         self.0.first().map_or("InvalidSpec", Rejection::reason)

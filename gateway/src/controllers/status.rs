@@ -1,8 +1,8 @@
-//! What objects are told about themselves.
+//! Computes the statuses of Rouse's objects.
 //!
-//! Functions of what is known to the status that should be there. Whether that is worth a write is a question of its
-//! own ([`model_differs`], [`pool_differs`]): an API server keeps every version of every object for a while, and wakes
-//! everybody who watches.
+//! These are pure functions from known facts to the wanted status. Separate functions ([`model_differs`],
+//! [`pool_differs`]) decide whether a change is worth a write: an API server keeps every version of every object for a
+//! while, and each write wakes all watchers.
 
 mod model;
 mod node;

@@ -1,4 +1,4 @@
-//! What the decisions say of each model, for its status and its Events.
+//! Collects facts and Events about each model from the decisions, for the status writer.
 
 mod wait_reasons;
 
@@ -24,10 +24,10 @@ use super::{
     status::{ModelFacts, ModelWaitReason},
 };
 
-/// News that nobody has taken. There are few in a turn, and what does not fit is left out.
+/// Maximum number of Events in the queue. A turn adds few, and excess Events are dropped.
 const MAX_PENDING_EVENTS: usize = 1024;
 
-/// Facts of models that have changed since somebody took them.
+/// Facts of models, with the set of those that changed since the last read.
 #[derive(Debug, Default)]
 pub struct StatusInputs {
     inner: Mutex<StatusInputsState>,
@@ -39,48 +39,48 @@ pub struct StatusInputs {
 #[derive(Debug, Default)]
 struct StatusInputsState {
     facts: BTreeMap<ModelName, ModelFacts>,
-    /// Those of them that nobody has taken.
+    /// Models whose facts changed since the last read.
     changed_models: BTreeSet<ModelName>,
-    /// This gateway leads, and knows what runs.
+    /// Whether this gateway leads and knows what runs.
     decides: bool,
-    /// Models that somebody waits for here, and models that are being used here.
+    /// Models with waiting requests at this gateway, and models in use at this gateway.
     queued_models: BTreeSet<ModelName>,
     used_models: BTreeSet<ModelName>,
     wait_reasons: WaitReasons,
-    /// What the engines were when they were last looked at, while this gateway decides.
+    /// Engine snapshots from the last turn in which this gateway led.
     snapshots: BTreeMap<ModelName, Vec<EngineSnapshot>>,
     events: Vec<(ModelName, EventContent)>,
-    /// In which Pod each life runs, and as which variant.
+    /// Pod and variant of each engine's generation.
     pods: BTreeMap<EngineId, (Generation, String, String)>,
-    /// What the last life that failed had for a trouble with its Pod, until a later one is awake.
+    /// Pod failure of each model's last failed generation, until a later generation is awake.
     failures: BTreeMap<ModelName, (Generation, String)>,
-    /// The most that an engine of each model was seen to use here, on one accelerator, and when it was last looked.
+    /// Each model's highest observed memory use on one accelerator here, and the last observation's time.
     observed: BTreeMap<ModelName, (Bytes, Tick)>,
 }
 
-/// So much of somebody else's words goes into a condition.
+/// Maximum length of a foreign error message in a condition.
 const MAX_FAILURE_CHARS: usize = 1024;
 
 impl StatusInputs {
-    /// This life has this Pod, and is of this variant.
+    /// Records the Pod and the variant of this engine generation.
     pub(crate) fn set_pod(&self, engine: &EngineId, generation: Generation, pod: &str, variant: &str) {
         self.lock().pods.insert(engine.clone(), (generation, pod.to_owned(), variant.to_owned()));
     }
 
-    /// Why this life comes to nothing, in words for people.
+    /// Records why this engine generation fails, as text for people.
     pub(crate) fn record_failure(&self, engine: &EngineId, generation: Generation, why: &str) {
         let why: String = why.chars().take(MAX_FAILURE_CHARS).collect();
         self.lock().failures.insert(engine.model.clone(), (generation, why.clone()));
         self.set_failure(&engine.model, Some(why));
     }
 
-    /// What was in the way of this model's engine is not any more.
+    /// Clears the model's recorded failure.
     pub(crate) fn clear_failure(&self, model: &ModelName) {
         self.lock().failures.remove(model);
         self.set_failure(model, None);
     }
 
-    /// That is news by itself: its engine may stay what it is.
+    /// Marks the model as changed, since its engine's state may stay the same.
     fn set_failure(&self, model: &ModelName, trouble: Option<String>) {
         let mut inner = self.lock();
         let Some(facts) = inner.facts.get_mut(model).filter(|facts| facts.last_failure != trouble) else {
@@ -96,9 +96,9 @@ impl StatusInputs {
         self.lock().pods.remove(engine);
     }
 
-    /// Takes note of what a turn of the decisions has changed.
+    /// Records what a turn of the decisions changed.
     pub(crate) fn record_turn(&self, fleet: &Fleet, plan: &Plan, changes: &RoutingChanges) {
-        // What ends with this gateway is no news of engines.
+        // Engines that end with this gateway cause no Events.
         if fleet.is_shutting_down() {
             return;
         }
@@ -113,7 +113,7 @@ impl StatusInputs {
         let mut models: BTreeSet<ModelName> = changes.models.clone();
         let decides = fleet.is_active_leader();
         if changes.reconfigured {
-            // One that comes again by the same name is another.
+            // A model that returns under the same name is a new one.
             inner.observed.retain(|model, _| fleet.spec(model).is_some());
         }
         let turned = decides != inner.decides;
@@ -157,12 +157,12 @@ impl StatusInputs {
         }
     }
 
-    /// What has happened to models since this was called last.
+    /// Takes the Events since the last call.
     pub fn take_events(&self) -> Vec<(ModelName, EventContent)> {
         std::mem::take(&mut self.lock().events)
     }
 
-    /// What is known of these models is news again, to whoever had forgotten them.
+    /// Marks known facts of these models as changed, for a reader that dropped them.
     pub fn mark_changed<'a>(&self, models: impl Iterator<Item = &'a ModelName>) {
         let mut inner = self.lock();
         let known: Vec<ModelName> =
@@ -170,11 +170,11 @@ impl StatusInputs {
         inner.changed_models.extend(known);
     }
 
-    /// Somebody who waited was sent away.
+    /// Records that a waiting request was refused for lack of memory.
     pub(crate) fn record_refusal(&self, fleet: &Fleet, fault: &Fault) {
         let Fault::InsufficientMemory(shortage) = fault else { return };
         let mut inner = self.lock();
-        // It says who has the memory, where anybody has.
+        // This text names the engines that hold the memory, if there are any.
         let why = &shortage.wait.waited_for;
         let waiting = ModelWaitReason::Memory(if why.is_empty() { fault.to_string() } else { why.clone() });
         let news = event_content::memory_wait_event(inner.wait_reasons.get(&shortage.model), Some(&waiting));
@@ -187,7 +187,7 @@ impl StatusInputs {
         self.changed.notify_one();
     }
 
-    /// An engine of this model was seen to use so much of one accelerator.
+    /// Records the memory that an engine of this model uses on one accelerator.
     pub(crate) fn record_usage(&self, model: &ModelName, used: Bytes, now: Tick) {
         let mut inner = self.lock();
         let before = inner.observed.get(model).map_or(Bytes::ZERO, |(peak, _)| *peak);
@@ -200,27 +200,27 @@ impl StatusInputs {
         self.changed.notify_one();
     }
 
-    /// When a model has got its first waiter here, or has lost its last.
+    /// Completes when a model gets its first waiter here or loses its last.
     pub async fn demand_edge(&self) {
         self.demand_edge.notified().await;
     }
 
-    /// When another set of models is being used here.
+    /// Completes when the set of models in use here changes.
     pub async fn use_changed(&self) {
         self.use_changed.notified().await;
     }
 
-    /// What is told here is what engines are, and no guess from what others say.
+    /// Whether the facts are those of the leader, rather than derived from published states.
     pub fn decides(&self) -> bool {
         self.lock().decides
     }
 
-    /// When there is something to take.
+    /// Completes when there are new facts or Events.
     pub async fn changed(&self) {
         self.changed.notified().await;
     }
 
-    /// What has changed since this was called last.
+    /// Takes the facts that changed since the last call.
     pub fn take_facts(&self) -> BTreeMap<ModelName, ModelFacts> {
         let mut inner = self.lock();
         let news = std::mem::take(&mut inner.changed_models);
@@ -233,7 +233,7 @@ impl StatusInputs {
 }
 
 impl StatusInputsState {
-    /// Whether somebody has begun or ceased to wait for some model, and whether to use one.
+    /// Updates the sets of queued and used models, and returns whether each changed.
     fn update_demand(&mut self, fleet: &Fleet) -> (bool, bool) {
         let wanted: BTreeSet<ModelName> = fleet.queued_models().cloned().collect();
         let used = fleet.engines().filter(|engine| engine.leases > 0);
@@ -248,7 +248,7 @@ impl StatusInputsState {
         self.events.extend(news.into_iter().take(room).map(|news| (model.clone(), news)));
     }
 
-    /// `told`: what became different is news; else it is where news begin.
+    /// Updates the model's snapshots. Queues the differences as Events if `told`, else only sets the baseline.
     fn compare_engines(&mut self, fleet: &Fleet, model: &ModelName, told: bool) {
         let now: Vec<EngineSnapshot> = fleet.engines_of(model).map(EngineSnapshot::of).collect();
         let before = self.snapshots.insert(model.clone(), now).unwrap_or_default();
@@ -282,7 +282,7 @@ impl StatusInputsState {
         facts
     }
 
-    /// The decisions hear of it as well, a moment later.
+    /// Merges the observed peak into the facts. The decisions get the same observation a moment later.
     fn add_observed(&self, model: &ModelName, facts: &mut ModelFacts) {
         let Some((peak, at)) = self.observed.get(model) else { return };
         let peak = facts.peak.unwrap_or_default().max(*peak);
@@ -290,10 +290,10 @@ impl StatusInputsState {
         facts.learned.get_or_insert_default().peak = Some(peak.into());
     }
 
-    /// One that is cold is not listed.
+    /// Returns the engine's status; `None` for a cold engine.
     fn status(&self, engine: &Engine) -> Option<EngineStatus> {
         let known = self.pods.get(&engine.id).filter(|(generation, ..)| *generation == engine.generation);
-        // A list of engines is keyed by their Pods, and one that has none yet must have a key as well.
+        // The list of engines is keyed by Pod, so an engine without a Pod needs a placeholder.
         let none = || (format!("none-yet-{}", engine.id.replica), DEFAULT_VARIANT.to_owned());
         let (pod, variant) = known.map_or_else(none, |(_, pod, variant)| (pod.clone(), variant.clone()));
         Some(EngineStatus {
@@ -344,7 +344,7 @@ const fn state(state: &LifecycleState) -> Option<EngineState> {
     })
 }
 
-/// It is there to stay, or on its way up.
+/// Whether the engine is serving, asleep or on its way up.
 const fn is_desired(state: &LifecycleState) -> bool {
     matches!(
         state,

@@ -1,8 +1,9 @@
-//! What objects are told: the leader's view of every model and pool, written where it differs from what is there.
+//! Writes the leader's view of every model, pool and node into their statuses, where they differ.
 //!
-//! One task has the index, what the decisions say (facts), and what is stored; it writes an object's status again only when
-//! the last write of it has ended. Each write carries the version that was seen, so that what a replaced leader still has on
-//! its way is refused; whoever is refused waits for the newer version, which is on its way to it, and looks again.
+//! One task has the index, the facts from the decisions, and the stored statuses. It writes an object's status again
+//! only after the last write of it has ended. Each write carries the version that was read, so that the API server
+//! refuses late writes of a replaced leader. After a conflict the task waits until the watch delivers the newer
+//! version, and compares again.
 
 mod nodes;
 
@@ -28,11 +29,11 @@ use super::{
     writer::{Error, ObjectWriter},
 };
 
-/// After a failure a status is written again so much later.
+/// Delay before a retry after a failed write.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
-/// After a refusal.
+/// Delay before a retry after the API server refused the write.
 const REFUSED_RETRY_DELAY: Duration = Duration::from_secs(10);
-/// So many statuses are written at once.
+/// Maximum number of concurrent status writes.
 const MAX_CONCURRENT_WRITES: usize = 8;
 
 /// Writes statuses.
@@ -43,9 +44,9 @@ pub struct StatusWriter {
     clock: TickClock,
     events: EventSender,
     facts: BTreeMap<ModelName, ModelFacts>,
-    /// The version of each model's object, as it was last seen or written.
+    /// The last seen version of each model's object.
     versions: BTreeMap<ObjectName, String>,
-    /// The AcceleratorNodes that there are.
+    /// The existing AcceleratorNodes.
     nodes: BTreeMap<String, nodes::StoredNode>,
     /// Pools that models use. Another installation in the same cluster may have pools of its own.
     used_pools: BTreeSet<String>,
@@ -54,14 +55,14 @@ pub struct StatusWriter {
     writes: JoinSet<WriteCompletion>,
 }
 
-/// What came to its end.
+/// The end of a write or of a pause.
 enum WriteCompletion {
     Write(StatusTarget, Result<(), Error>, Option<EventRequest>),
-    /// The pause after a write that failed.
+    /// The pause after a failed write is over.
     Pause(StatusTarget),
 }
 
-/// Whose status. What may be booked in pools stands first: starts wait for it.
+/// The object whose status is written. Pools come first, since starts wait for their totals.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StatusTarget {
     Pool(String),
@@ -94,7 +95,7 @@ impl StatusWriter {
         }
     }
 
-    /// This version of a model's object was seen.
+    /// Records a new version of a model's object.
     pub fn model_applied(&mut self, model: &InferenceModel) {
         let name = super::conflicts::object_name(model);
         if let Some(version) = model.meta().resource_version.clone() {
@@ -103,20 +104,20 @@ impl StatusWriter {
         self.due.insert(StatusTarget::Model(name));
     }
 
-    /// The decisions say this now.
+    /// Takes changed facts from the decisions.
     pub fn update_facts(&mut self, facts: BTreeMap<ModelName, ModelFacts>, settled: &Resolved) {
         let objects = facts.keys().filter_map(|model| settled.objects.get(model));
         self.due.extend(objects.cloned().map(StatusTarget::Model));
         self.facts.extend(facts);
     }
 
-    /// Everything may be otherwise: this gateway has begun to lead.
+    /// Marks all statuses as due, when this gateway begins to lead.
     pub fn mark_all_due(&mut self, settled: &Resolved) {
         self.changed(&Resolved::default(), settled);
         self.due.extend(self.nodes.keys().cloned().map(StatusTarget::Node));
     }
 
-    /// The objects mean something else than before: whose status may be another is looked at, and no other.
+    /// Marks the statuses as due that a change of the resolved objects may affect.
     pub fn changed(&mut self, before: &Resolved, now: &Resolved) {
         let served = now.served.iter().filter(|(object, served)| before.served.get(object) != Some(served));
         let served = served.map(|(object, _)| object);
@@ -139,7 +140,7 @@ impl StatusWriter {
         self.facts.retain(|model, _| now.objects.contains_key(model));
     }
 
-    /// When a write has ended. For ever, while there is none.
+    /// Completes when a write or a pause ends; never while there is none.
     pub async fn next_completion(&mut self) {
         match self.writes.join_next().await {
             None => std::future::pending().await,
@@ -157,24 +158,24 @@ impl StatusWriter {
         }
     }
 
-    /// This happened to models.
+    /// Sends Events on models.
     pub fn send_events(&self, happened: Vec<(ModelName, EventContent)>, settled: &Resolved) {
         for (model, news) in happened {
             let Some(object) = settled.objects.get(&model) else { continue };
-            // A backend that answers or does not was neither started nor stopped by anybody.
+            // Rouse neither starts nor stops an external backend.
             let ours = |served: &&ServedModel| served.pool.is_some();
             let Some(served) = settled.served.get(object).filter(ours) else { continue };
             self.send_event(object, served.uid.as_ref(), news);
         }
     }
 
-    /// Its object is gone.
+    /// Forgets a deleted model's object.
     pub fn model_deleted(&mut self, object: &ObjectName) {
         self.versions.remove(object);
         self.due.remove(&StatusTarget::Model(object.clone()));
     }
 
-    /// The object is gone, and this gateway decides.
+    /// Sends the Event for a deleted model, if this gateway leads.
     pub fn deleted(&self, object: &ObjectName, settled: &Resolved) {
         let news =
             EventReason::Deleted.with_note("the model is no longer served, and its engines are put away");
@@ -188,10 +189,10 @@ impl StatusWriter {
 
     fn finish_write(&mut self, what: StatusTarget, outcome: Result<(), Error>) {
         match outcome {
-            // What was written comes back by the watch, and so does what was in the way.
+            // The watch delivers the written version, or the version that caused the conflict.
             Ok(()) | Err(Error::Conflict | Error::Gone | Error::NotLeading) => {}
             Err(error) => {
-                // What is refused today may not be tomorrow: rights and admission are others' to mend.
+                // A retry may succeed later, since others may correct rights and admission policies.
                 let pause =
                     if matches!(error, Error::Invalid(_)) { REFUSED_RETRY_DELAY } else { RETRY_DELAY };
                 tracing::warn!(?what, %error, ?pause, "a status was not written; it is tried again");
@@ -287,7 +288,7 @@ impl StatusWriter {
     }
 }
 
-/// What a status has to say that is the first of its object, or of a generation of it.
+/// Returns the Event for the first status of an object or of one of its generations.
 fn acceptance_event(
     stored: Option<&InferenceModelStatus>,
     wanted: &InferenceModelStatus,

@@ -1,13 +1,14 @@
 //! Strategic merge patch, for Pods.
 //!
-//! As an API server applies one (`k8s.io/apimachinery`, `strategicpatch`): objects by their keys, where `null` takes one out;
-//! some lists item by item, found by a key of theirs, and all others as a whole. What the patch names in a list comes in the
-//! patch's order, what it does not name in its own, and where the two tell nothing of each other the patch's comes first.
-//! Directives: `$patch` (`replace`, `delete`), `$retainKeys`, `$deleteFromPrimitiveList/LIST`, `$setElementOrder/LIST`.
+//! It follows the API server (`k8s.io/apimachinery`, `strategicpatch`). Objects merge key by key, and `null` removes a
+//! key. Some lists merge item by item, matched by a merge key; all other lists are replaced. In a merged list, items
+//! that the patch names follow the patch's order and other items keep theirs; where the two orders do not relate, the
+//! patch's items come first. Directives: `$patch` (`replace`, `delete`), `$retainKeys`,
+//! `$deleteFromPrimitiveList/LIST`, `$setElementOrder/LIST`.
 //!
-//! In three places an API server does what nobody can mean, and this does not: `$patch: merge`, which says what is done anyway,
-//! is no error; `$patch: replace` in an object that is new does not lose the object; a directive about a list that is not
-//! merged is an error, and not taken for the list itself.
+//! It differs from the API server in three cases where the server's result cannot be intended: `$patch: merge`, which
+//! names the default, is no error; `$patch: replace` in a new object does not drop the object; a directive for a list
+//! that is not merged is an error instead of being taken for the list.
 
 mod list;
 #[cfg(test)]
@@ -22,7 +23,7 @@ const ORDER: &str = "$setElementOrder/";
 
 type JsonObject = Map<String, Value>;
 
-/// Why a patch cannot be applied. `at` is where in the Pod.
+/// Why a patch cannot be applied. `at` is the path in the Pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error(
@@ -49,14 +50,14 @@ pub enum Error {
 /// How a list is merged.
 #[derive(Clone, Copy)]
 enum ListStrategy {
-    /// Item by item, found by this key of theirs: `patchMergeKey` of the Kubernetes API.
+    /// Item by item, matched by this key: the `patchMergeKey` of the Kubernetes API.
     Keyed(&'static str),
-    /// As a set of plain values.
+    /// As a set of scalars.
     Set,
     Atomic,
 }
 
-/// What an object is, as far as lists in it go.
+/// The part of a Pod that an object is, which determines how its lists merge.
 #[derive(Clone, Copy)]
 enum PodPart {
     Pod,
@@ -67,10 +68,10 @@ enum PodPart {
 }
 
 impl PodPart {
-    /// Of the objects under this key, or in the list under it.
+    /// Returns the part of the objects at this key, or in the list at this key.
     fn under(self, key: &str) -> Self {
         match (self, key) {
-            // That of a volume's claim template, too.
+            // This includes the metadata of a volume's claim template.
             (_, "metadata") => Self::Metadata,
             (Self::Pod, "spec") => Self::Spec,
             (Self::Spec, "containers" | "initContainers" | "ephemeralContainers") => Self::Container,
@@ -95,7 +96,7 @@ impl PodPart {
             | (Self::Container, "env") => ListStrategy::Keyed("name"),
             (Self::Spec, "hostAliases") => ListStrategy::Keyed("ip"),
             (Self::Spec, "topologySpreadConstraints") => ListStrategy::Keyed("topologyKey"),
-            // Not by the protocol as well, though a Pod may have a port in two: so is the API.
+            // The API ignores the protocol here, though a Pod may use one port number with two protocols.
             (Self::Container, "ports") => ListStrategy::Keyed("containerPort"),
             (Self::Container, "volumeMounts") => ListStrategy::Keyed("mountPath"),
             (Self::Container, "volumeDevices") => ListStrategy::Keyed("devicePath"),
@@ -104,11 +105,12 @@ impl PodPart {
     }
 }
 
-/// What the patch makes of the Pod. Both are JSON objects of a Pod's shape; that the result is a Pod is for
-/// who decodes it to say.
+/// Applies the patch to the Pod.
+///
+/// Both are JSON objects with the shape of a Pod. Decoding the result shows whether it is a valid Pod.
 ///
 /// # Errors
-/// The patch contradicts itself, or has a directive that there is not.
+/// The patch contradicts itself or has an unknown directive.
 pub fn merge(pod: JsonObject, patch: JsonObject) -> Result<JsonObject, Error> {
     object(pod, patch, PodPart::Pod, "")
 }
@@ -164,7 +166,7 @@ fn place(at: &str) -> String {
     if at.is_empty() { "the patch".to_owned() } else { at.to_owned() }
 }
 
-/// Takes out what the directive leaves out.
+/// Removes the fields that `$retainKeys` does not list.
 fn retain(into: &mut JsonObject, patch: &mut JsonObject, at: &str) -> Result<(), Error> {
     let keep = match patch.remove(RETAIN) {
         None => return Ok(()),
@@ -187,7 +189,7 @@ fn is_directive(key: &str) -> bool {
     key == PATCH || key == RETAIN || key.starts_with(DELETE_FROM) || key.starts_with(ORDER)
 }
 
-/// What a value comes to where there was none: without what is null and what is a directive.
+/// Returns a new value without nulls and directives; `None` if its directive is `delete`.
 fn without_directives(value: Value) -> Option<Value> {
     match value {
         Value::Object(fields) if fields.get(PATCH).is_some_and(|directive| directive == "delete") => None,
@@ -202,7 +204,7 @@ fn new_fields(fields: JsonObject) -> JsonObject {
     kept.filter_map(|(key, value)| Some((key, without_directives(value)?))).collect()
 }
 
-/// In a list an item with a directive is nothing but the directive.
+/// Returns a new list. An item with a directive other than `merge` is only a directive, so it is dropped.
 fn new_items(items: Vec<Value>) -> Vec<Value> {
     let is_item = |item: &Value| item.get(PATCH).is_none_or(|directive| directive == "merge");
     items.into_iter().filter(is_item).filter_map(without_directives).collect()

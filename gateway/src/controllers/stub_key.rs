@@ -1,16 +1,17 @@
-//! The key of which gateways make the tokens that stubs demand.
+//! The key from which gateways derive the tokens that stubs require.
 //!
-//! Whoever gives a stub orders opens and closes its gate and says where its engine is, and the network of Pods is open to every
-//! Pod of a cluster. So a stub obeys nobody without a token.
+//! Orders to a stub open and close its gate and set its engine's address, and the Pod network is open to every Pod of a
+//! cluster. So a stub obeys no caller without a token.
 //!
-//! * Each model has a token of its own, the key's HMAC over its object. Whoever gets to see one, as what runs in the network of
-//!   the same Pod may, can give orders to that model's stubs and to no others.
-//! * So has each launcher, of its Pod's namespace and name: it starts programs where all accelerators of its node are.
-//! * A stub is told the token's hash, as a flag. So there is no Secret where models are and no right to any, and who may read
-//!   Pods learns no token.
-//! * The key is in one Secret of the gateways' own namespace. The manifest that gives gateways their rights makes it, empty, and
-//!   they may read and update it by its name. The first that finds it empty fills it, in the version that it read: of two
-//!   that come at once, one takes the other's.
+//! * Each model has a token of its own: the key's HMAC over the model's object. A process that obtains one, for example
+//!   in the network of the same Pod, can give orders to that model's stubs only.
+//! * Each launcher has a token too, over its Pod's namespace and name: it starts programs that can reach all
+//!   accelerators of its node.
+//! * A stub gets the token's hash as a flag. So the models' namespaces need no Secret and no right to one, and reading
+//!   Pods reveals no token.
+//! * The key is in one Secret in the gateways' own namespace. The manifest that grants the gateways' rights creates it
+//!   empty, and gateways may read and update it by name. The first gateway that finds it empty fills it, with the
+//!   version that it read: of two concurrent gateways, one adopts the other's key.
 
 use std::{fmt, time::Duration};
 
@@ -21,19 +22,19 @@ use tokio::time;
 
 use super::{api_error::api_error_message, crd::ledger::ObjectName, workload::ModelRef};
 
-/// The Secret's name: the rights are for this one.
+/// Name of the Secret; the gateways' rights cover this name.
 pub const SECRET: &str = "rouse-stub-key";
-/// Where the key is in it.
+/// Entry of the key in the Secret.
 const ENTRY: &str = "key";
 const KEY_BYTES: usize = 32;
-/// A call that takes longer has failed.
+/// Timeout of one API call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// As all gateways of one installation have it.
+/// The key that all gateways of one installation share.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StubKey([u8; KEY_BYTES]);
 
-/// Why there is none.
+/// Why the key could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
@@ -57,7 +58,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// It may be otherwise the next time.
+    /// Whether a retry may succeed.
     #[must_use]
     pub const fn is_transient(&self) -> bool {
         matches!(self, Self::Timeout | Self::Api(_))
@@ -74,10 +75,10 @@ impl From<kube::Error> for Error {
 }
 
 impl StubKey {
-    /// That of the gateways whose own namespace this is; made, where there is none yet.
+    /// Loads the key from the gateways' namespace, or creates it if there is none.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// See [`Error`].
     pub async fn load_or_create(client: &Client, namespace: &str) -> Result<Self, Error> {
         let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
         loop {
@@ -91,7 +92,7 @@ impl StubKey {
             entries.insert(ENTRY.to_owned(), ByteString(key.0.to_vec()));
             match with_timeout(secrets.replace(SECRET, &PostParams::default(), &secret)).await {
                 Ok(_) => return Ok(key),
-                // Another was quicker, and its key is everybody's.
+                // Another gateway wrote first; all gateways use its key.
                 Err(Error::Api(error)) if matches!(&*error, kube::Error::Api(status) if status.is_conflict()) =>
                     {}
                 Err(error) => return Err(error),
@@ -110,27 +111,27 @@ impl StubKey {
         Self([7; KEY_BYTES])
     }
 
-    /// What the stubs of this model are shown.
+    /// Returns the token for this model's stubs.
     #[must_use]
     pub fn token(&self, model: &ModelRef) -> String {
-        // No name and no uid has a slash in it.
+        // Neither names nor uids contain a slash.
         self.sign(&format!("{}/{}/{}", model.object.namespace, model.object.name, model.uid))
     }
 
-    /// What they know it by.
+    /// Returns the hash by which these stubs verify the token.
     #[must_use]
     pub fn hash(&self, model: &ModelRef) -> String {
         hash(&self.token(model))
     }
 
-    /// What the launcher in this Pod is shown.
+    /// Returns the token for the launcher in this Pod.
     #[must_use]
     pub fn launcher_token(&self, pod: &ObjectName) -> String {
-        // No model's: of those no part is empty.
+        // The empty part keeps this apart from every model's text, which has none.
         self.sign(&format!("launcher//{}/{}", pod.namespace, pod.name))
     }
 
-    /// What it knows it by.
+    /// Returns the hash by which that launcher verifies the token.
     #[must_use]
     pub fn launcher_hash(&self, pod: &ObjectName) -> String {
         hash(&self.launcher_token(pod))
@@ -142,7 +143,7 @@ impl StubKey {
     }
 }
 
-/// A key is never told.
+/// Never prints the key.
 impl fmt::Debug for StubKey {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("StubKey")

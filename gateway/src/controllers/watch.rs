@@ -1,8 +1,8 @@
-//! What is in the cluster, from the API server to one channel.
+//! Watches the API server's objects and sends their changes to a channel.
 //!
-//! A list is one message, so that whoever reads never sees half of it; then each change is one. An object that cannot be read
-//! is told by its name, and holds up no other. When the API server is away the last view stands: a watch that breaks is
-//! begun again, with pauses, and nothing is told of that but in the log.
+//! A list is one message, so that the reader never sees half of it; after that, each change is one message. An
+//! unreadable object is reported by name and does not block others. While the API server is unreachable the last view
+//! stands: a broken watch restarts with pauses, and only the log reports that.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,10 +29,10 @@ use tokio::{sync::mpsc, time::sleep};
 
 use super::crd::ledger::ObjectName;
 
-/// What was seen of one kind.
+/// A change of the objects of one kind.
 #[derive(Clone, Debug)]
 pub enum Delta<K> {
-    /// These are all that there are in this namespace; in the cluster, where none is said.
+    /// All objects in this namespace, or in the cluster without a namespace.
     All {
         namespace: Option<String>,
         objects: Vec<WatchedObject<K>>,
@@ -41,7 +41,7 @@ pub enum Delta<K> {
     Deleted(ObjectName),
 }
 
-/// An object, or why it cannot be read.
+/// An object, or why it is unreadable.
 #[derive(Clone, Debug)]
 pub enum WatchedObject<K> {
     Readable(K),
@@ -57,7 +57,7 @@ impl<K: Resource> WatchedObject<K> {
         }
     }
 
-    /// Its namespace, if it has one, and its name.
+    /// Returns the object's namespace, if it has one, and its name.
     #[must_use]
     pub fn name(&self) -> ObjectName {
         name(self.metadata())
@@ -72,7 +72,7 @@ impl<K: Resource> WatchedObject<K> {
     }
 }
 
-/// Which of two states of one object is the later one: versions are numbers that grow. 0: it does not say.
+/// Returns the object's resource version, which grows with each change; 0 if it is missing or no number.
 #[must_use]
 pub fn version(metadata: &ObjectMeta) -> u64 {
     metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or_default()
@@ -83,26 +83,27 @@ fn name(metadata: &ObjectMeta) -> ObjectName {
     ObjectName::new(text(&metadata.namespace), text(&metadata.name))
 }
 
-/// The lists that have not come yet, and what was heard of each instead.
+/// The lists that have not arrived yet, with the last error of each.
 ///
-/// A list of one namespace that the API server refuses is *left out* once the same list of another has come: a right that is
-/// missing in one namespace keeps nobody else's models from being served. It is asked for all the same, and counts as soon as it
-/// comes. Where no list of a kind comes, a right may be missing for a moment only, or all are: that is waited for.
+/// A list of one namespace that the API server refuses is *skipped* once the same list of another namespace has
+/// arrived: a right that is missing in one namespace must not block the models of others. The watch goes on, and the
+/// list counts as soon as it arrives. If no list of a kind arrives, a right may be missing only briefly, or all rights
+/// may be missing, so the gateway waits.
 #[derive(Clone, Debug, Default)]
 pub struct InitialLists(Arc<Mutex<InitialListStates>>);
 
 #[derive(Debug, Default)]
 struct InitialListStates {
-    /// By what was asked for; what was answered, once it was something else than the list.
+    /// Lists that are awaited, by their name, each with its last error.
     pending: BTreeMap<String, Option<String>>,
-    /// The same, with the namespace.
+    /// Skipped lists, by their name, each with its namespace and last error.
     skipped: BTreeMap<String, (String, String)>,
-    /// Kinds of which a list has come.
+    /// Kinds of which at least one list has arrived.
     listed_kinds: BTreeSet<String>,
 }
 
 impl InitialLists {
-    /// What is left out, and why.
+    /// Describes the skipped lists and why they are skipped.
     #[must_use]
     pub fn skipped_message(&self) -> Option<String> {
         let lists = self.lock();
@@ -111,7 +112,7 @@ impl InitialLists {
         (!each.is_empty()).then(|| each.join(", "))
     }
 
-    /// Something of this namespace is.
+    /// Whether a list of this namespace is skipped.
     #[must_use]
     pub fn is_skipped(&self, namespace: &str) -> bool {
         self.lock().skipped.values().any(|(left_out, _)| left_out == namespace)
@@ -138,7 +139,7 @@ impl InitialLists {
         }
     }
 
-    /// Whether it is left out from here on.
+    /// Skips the list if possible, and returns whether it is skipped now.
     fn skip(&self, what: &str, kind: &str, namespace: &str, error: &str) -> bool {
         let mut lists = self.lock();
         if !lists.listed_kinds.contains(kind) || lists.skipped.contains_key(what) {
@@ -162,22 +163,24 @@ impl fmt::Display for InitialLists {
     }
 }
 
-/// Objects of a list that are read at once. Each may be many times what is kept of it.
+/// Number of objects per list request. An object may be many times the size of what is kept of it.
 const LIST_PAGE_SIZE: u32 = 250;
 
-/// What is watched.
+/// The objects to watch.
 pub struct WatchTarget<K: Clone> {
     pub api: Api<DeserializeGuard<K>>,
-    /// Where that looks.
+    /// The namespace that `api` covers.
     pub namespace: Option<String>,
     pub labels: Option<String>,
     pub fields: Option<String>,
-    /// Takes out of an object what nobody here reads, before others of its list come.
+    /// Removes unused fields from an object, before the next objects of its list arrive.
     pub slim: fn(&mut K),
 }
 
-/// Tells of all objects of a kind, from the first list on, until nobody listens. `wrap` makes a message of the channel. Until the
-/// first list has come it is among `awaited`; one that is left out is told as if nothing were there.
+/// Watches all objects of a kind and sends their changes until the receiver is dropped.
+///
+/// `wrap` builds a channel message. The first list is among `awaited` until it arrives; a skipped list is sent as an
+/// empty one.
 pub async fn watch<K, M>(
     watched: WatchTarget<K>,
     told: mpsc::Sender<M>,
@@ -196,10 +199,10 @@ pub async fn watch<K, M>(
     forward_events(events, namespace, slim, told, awaited, wrap).await;
 }
 
-/// All of them as they are at this moment, whatever their watch has seen.
+/// Lists all objects as they are now, regardless of any watch.
 ///
 /// # Errors
-/// The API server's.
+/// Returns the API server's error.
 pub async fn list<K>(watched: &WatchTarget<K>) -> kube::Result<Delta<K>>
 where
     K: Resource + Clone + DeserializeOwned + Debug,
@@ -218,8 +221,9 @@ where
     }
 }
 
-/// Between a watch that broke and the next one. An API server that is back after a minute is to be heard soon: who gets the
-/// lease then decides by what its watches saw.
+/// Backoff of a broken watch, with a low cap.
+///
+/// After an outage the watches must recover soon: the gateway that then gets the lease decides by what its watches saw.
 #[derive(Default)]
 struct WatchBackoff(DefaultBackoff);
 
@@ -239,12 +243,14 @@ impl Backoff for WatchBackoff {
     }
 }
 
-/// A right that is missing so many times in a row is not just about to be granted.
+/// Number of consecutive refusals after which a missing right counts as lasting.
 const REFUSALS_BEFORE_SKIP: u32 = 3;
-/// What a refused watch waits between tries, on top of its pauses: whoever grants the right waits no longer than this.
+/// Maximum extra pause of a refused watch: bounds the delay before a new right takes effect.
 const MAX_REFUSED_BACKOFF: Duration = Duration::from_secs(15);
 
-/// The failures of one watch since it last worked. The log has their beginning, each other cause and their end, not every try.
+/// The failures of one watch since it last worked.
+///
+/// The log has the first failure, each new cause and the recovery, rather than every try.
 struct WatchOutage<'a> {
     what: &'a str,
     failures: u32,
@@ -256,7 +262,9 @@ impl<'a> WatchOutage<'a> {
         Self { what, failures: 0, cause: String::new() }
     }
 
-    /// Counts a failed try. A watch that the API server refuses waits the returned time too: asking at once changes nothing.
+    /// Counts a failed try and returns the extra pause after a refusal.
+    ///
+    /// An immediate retry would meet the same refusal.
     fn failed(&mut self, error: &watcher::Error) -> Option<Duration> {
         let cause = error.to_string();
         if cause == self.cause {
@@ -278,7 +286,7 @@ impl<'a> WatchOutage<'a> {
     }
 }
 
-/// Whether the API server answered that this account may not.
+/// Whether the API server refused the request for lack of rights.
 fn is_refusal(error: &watcher::Error) -> bool {
     let status = match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
@@ -408,7 +416,7 @@ mod tests {
         );
 
         awaited.record_listed("pods in one", "pods");
-        // Two watches may ask for one list.
+        // Two watches may await the same list.
         assert!(refused() && refused());
         awaited.record_pending(TWO, None);
         assert_eq!(awaited.to_string(), "");

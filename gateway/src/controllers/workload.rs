@@ -1,8 +1,8 @@
-//! What the engines of a model are in a cluster: a Deployment, with a stub beside each engine.
+//! Builds the Deployments that run a model's engines, each with a stub beside it.
 //!
-//! One Deployment for each template that engines run by. A template that changes makes another Deployment, beside the
-//! former, whose engines are drained and put away one by one; so no controller but Rouse ever decides that an engine goes,
-//! and a rollout cuts no stream. Its name is the object's and eight characters that stand for the template.
+//! There is one Deployment per template. A changed template makes another Deployment beside the former one, whose
+//! engines Rouse drains and stops one by one. So no controller but Rouse decides that an engine ends, and a rollout
+//! cuts no stream. A Deployment's name is the object's name plus eight characters that identify the template.
 
 pub(crate) mod merge;
 mod requester;
@@ -26,40 +26,44 @@ use super::{
 };
 use crate::config::{self, FingerprintHasher, SleepApi, kind_name};
 
-/// Label: which template a Pod runs by.
+/// Label: the template of a Pod.
 pub const TEMPLATE: &str = "rouse.dev/template";
-/// Label on all that Rouse makes, with [`ROUSE`] as its value.
+/// Label on everything that Rouse creates, with the value [`ROUSE`].
 pub const MANAGED: &str = "app.kubernetes.io/managed-by";
 pub const ROUSE: &str = "rouse";
-/// Annotation of a Pod: which of the model's engines it is.
+/// Annotation of a Pod: its engine's replica number.
 pub const REPLICA: &str = "rouse.dev/replica";
-/// Annotation of a Pod: which life of that engine.
+/// Annotation of a Pod: its engine's generation.
 pub const GENERATION: &str = "rouse.dev/generation";
-/// Annotation of a Pod: its engine sleeps at this level, or may. There from before the order until it has been woken.
+/// Annotation of a Pod: the level at which its engine sleeps or may sleep. It is set before the sleep order and removed
+/// after the wake.
 pub const ASLEEP: &str = "rouse.dev/asleep";
-/// Annotation: the fingerprint of what the engine was started with, in decimal.
+/// Annotation: fingerprint of the engine's start settings, in decimal.
 pub const FINGERPRINT: &str = "rouse.dev/fingerprint";
-/// Annotation of a Pod: the name of the InferenceModel that it is a Pod of.
+/// Annotation of a Pod: name of its InferenceModel.
 pub const OBJECT: &str = "rouse.dev/object";
-/// Annotation of a Pod: the name of its engine's container.
+/// Annotation of a Pod: name of its engine's container.
 pub const CONTAINER: &str = "rouse.dev/container";
-/// Annotation: the leader that wrote it last. A new leader writes its own before anything else, so that what an earlier one
-/// has on its way is refused for its version.
+/// Annotation: epoch of the leader that wrote the object last.
+///
+/// A new leader writes its own epoch before anything else, so that late writes of an earlier leader fail on the
+/// version.
 pub const EPOCH: &str = "rouse.dev/epoch";
-/// Which Pod a ReplicaSet gives up first: the lowest.
+/// Annotation that decides which Pod a ReplicaSet deletes first: the one with the lowest cost.
 pub const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
-/// The stub's container.
+/// Name of the stub's container.
 pub const STUB: &str = "rouse-stub";
-/// Its ports. Engines' usual ones are far from them.
+/// The stub's ports, far from the usual ports of engines.
 pub const PROBES_PORT: u16 = 18080;
 pub const SPI_PORT: u16 = 18081;
 pub const PROXY_PORT: u16 = 18082;
 
-/// Longer, with what a ReplicaSet and a Pod append, would be cut by Kubernetes.
+/// Maximum object name in a Deployment name. Kubernetes would cut a longer name with the suffixes of ReplicaSet and
+/// Pod.
 const MAX_NAME_CHARS: usize = 200;
 
-/// Whose the Deployment is.
+/// The InferenceModel that owns a Deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelRef {
     pub object: ObjectName,
@@ -67,8 +71,9 @@ pub struct ModelRef {
 }
 
 impl ModelRef {
-    /// The model that this requester is of, if it is of any: its stub demands that one's token. The namespace is the Pod's own: what
-    /// somebody writes elsewhere gets them no token of a model here.
+    /// Returns the model that this requester belongs to, whose token its stub requires; `None` if there is none.
+    ///
+    /// The namespace is the Pod's own, so annotations in another namespace give access to no token of a model here.
     #[must_use]
     pub fn of_requester(pod: &Pod) -> Option<Self> {
         let of = |key: &str| pod.annotations().get(key).cloned();
@@ -77,34 +82,34 @@ impl ModelRef {
     }
 }
 
-/// What the injected stub is made of.
+/// Settings of the injected stub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sidecar {
     pub image: String,
     pub pull_policy: Option<String>,
-    /// Of which the tokens are made that stubs demand.
+    /// Key from which the stubs' tokens derive.
     pub key: StubKey,
-    /// How long it may take a requester to hand its engine back.
+    /// How long a requester may take to hand its engine back.
     pub timing: pairing::settings::PairingSettings,
 }
 
-/// One Deployment, as it should be.
+/// The wanted state of one Deployment.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload<'a> {
     pub owner: &'a ModelRef,
     pub engine: &'a config::EngineConfig,
     pub pod_template: &'a EnginePodTemplate,
     pub variant: &'a ModelVariant,
-    /// The key of the pool's taint.
+    /// Key of the pool's taint.
     pub taint: Option<&'a str>,
     pub sidecar: &'a Sidecar,
-    /// Its Pods ask for engines, and are none.
+    /// Whether its Pods are requesters rather than engines.
     pub dual_pods: bool,
     pub replicas: u32,
     pub epoch: Epoch,
 }
 
-/// The Deployment's name. Names that are cut keep apart by a hash of the whole.
+/// Returns the Deployment's name. A hash of the whole name keeps truncated names apart.
 #[must_use]
 pub fn name(object: &ObjectName, template: &str) -> String {
     if object.name.len() <= MAX_NAME_CHARS {
@@ -114,15 +119,17 @@ pub fn name(object: &ObjectName, template: &str) -> String {
     format!("{head}-{}-{template}", label::value(&object.name))
 }
 
-/// Which Deployments and Pods are Rouse's.
+/// Returns the label selector of Rouse's Deployments and Pods.
 #[must_use]
 pub fn selector() -> String {
     format!("{MANAGED}={ROUSE},{}", label::MODEL)
 }
 
 impl Workload<'_> {
-    /// Eight hexadecimal characters that stand for everything in its Pods: also what is no engine's affair, such as the stub
-    /// beside it. A Deployment whose template changed would end Pods by itself.
+    /// Returns eight hexadecimal characters that identify the Pod template.
+    ///
+    /// The hash covers everything in the Pods, including parts that do not concern the engine, such as the stub. If a
+    /// Deployment's template changed, the Deployment would end Pods on its own.
     #[must_use]
     pub fn template_hash(&self) -> String {
         let mut hash = FingerprintHasher::new();
@@ -131,7 +138,7 @@ impl Workload<'_> {
         format!("{:08x}", (hash >> 32) ^ (hash & 0xffff_ffff))
     }
 
-    /// To be applied by server-side apply, whole.
+    /// Renders the Deployment for server-side apply of the whole object.
     #[must_use]
     pub fn deployment(&self) -> Value {
         let template = self.template_hash();
@@ -164,7 +171,7 @@ impl Workload<'_> {
             "spec": {
                 "replicas": self.replicas,
                 "revisionHistoryLimit": 0,
-                // How long an engine may take is decided elsewhere.
+                // Rouse itself limits how long an engine may take to start.
                 "progressDeadlineSeconds": i32::MAX,
                 "selector": {"matchLabels": labels},
                 "template": pod,
@@ -172,17 +179,17 @@ impl Workload<'_> {
         })
     }
 
-    /// What a Pod is made of, but for its labels.
+    /// Renders the Pod template without its labels.
     fn pod(&self) -> Value {
         let engine = self.engine_pod();
         if self.dual_pods { self.requester(engine) } else { self.with_stub(engine) }
     }
 
-    /// An engine's Pod as the user has it.
+    /// Renders an engine's Pod as the user configured it.
     fn engine_pod(&self) -> Value {
         let template = self.variant.template.as_ref().unwrap_or(&self.pod_template.template);
         let mut pod = Value::Object(template.value());
-        // A Pod of a Deployment has the Deployment's namespace and a name that is made for it.
+        // A Deployment's Pods get its namespace and a generated name.
         if let Some(own) = pod.get_mut("metadata").and_then(Value::as_object_mut) {
             own.remove("name");
             own.remove("namespace");
@@ -196,7 +203,7 @@ impl Workload<'_> {
         pod
     }
 
-    /// The same with a stub beside the engine.
+    /// Adds a stub beside the engine.
     fn with_stub(&self, mut pod: Value) -> Value {
         let container = json!({CONTAINER: self.pod_template.container});
         merge::into(&mut pod, &json!({"metadata": {"annotations": self.annotations()}}));
@@ -209,7 +216,7 @@ impl Workload<'_> {
                 requester::enable_sleep_endpoints(own);
             }
             let mut stub = self.stub([
-                // The engine beside it gets its SIGTERM in the same instant: there is nothing to hold for.
+                // The engine in the same Pod gets SIGTERM at the same time, so holding the Pod is pointless.
                 "--hold=0s".to_owned(),
                 format!("--token-sha256={}", self.sidecar.key.hash(self.owner)),
             ]);
@@ -221,7 +228,7 @@ impl Workload<'_> {
         pod
     }
 
-    /// Whose Pod it is, and by what it was made.
+    /// Returns annotations for the Pod's model and fingerprint.
     fn annotations(&self) -> Value {
         json!({
             label::MODEL_NAME: self.engine.name.as_str(),
@@ -230,7 +237,8 @@ impl Workload<'_> {
         })
     }
 
-    /// The stub listens at the Pod's own address: so does the engine, and no other port of the Pod leads past it.
+    /// Renders the stub's container. The stub listens on the Pod's own address, as the engine does, and no other port
+    /// of the Pod bypasses it.
     fn stub(&self, more: impl IntoIterator<Item = String>) -> Value {
         let mut args = vec![
             "proxy".to_owned(),
@@ -264,7 +272,7 @@ impl Workload<'_> {
                 "timeoutSeconds": 5,
             },
             "resources": {"requests": {"cpu": "50m", "memory": "32Mi"}, "limits": {"memory": "250Mi"}},
-            // What a namespace may demand of all its Pods.
+            // Settings that a namespace may require of all its Pods.
             "securityContext": {
                 "allowPrivilegeEscalation": false,
                 "capabilities": {"drop": ["ALL"]},
@@ -280,7 +288,7 @@ impl Workload<'_> {
     }
 }
 
-/// The resource claims of this container.
+/// Returns the resource claims of this container.
 fn claims(spec: &Map<String, Value>, container: &str) -> Option<Value> {
     let mut all = spec.get("containers")?.as_array()?.iter();
     all.find(|it| merge::is_named(it, container))?.pointer("/resources/claims").cloned()

@@ -1,8 +1,8 @@
-//! The one way in which the leader writes objects.
+//! Writes objects on behalf of the leader. Pool statuses and the Lease have writers of their own.
 //!
-//! Every write looks at the claim first, has a deadline, and is counted. A claim that was lost between that look and the
-//! write's arrival is the versions' affair: whatever is changed here carries the version that was read, and a new leader
-//! writes every object that it takes over before it decides anything.
+//! Every write checks the claim first, has a timeout, and is counted. Versions cover a claim that is lost between that
+//! check and the write's arrival: each change carries the version that was read, and a new leader writes every object
+//! that it takes over before it decides anything.
 
 use std::{convert::Infallible, fmt::Debug, sync::Arc, time::Duration};
 
@@ -18,12 +18,12 @@ use tokio::{sync::watch, time};
 
 use super::{api_error::api_error_message, election::Leadership, failpoint, ledger};
 
-/// Who owns the fields that Rouse writes.
+/// Field manager of the fields that Rouse writes.
 pub const MANAGER: &str = "rouse";
-/// A call that takes longer has failed; whether it was carried out is not known.
+/// Timeout of one call; the call may still have succeeded.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why nothing is known to be written.
+/// Why a write failed, or has an unknown outcome.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     #[error("this gateway does not lead, or no longer")]
@@ -32,7 +32,7 @@ pub enum Error {
     Conflict,
     #[error("it is gone")]
     Gone,
-    /// The object itself is at fault, and will be refused again.
+    /// The API server refuses the write (400, 403 or 422), and a plain retry will fail too.
     #[error("{0}")]
     Invalid(String),
     #[error("the API server did not answer in time")]
@@ -45,12 +45,12 @@ pub enum Error {
 #[derive(Clone, Debug)]
 pub struct ObjectWriter {
     leadership: watch::Receiver<Option<Leadership>>,
-    /// By kind and outcome.
+    /// Counted by kind and outcome.
     writes: IntCounterVec,
     in_flight: watch::Sender<u32>,
 }
 
-/// One write, until it has ended.
+/// Counts one write as in flight until it ends.
 struct InFlightWrite<'a>(&'a watch::Sender<u32>);
 
 impl ObjectWriter {
@@ -59,21 +59,21 @@ impl ObjectWriter {
         Self { leadership: claim, writes, in_flight: watch::Sender::new(0) }
     }
 
-    /// Completes when no write is under way. Once the claim is gone none begins any more.
+    /// Completes when no write is in flight. Without the claim no new write begins.
     pub async fn wait_idle(&self) {
-        // The sender is here.
+        // `self` holds the sender, so this cannot fail.
         drop(self.in_flight.subscribe().wait_for(|under_way| *under_way == 0).await);
     }
 
-    /// The claim by which something may be written now.
+    /// Returns the claim that allows a write now.
     ///
     /// # Errors
-    /// This gateway does not lead.
+    /// This gateway does not lead, or its renewal is late.
     pub fn leadership(&self) -> Result<Leadership, Error> {
         self.leadership.borrow().filter(Leadership::is_fresh).ok_or(Error::NotLeading)
     }
 
-    /// The claim, like [`Self::leadership`]. If this gateway leads and the renewal is late, waits for the renewal until the claim expires.
+    /// Returns the claim, like [`Self::leadership`]. If the renewal is late, waits for it until the claim expires.
     ///
     /// # Errors
     /// As for [`Self::leadership`].
@@ -86,10 +86,10 @@ impl ObjectWriter {
         self.leadership()
     }
 
-    /// The object as it is now.
+    /// Reads the current object.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// See [`Error`].
     pub async fn get<K>(&self, api: &Api<K>, name: &str) -> Result<Option<K>, Error>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
@@ -98,10 +98,10 @@ impl ObjectWriter {
         found.map_err(Error::from)
     }
 
-    /// Makes an object that is not there yet, every field of it one that the API server knows. `Conflict`: it is there.
+    /// Creates an object, with strict field validation. Returns `Conflict` if the object exists.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// See [`Error`].
     pub async fn create<K>(&self, api: &Api<K>, object: &Value) -> Result<K, Error>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
@@ -114,10 +114,10 @@ impl ObjectWriter {
         self.call::<K, _>(api.clone().into_client().request(request)).await
     }
 
-    /// Server-side apply of a whole object. With a `resourceVersion` in it, only if it still has that one.
+    /// Applies a whole object server-side. A `resourceVersion` in it must match the stored one.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// See [`Error`].
     pub async fn apply<K>(&self, api: &Api<K>, name: &str, object: &Value) -> Result<K, Error>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
@@ -126,10 +126,10 @@ impl ObjectWriter {
         self.call::<K, _>(api.patch(name, &parameters, &Patch::Apply(object))).await
     }
 
-    /// Merges into an object.
+    /// Applies a JSON merge patch to an object.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// See [`Error`].
     pub async fn patch_merge<K>(&self, api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
@@ -138,10 +138,10 @@ impl ObjectWriter {
         self.call::<K, _>(api.patch(name, &parameters, &Patch::Merge(patch))).await
     }
 
-    /// Merges into an object of Kubernetes' own kinds, whose lists know how they are merged.
+    /// Applies a strategic merge patch to an object of a built-in kind, whose lists have merge keys.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// See [`Error`].
     pub async fn patch_strategic<K>(&self, api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
@@ -150,10 +150,10 @@ impl ObjectWriter {
         self.call::<K, _>(api.patch(name, &parameters, &Patch::Strategic(patch))).await
     }
 
-    /// Server-side apply of an object's status; with a `resourceVersion` in it, only if it still has that one.
+    /// Applies an object's status server-side. A `resourceVersion` in it must match the stored one.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// See [`Error`].
     pub async fn apply_status<K>(&self, api: &Api<K>, name: &str, object: &Value) -> Result<K, Error>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
@@ -162,10 +162,10 @@ impl ObjectWriter {
         self.call::<K, _>(api.patch_status(name, &parameters, &Patch::Apply(object))).await
     }
 
-    /// Deletes the one object that has this uid. Gone already is as good.
+    /// Deletes the object with this uid. Succeeds if the object is already gone.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// See [`Error`].
     pub async fn delete<K>(&self, api: &Api<K>, name: &str, uid: &str) -> Result<(), Error>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
@@ -173,7 +173,7 @@ impl ObjectWriter {
         let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
         let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
         match self.call::<K, _>(api.delete(name, &parameters)).await {
-            // A conflict is another object of the same name.
+            // A conflict means that another object has the name now.
             Ok(_) | Err(Error::Gone | Error::Conflict) => Ok(()),
             Err(error) => Err(error),
         }
@@ -213,7 +213,7 @@ impl Drop for InFlightWrite<'_> {
 }
 
 impl Error {
-    /// In metrics.
+    /// Returns the outcome's label in metrics.
     #[must_use]
     pub const fn label(&self) -> &'static str {
         match self {

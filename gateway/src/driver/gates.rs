@@ -1,10 +1,10 @@
-//! The gates of all engines that run, and the routes made of them.
+//! Holds the gates of all running engines, from which the routes are made.
 //!
-//! Looked at in every turn are the gates' own numbers, which requests move without a word, and the gates of models that
-//! somebody waits for. All else is gone through when the fleet has changed in it, and only where.
+//! Every turn reads the gates' own counters, which requests change without an event, and the gates of models with
+//! waiters. Everything else is synced only where the fleet changed.
 //!
-//! A gate belongs to one life of an engine. Within that life the engine may sleep and wake; a gate whose leases were
-//! revoked is replaced before it opens again, since a revocation is for ever.
+//! A gate belongs to one generation of an engine. Within it, the engine may sleep and wake. A gate whose leases were
+//! revoked is replaced before it opens again, since a revocation is permanent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,7 +31,7 @@ use crate::{
 
 pub(super) struct EngineGates {
     entries: BTreeMap<EngineId, GateEntry>,
-    /// Held for their last leases alone: the engine is gone.
+    /// Engines that are gone, whose gates stay until their last lease ends.
     awaiting_last_lease: BTreeSet<EngineId>,
     /// Models whose gates know that requests queue for them.
     queued: BTreeSet<ModelName>,
@@ -41,21 +41,21 @@ pub(super) struct EngineGates {
 
 struct GateEntry {
     endpoint: Endpoint,
-    /// Closed, and its drain not reported yet.
+    /// Closed, with the drain not reported yet.
     closing: bool,
-    /// The platform has yet to say that nobody is inside: it closes a gate that others pass as well.
+    /// The platform has not reported the drain of the stub's gate, which other gateways use too.
     awaits_stub_drain: bool,
     revoked: bool,
     queued: bool,
     /// In the routes.
     is_routable: bool,
-    /// What was last told to the fleet.
+    /// The sample that the fleet received last.
     last_reported: Option<(u32, Tick, Tick)>,
-    /// What the fleet believes of its standing.
+    /// The ejection that the fleet knows of.
     reported_ejection: Option<Tick>,
 }
 
-/// A lease on an engine, with where it is.
+/// A lease on an engine, with the engine's address.
 pub(super) struct QueuedLease {
     lease: Lease,
     fingerprint: u64,
@@ -86,13 +86,14 @@ impl EngineGates {
         }
     }
 
-    /// A release matters: a drain is complete, or a place came free that somebody waits for.
+    /// Waits for a relevant release: a drain is complete, or a place that a waiter needs is free.
     pub(super) async fn changed(&self) {
         self.changed.notified().await;
     }
 
-    /// What moved since the last turn. An engine that is found in use will be heard of when it no longer is.
-    /// `leads`: the platform tells when a gate is drained that others pass as well.
+    /// Adds the changes since the last turn. A busy engine causes another turn when it becomes idle.
+    ///
+    /// If this gateway `leads`, a drain of a shared gate also needs the platform's report.
     pub(super) fn sample(&mut self, batch: &mut Vec<Event>, leads: bool) {
         batch.retain(|event| !self.absorb_stub_drained(event));
         for (engine, held) in &mut self.entries {
@@ -125,16 +126,19 @@ impl EngineGates {
         }
     }
 
-    /// Whether this is the platform's word on a gate that is to drain. It is not the last: a stub is done with an answer before
-    /// the end of it is passed on here.
+    /// Absorbs the platform's drain report for a closing gate.
+    ///
+    /// That report alone is not enough: a stub finishes a response before this gateway has passed on its end.
     fn absorb_stub_drained(&mut self, event: &Event) -> bool {
         let Event::Drained { engine, generation } = event else { return false };
         let held = self.entries.get_mut(engine).filter(|h| h.endpoint.generation == *generation && h.closing);
         held.is_some_and(|held| std::mem::take(&mut held.awaits_stub_drain))
     }
 
-    /// Its drain is reported by [`Self::sample`] once the last lease is gone, and the platform has said so, when the gate is
-    /// `elsewhere` as well; at once, when there never was a gate.
+    /// Closes a gate to drain it.
+    ///
+    /// [`Self::sample`] reports the drain once the last lease has ended, and, if the gate is `elsewhere` too, the
+    /// platform has reported its drain. Without a gate, the drain is reported at once.
     pub(super) fn close(
         &mut self,
         engine: &EngineId,
@@ -149,7 +153,7 @@ impl EngineGates {
         None
     }
 
-    /// Nobody is let in, and those inside stay: no drain, and its end is no event.
+    /// Admits no more requests and keeps the current leases. Reports no drain.
     pub(super) fn close_without_drain(&mut self, engine: &EngineId, generation: Generation) {
         if let Some(held) = self.entries.get_mut(engine).filter(|h| h.endpoint.generation == generation) {
             held.endpoint.gate.close();
@@ -163,7 +167,7 @@ impl EngineGates {
         }
     }
 
-    /// Makes gates for engines that are about to open, forgets those of lives that ended.
+    /// Creates gates for engines with an address, and drops gates of ended generations.
     pub(super) fn sync(&mut self, fleet: &Fleet, changes: &RoutingChanges, platform: &dyn Platform) {
         if changes.reconfigured {
             fleet.engines().for_each(|engine| self.sync_engine(engine, fleet, platform));
@@ -220,7 +224,7 @@ impl EngineGates {
         }
     }
 
-    /// Those of these that nothing is left of.
+    /// Drops the gates of these engines that have neither an address nor leases.
     fn forget(&mut self, engines: &[EngineId], fleet: &Fleet) {
         for id in engines {
             let lives = fleet.engine(id).is_some_and(|e| e.address.is_some());
@@ -236,7 +240,7 @@ impl EngineGates {
         }
     }
 
-    /// Nothing is missing that [`Self::sync`] would find if it looked everywhere.
+    /// Returns whether [`Self::sync`] on everything would change nothing.
     pub(super) fn are_current(&self, fleet: &Fleet) -> bool {
         let held = |engine: &Engine| {
             self.entries.get(&engine.id).is_some_and(|held| held.endpoint.generation == engine.generation)
@@ -257,24 +261,28 @@ impl EngineGates {
         }
     }
 
-    /// The fleet counts the lease as given; one that was not to be had, or is dropped before the next sample, must not
-    /// look like no change.
+    /// Takes a lease for a waiter.
+    ///
+    /// The fleet counts the lease as granted. If it cannot be taken, or is dropped before the next sample, that sample
+    /// must still differ from the last.
     pub(super) fn take_queued(&mut self, engine: &EngineId) -> Option<QueuedLease> {
         let held = self.entries.get_mut(engine)?;
         held.last_reported = None;
         held.reported_ejection = held.reported_ejection.map(|_| TRIAL_IN_FLIGHT);
         let lease = held.endpoint.gate.take_queued()?;
         if held.endpoint.circuit_breaker.is_ejected() {
-            // This is the request that tries, unless another came first; either way the fleet hears when the next may.
+            // This request is the trial, unless another came first. Either way the fleet learns when the next trial may
+            // start.
             let _tries = held.endpoint.circuit_breaker.start_trial(self.clock.now());
         }
         let Endpoint { fingerprint, address, .. } = held.endpoint;
         Some(QueuedLease { lease, fingerprint, address })
     }
 
-    /// Tells each gate whether requests queue for it. A place that came free before the gate knew would be missed,
-    /// so a gate that learns of a queue is looked at once more. `returning`: waiters whose grant came too late, and
-    /// who are on their way back to the queue.
+    /// Sets on each gate whether requests queue for it.
+    ///
+    /// A place that came free before the gate knew would be missed, so a gate that learns of a queue gets one more
+    /// check. `returning` has waiters whose grant came too late, and who go back to the queue.
     pub(super) fn set_queued(&mut self, fleet: &Fleet, returning: &[Event]) {
         let returning = returning.iter().filter_map(|event| match event {
             Event::Arrived { waiter } => Some(&waiter.model),
@@ -282,7 +290,7 @@ impl EngineGates {
         });
         let queued: BTreeSet<ModelName> = fleet.queued_models().chain(returning).cloned().collect();
         let before = std::mem::replace(&mut self.queued, queued);
-        // Also of those that were told: one of their gates may be new.
+        // Models whose flag is unchanged are included, since one of their gates may be new.
         for model in before.union(&self.queued) {
             let queued = self.queued.contains(model);
             for (_, held) in
@@ -297,8 +305,9 @@ impl EngineGates {
         }
     }
 
-    /// Of each model with an engine, how many leases are out and when the last one ended: now, and not when the fleet last
-    /// heard of it. Those that are had at once cause no turn.
+    /// Returns each model's number of leases and last lease end, as of now.
+    ///
+    /// The fleet's own numbers may be older, since a lease that is granted at once causes no turn.
     pub(super) fn lease_usage(&self) -> BTreeMap<ModelName, (u32, Tick)> {
         let mut used = BTreeMap::<ModelName, (u32, Tick)>::new();
         for (engine, held) in &self.entries {
@@ -315,7 +324,7 @@ impl EngineGates {
     }
 }
 
-/// The names of all engines that this model can have.
+/// The range of all engine ids that this model can have.
 fn engine_range(model: &ModelName) -> RangeInclusive<EngineId> {
     EngineId::new(model.clone(), 0)..=EngineId::new(model.clone(), u32::MAX)
 }

@@ -1,4 +1,4 @@
-//! What the rest of the gateway may do with the driver, and what it reads of it.
+//! The gateway's interface to the driver.
 
 use std::{
     collections::BTreeMap,
@@ -33,13 +33,14 @@ use super::{
 };
 use crate::{metrics::Metrics, platform::Platform, routing::RouteTable};
 
-/// Parked requests beyond `queue.maxWaiting` that may be on their way to the driver or from it: a bound on memory, not
-/// a policy; the fleet refuses what is above the configured number.
+/// Parked requests beyond `queue.maxWaiting` that may be in transit to or from the driver.
+///
+/// This bounds memory and is no policy; the fleet refuses requests above the configured number.
 const MAX_IN_TRANSIT: usize = 4096;
-/// Outcomes of orders are kept so long.
+/// How long outcomes of orders are kept.
 const OPERATION_RETENTION: Millis = Millis::secs(3600);
 
-/// Cheap to clone.
+/// Handle to the driver. Cheap to clone.
 #[derive(Clone)]
 pub struct DriverHandle(Arc<DriverState>);
 
@@ -48,8 +49,8 @@ pub(super) struct DriverState {
     routes: ArcSwap<RouteTable>,
     view: ArcSwap<FleetView>,
     report: ArcSwap<Report>,
-    /// Unbounded by type, bounded by use: three messages for each parked request, which `parked` bounds, and one for
-    /// each canary and order.
+    /// Unbounded by type, bounded by use: two messages for each parked request, which `parked` bounds, and one for each
+    /// canary and order.
     requests: mpsc::UnboundedSender<DriverRequest>,
     parked: AtomicUsize,
     max_parked: AtomicUsize,
@@ -60,7 +61,7 @@ pub(super) struct DriverState {
     pub(super) served_tokens: ServedTokens,
 }
 
-/// Looks at the state, at the last plan and at the gates.
+/// Reads the state, the last plan and the gates.
 pub(super) type DriverInspection = dyn FnOnce(&Fleet, &Plan, &EngineGates) + Send;
 
 pub(super) enum DriverRequest {
@@ -75,9 +76,9 @@ pub(super) enum DriverRequest {
         reply: oneshot::Sender<Result<OperationId, String>>,
     },
     Event(Event),
-    /// A turn is wanted, so that what is shown is of now.
+    /// Takes a turn, so that views are current.
     Refresh(oneshot::Sender<()>),
-    /// What the last turn left is enough.
+    /// Reads the state that the last turn left.
     Inspect(Box<DriverInspection>),
 }
 
@@ -86,38 +87,38 @@ pub struct ParkRequest {
     pub model: ModelName,
     pub band: i32,
     pub key: String,
-    /// The client, as [`Waiter::client`] has it.
+    /// Hash of the client, see [`Waiter::client`].
     pub client: u64,
-    /// When it first arrived (a replayed canary keeps its place).
+    /// First arrival; a replayed canary keeps its place.
     pub arrived: Tick,
     pub deadline: Tick,
-    /// An SSE stream: can be the canary.
+    /// Whether it is an SSE stream, which can be the canary.
     pub stream: bool,
-    /// The one life of an engine that can answer it, as long as that serves.
+    /// The only engine generation that can answer it, as long as that serves.
     pub required_engine: Option<(EngineId, Generation)>,
 }
 
-/// The end of a wait: a lease, and where to go with it.
+/// A lease at the end of a wait, with the engine's address.
 pub struct GrantedLease {
     pub lease: Lease,
     pub engine: EngineId,
     pub generation: Generation,
-    /// Of what it was started with: other than when the request began to wait, maybe.
+    /// Fingerprint that the engine was started with. It may differ from the one when the request began to wait.
     pub fingerprint: u64,
     pub address: SocketAddr,
-    /// Present when this request is the engine's first: its outcome is wanted.
+    /// Present for the engine's first request, whose outcome must be reported.
     pub canary: Option<CanaryGuard>,
     pub wait: WaitBreakdown,
 }
 
-/// What the wait was made of, for `x-rouse-cold_start-start` and `server-timing`.
+/// Parts of the wait, for `x-rouse-cold-start` and `server-timing`.
 #[derive(Clone, Copy, Debug)]
 pub struct WaitBreakdown {
-    /// How the engine came to be awake; `None` when only a place was waited for.
+    /// How the engine became awake; `None` if the request only waited for a place.
     pub cold_start: Option<ColdStart>,
-    /// In the queue, all in all.
+    /// Total time in the queue.
     pub queue: Millis,
-    /// Of that, from the order to launch or wake until ready.
+    /// Part of `queue` between the order to launch or wake and ready.
     pub wake: Millis,
 }
 
@@ -128,8 +129,9 @@ pub enum ColdStart {
     Cold,
 }
 
-/// The duty to tell how the first exchange after a start or wake went. Dropped without a word it counts as
-/// inconclusive: the client left, and the next one is tried.
+/// Reports the result of the first exchange after a start or wake.
+///
+/// A drop without a report counts as inconclusive: the client left, and the next request is tried.
 pub struct CanaryGuard {
     shared: Arc<DriverState>,
     engine: EngineId,
@@ -137,19 +139,18 @@ pub struct CanaryGuard {
     reported: bool,
 }
 
-/// An operator's order and what became of it.
+/// An operator's order and its outcome.
 #[derive(Clone, Debug)]
 pub struct OperationStatus {
     pub model: ModelName,
     pub order: OperatorAction,
     pub issued_at: Tick,
-    /// `None`: still running.
+    /// `None` while it runs.
     pub outcome: Option<Result<(), String>>,
 }
 
 impl DriverHandle {
-    /// A driver over this platform, and the handle to it. `first` is told to the fleet before anything else; `events`
-    /// is where the platform's own come from.
+    /// Creates a driver over this platform, and the handle to it. `events` receives the platform's events.
     pub fn new(
         platform: Arc<dyn Platform>,
         events: mpsc::Receiver<Event>,
@@ -201,7 +202,7 @@ impl DriverHandle {
         &self.0.metrics
     }
 
-    /// Where to count what a key's requests are served.
+    /// Returns the counters of tokens served to each key.
     pub fn served_tokens(&self) -> &ServedTokens {
         &self.0.served_tokens
     }
@@ -225,34 +226,35 @@ impl DriverHandle {
         answer.await.unwrap_or(Err(Fault::ShuttingDown))
     }
 
-    /// Lets the driver take a turn, so that [`Self::view`] and [`Self::report`] show the present. Returns at once when
-    /// the driver has ended.
+    /// Makes the driver take a turn, so that [`Self::view`] and [`Self::report`] are current.
+    ///
+    /// Returns at once when the driver has ended.
     pub async fn refresh(&self) {
         let (reply, done) = oneshot::channel();
         if self.0.requests.send(DriverRequest::Refresh(reply)).is_ok() {
-            // An error is a driver that ended in between: what it left is the present.
+            // On an error the driver ended meanwhile, and its final view is current.
             drop(done.await);
         }
     }
 
-    /// The state of the fleet, as of the last [`Self::refresh`].
+    /// Returns the fleet's state as of the last [`Self::refresh`].
     pub fn view(&self) -> Arc<FleetView> {
         self.0.view.load_full()
     }
 
-    /// Why it is so, as of the last [`Self::refresh`].
+    /// Returns the reasons for the state as of the last [`Self::refresh`].
     pub fn report(&self) -> Arc<Report> {
         self.0.report.load_full()
     }
 
-    /// What was learned of every model, to be kept over restarts.
+    /// Returns the learned values of every model, to be kept over restarts.
     pub async fn learned(&self) -> BTreeMap<ModelName, LearnedMeasurements> {
         self.inspect(|fleet, _, _| fleet.learned()).await.unwrap_or_else(|| {
             self.view().models.iter().map(|model| (model.name.clone(), model.learned)).collect()
         })
     }
 
-    /// Sets every gauge that follows from the state of the fleet and of its routes, as of the last turn; leases as of now.
+    /// Sets every gauge of the fleet and its routes, as of the last turn; leases as of now.
     pub async fn update_gauges(&self) {
         let view = self.inspect(|fleet, plan, gates| {
             let (mut view, used) = (fleet.view(&fleet.report(plan)), gates.lease_usage());
@@ -271,7 +273,7 @@ impl DriverHandle {
         }
     }
 
-    /// What is read of the state and of the last plan, without a turn; `None` when the driver has ended.
+    /// Reads the state and the last plan without a turn; `None` when the driver has ended.
     async fn inspect<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Fleet, &Plan, &EngineGates) -> T + Send + 'static,
@@ -284,7 +286,7 @@ impl DriverHandle {
         answer.await.ok()
     }
 
-    /// What this gateway's requests want of each model: those that wait as of the last turn, those at an engine as of now.
+    /// Returns this gateway's demand for each model: waiters as of the last turn, leases as of now.
     pub async fn demand(&self) -> BTreeMap<ModelName, GatewayDemand> {
         let demand = self.inspect(|fleet, _, gates| {
             let mut demand = fleet.demand();
@@ -301,17 +303,17 @@ impl DriverHandle {
         demand.await.unwrap_or_default()
     }
 
-    /// How an order went; `None` when unknown or older than an hour.
+    /// Returns an order's status; `None` when it is unknown or older than an hour.
     pub fn operation(&self, id: OperationId) -> Option<OperationStatus> {
         self.0.operations().get(&id).cloned()
     }
 
-    /// The journal from now on, line by line (JSON). Slow readers miss lines rather than hold up the driver.
+    /// Subscribes to the journal's future lines (JSON). Slow readers miss lines and do not delay the driver.
     pub fn journal(&self) -> broadcast::Receiver<Arc<str>> {
         self.0.journal.subscribe()
     }
 
-    /// Gives an order; its outcome is found under the returned id for an hour. `Err`: why an invariant forbids it.
+    /// Submits an order. [`Self::operation`] has its outcome for an hour. `Err` names the invariant that forbids it.
     pub async fn submit_order(&self, model: ModelName, order: OperatorAction) -> Result<OperationId, String> {
         let gone = || "the gateway is shutting down".to_owned();
         let (reply, answer) = oneshot::channel();
@@ -319,7 +321,7 @@ impl DriverHandle {
         answer.await.unwrap_or_else(|_| Err(gone()))
     }
 
-    /// Tells the driver something that no platform observes: a configuration, a shutdown. Lost when it has ended.
+    /// Sends an event that no platform observes, such as a configuration or a shutdown. Lost if the driver has ended.
     pub fn send_event(&self, event: Event) {
         drop(self.0.requests.send(DriverRequest::Event(event)));
     }
@@ -348,7 +350,7 @@ impl DriverState {
         }
     }
 
-    /// Swaps what requests read, when it differs.
+    /// Replaces what requests read, if it changed.
     pub(super) fn publish(&self, fleet: &Fleet, changes: &RoutingChanges, gates: &EngineGates) {
         self.max_parked.store(fleet.max_waiting() + MAX_IN_TRANSIT, Ordering::Relaxed);
         if let Some(routes) = route_updates::updated_routes(&self.routes.load(), fleet, changes, gates) {
@@ -356,13 +358,13 @@ impl DriverState {
         }
     }
 
-    /// No change was missed: whoever looked everywhere would find the same.
+    /// Returns whether a check of everything would find no missed change.
     pub(super) fn is_current(&self, fleet: &Fleet, gates: &EngineGates) -> bool {
         let everything = RoutingChanges { reconfigured: true, ..RoutingChanges::default() };
         route_updates::updated_routes(&self.routes.load(), fleet, &everything, gates).is_none()
     }
 
-    /// Swaps what people read: for those who look, and at the end.
+    /// Replaces the view and report: for a refresh, and at the end.
     pub(super) fn publish_view(&self, fleet: &Fleet, plan: &Plan) {
         let report = fleet.report(plan);
         self.view.store(Arc::new(fleet.view(&report)));
@@ -391,7 +393,7 @@ impl<'a> QueuePositionGuard<'a> {
 impl Drop for QueuePositionGuard<'_> {
     fn drop(&mut self) {
         self.shared.parked.fetch_sub(1, Ordering::Relaxed);
-        // After a grant or a refusal the driver no longer knows the waiter, and ignores this.
+        // After a grant or a refusal the driver no longer knows the waiter and ignores this message.
         drop(self.shared.requests.send(DriverRequest::CancelPark(self.id)));
     }
 }
@@ -401,7 +403,7 @@ impl CanaryGuard {
         Self { shared: Arc::clone(shared), engine, generation, reported: false }
     }
 
-    /// The first byte of an answer came, or why none did.
+    /// Reports that the first byte of a response came, or why none did.
     pub fn report(mut self, verdict: CanaryVerdict) {
         self.send(verdict);
     }
@@ -423,7 +425,7 @@ impl Drop for CanaryGuard {
 impl WaitBreakdown {
     pub(super) fn of(waiter: &Waiter, engine: &Engine, canary: bool, now: Tick) -> Self {
         let queue = now.since(waiter.arrived);
-        // It became awake while this one waited, or this one is what proves it.
+        // It became awake while this request waited, or this request is the one that proves it.
         if !canary && engine.turn_start < waiter.arrived {
             return Self { cold_start: None, queue, wake: Millis::ZERO };
         }

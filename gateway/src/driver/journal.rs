@@ -1,9 +1,9 @@
-//! The journal on disk, and to whoever listens: one line for each turn of the driver.
+//! Writes the journal to disk and to subscribers: one line per turn of the driver.
 //!
-//! The driver waits for no disk: its lines go through a bounded queue to a thread. What does not fit, or cannot be written, is
-//! dropped and counted, and what is written next begins anew, with a header that says how many turns are missing and the
-//! fleet's state as events. A file is capped as well: when it is full it becomes `FILE.1`, and the next one begins like
-//! that. So what stands between two headers can be replayed alone.
+//! The driver never waits for a disk: its lines go through a bounded queue to a thread. Lines that do not fit or cannot
+//! be written are dropped and counted. The next line then starts a new segment, with a header that has the number of
+//! missing turns, and the fleet's state as events. A full file becomes `FILE.1`, and the next file starts with such a
+//! segment too. So each segment can be replayed alone.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -33,14 +33,14 @@ use crate::{
     telemetry::{LineSender, LineSink, SinkFailure},
 };
 
-/// Lines kept for a slow reader before it misses some.
+/// Lines kept for a slow subscriber before it misses some.
 const LISTENER_BACKLOG: usize = 1024;
-/// A file of this size is turned over.
+/// Size at which the file is rotated.
 const MAX_FILE_BYTES: u64 = 64 << 20;
-/// What may wait to be written, in turns and in bytes: seconds of a busy gateway.
+/// Maximum backlog, in turns and in bytes: seconds of a busy gateway.
 const QUEUE_CAPACITY: usize = 4096;
 const MAX_QUEUED_BYTES: usize = 16 << 20;
-/// After turns were dropped, the state is written at most so often: a full disk may stay full.
+/// Minimum interval between new segments after dropped turns: a full disk may stay full.
 const SEGMENT_RETRY_INTERVAL: Millis = Millis::secs(1);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -49,24 +49,24 @@ pub struct Journal {
     lines: broadcast::Sender<Arc<str>>,
 }
 
-/// Where the journal is written, besides to whoever listens.
+/// The journal's file, which receives all lines besides the subscribers.
 pub struct JournalFile {
     path: PathBuf,
     drop_counters: TelemetryDropCounters,
     lines: LineSender<JournalEntry>,
-    /// Bytes that are told and not yet on their way.
+    /// Bytes in the queue, not yet taken by the writer thread.
     queued_bytes: Arc<AtomicUsize>,
-    /// Bytes told to this file.
+    /// Bytes enqueued for the current file.
     file_bytes: u64,
     started: bool,
-    /// How many turns were dropped until the last beginning, by a full queue and by failed writes: more is a gap.
+    /// Counters of dropped turns as of the last segment's start; a higher count means a gap.
     dropped_by_full_queue: u64,
     dropped_by_failed_writes: u64,
-    /// No beginning behind a gap before this.
+    /// Earliest time of the next segment after a gap.
     next_segment_at: Tick,
 }
 
-/// One turn, or where a beginning is due, the header and what follows it.
+/// One turn. At the start of a segment, the header precedes it.
 struct JournalEntry {
     line: String,
     segment_start: Option<SegmentStart>,
@@ -75,12 +75,12 @@ struct JournalEntry {
 #[derive(Clone, Copy)]
 struct SegmentStart {
     at: Tick,
-    /// Turns that a full queue had cost by then.
+    /// Turns dropped by a full queue so far.
     dropped_by_full_queue: u64,
 }
 
 impl Default for Journal {
-    /// One that goes to listeners alone.
+    /// Returns a journal without a file, for subscribers only.
     fn default() -> Self {
         Self { file: None, lines: broadcast::channel(LISTENER_BACKLOG).0 }
     }
@@ -95,7 +95,7 @@ impl Journal {
         self.lines.clone()
     }
 
-    /// Writes down a turn: the events, and through them what was decided. Never waits.
+    /// Records a turn's events, from which a replay derives the decisions. Never waits.
     pub(super) fn write(&mut self, at: Tick, events: &[Event], fleet: &Fleet) {
         if self.file.is_none() && self.lines.receiver_count() == 0 {
             return;
@@ -104,11 +104,11 @@ impl Journal {
         if let Some(file) = &mut self.file {
             file.append(&line, at, fleet);
         }
-        // Nobody may be listening.
+        // An error means that the journal has no subscribers.
         drop(self.lines.send(line.into()));
     }
 
-    /// Waits until what was told is in the file, for two seconds at most.
+    /// Waits up to two seconds until all enqueued lines are in the file.
     pub(super) async fn close(&mut self) {
         let Some(file) = self.file.take() else { return };
         if !matches!(tokio::task::spawn_blocking(move || file.lines.close(CLOSE_TIMEOUT)).await, Ok(true)) {
@@ -118,11 +118,13 @@ impl Journal {
 }
 
 impl JournalFile {
-    /// An existing file is turned over, never overwritten. A gateway must have its lock and its ports first: another one that runs
-    /// with the same file would go on writing to one that is turned over.
+    /// Opens the journal; an existing file is rotated, never overwritten.
+    ///
+    /// Call this with the gateway's lock and ports held: another gateway with the same file would keep writing to the
+    /// rotated one.
     ///
     /// # Errors
-    /// The file cannot be made, or something else than a regular file is there.
+    /// Fails if the file cannot be created, or the path names something other than a regular file.
     pub fn open(path: &Path, lost: &TelemetryDropCounters) -> io::Result<Self> {
         let file = Some(open(path)?);
         Self::with_output(path, Box::new(LazyFile { path: path.to_owned(), file }), lost)
@@ -150,8 +152,10 @@ impl JournalFile {
         })
     }
 
-    /// The fleet is as it was before the turn's commands were recorded, and after its events: what begins anew begins with that
-    /// state, so its first line needs no events of its own.
+    /// Appends a turn, or a snapshot where a new segment is due.
+    ///
+    /// `fleet` has processed the turn's events but not recorded its commands. A new segment starts with that state, so
+    /// its first line needs no events of the turn.
     fn append(&mut self, line: &str, at: Tick, fleet: &Fleet) {
         if !self.started {
             self.started = self.start_segment(line.to_owned(), at);
@@ -173,7 +177,7 @@ impl JournalFile {
         }
     }
 
-    /// The old file is the old thread's, which ends when it has written what it was told.
+    /// The old writer thread keeps the old file and ends once it has written its queue.
     fn rotate(&mut self, at: Tick, fleet: &Fleet) {
         let out = Box::new(LazyFile { path: self.path.clone(), file: None });
         self.file_bytes = 0;
@@ -238,7 +242,7 @@ fn start(
         },
     };
     let (failed, waiting) = (lost.journal_failed.clone(), Arc::clone(waiting));
-    // What failed before this file is not its gap.
+    // Failures from before this file are not part of its gap.
     let mut known = failed.get();
     LineSender::start(sink, move |entry: &JournalEntry, out| {
         waiting.fetch_sub(entry.line.len(), Ordering::Relaxed);
@@ -248,7 +252,7 @@ fn start(
             out.extend(journal::write(&header).unwrap_or_default().bytes());
             out.push(b'\n');
         } else if failed.get() > known {
-            // Behind a gap it means nothing.
+            // A line behind a gap cannot be replayed.
             failed.inc();
             return;
         }
@@ -257,7 +261,7 @@ fn start(
     })
 }
 
-/// A file that is opened by the thread that writes it.
+/// A file that the writer thread opens.
 struct LazyFile {
     path: PathBuf,
     file: Option<File>,
@@ -277,7 +281,7 @@ impl Write for LazyFile {
     }
 }
 
-/// A new file, with what was there before turned over.
+/// Creates a new file and rotates the existing one.
 fn open(path: &Path) -> io::Result<File> {
     let old = rotated_path(path);
     is_regular_file(&old)?;
@@ -287,7 +291,7 @@ fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().create_new(true).append(true).mode(0o600).open(path)
 }
 
-/// Something else than a regular file is not a journal's to rename.
+/// Only a regular file may be renamed.
 fn is_regular_file(path: &Path) -> io::Result<bool> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.is_file() => Ok(true),
@@ -309,7 +313,7 @@ fn rotated_path(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Feeds a journal to the decisions again and tells what happened, what was decided and what the reports said.
+/// Replays a journal through the decisions and prints events, decisions and reports.
 pub fn replay(path: &Path, out: &mut impl Write) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let lines = journal::read(&text).with_context(|| format!("{} is not a journal", path.display()))?;

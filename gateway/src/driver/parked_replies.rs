@@ -1,4 +1,4 @@
-//! The other ends of parked requests. The fleet knows a waiter as plain data; here is who to tell.
+//! Reply channels of parked requests. The fleet knows a waiter only as plain data.
 
 use std::collections::HashMap;
 
@@ -28,12 +28,12 @@ impl ParkedReplies {
 
     pub(super) fn refuse(&mut self, id: WaiterId, fault: Fault) {
         if let Some((_, reply)) = self.waiting.remove(&id) {
-            // Whoever no longer listens has left.
+            // An error means that the request has left.
             drop(reply.send(Err(fault)));
         }
     }
 
-    /// The driver ends: nobody waits for it.
+    /// Refuses all parked requests: the driver ends.
     pub(super) fn close(&mut self) {
         for (_, (_, reply)) in self.waiting.drain() {
             drop(reply.send(Err(Fault::ShuttingDown)));

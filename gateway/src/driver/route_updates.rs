@@ -1,5 +1,6 @@
-//! The routes, made anew where the fleet has changed and nowhere else: most turns are about a request that waits, and
-//! tell those that do not wait nothing.
+//! Rebuilds the routes of what changed in the fleet, and nothing else.
+//!
+//! Most turns are about a request that waits, and change no route.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -11,7 +12,7 @@ use rouse::{
 use super::gates::EngineGates;
 use crate::routing::{ModelRoute, RouteTable};
 
-/// What is to be read from now on; `None`: what was before.
+/// Returns the new routes; `None` if they are unchanged.
 pub(super) fn updated_routes(
     before: &RouteTable,
     fleet: &Fleet,

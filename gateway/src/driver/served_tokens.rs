@@ -1,14 +1,14 @@
-//! What the keys' requests were served, on its way to the decisions.
+//! Counts the tokens served to each key's requests, for the fleet's decisions.
 //!
-//! Exchanges count on many threads and much more often than anything is decided; the driver reads what came together
-//! once a turn. That it becomes an event there, and is not looked up by the fleet, is what makes a journal complete:
-//! replayed, it gives the same order of grants.
+//! Exchanges count on many threads, much more often than the fleet decides; the driver reads the sums once a turn. The
+//! driver turns them into events instead of letting the fleet look them up, which makes the journal complete: a replay
+//! yields the same order of grants.
 //!
-//! One lock for all threads, which the driver holds while it looks at every pair, is nothing for a request to wait at: each
-//! core finds a counter there once ([`ServedTokensCache`]) and keeps it.
+//! The driver holds the one lock of all threads while it reads every pair, and no request should wait for that. So each
+//! core looks up a counter once ([`ServedTokensCache`]) and keeps it.
 //!
-//! Tokens count apart for each model, since a model's places are what its waiters compete for: what a key was served
-//! by a small embedding model says nothing about its claim on the next place of a large one.
+//! Each model counts its own tokens, since its waiters compete for its places: a key's tokens from a small embedding
+//! model have no bearing on its claim to the next place of a large model.
 
 use std::{
     cell::RefCell,
@@ -24,21 +24,21 @@ use rouse::{
     model::ModelName,
 };
 
-/// A key's counters by model; as many as are configured.
+/// Counters by model and key, as many as are configured.
 type ServedCounters = BTreeMap<ModelName, BTreeMap<String, Arc<AtomicU64>>>;
 
-/// Tokens served and not told yet, by model and key.
+/// Tokens served and not reported yet, by model and key.
 #[derive(Debug, Default)]
 pub struct ServedTokens {
     counters: Mutex<ServedCounters>,
 }
 
-/// The counters that one core has met. As many as there are, and they are never taken away.
+/// Counters that one core has used. Their number is bounded, and none is removed.
 #[derive(Debug, Default)]
 pub struct ServedTokensCache(RefCell<ServedCounters>);
 
 impl ServedTokensCache {
-    /// As [`ServedTokens::counter`], which is asked only for what was not met yet.
+    /// Same as [`ServedTokens::counter`], which this calls only on the first use.
     pub fn counter(&self, served: &ServedTokens, model: &ModelName, key: &str) -> Arc<AtomicU64> {
         if let Some(counter) = self.0.borrow().get(model).and_then(|of| of.get(key)) {
             return Arc::clone(counter);
@@ -51,8 +51,10 @@ impl ServedTokensCache {
 }
 
 impl ServedTokens {
-    /// What this key is served by this model: add to it (weighted tokens) as they are served. Keep it for as long as
-    /// a request lasts, or longer; the driver takes away what it has told.
+    /// Returns the counter of what this model serves to this key.
+    ///
+    /// Add weighted tokens to it as they are served. Keep it for as long as a request lasts, or longer; the driver
+    /// subtracts what it has reported.
     pub fn counter(&self, model: &ModelName, key: &str) -> Arc<AtomicU64> {
         let mut counters = self.counters();
         let of_model = match counters.get_mut(model) {
@@ -65,8 +67,9 @@ impl ServedTokens {
         }
     }
 
-    /// What was served since the last turn to those whose requests compete, in the order of names. What a key was
-    /// served before it had to wait does not count: it took nothing from anybody.
+    /// Adds the tokens served since the last turn to keys whose requests compete, in the order of names.
+    ///
+    /// Tokens from before the key had to wait do not count: they took nothing from other keys.
     pub(super) fn sample(&self, fleet: &Fleet, batch: &mut Vec<Event>) {
         let counters = self.counters();
         let take = |model: &ModelName, key: &str| {

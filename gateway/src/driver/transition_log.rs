@@ -1,7 +1,7 @@
-//! Counting and logging what the driver does: launches, wakes, sleeps, stops, with cause, outcome and duration.
+//! Counts and logs transitions (launch, wake, sleep, stop) with cause, outcome and duration.
 //!
-//! Each of them is one line of the log, and what ends by itself is a warning, written once the process is gone: by then
-//! its last words are known.
+//! Each transition is one log line. An engine that ends by itself causes a warning, once its process is gone: by then
+//! its last output is known.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -24,7 +24,7 @@ use crate::metrics::{Metrics, OutcomeLabel, TransitionCause, TransitionKind};
 
 pub(super) struct TransitionRecorder {
     metrics: Arc<Metrics>,
-    /// What each engine is in the middle of.
+    /// Each engine's transition in progress.
     in_progress: BTreeMap<EngineId, (TransitionKind, TransitionCause, Tick)>,
     /// Why each engine's gate closed.
     close_causes: BTreeMap<EngineId, TransitionCause>,
@@ -35,7 +35,7 @@ impl TransitionRecorder {
         Self { metrics, in_progress: BTreeMap::new(), close_causes: BTreeMap::new() }
     }
 
-    /// `fleet`: as it is once these commands are recorded.
+    /// `fleet` has already recorded these commands.
     pub(super) fn turn(&mut self, fleet: &Fleet, events: &[Event], commands: &[Command], now: Tick) {
         for event in events {
             self.event(fleet, event, now);
@@ -147,7 +147,7 @@ impl TransitionRecorder {
         self.in_progress.insert(engine.clone(), (transition, cause, now));
     }
 
-    /// The transition that the engine was in, and since when.
+    /// Ends the engine's transition, and returns it with its start.
     fn end(&mut self, engine: &EngineId, outcome: OutcomeLabel, now: Tick) -> Option<(TransitionKind, Tick)> {
         let (transition, cause, began) = self.in_progress.remove(engine)?;
         self.metrics.model(&engine.model).record_transition(transition, cause, outcome, now.since(began));
@@ -155,7 +155,7 @@ impl TransitionRecorder {
     }
 }
 
-/// Why an engine is started or woken, in words. Who waits at another gateway is that one's to tell.
+/// Describes why an engine starts or wakes. Requests that wait at other gateways are logged there.
 fn start_reason(fleet: &Fleet, engine: &EngineId) -> String {
     match fleet.waiting(&engine.model) {
         0 if fleet.spec(&engine.model).is_some_and(|spec| spec.pinned) => "it is pinned".to_owned(),
@@ -164,13 +164,13 @@ fn start_reason(fleet: &Fleet, engine: &EngineId) -> String {
     }
 }
 
-/// Why an engine was put away, in words.
+/// Describes why an engine was put to sleep or stopped.
 fn stop_reason(fleet: &Fleet, engine: &EngineId) -> String {
     let past = fleet.engine(engine).and_then(|e| e.last_outcome.as_ref());
     past.map_or_else(|| "it is not wanted any more".to_owned(), |past| past.describe())
 }
 
-/// Whether this life failed; if so, that is in the log, with all that is known of why.
+/// Logs with all known causes that this generation failed; returns whether it did.
 fn log_if_failed(fleet: &Fleet, engine: &EngineId, generation: Generation) -> bool {
     let past = fleet
         .engine(engine)
@@ -185,7 +185,7 @@ fn log_if_failed(fleet: &Fleet, engine: &EngineId, generation: Generation) -> bo
     true
 }
 
-/// `None`: another gateway puts it away, and counts that.
+/// `None` if another gateway ends the engine, and counts that.
 const fn transition_cause(why: CloseReason) -> Option<TransitionCause> {
     Some(match why {
         CloseReason::Idle => TransitionCause::Idle,

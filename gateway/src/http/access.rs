@@ -1,4 +1,4 @@
-//! What keys decide about one request: who asks, and whether it may.
+//! Access control of one request: identifies its key and checks what the key may use.
 
 use std::{rc::Rc, sync::Arc};
 
@@ -12,21 +12,21 @@ use crate::{
     keys::{self, ApiKey, QuotaCharge, TokenEstimateInput},
 };
 
-/// What a request wants of a model.
+/// What a request needs from a model.
 pub(super) struct AdmissionRequest<'a> {
     /// The model's name as the client spelled it.
     pub(super) requested_name: &'a str,
     pub(super) model: &'a ModelName,
     pub(super) max_tokens: Option<u32>,
-    /// It is answered with text that a model makes.
+    /// Whether the response is text that a model generates.
     pub(super) generates: bool,
-    /// It takes tokens at all: to count them takes none.
+    /// Whether the request consumes tokens. Counting tokens consumes none.
     pub(super) runs_model: bool,
     pub(super) stream: bool,
 }
 
 impl RequestHandler {
-    /// Whose request it is; `None` for everybody, where no keys are configured or the route needs none.
+    /// Identifies the key of a request. `None`: no keys are configured, or the route needs none.
     pub(super) fn authenticate(
         &self,
         route: &ApiRoute,
@@ -47,7 +47,7 @@ impl RequestHandler {
         Ok(key)
     }
 
-    /// Lets a request in, if its key may use the model and has used less than its limits. `now`: when its body was there.
+    /// Admits a request if its key may use the model and is within its limits. `now`: when the body was complete.
     pub(super) async fn admit(
         &self,
         key: Option<&Arc<ApiKey>>,

@@ -1,7 +1,7 @@
-//! The operators' API: what the fleet does and why, orders, events, logs, metrics.
+//! The admin API: fleet state and decisions, orders, events, logs, metrics.
 //!
-//! Reading is cheap and takes no part in decisions: it shows what the driver last published. Orders go to the driver
-//! and are answered with the id under which their outcome will be found.
+//! Reads are cheap and take no part in decisions: they return what the driver last published. Orders go to the driver,
+//! and the response holds the id under which their outcome can be read.
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 
@@ -35,34 +35,34 @@ pub(super) mod guard;
 mod logs;
 mod openapi;
 
-/// What the operators' API reads from.
+/// Data sources of the admin API.
 #[derive(Clone)]
 pub struct AdminSources {
     pub driver: Arc<dyn DriverApi>,
     pub config: Arc<ArcSwap<Config>>,
-    /// The metrics in Prometheus' text format.
+    /// Renders the metrics in Prometheus' text format.
     pub metrics: Arc<dyn Fn() -> driver_api::DriverFuture<'static, String> + Send + Sync>,
-    /// Where the output of a model's engine is; `None` when there is none.
+    /// Finds the log of a model's engine. `None`: there is no log.
     pub logs: Arc<EngineLogLookup>,
     pub not_ready_reason: Arc<ReadinessCheck>,
-    /// What it serves without, since it may not see it.
+    /// What the gateway serves without because it has no permission to see it. `None`: nothing is missing.
     pub degraded_reason: Arc<ReadinessCheck>,
 }
 
-/// Says what must be seen before requests are served; `None` once it was.
+/// Returns why requests cannot be served yet. `None`: no reason.
 pub type ReadinessCheck = dyn Fn() -> Option<String> + Send + Sync;
 
-/// Finds the file with the output of one of a model's engines, counted from 0.
+/// Finds the log file of one of a model's engines, counted from 0.
 pub type EngineLogLookup = dyn Fn(&ModelName, u32) -> Option<PathBuf> + Send + Sync;
 
-/// Answers operators' requests.
+/// Handles admin requests.
 #[derive(Clone)]
 pub(crate) struct AdminService {
     sources: AdminSources,
     router: Router,
 }
 
-/// What is read of a model, by the last part of its path, and what is ordered.
+/// The subresources of a model, by the last part of their path: reads and orders.
 const READ_SUBRESOURCES: [&str; 2] = ["explain", "logs"];
 const ORDER_SUBRESOURCES: [&str; 5] = ["wake", "sleep", "stop", "pin", "unpin"];
 
@@ -79,10 +79,11 @@ struct ModelQuery {
     replica: Option<String>,
 }
 
-/// The query; an error when it cannot be read, or names something twice.
+/// The parsed query. An error: the query is malformed or repeats a parameter.
 type ModelQueryResult = Result<Query<ModelQuery>, QueryRejection>;
 
-/// The routes whose paths are fixed. The document of the API has these, and each of [`READ_SUBRESOURCES`] and [`ORDER_SUBRESOURCES`].
+/// The routes with fixed paths. The OpenAPI document lists these, and each of [`READ_SUBRESOURCES`] and
+/// [`ORDER_SUBRESOURCES`].
 fn fixed_routes() -> [(&'static str, MethodRouter<AdminState>); 7] {
     [
         ("/healthz", get(|| async { "ok\n" })),
@@ -100,16 +101,16 @@ impl AdminService {
         let router = fixed_routes()
             .into_iter()
             .fold(Router::new(), |router, (path, route)| router.route(path, route))
-            // A model's name may hold slashes, so what follows is told apart by hand.
+            // A model's name may hold slashes, so the handler splits the path itself.
             .route("/admin/v1/models/{*rest}", any(model_subresource))
             .fallback(|method: Method, uri: Uri| async move { no_route(method.as_str(), uri.path()) })
-            // The router says which methods are allowed; this says it in words.
+            // The router adds the `Allow` header; this fallback adds the message.
             .method_not_allowed_fallback(|| async { not_allowed("this is not how it is asked for") })
             .with_state(AdminState { sources: parts.clone(), stage });
         Self { sources: parts, router }
     }
 
-    /// Refuses who may not ask, and answers everybody else.
+    /// Refuses a request that may not use this API, and routes every other request.
     pub(crate) async fn handle<B>(self, request: Request<B>, peer: SocketAddr) -> Response
     where
         B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
@@ -193,7 +194,7 @@ async fn operation(State(shared): State<AdminState>, uri: Uri) -> Response {
     .into_response()
 }
 
-/// What is read of a model or ordered of it.
+/// Handles a read or an order of one model.
 async fn model_subresource(
     State(shared): State<AdminState>,
     method: Method,
@@ -280,7 +281,7 @@ async fn submit_order(shared: &AdminState, model: ModelName, what: &str, asked: 
     }
 }
 
-/// The model that is meant: everything before the last slash is its name, raw or escaped.
+/// Resolves the model in the path: everything before the last slash is its name, raw or percent-encoded.
 fn resolve_model(shared: &AdminState, method: &str, path: &str) -> Result<ModelName, Response> {
     let rest = path.strip_prefix("/admin/v1/models/").unwrap_or_default();
     let Some((name, what)) = rest.rsplit_once('/') else {
@@ -321,7 +322,7 @@ fn fault(fault: &Fault) -> Response {
     openai::error::response(fault, openai::ApiSchema::OpenAi).map(Body::new)
 }
 
-/// Whether the gateway is well: a question that is over at once, and that a crowd of readers must not keep anybody from asking.
+/// Whether this is a health check. Health checks end at once, and a crowd of readers must not block them.
 pub(crate) fn is_health_check<B>(request: &Request<B>) -> bool {
     matches!(request.uri().path(), "/healthz" | "/readyz")
 }

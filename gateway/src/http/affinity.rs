@@ -1,6 +1,6 @@
-//! What ties a request to an engine, and what its attempt tells those who choose for the next ones.
+//! Engine affinity of a request, and the feedback of each attempt to later choices.
 //!
-//! Only for models that may have several engines; for all others nothing here is more than a look at a number.
+//! Applies only to models that may have several engines. All other requests pay for one comparison.
 
 use std::rc::Rc;
 
@@ -23,13 +23,13 @@ use crate::{
     routing::{BreakerTransition, Endpoint, EndpointCriteria, EngineGeneration, ModelRoute, OutlierReporter},
 };
 
-/// By which a client says what belongs together: the field that routers in front of inference servers look at.
+/// The header that names a client's session. Other routers in front of inference servers read it too.
 const SESSION_HEADER: HeaderName = HeaderName::from_static("x-session-id");
 const FORWARDED_FOR_HEADER: HeaderName = HeaderName::from_static("x-forwarded-for");
-/// Whose answers are gone on from.
+/// The path whose responses a later request may continue.
 const RESPONSES_PATH: &str = "/v1/responses";
 
-/// What a request's body says that it belongs to, as hashes.
+/// Hashes of what a request's body refers to: a previous response, a session, a prefix.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AffinityKeys {
     previous_response: Option<u64>,
@@ -39,7 +39,7 @@ pub(crate) struct AffinityKeys {
 }
 
 impl AffinityKeys {
-    /// `plural`: its model may have several engines.
+    /// Extracts the keys from the body. `plural`: its model may have several engines.
     pub(super) async fn from_request(
         head: &RoutingFields<'_>,
         body: &Bytes,
@@ -54,7 +54,7 @@ impl AffinityKeys {
         Self { previous_response: head.previous_response_hash, session: head.session_hash, prefix, affinity }
     }
 
-    /// A lease on the engine that suits best.
+    /// Takes a lease on the engine that fits best.
     pub(super) fn take_lease<'r>(
         &self,
         core: &WorkerContext,
@@ -76,7 +76,7 @@ impl AffinityKeys {
             return route.take_lease(&wanted);
         }
         if self.affinity != AffinityPolicy::None {
-            // The field is the client's own word on it; the key in the body is for the engine's cache.
+            // The header is an explicit session of the client; the body's key is meant for the engine's cache.
             wanted.session = session_hash(headers).or(self.session);
         }
         if self.affinity == AffinityPolicy::Prefix {
@@ -87,7 +87,8 @@ impl AffinityKeys {
         route.take_lease(&wanted)
     }
 
-    /// The one life of an engine that can answer it, if there is one and it is here.
+    /// The only engine generation that can answer this request. `None`: any engine can, or that generation is not in
+    /// the routes.
     pub(super) fn required_owner(
         &self,
         core: &WorkerContext,
@@ -102,18 +103,18 @@ impl AffinityKeys {
     }
 }
 
-/// One attempt at one of several engines. Boxed, since most models have one and their streams no attempt to hold.
+/// One attempt at one of several engines. Boxed, because most models have one engine and their streams hold no attempt.
 pub(crate) struct EndpointAttempt {
     worker: Rc<WorkerContext>,
     engine: EngineGeneration,
-    /// An engine that is not in the routes is not chosen, and needs no opinion.
+    /// `None`: the engine is not in the routes, so no request chooses it and its outcomes need no record.
     outlier_reporter: Option<OutlierReporter>,
-    /// Its answer can be gone on from, and is not known yet.
+    /// The response can be continued, and its id is not known yet.
     records_response_id: bool,
 }
 
 impl EndpointAttempt {
-    /// `None` for a model that never has a choice.
+    /// Starts an attempt. `None`: the model never has a choice of engines.
     pub(super) fn new(
         core: &Rc<WorkerContext>,
         route: &ModelRoute,
@@ -130,7 +131,7 @@ impl EndpointAttempt {
         })
     }
 
-    /// The same, for an engine that the driver chose.
+    /// Like [`Self::new`], for an engine that the driver chose.
     pub(super) fn for_granted(
         core: &Rc<WorkerContext>,
         engine: &EngineId,
@@ -152,7 +153,7 @@ impl EndpointAttempt {
         }))
     }
 
-    /// Its answer must be read for its id.
+    /// Whether the response must be parsed for its id.
     pub(super) const fn records_response_id(&self) -> bool {
         self.records_response_id
     }
@@ -178,7 +179,7 @@ impl EndpointAttempt {
         }
     }
 
-    /// Where it went.
+    /// The engine generation of this attempt.
     pub(super) const fn engine(&self) -> &EngineGeneration {
         &self.engine
     }
@@ -208,12 +209,12 @@ impl EndpointAttempt {
     }
 }
 
-/// The hash of the session that the client says it belongs to.
+/// The hash of the session that the client names.
 pub(super) fn session_hash(headers: &HeaderMap) -> Option<u64> {
     headers.get(SESSION_HEADER).map(|value| openai::stable_hash(value.as_bytes()))
 }
 
-/// The hash of what a proxy says of whom it asks for. A hint that anybody can give: nothing but turns may go by it.
+/// The hash of a proxy's `X-Forwarded-For`. Any client can forge this hint, so only turns may depend on it.
 pub(super) fn forwarded_for_hash(headers: &HeaderMap) -> Option<u64> {
     headers.get(FORWARDED_FOR_HEADER).map(|value| openai::stable_hash(value.as_bytes()))
 }
@@ -222,12 +223,12 @@ async fn prefix_hash(beginning: &ConversationPrefix, body: &Bytes) -> Option<u64
     if body.len() <= MAX_ON_CORE_BYTES {
         return beginning.hash(body);
     }
-    // The first message may be nearly all of it: away from this core's streams.
+    // The first message may be most of the body: hash it off this core, which serves streams.
     let (beginning, body) = (beginning.clone(), body.clone());
     tokio::task::spawn_blocking(move || beginning.hash(&body)).await.ok()?
 }
 
-/// Its model may have several engines.
+/// Whether the route's model may have several engines.
 pub(super) fn is_multi_engine(route: &ModelRoute) -> bool {
     route.replicas > 1 || route.endpoints.len() > 1
 }

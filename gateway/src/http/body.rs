@@ -1,20 +1,20 @@
-//! Reading a request's body: whole, before it is routed, within every limit.
+//! Reads a request's whole body before routing, within every limit.
 //!
-//! The body is read before routing because the model's name is in it, and because a body left unread hides that the
-//! client left. What it costs is bounded three ways: `limits.body` for one, `limits.bodyTotal` for all that are held
-//! (charged as bytes arrive, given back at the response's head), `limits.bodyRate` for how long one may take.
+//! The body is read before routing because it holds the model's name, and because an unread body hides a disconnect of
+//! the client. Three settings bound its cost: `limits.body` for one body, `limits.bodyTotal` for all held bodies
+//! (charged as bytes arrive, released at the response's head), `limits.bodyRate` for the time that one body may take.
 //!
-//! No client gets more than a quarter of `limits.bodyTotal`, by its address and by its key, or a few large bodies in dribs
-//! would keep everybody else out. For the same reason the least rate grows with what is held. Both counts are atomics
-//! that the connection and the key bring along: there is nothing to look up.
+//! No client holds more than a quarter of `limits.bodyTotal`, by its address and by its key; otherwise a few large
+//! bodies in dribs would keep every other client out. For the same reason the minimum rate grows with the bytes held.
+//! Both counts are atomics that the connection and the key carry, so charging needs no lookup.
 //!
-//! A large body disturbs nobody: its memory grows, is read and is given back away from the core, which only copies what
-//! comes, and no more than [`MAX_BYTES_PER_TURN`] at a time.
+//! A large body does not stall the core: its memory grows, is parsed and is freed off the core. The core only copies
+//! incoming data, at most [`MAX_BYTES_PER_TURN`] at a time.
 //!
-//! Memory of one parked request beside its body, at most and with the default limits: its head (64 KiB, usually below
-//! 2 KiB), hyper's two buffers (16 KiB, grown to 80 KiB by a large body), what its client pipelined (16 KiB), its state
-//! and its connection's (about 4 KiB): 164 KiB, usually 22 KiB. So 1000 waiting requests hold 164 MiB at most beside
-//! `limits.bodyTotal`.
+//! The memory of one parked request beside its body, at most and with the default limits: its head (64 KiB, usually
+//! below 2 KiB), hyper's two buffers (16 KiB, grown to 80 KiB by a large body), pipelined data of its client (16 KiB),
+//! its state and its connection's (about 4 KiB): 164 KiB, usually 22 KiB. So 1000 waiting requests hold 164 MiB at most
+//! beside `limits.bodyTotal`.
 
 use std::{
     future::poll_fn,
@@ -40,22 +40,22 @@ use tokio::{runtime::Handle, time::Instant};
 
 use crate::config::ApiLimits;
 
-/// The time over which a body must keep up with `limits.bodyRate`.
+/// The window over which a body must keep up with `limits.bodyRate`.
 const RATE_WINDOW: Duration = Duration::from_secs(5);
 
-/// One client may hold this part of `limits.bodyTotal`, but one largest body always.
+/// One client may hold this fraction of `limits.bodyTotal`, but always one body of the maximum size.
 const CLIENT_SHARE_DIVISOR: u64 = 4;
-/// Beyond `limits.bodyRate`, a body must grow by this part of what it holds in each second.
+/// The fraction of its held bytes by which a body must grow each second, on top of `limits.bodyRate`.
 const BUFFERED_RATE_DIVISOR: u64 = 1000;
 
-/// So many bytes of one body are taken before others have their turn.
+/// The bytes of one body that a core reads before it yields to other tasks.
 const MAX_BYTES_PER_TURN: usize = 256 << 10;
 
-/// The bytes of bodies that are held now: of all, or of one client's.
+/// Counts the body bytes held now, in total or by one client.
 #[derive(Debug, Default)]
 pub(crate) struct BodyByteCounter(AtomicU64);
 
-/// Who is charged for a body.
+/// The counters charged for a body.
 #[derive(Debug)]
 pub(crate) struct ChargedBodyCounters {
     pub(crate) total: Arc<BodyByteCounter>,
@@ -63,14 +63,14 @@ pub(crate) struct ChargedBodyCounters {
     pub(crate) key: Option<Arc<BodyByteCounter>>,
 }
 
-/// One body's part of what its payers hold, given back on drop.
+/// One body's charge to its counters, released on drop.
 #[derive(Debug)]
 pub(crate) struct BodyBytesGuard {
     counters: ChargedBodyCounters,
     bytes: u64,
 }
 
-/// Reads the body. The charge is to be kept as long as the body is.
+/// Reads the body. The caller keeps the returned guard as long as the body.
 pub(crate) async fn read<B>(
     body: B,
     limits: &ApiLimits,
@@ -100,7 +100,7 @@ where
         turn += data.len();
         whole.add(data, declared).await?;
         if turn > MAX_BYTES_PER_TURN {
-            // However fast its client is: it is one of many.
+            // Yield even to a fast client, because this core serves many.
             turn = 0;
             yield_to_reactor::yield_once().await;
         }
@@ -108,15 +108,15 @@ where
     Ok((whole.finish(), charge))
 }
 
-/// One frame is passed on as it came; only a body of several is copied together.
+/// Collects a body. A single frame passes through unchanged; only a body of several frames is copied.
 enum BodyBuffer {
     Empty,
     Single(Bytes),
     Joined(DeferredFreeBuf),
 }
 
-/// What a body was copied together into. To give back that of a large one takes milliseconds, for which a core's streams
-/// would stand still, so it goes elsewhere: also when the body is cut, too long or given up half way.
+/// The buffer of a body of several frames. Freeing a large one takes milliseconds and would stall the core's streams,
+/// so it happens on another thread, also when the body is cut, too long or abandoned half way.
 struct DeferredFreeBuf(Vec<u8>);
 
 impl BodyBuffer {
@@ -128,7 +128,7 @@ impl BodyBuffer {
                 return Ok(());
             }
             Self::Single(first) => {
-                // What a client declares is believed up to 1 MiB; beyond, memory follows what it sends.
+                // Trust the declared length up to 1 MiB; beyond that, memory follows the bytes sent.
                 let mut many =
                     DeferredFreeBuf(Vec::with_capacity(declared.min(LARGE).max(first.len() + data.len())));
                 many.0.extend_from_slice(&first);
@@ -155,8 +155,7 @@ impl BodyBuffer {
     }
 }
 
-/// With room for `more`, twice what it had, but for no more than was declared. Away from this core, since all that came may
-/// have to be copied.
+/// Makes room for `more`, doubling up to the declared length. Runs off this core, since it may copy all received bytes.
 async fn grow_off_core(
     mut many: DeferredFreeBuf,
     more: usize,
@@ -190,20 +189,19 @@ impl Drop for DeferredFreeBuf {
             return;
         }
         let memory = std::mem::take(&mut self.0);
-        // Without a runtime there are no streams to disturb.
+        // Without a runtime there are no streams to stall.
         if let Ok(runtime) = Handle::try_current() {
             drop(runtime.spawn_blocking(move || drop(memory)));
         }
     }
 }
 
-/// Ends a body that comes in dribs: what came fast before is no credit, or one burst would buy hours. The timer exists
-/// only once a body has made us wait.
+/// Fails a body that arrives too slowly. A fast start earns no credit, or one burst would buy hours. The timer exists
+/// only once a body has made the reader wait.
 struct MinRateTimer {
     min_rate: u64,
     window: Duration,
-    /// When the present window began, and how many bytes had come by then. The first begins when there is something to
-    /// wait for.
+    /// When the current window began. The first window begins with the first wait.
     window_start: Option<Instant>,
     bytes_at_window_start: u64,
     timer: Option<Pin<Box<tokio::time::Sleep>>>,
@@ -233,7 +231,7 @@ impl MinRateTimer {
                 biased;
                 ready = &mut frame => return Ok(ready),
                 () = timer.as_mut() => {
-                    // 0 asks for nothing, however much is held.
+                    // A rate of 0 disables the check, however many bytes are held.
                     let least = if self.min_rate == 0 { 0 } else { self.min_rate + so_far / BUFFERED_RATE_DIVISOR };
                     let now = Instant::now();
                     let wanted = (now - since).as_millis() * u128::from(least) / 1000;
@@ -254,7 +252,7 @@ impl MinRateTimer {
 }
 
 impl BodyByteCounter {
-    /// What is held with these.
+    /// Adds bytes and returns the new count.
     fn add(&self, bytes: u64) -> u64 {
         self.0.fetch_add(bytes, Ordering::Relaxed) + bytes
     }
@@ -264,7 +262,7 @@ impl BodyBytesGuard {
     fn add(&mut self, bytes: u64, limits: &ApiLimits) -> Result<(), Fault> {
         let share = units::Bytes((limits.body_total.0 / CLIENT_SHARE_DIVISOR).max(limits.body.0));
         self.bytes += bytes;
-        // Everybody is charged before anybody objects, since the drop gives back from all.
+        // Charge every counter before checking any, since the drop releases from all of them.
         let most = self.client_counters().map(|client| client.add(bytes)).max();
         let all = self.counters.total.add(bytes);
         if all > limits.body_total.0 {
@@ -289,7 +287,7 @@ impl Drop for BodyBytesGuard {
     }
 }
 
-/// A body that ends too early, or that HTTP/2 resets, is a client that left; one that cannot be decoded is a bad
+/// Maps a body error: a body that ends early or is reset by HTTP/2 is a disconnect, and an undecodable body is a bad
 /// request.
 fn body_error_fault(error: &(dyn std::error::Error + 'static)) -> Fault {
     let garbled = std::iter::successors(Some(error), |e| e.source()).any(|e| {

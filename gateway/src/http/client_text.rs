@@ -1,9 +1,9 @@
-//! Text that clients chose, made fit for logs and messages.
+//! Sanitizes text from clients for logs and messages.
 
-/// Longest text from a client that is repeated anywhere, in bytes.
+/// The longest client text that the gateway repeats anywhere, in bytes.
 pub(crate) const MAX_CLIENT_TEXT_BYTES: usize = 256;
 
-/// The text with control characters escaped, cut at [`MAX_CLIENT_TEXT_BYTES`] bytes.
+/// Escapes control characters and cuts the text at [`MAX_CLIENT_TEXT_BYTES`] bytes.
 pub(crate) fn sanitize(text: &str) -> String {
     let mut out = String::with_capacity(text.len().min(MAX_CLIENT_TEXT_BYTES + 3));
     for c in text.chars() {

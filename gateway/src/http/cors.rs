@@ -1,9 +1,9 @@
-//! What pages of other origins may do with the inference API, for browsers to enforce.
+//! CORS: what pages of other origins may do with the inference API, enforced by browsers.
 //!
-//! A browser asks first (a preflight, without the key: so it is answered before anybody is asked for one), and then shows
-//! a page only answers that name the page's origin; so errors must name it, too, or a page never learns why. Cookies
-//! play no part here, and credentials in a header are the page's own, so no origin is ever trusted with more than a
-//! program that has a key.
+//! A browser first sends a preflight without the key, so the gateway answers it before it asks for a key. The browser
+//! then shows a page only responses that name the page's origin. Errors must name it too, or the page never learns the
+//! reason. Cookies play no part here, and credentials in a header belong to the page itself, so no origin gets more
+//! rights than a program that has a key.
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header, request};
 
@@ -11,14 +11,14 @@ use super::origin;
 use crate::config::Config;
 
 const ALLOWED_METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST");
-/// Two hours, in seconds: no browser keeps it for longer.
+/// Two hours in seconds: no browser caches a preflight for longer.
 const PREFLIGHT_MAX_AGE: HeaderValue = HeaderValue::from_static("7200");
 const ANY_ORIGIN: HeaderValue = HeaderValue::from_static("*");
 const VARY_ORIGIN: HeaderValue = HeaderValue::from_static("Origin");
 const PREFLIGHT_VARY: HeaderValue =
     HeaderValue::from_static("Origin, Access-Control-Request-Method, Access-Control-Request-Headers");
 
-/// What the stock SDKs send from a browser.
+/// Headers that the stock SDKs send from a browser.
 const ALLOWED_HEADERS: [&str; 13] = [
     "accept",
     "authorization",
@@ -35,16 +35,16 @@ const ALLOWED_HEADERS: [&str; 13] = [
     "baggage",
 ];
 const ALLOWED_HEADER_PREFIXES: [&str; 3] = ["anthropic-", "openai-", "x-stainless-"];
-/// Of an answer, what a page may read beyond what every page may.
+/// Response headers that a page may read beyond those that every page may read.
 const EXPOSED_HEADERS: [&str; 5] =
     ["x-request-id", "request-id", "x-should-retry", "server-timing", "retry-after"];
 const EXPOSED_HEADER_PREFIXES: [&str; 4] = ["x-rouse-", "x-ratelimit-", "anthropic-", "openai-"];
 
-/// What is to be said of one request's origin.
+/// The CORS headers that the response to one request needs.
 pub(super) enum CorsDecision {
-    /// Nothing is configured, or every origin is as good as none, and nothing is said.
+    /// No headers: CORS is not configured, or every origin is allowed and the request names no single origin.
     Off,
-    /// The origin is none of those configured, or there is none. Caches must know that another one would be told otherwise.
+    /// The origin is missing or not allowed. `Vary` tells caches that the response depends on the origin.
     Foreign,
     Allowed(HeaderValue),
 }
@@ -64,7 +64,7 @@ impl CorsDecision {
         }
     }
 
-    /// The head of a preflight's answer; `None` when this is none, or of a foreign origin.
+    /// The headers of a preflight response. `None`: the request is no preflight, or its origin is not allowed.
     pub(super) fn preflight(&self, parts: &request::Parts) -> Option<HeaderMap> {
         let Self::Allowed(_) = self else { return None };
         if parts.method != Method::OPTIONS
@@ -90,7 +90,7 @@ impl CorsDecision {
         Some(headers)
     }
 
-    /// Says it on an answer, whatever it is.
+    /// Adds the CORS headers to any response.
     pub(super) fn apply(self, headers: &mut HeaderMap) {
         let origin = match self {
             Self::Off => return,

@@ -1,4 +1,4 @@
-//! What the two APIs need of the driver, so that they can be tested without one.
+//! The driver's interface for both APIs, so that tests can replace the driver.
 
 use std::{pin::Pin, sync::Arc};
 
@@ -20,19 +20,19 @@ use crate::{
     routing::RouteTable,
 };
 
-/// An answer that the driver takes its time for.
+/// Boxed driver reply.
 pub type DriverFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// As the methods of [`DriverHandle`] with the same names, and what it is told by requests.
+/// The methods of [`DriverHandle`] with the same names, and the events that requests send to it.
 pub trait DriverApi: Send + Sync {
     fn routes(&self) -> Guard<Arc<RouteTable>>;
     fn clock(&self) -> TickClock;
     fn served_tokens(&self) -> &ServedTokens;
     /// Waits for a lease. Dropping the future leaves the queue.
     fn park(&self, parking: ParkRequest) -> DriverFuture<'_, Result<GrantedLease, Fault>>;
-    /// The stub in front of an engine turned a request away.
+    /// Reports that the stub in front of an engine rejected a request.
     fn report_gated(&self, engine: EngineId, generation: Generation);
-    /// Completes when [`Self::view`] and [`Self::report`] show the present.
+    /// Completes when [`Self::view`] and [`Self::report`] are up to date.
     fn refresh(&self) -> DriverFuture<'_, ()>;
     fn view(&self) -> Arc<FleetView>;
     fn report(&self) -> Arc<Report>;

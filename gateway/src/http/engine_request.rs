@@ -1,22 +1,23 @@
-//! From a routed request to an engine's answer: a lease at once, or a place in the queue and then a lease, and the few
-//! cases in which one request is tried again without its client noticing.
+//! Takes a routed request to an engine's response: a lease at once or after queueing, and the few cases in which the
+//! gateway retries without the client noticing.
 //!
-//! It is tried again only while no byte of an answer has gone out, so that nothing is generated twice for one client:
+//! The gateway retries only while no byte of a response has gone out, so no output is generated twice for one client:
 //!
 //! * The first request after a start or wake is the canary. When it fails (5xx, a broken connection, no byte in time, a
-//!   revoked lease) the engine is the suspect and not the request: it goes back to its old place in the queue,
+//!   revoked lease), the engine is the suspect and not the request: the request returns to its old place in the queue,
 //!   [`MAX_CANARY_ATTEMPTS`] times.
-//! * An engine that cannot be reached is not yet known to be dead by those who decide. The request, which no engine has
-//!   begun, goes to another engine of the model at once; where there is none to be had, it waits until the dead engine's
-//!   gate closes and queues again. Once, either way.
+//! * An unreachable engine may be dead without the driver knowing it yet. No engine has begun the request, so it goes
+//!   to another engine of the model at once. If there is none, it waits until the dead engine's gate closes and queues
+//!   again. A request retries for this reason only once.
 //!
-//! * An engine behind a stub whose gate is closed has not seen the request at all: it goes back to its old place in the queue
-//!   as often as that happens, until its deadline. The mark that says so is believed only where a stub is configured. The
-//!   stub lets no such mark of its engine through; an engine alone could park everybody with it.
+//! * An engine behind a stub with a closed gate has not seen the request: the request returns to its old place in the
+//!   queue each time, until its deadline. The gateway trusts the stub's mark only where a stub is configured. The stub
+//!   removes such a mark from its engine's responses; with the mark, an engine could park every client's request.
 //!
-//! Every other request that an engine may have begun fails with it: only its client can know whether twice is harmless. An
-//! engine's own refusal is an answer, also a 503 with a `Retry-After`: it passes on as it is, since the engine looked at
-//! the request, and a crowd that is sent on from one full engine to the next makes all of them full.
+//! Any other request that an engine may have begun fails with the engine: only its client can know whether a repeat is
+//! harmless. An engine's own refusal is a response, also a 503 with a `Retry-After`. The gateway relays it unchanged,
+//! because the engine has examined the request, and a crowd that moves from one full engine to the next fills all of
+//! them.
 
 mod observer;
 
@@ -57,63 +58,64 @@ pub(crate) use observer::RequestExchangeObserver;
 
 /// How often one request may be the canary of an engine that fails it.
 const MAX_CANARY_ATTEMPTS: u32 = 3;
-/// How much later than its own deadline a parked request gives up on a control plane that does not answer.
+/// How long past its deadline a parked request waits for a control plane that does not reply.
 const PARK_DEADLINE_SLACK: Millis = Millis::secs(2);
-/// How long the end of a process may take to be noticed.
+/// How long the gateway may take to notice that a process has exited.
 const EXIT_DETECTION_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// One request that is to be answered by an engine.
+/// One request for an engine.
 pub(crate) struct EngineRequest {
     pub(crate) worker: Rc<WorkerContext>,
     pub(crate) context: Rc<RequestContext>,
     pub(crate) config: Arc<config::Config>,
     pub(crate) model: ModelName,
-    /// As it was when the request came. The engine may have been started by another one.
+    /// The configuration when the request arrived. The engine may have been started with another one.
     pub(crate) spec: Arc<config::EngineConfig>,
     pub(crate) method: Method,
     pub(crate) path: PathAndQuery,
     pub(crate) headers: HeaderMap,
-    /// The engine is told the request's id.
+    /// Whether the engine receives the request's id.
     pub(crate) sends_request_id: bool,
     pub(crate) body: RoutedBody,
-    /// The body's share of what all bodies may hold. Goes with the job, which ends with the answer's head.
+    /// The body's charge to the limits on held bodies. Released with this value, which is dropped at the response's
+    /// head.
     pub(crate) _body_guard: BodyBytesGuard,
     pub(crate) stream: bool,
-    /// In whose words a stream that breaks is told why.
+    /// The API schema in which a broken stream's error is written.
     pub(crate) form: ApiSchema,
     pub(crate) affinity: AffinityKeys,
-    /// Whose request it is; `None` where no keys are configured.
+    /// The request's key. `None`: no keys are configured.
     pub(crate) key: Option<Arc<ApiKey>>,
     /// The client as a hash: of its API key, else of the user or session that the request names, else of its address.
     pub(crate) client_hash: u64,
-    /// What it takes of that key's limits.
+    /// The request's charge to the limits of its key.
     pub(crate) quota_charge: Option<Rc<QuotaCharge>>,
     pub(crate) deadline: Tick,
-    /// It queues for its model and wakes it; otherwise it is answered by an engine that is free, or refused.
+    /// Whether the request may queue for its model and wake it. Otherwise a free engine answers it, or it is refused.
     pub(crate) may_park: bool,
-    /// Notified when the request begins to wait, if it is one for a stream.
+    /// Notified when the request parks. `None` unless the request is for a stream.
     pub(crate) parked_notify: Option<Rc<Notify>>,
 }
 
-/// A lease, where to go with it, and whether the outcome is wanted.
+/// A lease, its engine's address, and the canary guard if the outcome counts.
 struct LeasedEndpoint {
     target: RelayTarget,
-    /// With the name that this engine has for the model.
+    /// The body, with this engine's name for the model.
     body: Payload,
     lease: Lease,
     gate: Arc<Gate>,
     canary: Option<CanaryGuard>,
-    /// A stub stands in front of it.
+    /// Whether a stub stands in front of the engine.
     behind_stub: bool,
-    /// For a model that may have several engines.
+    /// Set for a model that may have several engines.
     attempt: Option<Box<EndpointAttempt>>,
 }
 
-/// What became of one attempt.
+/// The outcome of one attempt.
 enum AttemptOutcome {
     Answered(Box<EngineResponse>),
     Failed(Fault),
-    /// The stub in front of the engine turned it away.
+    /// The stub in front of the engine rejected the request.
     Gated,
     /// The engine is at fault and not the request.
     Retry(Fault, RetryReason),
@@ -121,12 +123,12 @@ enum AttemptOutcome {
 
 enum RetryReason {
     Canary,
-    /// Found gone before it saw anything.
+    /// The engine was gone before it saw the request.
     EngineGone(EngineId, Arc<Gate>),
 }
 
-/// An answer on its way to a client that may leave before it has it: sent, and not yet received, it would go with its
-/// receiver.
+/// A response on its way to a client that may disconnect first. Dropped undelivered, it is still read to its end: a
+/// plain response would be dropped together with the channel.
 struct UndeliveredResponse(Option<Box<EngineResponse>>);
 
 impl UndeliveredResponse {
@@ -148,7 +150,7 @@ impl Drop for UndeliveredResponse {
 }
 
 impl EngineRequest {
-    /// Sees the request through to the head of an answer. A refusal says nothing that its client may not know.
+    /// Runs the request up to the head of a response. Faults are redacted to what the client may know.
     pub(crate) async fn run(self) -> Result<Box<EngineResponse>, Fault> {
         if self.spec.on_disconnect == OnDisconnect::Drain {
             return Box::pin(self.run_detached()).await;
@@ -156,7 +158,8 @@ impl EngineRequest {
         self.run_inline().await
     }
 
-    /// The same for a client that may interrupt its engine. Without a move: a job is large.
+    /// Like [`Self::run`], for a client that may interrupt its engine. Borrows, because moving this large value is
+    /// costly.
     pub(crate) async fn run_inline(&self) -> Result<Box<EngineResponse>, Fault> {
         let answer = match self.acquire_lease().await {
             Ok(place) => self.run_attempts(place, None).await,
@@ -172,11 +175,11 @@ impl EngineRequest {
         }
     }
 
-    /// In a task of its own, so that the engine is read to its end although the client left.
+    /// Runs in its own task. So the engine's response is read to its end even after the client disconnects.
     async fn run_detached(self) -> Result<Box<EngineResponse>, Fault> {
         let (mut tell, told) = oneshot::channel();
         tokio::task::spawn_local(async move {
-            // Until a lease is held there is nothing to be read to its end: a client that leaves leaves the queue.
+            // Without a lease there is no response to drain: a client that disconnects leaves the queue.
             let place = tokio::select! {
                 biased;
                 () = tell.closed() => return,
@@ -202,7 +205,7 @@ impl EngineRequest {
         }
     }
 
-    /// `client`: whom to tell, where the request outlives its client.
+    /// `client`: the channel to the client, where the request outlives its client.
     async fn run_attempts(
         &self,
         first: LeasedEndpoint,
@@ -244,7 +247,7 @@ impl EngineRequest {
                     None => std::future::pending().await,
                 }
             };
-            // No model is woken for nobody.
+            // Do not wake a model for a client that has disconnected.
             place = tokio::select! {
                 biased;
                 () = left => return Err(Fault::ClientDisconnected { phase: DisconnectPhase::Parked }),
@@ -253,7 +256,7 @@ impl EngineRequest {
         }
     }
 
-    /// A lease on an awake engine, if one can be had without waiting. `avoid`: but not on this one.
+    /// Takes a lease on an awake engine if one is free now. `avoid`: the engine to skip.
     fn try_acquire_lease(&self, avoid: Option<&EngineId>) -> Option<LeasedEndpoint> {
         let routes = self.worker.server.driver.routes();
         let route = routes.models.get(&self.model)?;
@@ -301,7 +304,7 @@ impl EngineRequest {
             stream: self.stream,
             required_engine: only,
         });
-        // The queue ends every wait by its deadline; this is for a queue that has died.
+        // The queue ends every wait by its deadline; this timeout covers a dead queue.
         let patience = control.clock().instant_at(self.deadline + PARK_DEADLINE_SLACK);
         let GrantedLease { lease, engine, generation, fingerprint, address, canary, wait: waited } =
             tokio::time::timeout_at(patience, wait).await.unwrap_or(Err(Fault::ControlPlaneUnavailable))?;
@@ -374,7 +377,8 @@ impl EngineRequest {
         };
         match (relay::exchange(&self.worker.pool, exchange).await, canary) {
             (Ok(response), canary) if stub && response.extensions().get() == Some(&GatedByStub) => {
-                // In this order: the lease ends, the engine is known to be gated, and its canary has proved nothing.
+                // The order matters: the lease ends, the driver learns that the engine is gated, and the canary ends
+                // without a verdict.
                 drop(response);
                 self.worker.server.driver.report_gated(engine, generation);
                 drop(canary);
@@ -410,8 +414,8 @@ impl EngineRequest {
         }
     }
 
-    /// How the engine is spoken to that was started with this fingerprint. Looked up when it is known which engine it is:
-    /// a reload may have come while the request waited, and may not have reached the engine yet.
+    /// The configuration of the engine that was started with this fingerprint. Looked up once the engine is known: a
+    /// reload may have happened while the request waited, and may not have reached the engine yet.
     fn spec_for(&self, fingerprint: u64) -> Arc<config::EngineConfig> {
         let config = self.worker.server.config.load();
         config
@@ -427,7 +431,7 @@ fn authorization(spec: &config::EngineConfig) -> Option<HeaderValue> {
     Some(value)
 }
 
-/// What a failed canary says about its engine; `None` when the engine is not to blame (its lease was revoked).
+/// What a failed canary says about its engine. `None`: the engine is not to blame (its lease was revoked).
 const fn canary_failure_cause(fault: &Fault) -> Option<FailureCause> {
     match fault {
         Fault::EngineTimeout { .. } => Some(FailureCause::Timeout),
@@ -445,8 +449,8 @@ const fn canary_failure_cause(fault: &Fault) -> Option<FailureCause> {
     }
 }
 
-/// That a process has ended and that its connection has are one thing, of which either may be heard first. Before a byte of the answer
-/// its client is told the same of both, and so whether to ask again.
+/// Reports an exited process as a closed connection. Either event may be noticed first, so before the first byte of the
+/// response the client gets the same error for both, and the same advice on whether to retry.
 fn exit_as_closed(failed: relay::ExchangeError) -> Fault {
     match failed.fault {
         Fault::EngineFailed {
@@ -458,13 +462,12 @@ fn exit_as_closed(failed: relay::ExchangeError) -> Fault {
     }
 }
 
-/// The engine was taken away from the request, which another one may answer: not at the gateway's own end.
+/// Whether the request lost its engine and another engine may serve it. False when the gateway itself shuts down.
 const fn is_revocation(fault: &Fault) -> bool {
     matches!(fault, Fault::EngineFailed { .. } | Fault::TurnEnded { .. })
 }
 
-/// There is no engine to ask, or none that lets anybody in, whether its socket told so first or those who watch its
-/// process.
+/// Whether the engine is unreachable or revoked, whichever of its socket and its process showed that first.
 const fn is_engine_gone(fault: &Fault) -> bool {
     is_revocation(fault)
         || matches!(
@@ -473,13 +476,13 @@ const fn is_engine_gone(fault: &Fault) -> bool {
         )
 }
 
-/// A dead engine is revoked as soon as its process is seen gone. Queued before that, the request would be given to it
-/// again.
+/// Waits until the gate of a dead engine is revoked, or [`EXIT_DETECTION_TIMEOUT`] passes. The gate is revoked as soon
+/// as the engine's process is seen to be gone. A request that queues earlier would get the same engine again.
 async fn until_revoked(gate: &Gate) {
     let mut revoked = pin!(gate.on_revoke());
     revoked.as_mut().enable();
     if gate.revoked().is_none() && gate.is_open() {
-        // Not revoked in this time, it is not dead: it closed a connection, and may be asked again.
+        // An engine that is not revoked in this time is alive: it closed a connection, and may get the request again.
         drop(tokio::time::timeout(EXIT_DETECTION_TIMEOUT, revoked).await);
     }
 }

@@ -1,15 +1,16 @@
-//! What hyper takes and we do not: requests that another reader could understand as a different one.
+//! Refuses requests that hyper accepts but that another HTTP parser could read differently.
 //!
-//! What passes here cannot be forwarded wrong in any case, since an engine's request is written anew from what was
-//! understood, with a length of its own. But a proxy before us may have understood something else, and one that is told
-//! so loudly is one that gets mended.
+//! An accepted request cannot be forwarded wrongly, since the gateway writes the engine's request anew, with a length
+//! of its own. But a proxy in front of the gateway may have parsed a different request, and a loud error gets that
+//! proxy fixed.
 
 use http::{Method, Uri, Version, request, uri::Authority};
 use rouse::fault::Fault;
 
 use super::known_headers::{KnownHeader, KnownHeaders};
 
-/// Refuses what is ambiguous. The connection is then to be closed: where its next request begins is a matter of opinion.
+/// Refuses an ambiguous head. The caller then closes the connection, since parsers may disagree about where its next
+/// request begins.
 pub(super) fn check(parts: &request::Parts, fields: &KnownHeaders<'_>) -> Result<(), Fault> {
     let because = |why: &str| {
         Err(Fault::InvalidRequest { message: format!("the request's head is ambiguous: {why}"), param: None })
@@ -20,7 +21,8 @@ pub(super) fn check(parts: &request::Parts, fields: &KnownHeaders<'_>) -> Result
     if fields.is_repeated(KnownHeader::Host) {
         return because("there are several Host fields");
     }
-    // In HTTP/1 the target goes before Host; in HTTP/2 there is no target to have been rewritten by a proxy in between.
+    // In HTTP/1 the target overrides Host, so only HTTP/2 compares them: there, no proxy in between has rewritten a
+    // target.
     let compared = parts.version >= Version::HTTP_2 && parts.method != Method::CONNECT;
     let named = match fields.first(KnownHeader::Host) {
         None if parts.version == Version::HTTP_11 => return because("there is no Host"),
@@ -38,8 +40,8 @@ pub(super) fn check(parts: &request::Parts, fields: &KnownHeaders<'_>) -> Result
     Ok(())
 }
 
-/// A name or an address and perhaps a port, as nearly everybody sends it: an [`Authority`] is not worth making to learn
-/// that it would be one.
+/// Whether this is a plain name or IPv4 address, with or without a port. Nearly all clients send one, and this check is
+/// cheaper than parsing an [`Authority`].
 fn is_plain_host(host: &[u8]) -> bool {
     let mut parts = host.splitn(2, |byte| *byte == b':');
     let is_name = |name: &[u8]| {
@@ -56,7 +58,7 @@ fn has_plain_transfer_encoding(fields: &KnownHeaders<'_>) -> bool {
         && first.is_none_or(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
 }
 
-/// `Some(None)` for an empty one, which a client sends when its target has none.
+/// Parses a Host. `Some(None)`: empty, as a client sends it when its target has no authority.
 fn authority(host: &str) -> Option<Option<Authority>> {
     if host.is_empty() {
         return Some(None);
@@ -64,7 +66,7 @@ fn authority(host: &str) -> Option<Option<Authority>> {
     host.parse::<Authority>().ok().filter(|authority| !authority.as_str().contains('@')).map(Some)
 }
 
-/// A port that goes without saying may be said.
+/// Compares two authorities; a missing port equals the scheme's default port.
 fn same_authority(one: &Authority, other: &Authority, uri: &Uri) -> bool {
     let usual = match uri.scheme_str() {
         Some("https") => 443,

@@ -1,4 +1,4 @@
-//! What a request's head settles before a byte of its body is read.
+//! Evaluates a request's head before a byte of its body is read.
 
 use http::HeaderValue;
 use rouse::{fault::Fault, units::Millis};
@@ -12,7 +12,7 @@ use crate::keys::PresentedKey;
 const X_REQUEST_TIMEOUT: &str = "x-request-timeout";
 const X_ROUSE_HEARTBEAT: &str = "x-rouse-heartbeat";
 
-/// Refuses what the gateway cannot read: an encoded body.
+/// Refuses an encoded body, which the gateway cannot read.
 pub(super) fn check_content_encoding(fields: &KnownHeaders<'_>) -> Result<(), Fault> {
     for encoding in fields.all(KnownHeader::ContentEncoding) {
         let spelled = encoding.to_str().unwrap_or("?").trim();
@@ -23,7 +23,7 @@ pub(super) fn check_content_encoding(fields: &KnownHeaders<'_>) -> Result<(), Fa
     Ok(())
 }
 
-/// The wait a client asked for with `x-request-request_timeout`, in seconds.
+/// The wait that the client allows with `x-request-timeout`, in seconds.
 pub(super) fn request_timeout(fields: &KnownHeaders<'_>) -> Result<Option<Millis>, Fault> {
     let Some(value) = fields.first(KnownHeader::RequestTimeout) else {
         return Ok(None);
@@ -40,7 +40,7 @@ pub(super) fn request_timeout(fields: &KnownHeaders<'_>) -> Result<Option<Millis
         })
 }
 
-/// Whether the client wants heartbeats while its stream waits, if it says so with `x-rouse-wants_heartbeat`.
+/// Whether the client wants heartbeats while its stream waits. `None`: it sends no `x-rouse-heartbeat`.
 pub(super) fn wants_heartbeat(fields: &KnownHeaders<'_>) -> Result<Option<bool>, Fault> {
     let Some(value) = fields.first(KnownHeader::Heartbeat) else { return Ok(None) };
     match value.as_bytes().trim_ascii() {
@@ -53,7 +53,7 @@ pub(super) fn wants_heartbeat(fields: &KnownHeaders<'_>) -> Result<Option<bool>,
     }
 }
 
-/// The key that was sent. Two different ones are a client that does not know what it sends.
+/// The key that the client sent. Two different keys are an error.
 pub(super) fn presented_key<'a>(fields: &KnownHeaders<'a>) -> Result<Option<PresentedKey<'a>>, Fault> {
     let mut seen: Option<PresentedKey<'a>> = None;
     let plain = |field, header| {

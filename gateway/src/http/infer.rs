@@ -1,4 +1,4 @@
-//! A request for an engine, from its body to the head of its answer.
+//! Runs an inference request from its body to the head of its response.
 
 use std::{borrow::Cow, net::IpAddr, rc::Rc, sync::Arc};
 
@@ -32,14 +32,14 @@ use crate::{
     serve::socket::ConnectionExchangeGuard,
 };
 
-/// What a head asked for, and the body that is to come.
+/// A request whose head is evaluated and whose body is still to be read.
 pub(super) struct PendingRequest {
     pub(super) routed: RoutedRequest,
-    /// How long the client would wait, if it said so.
+    /// How long the client is willing to wait, if it sent a limit.
     pub(super) timeout: Option<Millis>,
-    /// It gets heartbeats while its stream waits.
+    /// Whether the client gets heartbeats while its stream waits.
     pub(super) sends_heartbeats: bool,
-    /// There is a `Connection`, which may name any field.
+    /// Whether the head has a `Connection` header, which may name any other header.
     pub(super) has_connection_header: bool,
     pub(super) headers: HeaderMap,
     pub(super) body: Incoming,
@@ -47,7 +47,7 @@ pub(super) struct PendingRequest {
     pub(super) config: Arc<Config>,
 }
 
-/// A body that is here.
+/// A completely received body.
 struct ReceivedBody {
     body: Bytes,
     guard: BodyBytesGuard,
@@ -71,7 +71,7 @@ impl RequestHandler {
             config,
         } = asking;
         if names_hops {
-            // Before anything of ours is added: a client may name that as well.
+            // Before the gateway adds its own headers, since the client's `Connection` may name those too.
             remove_hop_by_hop(&mut headers);
         }
         let payers = ChargedBodyCounters {
@@ -100,7 +100,7 @@ impl RequestHandler {
         self.finish_at(response, now)
     }
 
-    /// Finds out which model is meant and what exactly is to be sent.
+    /// Resolves the model and assembles the request for its engine.
     async fn build_engine_request(
         &self,
         call: RoutedRequest,
@@ -129,7 +129,7 @@ impl RequestHandler {
             suggestions: Vec::new(),
         };
         let spec = spec.ok_or_else(gone)?;
-        // llama-cpp-python answers 400, without a word, to an id that is no UUID.
+        // llama-cpp-python answers 400, without a message, to an id that is no UUID.
         let names_id = spec.kind != EngineKind::LlamaCpp || is_uuid(&self.context.id);
         if !names_id {
             headers.remove(REQUEST_ID);
@@ -173,7 +173,7 @@ impl RequestHandler {
         })
     }
 
-    /// The hash that identifies the client to turns and idle protection; 0 where nothing identifies the client.
+    /// The hash that identifies the client for turns and idle protection. 0: nothing identifies the client.
     fn client_hash(&self, key: Option<&ApiKey>, head: &RoutingFields<'_>, headers: &HeaderMap) -> u64 {
         let address = || match self.socket.peer().map(|peer| peer.ip()) {
             Some(IpAddr::V4(address)) => openai::stable_hash(&address.octets()),
@@ -188,8 +188,8 @@ impl RequestHandler {
             .unwrap_or_else(address)
     }
 
-    /// Runs the request; a stream that is parked for long gets its head meanwhile, and heartbeats if it `beats`. Tells as well when
-    /// the head was there.
+    /// Runs the request. A stream that parks beyond `stream.grace` gets its head at once, and heartbeats if `beats`.
+    /// Also returns when the head was ready.
     async fn run(
         &self,
         job: EngineRequest,

@@ -1,11 +1,11 @@
-//! What a request's head says to the gateway, found in one pass over its fields.
+//! Finds the headers that the gateway evaluates, in one pass over a request's head.
 //!
-//! Nobody sends most of these, and to find that out by asking for each by its name costs a hash each, two for names that the
-//! `http` crate does not know: a tenth of all the gateway's own work for a request.
+//! Most of these headers are usually absent. Looking each of them up by name costs a hash, and two for names that the
+//! `http` crate does not know: a tenth of the gateway's own work for a request.
 
 use http::{HeaderMap, HeaderValue};
 
-/// A field that is looked at before the body is read.
+/// A header that the gateway evaluates before it reads the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KnownHeader {
     Host,
@@ -23,7 +23,7 @@ pub(super) enum KnownHeader {
 
 const KNOWN_HEADER_COUNT: usize = KnownHeader::Connection as usize + 1;
 
-/// The first value of each, and whether there are more.
+/// The first value of each known header, and whether the header is repeated.
 pub(super) struct KnownHeaders<'a> {
     headers: &'a HeaderMap,
     first: [Option<&'a HeaderValue>; KNOWN_HEADER_COUNT],
@@ -90,7 +90,7 @@ impl<'a> KnownHeaders<'a> {
         self.repeated.get(field as usize) == Some(&true)
     }
 
-    /// In the order in which they were sent.
+    /// All values of a header, in the order in which they were sent.
     pub(super) fn all(&self, field: KnownHeader) -> impl Iterator<Item = &'a HeaderValue> + use<'a> {
         let others = self.is_repeated(field).then(|| self.headers.get_all(field.name()).iter().skip(1));
         self.first(field).into_iter().chain(others.into_iter().flatten())

@@ -1,4 +1,4 @@
-//! `GET /v1/models`: every model and alias, awake or not, and what state it is in.
+//! `GET /v1/models`: lists every model and alias, awake or not, with its state.
 
 use bytes::Bytes;
 use rouse::{engine::last_outcome::LastFailure, fleet::report::ModelState, model::ModelName};
@@ -17,13 +17,13 @@ struct ModelObject<'a> {
     last_failure: Option<ModelFailureObject>,
 }
 
-/// How it last failed, where it has not served since. What its engine wrote is for the admin alone.
+/// A model's last failure, while it has not served since. The engine's own output is for the admin API only.
 #[derive(Serialize)]
 struct ModelFailureObject {
     cause: String,
-    /// In seconds since the epoch.
+    /// When it failed, in seconds since the epoch.
     at: u64,
-    /// Failures in a row.
+    /// Consecutive failures.
     count: u32,
 }
 
@@ -33,7 +33,8 @@ struct ModelListObject<'a> {
     data: Vec<ModelObject<'a>>,
 }
 
-/// All that the key may use. `created` is when this gateway started, in seconds since the epoch: the SDKs want a number.
+/// Lists all models that the key may use. `created` is the start of this gateway in seconds since the epoch: the SDKs
+/// require a number.
 pub(crate) fn list(routes: &RouteTable, key: Option<&ApiKey>, created: u64) -> Bytes {
     let usable = |model: &ModelName| key.is_none_or(|key| key.may_use(model));
     let models = routes.registry.iter().filter(|(_, model)| usable(model));
@@ -43,7 +44,7 @@ pub(crate) fn list(routes: &RouteTable, key: Option<&ApiKey>, created: u64) -> B
     })
 }
 
-/// One, under the name it was asked for.
+/// Describes one model, under the name that the client requested.
 pub(crate) fn single(routes: &RouteTable, name: &str, model: &ModelName, created: u64) -> Bytes {
     json(&describe(routes, name, model, created))
 }

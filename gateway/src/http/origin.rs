@@ -1,14 +1,15 @@
-//! Which web pages may use an API that asks nobody for a key.
+//! Decides which web pages may use an API that requires no key.
 //!
 //! A gateway on loopback without keys trusts the programs of its machine, and a browser is one of them: any page that a
-//! person happens to look at can have it send a request here. Most need no preflight, since the `Content-Type` is for
-//! the page to choose, so what CORS forbids is only to read the answer; the model is awake by then. And a page whose name was
-//! rebound to this machine reads the answer, too. What no page can choose is the `CorsDecision` that goes with all that is no
-//! GET, so it must be one of this machine's or a configured one. Programs that are no browsers send none.
+//! person opens can make the browser send a request here. Most such requests need no preflight, since the page chooses
+//! the `Content-Type`. CORS then only forbids the page to read the response, and by that time the model is awake. A
+//! page whose name was rebound to this machine can even read the response. But no page can choose the `Origin` that the
+//! browser sends with every request other than a GET, so that origin must be local or configured. Programs other than
+//! browsers send no `Origin`.
 //!
-//! A page of this machine, or a configured one, may also read what it is answered (`super::cors`).
+//! A local or configured page may also read its response (`super::cors`).
 //!
-//! Behind keys a page has nothing to send. On other addresses it is the network that is trusted, pages included.
+//! With keys configured, a page has no key to send. On other addresses the gateway trusts the network, pages included.
 
 use http::{HeaderValue, Method, header, request};
 use rouse::fault::Fault;
@@ -16,7 +17,7 @@ use rouse::fault::Fault;
 use super::{admin::guard::is_loopback_origin, client_text};
 use crate::config::Config;
 
-/// To be asked where nobody had to show a key.
+/// Checks the origin of a request that needs no key.
 pub(super) fn check_origin(config: &Config, parts: &request::Parts) -> Result<(), Fault> {
     let reads = matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS);
     if reads || config.cors.any || !is_keyless_loopback(config) {
@@ -32,12 +33,13 @@ pub(super) fn check_origin(config: &Config, parts: &request::Parts) -> Result<()
     }
 }
 
-/// The programs of this machine may use it, and nobody else, and none of them needs a key.
+/// Whether the API listens on loopback only and requires no key.
 pub(super) fn is_keyless_loopback(config: &Config) -> bool {
     config.keys.is_empty() && config.api.ip().to_canonical().is_loopback()
 }
 
-/// A page of this origin may use the API: a configured one, or one of this machine where all of its programs may.
+/// Whether pages of this origin may use the API: a configured origin, or a local one where [`is_keyless_loopback`]
+/// holds.
 pub(super) fn is_allowed(config: &Config, origin: &HeaderValue) -> bool {
     let Ok(origin) = origin.to_str() else { return false };
     config.cors.origins.iter().any(|allowed| allowed.eq_ignore_ascii_case(origin))
@@ -62,12 +64,12 @@ mod tests {
         let mut gateway =
             InProcessGateway::start(|config| config.cors.origins = vec!["https://chat.example".into()]);
         for (headers, origin) in [
-            // A page of a stranger: a request that needs no preflight.
+            // A foreign page: a request that needs no preflight.
             (
                 "host: 127.0.0.1:8080\r\ncontent-type: text/plain\r\norigin: https://evil.example\r\n",
                 "https://evil.example",
             ),
-            // A name that was rebound to this machine: the page is of the same origin as the gateway.
+            // A name that was rebound to this machine: the page and the gateway share an origin.
             ("host: evil.example:8080\r\norigin: http://evil.example:8080\r\n", "http://evil.example:8080"),
             ("host: x\r\norigin: http://localhost.evil.example\r\n", "http://localhost.evil.example"),
             ("host: x\r\norigin: null\r\n", "null"),

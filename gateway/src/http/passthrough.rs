@@ -1,8 +1,8 @@
-//! `/engines/{model}/…`: an engine's own routes, for what has no route here.
+//! `/engines/{model}/…`: an engine's own paths, for functions without a route in the gateway.
 //!
-//! The model is the longest configured name or alias that the path begins with; its slashes may be escaped. What
-//! follows is not decoded: it is one of the paths that the engine's kind opens, byte for byte, or it does not exist. So
-//! no spelling of a management path can arrive at an engine, whatever its router would make of it.
+//! The model is the longest configured name or alias that the path begins with; its slashes may be escaped. The rest is
+//! not decoded: it must equal a path that the engine's kind allows, byte for byte. So no spelling of a management path
+//! can reach an engine, whatever the engine's router would accept.
 
 use std::sync::Arc;
 
@@ -23,22 +23,22 @@ use crate::{
     keys::ApiKey,
 };
 
-/// A name has at most 256 bytes, and each may be escaped.
+/// A name has at most 256 bytes, and each byte may be escaped as three.
 const MAX_ESCAPED_NAME_BYTES: usize = 3 * 256;
 
-/// A path of an engine that may be asked.
+/// An allowed path of an engine.
 #[derive(Debug)]
 pub(super) struct PassthroughTarget {
     pub(super) model: ModelName,
-    /// The model's name as the path has it, without escapes.
+    /// The model's name in the path, unescaped.
     pub(super) requested_name: String,
     pub(super) spec: Arc<config::EngineConfig>,
-    /// The engine's path, with the query as it came.
+    /// The engine's path, with the query unchanged.
     pub(super) path: PathAndQuery,
 }
 
-/// Looks up what follows `/engines/` in `uri`. With a 405 goes what would be allowed. What a model is called besides,
-/// and what its engine opens, is told to those only whose `key` may use it.
+/// Looks up what follows `/engines/` in `uri`. A 405 comes with the allowed methods. Only a `key` that may use the
+/// model learns its other names and the paths of its engine.
 pub(super) fn find(
     method: &Method,
     uri: &http::Uri,
@@ -73,7 +73,7 @@ pub(super) fn find(
     Ok(PassthroughTarget { model: model.clone(), requested_name: spelled, spec: Arc::clone(spec), path })
 }
 
-/// The methods with which this path of the model's engine may be asked; `None` when it may not be at all.
+/// The methods that this path of the model's engine allows. `None`: the path is not allowed at all.
 fn allowed_methods(model: &config::EngineConfig, path: &str) -> Option<&'static [Method]> {
     if model.kind != EngineKind::Custom {
         return paths::allowed_methods(model.kind, path);
@@ -82,7 +82,7 @@ fn allowed_methods(model: &config::EngineConfig, path: &str) -> Option<&'static 
     Some(if passthrough.is_get { paths::READ_METHODS } else { paths::INFERENCE_METHODS })
 }
 
-/// The longest configured name at the beginning of `rest`, whose it is, and the path behind it, from its slash on.
+/// Splits `rest` into the longest configured name, its model, and the remaining path, which starts with a slash.
 fn split_model_path<'a, 'r>(
     registry: &'r ModelNameIndex,
     rest: &'a str,

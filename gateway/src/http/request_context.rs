@@ -1,8 +1,8 @@
-//! What is known of one request, for the access log and the metrics, and the certainty that it is told exactly once.
+//! Collects the data of one request for logs and metrics, and reports it exactly once.
 //!
-//! A request ends in many places: in a handler, at the last byte of a body, or nowhere, because its client left and
-//! every future that served it was dropped. So the account is kept in one shared value which speaks when the last part
-//! that holds it is gone; one that was never finished is a client that left.
+//! A request ends in many places: in a handler, at the last byte of a body, or at any point where its client
+//! disconnects and every future that serves it is dropped. So all its data lives in one shared value, which reports on
+//! drop of its last holder. A request that never completed counts as a disconnect.
 
 use std::{
     cell::{Cell, OnceCell, RefCell},
@@ -29,26 +29,26 @@ use crate::{
     telemetry::{RequestOutcome, RequestRecorder, TRACEPARENT, TRACESTATE},
 };
 
-/// The code of a request whose client was cut because it took nothing.
+/// The code of a request whose client was disconnected because it read nothing.
 const CLIENT_STALLED: &str = "client_stalled";
 
-/// Where requests are counted.
+/// Counts requests and connections.
 pub trait RequestMetricsSink: Send + Sync {
-    /// A request is over; called once for each.
+    /// Counts a finished request; called once for each.
     fn request_finished(&self, finished: &FinishedRequest<'_>);
-    /// A request turned out to be for this model. Where it is counted comes back, and is kept by the request: under the
-    /// same name another model may be configured when it ends.
+    /// Resolves the metrics of the request's model. The request keeps the result, because another model may have the
+    /// same name when the request ends.
     fn model_resolved(&self, model: &ModelName) -> Option<Arc<ModelMetrics>>;
-    /// Where requests of this key are counted.
+    /// Resolves the metrics of this key.
     fn key_metrics(&self, name: &str) -> Option<Arc<KeyMetrics>> {
         let _ = name;
         None
     }
-    /// A client was refused before there was a request: a broken, too large or too slow head.
+    /// Counts a client that was refused before a request: a broken, too large or too slow head.
     fn connection_rejected(&self, status: u16);
-    /// One client connection more (`+1`) or less (`-1`) is open.
+    /// Changes the count of open client connections by `+1` or `-1`.
     fn add_connections(&self, change: i64);
-    /// A connection goes to another core than the one that accepted it.
+    /// Counts a connection that moves to another core than the one that accepted it.
     fn connection_moved(&self) {}
 }
 
@@ -56,29 +56,29 @@ pub trait RequestMetricsSink: Send + Sync {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoopMetricsSink;
 
-/// One request, when it is over.
+/// The data of a finished request.
 pub struct FinishedRequest<'a> {
     pub route: &'static str,
-    /// What [`RequestMetricsSink::model_resolved`] gave, once the request named a configured model.
+    /// The result of [`RequestMetricsSink::model_resolved`], once the request named a configured model.
     pub model: Option<&'a ModelMetrics>,
-    /// What the client saw; 499 when it left by itself.
+    /// The status sent to the client; 499 for a disconnect.
     pub status: u16,
-    /// The fault's code, for what the gateway refused or broke off.
+    /// The fault's code, if the gateway refused or aborted the request.
     pub code: Option<&'static str>,
-    /// Where the client was when it left.
+    /// The phase in which the client disconnected.
     pub left_in_phase: Option<DisconnectPhase>,
     pub cold_start: Option<ColdStart>,
-    /// All of its waiting, however that ended; `None` when it did not wait.
+    /// The total time parked, whatever its outcome. `None`: the request was never parked.
     pub parked_for: Option<Millis>,
-    /// What the gateway itself added to a request that did not wait, in microseconds: from the last byte of its body
-    /// until it goes to the engine.
+    /// The gateway's own latency in microseconds, for a request that did not park: from the last byte of its body until
+    /// the request goes to the engine.
     pub added_micros: Option<u64>,
     /// From arrival to the response's head.
     pub first_byte: Option<Millis>,
     pub duration: Millis,
-    /// How often it was given to another engine, or to the same one again.
+    /// How often the request went to another engine, or again to the same one.
     pub retries: u32,
-    /// Of the request's body, and of the response's.
+    /// Bytes of the request's body, and (`bytes_out`) of the response's.
     pub bytes_in: u64,
     pub bytes_out: u64,
 }
@@ -104,12 +104,12 @@ pub(crate) struct RequestContext {
     retries: Cell<u32>,
     bytes_in: Cell<u64>,
     bytes_out: Cell<u64>,
-    /// The client was found to have left while its body was read.
+    /// The client disconnected while the gateway read its body.
     client_left: Cell<bool>,
     is_complete: Cell<bool>,
-    /// When it was over, where somebody had looked at the clock just then.
+    /// When the request ended, if the caller had just read the clock.
     ended_at: Cell<Option<Instant>>,
-    /// There when somebody wants to hear of single requests.
+    /// Set when telemetry records this request.
     recorder: OnceCell<Box<RefCell<RequestRecorder>>>,
 }
 
@@ -155,7 +155,7 @@ impl RequestContext {
         }
     }
 
-    /// Somebody wants to hear of it: what the engine counted included.
+    /// Whether telemetry records this request, including the engine's token usage.
     pub(crate) fn is_recorded(&self) -> bool {
         self.recorder.get().is_some()
     }
@@ -166,7 +166,7 @@ impl RequestContext {
         }
     }
 
-    /// Tells the engine whose child its own span is. Where nothing is traced, what the client said passes.
+    /// Sends the engine this request's own span as its parent. Without tracing, the client's own headers pass through.
     pub(crate) fn set_trace_headers(&self, headers: &mut HeaderMap) {
         self.with_recorder(|notes| {
             if let Some(own) = notes.traceparent() {
@@ -183,17 +183,17 @@ impl RequestContext {
         self.with_recorder(|notes| notes.enter_phase(phase));
     }
 
-    /// It goes to this engine.
+    /// Records the engine of the next attempt.
     pub(crate) fn record_engine(&self, engine: &EngineId) {
         self.with_recorder(|notes| notes.set_engine(engine));
     }
 
-    /// What the engine counted, so far.
+    /// Records the engine's token usage so far.
     pub(crate) fn record_usage(&self, usage: TokenUsage) {
         self.with_recorder(|notes| notes.set_usage(usage));
     }
 
-    /// An attempt failed, which its client may never see.
+    /// Records a failed attempt, which the client may never see.
     pub(crate) fn record_failed_attempt(&self, code: &'static str) {
         self.with_recorder(|notes| notes.fail_phase(code));
     }
@@ -205,17 +205,17 @@ impl RequestContext {
         *self.model.borrow_mut() = Some(model.clone());
     }
 
-    /// `None` until it is known.
+    /// The request's model. `None` until it is known.
     pub(crate) fn model_name(&self) -> Option<ModelName> {
         self.model.borrow().clone()
     }
 
-    /// Whose request it is, by the key's name.
+    /// Records the name of the request's key.
     pub(crate) fn set_key(&self, name: &Arc<str>) {
         self.key_name.get_or_init(|| Arc::clone(name));
     }
 
-    /// The request's body is here. Gives the moment, for whatever else is to happen at it.
+    /// Records that the body is complete, and returns that time for the caller's further use.
     pub(crate) fn body_received(&self, bytes: usize) -> Tick {
         let now = Instant::now();
         self.bytes_in.set(bytes as u64);
@@ -224,14 +224,14 @@ impl RequestContext {
         self.clock.tick_at(now)
     }
 
-    /// It will go to an engine without having waited.
+    /// Records that the request goes to an engine without having parked.
     pub(crate) fn set_forwarded_at_once(&self) {
         self.forwarded_at_once.set(true);
     }
 
-    /// It goes to an engine.
+    /// Records that the request goes to an engine.
     pub(crate) fn forwarded(&self, now: Instant) {
-        // The first time only: what comes after is no work of the gateway's.
+        // Only the first time: later time is not the gateway's own work.
         if self.forwarded_at_once.take() {
             let added = self.body_received_at.get().map(|at| now.duration_since(at).as_micros());
             self.added_micros.set(added.and_then(|micros| u64::try_from(micros).ok()));
@@ -265,12 +265,12 @@ impl RequestContext {
         self.record_failed_attempt(openai::error::code(fault));
     }
 
-    /// What went wrong is not a fault of ours: it has this code.
+    /// Records a code for a failure that is no fault of the gateway.
     pub(crate) fn set_code(&self, code: &'static str) {
         self.code.set(Some(code));
     }
 
-    /// So many of the model's engines are left out now; `more`: this request was the reason for one of them.
+    /// Records how many of the model's engines are ejected now. `more`: this request caused an ejection.
     pub(crate) fn set_ejected(&self, engines: usize, more: bool) {
         if let Some(metrics) = self.model_metrics.get() {
             metrics.set_ejected(engines);
@@ -280,19 +280,19 @@ impl RequestContext {
         }
     }
 
-    /// The response's head is handed to the client's connection.
+    /// Records that the client's connection has the response's head.
     pub(crate) fn head_sent(&self, status: u16, now: Tick) {
         self.status.set(Some(status));
         self.first_byte.set(Some(now.since(self.arrived)));
         self.with_recorder(RequestRecorder::head_sent);
     }
 
-    /// The response is complete: what comes after is no client that left.
+    /// Records that the response is complete. A later disconnect of the client does not count as one.
     pub(crate) fn set_complete(&self) {
         self.is_complete.set(!self.client_left.get());
     }
 
-    /// The same, and nobody will ask any more: it ended at `now`.
+    /// Like [`Self::set_complete`], with the end time `now`, so the drop need not read the clock.
     pub(crate) fn set_complete_at(&self, now: Instant) {
         self.set_complete();
         self.ended_at.set(Some(now));
@@ -302,7 +302,7 @@ impl RequestContext {
         self.clock.now().since(self.arrived)
     }
 
-    /// A guard for the time in which the request is parked.
+    /// Starts a guard that measures the time parked.
     pub(crate) fn park(self: &Rc<Self>) -> ParkedTimer {
         self.set_phase(DisconnectPhase::Parked);
         if let Some(metrics) = self.model_metrics.get() {
@@ -311,7 +311,8 @@ impl RequestContext {
         ParkedTimer { context: Rc::clone(self), since: self.clock.now() }
     }
 
-    /// The gateway cut the client, which took nothing: it did not leave.
+    /// Records that the gateway disconnected a client that read nothing. This does not count as a disconnect by the
+    /// client.
     pub(crate) fn client_stalled(&self) {
         if !self.is_complete.get() {
             self.set_code(CLIENT_STALLED);
@@ -320,7 +321,7 @@ impl RequestContext {
     }
 }
 
-/// What an operator should know of is logged where it happens; the access log has the rest.
+/// Logs the faults that an operator should see at once; the access log has the rest.
 fn log_fault(fault: &Fault, id: &HeaderValue) {
     let (id, code) = (id.to_str().unwrap_or("?"), openai::error::code(fault));
     match openai::error::log_level(fault) {

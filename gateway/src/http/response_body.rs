@@ -1,13 +1,13 @@
-//! The response's body as the client's connection reads it, and everything that must last exactly as long.
+//! The response's body as the client's connection reads it, and all state that must last exactly as long.
 //!
-//! A body is one of three: text of ours, an engine's answer passing through, or a stream whose head went out while its
-//! request still waits. The last keeps the connection alive with what its API's clients take for no word of the model, and
-//! becomes the second when the engine answers. Once a head is out, a failure can only be told as an error event; no
-//! `[DONE]` follows and the connection is cut, so that nobody takes half an answer for a whole one.
+//! A body has one of three forms: the gateway's own text, a relayed engine response, or a stream whose head went out
+//! while its request still waits. The third keeps the connection alive with heartbeats that the API's clients do not
+//! take for model output, and becomes the second when the engine responds. After the head, a failure can only be an
+//! error event. No `[DONE]` follows and the connection is cut, so no client takes half a response for a complete one.
 //!
-//! A client that takes nothing pins an engine. hyper asks for the next frame only when it could write the last one, so
-//! the time since a frame was handed over and no other was asked for is the time the client has stalled; on HTTP/2, unless some of
-//! it went out meanwhile (`tracked_bytes`).
+//! A client that reads nothing pins an engine. hyper polls for the next frame only when it could write the last one, so
+//! the time between a handed-over frame and the next poll is the time of the stall. On HTTP/2, written parts of a frame
+//! count as progress too (`tracked_bytes`).
 
 use std::{
     cell::{Cell, RefCell},
@@ -41,18 +41,18 @@ mod tracked_bytes;
 
 use tracked_bytes::TrackedBytes;
 
-/// Of an engine's own refusal, at most so much is repeated in an event.
+/// How much of an engine's own refusal an error event repeats, in bytes.
 const MAX_REFUSAL_BYTES: usize = 64 * 1024;
-/// How long an answer is read on behalf of a client that left, for engines that must not be interrupted.
+/// How long a response is read after its client disconnected, for engines that must not be interrupted.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// An engine's answer as it passes.
+/// An engine's response body as it is relayed.
 pub(crate) type EngineResponseBody = RelayBody<RequestExchangeObserver>;
 
-/// A future for the answer of a request that may still be waiting.
+/// A future for the response to a request that may still be parked.
 pub(crate) type EngineResponseFuture = Pin<Box<dyn Future<Output = Result<Box<EngineResponse>, Fault>>>>;
 
-/// An engine's answer and what its body is tied to.
+/// An engine's response and the gate of its engine.
 pub(crate) struct EngineResponse {
     pub(crate) response: Response<EngineResponseBody>,
     pub(crate) gate: Arc<Gate>,
@@ -69,11 +69,11 @@ enum ResponseContent {
     Streaming(Rc<StreamingBody>),
 }
 
-/// A body that lasts; shared with the connection, which cuts it when its client stalls.
+/// A relayed or waiting body. The connection shares it and cuts it when the client stalls.
 pub(crate) struct StreamingBody {
     state: RefCell<StreamingState>,
     handed_at: Cell<Option<Instant>>,
-    /// When the last of it was handed over, where it was known to be the last.
+    /// When the last frame was handed over, if that frame was known to be the last.
     ended_at: Cell<Option<Instant>>,
     gate: RefCell<Option<Arc<Gate>>>,
     socket: Rc<ClientSocket>,
@@ -91,19 +91,19 @@ enum StreamingState {
     Waiting(WaitingStream),
     Relayed(EngineResponseBody),
     Refused(Box<EngineRefusalBody>),
-    /// The last event is handed over. An error ends the connection at once, with whatever hyper still holds: the event
-    /// must be out first.
+    /// The last event is handed over. An error ends the connection at once and discards what hyper still holds, so the
+    /// event must be written first.
     Failing {
         remainder: Option<Bytes>,
         flushed: Rc<FlushNotify>,
-        /// It waits no longer than this.
+        /// The latest time to wait for the flush.
         deadline: Pin<Box<Sleep>>,
     },
     Aborted,
     Ended,
 }
 
-/// An engine's refusal, gathered to be told as an event.
+/// An engine's refusal, collected for an error event.
 struct EngineRefusalBody {
     status: StatusCode,
     body: EngineResponseBody,
@@ -112,18 +112,18 @@ struct EngineRefusalBody {
 
 struct WaitingStream {
     response: EngineResponseFuture,
-    /// None for a client that wants none.
+    /// `None`: the client wants no heartbeats.
     heartbeat: Option<HeartbeatTimer>,
 }
 
-/// What is written while the stream waits, and when.
+/// The heartbeat of a waiting stream: its frame and its timer.
 struct HeartbeatTimer {
     timer: Pin<Box<Sleep>>,
     interval: Duration,
     frame: &'static [u8],
 }
 
-/// Ends a body uncleanly: the client must not take what it has for the whole.
+/// Ends a body uncleanly: the client must not take a partial response for a complete one.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the response was broken off")]
 pub(crate) struct ResponseAborted;
@@ -134,7 +134,7 @@ impl ClientResponseBody {
         Self { content: ResponseContent::Text(Some(text)), context: track, exchange }
     }
 
-    /// The same without its text, for an answer to HEAD.
+    /// Drops the text, for a response to HEAD.
     pub(crate) fn without_body(mut self) -> Self {
         if let ResponseContent::Text(text) = &mut self.content {
             *text = None;
@@ -142,7 +142,7 @@ impl ClientResponseBody {
         self
     }
 
-    /// It lasts, and is not a text of ours.
+    /// Whether the body is a stream or a relayed response and not the gateway's own text.
     pub(crate) const fn is_streaming(&self) -> bool {
         matches!(self.content, ResponseContent::Streaming(_))
     }
@@ -152,8 +152,8 @@ impl ClientResponseBody {
         Self { context: Rc::clone(&live.context), content: ResponseContent::Streaming(live), exchange }
     }
 
-    /// The next frame. `memory`: lent by somebody who writes at once what comes, and does not ask again before; what can be
-    /// is left there.
+    /// Polls the next frame. `memory`: scratch space of a caller that writes the frame before it polls again; the frame
+    /// may be left there.
     fn poll_next(&mut self, memory: Option<&mut [u8]>, cx: &mut Context<'_>) -> ResponseFramePoll {
         self.exchange.note_polled();
         let next = match &mut self.content {
@@ -171,9 +171,10 @@ impl ClientResponseBody {
         next
     }
 
-    /// On HTTP/1.1 a client that takes nothing blocks the socket.
+    /// Tracks the bytes of a stream on HTTP/2. On HTTP/1.1 a client that reads nothing blocks the socket, so no
+    /// tracking is needed.
     fn track_bytes(&self, piece: ScratchFrame) -> TrackedBytes {
-        // Only what lies in memory that was lent would have to be copied out of it.
+        // `into_bytes` copies only out of scratch memory, and no caller lent any here.
         let bytes = piece.into_bytes(&[]);
         match &self.content {
             ResponseContent::Streaming(live) if live.socket.is_multiplexed() => {
@@ -184,11 +185,11 @@ impl ClientResponseBody {
     }
 }
 
-/// The next of an answer, as it was asked for.
+/// The result of polling for a frame.
 type ResponseFramePoll = Poll<Option<Result<ScratchFrame, ResponseAborted>>>;
 
 impl StreamingBody {
-    /// `now`: its head goes out.
+    /// A relayed engine response. `now`: when its head goes out.
     pub(crate) fn relayed(
         answer: Box<EngineResponse>,
         parts: StreamingBodyContext,
@@ -198,8 +199,8 @@ impl StreamingBody {
         Self::new(StreamingState::Relayed(answer.response.into_body()), Some(answer.gate), parts, now)
     }
 
-    /// The first heartbeat comes at once. Without a `stream` there are none, and the client hears nothing before the engine's
-    /// first byte.
+    /// A stream whose request still waits. The first heartbeat comes at once. Without `stream` there are no heartbeats,
+    /// and the client gets nothing before the engine's first byte.
     pub(crate) fn waiting(
         job: EngineResponseFuture,
         stream: Option<&config::StreamConfig>,
@@ -222,7 +223,7 @@ impl StreamingBody {
     ) -> Rc<Self> {
         let live = Rc::new(Self {
             state: RefCell::new(state),
-            // The head is: nobody may ever ask for what follows it.
+            // The head counts as handed over: the connection may never poll for a frame after it.
             handed_at: Cell::new(Some(now)),
             ended_at: Cell::new(None),
             gate: RefCell::new(gate),
@@ -236,7 +237,7 @@ impl StreamingBody {
         live
     }
 
-    /// Some of what was handed over went out.
+    /// Records that the client's connection wrote a part of the last frame.
     fn note_written(&self) {
         if self.handed_at.get().is_some() {
             let now = Instant::now();
@@ -245,32 +246,32 @@ impl StreamingBody {
         }
     }
 
-    /// Since when the client has taken nothing although there was more to give.
+    /// Since when the client has read nothing although the body had more.
     pub(crate) fn stalled_since(&self) -> Option<Instant> {
         self.handed_at.get()
     }
 
-    /// The engine drains for others, which shortens a stalled client's time.
+    /// Whether the engine drains (its gate is closed), which shortens a stalled client's time.
     pub(crate) fn is_engine_draining(&self) -> bool {
         self.gate.borrow().as_ref().is_some_and(|gate| !gate.is_open())
     }
 
-    /// Its connection is cut because the client takes nothing.
+    /// Records that the connection is cut because the client reads nothing.
     pub(crate) fn note_stalled(&self) {
         self.context.client_stalled();
     }
 
-    /// Ends the exchange with the engine, since the client takes nothing; what it has got stays.
+    /// Ends the exchange with the engine because the client reads nothing; delivered bytes stay delivered.
     pub(crate) fn abort_stalled(&self) {
         self.context.client_stalled();
         let state = self.state.replace(StreamingState::Aborted);
         self.drain_if_required(state);
         self.handed_at.set(None);
-        // The others get their time from here.
+        // Other streams of the connection get their full time from here.
         self.socket.note_progress(Instant::now());
     }
 
-    /// `memory`: lent by somebody who writes what comes at once, and asks again when it is written.
+    /// Polls the next frame. `memory`: scratch space of a caller that writes the frame before it polls again.
     fn poll(&self, mut memory: Option<&mut [u8]>, cx: &mut Context<'_>) -> ResponseFramePoll {
         self.handed_at.set(None);
         let mut state = self.state.borrow_mut();
@@ -278,7 +279,7 @@ impl StreamingBody {
             match &mut *state {
                 StreamingState::Relayed(body) => {
                     match ready!(downstream::ScratchBody::poll_frame_into(body, memory.as_deref_mut(), cx)) {
-                        // That is its last word. When it is out is known here, and not to the relay.
+                        // This event is the relay's last. Only this body knows when the event is written.
                         Some(Ok(ScratchFrame::Owned(event))) if body.is_broken() => {
                             return self.send_last_event(&mut state, event);
                         }
@@ -307,7 +308,7 @@ impl StreamingBody {
                             *self.gate.borrow_mut() = Some(answer.gate);
                             let (head, body) = answer.response.into_parts();
                             self.context.set_phase(DisconnectPhase::Streaming);
-                            // Our head promised events, in the clear: nothing else can stand behind it.
+                            // The head that went out promised uncompressed events, so no other body may follow it.
                             *state = if !head.status.is_success() {
                                 let (status, gathered) = (head.status, Vec::new());
                                 StreamingState::Refused(Box::new(EngineRefusalBody {
@@ -365,9 +366,9 @@ impl StreamingBody {
         }
     }
 
-    /// Hands over the last event. On HTTP/2 its last byte comes after it: hyper takes one frame beyond what the stream's
-    /// window has room for, and asks again once that frame has some; so when it asks for what follows that byte, all may be
-    /// written.
+    /// Hands over the last event. On HTTP/2 its last byte follows as a frame of its own: hyper takes one frame beyond
+    /// the stream's window, and polls again once that frame has some room. So the poll after the last byte shows that
+    /// the whole event may be written.
     fn send_last_event(&self, state: &mut StreamingState, mut event: Bytes) -> ResponseFramePoll {
         let split = self.socket.is_multiplexed() && event.len() > 1;
         let rest = split.then(|| event.split_off(event.len() - 1));
@@ -376,7 +377,7 @@ impl StreamingBody {
         self.hand_over(ScratchFrame::Owned(event), Instant::now())
     }
 
-    /// Nobody reads on. An engine that must not be interrupted is read to its end all the same.
+    /// Drains the engine's response if the engine must not be interrupted. No client reads it any more.
     fn drain_if_required(&self, state: StreamingState) {
         if self.on_disconnect != OnDisconnect::Drain {
             return;
@@ -397,7 +398,7 @@ impl StreamingBody {
         Poll::Ready(Some(Ok(piece)))
     }
 
-    /// An engine's answer that cannot stand in the stream, as its last event.
+    /// Ends the stream with an engine's response that cannot be relayed, as an error event.
     fn end_with_refusal(
         &self,
         state: &mut StreamingState,
@@ -409,14 +410,14 @@ impl StreamingBody {
     }
 }
 
-/// What a [`StreamingBody`] belongs to.
+/// The context of a [`StreamingBody`].
 pub(crate) struct StreamingBodyContext {
     pub(crate) socket: Rc<ClientSocket>,
     pub(crate) context: Rc<RequestContext>,
     pub(crate) on_disconnect: OnDisconnect,
-    /// In whose words heartbeats and errors are written.
+    /// The API schema of heartbeats and errors.
     pub(crate) form: ApiSchema,
-    /// How long a client may take for the last event.
+    /// How long a client may take to read the last event.
     pub(crate) stall_timeout: Duration,
 }
 
@@ -427,7 +428,7 @@ impl Drop for StreamingBody {
     }
 }
 
-/// Reads an answer to its end for nobody. Some engines do not survive an interrupted request.
+/// Reads a response to its end and discards it. Some engines do not survive an interrupted request.
 pub(crate) fn drain_detached(mut body: EngineResponseBody) {
     tokio::task::spawn_local(async move {
         let end = poll_fn(|cx| {
@@ -491,11 +492,11 @@ impl Drop for ClientResponseBody {
     fn drop(&mut self) {
         let ended = match &self.content {
             ResponseContent::Text(_) => None,
-            // hyper asks no more once a body says that it is at its end, and never for the body of an answer to HEAD.
+            // hyper stops polling once a body reports its end, and never polls the body of a response to HEAD.
             ResponseContent::Streaming(live) if self.is_end_stream() => live.ended_at.get(),
             ResponseContent::Streaming(_) => return,
         };
-        // One look at the clock for both, or none.
+        // One clock read serves both records, and a known end needs none.
         let now = ended.unwrap_or_else(Instant::now);
         self.context.set_complete_at(now);
         self.exchange.set_ended_at(now);

@@ -1,4 +1,4 @@
-//! Heads of responses that are ours.
+//! Heads of the gateway's own responses.
 
 use http::{HeaderValue, Response, header};
 use rouse::fault::Fault;
@@ -7,7 +7,7 @@ use rouse_net::{openai, relay::headers::REQUEST_ID};
 use super::{WorkerContext, request_context::RequestContext, response_body::ClientResponseBody};
 use crate::driver::{ColdStart, WaitBreakdown};
 
-/// A refusal for a connection on which no request could be read, ready to be written.
+/// Renders a refusal for a connection on which no request could be read.
 pub(crate) fn error_response_bytes(core: &WorkerContext, fault: &Fault) -> Vec<u8> {
     let response = openai::error::response(fault, openai::ApiSchema::OpenAi);
     let body = openai::error::body(fault, openai::ApiSchema::OpenAi);
@@ -28,7 +28,7 @@ pub(crate) fn error_response_bytes(core: &WorkerContext, fault: &Fault) -> Vec<u
     bytes
 }
 
-/// The head of a stream that has nothing to say yet.
+/// The head of a stream that has no data yet.
 pub(super) fn event_stream_response(reply: ClientResponseBody) -> Response<ClientResponseBody> {
     let mut response = Response::new(reply);
     let headers = response.headers_mut();
@@ -38,7 +38,7 @@ pub(super) fn event_stream_response(reply: ClientResponseBody) -> Response<Clien
     response
 }
 
-/// Tells the client what its wait was made of.
+/// Adds headers that split the request's wait into its parts.
 pub(super) fn add_wait_headers(head: &mut Response<()>, waited: WaitBreakdown, track: &RequestContext) {
     let headers = head.headers_mut();
     if let Some(cold_start) = waited.cold_start {
@@ -57,7 +57,7 @@ pub(super) fn add_wait_headers(head: &mut Response<()>, waited: WaitBreakdown, t
     }
 }
 
-/// Nothing more is taken on this connection.
+/// Sends `connection: close`: the gateway reads no further request on this connection.
 pub(super) fn set_connection_close(response: &mut Response<ClientResponseBody>) {
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
 }

@@ -1,8 +1,8 @@
-//! Which of the inference API's routes a request means. By hand, because there are few, and because a model's name in
-//! a path may hold slashes, raw or escaped, which general routers read as structure.
+//! Matches a request to a route of the inference API. The matcher is written by hand, because there are few routes, and
+//! because a model's name in a path may hold slashes, raw or escaped, which general routers read as structure.
 //!
-//! A path is compared as it came, byte for byte: nothing is decoded, collapsed or trimmed before, so there is one
-//! spelling for each route, and none that an engine behind reads differently.
+//! Paths compare byte for byte, without decoding, collapsing or trimming. So each route has one spelling, and no
+//! spelling that an engine behind reads differently.
 
 use http::{HeaderValue, Method};
 use rouse::{
@@ -17,14 +17,14 @@ mod inference;
 
 pub(crate) use inference::{BodyEncoding, InferenceRoute};
 
-/// What a request asks for.
+/// A route of the inference API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ApiRoute {
     Inference(InferenceRoute),
-    /// What follows `/engines/`: a model, and a path of its engine.
+    /// The rest of the path after `/engines/`: a model, and a path of its engine.
     Passthrough(String),
     Models,
-    /// One model, by what follows `/v1/models/`, still escaped.
+    /// One model: the rest of the path after `/v1/models/`, still escaped.
     Model(String),
     Healthz,
     Readyz,
@@ -42,7 +42,7 @@ impl ApiRoute {
         }
     }
 
-    /// The methods that it takes, as `Allow` has them. Those of a passthrough path are its engine's affair.
+    /// The route's methods, in the order of `Allow`. The methods of a passthrough path depend on its engine.
     const fn methods(&self) -> &'static [Method] {
         match self {
             Self::Inference(_) => &[Method::POST],
@@ -52,8 +52,8 @@ impl ApiRoute {
     }
 }
 
-/// The route, or 404, 405, 501. `upgrades`: the client asks for a protocol without which its request means nothing to it. With a
-/// 405 goes what would be allowed.
+/// Matches the route, or fails with 404, 405 or 501. `upgrades`: the client needs a protocol that the gateway does not
+/// speak. A 405 comes with the allowed methods.
 pub(crate) fn match_route(
     method: &Method,
     path: &str,
@@ -82,8 +82,8 @@ pub(crate) fn match_route(
     }
 }
 
-/// Whether an `Upgrade` field asks for a WebSocket. Any other upgrade is ignored, as HTTP allows: Java's `HttpClient` offers `h2c`
-/// with every request in the clear, and goes on with HTTP/1.1 where nobody takes it up.
+/// Whether an `Upgrade` header requests a WebSocket. The gateway ignores any other upgrade, as HTTP allows: Java's
+/// `HttpClient` offers `h2c` with every cleartext request, and continues with HTTP/1.1 if the server ignores the offer.
 pub(crate) fn is_websocket(upgrade: &HeaderValue) -> bool {
     upgrade
         .as_bytes()
@@ -91,7 +91,7 @@ pub(crate) fn is_websocket(upgrade: &HeaderValue) -> bool {
         .any(|name| name.trim_ascii().eq_ignore_ascii_case(b"websocket"))
 }
 
-/// In whose words a request for this path is refused, whether the path exists or not.
+/// The API schema of errors for this path, whether the path exists or not.
 pub(crate) fn api_schema(path: &str) -> ApiSchema {
     let path = if path.starts_with("/engines/") {
         path.rfind("/v1/").and_then(|at| path.get(at..)).unwrap_or_default()
@@ -109,7 +109,7 @@ pub(crate) fn api_schema(path: &str) -> ApiSchema {
     }
 }
 
-/// There is no such route.
+/// Makes the fault for an unknown path, with a suggestion.
 pub(crate) fn route_not_found(method: &Method, path: &str) -> Fault {
     let meant = suggest_path(path).map(|path| client_text::sanitize(&path));
     Fault::RouteNotFound {
@@ -119,7 +119,8 @@ pub(crate) fn route_not_found(method: &Method, path: &str) -> Fault {
     }
 }
 
-/// The path of a route, where only `/v1` is missing or doubled, or a slash stands at the end. Base URLs are often one of these off.
+/// Suggests a route for a path with a missing or doubled `/v1` or with trailing slashes. Base URLs often have one of
+/// these mistakes.
 fn suggest_path(path: &str) -> Option<String> {
     let path = path.trim_end_matches('/');
     let bare = path.trim_start_matches("/v1");
@@ -134,7 +135,7 @@ fn parse_path(path: &str) -> Option<ApiRoute> {
     }
     Some(match path {
         "/v1/models" => ApiRoute::Models,
-        // vLLM and most of its clients call it by the second name.
+        // vLLM and most of its clients use the second name.
         "/healthz" | "/health" => ApiRoute::Healthz,
         "/readyz" => ApiRoute::Readyz,
         _ => match (path.strip_prefix("/v1/models/"), path.strip_prefix("/engines/")) {
@@ -145,7 +146,7 @@ fn parse_path(path: &str) -> Option<ApiRoute> {
     })
 }
 
-/// `Allow`, for one of the sets that there are.
+/// The `Allow` value of one of the method sets in use.
 pub(crate) fn allow_header(methods: &[Method]) -> &'static str {
     match (methods.contains(&Method::GET), methods.contains(&Method::POST)) {
         (true, true) => "GET, HEAD, POST",
@@ -154,15 +155,15 @@ pub(crate) fn allow_header(methods: &[Method]) -> &'static str {
     }
 }
 
-/// The configured name or alias that an escaped path segment spells, with its model. The whole rest of the path is the
-/// name, so the longest one that could match is the only one.
+/// Finds the configured name or alias that an escaped path segment spells, with its model. The name is the whole rest
+/// of the path, so there is only one candidate.
 pub(crate) fn find_model<'a>(registry: &'a ModelNameIndex, escaped: &str) -> Option<(String, &'a ModelName)> {
     let name = percent_decode(escaped)?;
     let model = registry.find(&name)?;
     Some((name, model))
 }
 
-/// Decodes `%` escapes; `None` when one is broken or the result is not UTF-8.
+/// Decodes `%` escapes. `None`: an escape is broken or the result is not UTF-8.
 pub(crate) fn percent_decode(escaped: &str) -> Option<String> {
     if !escaped.contains('%') {
         return Some(escaped.to_owned());

@@ -1,9 +1,10 @@
-//! What a route makes of a request: which part of its body names the model, what exactly the engine is asked, and
-//! whether the request may wait for it.
+//! A request for an engine, as its route and body define it.
 //!
-//! A body is read for the model's name and for whether a stream is wanted, and is then sent as it came. Where the
-//! engine knows the model by another name, the pieces before and after that one value are sent around the new one: no
-//! body is ever held twice.
+//! The route decides where the body names the model, what the engine receives, and whether the request may wait.
+//!
+//! The gateway reads a body for the model's name and the `stream` flag, and forwards the body unchanged. Where the
+//! engine has another name for the model, the pieces before and after that value are sent around the new name, so no
+//! body is ever in memory twice.
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
@@ -36,15 +37,17 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct RoutedRequest {
     pub(super) method: Method,
-    /// What the engine is asked.
+    /// The path and query that the engine receives.
     pub(super) path: PathAndQuery,
-    /// It queues for its model and wakes it. What only looks does neither: a monitor must not keep a GPU busy.
+    /// Whether the request queues for its model and wakes it. Read-only requests do neither: a monitor must not keep a
+    /// GPU busy.
     pub(super) may_park: bool,
-    /// `stream: true` means server-sent events.
+    /// Whether `stream: true` means server-sent events.
     pub(super) may_stream: bool,
-    /// A model reads it, or makes something of it: not only its tokenizer.
+    /// Whether the model itself runs, and not only its tokenizer.
     pub(super) runs_model: bool,
-    /// `background` means here that nobody waits for the answer. Elsewhere it is another thing: an image's, say.
+    /// Whether `background` means that the client does not wait for the response. On other routes the field has other
+    /// meanings, such as an image's background.
     rejects_background: bool,
     path_model: Option<PathModel>,
     body_format: BodyFormat,
@@ -54,15 +57,15 @@ pub(super) struct RoutedRequest {
 #[derive(Debug)]
 pub(crate) struct RoutedBody {
     body: Bytes,
-    /// Empty where there is none.
+    /// Empty if the body names no model.
     model_range: Range<usize>,
-    /// Where it is not what stands there.
+    /// The decoded name, if it differs from the bytes at `model_range`.
     model_name: Option<String>,
-    /// It is no JSON.
+    /// Whether the body is multipart and not JSON.
     is_multipart: bool,
 }
 
-/// Whom the path names.
+/// The model that the path names.
 #[derive(Debug)]
 struct PathModel {
     model: ModelName,
@@ -74,12 +77,12 @@ struct PathModel {
 #[derive(Clone, Debug)]
 enum BodyFormat {
     Json,
-    /// By this boundary. `named`: it must name a model.
+    /// Multipart with this boundary. `model_required`: the body must name a model.
     Multipart {
         boundary: Bytes,
         model_required: bool,
     },
-    /// An engine's own: it need not name one. `json`: what is no JSON is refused.
+    /// A body for an engine's own path, which need not name a model. `json_required`: refuse a body that is not JSON.
     ModelOptional {
         json_required: bool,
     },
@@ -87,7 +90,7 @@ enum BodyFormat {
 }
 
 impl RoutedRequest {
-    /// On a route whose body names the model.
+    /// A request on a route whose body names the model.
     pub(super) fn for_inference(inference: InferenceRoute, parts: &request::Parts) -> Result<Self, Fault> {
         let body = match inference.body_encoding() {
             BodyEncoding::Json => BodyFormat::Json,
@@ -105,7 +108,7 @@ impl RoutedRequest {
         })
     }
 
-    /// On an engine's own path.
+    /// A request on an engine's own path.
     pub(super) fn for_passthrough(found: PassthroughTarget, parts: &request::Parts) -> Result<Self, Fault> {
         let asks = parts.method == Method::POST;
         let known = InferenceRoute::from_path(found.path.path());
@@ -122,7 +125,7 @@ impl RoutedRequest {
         Ok(Self {
             method: parts.method.clone(),
             may_park: asks,
-            // What has no route here is an engine's own invention, and those all say it alike.
+            // Paths unknown to the gateway are extensions of an engine, and all engines stream them by the same flag.
             may_stream: asks && known.is_none_or(InferenceRoute::may_stream),
             runs_model: known.is_none_or(InferenceRoute::runs_model),
             rejects_background: known == Some(InferenceRoute::Responses),
@@ -136,12 +139,12 @@ impl RoutedRequest {
         })
     }
 
-    /// Reads what routing needs of the body. A head without a name has an empty range.
+    /// Reads the body's routing fields. A body without a model's name yields an empty range.
     pub(super) async fn read_routing_fields<'a>(&self, body: &'a Bytes) -> Result<RoutingFields<'a>, Fault> {
         let mut head = if body.len() <= routing_fields::MAX_ON_CORE_BYTES {
             self.body_format.read_routing_fields(body)
         } else {
-            // Away from this core's streams.
+            // Parse a large body off this core, which serves streams.
             let (shape, body) = (self.body_format.clone(), body.clone());
             let read = tokio::task::spawn_blocking(move || {
                 shape.read_routing_fields(&body).map(RoutingFields::into_owned)
@@ -156,7 +159,7 @@ impl RoutedRequest {
         Ok(head)
     }
 
-    /// The model that is meant. A path and a body that name different ones contradict each other.
+    /// Resolves the request's model. A path and a body that name different models are an error.
     pub(super) fn resolve_model(
         &self,
         head: &RoutingFields<'_>,
@@ -180,13 +183,13 @@ impl RoutedRequest {
         Err(invalid(message, Some("model")))
     }
 
-    /// The model's name in the client's own words: by another one it may not know it.
+    /// The model's name as the client spelled it. The client may not know any other name.
     pub(super) fn requested_name<'a>(&'a self, head: &'a RoutingFields<'_>) -> &'a str {
         self.path_model.as_ref().map_or(&head.model, |named| &named.requested_name)
     }
 
-    /// What is sent to whichever engine it turns out to be.
-    /// `name`: the model's, unless it stands at `range` as it is.
+    /// The body for whichever engine serves the request. `name`: the decoded name, if it differs from the bytes at
+    /// `range`.
     pub(super) const fn routed_body(
         &self,
         body: Bytes,
@@ -203,7 +206,7 @@ impl RoutedRequest {
 }
 
 impl RoutedBody {
-    /// The body, with the engine's own name for the model.
+    /// The body with the engine's own name for the model.
     pub(super) fn payload(&self, served: &str) -> Payload {
         match &self.body {
             body if self.model_range.is_empty() || self.already_names(served) => body.clone().into(),
@@ -247,7 +250,7 @@ impl BodyFormat {
             Self::Multipart { boundary, model_required: false } => multipart::peek_any(body, boundary)?,
             Self::ModelOptional { json_required: json } => match routing_fields::peek_any(body) {
                 Ok(head) => head,
-                // A list, say: there is no model in it.
+                // A list, for example, names no model.
                 Err(routing_fields::Error::NotAnObject) => routing_fields_without_model(),
                 Err(routing_fields::Error::Syntax(_)) if !json => routing_fields_without_model(),
                 Err(error) => return Err(error.into()),
@@ -272,7 +275,7 @@ const fn routing_fields_without_model() -> RoutingFields<'static> {
     }
 }
 
-/// This is in the content's type.
+/// Whether a `Content-Type` contains this text.
 fn content_type_contains(headers: &HeaderMap, part: &str) -> bool {
     let mut kinds = headers.get_all(header::CONTENT_TYPE).iter().map(HeaderValue::as_bytes);
     kinds.any(|kind| kind.windows(part.len()).any(|window| window.eq_ignore_ascii_case(part.as_bytes())))

@@ -1,16 +1,16 @@
-//! A model that is not known, and which names may have been meant.
+//! The fault for an unknown model, with similar names as suggestions.
 
 use rouse::{fault::Fault, model::ModelNameIndex};
 
 use super::client_text;
 use crate::keys::ApiKey;
 
-/// So many names are offered.
+/// The most names that a fault suggests.
 const MAX_SUGGESTIONS: usize = 3;
-/// Shorter names are near to everything.
+/// Shorter names are similar to everything.
 const MIN_NAME_BYTES: usize = 3;
 
-/// No model is called so. Only names that the key may use are offered: a refusal must not tell which others there are.
+/// Makes the fault for an unknown name. Suggests only names that the key may use: a refusal must not reveal others.
 pub(super) fn model_not_found(registry: &ModelNameIndex, key: Option<&ApiKey>, asked: &str) -> Fault {
     let model = client_text::sanitize(asked);
     let wanted = normalize(&model);
@@ -21,12 +21,12 @@ pub(super) fn model_not_found(registry: &ModelNameIndex, key: Option<&ApiKey>, a
     Fault::ModelNotFound { model, suggestions: near }
 }
 
-/// Letters and digits alone: owners, versions and spellings are set off in many ways.
+/// Keeps only letters and digits, in lower case: owners, versions and spellings use many separators.
 fn normalize(name: &str) -> Vec<u8> {
     name.bytes().filter(u8::is_ascii_alphanumeric).map(|byte| byte.to_ascii_lowercase()).collect()
 }
 
-/// One is a part of the other, or they differ in at most two characters at one place.
+/// Whether one name contains the other, or they differ in at most two characters at one place.
 fn is_similar(a: &[u8], b: &[u8]) -> bool {
     let (short, long) = if a.len() <= b.len() { (a, b) } else { (b, a) };
     if short.len() < MIN_NAME_BYTES {

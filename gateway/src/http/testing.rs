@@ -1,4 +1,4 @@
-//! A gateway without a driver, engines that do as they are told, and clients that write raw bytes.
+//! Test doubles: a gateway without a driver, scripted engines, and clients that write raw bytes.
 
 use std::{
     collections::BTreeMap,
@@ -44,18 +44,18 @@ pub(crate) use client::{RawHttpClient, RawHttpResponse, completion_request, raw_
 pub(crate) use engine::{CannedEngine, json_response, refused_address, sse_response};
 
 pub(crate) const MODEL: &str = "org/m";
-/// What the engine calls it.
+/// The engine's own name for [`MODEL`].
 pub(crate) const SERVED_NAME: &str = "served-m";
-/// The bound on everything that must happen promptly. Generous, because the machine may be busy.
+/// The bound on every prompt action. Generous, because the machine may be busy.
 pub(crate) const PROMPT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A request that waits, and the way to end its wait.
+/// A parked request, and the channel that ends its wait.
 pub(crate) struct ParkedRequest {
     pub(crate) parking: ParkRequest,
     pub(crate) answer: oneshot::Sender<Result<GrantedLease, Fault>>,
 }
 
-/// How a request ended, as the meter heard it.
+/// How a request ended, as reported to the metrics sink.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EndedRequest {
     pub(crate) status: u16,
@@ -83,14 +83,14 @@ pub(crate) struct ScriptedDriver {
     parked: mpsc::UnboundedSender<ParkedRequest>,
     pub(crate) journal: broadcast::Sender<Arc<str>>,
     served_tokens: ServedTokens,
-    /// Engines that a stub's answer was heard of.
+    /// Engines that requests reported as gated by their stub.
     pub(crate) gated: Mutex<Vec<EngineId>>,
 }
 
 struct RecordingMetricsSink(mpsc::UnboundedSender<EndedRequest>);
 
 impl InProcessGateway {
-    /// With these limits changed, on one core.
+    /// Starts a gateway on one core with a changed configuration.
     pub(crate) fn start(change: impl FnOnce(&mut Config)) -> Self {
         let here = "127.0.0.1:0".parse().unwrap();
         Self::start_on(change, |shared| {
@@ -181,7 +181,7 @@ impl InProcessGateway {
         RawHttpClient::connect(self.address).await
     }
 
-    /// Waits until so many clients are connected: what the gateway does about one that left, it does no later than this.
+    /// Waits until exactly this many clients are connected. By then the gateway has handled every disconnect.
     pub(crate) async fn wait_until_connected(&mut self, clients: u32) {
         let counted = async {
             while self.loads.connections().iter().sum::<u32>() != clients {
@@ -192,8 +192,8 @@ impl InProcessGateway {
         self.wait_until_idle().await;
     }
 
-    /// Waits until its one core has done all that it had to do: it takes up tasks in the order in which they are woken, and this is
-    /// one more, of whose end nobody else is told.
+    /// Waits until the gateway's one core is idle. The core runs tasks in the order of their wakeups, and this request
+    /// is one more; no other receiver sees its end.
     pub(crate) async fn wait_until_idle(&mut self) {
         let mut client = self.connect().await;
         client.send(raw_request("GET /v1/models", "", "")).await;
@@ -221,7 +221,7 @@ pub(crate) async fn wait_until_lease_ended(gate: &Gate) {
     tokio::time::timeout(PROMPT_TIMEOUT, used).await.expect("no lease has ended");
 }
 
-/// Completes when no lease is out. The engine's connection is closed before its lease is given back.
+/// Completes when no lease is out. The engine's connection is closed before its lease is released.
 pub(crate) async fn wait_until_no_leases(gate: &Gate) {
     let free = async {
         while gate.leases() > 0 {
@@ -443,7 +443,8 @@ pub(crate) fn change_model(config: &mut Config, change: impl FnOnce(&mut config:
     change(Arc::make_mut(model));
 }
 
-/// All tests hold either way: `ROUSE_TAKE_OVER=false` and `true` say which, and else what is usual.
+/// Selects the downstream implementation: `ROUSE_TAKE_OVER=false` or `true`, by default `true`. All tests pass with
+/// both.
 fn take_over() -> bool {
     std::env::var("ROUSE_TAKE_OVER").map_or(true, |asked| asked == "true")
 }

@@ -1,4 +1,4 @@
-//! What the inference API answers, and what it sends to engines.
+//! Tests the responses of the inference API, and its requests to engines.
 
 use std::{sync::Arc, time::Duration};
 
@@ -142,7 +142,7 @@ async fn a_request_is_told_to_the_engine_that_it_gets_and_not_to_the_one_that_wa
         });
         Arc::new(config)
     });
-    // Whether the engine was started by the new entry or runs since before.
+    // The engine may have been started with the new entry, or run since before.
     for (fingerprint, name, key) in [(1, "served-anew", "other-key"), (0, SERVED_NAME, "engine-key")] {
         gateway.config.store(Arc::clone(&first));
         let mut client = gateway.connect().await;
@@ -237,7 +237,7 @@ async fn a_parked_stream_fails_with_a_status_before_the_grace_and_with_an_event_
     drop(parked.answer.send(Err(not_ready())));
     assert_eq!(client.read_response().await.status, 503);
 
-    // The grace begins when the request comes, which may be noticed late here.
+    // The grace begins when the request arrives, which may be noticed late here.
     let begun = Instant::now();
     client.send(completion_request(true)).await;
     let parked = gateway.next_parked().await;
@@ -352,7 +352,7 @@ async fn a_request_that_meets_a_dead_engine_queues_again_in_its_old_place() {
     let mut client = gateway.connect().await;
     client.send(completion_request(false)).await;
     let met = Instant::now();
-    // It has asked the engine in vain: its lease is over.
+    // The request has found the engine unreachable: its lease is over.
     wait_until_lease_ended(&dead).await;
     gateway.wait_until_idle().await;
     assert!(gateway.parked.try_recv().is_err(), "queued before the dead engine was known to be dead");
@@ -488,7 +488,7 @@ async fn the_newest_body_is_refused_when_all_together_are_too_large() {
     assert_eq!(second.header("x-should-retry"), Some("true"));
     drop(parked.answer.send(Err(not_ready())));
     assert_eq!(first.read_response().await.status, 503);
-    // What the first one held was given back.
+    // The first request's charge was released.
     first.send(&request).await;
     gateway.next_parked().await;
 }
@@ -528,10 +528,10 @@ async fn an_engine_that_must_not_be_interrupted_is_read_to_its_end_for_nobody() 
     client.read_until(b"data: {}\n\n").await;
     drop(client);
     gateway.wait_until_connected(0).await;
-    // The body of the answer owns the lease and the engine's socket.
+    // The response's body owns the lease and the engine's socket.
     assert_eq!(gate.leases(), 1, "interrupted");
     assert!(engine.closed_at.try_recv().is_err(), "interrupted");
-    // One that still waits has nothing to be drained.
+    // A request that is still parked has no response to drain.
     gateway.set_endpoints(&[]);
     let mut client = gateway.connect().await;
     client.send(completion_request(true)).await;

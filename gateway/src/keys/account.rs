@@ -1,23 +1,23 @@
-//! What one key has used: requests and tokens of the last minute, and what its requests usually cost.
+//! The usage of one key: requests and tokens of the last minute, and the learned cost of its requests.
 //!
-//! How many tokens a request will use is not known when it comes, so it reserves what it is expected to use and
-//! settles when its engine has told. Tokens count in the minute in which their request was admitted, which is also
-//! what OpenAI's limits do; counting them when they are generated would have to keep room for all that running streams
-//! may yet say, and so refuse work that fits.
+//! A request's token count is unknown when it arrives. So the request reserves its expected tokens and settles when its
+//! engine reports the usage. Tokens count in the minute in which their request was admitted, as with OpenAI's limits.
+//! Counting tokens when they are generated would have to keep room for everything that running streams may still
+//! produce, and so would refuse work that fits.
 //!
-//! **The estimate decides how near the limit a key gets.** Reserving `max_tokens`, which most clients set far too
-//! high, wastes the difference for as long as the request runs. So the expectation is learned for each model: the mean
-//! length of its answers to this key, and the proportion between what was estimated and what was used. The latter
-//! makes the mean error zero whatever the tokenizer is. What a stream says beyond its reservation is reserved as it
-//! comes, and what exceeds the limit in the end is owed (see [`super::sliding_window`]): a wrong estimate delays, it does not
-//! leak.
+//! **The estimate decides how near the limit a key gets.** Reserving `max_tokens`, which most clients set far too high,
+//! wastes the difference while the request runs. So the account learns, for each model, the mean length of its answers
+//! to this key and the ratio of used to estimated tokens. The ratio makes the mean error zero for any tokenizer. A
+//! stream that exceeds its reservation reserves more as it runs, and the excess over the limit becomes debt (see
+//! [`super::sliding_window`]): a wrong estimate delays requests, but no usage escapes the limit.
 //!
-//! **An engine may miscount.** What is told beyond everything that the request could have cost is charged up to a
-//! minute's limit and teaches nothing, and what is only unusual teaches little at first: one absurd number would else lock
-//! its key out for days, and again each time its limit is looked at.
+//! **An engine may miscount.** A reported usage beyond the most that the request could cost is charged up to a minute's
+//! limit and teaches nothing, and a merely unusual usage teaches little at first. Otherwise one absurd number would
+//! lock its key out for days, and again at each later check of its limit.
 //!
-//! A request that outlives its minute can be charged later but gets nothing back: the room it held is past. Its surplus
-//! is kept as credit for the next one that needs more, or a key with long streams would pay for every error twice.
+//! A request that outlives its minute can be charged later but gets no refund, because the room that it held has
+//! expired. Its surplus becomes credit for the next request that needs more; otherwise a key with long streams would
+//! pay for every estimation error twice.
 
 use std::{
     collections::BTreeMap,
@@ -33,30 +33,30 @@ use rouse_net::openai::sse::TokenUsage;
 
 use super::sliding_window::{MINUTE, SlidingWindow, WindowSlot};
 
-/// Tokens of an answer while nothing is known of its model.
+/// The assumed tokens of an answer while the model is unknown.
 const DEFAULT_ANSWER_TOKENS: f64 = 256.0;
-/// Bytes of a request's body for each token of its prompt, before that was learned.
+/// The assumed bytes of a request's body per prompt token, before the account has learned the ratio.
 const BYTES_PER_TOKEN: u64 = 4;
-/// What is learned fades with this factor at each request: some 64 of them are remembered.
+/// The decay of learned values per request: about 64 requests are remembered.
 const DECAY_FACTOR: f64 = 1.0 - 1.0 / 64.0;
-/// How many requests' worth of the first assumption is mixed into what is learned.
+/// The weight of the assumed answer length, in answers.
 const PRIOR_ANSWERS: f64 = 2.0;
-/// Tokens that the proportion is assumed over, likewise.
+/// The weight of the assumed ratio of 1, in tokens.
 const PRIOR_TOKENS: f64 = 1000.0;
-/// One answer teaches at most so many times what was expected. What stays as large is learned within a few.
+/// One answer counts for at most this multiple of the expectation. A lasting change is learned within a few requests.
 const MAX_OUTLIER_FACTOR: f64 = 16.0;
-/// What a request can cost beyond what is seen of it (an image by its address, a conversation that its engine keeps), for a
-/// key without a limit: the largest contexts of today's models.
+/// The largest contexts of today's models. Caps a request's cost beyond its visible content (an image by its address, a
+/// conversation that its engine keeps), for a key without a limit.
 const MAX_CONTEXT_TOKENS: u64 = 1 << 20;
 
-/// Limits per minute; `None` where there is none.
+/// Limits per minute. `None`: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RateLimits {
     pub requests: Option<u64>,
     pub tokens: Option<u64>,
 }
 
-/// One key's counters. They live as long as a key of this name is configured.
+/// The counters of one key. They last as long as a key of this name is configured.
 #[derive(Debug)]
 pub(crate) struct QuotaAccount(Mutex<QuotaState>);
 
@@ -64,48 +64,48 @@ pub(crate) struct QuotaAccount(Mutex<QuotaState>);
 struct QuotaState {
     requests: SlidingWindow,
     tokens: SlidingWindow,
-    /// Tokens that requests which outlived their minute had reserved and not used.
+    /// Unused reserved tokens of requests that outlived their minute.
     credit: u64,
     estimators: BTreeMap<ModelName, TokenEstimator>,
 }
 
-/// What requests for one model turned out to be.
+/// The learned costs of requests for one model.
 #[derive(Clone, Copy, Debug, Default)]
 struct TokenEstimator {
-    /// Estimated before the correction, and used.
+    /// The sums of estimated tokens, before the correction, and of used tokens.
     estimated_tokens: f64,
     used_tokens: f64,
     answer_count: f64,
     answer_tokens: f64,
 }
 
-/// What is known of a request before it runs.
+/// Facts about a request before it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TokenEstimateInput {
-    /// Bytes of text in its body.
+    /// Bytes of text in the request's body.
     pub(crate) text_bytes: usize,
     pub(crate) max_tokens: Option<u32>,
-    /// It makes tokens; an embedding or a score does not.
+    /// Whether the request generates tokens; an embedding or a score does not.
     pub(crate) generates: bool,
 }
 
-/// A request's place in the counters. Ends with [`QuotaAccount::settle`] or [`QuotaAccount::refund`].
+/// A request's reservation in the counters. Ends with [`QuotaAccount::settle`] or [`QuotaAccount::refund`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QuotaReservation {
-    /// Of `tokens`, what is expected to be the prompt.
+    /// The expected prompt part of `tokens`.
     pub(crate) prompt: u64,
     pub(crate) tokens: u64,
     raw_estimate: f64,
-    /// A token for each byte of text, and what the answer may have.
+    /// One token for each byte of text, and the answer's maximum.
     max_plausible_tokens: u64,
     request_slot: WindowSlot,
-    /// When it was admitted, and how much it took then.
+    /// The slot of the admission, and the tokens reserved there.
     admitted: (WindowSlot, u64),
-    /// When it last took more, and how much.
+    /// The slot of the last raise, and the tokens reserved there.
     raised: (WindowSlot, u64),
 }
 
-/// How much of a limit is left, and when all of it is.
+/// The remaining part of a limit, and the time until all of it is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QuotaStatus {
     pub(crate) limit: u64,
@@ -123,8 +123,8 @@ impl QuotaAccount {
         }))
     }
 
-    /// Takes a request and its expected tokens, both or neither. A request expected to use more than the limit is
-    /// admitted when nothing else counts: the expectation may be wrong, and what it really uses is charged.
+    /// Reserves a request and its expected tokens, both or neither. A request expected to exceed the whole limit is
+    /// admitted when no other usage counts: the expectation may be wrong, and the real usage is charged.
     pub(crate) fn reserve(
         &self,
         limits: &RateLimits,
@@ -157,7 +157,7 @@ impl QuotaAccount {
         })
     }
 
-    /// More is used than was reserved, before the end.
+    /// Reserves more tokens for a running request that exceeds its reservation.
     pub(crate) fn raise(
         &self,
         limits: &RateLimits,
@@ -173,7 +173,7 @@ impl QuotaAccount {
         }
     }
 
-    /// It is over and used so much. `learn`: the engine counted it, and it is a whole answer.
+    /// Charges the usage of a finished request. `learn`: the engine counted it, and the answer is complete.
     pub(crate) fn settle(
         &self,
         limits: &RateLimits,
@@ -189,14 +189,14 @@ impl QuotaAccount {
         state.apply_usage(limits, reservation, used.prompt.saturating_add(used.completion));
     }
 
-    /// It never reached an engine: as if it had not come.
+    /// Releases the reservation of a request that never reached an engine, as if it had not arrived.
     pub(crate) fn refund(&self, limits: &RateLimits, reservation: QuotaReservation, now: Tick) {
         let state = &mut *self.lock_at(limits, now);
         state.requests.refund(reservation.request_slot, 1);
         state.tokens.refund(reservation.admitted.0, reservation.tokens);
     }
 
-    /// Requests, then tokens; `None` where there is no limit.
+    /// The status of requests, then of tokens. `None`: no limit.
     pub(crate) fn status(&self, limits: &RateLimits, now: Tick) -> [Option<QuotaStatus>; 2] {
         let state = &*self.lock_at(limits, now);
         let of = |limit: Option<u64>, window: &SlidingWindow| {
@@ -209,9 +209,9 @@ impl QuotaAccount {
         [of(limits.requests, &state.requests), of(limits.tokens, &state.tokens)]
     }
 
-    /// The counters as of now.
+    /// Locks the counters and advances them to `now`.
     fn lock_at(&self, limits: &RateLimits, now: Tick) -> MutexGuard<'_, QuotaState> {
-        // Plain numbers: whoever panicked left them whole.
+        // The state is plain numbers, so it stays consistent even if a holder panicked.
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.requests.advance(limits.requests.unwrap_or(u64::MAX), now);
         state.tokens.advance(limits.tokens.unwrap_or(u64::MAX), now);
@@ -227,7 +227,7 @@ impl TokenEstimateInput {
 }
 
 impl QuotaReservation {
-    /// What of a count can be so, for an answer of so many bytes.
+    /// Limits a reported usage to the most that is plausible for an answer of this many bytes.
     pub(crate) fn clamp_usage(&self, told: TokenUsage, answer: u64, limits: &RateLimits) -> TokenUsage {
         let most =
             self.max_plausible_tokens.saturating_add(answer).max(limits.tokens.unwrap_or(MAX_CONTEXT_TOKENS));
@@ -246,20 +246,20 @@ impl QuotaState {
             return;
         }
         let mut less = reservation.tokens - used;
-        // What was taken in between was seen to be used.
+        // Tokens raised later were seen to be used, so the last raise returns its surplus first.
         for (slot, taken) in [reservation.raised, reservation.admitted] {
             let back = less.min(taken);
             if self.tokens.refund(slot, back) {
                 less -= back;
             }
         }
-        // A tenth of a minute at most: it is for errors, not for saving up.
+        // At most a tenth of a minute's limit: the credit covers errors and is not for saving up.
         self.credit = self.credit.saturating_add(less).min(limit / 10);
     }
 }
 
 impl TokenEstimator {
-    /// Prompt, all tokens, and the latter before its correction.
+    /// The prompt, all tokens, and all tokens before the correction.
     fn estimate(self, need: TokenEstimateInput) -> (u64, u64, f64) {
         let prompt = (need.text_bytes as u64 / BYTES_PER_TOKEN) as f64;
         let answer = match need.max_tokens {
@@ -271,12 +271,12 @@ impl TokenEstimator {
         ((prompt * factor) as u64, (raw * factor) as u64, raw)
     }
 
-    /// Tokens of an answer.
+    /// The mean number of tokens of an answer.
     fn mean_answer_tokens(self) -> f64 {
         (self.answer_tokens + PRIOR_ANSWERS * DEFAULT_ANSWER_TOKENS) / (self.answer_count + PRIOR_ANSWERS)
     }
 
-    /// What was used, of what was estimated.
+    /// The ratio of used to estimated tokens.
     fn correction_factor(self) -> f64 {
         (self.used_tokens + PRIOR_TOKENS) / (self.estimated_tokens + PRIOR_TOKENS)
     }

@@ -1,4 +1,4 @@
-//! What a response's head says about keys.
+//! Response headers about keys and their limits.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -7,8 +7,8 @@ use rouse_net::relay::headers::decimal;
 
 use super::ApiKey;
 
-/// Under OpenAI's names, which clients read already. For requests, then for tokens: the limit, what is left of it, and
-/// when all of it is.
+/// OpenAI's header names, which clients already read. For requests, then for tokens: the limit, the remaining amount,
+/// and the time until the whole limit is available.
 const LIMIT_HEADERS: [[HeaderName; 3]; 2] = [
     [
         HeaderName::from_static("x-ratelimit-limit-requests"),
@@ -22,29 +22,31 @@ const LIMIT_HEADERS: [[HeaderName; 3]; 2] = [
     ],
 ];
 
-/// Of the largest number.
+/// Digits of the largest `u64`.
 const MAX_DIGITS: usize = 20;
 
-/// Of two limits, what is left of them, and two spans of so many hours and `59m59.999s`.
+/// Bytes of all values: two limits, two remaining amounts, and two durations of up to 20 digits of hours and
+/// `h59m59.999s`.
 const MAX_TEXT_BYTES: usize = 2 * (3 * MAX_DIGITS + 11);
 
-/// What the fields say, one behind the other.
+/// The values of all headers, concatenated.
 struct LimitHeaderText {
     bytes: [u8; MAX_TEXT_BYTES],
     length: usize,
 }
 
-/// Tells how a 401 would not be one.
+/// Adds the challenge that a 401 needs.
 pub(crate) fn add_challenge(headers: &mut HeaderMap) {
     headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
 }
 
-/// How much the key has left, where it has limits.
+/// Adds the key's limits and remaining amounts, if the key has limits.
 pub(crate) fn add_limit_headers(key: &ApiKey, now: Tick, headers: &mut HeaderMap) {
     if key.limits.requests.is_none() && key.limits.tokens.is_none() {
         return;
     }
-    // One piece of memory for all six and their count, where each would take two of its own.
+    // One allocation holds all six values and their reference count; six separate values would take two allocations
+    // each.
     let mut text = LimitHeaderText { bytes: [0; MAX_TEXT_BYTES], length: 0 };
     let standings = key.account.status(&key.limits, now);
     let ranges = standings.map(|standing| {
@@ -84,7 +86,7 @@ impl AsRef<[u8]> for LimitHeaderText {
     }
 }
 
-/// As its `Display`, which takes ten times as long.
+/// Writes a duration like its `Display`, which takes ten times as long.
 fn write_duration(out: &mut LimitHeaderText, span: Millis) {
     let (seconds, millis) = (span.0 / 1000, span.0 % 1000);
     if seconds == 0 {

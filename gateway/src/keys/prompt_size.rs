@@ -1,21 +1,21 @@
-//! How much of a request is text, for the estimate of its prompt.
+//! Measures the text in a request, to estimate its prompt.
 
 use bytes::Bytes;
 use http::{HeaderMap, header};
 use rouse_net::openai::routing_fields::MAX_ON_CORE_BYTES;
 
-/// How the content type of an upload begins.
+/// The prefix of an upload's content type.
 const MULTIPART_PREFIX: &[u8] = b"multipart/";
-/// How a JSON string begins that is an image or a sound: its tokens have nothing to do with its length.
+/// The prefix of a JSON string with an image or a sound. The tokens of such data do not depend on its length.
 const DATA_URL_PREFIX: &str = "\"data:";
-/// What stands between the media type and the data.
+/// The marker between the media type and the data.
 const BASE64_MARKER: &str = ";base64,";
-/// The longest media type with its parameters that is taken for one, in bytes.
+/// The longest accepted media type with its parameters, in bytes.
 const MAX_MEDIA_TYPE_BYTES: usize = 128;
-/// Smaller bodies are taken as they are: an image in them is hardly longer than its tokens.
+/// Smaller bodies count whole: an image in them is hardly longer than its tokens.
 const MAX_UNSCANNED_BYTES: usize = 16 << 10;
 
-/// Bytes of text in a body: none in an upload, and in JSON without the images and sounds that are written into it.
+/// The bytes of text in a body: 0 for an upload, and without embedded images and sounds for JSON.
 pub(crate) async fn prompt_text_bytes(headers: &HeaderMap, body: &Bytes) -> usize {
     let json = headers
         .get(header::CONTENT_TYPE)
@@ -31,10 +31,10 @@ pub(crate) async fn prompt_text_bytes(headers: &HeaderMap, body: &Bytes) -> usiz
     tokio::task::spawn_blocking(move || count_text_bytes(&whole)).await.unwrap_or(body.len())
 }
 
-/// Whoever writes a prompt chooses its words, so a word in the middle of a text makes nothing after it data: only a
-/// string that is a data URL from its first character is skipped, and only as far as it is base64.
+/// Counts the text. Clients choose the words of a prompt, so a marker in the middle of a text turns nothing after it
+/// into data: only a string that is a data URL from its first character is skipped, and only as far as it is base64.
 fn count_text_bytes(body: &[u8]) -> usize {
-    // By its length first: that it is text takes long to see, and matters of a large one only.
+    // Check the length first: validating UTF-8 is slow and matters only for a large body.
     let Some(body) =
         Some(body).filter(|body| body.len() > MAX_UNSCANNED_BYTES).and_then(|body| str::from_utf8(body).ok())
     else {
@@ -52,13 +52,13 @@ fn count_text_bytes(body: &[u8]) -> usize {
     text + body.len() - from
 }
 
-/// The quote before the scheme is a character of a string.
+/// Whether the quote before the scheme is itself part of a string.
 fn is_escaped(before: &[u8]) -> bool {
     let before = before.strip_suffix(DATA_URL_PREFIX.as_bytes()).unwrap_or(before);
     before.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1
 }
 
-/// Where the data of a data URL begins, and its length; of what follows its scheme.
+/// The start and length of a data URL's data. `rest`: the text after its scheme.
 fn data_url_payload(rest: &[u8]) -> Option<(usize, usize)> {
     let head = rest.get(..MAX_MEDIA_TYPE_BYTES + BASE64_MARKER.len()).unwrap_or(rest);
     let start = head.windows(BASE64_MARKER.len()).position(|window| window == BASE64_MARKER.as_bytes())?;

@@ -1,15 +1,15 @@
-//! What one request of a key takes, from its admission until nothing of it runs any more.
+//! The charge of one request to its key, from admission to the end of its last part.
 //!
-//! The bill is shared by everything that may outlive the rest: the job while it waits, the answer while it streams,
-//! an answer that is read to its end for a client that left. When the last of them is gone, the bill is settled with
-//! what was shown by then. So there is no way out of a request that forgets to settle, whoever left first.
+//! Every part that may outlive the others shares the charge: the job while it waits, the answer while it streams, an
+//! answer that is read to its end after its client disconnected. The drop of the last holder settles the charge with
+//! the usage known by then. So no way out of a request skips the settlement, whichever part ends first.
 //!
-//! What is settled with, from best to worst:
+//! The settled usage, from best to worst:
 //!
-//! * The usage that the engine told, when the answer came to its end, as far as the request could have cost it.
-//! * Else an estimate, and it is marked as such: of a stream, the events that carried something, one token each; of
-//!   any other answer, what was reserved for it.
-//! * Nothing and not even a request, where no engine began: a refusal of the queue, an engine that could not be reached.
+//! * The usage that the engine reported, if the answer is complete, as far as the usage is plausible for the request.
+//! * Otherwise an estimate, marked as such: for a stream, one token per event with content; for any other answer, the
+//!   reserved tokens.
+//! * Zero tokens and not even a request, if no engine began: a refusal of the queue, an unreachable engine.
 
 use std::{
     cell::Cell,
@@ -35,44 +35,44 @@ use tokio::time::Instant;
 use super::{ApiKey, TokenEstimateInput, account::QuotaReservation};
 use crate::metrics::KeyOutcome;
 
-/// Beyond its reservation a stream reserves so many tokens at a time.
+/// The step in which a stream reserves tokens beyond its reservation.
 const RESERVE_STEP_TOKENS: u64 = 64;
-/// Of what is served while a stream runs, the decisions hear in portions of this weight.
+/// The step in which a running stream reports served tokens to the decisions, in weighted tokens.
 const REPORT_STEP_WEIGHT: u64 = 64;
 
 pub(crate) struct QuotaCharge {
     key: Arc<ApiKey>,
     model: ModelName,
     clock: TickClock,
-    /// It was asked for as a stream. What the answer is, it says itself.
+    /// Whether the client requested a stream. The answer itself may differ.
     stream: bool,
-    /// Taken when it is settled.
+    /// Taken when the charge is settled.
     reservation: Cell<Option<QuotaReservation>>,
     stage: Cell<ChargeStage>,
     events: Cell<u64>,
     /// Bytes of the answer.
     bytes_out: Cell<u64>,
     usage: Cell<Option<TokenUsage>>,
-    /// Where the decisions hear what the key is served, and what they have heard of this request.
+    /// The key's served tokens, which the decisions read, and this request's part that is already reported.
     served_tokens: Arc<AtomicU64>,
     reported_weight: Cell<u64>,
 }
 
-/// How far it came.
+/// The progress of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ChargeStage {
-    /// No engine has begun with it.
+    /// No engine has begun the request.
     Waiting,
-    /// An engine was at work and gave nothing.
+    /// An engine began, and produced nothing.
     EngineStarted,
-    /// An engine answered that it will not.
+    /// An engine refused the request.
     Refused,
     Answering,
     Complete,
 }
 
 impl QuotaCharge {
-    /// Admits a request within its key's limits. The error says when to try again.
+    /// Admits a request within its key's limits. The error says when to retry.
     pub(crate) fn admit(
         key: &Arc<ApiKey>,
         model: &ModelName,
@@ -105,12 +105,12 @@ impl QuotaCharge {
         }))
     }
 
-    /// An engine's head came.
+    /// Records that an engine's head arrived.
     pub(crate) fn head_received(&self, success: bool) {
         self.stage.set(if success { ChargeStage::Answering } else { ChargeStage::Refused });
     }
 
-    /// What an engine answered is not passed on: the request waits for another.
+    /// Discards an engine's refusal that is not relayed: the request waits for another engine.
     pub(crate) fn reset_for_retry(&self) {
         if self.stage.get() == ChargeStage::Refused {
             self.stage.set(ChargeStage::Waiting);
@@ -119,12 +119,12 @@ impl QuotaCharge {
         }
     }
 
-    /// So many bytes of the answer pass.
+    /// Adds relayed bytes of the answer.
     pub(crate) fn add_bytes_out(&self, bytes: usize) {
         self.bytes_out.set(self.bytes_out.get() + bytes as u64);
     }
 
-    /// What the answer has shown so far.
+    /// Records the facts that the answer has shown so far.
     pub(crate) fn record_facts(&self, facts: &ResponseFacts) {
         self.record_facts_at(facts, || self.clock.now());
     }
@@ -146,7 +146,7 @@ impl QuotaCharge {
         }
     }
 
-    /// An exchange is over at `now`.
+    /// Records the end of an exchange at `now`.
     pub(crate) fn exchange_ended(&self, outcome: &ExchangeOutcome, now: Instant) {
         let course = match (outcome, self.stage.get()) {
             (ExchangeOutcome::Complete, ChargeStage::Answering) => ChargeStage::Complete,
@@ -163,13 +163,13 @@ impl QuotaCharge {
         };
         self.stage.set(course);
         if course == ChargeStage::Complete {
-            // Nothing more can come, and whoever holds the body may take its time.
+            // A complete answer is final, and the body's holder may keep it for long.
             self.settle(|| self.clock.tick_at(now));
         }
     }
 
-    /// Tells the decisions what was served, once it is so much more than they know. A token made takes about twice the
-    /// work of one read.
+    /// Reports the served tokens to the decisions, once they exceed the reported ones by `at_least`. Generating a token
+    /// takes about twice the work of reading one.
     fn report_served(&self, served: TokenUsage, at_least: u64) {
         let weighed = served.prompt.saturating_add(served.completion.saturating_mul(2));
         let more = weighed.saturating_sub(self.reported_weight.get());
@@ -179,7 +179,7 @@ impl QuotaCharge {
         }
     }
 
-    /// Tokens used, and whether the engine counted them.
+    /// The used tokens, and whether the engine counted them.
     fn used(&self, reservation: &QuotaReservation) -> (TokenUsage, bool) {
         let said = self.usage.get();
         let told = said.map(|told| reservation.clamp_usage(told, self.bytes_out.get(), &self.key.limits));
@@ -193,7 +193,7 @@ impl QuotaCharge {
             // The first event of a chat names the role and carries no text.
             (events @ 1.., _) => events - 1,
             (0, Some(_)) => 0,
-            // A stream that broke before it said anything; one that is whole without an event was no stream.
+            // A stream that broke before its first event. A complete answer without events was no stream.
             (0, None) if self.stream && !whole => 0,
             (0, None) => reservation.tokens.saturating_sub(reservation.prompt),
         };
@@ -202,7 +202,7 @@ impl QuotaCharge {
         (TokenUsage { prompt, completion: made.max(told.completion) }, false)
     }
 
-    /// Once; afterwards nothing happens.
+    /// Settles the charge once; later calls do nothing.
     pub(super) fn settle(&self, now: impl FnOnce() -> Tick) {
         let Some(reservation) = self.reservation.take() else { return };
         let now = now();
@@ -248,7 +248,7 @@ mod tests {
         QuotaCharge::admit(key, &"m".into(), need, stream, (Arc::default(), clock, clock.now())).unwrap()
     }
 
-    /// Requests and tokens that count now.
+    /// The requests and tokens that count now.
     fn used(key: &ApiKey) -> (u64, u64) {
         let standing = key.account.status(&key.limits, Tick(1_000_000));
         let [requests, tokens] = standing.map(|s| s.map_or(0, |s| s.limit - s.remaining));
@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(used(&key), (1, 101), "with its last byte");
         drop(bill);
         assert_eq!(used(&key), (1, 101));
-        // More was told while it ran than it turned out to be: what was heard cannot be taken back.
+        // The tokens reported while the stream ran exceed the final count, and a report cannot be withdrawn.
         assert_eq!(served.load(Ordering::Relaxed), 100 + 2 * 12);
     }
 
@@ -291,7 +291,7 @@ mod tests {
             let next = key.account.reserve(&key.limits, &"m".into(), need, later).expect("nothing is owed");
             assert_eq!(next.tokens, 150, "{told:?}");
         }
-        // A long answer is what it is, whatever the limit.
+        // A long answer is charged in full, beyond the limit.
         let key = key(1000);
         let bill = open(&key, false);
         bill.head_received(true);

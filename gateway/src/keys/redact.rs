@@ -1,10 +1,11 @@
-//! Refusals without the names of models that their reader may not use.
+//! Removes the names of models from refusals for keys that may not use them.
 //!
-//! The decisions know models and no keys, so what stands in the way is told by name. Who may not use a model must not
-//! learn from a refusal that it exists; that something holds the memory, how much and for how long is still said.
+//! The fleet's decisions know models and no keys, so they name the models that block a request. A client without access
+//! to a model must not learn from a refusal that the model exists. The refusal still reports that memory is held, how
+//! much and for how long.
 //!
-//! Which names stand in a refusal, it says itself. To look for those that are configured would miss what came into the
-//! configuration, or left it, while the request waited.
+//! The refusal itself lists the names that it contains. Searching for the configured names instead would miss models
+//! that entered or left the configuration while the request waited.
 
 use rouse::{
     fault::{BlockingModel, Fault, WaitDetails},
@@ -15,7 +16,7 @@ use super::ApiKey;
 
 const REDACTED_NAME: &str = "another model";
 
-/// Takes the names out of a refusal that may not be told to this key.
+/// Replaces the names in a refusal that this key may not see.
 pub(crate) fn redact(mut fault: Fault, key: &ApiKey) -> Fault {
     if key.may_use_all() {
         return fault;
@@ -34,7 +35,7 @@ pub(crate) fn redact(mut fault: Fault, key: &ApiKey) -> Fault {
     fault
 }
 
-/// Gives what was hidden.
+/// Redacts a wait and returns the hidden names.
 fn redact_wait(wait: &mut WaitDetails, key: &ApiKey) -> Vec<ModelName> {
     let named = std::mem::take(&mut wait.named_models);
     let models = wait.holders.iter().map(|holder| holder.model.clone()).chain(named.iter().cloned());
@@ -49,7 +50,7 @@ fn redact_wait(wait: &mut WaitDetails, key: &ApiKey) -> Vec<ModelName> {
     hidden
 }
 
-/// The text with each of the names, where it stands as a word, replaced.
+/// Replaces each of the names where it stands as a word.
 fn replace_names(text: &str, names: &[ModelName]) -> String {
     let mut said = String::with_capacity(text.len());
     let mut rest = text;
@@ -77,7 +78,7 @@ fn replace_names(text: &str, names: &[ModelName]) -> String {
     said
 }
 
-/// Whether a name goes on with this character. A full stop may also end a sentence: then nothing of a name follows.
+/// Whether a name continues with this character. A full stop or colon ends a name unless a letter or digit follows.
 fn continues_name(c: Option<char>, then: Option<char>) -> bool {
     match c {
         None => false,

@@ -1,38 +1,38 @@
-//! How much was taken in the last minute: a sliding window of exact counters.
+//! Sliding window of exact counters over the last minute.
 //!
-//! A bucket that refills (GCRA and its kin) is one number, but lets a key that was silent take twice its limit within
-//! one minute, the bucket and the refill. A window that slides over exact counts does not: at every moment, what was
-//! taken in the 60 s before it is at most the limit. Time is cut into slots of 250 ms, and a slot counts until all of
-//! it is over a minute old, so that 60 to 60.25 s are looked at: a key under constant pressure gets at least 99.58 %
-//! of its limit, and never more.
+//! A bucket that refills (GCRA and its kin) is a single number, but it lets an idle key take twice its limit within one
+//! minute: the bucket and the refill. A sliding window over exact counts does not: at every moment, the amount taken in
+//! the 60 s before it is at most the limit. Time is cut into slots of 250 ms, and a slot counts until all of it is over
+//! a minute old, so the window spans 60 to 60.25 s: a key under constant pressure gets at least 99.58 % of its limit,
+//! and never more.
 //!
-//! What was taken may turn out to be more than was asked for. It is then charged after the fact, up to the limit; the
-//! rest is a debt that takes the place of each slot that becomes free, before anybody else does. So over a longer time
-//! every unit that was used has stood in the window for its minute, whatever was estimated before.
+//! The amount used may exceed the amount taken. The window then charges the excess, up to the limit; the rest is a debt
+//! that fills freed slots before any new request does. So over a longer time every used unit has counted in the window
+//! for its minute, whatever the estimate was.
 //!
-//! This is plain data behind its owner's lock, not a set of atomics. A request looks at two windows and takes from
-//! both or none; the lock is held for some tens of nanoseconds, twice a request, and never while anything is awaited.
+//! The window is plain data behind its owner's lock, not a set of atomics. A request checks two windows and takes from
+//! both or none. The lock is held for some tens of nanoseconds, twice a request, and never across an await.
 
 use rouse::units::{Millis, Tick};
 
-/// What limits are per.
+/// The period of all limits.
 pub(super) const MINUTE: Millis = Millis::secs(60);
 /// Milliseconds of a slot.
 const SLOT_MILLIS: u64 = 250;
-/// A minute's slots, and one more since the oldest is only partly over.
+/// The slots of a minute, and one more because the oldest slot is only partly over.
 const SLOT_COUNT: u64 = MINUTE.0 / SLOT_MILLIS + 1;
 
-/// What was taken in the last minute, of one thing.
+/// The amount of one quantity taken in the last minute.
 #[derive(Debug)]
 pub(super) struct SlidingWindow {
     slots: Box<[u64]>,
-    /// The present slot, counted from time zero.
+    /// The current slot, counted from time zero.
     newest: u64,
     sum: u64,
     debt: u64,
 }
 
-/// When something was taken.
+/// The slot in which an amount was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WindowSlot(u64);
 
@@ -41,9 +41,9 @@ impl SlidingWindow {
         Self { slots: vec![0; SLOT_COUNT as usize].into(), newest: 0, sum: 0, debt: 0 }
     }
 
-    /// Forgets what is over a minute old, and charges what is owed for the room. To be called before anything else.
+    /// Drops slots over a minute old, and charges debt to the freed room. Call this before any other method.
     pub(super) fn advance(&mut self, limit: u64, now: Tick) {
-        // Another core's clock reading may be older than one that was here before.
+        // Another core may pass an older clock reading than the last call did.
         let present = (now.0 / SLOT_MILLIS).max(self.newest);
         let passed = present - self.newest;
         self.newest = present;
@@ -56,17 +56,17 @@ impl SlidingWindow {
         self.add(due);
     }
 
-    /// What counts against the limit now.
+    /// The amount that counts against the limit now.
     pub(super) const fn used(&self) -> u64 {
         self.sum.saturating_add(self.debt)
     }
 
-    /// Whether so much more may be taken.
+    /// Whether `amount` more may be taken.
     pub(super) const fn has_room(&self, limit: u64, amount: u64) -> bool {
         amount <= limit.saturating_sub(self.used())
     }
 
-    /// Takes; what exceeds the limit is owed.
+    /// Takes `amount`; the part above the limit becomes debt.
     pub(super) fn take(&mut self, limit: u64, amount: u64) -> WindowSlot {
         let fits = amount.min(limit.saturating_sub(self.used()));
         self.add(fits);
@@ -74,7 +74,7 @@ impl SlidingWindow {
         WindowSlot(self.newest)
     }
 
-    /// Gives back what was taken then. False when that minute is over.
+    /// Returns an amount taken in this slot. False: that minute is over.
     pub(super) fn refund(&mut self, slot: WindowSlot, amount: u64) -> bool {
         if slot.0 + SLOT_COUNT <= self.newest {
             return false;
@@ -83,7 +83,7 @@ impl SlidingWindow {
         let owed = left.min(self.debt);
         self.debt -= owed;
         left -= owed;
-        // It was owed then, and charged since.
+        // The rest was debt at that time and has been charged to later slots since.
         for number in (self.newest.saturating_sub(SLOT_COUNT - 1)..=self.newest).rev() {
             if left == 0 {
                 break;
@@ -93,7 +93,7 @@ impl SlidingWindow {
         true
     }
 
-    /// Takes so much out of a slot, or all that it has; how much that was.
+    /// Removes up to `most` from a slot and returns the removed amount.
     fn remove(&mut self, number: u64, most: u64) -> u64 {
         let counted = self.slot(number);
         let cleared = most.min(*counted);
@@ -102,11 +102,11 @@ impl SlidingWindow {
         cleared
     }
 
-    /// Until so much more may be taken, when nobody else takes anything. An amount above the limit may when nothing
-    /// counts any more.
+    /// The time until `amount` may be taken, if no other request takes anything. An amount above the limit may be taken
+    /// when nothing else counts.
     pub(super) fn time_until_room(&self, limit: u64, amount: u64, now: Tick) -> Millis {
         let wanted = amount.min(limit).saturating_add(self.debt);
-        // What is owed beyond a minute's worth takes whole minutes.
+        // Debt beyond a minute's limit takes whole minutes.
         let minutes = wanted.saturating_sub(1) / limit.max(1);
         let wanted = wanted - minutes * limit;
         let mut used = self.sum;
@@ -121,7 +121,7 @@ impl SlidingWindow {
         Millis(wait.0 + minutes * (SLOT_COUNT * SLOT_MILLIS))
     }
 
-    /// Until nothing counts any more, when nobody takes anything.
+    /// The time until nothing counts, if no request takes anything.
     pub(super) fn time_until_empty(&self, limit: u64, now: Tick) -> Millis {
         if self.used() == 0 {
             return Millis::ZERO;
@@ -129,7 +129,7 @@ impl SlidingWindow {
         if self.debt > 0 {
             return self.time_until_room(limit, limit, now);
         }
-        // Every answer says this: from the newest slot there is seldom more than one to look at, from the oldest all.
+        // Every response calls this. Searching from the newest slot usually visits one slot; from the oldest, all.
         let oldest = (self.newest + 1).saturating_sub(SLOT_COUNT);
         let last = (oldest..=self.newest).rev().find(|slot| self.counted(*slot) > 0);
         last.map_or(Millis::ZERO, |slot| Millis(((slot + SLOT_COUNT) * SLOT_MILLIS).saturating_sub(now.0)))
@@ -154,7 +154,7 @@ impl SlidingWindow {
 mod tests {
     use super::*;
 
-    /// A small generator, so that a failure can be run again.
+    /// A small deterministic generator, so that a failure can be reproduced.
     struct Random(u64);
 
     impl Random {

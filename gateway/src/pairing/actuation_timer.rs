@@ -1,4 +1,4 @@
-//! How long each requester has waited for its engine, and for what kind of it.
+//! Measures how long each requester waits for its engine, by kind of actuation.
 
 use std::collections::BTreeMap;
 
@@ -13,17 +13,17 @@ use rouse::{
 use super::index::RequesterPod;
 use crate::metrics::{ActuationPath, DualPodMetrics};
 
-/// Requesters whose stubs have been seen to run.
+/// Wait times of requesters whose stubs were seen running.
 pub(super) struct ActuationTimer {
     metrics: DualPodMetrics,
     all: BTreeMap<RequesterId, ActuationWait>,
-    /// All that was there when this gateway began to lead has been seen.
+    /// Whether everything that existed when this gateway began to lead has been seen.
     listed: bool,
 }
 
 #[derive(Default)]
 struct ActuationWait {
-    /// `None`: nobody knows since when, or it is over.
+    /// `None` if the start is unknown, or if the wait is over.
     since: Option<Tick>,
     path: Option<ActuationPath>,
 }
@@ -33,7 +33,7 @@ impl ActuationTimer {
         Self { metrics: told, all: BTreeMap::new(), listed: false }
     }
 
-    /// Begins anew: who is seen now may have waited for long.
+    /// Starts over: requesters that are seen next may have waited for long.
     pub(super) fn forget(&mut self) {
         (self.all, self.listed) = (BTreeMap::new(), false);
     }
@@ -42,7 +42,9 @@ impl ActuationTimer {
         self.listed = true;
     }
 
-    /// Its stub runs. When it began is known to the second: that is of use for whoever ran before this gateway led.
+    /// Starts the wait of a requester whose stub runs.
+    ///
+    /// The kubelet's start time has a resolution of a second; it serves for stubs that ran before this gateway led.
     pub(super) fn stub_running(&mut self, own: &RequesterPod, now: Tick) {
         if !self.all.contains_key(&own.id) {
             let since = if self.listed { Some(now) } else { own.stub_started_at.map(|began| began.min(now)) };
@@ -54,7 +56,7 @@ impl ActuationTimer {
         self.all.remove(id);
     }
 
-    /// This was ordered for it: what comes first says how it comes to its engine.
+    /// Records the actuation path: the first such command for a requester decides.
     pub(super) fn command_issued(&mut self, id: &RequesterId, order: &PairingAction) {
         let path = match order {
             PairingAction::Provider { step: ProviderStep::Create { .. }, .. }
@@ -68,7 +70,7 @@ impl ActuationTimer {
         }
     }
 
-    /// Its engine serves it: how it came to that, and after how long. A gate that is opened once more ends no wait.
+    /// Ends the wait and returns its path and duration. Opening a gate again ends no wait.
     pub(super) fn engine_served(&mut self, own: &RequesterPod, now: Tick) -> Option<(ActuationPath, Millis)> {
         let wait = self.all.get_mut(&own.id)?;
         let (took, path) = (now.since(wait.since.take()?), wait.path?);

@@ -1,4 +1,4 @@
-//! An order, with what is known of those whom it is about.
+//! A command with everything that its execution needs.
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
@@ -28,36 +28,36 @@ use crate::{
     metrics::{CallLatencyObserver, DualPodMetrics},
 };
 
-/// As they were seen last.
+/// A command and the last observed state of what it concerns.
 #[derive(Debug)]
 pub(super) struct CommandContext {
     pub(super) command: PairingCommand,
     pub(super) requester: Option<RequesterPod>,
     pub(super) provider: Option<ProviderPod>,
-    /// Of a requester.
+    /// Accelerators of the requester, for a requester command.
     pub(super) accelerators: Vec<AcceleratorId>,
-    /// The numbers of the engine's accelerators on the node, where there are any.
+    /// Indices of the engine's accelerators on the node, if known.
     pub(super) numbers: Option<Vec<u32>>,
-    /// Where the engine listens in its Pod.
+    /// Port that the engine listens on in its Pod.
     pub(super) port: Option<u16>,
-    /// Of an engine: what is to be known of it, with nobody's name.
+    /// The engine's record, without its requester.
     pub(super) record: Option<EngineRecord>,
-    /// Of each accelerator of an engine: what is reserved there for others.
+    /// For each accelerator of an engine, the memory that other engines reserve there.
     pub(super) reserved_by_others: BTreeMap<AcceleratorId, Bytes>,
-    /// Of an engine that is to be proved: what was in use before it was started.
+    /// For an engine that gets a canary, the memory in use before its start.
     pub(super) baseline: Option<AcceleratorUsedMib>,
-    /// Of an engine that sleeps: how deeply.
+    /// For an engine that is asleep or falling asleep, its level.
     pub(super) sleep_level: Option<SleepLevel>,
-    /// Where the engine's own Pod was ordered.
+    /// Namespace in which the engine's own Pod was ordered.
     pub(super) namespace: Option<String>,
-    /// What an engine or a launcher is to be made from.
+    /// Sources of the engine or launcher to create.
     pub(super) server_config: Option<Arc<InferenceServerConfig>>,
     pub(super) launcher_config: Option<Arc<LauncherConfig>>,
-    /// How a Pod that is made gets at the node's accelerators.
+    /// How a new Pod gets access to the node's accelerators.
     pub(super) access: Option<AcceleratorAccess>,
-    /// What the requester's stub is shown.
+    /// Token for the requester's stub.
     pub(super) token: Option<String>,
-    /// What the launcher is shown, where the provider is one.
+    /// Token for the launcher, if the provider is a launcher.
     pub(super) launcher_token: Option<String>,
     metrics: DualPodMetrics,
 }
@@ -85,7 +85,7 @@ impl CommandContext {
         }
     }
 
-    /// Where calls for it are told.
+    /// Returns the observer for calls on behalf of this command.
     pub(super) fn call_metrics(&self) -> Arc<CallLatencyObserver> {
         let pod = self.requester.as_ref().map(|own| &own.name);
         let namespace =
@@ -94,7 +94,7 @@ impl CommandContext {
         Arc::new(self.metrics.call_observer(namespace, config.map(|config| config.name.as_str())))
     }
 
-    /// Gives a Pod that is made for its node what it needs there.
+    /// Gives a new Pod access to its node's accelerators.
     pub(super) fn grant(&self, pod: &mut Pod) {
         if let (Some(access), Some(spec)) = (&self.access, &mut pod.spec) {
             access.grant(spec);
@@ -113,12 +113,12 @@ impl CommandContext {
         self.record.as_ref().ok_or_else(|| ExecutionError::unknown("its engine"))
     }
 
-    /// How deeply this engine sleeps, as its Pod says it.
+    /// Returns the engine's sleep level, as its Pod records it.
     pub(super) fn recorded_sleep_level(&self, engine: &PairingEngineId) -> Option<SleepLevel> {
         self.provider.as_ref()?.engine(engine)?.sleep_level
     }
 
-    /// What the engine keeps where so many MiB of its accelerators are in use, of the one of which it keeps most.
+    /// Returns the engine's residue, given the MiB in use: the largest over its accelerators.
     pub(super) fn residue(&self, memory: &BTreeMap<String, u64>) -> Option<Bytes> {
         let of = |(a, others): (&AcceleratorId, &Bytes)| {
             Some(Bytes::mib(*memory.get(a.as_str())?).saturating_sub(*others))
@@ -126,7 +126,7 @@ impl CommandContext {
         self.reserved_by_others.iter().filter_map(of).max()
     }
 
-    /// Where the engine listens.
+    /// Returns the engine's address.
     pub(super) fn engine_address(&self) -> Result<SocketAddr, ExecutionError> {
         let provider = self.provider()?;
         let address = self.port.and_then(|port| provider.socket_addr(port));

@@ -1,4 +1,4 @@
-//! What the controller hears, and what that means to the decisions: changes of Pods, what launchers tell, readings, ends of orders.
+//! Turns the controller's inputs into pairing events: Pod changes, launcher events, readings, command results.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,12 +19,12 @@ use crate::{
 };
 
 impl PairingController {
-    /// Has the meter asked, after so long.
+    /// Schedules a reading of the meter after this delay.
     pub(super) fn schedule_meter_read(&mut self, after: Duration) {
         let Some(meter) = self.meter.clone() else { return };
         self.tasks.spawn(async move {
             time::sleep(after).await;
-            // Why it has none is in the log already.
+            // The log already has the reason of a failure.
             FinishedTask::MeterRead(meter.samples().await.ok())
         });
     }
@@ -41,7 +41,7 @@ impl PairingController {
 
     pub(super) fn handle_pods(&mut self, change: Delta<Pod>) {
         let mut events = Vec::new();
-        // The decisions hear nothing of who asks for what cannot be: its user does.
+        // The pairing logic never sees a requester that requests the impossible, but its user gets a status.
         let one = match &change {
             Delta::Applied(found) => found.metadata().uid.clone().map(RequesterId::from),
             Delta::All { .. } | Delta::Deleted(_) => None,
@@ -64,7 +64,7 @@ impl PairingController {
         self.apply_events(events);
     }
 
-    /// What a launcher tells of its engines.
+    /// Handles an event of a launcher.
     pub(super) fn handle_launcher_event(&mut self, heard: &LauncherEvent) {
         if !self.launcher_watches.is_watched(heard) {
             return;
@@ -96,7 +96,7 @@ impl PairingController {
             tracing::warn!(node = %heard.node, id, "an engine that nobody knows of is ended");
             let launcher = Arc::clone(&launcher);
             self.tasks.spawn(async move {
-                // One that does not end is shown again with the next list.
+                // An engine that does not end appears again in the next list.
                 drop(launcher.delete(&id).await);
                 FinishedTask::EngineVerified(None)
             });
@@ -154,7 +154,7 @@ impl PairingController {
         }
     }
 
-    /// The decisions hear of it, if they are this gateway's.
+    /// Updates the facts with these events and, on the leader, sends them to the pairing logic.
     pub(super) fn apply_events(&mut self, events: Vec<PairingEvent>) {
         let now = self.executor.clock.now();
         for event in events {
@@ -190,7 +190,7 @@ impl PairingController {
         }
     }
 
-    /// News of nodes may complete what is known of those who are on them.
+    /// Sends changed facts, and replays the Pods: new facts of a node may complete the view of its Pods.
     pub(super) fn apply_facts(&mut self) {
         let mut events = Vec::new();
         let configured = self.facts.send_changes(&mut |event| events.push(event));

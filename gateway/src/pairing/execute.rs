@@ -1,8 +1,7 @@
-//! Carrying out what was decided.
+//! Executes commands of the pairing logic.
 //!
-//! Each order is a task of its own, so that one Pod that hangs delays nobody. Every call has a deadline, says which leader it is
-//! from, and has exactly one outcome; a leader that was replaced has its tasks dropped, and stubs and objects refuse what it had
-//! on its way.
+//! Each command is a task of its own, so one hanging Pod delays no other. Every call has a deadline, names its leader,
+//! and has exactly one outcome. A replaced leader's tasks are dropped, and stubs and objects refuse its late calls.
 
 mod canary;
 mod engine;
@@ -41,7 +40,7 @@ use crate::{
     metrics::DualPodMetrics,
 };
 
-/// What a task needs to carry out any order.
+/// Shared parts for executing any command.
 pub(super) struct Executor {
     pub(super) client: Client,
     pub(super) writer: ObjectWriter,
@@ -50,43 +49,43 @@ pub(super) struct Executor {
     pub(super) metrics: DualPodMetrics,
 }
 
-/// What became of an order, in the decisions' words; what the requester's user should know of it.
+/// A command's outcome as an event, with what the requester's user should know.
 #[derive(Debug)]
 pub(super) struct ExecutionResult {
     pub(super) event: PairingEvent,
-    /// For whom it was done.
+    /// The requester that the command served.
     pub(super) requester: Option<RequesterId>,
     pub(super) error: Option<String>,
-    /// Nothing is in its way any more.
+    /// The requester's error no longer applies.
     pub(super) clears_error: bool,
-    /// Its gate was opened.
+    /// The requester's gate was opened.
     pub(super) served: bool,
-    /// What was in use of its accelerators before an engine was started.
+    /// Memory in use on the accelerators before an engine was started.
     pub(super) baseline: Option<MemoryBaseline>,
 }
 
-/// Why an order had no effect that is known, and what its user is told.
+/// Why a command had no known effect, and what its user should know.
 #[derive(Debug)]
 pub(super) struct ExecutionError {
     cause: CommandFailure,
-    /// For the log, and for the user where `tell` says so.
+    /// For the log, and for the user if `user_facing`.
     text: String,
     user_facing: bool,
-    /// Somebody obeys a younger leader.
+    /// A newer leader gives orders.
     superseded: bool,
 }
 
 type ExecutionOutcome = Result<CommandReply, ExecutionError>;
 
 impl ExecutionResult {
-    /// The order was carried out.
+    /// Whether the command succeeded.
     pub(super) const fn is_success(&self) -> bool {
         matches!(self.event, PairingEvent::Outcome { result: Ok(_), .. })
     }
 }
 
 impl Executor {
-    /// Does it, whatever it takes.
+    /// Executes a command to its one outcome.
     pub(super) async fn execute(self: Arc<Self>, job: CommandContext) -> ExecutionResult {
         let begun = Instant::now();
         let before = self.memory_baseline(&job).await;
@@ -132,14 +131,14 @@ impl Executor {
         ExecutionResult { event, requester, error, clears_error: mended, served, baseline: before }
     }
 
-    /// What a requester's user is told; not told, it is found out again.
+    /// Writes a requester's annotations. A failure is only logged: the content can be determined again.
     pub(super) async fn annotate(&self, name: &ObjectName, patch: &Value) {
         if let Err(failed) = self.patch(name, patch).await {
             tracing::debug!(%name, text = failed.text, "a requester was not told");
         }
     }
 
-    /// Its status: under Rouse's own name where a policy keeps the public project's for others.
+    /// Writes a requester's status; under Rouse's own key if an admission policy reserves the public project's.
     pub(super) async fn write_status(&self, name: &ObjectName, id: &RequesterId, text: &str) {
         let patch =
             |annotations: Value| json!({"metadata": {"uid": id.as_str(), "annotations": annotations}});
@@ -153,7 +152,7 @@ impl Executor {
         }
     }
 
-    /// Writes the status of a LauncherPopulationPolicy; false: it may be tried again.
+    /// Writes a LauncherPopulationPolicy's status. Returns false if a retry may help.
     pub(super) async fn write_policy_status(&self, policy: &ObjectName, status: &FmaStatus) -> bool {
         let api: Api<LauncherPopulationPolicy> = Api::namespaced(self.client.clone(), &policy.namespace);
         let object = json!({
@@ -179,7 +178,7 @@ impl Executor {
         Ok(self.writer.get(&self.pods(name), &name.name).await?)
     }
 
-    /// Merges as Kubernetes does it, so that finalizers of others stay. A Pod that is gone needs no change.
+    /// Applies a strategic merge patch, which keeps others' finalizers. A Pod that is gone needs no change.
     async fn patch(&self, name: &ObjectName, patch: &Value) -> ExecutionOutcome {
         match self.writer.patch_strategic(&self.pods(name), &name.name, patch).await {
             Ok(_) | Err(writer::Error::Gone) => Ok(CommandReply::Done),
@@ -192,8 +191,9 @@ impl Executor {
     }
 }
 
-/// Once this was carried out, nothing is in the way of what a requester asks for: to end what failed is no such order, and a
-/// process that was launched may end at once.
+/// Whether the success of this command clears its requester's error.
+///
+/// A stop of a failed engine does not, and neither does a launch: the launched process may end at once.
 const fn unblocks_requester(order: &PairingAction) -> bool {
     use EngineStep::{Create, OpenGate, SendCanary, Wake};
     matches!(
@@ -221,7 +221,7 @@ impl ExecutionError {
         Self { superseded: true, ..Self::refused("a younger leader is obeyed") }
     }
 
-    /// The requester's user has to mend it.
+    /// An error that the requester's user has to fix.
     fn user_error(text: impl Into<String>) -> Self {
         Self { user_facing: true, ..Self::refused(text) }
     }

@@ -1,8 +1,9 @@
-//! What is known of nodes and their accelerators, and what of it is news.
+//! Facts about nodes and their accelerators, and which of them changed.
 //!
-//! A pool says which nodes are Rouse's, what of an accelerator sleepers may keep, and how much memory there is. The kubelet knows
-//! accelerators by their UUIDs, people and CUDA by their numbers on the node: a ConfigMap `gpu-map` says which is which. Where there
-//! is none, UUIDs do as well; where there is one, an accelerator that is not in it waits for it.
+//! A pool defines which nodes belong to Rouse, what asleep engines may keep of an accelerator, and how much memory
+//! there is. The kubelet identifies accelerators by UUID; people and CUDA use their index on the node. The ConfigMap
+//! `gpu-map` maps between the two. Without that ConfigMap, UUIDs suffice. With it, an accelerator that it lacks waits
+//! until it is listed there.
 
 mod last_sent;
 mod meter_samples;
@@ -45,39 +46,39 @@ use crate::{
     platform::kubernetes::launcher::pod::LauncherRevision,
 };
 
-/// By UUID, the accelerators of a node.
+/// Indices of a node's accelerators, by UUID.
 type AcceleratorIndices = BTreeMap<AcceleratorId, u32>;
 
-/// As they were seen last.
+/// The facts as last observed.
 #[derive(Debug, Default)]
 pub(super) struct ClusterFacts {
-    /// Node objects. `listed`: all of them have been seen.
+    /// Node objects; `listed` once all of them have been seen.
     nodes: BTreeMap<NodeName, ObservedNode>,
     listed: bool,
     resolved_pools: Arc<Resolved>,
-    /// `None`: there is no such ConfigMap.
+    /// `None` if there is no such ConfigMap.
     gpu_map: Option<BTreeMap<NodeName, AcceleratorIndices>>,
-    /// Accelerators that somebody on the node was given.
+    /// Accelerators that were seen assigned to a Pod on each node.
     assigned_accelerators: BTreeMap<NodeName, BTreeSet<AcceleratorId>>,
-    /// What is known of launchers' engines by name.
+    /// Configurations of launchers and their engines, by name.
     pub(super) configs: FmaConfigs,
-    /// Those that Prometheus has a fault of.
+    /// Accelerators with a fault, according to Prometheus.
     faults: BTreeMap<AcceleratorId, String>,
-    /// Of engines with Pods of their own.
+    /// Template revisions of engines with their own Pods.
     revisions: TemplateRevisions,
-    /// Of launchers' engines.
+    /// Engines of launchers.
     fingerprints: BTreeSet<EngineFingerprint>,
-    /// What launchers were made from that were seen.
+    /// Sources of the launchers that were seen.
     sources: BTreeMap<LauncherBuild, LauncherRevision>,
     launchers: BTreeMap<(NodeName, AcceleratorId), ExistingLauncher>,
-    /// How many engines and launchers' sources were known when those that are no more were forgotten last.
+    /// Number of engines and launcher sources that the last cleanup kept.
     retained: usize,
-    /// What was told of them, and whether something has come since.
+    /// Facts last sent to the pairing logic, and whether any changed since.
     last_sent: LastSentFacts,
     changed: bool,
 }
 
-/// Why nothing can be decided about who is on a node.
+/// Why a requester's engine cannot be resolved on its node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum SpecResolveError {
     #[error("its node {0} is in no AcceleratorPool: make one whose nodeSelector it has")]
@@ -105,7 +106,7 @@ impl ClusterFacts {
     pub(super) fn apply_nodes(&mut self, change: Delta<Node>) {
         self.changed = true;
         let saw = |nodes: &mut BTreeMap<NodeName, ObservedNode>, found: WatchedObject<Node>| {
-            // A node that cannot be read is there all the same.
+            // A node that cannot be parsed still exists.
             let name = NodeName::from(found.name().name);
             nodes.insert(name, found.readable().as_ref().map(ObservedNode::of).unwrap_or_default());
         };
@@ -122,7 +123,7 @@ impl ClusterFacts {
         }
     }
 
-    /// Of the one ConfigMap of the name.
+    /// Applies a change of the one ConfigMap of that name.
     pub(super) fn apply_gpu_map(&mut self, change: Delta<ConfigMap>) {
         self.changed = true;
         self.gpu_map = match change {
@@ -138,7 +139,7 @@ impl ClusterFacts {
         (self.resolved_pools, self.changed) = (settled, true);
     }
 
-    /// Somebody on a node has accelerators.
+    /// Records the accelerators and launcher engines that an event shows.
     pub(super) fn observe_event(&mut self, event: &PairingEvent) {
         match event {
             PairingEvent::RequesterObserved { node, observed: seen, .. } => {
@@ -167,7 +168,7 @@ impl ClusterFacts {
         }
     }
 
-    /// What it asks for is what its template asks for by now.
+    /// Records which engine the requester's template revision currently requests.
     pub(super) fn observe_requester(&mut self, own: &RequesterPod, ask: &RequestedEngine) {
         if let Some(edition) = own.revision.as_ref().filter(|_| ask.mode == ProviderMode::Sleep) {
             let namespace = &own.name.namespace;
@@ -183,7 +184,7 @@ impl ClusterFacts {
         }
     }
 
-    /// There is a launcher that was made from this.
+    /// Records a launcher and the source that it was made from.
     pub(super) fn observe_launcher(
         &mut self,
         node: &NodeName,
@@ -199,7 +200,7 @@ impl ClusterFacts {
         }
     }
 
-    /// What a launcher that is to be there whether somebody asks or not is made from.
+    /// Returns the LauncherConfig of a launcher that a population policy places.
     pub(super) fn populated_config(
         &self,
         node: &NodeName,
@@ -219,13 +220,13 @@ impl ClusterFacts {
         }
     }
 
-    /// The accelerators' numbers on the node, where they are known; `None` where UUIDs must do.
+    /// Returns the accelerators' indices on the node, if known; `None` if UUIDs must do.
     pub(super) fn numbers(&self, node: &NodeName, accelerators: &[AcceleratorId]) -> Option<Vec<u32>> {
         let map = self.gpu_map.as_ref()?.get(node)?;
         accelerators.iter().map(|a| map.get(a).copied()).collect()
     }
 
-    /// Nothing is decided before: a node that was not seen would be taken for one that is gone.
+    /// Whether all nodes were listed. Deciding earlier would take unseen nodes for gone.
     pub(super) const fn are_complete(&self) -> bool {
         self.listed
     }
@@ -234,8 +235,10 @@ impl ClusterFacts {
         self.nodes.contains_key(node)
     }
 
-    /// What is wanted, in full: what is not said is what the node's accelerators have. `kv_cache`: what of each is no weights, where
-    /// that is known. `resources`: how many accelerators are asked for, among other things.
+    /// Completes the requested sizes with defaults from the node's accelerators.
+    ///
+    /// `kv_cache`: the part of each accelerator's memory that holds no weights, if known. `resources`: the requested
+    /// amounts of extended resources, which include the number of accelerators.
     pub(super) fn sizes(
         &self,
         node: &NodeName,
@@ -259,13 +262,13 @@ impl ClusterFacts {
         Ok(MemorySizes { awake, asleep: wanted.asleep.min(awake), host })
     }
 
-    /// The key of its pool's taint, where the node has none of that key.
+    /// Returns the key of the pool's taint if the node has no taint with that key.
     fn missing_taint<'a>(&self, node: &NodeName, terms: &'a PoolTerms) -> Option<&'a String> {
         let has = |key: &String| self.nodes.get(node).is_some_and(|seen| seen.taints.contains(key));
         terms.taint.as_ref().filter(|key| !has(key))
     }
 
-    /// How a Pod gets at accelerators there.
+    /// Returns how a Pod gets access to accelerators on that node.
     pub(super) fn access(&self, node: &NodeName) -> Option<AcceleratorAccess> {
         self.node_pool(node).map(|(_, terms)| AcceleratorAccess::of(terms))
     }

@@ -1,5 +1,4 @@
-//! What engines of launchers are started from, and the launchers themselves: the public project's objects, where the API server
-//! has these kinds.
+//! Sources of launchers and their engines: the public project's objects, if the API server has these kinds.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,38 +29,38 @@ use crate::{
     },
 };
 
-/// As they were seen last.
+/// The objects as last observed.
 #[derive(Debug, Default)]
 pub(super) struct FmaConfigs {
-    /// Lists of each kind that are awaited at first.
+    /// Number of initial lists of each kind.
     expected_lists: usize,
     engines: FmaObjects<InferenceServerConfig>,
     launchers: FmaObjects<LauncherConfig>,
     policies: PopulationPolicies,
-    /// By namespace and label, what launchers are made from now.
+    /// What launchers are made from now, by namespace and label of the LauncherConfig.
     sources: BTreeMap<(String, String), ResolvedLauncherConfig>,
     changed: bool,
 }
 
-/// What a LauncherConfig comes to.
+/// A LauncherConfig with its derived values.
 #[derive(Debug)]
 struct ResolvedLauncherConfig {
     source: LauncherRevision,
     build: LauncherBuild,
     max_engines: Option<u32>,
-    /// Launchers can be made from it.
+    /// Whether launchers can be made from it.
     valid: bool,
 }
 
-/// All of one kind.
+/// All objects of one kind.
 #[derive(Debug)]
 struct FmaObjects<K> {
     objects: BTreeMap<ObjectName, Arc<K>>,
-    /// Of these namespaces the list has come.
+    /// Namespaces whose list has arrived.
     listed: BTreeSet<Option<String>>,
 }
 
-/// Why no engine can be started for who asks for one. It is told as it stands here.
+/// Why no engine can start for a requester. Users see this text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Error {
     #[error(
@@ -100,7 +99,7 @@ impl<K: Resource> FmaObjects<K> {
         }
     }
 
-    /// One that can no longer be read stays as it was: its engines are not obsolete for that.
+    /// Stores an object. An unreadable one keeps its former version, so its engines do not become obsolete.
     fn upsert(&mut self, found: WatchedObject<K>) {
         let name = found.name();
         if let Some(object) = found.readable() {
@@ -110,7 +109,7 @@ impl<K: Resource> FmaObjects<K> {
 }
 
 impl FmaConfigs {
-    /// `lists`: how many there are of each kind at first, one for each namespace that is watched.
+    /// `lists`: number of initial lists of each kind, one per watched namespace.
     pub(super) fn new(lists: usize) -> Self {
         Self { expected_lists: lists, ..Self::default() }
     }
@@ -132,7 +131,7 @@ impl FmaConfigs {
         self.changed = true;
     }
 
-    /// What is to be written of LauncherPopulationPolicies. What is not is asked for again after [`Self::mark_changed`].
+    /// Returns the policy statuses to write. After a failed write, [`Self::mark_changed`] triggers a retry.
     pub(super) fn changed_policy_statuses(&self) -> Vec<(ObjectName, FmaStatus)> {
         let missing = |name: &ObjectName| {
             let place = (name.namespace.clone(), label_value(&name.name));
@@ -149,7 +148,7 @@ impl FmaConfigs {
         self.changed = true;
     }
 
-    /// How many launchers of each LauncherConfig such a node is to have, of those from which any can be made.
+    /// Returns how many launchers of each valid LauncherConfig such a node gets.
     pub(super) fn counts(&self, node: &NodeTraits) -> LauncherCounts {
         let mut counts = self.policies.counts(node);
         counts.retain(|name, _| {
@@ -158,7 +157,7 @@ impl FmaConfigs {
         counts
     }
 
-    /// Something is otherwise than when this was last asked.
+    /// Returns whether anything changed since the last call.
     pub(super) fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.changed)
     }
@@ -167,7 +166,7 @@ impl FmaConfigs {
         self.engines.objects.get(name)
     }
 
-    /// How many InferenceServerConfigs name each LauncherConfig.
+    /// Counts the InferenceServerConfigs that name each LauncherConfig.
     pub(super) fn by_launcher(&self) -> BTreeMap<String, usize> {
         let mut counts = BTreeMap::new();
         for config in self.engines.objects.values() {
@@ -176,28 +175,28 @@ impl FmaConfigs {
         counts
     }
 
-    /// The LauncherConfig of this name.
+    /// Returns the LauncherConfig of this name.
     pub(super) fn launcher_config(&self, name: &ObjectName) -> Option<&Arc<LauncherConfig>> {
         self.launchers.objects.get(name)
     }
 
-    /// What the launchers of this InferenceServerConfig are made from.
+    /// Returns the LauncherConfig that this InferenceServerConfig names.
     pub(super) fn launcher_config_of(&self, name: &ObjectName) -> Option<&Arc<LauncherConfig>> {
         self.launchers.objects.get(&launcher_name(name, self.server_config(name)?))
     }
 
-    /// Of what build the launchers of this InferenceServerConfig are.
+    /// Returns the build of this InferenceServerConfig's launchers.
     pub(super) fn build(&self, name: &ObjectName) -> Option<LauncherBuild> {
         let of = launcher_name(name, self.server_config(name)?);
         self.sources.get(&(of.namespace, label_value(&of.name))).map(|own| own.build)
     }
 
-    /// What launchers can be made from now.
+    /// Returns the current source of each LauncherConfig.
     pub(super) fn sources(&self) -> impl Iterator<Item = &LauncherRevision> {
         self.sources.values().map(|own| &own.source)
     }
 
-    /// What holds for launchers of this source; `None`: that is not known, or nothing can be made in their stead.
+    /// Returns the policy for launchers of this source; `None` if it is unknown, or if no replacement can be made.
     pub(super) fn build_policy(&self, source: &LauncherRevision) -> Option<LauncherBuildPolicy> {
         match self.sources.get(&source.config_key()) {
             Some(own) if own.valid => Some(LauncherBuildPolicy {
@@ -209,7 +208,7 @@ impl FmaConfigs {
         }
     }
 
-    /// What the engine of this InferenceServerConfig is that is asked for by this name.
+    /// Returns the fingerprint of this InferenceServerConfig's engine under this served name.
     pub(super) fn fingerprint(
         &self,
         name: &ObjectName,
@@ -234,7 +233,7 @@ impl FmaConfigs {
         options.and_then(|options| shell_words::split(options).ok()).unwrap_or_default()
     }
 
-    /// Whether somebody may ask for such an engine again; `None`: that is not known yet.
+    /// Whether a requester may request such an engine again; `None` while unknown.
     pub(super) fn template_status(&self, fingerprint: EngineFingerprint) -> Option<TemplateStatus> {
         let is_of = |config: &Arc<InferenceServerConfig>| {
             launcher::matches_server(&config.spec.model_server_config, fingerprint)

@@ -1,4 +1,4 @@
-//! The Pods of dual pods as they were last seen, and what the decisions call them.
+//! Index of the Pods of dual pods, as last observed, by their pairing ids.
 
 mod pod_status;
 mod provider;
@@ -26,23 +26,24 @@ use crate::{
     platform::kubernetes::launcher::pod as launchers,
 };
 
-/// Everything that was seen and is still there.
+/// All observed Pods that still exist.
 #[derive(Debug)]
 pub(super) struct PodIndex {
-    /// Of requesters that do not say it.
+    /// Mode of requesters that do not set one.
     mode: ProviderMode,
     pods: BTreeMap<ObjectName, IndexedPod>,
-    /// Pods that a list has shown and the watch not yet. What the watch says went there is one of the same name from before.
+    /// Pods that a list has shown before the watch. A deletion that the watch reports is of an earlier Pod of that
+    /// name.
     ahead_of_watch: BTreeSet<ObjectName>,
-    /// What the watch has said since a list was asked for, some of which is newer than that.
+    /// Watch events since the lists were requested; some are newer than the lists.
     deferred: Option<Vec<Delta<Pod>>>,
     requesters: BTreeMap<RequesterId, ObjectName>,
     providers: BTreeMap<(NodeName, ProviderId), ObjectName>,
-    /// Why the last provider on an accelerator did not run that had trouble there, until one is ready.
+    /// Failure of the last failed provider on an accelerator, until a provider is ready there.
     container_failures: BTreeMap<(NodeName, AcceleratorId), String>,
 }
 
-/// What a Pod is here.
+/// A Pod's role.
 #[derive(Clone, Debug)]
 pub(super) enum IndexedPod {
     Requester(Box<RequesterPod>),
@@ -62,7 +63,7 @@ impl PodIndex {
         }
     }
 
-    /// Why the last provider on one of these did not run.
+    /// Returns the failure of the last provider on one of these accelerators.
     pub(super) fn container_failure(&self, node: &NodeName, on: &[AcceleratorId]) -> Option<&str> {
         on.iter()
             .find_map(|accelerator| self.container_failures.get(&(node.clone(), accelerator.clone())))
@@ -72,7 +73,7 @@ impl PodIndex {
     fn record_container_failure(&mut self, own: &ProviderPod) {
         for accelerator in own.id.accelerators.iter() {
             let place = || (own.node.clone(), accelerator.clone());
-            // A provider that serves after a restart still says how it ended before.
+            // A provider that serves after a restart still reports its former end.
             if own.observed.phase == ProviderPhase::Ready {
                 self.container_failures.remove(&place());
             } else if let Some(trouble) = &own.container_failure {
@@ -96,7 +97,7 @@ impl PodIndex {
         self.pods.get(name)
     }
 
-    /// Of all Pods.
+    /// Returns the names of all Pods.
     pub(super) fn names(&self) -> impl Iterator<Item = &ObjectName> {
         self.pods.keys()
     }
@@ -108,19 +109,19 @@ impl PodIndex {
         }
     }
 
-    /// Lists are asked for. What the watch says from here on is taken note of once they have come.
+    /// Holds watch events back from here on until the requested lists are applied.
     pub(super) fn defer_changes(&mut self) {
         self.deferred.get_or_insert_default();
     }
 
-    /// Takes note of what the watch has said meanwhile. Nobody is told.
+    /// Applies the deferred watch events without emitting pairing events.
     pub(super) fn apply_deferred(&mut self, facts: &ClusterFacts) {
         for change in self.deferred.take().unwrap_or_default() {
             self.apply(change, facts, &mut drop);
         }
     }
 
-    /// Takes note of lists that the watch may not have come to yet, and of what it has said since they were asked for.
+    /// Applies lists, which may be ahead of the watch, and then the deferred watch events.
     pub(super) fn apply_lists(&mut self, lists: Vec<Delta<Pod>>, facts: &ClusterFacts) {
         let late = self.deferred.take();
         let before: BTreeMap<ObjectName, String> =
@@ -133,7 +134,7 @@ impl PodIndex {
         self.apply_deferred(facts);
     }
 
-    /// Launchers that can be spoken to, with their nodes.
+    /// Returns the launchers that accept calls, with their nodes.
     pub(super) fn launchers(&self) -> impl Iterator<Item = (&NodeName, &ProviderId, &ProviderPod)> {
         let all = self.providers.keys().filter_map(|(node, id)| Some((node, id, self.provider(node, id)?)));
         all.filter(|(_, id, own)| {
@@ -141,13 +142,13 @@ impl PodIndex {
         })
     }
 
-    /// Of all launchers' Pods, whether they can be spoken to or not.
+    /// Returns the UIDs of all launchers' Pods, ready or not.
     pub(super) fn launcher_uids(&self) -> impl Iterator<Item = &Uid> {
         let launchers = self.providers.keys().filter(|(_, id)| id.is_launcher());
         launchers.filter_map(|(node, id)| self.provider(node, id)).map(|own| &own.uid)
     }
 
-    /// Where the engines of a node's launchers listen, as far as their Pods say it.
+    /// Returns the ports of a node's launcher engines, as recorded on the Pods.
     pub(super) fn ports<'a>(
         &'a self,
         node: &'a NodeName,
@@ -159,7 +160,7 @@ impl PodIndex {
         all.flat_map(|own| own.engines.iter().map(|(engine, inside)| (engine, inside.port)))
     }
 
-    /// Takes note of a change; what it means goes to `tell`.
+    /// Applies a change and emits the resulting events to `tell`.
     pub(super) fn apply(
         &mut self,
         change: Delta<Pod>,
@@ -207,14 +208,14 @@ impl PodIndex {
         }
     }
 
-    /// Everything once more, to who has forgotten it.
+    /// Emits the events of all Pods again.
     pub(super) fn replay(&self, facts: &ClusterFacts, tell: &mut impl FnMut(PairingEvent)) {
         self.pods.values().for_each(|role| self.emit(role, facts, tell));
     }
 
     fn upsert(&mut self, pod: &Pod, facts: &ClusterFacts, tell: &mut impl FnMut(PairingEvent)) {
         let Some(role) = IndexedPod::of(pod, self.mode) else { return };
-        // Another Pod of the same name: the one before was not seen to go.
+        // Another Pod of the same name: the earlier Pod's deletion was not seen.
         if self.pods.get(role.name()).is_some_and(|before| before.uid() != role.uid()) {
             let name = role.name().clone();
             self.remove(&name, tell);
@@ -244,7 +245,7 @@ impl PodIndex {
         }
     }
 
-    /// What a provider says that this requester has.
+    /// Returns the engine that a provider's record binds to this requester.
     fn bound_engine(&self, own: &RequesterPod) -> Option<RequestedEngine> {
         let all = self.providers.keys().filter(|(node, _)| own.node.as_ref() == Some(node));
         let mut records =
@@ -277,7 +278,7 @@ impl PodIndex {
                 }
                 let (node, provider) = place;
                 let uid = own.uid;
-                // A kubelet tells the end of what it ran before it lets the object go.
+                // A kubelet reports the end of the containers before it removes the object.
                 tell(if own.scheduled && own.observed.phase != ProviderPhase::Terminated {
                     PairingEvent::ProviderVanished { node, provider, uid }
                 } else {
@@ -290,10 +291,10 @@ impl PodIndex {
 }
 
 impl IndexedPod {
-    /// `None`: a Pod that has nothing to do with this.
+    /// Returns `None` for a Pod that is not part of dual pods.
     fn of(pod: &Pod, mode: ProviderMode) -> Option<Self> {
         if let Some(found) = record::read(pod) {
-            // What cannot be read is nobody's engine, and is left to whoever wrote it.
+            // A Pod with an unreadable record is no engine of ours, and stays.
             let found =
                 found.inspect_err(|error| tracing::warn!(pod = pod.name_any(), %error, "a provider")).ok()?;
             return ProviderPod::of(pod, found).map(Box::new).map(Self::Provider);

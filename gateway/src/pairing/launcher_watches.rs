@@ -1,4 +1,4 @@
-//! The launchers that are there: what is heard of each, and where its engines listen.
+//! Watches all launchers and assigns ports to their engines.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,13 +22,14 @@ use crate::{
     platform::kubernetes::launcher::{LauncherClient, LauncherInstance, LauncherWatchEvent, engine_id},
 };
 
-/// Engines of launchers listen here and above.
+/// Lowest port for engines of launchers.
 const FIRST_ENGINE_PORT: u16 = 8100;
-/// What was heard and not taken note of yet; more waits in the launchers.
+/// Maximum number of unprocessed events; further events wait in the launchers.
 const EVENT_CHANNEL_CAPACITY: usize = 256;
 
-/// Where engines listen that were bound by this leader, and whose Pods may not have been seen with that yet. No two of a node
-/// have the same port.
+/// Ports of engines that this leader has bound, whose Pods may not show them yet.
+///
+/// No two engines of a node have the same port.
 #[derive(Debug, Default)]
 pub(super) struct EnginePorts(BTreeMap<(NodeName, PairingEngineId), u16>);
 
@@ -37,7 +38,7 @@ impl EnginePorts {
         self.0.get(&(node.clone(), engine.clone())).copied()
     }
 
-    /// The engine's own, or the lowest that none of the node's has. `there`: what the launchers' Pods say.
+    /// Returns the engine's own port, or else the node's lowest free port. `there`: ports on the launchers' Pods.
     pub(super) fn allocate<'a>(
         &mut self,
         node: &PairingNode,
@@ -57,17 +58,17 @@ impl EnginePorts {
     }
 }
 
-/// What a launcher tells.
+/// An event of a launcher.
 #[derive(Debug)]
 pub(super) struct LauncherEvent {
     pub(super) node: NodeName,
     pub(super) launcher: ProviderId,
-    /// Of its Pod.
+    /// UID of the launcher's Pod.
     uid: Uid,
     pub(super) change: LauncherWatchEvent,
 }
 
-/// One connection to each launcher that is ready, for as long as its Pod is there.
+/// Connections to launchers: one per launcher that is ready, while its Pod exists.
 #[derive(Debug)]
 pub(super) struct LauncherWatches {
     tx: mpsc::Sender<LauncherEvent>,
@@ -82,12 +83,12 @@ impl LauncherWatches {
         Self { tx: tell, rx: heard, tasks: JoinSet::new(), watches: BTreeMap::new() }
     }
 
-    /// To nobody any more.
+    /// Ends all connections.
     pub(super) fn clear(&mut self) {
         *self = Self::new();
     }
 
-    /// To all that are there.
+    /// Connects to new launchers, and ends the connections of vanished ones.
     pub(super) fn sync(
         &mut self,
         directory: &PodIndex,
@@ -124,13 +125,13 @@ impl LauncherWatches {
         }
     }
 
-    /// Whether it is of a launcher that is listened to: what was under way from one before is not.
+    /// Whether the event's launcher is still watched. An earlier launcher's late events do not count.
     pub(super) fn is_watched(&self, heard: &LauncherEvent) -> bool {
         self.watches.contains_key(&heard.uid)
     }
 }
 
-/// What follows from it for the decisions.
+/// Converts a launcher's event into pairing events.
 pub(super) fn events(heard: &LauncherEvent) -> Vec<PairingEvent> {
     let all: Vec<&LauncherInstance> = match &heard.change {
         LauncherWatchEvent::Listed(all) => all.iter().collect(),
@@ -147,13 +148,14 @@ pub(super) fn events(heard: &LauncherEvent) -> Vec<PairingEvent> {
 fn event(node: &NodeName, instance: &LauncherInstance, gone: bool) -> Option<PairingEvent> {
     let (node, engine, generation) = (node.clone(), engine_id(instance)?, instance.generation()?);
     if gone || !instance.running {
-        // One that stopped may have left processes that hold its memory, which its deletion ends: until then it is not gone.
+        // Processes of a stopped engine may still hold its memory. Deleting the instance ends them; it is gone only
+        // then.
         return Some(PairingEvent::EngineDied { node, engine, generation, gone });
     }
     (instance.ready == Some(true)).then_some(PairingEvent::EngineReady { node, engine, generation })
 }
 
-/// An engine that ended while it was starting: what the requester's user is told of it.
+/// Returns the message for a requester's user if an engine ended while it was starting.
 pub(super) fn start_failure(heard: &LauncherEvent, node: &PairingNode) -> Option<(RequesterId, String)> {
     let LauncherWatchEvent::Stopped { instance, exit_code } = &heard.change else { return None };
     let known = node.engines.get(&engine_id(instance)?)?;
@@ -171,7 +173,7 @@ pub(super) fn start_failure(heard: &LauncherEvent, node: &PairingNode) -> Option
     Some((own.clone(), text))
 }
 
-/// Engines that ran, and that a list does not show. It may be from before they were launched: each has to be asked for.
+/// Returns engines that ran and that a list lacks. The list may predate their launch, so each needs a query.
 pub(super) fn missing(heard: &LauncherEvent, node: &PairingNode) -> Vec<PairingEngineId> {
     let LauncherWatchEvent::Listed(all) = &heard.change else { return Vec::new() };
     let listed: BTreeSet<PairingEngineId> = all.iter().filter_map(engine_id).collect();
@@ -188,8 +190,9 @@ pub(super) fn missing(heard: &LauncherEvent, node: &PairingNode) -> Vec<PairingE
     ours.map(|own| own.id.clone()).collect()
 }
 
-/// Engines that run there and that nobody knows of, by the ids that the launcher has for them: a leader before ordered them, and
-/// they came when this one had looked already.
+/// Returns the ids of running engines that the pairing logic does not know.
+///
+/// A former leader ordered them, and they started after this leader had listed the engines.
 pub(super) fn orphans(heard: &LauncherEvent, node: &PairingNode) -> Vec<String> {
     let all: &[LauncherInstance] = match &heard.change {
         LauncherWatchEvent::Listed(all) => all,
@@ -202,7 +205,7 @@ pub(super) fn orphans(heard: &LauncherEvent, node: &PairingNode) -> Vec<String> 
     all.iter().filter(unknown).map(|own| own.id.clone()).collect()
 }
 
-/// Asks once more for one that is missing; nothing, where it is there or nobody answers.
+/// Queries a missing engine; returns `None` if it exists or the launcher does not answer.
 pub(super) async fn verify(
     launcher: Arc<LauncherClient>,
     node: NodeName,
@@ -252,7 +255,7 @@ mod tests {
         let (mut ports, mut node) = (EnginePorts::default(), PairingNode::new("n".into()));
         let (one, two, three) = (engine(1), engine(2), engine(3));
         assert_eq!(ports.allocate(&node, &one, [(&two, 8101)].into_iter()), 8100);
-        // What the core does with its order to bind.
+        // The core does the same with its command to bind.
         let record = rouse::pairing::event::EngineRecord {
             engine: one.clone(),
             generation: Generation(1),

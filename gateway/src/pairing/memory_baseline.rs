@@ -1,7 +1,7 @@
-//! Whether an engine uses the accelerators that it was given: while it starts, it is seen to take memory of each of them.
+//! Checks that a starting engine takes memory of each of its accelerators.
 //!
-//! Its Pod asks Kubernetes for none, so that nothing but this shows a Pod that was let at others, or at none: such an engine serves from
-//! the processor, or fills an accelerator on which nothing was reserved for it.
+//! The engine's Pod requests no accelerators from Kubernetes, so no other check shows a Pod that got access to the
+//! wrong ones or to none. Such an engine serves from the processor, or fills an accelerator without a reservation.
 
 use std::collections::BTreeMap;
 
@@ -13,31 +13,31 @@ use rouse::{
 
 use super::command_context::CommandContext;
 
-/// MiB in use, by the UUIDs of accelerators, as a requester's stub reads them.
+/// MiB in use by accelerator UUID, as a requester's stub reads them.
 pub(super) type AcceleratorUsedMib = BTreeMap<String, u64>;
 
 /// An engine and its node.
 pub(super) type EngineLocation = (NodeName, PairingEngineId);
 
-/// MiB. A process that merely opened an accelerator keeps more of it: a context of CUDA takes a hundred and more.
+/// In MiB. A process that just opens an accelerator uses more: a CUDA context takes a hundred and more.
 const MIN_ENGINE_USE_MIB: u64 = 64;
 
-/// What was in use when an engine's start was ordered.
+/// Memory in use when an engine's start was ordered.
 #[derive(Debug)]
 pub(super) struct MemoryBaseline {
     pub(super) location: EngineLocation,
-    /// Of the engine's life.
+    /// Generation of the engine.
     pub(super) generation: Generation,
-    /// `None`: it was not read, or others had memory reserved there.
+    /// `None` if it was not read, or if other engines had reserved memory there.
     pub(super) used: Option<AcceleratorUsedMib>,
 }
 
-/// Of each engine's last start.
+/// Baselines of each engine's last start.
 #[derive(Debug, Default)]
 pub(super) struct MemoryBaselines(BTreeMap<EngineLocation, (Generation, Option<AcceleratorUsedMib>)>);
 
 impl MemoryBaselines {
-    /// The first order of a life counts: the engine may run when that is given again.
+    /// Stores a baseline. The first start order of a generation counts: on a repetition, the engine may already run.
     pub(super) fn record(&mut self, before: MemoryBaseline) {
         let MemoryBaseline { location: place, generation, used } = before;
         if self.0.get(&place).is_none_or(|(known, _)| *known != generation) {
@@ -45,7 +45,7 @@ impl MemoryBaselines {
         }
     }
 
-    /// What was in use before this life, which is proved once: a wake shows nothing new.
+    /// Takes the baseline of this generation. It is used once: a later wake shows nothing new.
     pub(super) fn take(&mut self, place: &EngineLocation, life: Generation) -> Option<AcceleratorUsedMib> {
         self.0.remove(place).filter(|(known, _)| *known == life).and_then(|(_, used)| used)
     }
@@ -60,14 +60,17 @@ impl MemoryBaselines {
 }
 
 impl CommandContext {
-    /// Nobody else has memory reserved on the engine's accelerators.
+    /// Whether no other engine has reserved memory on the engine's accelerators.
     pub(super) fn has_no_neighbours(&self) -> bool {
         !self.reserved_by_others.is_empty()
             && self.reserved_by_others.values().all(|others| *others == Bytes::ZERO)
     }
 
-    /// The first of the engine's accelerators of which it, which has answered by now, took nothing. Where others have memory reserved,
-    /// theirs may have come or gone meanwhile, and nothing is said.
+    /// Returns the first of the engine's accelerators without memory growth.
+    ///
+    /// The engine has answered by now, so it should have taken memory of each.
+    ///
+    /// Returns `None` if other engines have reserved memory there, because their use may have changed meanwhile.
     pub(super) fn unused_accelerator(&self, now: &AcceleratorUsedMib) -> Option<&AcceleratorId> {
         let before = self.baseline.as_ref().filter(|_| self.has_no_neighbours())?;
         self.reserved_by_others.keys().find(|a| is_unused(a, before, now))

@@ -1,4 +1,4 @@
-//! Who is there, as metrics tell it at the gateway that leads: requesters, whose engines are whose, and launchers.
+//! The leader's metrics about requesters, launchers and the pairs of requesters and engines.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,9 +18,9 @@ use crate::{
     platform::kubernetes::launcher,
 };
 
-/// A launcher that has no node after this is told of as one that is stuck: as long as the public project's.
+/// A launcher without a node counts as stuck after this time. The public project uses the same.
 const STUCK_SCHEDULING_AFTER: Millis = Millis::secs(120);
-/// The same of one that has a node, and is not ready: images are large.
+/// A scheduled launcher that is not ready counts as stuck after this time: images are large.
 const STUCK_STARTING_AFTER: Millis = Millis::secs(450);
 
 pub(super) struct PairingMetrics {
@@ -32,11 +32,11 @@ pub(super) struct PairingMetrics {
     launchers: BTreeMap<(String, LauncherPhase), usize>,
     /// InferenceServerConfigs by LauncherConfig.
     configs: BTreeMap<String, usize>,
-    /// When launchers that start are stuck.
+    /// When each starting launcher counts as stuck.
     due: BTreeMap<ObjectName, Tick>,
 }
 
-/// What is known now.
+/// Current inputs of the metrics.
 #[derive(Clone, Copy)]
 pub(super) struct MetricsInputs<'a> {
     pub(super) index: &'a PodIndex,
@@ -47,9 +47,9 @@ pub(super) struct MetricsInputs<'a> {
 /// What was counted of a Pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum CountedPod {
-    /// The InferenceServerConfig that it asks for, and the provider that it names.
+    /// The requested InferenceServerConfig, and the provider that the Pod names.
     Requester { config: String, dual: Option<ObjectName> },
-    /// `launcher`: its LauncherConfig, and what it is doing.
+    /// `launcher`: its LauncherConfig and phase.
     Provider { pairs: BTreeSet<EngineBindingLabels>, launcher: Option<(String, LauncherPhase)> },
 }
 
@@ -66,7 +66,7 @@ impl PairingMetrics {
         }
     }
 
-    /// Nothing is told from here on until it begins.
+    /// Resets all metrics. Nothing is counted until [`Self::begin`].
     pub(super) fn clear(&mut self) {
         self.metrics.reset();
         *self = Self::new(self.metrics.clone());
@@ -77,7 +77,7 @@ impl PairingMetrics {
         self.recount_all(sight);
     }
 
-    /// When something is otherwise that nobody tells.
+    /// Returns when a count changes without an event.
     pub(super) fn due(&self) -> Option<Tick> {
         self.due.values().min().copied()
     }
@@ -104,7 +104,7 @@ impl PairingMetrics {
         self.configs = now;
     }
 
-    /// Something of this Pod may be otherwise.
+    /// Counts a Pod again after a change.
     pub(super) fn recount(&mut self, name: &ObjectName, sight: MetricsInputs<'_>) {
         if !self.leads {
             return;
@@ -113,7 +113,7 @@ impl PairingMetrics {
             |pods: &BTreeMap<ObjectName, CountedPod>| pods.get(name).and_then(CountedPod::dual).cloned();
         let before = dual(&self.pods);
         self.count(name, sight);
-        // It says whose its engine is, and knows requesters by what they are called here.
+        // The provider's pairs contain its requester's name, so they depend on this Pod.
         let providers: BTreeSet<ObjectName> = before.into_iter().chain(dual(&self.pods)).collect();
         providers.iter().for_each(|name| self.count(name, sight));
     }
@@ -188,7 +188,7 @@ impl PairingMetrics {
         }
     }
 
-    /// `now`: as what it is counted next.
+    /// `now`: what replaces it.
     fn subtract(&mut self, before: &CountedPod, now: Option<&CountedPod>) {
         match before {
             CountedPod::Requester { config, .. } => {
@@ -221,7 +221,7 @@ impl CountedPod {
     }
 }
 
-/// Of the engines of a Pod that are somebody's, each of their accelerators.
+/// Returns a pair for each accelerator of the Pod's bound engines.
 fn pairs(own: &ProviderPod, directory: &PodIndex) -> BTreeSet<EngineBindingLabels> {
     let bound = own
         .records()
@@ -247,7 +247,7 @@ fn pairs(own: &ProviderPod, directory: &PodIndex) -> BTreeSet<EngineBindingLabel
     bound.flat_map(of).collect()
 }
 
-/// How many there are by now.
+/// Returns the new count.
 fn change<K: Ord + Clone>(counts: &mut BTreeMap<K, usize>, of: &K, by: isize) -> usize {
     let count = counts.entry(of.clone()).or_default();
     *count = count.saturating_add_signed(by);

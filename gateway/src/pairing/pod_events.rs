@@ -1,4 +1,4 @@
-//! Events of requesters' and providers' Pods: what was done with them, and why somebody waits.
+//! Sends Events for requesters' and providers' Pods: what was done, and why a requester waits.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +28,7 @@ use crate::{
     metrics::ActuationPath,
 };
 
-/// Who waits longer than this is told why; and again after as long, where it is for something else by then.
+/// A wait longer than this gets an Event. Each later interval gets another if the reason changed.
 const WAIT_EVENT_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(super) struct PodEvents {
@@ -56,7 +56,7 @@ impl PodEvents {
         notices.into_iter().for_each(|notice| self.sender.send(notice));
     }
 
-    /// It has its engine, this long after its stub began to run.
+    /// Reports that the requester's engine serves, this long after its stub started.
     pub(super) fn report_served(&self, own: &RequesterPod, path: ActuationPath, took: Millis) {
         let how = match path {
             ActuationPath::Hot => "was woken",
@@ -70,18 +70,18 @@ impl PodEvents {
         )]);
     }
 
-    /// What it asks for cannot be had, and why.
+    /// Reports why the request cannot be served.
     pub(super) fn report_failed(&self, own: &RequesterPod, why: &str) {
         self.send([requester_event(own, EventReason::Failed.with_note(why.to_owned()))]);
     }
 
-    /// Its Pod's grace is too short for its engine, and what would be long enough.
+    /// Reports a grace period that is too short for the engine, and a sufficient one.
     pub(super) fn report_short_grace(&self, own: &RequesterPod, why: &str) {
         tracing::warn!(requester = %own.name, why, "a requester's grace is too short");
         self.send([requester_event(own, EventReason::ShortGrace.with_note(why.to_owned()))]);
     }
 
-    /// Why requesters of these nodes wait by now.
+    /// Updates why the requesters of these nodes wait.
     pub(super) fn update_waiting(
         &mut self,
         looked: &[NodeName],
@@ -105,7 +105,7 @@ impl PodEvents {
         }
     }
 
-    /// Some time has passed.
+    /// Reports a waiting requester's reason if it changed, and schedules the next check.
     pub(super) fn report_waiting(
         &mut self,
         id: RequesterId,
@@ -130,7 +130,7 @@ fn schedule_wait_report(id: RequesterId, tasks: &mut JoinSet<FinishedTask>) {
     });
 }
 
-/// What is to be told once this order has been carried out.
+/// Returns the Events to send once this command has succeeded.
 pub(super) fn completion_events(job: &CommandContext) -> Vec<EventRequest> {
     let requester = |news: EventContent| job.requester.as_ref().map(|own| requester_event(own, news));
     let provider =
@@ -157,7 +157,7 @@ fn delete_news(why: RequesterDeleteReason) -> EventContent {
     EventReason::Deleted.with_note(format!("it is deleted, so that another one is made: {why}"))
 }
 
-/// Something is wrong with the engine, and not with who wants it.
+/// Whether the engine itself failed, independent of its requester.
 pub(super) const fn is_failure(why: EngineStopReason) -> bool {
     match why {
         EngineStopReason::StartFailed

@@ -1,5 +1,4 @@
-//! Which accelerators have a launcher before anybody asks for one: the public project's LauncherPopulationPolicies, for one launcher
-//! on each accelerator.
+//! Places launchers ahead of demand by the public project's LauncherPopulationPolicies, one launcher per accelerator.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,11 +16,11 @@ use crate::{
     platform::kubernetes::launcher::pod::label_value,
 };
 
-/// LauncherPopulationPolicies as they were seen last.
+/// LauncherPopulationPolicies as last observed.
 #[derive(Debug, Default)]
 pub(super) struct PopulationPolicies {
     all: BTreeMap<ObjectName, LauncherPopulationPolicy>,
-    /// Which are followed. One that says what cannot be is followed as it was before.
+    /// Policies in effect. An invalid version of a policy leaves the former one in effect.
     followed: BTreeMap<ObjectName, LauncherPopulationPolicySpec>,
 }
 
@@ -52,12 +51,12 @@ impl PopulationPolicies {
         self.all.insert(name, policy);
     }
 
-    /// How many launchers such a node is to have.
+    /// Returns how many launchers such a node gets.
     pub(super) fn counts(&self, node: &NodeTraits) -> LauncherCounts {
         counts(self.followed.iter(), node)
     }
 
-    /// What the status of each is to be, where it is another. `missing`: what is wrong with a LauncherConfig.
+    /// Returns all statuses that need a write. `missing` returns what is wrong with a LauncherConfig.
     pub(super) fn changed_statuses(
         &self,
         missing: impl Fn(&ObjectName) -> Option<String>,
@@ -74,25 +73,25 @@ impl PopulationPolicies {
 }
 
 impl CountForLauncher {
-    /// The LauncherConfig that a policy of this name means.
+    /// Returns the LauncherConfig that a policy of this name refers to.
     fn config(&self, policy: &ObjectName) -> ObjectName {
         ObjectName::new(policy.namespace.clone(), self.launcher_config_name.clone())
     }
 }
 
-/// So many launchers of each LauncherConfig.
+/// Number of launchers of each LauncherConfig.
 pub(super) type LauncherCounts = BTreeMap<ObjectName, usize>;
 
-/// A launcher that is there.
+/// An existing launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ExistingLauncher {
-    /// The namespace and the label of the LauncherConfig that it was made from.
+    /// Namespace and label of the LauncherConfig that it was made from.
     pub(super) config: (String, String),
-    /// It has engines, asleep or awake.
+    /// Whether it has engines, asleep or awake.
     pub(super) used: bool,
 }
 
-/// By accelerator.
+/// Existing launchers by accelerator.
 pub(super) type ExistingLaunchers<'a> = BTreeMap<&'a AcceleratorId, &'a ExistingLauncher>;
 
 /// What a Node object says of itself.
@@ -102,7 +101,7 @@ pub(super) struct NodeTraits {
     pub(super) allocatable: BTreeMap<String, Quantity>,
 }
 
-/// How many launchers such a node is to have: of each LauncherConfig the most that any policy says.
+/// Returns how many launchers such a node gets: of each LauncherConfig, the maximum over all policies.
 fn counts<'a>(
     policies: impl Iterator<Item = (&'a ObjectName, &'a LauncherPopulationPolicySpec)>,
     node: &NodeTraits,
@@ -120,8 +119,10 @@ fn counts<'a>(
     counts
 }
 
-/// On which accelerators they are. `accelerators`: of the node, in the order of their numbers. What is there stays, those first
-/// that have engines; where a launcher of another LauncherConfig is, there is no room until that has gone.
+/// Chooses the accelerators for the launchers. `accelerators`: of the node, by index.
+///
+/// Existing launchers stay, those with engines first. A launcher of another LauncherConfig blocks its accelerator until
+/// it has gone.
 pub(super) fn place_launchers(
     counts: &LauncherCounts,
     accelerators: &[&AcceleratorId],

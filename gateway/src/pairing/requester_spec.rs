@@ -1,4 +1,4 @@
-//! What a requester asks for.
+//! The engine that a requester requests.
 
 use std::collections::BTreeMap;
 
@@ -25,20 +25,20 @@ use crate::{
     },
 };
 
-/// As its annotations say it.
+/// A request as the Pod's annotations state it.
 #[derive(Clone, Debug)]
 pub(super) struct RequesterSpec {
     server: RequestedServer,
     wanted: MemoryRequest,
     sleep_policy: SleepPolicy,
-    /// Of each extended resource, how much its Pod has.
+    /// Amount of each extended resource that the Pod has.
     resources: BTreeMap<String, u32>,
 }
 
-/// Which engine it is.
+/// Which engine is requested.
 #[derive(Clone, Debug)]
 enum RequestedServer {
-    /// Of a Pod that is made by its server patch.
+    /// An engine in a Pod of its own, made with the requester's server patch.
     Patched {
         mode: ProviderMode,
         fingerprint: EngineFingerprint,
@@ -46,11 +46,11 @@ enum RequestedServer {
         kv_cache: Option<Bytes>,
         adapters: bool,
     },
-    /// Of this InferenceServerConfig, in a launcher, and called this.
+    /// An engine of this InferenceServerConfig in a launcher, under this served name.
     Configured { config: ObjectName, served_name: Option<String> },
 }
 
-/// Why it cannot be had.
+/// Why a request is invalid.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum Error {
     #[error("{0}")]
@@ -64,7 +64,7 @@ pub(super) enum Error {
 }
 
 impl RequesterSpec {
-    /// Of a Pod on this node; `mode`: of one that does not say it.
+    /// Reads the request of a Pod on this node. `mode` applies if the Pod does not set one.
     pub(super) fn of(pod: &Pod, node: &NodeName, mode: ProviderMode) -> Result<Self, Error> {
         keys::admin_port(pod).ok_or(Error::Port)?;
         let server = if let Some(name) = keys::read(pod, keys::SERVER_CONFIG) {
@@ -82,7 +82,7 @@ impl RequesterSpec {
         Ok(Self { server, wanted, sleep_policy: rest, resources: extended(pod) })
     }
 
-    /// Of who is to get nothing more.
+    /// Returns the request of a requester that gets nothing more.
     pub(super) fn empty_request() -> RequestedEngine {
         let none = Bytes::ZERO;
         let sizes = MemorySizes { awake: none, asleep: none, host: none };
@@ -90,7 +90,7 @@ impl RequesterSpec {
         RequestedEngine { mode, fingerprint, build: None, sizes, level, stop_after: None }
     }
 
-    /// The InferenceServerConfig that it asks for.
+    /// Returns the requested InferenceServerConfig.
     pub(super) const fn config(&self) -> Option<&ObjectName> {
         match &self.server {
             RequestedServer::Configured { config, .. } => Some(config),
@@ -98,7 +98,7 @@ impl RequesterSpec {
         }
     }
 
-    /// The name by which it asks for the engine of its InferenceServerConfig.
+    /// Returns the served name for the engine of its InferenceServerConfig.
     pub(super) fn served_name(&self) -> Option<&str> {
         match &self.server {
             RequestedServer::Configured { served_name: served, .. } => served.as_deref(),
@@ -106,7 +106,7 @@ impl RequesterSpec {
         }
     }
 
-    /// What the engine's own Pod is to be found by.
+    /// Returns the labels by which clients find the engine's own Pod.
     pub(super) const fn labels(&self) -> Option<&BTreeMap<String, String>> {
         match &self.server {
             RequestedServer::Configured { .. } => None,
@@ -138,7 +138,9 @@ impl RequesterSpec {
     }
 }
 
-/// The level policy of an engine with LoRA adapters. An engine of mode plain never sleeps, so its annotation is not refused.
+/// Returns the level policy of an engine with LoRA adapters.
+///
+/// An engine of mode plain never sleeps, so its annotation is not refused.
 fn level_with_adapters(
     level: SleepLevelPolicy,
     mode: ProviderMode,
@@ -150,7 +152,7 @@ fn level_with_adapters(
     }
 }
 
-/// The names of extended resources have a domain.
+/// Sums the limits of extended resources, whose names contain a domain.
 fn extended(pod: &Pod) -> BTreeMap<String, u32> {
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
     let limits = containers.filter_map(|own| own.resources.as_ref()?.limits.as_ref()).flatten();
@@ -182,7 +184,7 @@ mod tests {
         index::{ClusterIndex, WatchScope},
     };
 
-    /// Of one node, whose accelerators have 80 GiB, of which sleepers may keep eight.
+    /// Facts of one node, whose accelerators have 80 GiB, of which asleep engines may keep eight.
     fn facts() -> ClusterFacts {
         let sight = WatchScope {
             policy: ConversionPolicy { any_backend: false, dual_pods: None },
@@ -206,7 +208,7 @@ mod tests {
         facts
     }
 
-    /// A requester that has so many accelerators, and whose engine is started with this.
+    /// Resolves the sizes of a requester with this many accelerators and this engine command.
     fn sizes(gpus: &str, command: &[&str], annotations: &[(&str, &str)]) -> MemorySizes {
         let engine = json!({"name": "inference-server", "image": "vllm", "command": command});
         let patch = json!({"spec": {"containers": [engine]}});

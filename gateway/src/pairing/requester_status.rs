@@ -1,4 +1,4 @@
-//! What requesters' users are told: the annotation `status`, as the public project writes it.
+//! Writes the annotation `status` for requesters' users, in the public project's format.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,20 +27,20 @@ use super::{
 };
 use crate::controllers::{dual_pods::keys, workload::merge};
 
-/// A requester is told no more often than that.
+/// Minimum interval between two status writes of a requester.
 const STATUS_WRITE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A stub that was asked in vain so often, within some seconds, does not merely begin.
+/// After this many failed queries, within some seconds, a stub is not merely starting.
 const UNRESPONSIVE_STUB_FAILURES: u32 = 6;
 
-/// What is to be told, and to whom.
+/// The status errors of requesters, and which statuses need a write.
 #[derive(Debug, Default)]
 pub(super) struct RequesterStatusWriter {
-    /// What the last order about each came to, where its user has to mend something.
+    /// Error of each requester's last command, if its user has to fix something.
     errors: BTreeMap<RequesterId, String>,
     due: BTreeSet<RequesterId>,
     writing: BTreeSet<RequesterId>,
-    /// Whose accelerators were written on their Pods.
+    /// Requesters whose accelerators were written on their Pods.
     accelerators_written: BTreeSet<RequesterId>,
     /// The warning that this leader last sent about each requester.
     warned: BTreeMap<RequesterId, String>,
@@ -52,7 +52,7 @@ impl RequesterStatusWriter {
         self.due.insert(id);
     }
 
-    /// Its stub has not answered yet, for longer than one that begins may take.
+    /// Records an error if the stub has not answered for longer than a start takes.
     pub(super) fn report_unresponsive_stub(&mut self, own: &RequesterPod, failures: u32) {
         if failures >= UNRESPONSIVE_STUB_FAILURES && !self.errors.contains_key(&own.id) {
             let at = own
@@ -63,19 +63,19 @@ impl RequesterStatusWriter {
         }
     }
 
-    /// What was in its way is not any more.
+    /// Clears the requester's error.
     pub(super) fn clear_error(&mut self, id: &RequesterId) {
         if self.errors.remove(id).is_some() {
             self.due.insert(id.clone());
         }
     }
 
-    /// What the last order about it came to.
+    /// Returns the error of the requester's last command.
     pub(super) fn error_of(&self, id: &RequesterId) -> Option<&str> {
         self.errors.get(id).map(String::as_str)
     }
 
-    /// Something of it may be otherwise.
+    /// Schedules a status check after a change.
     pub(super) fn mark_due(&mut self, id: RequesterId) {
         self.due.insert(id);
     }
@@ -87,8 +87,9 @@ impl RequesterStatusWriter {
         self.warned.remove(id);
     }
 
-    /// Who waits has its accelerators named on its Pod, as far as they are known. Who gets an engine at once has that written
-    /// with all else.
+    /// Writes a waiting requester's accelerators on its Pod, once they are known.
+    ///
+    /// A requester that gets an engine at once gets them with its other metadata.
     pub(super) fn write_accelerators(
         &mut self,
         own: &RequesterPod,
@@ -111,7 +112,7 @@ impl RequesterStatusWriter {
         });
     }
 
-    /// It was told something, and some time has passed.
+    /// Allows the next write: the interval since the last one has passed.
     pub(super) fn may_write(&mut self, id: RequesterId) {
         self.writing.remove(&id);
         self.due.insert(id);
@@ -149,7 +150,7 @@ impl RequesterStatusWriter {
         }
     }
 
-    /// What the annotation is to be, if it is not that already.
+    /// Returns the new annotation, if it differs from the current one.
     fn pending_status(
         &self,
         own: &RequesterPod,
@@ -164,7 +165,7 @@ impl RequesterStatusWriter {
             asked.as_ref().and_then(|asked| short_grace(own.grace?, asked.as_ref().ok()?, settings));
         let doubt = asked.as_ref().and_then(|asked| asked.as_ref().err());
         let errors: Vec<&String> = doubt.or_else(|| self.errors.get(&own.id)).into_iter().collect();
-        // It has nothing to be told, and was told nothing.
+        // There is nothing to report and nothing to clear.
         if errors.is_empty() && warning.is_none() && own.status.is_none() {
             return None;
         }
@@ -180,14 +181,14 @@ impl RequesterStatusWriter {
     }
 }
 
-/// What a requester's annotation is to be.
+/// The content for a requester's annotation.
 struct StatusAnnotation {
     text: String,
     /// A warning in this text that the requester's former status did not have.
     warning: Option<String>,
 }
 
-/// Its kubelet may kill its stub before its engine sleeps, and with it what is under way.
+/// Returns a warning if the kubelet may kill the stub before the engine sleeps, and cut requests.
 fn short_grace(grace: Millis, ask: &RequestedEngine, settings: &PairingSettings) -> Option<String> {
     let needed = settings.max_hold(&ask.sizes);
     let sleeps = ask.mode != ProviderMode::Plain && ask.level != SleepLevelPolicy::Never;

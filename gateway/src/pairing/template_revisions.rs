@@ -1,4 +1,4 @@
-//! Which engines only former editions of their templates ask for.
+//! Tracks which engines only former revisions of their templates request.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,19 +9,21 @@ use rouse::{
 
 use crate::controllers::dual_pods::template_revision::TemplateRevision;
 
-/// Namespace, and whose within it.
+/// Namespace, and the template's origin in it.
 type TemplateOrigin = (String, String);
 
 #[derive(Debug, Default)]
 pub(super) struct TemplateRevisions {
-    /// When the youngest requester of each was made, and its version.
+    /// For each origin, the creation time and version of its youngest requester.
     current: BTreeMap<TemplateOrigin, (Tick, u64)>,
-    /// Who has asked for each engine.
+    /// The revisions that have requested each engine.
     revisions_by_engine: BTreeMap<EngineFingerprint, BTreeSet<(TemplateOrigin, u64)>>,
 }
 
 impl TemplateRevisions {
-    /// A requester or a provider of this edition was seen; `made`: when, of a requester. True: that is news.
+    /// Records a requester or provider of this revision. Returns true if that is new.
+    ///
+    /// `made`: creation time of a requester.
     pub(super) fn observe(
         &mut self,
         namespace: &str,
@@ -34,7 +36,7 @@ impl TemplateRevisions {
         let mut news = false;
         if let Some(made) = made {
             let known = self.current.get(&origin);
-            // Of those of one second the last that is seen counts: others may follow.
+            // Among requesters of one second, the last observed counts, since others may follow.
             if known.is_none_or(|(before, _)| *before <= made) {
                 news |= known.is_none_or(|(_, before)| before != version);
                 self.current.insert(origin.clone(), (made, *version));
@@ -47,7 +49,7 @@ impl TemplateRevisions {
         self.revisions_by_engine.len()
     }
 
-    /// Forgets engines that nobody has or asks for any more, and whose templates they were of alone.
+    /// Forgets unused engines, and origins without any other engine.
     pub(super) fn retain(&mut self, is_used: impl Fn(&EngineFingerprint) -> bool) {
         self.revisions_by_engine.retain(|fingerprint, _| is_used(fingerprint));
         let left: BTreeSet<&TemplateOrigin> =
@@ -89,14 +91,14 @@ mod tests {
             (standing(&editions, 1), standing(&editions, 2)),
             (Some(TemplateStatus::Outdated), Some(TemplateStatus::Current))
         );
-        // An older requester that is seen late changes nothing, and neither does another namespace's.
+        // An older requester that is observed late changes nothing, and neither does another namespace's requester.
         assert!(!editions.observe("ns", &of("set/a", 1), old, Some(Tick(0))));
         editions.observe("other", &of("set/a", 7), EngineFingerprint(7), Some(Tick(9000)));
         assert_eq!(standing(&editions, 1), Some(TemplateStatus::Outdated));
-        // Somebody else asks for the same.
+        // Another template requests the same engine.
         assert!(editions.observe("ns", &of("set/b", 1), old, Some(Tick(500))));
         assert_eq!(standing(&editions, 1), Some(TemplateStatus::Current));
-        // Rolled back.
+        // The template is rolled back.
         assert!(editions.observe("ns", &of("set/a", 1), old, Some(Tick(2000))));
         assert_eq!(standing(&editions, 2), Some(TemplateStatus::Outdated));
     }

@@ -1,4 +1,4 @@
-//! What every life of an engine needs, wherever it runs: the way to the driver, and how the engine is spoken to.
+//! Shared parts of every engine generation on any platform: the event channel and the engine's client.
 
 use std::{
     collections::BTreeMap,
@@ -19,13 +19,13 @@ use crate::{
     routing::EngineActivity,
 };
 
-/// What every task of a platform uses.
+/// State shared by all tasks of a platform.
 #[derive(Debug)]
 pub(super) struct PlatformContext {
     pub(super) config: ArcSwap<Config>,
     events: mpsc::Sender<Event>,
     pub(super) clock: TickClock,
-    /// What engines say about themselves in their present lives.
+    /// Activity of each engine's current generation.
     activity: Mutex<BTreeMap<EngineId, (Generation, Arc<EngineActivity>)>>,
 }
 
@@ -34,18 +34,18 @@ impl PlatformContext {
         Arc::new(Self { config: ArcSwap::new(config), events, clock, activity: Mutex::default() })
     }
 
-    /// Waits when the driver is behind: an outcome may be late, never lost.
+    /// Sends an event and waits while the driver is behind: an outcome may be late, never lost.
     pub(super) async fn send_event(&self, event: Event) {
         if self.events.send(event).await.is_err() {
             tracing::debug!("nobody listens to events any more");
         }
     }
 
-    /// The same for everybody who asks about one life.
+    /// Returns the activity shared by all users of one engine generation.
     pub(super) fn engine_activity(&self, engine: &EngineId, generation: Generation) -> Arc<EngineActivity> {
         let mut reported = self.activity.lock().unwrap_or_else(PoisonError::into_inner);
         let (life, latest) = reported.entry(engine.clone()).or_default();
-        // Whoever still asks about an earlier life is answered with something that nobody writes to.
+        // Callers with an older generation get an activity that no task writes to.
         if *life > generation {
             return Arc::default();
         }
@@ -56,7 +56,7 @@ impl PlatformContext {
     }
 }
 
-/// Which engine, in which life, and how to speak to it.
+/// One engine generation and how to reach it.
 #[derive(Debug)]
 pub(super) struct EngineClient {
     pub(super) common: Arc<PlatformContext>,
@@ -80,7 +80,7 @@ impl EngineClient {
         Self { common, id, generation, address, model, adapter }
     }
 
-    /// The engine shows why it does not serve.
+    /// Sends the diagnostics that show why the engine does not serve.
     pub(super) async fn report_diagnostics(&self, symptoms: EngineDiagnostics) {
         let (engine, generation) = (self.id.clone(), self.generation);
         self.common.send_event(Event::Diagnostics { engine, generation, diagnostics: symptoms }).await;

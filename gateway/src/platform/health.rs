@@ -1,9 +1,10 @@
-//! What is asked of an engine that serves, or is about to: its one token, and its health.
+//! Checks engines that serve or are about to: the one-token canary and the health watch.
 //!
-//! There are engines that answer their health request and nothing else: the server lives, what generates behind it does
-//! not. Nobody but those who send requests sees that, and what they see may be load. So when several requests in a row got
-//! no byte in their time, and neither did anybody else, nor did the engine's own counters move, it is asked for one token.
-//! While it owes that, its health is no health: the decisions then replace it as any other that hangs.
+//! Some engines answer health requests and nothing else: the server runs, but the generator behind it hangs. Only
+//! requests reveal that, and slow requests may just mean load. So the watch sends a one-token request after several
+//! requests in a row got no byte in their time, no other request got one, and the engine's own counters did not move.
+//! While that token fails to come, the engine counts as unhealthy, and the fleet replaces the engine like any other
+//! that hangs.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -17,12 +18,12 @@ use tokio::time;
 use super::{engine_client::EngineClient, readiness};
 use crate::routing::EngineActivity;
 
-/// So many requests in a row without a byte, and the engine is asked for a token.
+/// This many requests in a row without a byte trigger the one-token request.
 const UNANSWERED_BEFORE_PROBE: u32 = 3;
-/// How long it may take for that at most: there is nothing that it would have to wait for.
+/// Maximum wait for that token: the request has no queue to wait in.
 const MAX_TOKEN_WAIT: Duration = Duration::from_secs(60);
 
-/// Asks for one token and tells how that went.
+/// Sends the one-token canary and reports its verdict.
 pub(super) async fn run_canary(contact: &EngineClient) {
     let patience = contact.common.config.load().timeouts.first_byte.duration();
     let verdict = contact.adapter.probe(patience).await;
@@ -32,33 +33,33 @@ pub(super) async fn run_canary(contact: &EngineClient) {
             contact.common.send_event(Event::StubGateClosed { engine: engine.clone(), generation }).await;
             CanaryVerdict::Inconclusive
         }
-        // An engine without a stub that calls itself one.
+        // An engine without a stub claims that its gate is closed.
         CanaryVerdict::Inconclusive => CanaryVerdict::Failed(FailureCause::Unhealthy),
         verdict => verdict,
     };
     contact.common.send_event(Event::Canary { engine, generation, verdict }).await;
 }
 
-/// What is known of an engine when its watch begins.
+/// State of an engine when its health watch begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum InitialHealth {
-    /// It has just answered.
+    /// The engine has just answered.
     Healthy,
-    /// Its stub lets nobody in.
+    /// The gate of the engine's stub is closed.
     StubGateClosed,
-    /// It serves, and did not answer the last time: it is asked at once, and what it answers is told.
+    /// The engine serves, but failed its last check. The watch checks at once and reports the result.
     Unconfirmed,
 }
 
-/// Asks an awake engine for its health, for as long as it is polled. See the platform's header for what is sent.
+/// Polls an awake engine's health until dropped. The header of [`super::local`] says which results it sends.
 ///
-/// Of one that is held it is waited first until its stub lets requests in. While a stub lets nobody in, nothing is known of the
-/// engine's health, and nothing is held against it; the stub is asked often, by this one for all who wait.
+/// If the engine is held, the watch first waits until the stub's gate opens. While the gate is closed, the engine's
+/// health is unknown, and no failure counts. The watch polls the stub often, on behalf of all waiters.
 pub(super) async fn watch_health(contact: &EngineClient, known: InitialHealth) {
     let mut held = known == InitialHealth::StubGateClosed;
     let mut at_once = known == InitialHealth::Unconfirmed;
     let (mut was_ok, mut tokens) = (!at_once, None);
-    // The request for one token that is under way, and whether the last one failed.
+    // The one-token request under way, and whether the last one failed.
     let mut asked: Option<Pin<Box<dyn Future<Output = CanaryVerdict> + Send + '_>>> = None;
     let mut mute = false;
     let reports = ActivityGuard(contact.common.engine_activity(&contact.id, contact.generation));
@@ -121,7 +122,7 @@ pub(super) async fn watch_health(contact: &EngineClient, known: InitialHealth) {
     }
 }
 
-/// What is no longer watched is no longer said to have a queue.
+/// Clears the engine's queue length when its watch ends.
 struct ActivityGuard(Arc<EngineActivity>);
 
 impl Drop for ActivityGuard {

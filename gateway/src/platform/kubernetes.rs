@@ -1,15 +1,15 @@
-//! A cluster: engines are Pods of Deployments, with a stub beside each, and memory is booked in pools.
+//! The cluster platform: engines are Pods of Deployments with a stub beside each, and pools reserve their memory.
 //!
 //! ```text
-//!   submit ──▶ steward ──▶ one task per engine's life ──▶ events
-//!                │  ▲         │ stub: gate, readiness
-//!                │  Pods      └ adapter: through the stub
-//!                ├──▶ crew: one per Deployment, its replicas
-//!                └──▶ clerk: one per pool, its ledger
+//!   submit ──▶ engine_manager ──▶ one task per engine generation ──▶ events
+//!                │  ▲                │ stub: gate, readiness
+//!                │  Pods             └ adapter: through the stub
+//!                ├──▶ deployment_scaler: one per Deployment, its replicas
+//!                └──▶ ledger_writer: one per pool, its ledger
 //! ```
 //!
-//! Only the gateway that holds the lease runs any of this; what it does is written down in the cluster before its effect
-//! (a booking in the pool, an engine's name on its Pod), so that another can go on from there.
+//! Only the gateway that holds the Lease executes commands. It records each action in the cluster before the action
+//! takes effect (a reservation in the pool, an engine's name on its Pod), so the next leader can continue from there.
 
 mod actuation;
 pub mod dcgm;
@@ -70,16 +70,16 @@ use crate::{
 pub use external::ExternalBackend;
 pub use placement::ModelPlacement;
 
-/// Where each model's engines are to run, by the model's name.
+/// Placement of each model's engines, by model name.
 pub type ModelPlacements = BTreeMap<ModelName, Arc<ModelPlacement>>;
 
-/// The models that somebody else runs.
+/// Models on backends that Rouse does not manage.
 pub type ExternalBackends = BTreeMap<ModelName, Arc<ExternalBackend>>;
 
-/// What is known of the nodes that are in pools.
+/// Nodes that belong to pools.
 pub type ResolvedNodes = BTreeMap<String, ResolvedNode>;
 
-/// What a platform in a cluster is made of.
+/// Inputs of [`KubernetesPlatform::start`].
 pub struct KubernetesDependencies {
     pub client: Client,
     pub pool_ledger: PoolLedger,
@@ -88,20 +88,20 @@ pub struct KubernetesDependencies {
     pub sidecar: Sidecar,
     /// The namespaces whose Pods are watched; `None` is the whole cluster.
     pub namespaces: Vec<Option<String>>,
-    /// What of these is left out.
+    /// The initial lists, and which of them are skipped.
     pub initial_lists: InitialLists,
-    /// What is seen of Pods.
+    /// Changes of Pods.
     pub pods: mpsc::Receiver<Delta<Pod>>,
-    /// Where it is told what is decided of each model.
+    /// Receives the decisions about each model, for its status.
     pub status_inputs: Arc<StatusInputs>,
-    /// What the statuses of models say, whoever wrote them.
+    /// Published statuses of models, from any gateway.
     pub published: mpsc::UnboundedReceiver<PublishedModel>,
-    /// Who is asked about accelerators where stubs cannot say.
+    /// Source of accelerator memory use where stubs cannot read it.
     pub dcgm: Option<Arc<DcgmClient>>,
     pub readings: MeterReadMetrics,
 }
 
-/// The engines of a cluster.
+/// Runs engines in a cluster.
 pub struct KubernetesPlatform {
     commands: mpsc::UnboundedSender<Command>,
     requests: mpsc::UnboundedSender<ManagerRequest>,
@@ -109,7 +109,7 @@ pub struct KubernetesPlatform {
     engine_manager: JoinHandle<()>,
 }
 
-/// What every task of the platform uses.
+/// State shared by all tasks of the platform.
 struct KubernetesContext {
     common: Arc<PlatformContext>,
     client: Client,
@@ -119,7 +119,7 @@ struct KubernetesContext {
     namespaces: Vec<Option<String>>,
     initial_lists: InitialLists,
     status_inputs: Arc<StatusInputs>,
-    /// `None` before anything was heard of the cluster's objects.
+    /// `None` until the cluster's objects were read for the first time.
     placements: ArcSwapOption<ModelPlacements>,
     externals: ArcSwap<ExternalBackends>,
     nodes: ArcSwap<ResolvedNodes>,
@@ -129,7 +129,7 @@ struct KubernetesContext {
     occupancy: Arc<OccupancyMap>,
 }
 
-/// Why this life comes to nothing, for its model's conditions and Events, and for whoever asks the decisions.
+/// Reports why this generation fails: to its model's conditions and Events, and to the fleet as diagnostics.
 async fn report_failure(
     common: &PlatformContext,
     told: &StatusInputs,
@@ -143,8 +143,10 @@ async fn report_failure(
 }
 
 impl KubernetesPlatform {
-    /// Begins. On `events` come, whenever this gateway gets the lease: engines that already run (`Adopted`),
-    /// `AdoptionDone`; then outcomes. Must be called inside a runtime, on which the platform's tasks run.
+    /// Starts the platform's tasks.
+    ///
+    /// Whenever this gateway acquires the Lease, `events` receives `Adopted` for each engine that already runs, then
+    /// `AdoptionDone`, then outcomes. Must be called inside a runtime, which runs the platform's tasks.
     #[must_use]
     pub fn start(
         config: Arc<Config>,
@@ -196,7 +198,7 @@ impl KubernetesPlatform {
         Self { commands, requests, shared, engine_manager: steward }
     }
 
-    /// Where engines are to run from now on. Those that run are not touched.
+    /// Replaces the placements for later launches. Running engines are not touched.
     pub fn set_placements(
         &self,
         places: Arc<ModelPlacements>,
@@ -211,7 +213,7 @@ impl KubernetesPlatform {
         }
     }
 
-    /// Ends every task. Engines live on.
+    /// Ends every task. Engines keep running.
     pub async fn close(self) {
         let Self { commands, requests, shared, engine_manager: steward } = self;
         drop((commands, requests, shared));
@@ -270,12 +272,15 @@ impl KubernetesContext {
         self.externals.load().get(model).cloned()
     }
 
-    /// What is known of this node's accelerators.
+    /// Returns the memory of this node's accelerators; empty if the node is unknown.
     fn node_capacities(&self, node: &str) -> AcceleratorCapacities {
         self.nodes.load().get(node).map(|place| place.capacities.clone()).unwrap_or_default()
     }
 
-    /// The engine came to these accelerators; returns when that is written. Where it does not fit, why.
+    /// Records which accelerators the engine got, and returns once that is written.
+    ///
+    /// # Errors
+    /// The engine does not fit there.
     async fn commit_location(
         &self,
         place: &ModelPlacement,
@@ -283,11 +288,11 @@ impl KubernetesContext {
         spot: ReservationLocation,
     ) -> Result<(), LocationError> {
         let room = self.node_capacities(&spot.node);
-        // An error is a clerk that is gone, and with it this gateway's lead.
+        // An error means that the ledger writer ended, and with it this gateway's leadership.
         self.submit_location(place, replica, spot, room).await.unwrap_or(Ok(()))
     }
 
-    /// The engine has these accelerators, whatever room there is on them.
+    /// Records which accelerators the engine has, whether or not there is room on them.
     fn record_location(&self, place: &ModelPlacement, replica: u32, spot: ReservationLocation) {
         drop(self.submit_location(place, replica, spot, AcceleratorCapacities::default()));
     }
@@ -317,7 +322,7 @@ impl KubernetesContext {
         report_failure(&self.common, &self.status_inputs, engine, generation, why).await;
     }
 
-    /// The engine was told to go; what it has stays booked until [`Self::release`].
+    /// Marks the engine as releasing; its memory stays reserved until [`Self::release`].
     fn mark_releasing(&self, place: &ModelPlacement, replica: u32) {
         if let Some(pool) = place.pool.clone() {
             let entry = LedgerChange::MarkReleasing { model: place.owner.object.clone(), replica };
@@ -325,13 +330,14 @@ impl KubernetesContext {
         }
     }
 
-    /// What the engine had is free; returns when that is written.
+    /// Releases the engine's reservation, and returns once that is written.
     async fn release(&self, place: &ModelPlacement, replica: u32) {
         let Some(pool) = place.pool.clone() else { return };
         let (done, released) = oneshot::channel();
         let entry = LedgerChange::Release { model: place.owner.object.clone(), replica, done: Some(done) };
         self.requests.send(ManagerRequest::ChangeLedger { pool, change: entry }).unwrap_or_default();
-        // An error is a clerk that is gone, and with it this gateway's lead: the next one looks for itself.
+        // An error means that the ledger writer ended, and with it this gateway's leadership. The next leader checks
+        // again.
         drop(released.await);
     }
 }

@@ -1,19 +1,19 @@
-//! One machine: engines are child processes, accelerators are the machine's own.
+//! The single-machine platform: engines are child processes, accelerators are the machine's own.
 //!
 //! ```text
-//!   submit ──▶ supervisor ──▶ one task per engine's life ──▶ events
+//!   submit ──▶ supervisor ──▶ one task per engine generation ──▶ events
 //!                                │ owns the process and the work under way
 //!                                └ adapter: HTTP on loopback
 //! ```
 //!
-//! The supervisor hands each command to the life it means and keeps no state of its own beside that table. A life ends
-//! only when its whole process group is seen gone. Dropping [`LocalPlatform`] ends every task and no engine: the next start
-//! adopts them.
+//! The supervisor hands each command to the generation that it names, and keeps no state besides that table. A
+//! generation ends only when its whole process group is seen gone. Dropping [`LocalPlatform`] ends every task and no
+//! engine: the next start adopts the engines.
 //!
 //! What runs when:
-//! * `Reserve` is placed at once: the decisions' ledger is the only one there is on one machine.
-//! * An awake engine's health is asked every `timeouts.health.every`; an event is sent when the answer changes, and
-//!   with every failing answer, so that a journal of a healthy night is short.
+//! * `Reserve` succeeds at once: on one machine the fleet's ledger is the only ledger.
+//! * The watch polls an awake engine's health every `timeouts.health.every`. It sends an event when the result changes,
+//!   and for every failing result, so the journal of a healthy night is short.
 
 mod adopt;
 mod engine_log;
@@ -52,7 +52,7 @@ use supervisor::LocalSupervisor;
 pub use meter::{Error as MeterError, discover};
 pub use state_store::{Error, StateDirLock, is_in_use};
 
-/// The engines of this machine.
+/// Runs engines on this machine.
 #[derive(Debug)]
 pub struct LocalPlatform {
     commands: mpsc::UnboundedSender<Command>,
@@ -61,21 +61,23 @@ pub struct LocalPlatform {
     lock: StateDirLock,
 }
 
-/// What every task of the platform uses.
+/// State shared by all tasks of the platform.
 #[derive(Debug)]
 struct LocalContext {
     common: Arc<PlatformContext>,
     store: Arc<StateStore>,
     meters: Arc<MeterReader>,
     lost_accelerators: Mutex<BTreeSet<AcceleratorId>>,
-    /// Given to engines that live, or are about to.
+    /// Ports of engines that run or are about to start.
     reserved_ports: Mutex<BTreeSet<u16>>,
 }
 
 impl LocalPlatform {
-    /// Begins in the state directory that is locked. On `events` come, in this order: what was learned earlier
-    /// (`MeasurementsRestored`), engines that already run (`AdoptedProcess`), `AdoptionDone`; then outcomes. Must be called inside a runtime,
-    /// on which the platform's tasks run.
+    /// Starts the platform in the locked state directory.
+    ///
+    /// `events` receives, in this order: earlier learned measurements (`MeasurementsRestored`), engines that already
+    /// run (`Adopted`), `AdoptionDone`, then outcomes. Must be called inside a runtime, which runs the platform's
+    /// tasks.
     ///
     /// # Errors
     /// The folder for engines' logs cannot be made.
@@ -98,7 +100,7 @@ impl LocalPlatform {
         Ok(Self { commands, shared, supervisor: tokio::spawn(supervisor.run(orders)), lock })
     }
 
-    /// Ends every task, saves what is unsaved and unlocks the state directory. Engines live on.
+    /// Ends every task, saves unsaved state and unlocks the state directory. Engines keep running.
     pub async fn close(self) {
         let Self { commands, shared, supervisor, lock } = self;
         drop(commands);
@@ -143,7 +145,7 @@ impl LocalContext {
         engine_log::path(self.store.folder(), engine)
     }
 
-    /// This port belongs to an engine from here on.
+    /// Reserves this port for an engine; false if it is already reserved.
     fn reserve_port(&self, port: u16) -> bool {
         self.ports().insert(port)
     }

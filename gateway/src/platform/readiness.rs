@@ -1,4 +1,4 @@
-//! From "it is there" to "it can be asked".
+//! Waits until a started engine serves.
 
 use std::time::Duration;
 
@@ -14,11 +14,13 @@ use super::engine_client::EngineClient;
 const MIN_PROBE_INTERVAL: Duration = Duration::from_millis(10);
 const MAX_PROBE_INTERVAL: Duration = Duration::from_millis(500);
 const PROBE_INTERVAL_GROWTH: f64 = 1.3;
-/// What a start or a wake that lasts no longer answers on its way is of interest to nobody.
+/// Starts and wakes that take no longer than this report no probe results.
 const FIRST_REPORT_DELAY: Millis = Millis::secs(1);
 
-/// How often a starting engine is asked. Quick at first (small engines and wakes are up in no time), then less and
-/// less, and quick again around the moment that earlier starts took.
+/// Paces the probes of a starting engine.
+///
+/// Probes are frequent at first (small engines and wakes are up in no time), then ever less frequent, and frequent
+/// again around the time that earlier starts took.
 struct ProbePacing {
     began: Tick,
     expected: Option<Millis>,
@@ -37,8 +39,9 @@ impl ProbePacing {
     }
 }
 
-/// Waits until the engine answers health requests and does not say that it sleeps. For ever, if need be: the
-/// decisions hold the deadline. What it answers meanwhile is told whenever that is something else.
+/// Waits until the engine answers health requests and is not asleep.
+///
+/// Waits forever if need be: the fleet holds the deadline. Reports each new probe result in the meantime.
 pub(super) async fn wait_until_ready(contact: &EngineClient, expected: Option<Millis>) {
     let mut wait = ReadinessWait::begin(contact, expected);
     while let Err(probe) = wait.next_change(contact).await {
@@ -48,11 +51,11 @@ pub(super) async fn wait_until_ready(contact: &EngineClient, expected: Option<Mi
     }
 }
 
-/// The same wait, for whoever has more to do with what is answered meanwhile.
+/// The wait of [`wait_until_ready`], for callers that handle the probe results themselves.
 pub(super) struct ReadinessWait {
     pace: ProbePacing,
     last_reported: Option<String>,
-    /// Before the engine is asked again.
+    /// Pause before the next probe.
     delay: Option<Duration>,
 }
 
@@ -65,7 +68,7 @@ impl ReadinessWait {
         }
     }
 
-    /// Until the engine serves. An error is what it answers instead, which is something else than before.
+    /// Waits until the engine serves. An error is a probe result that differs from the last one.
     pub(super) async fn next_change(&mut self, contact: &EngineClient) -> Result<(), String> {
         loop {
             if let Some(pause) = self.delay.take() {
@@ -85,8 +88,9 @@ impl ReadinessWait {
     }
 }
 
-/// Waits until the engine's stub no longer says that it lets nobody in. Whatever else is heard, or nothing, is no closed
-/// gate: requests then go out, and what they meet is judged as ever.
+/// Waits until the engine's stub stops reporting a closed gate.
+///
+/// Any other answer, or none, counts as open: requests then go out, and their outcomes count as usual.
 pub(super) async fn wait_until_ungated(contact: &EngineClient) {
     let mut pace =
         ProbePacing { began: contact.common.clock.now(), expected: None, interval: MIN_PROBE_INTERVAL };

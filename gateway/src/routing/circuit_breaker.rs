@@ -1,16 +1,16 @@
-//! What the data path thinks of an engine: whether new requests had better go elsewhere.
+//! Circuit breaker: the data path's verdict on whether an engine should get new requests.
 //!
-//! An engine may fail requests for a while before those who decide about it know, or in a way that they never will: it
-//! answers its health probe and nothing else. So every gateway judges by what its own requests meet, and leaves an engine
-//! out for a time. That is an opinion of the data path and nothing more: no lease, gate or state changes by it. The driver
-//! tells it to the fleet, which gives such an engine to no waiter for as long: an engine that fails at once has always the
-//! least to do, and would else be given to nearly everybody who waits.
+//! An engine may fail requests before the fleet knows, or in a way that the fleet never sees: the engine answers its
+//! health probe and nothing else. So every gateway judges by its own requests, and ejects an engine for a time. The
+//! ejection is a verdict of the data path only: no lease, gate or state changes. The driver reports it to the fleet,
+//! which gives an ejected engine to no waiter meanwhile. An engine that fails at once always has the least load, so the
+//! fleet would otherwise give it to nearly every waiter.
 //!
-//! The danger is the opposite: load looks like failure, and leaving out an engine under load puts its load on the rest,
-//! which then look worse ([`OutlierReporter`](super::OutlierReporter) says what counts and what never does). Three things bound the harm
-//! if that happens nevertheless: at most half of a model's engines are left out
-//! ([`ModelRoute::take_lease`](super::ModelRoute::take_lease)), never for longer than [`MAX_EJECTION_TIME`] before one request tries again, and its
-//! success is the end of it.
+//! The opposite error is dangerous: load looks like failure, and ejecting an engine under load moves its load to the
+//! others, which then look worse. [`OutlierReporter`](super::OutlierReporter) defines which outcomes count and which
+//! never do. Three bounds limit the harm of a wrong ejection: at most half of a model's engines are ejected
+//! ([`ModelRoute::take_lease`](super::ModelRoute::take_lease)), one request tries the engine again after at most
+//! [`MAX_EJECTION_TIME`] (and up to a tenth of jitter), and its success ends the ejection.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -22,32 +22,32 @@ use tokio::sync::Notify;
 
 use super::rng::mix64;
 
-/// Failures in a row.
+/// The consecutive failures that eject an engine.
 const MAX_CONSECUTIVE_FAILURES: u32 = 5;
-/// Or so large a part (of 100) of at least so many outcomes, over so long.
+/// The percentage of failures that ejects an engine, of at least [`MIN_OUTCOMES`] within [`OUTCOME_WINDOW`].
 const MAX_FAILURE_PERCENT: u32 = 50;
 const MIN_OUTCOMES: u32 = 20;
 const OUTCOME_WINDOW: Millis = Millis::secs(30);
-/// Left out for so long at first, twice as long after every attempt to come back.
+/// The first ejection time. It doubles with every trial.
 const BASE_EJECTION_TIME: Millis = Millis::secs(10);
 const MAX_EJECTION_TIME: Millis = Millis::secs(300);
 
-/// One life of an engine, as all cores of this gateway see it. It reads no clock: who asks says when.
+/// The breaker of one engine generation, shared by all cores of this gateway. It reads no clock: callers pass the time.
 #[derive(Debug)]
 pub struct CircuitBreaker {
-    /// When one request may try it again; 0 while it is not left out.
+    /// When one request may try the engine again; 0 while the engine is not ejected.
     retry_at: AtomicU64,
-    /// Something failed lately: only then is a success worth a lock.
+    /// Whether a request failed recently. Only then is a success worth a lock.
     failed_recently: AtomicBool,
-    /// Who gives places to waiters is to hear of every change.
+    /// Wakes the driver, which assigns engines to waiters, after every change.
     driver_notify: Arc<Notify>,
     state: Mutex<BreakerState>,
 }
 
-/// What an outcome changed.
+/// The change that an outcome caused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BreakerTransition {
-    /// For so long, then one request tries.
+    /// Ejected for this time; then one request tries the engine.
     Ejected(Millis),
     Restored,
 }
@@ -57,11 +57,11 @@ struct BreakerState {
     consecutive_failures: u32,
     window: Option<OutcomeWindow>,
     ejection: Option<Ejection>,
-    /// What its pauses are varied by: gateways, and engines that failed together, should not try again together.
+    /// The seed of the jitter: gateways, and engines that failed together, must not try again at the same time.
     jitter_seed: u64,
 }
 
-/// Begins with a failure.
+/// The outcomes since a failure that opened the window.
 #[derive(Debug)]
 struct OutcomeWindow {
     since: Tick,
@@ -76,7 +76,7 @@ struct Ejection {
 }
 
 impl CircuitBreaker {
-    /// `seed`: for what varies its pauses. `driver` is notified of every change.
+    /// Creates a closed breaker. `seed`: for the jitter. `driver` is notified of every change.
     #[must_use]
     pub fn new(seed: u64, driver: Arc<Notify>) -> Arc<Self> {
         let record =
@@ -94,20 +94,20 @@ impl CircuitBreaker {
         self.retry_at.load(Ordering::Relaxed) != 0
     }
 
-    /// When one request may try it; `None` when it is not left out.
+    /// When one request may try the engine. `None`: the engine is not ejected.
     #[must_use]
     pub fn retry_at(&self) -> Option<Tick> {
         Some(Tick(self.retry_at.load(Ordering::Relaxed))).filter(|again| again.0 != 0)
     }
 
-    /// Its time is over: one request may try it.
+    /// Whether the ejection time is over, so that one request may try the engine.
     #[must_use]
     pub fn is_trial_due(&self, now: Tick) -> bool {
         now.0 >= self.retry_at.load(Ordering::Relaxed)
     }
 
-    /// Whether the caller is the one request that tries. Until its outcome is known, and if that never comes, the pause
-    /// has doubled: an engine that swallows requests swallows fewer and fewer.
+    /// Whether the caller's request is the one that tries the engine. The pause doubles until the outcome is known, and
+    /// stays doubled if the outcome never arrives: an engine that swallows requests gets fewer and fewer.
     #[must_use]
     pub fn start_trial(&self, now: Tick) -> bool {
         let mut record = self.state();
@@ -120,7 +120,7 @@ impl CircuitBreaker {
         true
     }
 
-    /// A request that went out at `began` was answered. `now` is asked for only when something failed lately.
+    /// Records a successful request that was sent at `began`. Calls `now` only after a recent failure.
     pub fn record_success(&self, began: Tick, now: impl FnOnce() -> Tick) -> Option<BreakerTransition> {
         if !self.failed_recently.load(Ordering::Relaxed) {
             return None;
@@ -135,7 +135,7 @@ impl CircuitBreaker {
         back.then_some(BreakerTransition::Restored)
     }
 
-    /// A request that went out at `began` failed, and the engine is to blame.
+    /// Records a failure of a request that was sent at `began`, if the engine is to blame.
     pub fn record_failure(&self, began: Tick, now: Tick) -> Option<BreakerTransition> {
         let mut record = self.state();
         self.failed_recently.store(true, Ordering::Relaxed);
@@ -146,17 +146,17 @@ impl CircuitBreaker {
         was_in.then_some(BreakerTransition::Ejected(pause))
     }
 
-    /// Never held for longer than a few comparisons, and taken only for an engine that fails.
+    /// Held only for a few comparisons, and taken only for an engine that fails.
     fn state(&self) -> MutexGuard<'_, BreakerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl BreakerState {
-    /// How long it is to be left out from now on, if it is.
+    /// Records a failure and returns the ejection time if the engine is ejected from now on.
     fn record_failure(&mut self, began: Tick, now: Tick) -> Option<Millis> {
         if let Some(out) = &self.ejection {
-            // What went out before is a part of what it was left out for.
+            // A request sent before the ejection belongs to the failures that caused it.
             return (began >= out.since).then(|| self.next_ejection_time());
         }
         self.consecutive_failures += 1;
@@ -171,10 +171,10 @@ impl BreakerState {
         Some(self.next_ejection_time())
     }
 
-    /// Whether that brings it back.
+    /// Records a success and returns whether it ends the ejection.
     fn record_success(&mut self, began: Tick, now: Tick) -> bool {
         if let Some(out) = &self.ejection {
-            // What went out before does not show that it recovered.
+            // A request sent before the ejection does not prove a recovery.
             let back = began >= out.since;
             if back {
                 (self.consecutive_failures, self.window, self.ejection) = (0, None, None);
@@ -191,7 +191,7 @@ impl BreakerState {
         false
     }
 
-    /// The pause until another request may try.
+    /// Starts a trial and returns the pause until the next one.
     fn start_trial(&mut self) -> Option<Millis> {
         self.ejection.as_mut()?.trials += 1;
         Some(self.next_ejection_time())
@@ -209,7 +209,7 @@ impl BreakerState {
         self.window.get_or_insert(OutcomeWindow { since: now, successes: 0, failures: 0 })
     }
 
-    /// Varied by a tenth to either side.
+    /// The next ejection time, with a jitter of up to a tenth to either side.
     fn next_ejection_time(&mut self) -> Millis {
         let tries = self.ejection.as_ref().map_or(0, |out| out.trials);
         let whole = BASE_EJECTION_TIME.0.saturating_mul(1 << tries.min(16)).min(MAX_EJECTION_TIME.0);

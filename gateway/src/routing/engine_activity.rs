@@ -1,14 +1,15 @@
-//! What an engine says about itself, for those who choose among engines.
+//! An engine's reported activity, which engine selection reads.
 //!
-//! Leases count what this gateway has given an engine, and say nothing of how it copes: ten long prompts fill a KV cache
-//! that a hundred short ones leave half empty. Its own queue says that, so what it reports as waiting is added to its
-//! leases. It counts twice what is ours and waits, on purpose: a request in the engine's queue is worse for the next one
-//! than a request that runs.
+//! Leases count the requests that this gateway has sent to an engine, but do not show how the engine copes: ten long
+//! prompts fill a KV cache that a hundred short ones leave half empty. The engine's own queue shows that, so selection
+//! adds the reported queue length to the engine's leases. This counts this gateway's waiting requests twice, on
+//! purpose: a request in the engine's queue delays the next request more than a running one.
 //!
-//! A report is a moment old and must not live on when its source falls silent. That is the writer's duty, so that readers
-//! need no clock: it reports nothing ([`EngineActivity::clear_waiting`]) with the first reading it does not get, and when it ends.
+//! A report is a moment old and must not outlive its source. The writer ensures that, so readers need no clock: it
+//! clears the report ([`EngineActivity::clear_waiting`]) at the first failed reading and when it ends.
 //!
-//! In the other direction its watcher learns here what no health probe shows: requests to which the engine says nothing.
+//! In the other direction, the engine's watcher learns here what no health probe shows: requests that the engine leaves
+//! unanswered.
 
 use std::sync::{
     Mutex, PoisonError,
@@ -17,7 +18,7 @@ use std::sync::{
 
 use rouse::units::{Millis, Tick};
 
-/// One life of an engine; shared by its watcher and all cores.
+/// The activity of one engine generation, shared by its watcher and all cores.
 #[derive(Debug, Default)]
 pub struct EngineActivity {
     waiting: AtomicU32,
@@ -25,32 +26,32 @@ pub struct EngineActivity {
     unanswered: Mutex<UnansweredStreak>,
 }
 
-/// Requests in a row that ended by their deadline, without a byte.
+/// Consecutive requests that ended by their deadline without a byte.
 #[derive(Debug, Default)]
 struct UnansweredStreak {
     requests: u32,
-    /// When the latest did.
+    /// When the latest of them ended.
     last: Tick,
 }
 
 impl EngineActivity {
-    /// A reading: requests in the engine's own queue.
+    /// Stores a reading: the requests in the engine's own queue.
     pub fn set_waiting(&self, requests: u64) {
         self.waiting.store(u32::try_from(requests).unwrap_or(u32::MAX), Ordering::Relaxed);
     }
 
-    /// There is no reading.
+    /// Records that there is no reading.
     pub fn clear_waiting(&self) {
         self.set_waiting(0);
     }
 
-    /// Its counter of tokens was seen to have moved.
+    /// Records that the engine's token counter has advanced.
     pub fn note_progress(&self, now: Tick) {
         self.last_progress.store(now.0, Ordering::Relaxed);
     }
 
-    /// A request ended at `now` without a byte, after as long as it was allowed. `moved`: when the engine last gave one to
-    /// anybody. One that moved meanwhile is busy.
+    /// Records a request that ended at `now` without a byte, after its allowed time. `moved`: when the engine last sent
+    /// a byte for any request. An engine that moved within the allowed time is busy and not silent.
     pub fn record_unanswered(&self, allowed: Millis, moved: Tick, now: Tick) {
         let moved = moved.max(self.last_progress());
         let mut silence = self.unanswered.lock().unwrap_or_else(PoisonError::into_inner);
@@ -62,12 +63,12 @@ impl EngineActivity {
         silence.last = now;
     }
 
-    /// It was found to answer after all.
+    /// Resets the count, because the engine was found to answer after all.
     pub fn clear_unanswered(&self) {
         self.unanswered.lock().unwrap_or_else(PoisonError::into_inner).requests = 0;
     }
 
-    /// So many requests in a row ended by their deadline, while the engine moved nothing for anybody.
+    /// The consecutive requests that ended by their deadline while the engine sent nothing for any request.
     #[must_use]
     pub fn unanswered_in_a_row(&self) -> u32 {
         self.unanswered.lock().unwrap_or_else(PoisonError::into_inner).requests
@@ -78,7 +79,7 @@ impl EngineActivity {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// When it was last seen to make progress; `Tick(0)` for never.
+    /// When the engine last made progress; `Tick(0)` for never.
     #[must_use]
     pub fn last_progress(&self) -> Tick {
         Tick(self.last_progress.load(Ordering::Relaxed))

@@ -1,48 +1,50 @@
-//! Which of a model's engines gets a request, when one can be had at once.
+//! Chooses which of a model's engines gets a request that need not park.
 //!
-//! In this order:
-//! 1. The engine that made the response which the request goes on from: no other has it. When it is full the request
-//!    parks for a place there, since all that the others could say is that they know no such response.
-//! 2. The engine that its session, or else the beginning of its conversation, belongs to (the ring), because that engine
-//!    has the beginning in its cache. A preference with a bound: an engine that is loaded above [`MAX_LOAD_QUARTERS`] times the mean is
-//!    passed over for the next on the ring, so that one popular beginning cannot fill one engine while others idle.
-//! 3. The less loaded of two that are drawn. Of all engines the least loaded one would be everybody's choice at the same
-//!    instant, of a view that is a moment old; of two it is not, and nearly as good.
-//! 4. Any that has room. None: the request parks.
+//! The order of choice:
+//! 1. The engine that made the response which the request continues: no other engine has that response. If the
+//!    engine is full, the request parks for a place there, because all other engines would only report an unknown
+//!    response.
+//! 2. The engine of the request's session, or else of its conversation's prefix (the ring), because that engine has
+//!    the prefix in its cache. The preference is bounded: an engine loaded above [`MAX_LOAD_QUARTERS`] quarters of the
+//!    mean is skipped for the next on the ring, so that one popular prefix cannot fill one engine while others idle.
+//! 3. The less loaded of two random engines. With the least loaded of all, every core would choose the same engine
+//!    at the same instant, on a view that is a moment old; the choice of two avoids that and is nearly as good.
+//! 4. Any engine with room. If there is none, the request parks.
 //!
-//! Engines that were left out ([`CircuitBreaker`](super::CircuitBreaker)) are passed over in 2 to 4, save for one request when their
-//! time is over. They are not asked even when all others are full, since parking is better than failing.
+//! Ejected engines ([`CircuitBreaker`](super::CircuitBreaker)) are skipped in steps 2 to 4, except for one trial
+//! request when their time is over. They get no requests even when all other engines are full, since parking is better
+//! than failing.
 //!
-//! A model with one engine has nothing to choose: no lot, no ring, no clock.
+//! A model with one engine needs no choice: no random draw, no ring, no clock.
 
 use rouse::{model::EngineId, units::Tick};
 use rouse_net::lease::Lease;
 
 use super::{Endpoint, EngineGeneration, ModelRoute, Rng};
 
-/// How much more than the mean a preferred engine may carry, in quarters: 1.25. And one request more, so that a mean below
-/// one forbids nobody.
+/// The most load of a preferred engine, in quarters of the mean: 1.25. The mean includes the request to be placed, so
+/// that a mean below one excludes no engine.
 const MAX_LOAD_QUARTERS: u128 = 5;
 const QUARTERS_PER_MEAN: u128 = 4;
 
-/// What is known of a request when its engine is chosen.
+/// The facts of a request that its engine is chosen by.
 #[derive(Clone, Copy)]
 pub struct EndpointCriteria<'a> {
-    /// Who made the response that it goes on from.
+    /// The engine that made the response which the request continues.
     pub owner: Option<&'a EngineGeneration>,
-    /// Hash of the session it says it belongs to.
+    /// The hash of the session that the client names.
     pub session: Option<u64>,
-    /// Hash of its conversation's beginning.
+    /// The hash of the conversation's prefix.
     pub prefix: Option<u64>,
-    /// Has just been found to be absent.
+    /// An engine that was just found to be gone.
     pub exclude: Option<&'a EngineId>,
     pub rng: &'a Rng,
-    /// Asked only when an engine is left out.
+    /// Called only when an engine is ejected.
     pub now: &'a dyn Fn() -> Tick,
 }
 
 impl ModelRoute {
-    /// A lease on the engine that suits best, of those that give one.
+    /// Takes a lease on the best engine that grants one.
     #[must_use]
     pub fn take_lease(&self, wanted: &EndpointCriteria<'_>) -> Option<(&Endpoint, Lease)> {
         match self.endpoints.as_slice() {
@@ -58,7 +60,7 @@ impl ModelRoute {
         }
     }
 
-    /// The engine of this life, while it is here.
+    /// The endpoint of this engine generation, while it is in the route.
     #[must_use]
     pub fn endpoint_of(&self, (engine, generation): &EngineGeneration) -> Option<&Endpoint> {
         self.endpoints.iter().find(|e| e.engine == *engine && e.generation == *generation)
@@ -71,7 +73,7 @@ impl ModelRoute {
             let Some(candidate) = self.candidate(at, wanted) else { continue };
             let endpoint = candidate.endpoint;
             let load = endpoint.load();
-            // An idle engine is within any bound: the others need not be looked at.
+            // An idle engine is within any bound, so the others need no check.
             if load > 0
                 && !all.get_or_insert_with(|| self.total_load(wanted)).allows(load, endpoint.gate.limit())
             {
@@ -93,7 +95,7 @@ impl ModelRoute {
             }
             drawn => drawn.into(),
         };
-        // Full, closed or left out: whichever comes next.
+        // Full, closed or ejected: try the others in order.
         let rest = (one + 1..n).chain(0..one).filter_map(|at| self.candidate(at, wanted));
         drawn.into_iter().flatten().chain(rest).find_map(|one| one.take_lease(wanted.now))
     }
@@ -101,7 +103,7 @@ impl ModelRoute {
     fn candidate(&self, at: usize, wanted: &EndpointCriteria<'_>) -> Option<EndpointCandidate<'_>> {
         let endpoint = self.endpoints.get(at).filter(|e| wanted.exclude != Some(&e.engine))?;
         let tries = endpoint.circuit_breaker.is_ejected() && {
-            // Of those that are out, the first in line are: half of all at most.
+            // At most half of all engines stay ejected: the first ones in order.
             let before = self.endpoints.iter().take(at).filter(|e| e.circuit_breaker.is_ejected()).count();
             before < self.endpoints.len() / 2
         };
@@ -121,7 +123,7 @@ impl ModelRoute {
 #[derive(Clone, Copy)]
 struct EndpointCandidate<'a> {
     endpoint: &'a Endpoint,
-    /// It was left out, and is due to be tried by one request.
+    /// Whether the engine is ejected and due for one trial request.
     is_trial: bool,
 }
 
@@ -129,7 +131,8 @@ impl<'a> EndpointCandidate<'a> {
     fn take_lease(self, now: &dyn Fn() -> Tick) -> Option<(&'a Endpoint, Lease)> {
         let lease = self.endpoint.gate.take()?;
         if self.is_trial && !self.endpoint.circuit_breaker.start_trial(now()) {
-            // Of those that find it due, one tries; the lease of another goes back, and was no use of the engine.
+            // Only one of the requests that find the trial due tries the engine. Another request's lease is returned
+            // and does not count as use.
             drop(lease.without_marking_use());
             return None;
         }
@@ -137,7 +140,7 @@ impl<'a> EndpointCandidate<'a> {
     }
 }
 
-/// What all usable engines carry, the request to be placed included, and how much they may.
+/// The load of all usable engines, including the request to be placed, and their total limit.
 #[derive(Clone, Copy)]
 struct TotalLoad {
     load: u64,
@@ -145,7 +148,8 @@ struct TotalLoad {
 }
 
 impl TotalLoad {
-    /// An engine's share of the mean is as its share of the limits: they are alike on one machine, and need not be.
+    /// Whether an engine's load is within its bound. The mean is weighted by the engines' limits, which usually match
+    /// on one machine but need not.
     fn allows(self, load: u64, limit: u32) -> bool {
         let (all, limits) = (u128::from(self.load), u128::from(self.limit));
         u128::from(load) * QUARTERS_PER_MEAN * limits <= MAX_LOAD_QUARTERS * all * u128::from(limit)
@@ -153,7 +157,7 @@ impl TotalLoad {
 }
 
 impl Endpoint {
-    /// Requests that hold it, from all cores, and those that it says wait in it.
+    /// The requests that hold the engine, from all cores, and those that the engine reports as waiting.
     #[must_use]
     pub fn load(&self) -> u64 {
         u64::from(self.gate.leases()) + u64::from(self.activity.waiting())

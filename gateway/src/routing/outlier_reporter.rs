@@ -1,10 +1,11 @@
-//! What one attempt at an engine says about the engine.
+//! Judges an engine by the outcome of one attempt.
 //!
-//! Against it count: a connection refused, one closed before an answer began, an answer of 5xx, and a connection not made
-//! in time or silence until the deadline *while the engine moved nothing for anybody else either*: an engine whose accept
-//! queue is full makes no connections, and a busy one may well have it full. Whatever load brings never counts:
-//! time in a queue, a slow answer, 429, 503, 529. Nor does what is not its own: 501 (any engine of its kind would say
-//! it), a lease that was revoked (those who decide know already), a client that left.
+//! Failures of the engine are: a refused connection, a connection closed before the response began, a 5xx response, and
+//! a connect timeout or silence until the deadline *while the engine also moved nothing for any other request*. An
+//! engine with a full accept queue makes no connections, and a busy engine may well have a full one. Effects of load
+//! never count: time in a queue, a slow response, 429, 503, 529. Neither do outcomes that are not the engine's own
+//! fault: 501 (any engine of its kind would send it), a revoked lease (the fleet already knows), a client that
+//! disconnected.
 
 use std::sync::Arc;
 
@@ -14,10 +15,10 @@ use rouse_net::{lease::Gate, relay::ExchangeOutcome};
 
 use super::{BreakerTransition, CircuitBreaker, Endpoint, EngineActivity};
 
-/// What some servers answer when they are overloaded.
+/// The status that some servers send when they are overloaded.
 const SITE_OVERLOADED: u16 = 529;
 
-/// Watches one attempt; the first thing that tells is what counts.
+/// Watches one attempt; the first conclusive event decides.
 #[derive(Debug)]
 pub struct OutlierReporter {
     circuit_breaker: Arc<CircuitBreaker>,
@@ -28,7 +29,7 @@ pub struct OutlierReporter {
 }
 
 impl OutlierReporter {
-    /// A request goes to this engine now.
+    /// Starts watching a request that goes to this engine now.
     #[must_use]
     pub fn new(endpoint: &Endpoint, now: Tick) -> Self {
         Self {
@@ -40,7 +41,8 @@ impl OutlierReporter {
         }
     }
 
-    /// The head came. A good one is no proof yet: there are servers that send it before they begin.
+    /// Judges the response's head. A successful head proves nothing yet: some servers send it before they begin to
+    /// work.
     pub fn head(&mut self, status: StatusCode, now: impl FnOnce() -> Tick) -> Option<BreakerTransition> {
         let overload = matches!(status.as_u16(), 429 | 501 | 503 | SITE_OVERLOADED);
         if !overload && !status.is_server_error() {
@@ -50,7 +52,7 @@ impl OutlierReporter {
         (first && !overload).then(|| self.circuit_breaker.record_failure(self.started_at, now()))?
     }
 
-    /// The first byte of the answer came.
+    /// Records the first byte of the response as a success.
     pub fn first_byte(&mut self, now: impl FnOnce() -> Tick) -> Option<BreakerTransition> {
         let first = !std::mem::replace(&mut self.is_decided, true);
         first.then(|| self.circuit_breaker.record_success(self.started_at, now))?
@@ -87,7 +89,7 @@ mod tests {
 
     use super::{super::testing::endpoint, *};
 
-    /// Whether ten such ends leave the engine out, when it moved something for others meanwhile or not.
+    /// Whether ten such outcomes eject the engine. `moved`: the engine made progress for other requests meanwhile.
     fn leaves_out(fault: &Fault, moved: bool) -> bool {
         let endpoint = endpoint(0);
         let began = Tick(1_000_000);

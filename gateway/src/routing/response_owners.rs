@@ -1,13 +1,14 @@
-//! Which engine made which response, for requests that go on from one (`previous_response_id`).
+//! Remembers which engine made which response, for requests that continue one (`previous_response_id`).
 //!
-//! Engines that keep responses keep them in their own memory, so only the engine that made one can go on from it. What is
-//! remembered here is a hint of this process and a bounded one: [`MAX_RESPONSES`] responses, each for at least [`MIN_RETENTION`] after it was
-//! last used unless newer ones push it out, and in vain once the engine's life is over.
+//! Engines keep responses in their own memory, so only the engine that made a response can continue it. The record here
+//! is a bounded hint of this process: [`MAX_RESPONSES`] responses, each for at least [`MIN_RETENTION`] after its last
+//! use unless newer ones displace it, and useless once the engine's generation is over.
 //!
-//! The next request of a conversation comes on any connection, and so to any core: the memory must be shared. It is
-//! written once for each answer of one API, and read once for each request that names an earlier response; a few short
-//! locks, by shard, cost less than anything without one would in care. Age goes by generations of two maps: what is found
-//! in the old one moves to the young one, and the old one is dropped whole when the young one is full or old.
+//! The next request of a conversation may arrive on any connection, and so on any core: the memory must be shared. It
+//! is written once per response of one API, and read once per request that names an earlier response. A few short
+//! locks, by shard, cost less than the care that a lock-free structure would need. Entries age by two generations of
+//! maps: an entry found in the old map moves to the young one, and the old map is dropped whole when the young one is
+//! full or old.
 
 use std::{
     collections::HashMap,
@@ -19,13 +20,13 @@ use rouse::{
     units::{Generation, Millis, Tick},
 };
 
-/// Responses that are remembered at most.
+/// The most responses that are remembered.
 const MAX_RESPONSES: usize = 64 << 10;
-/// For at least so long, when there is room.
+/// The shortest retention after the last use, if there is room.
 const MIN_RETENTION: Millis = Millis::secs(3600);
 const SHARDS: usize = 16;
 
-/// One life of an engine.
+/// One generation of an engine.
 pub type EngineGeneration = (EngineId, Generation);
 
 #[derive(Debug)]
@@ -37,12 +38,12 @@ pub struct ResponseOwners {
 struct ResponseOwnerShard {
     young: HashMap<u64, EngineGeneration>,
     old: HashMap<u64, EngineGeneration>,
-    /// Of the young ones.
+    /// When the young map was started.
     young_since: Tick,
 }
 
 impl ResponseOwners {
-    /// `response`: the hash of its id.
+    /// Records the engine of a response. `response`: the hash of its id.
     pub fn remember(&self, response: u64, author: EngineGeneration, now: Tick) {
         let mut shard = self.shard(response);
         shard.rotate(now);
@@ -61,7 +62,7 @@ impl ResponseOwners {
 
     #[expect(clippy::indexing_slicing, reason = "a remainder is less than what it is the remainder of")]
     fn shard(&self, response: u64) -> MutexGuard<'_, ResponseOwnerShard> {
-        // By the high bits: the maps go by a hash of the whole.
+        // Shard by the high bits; the maps hash the whole value.
         let at = (response >> 32) as usize % SHARDS;
         self.shards[at].lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,8 +1,8 @@
-//! Which engine a key belongs to: consistent hashing over the engines of one model.
+//! Assigns keys to engines: consistent hashing over the engines of one model.
 //!
-//! The ring is made of the engines' *numbers* and neither their addresses nor their lives. An engine that is replaced,
-//! on another port, takes over the very keys it had, and the keys of the others stay where their caches are; every
-//! gateway makes the same ring. It is made when the set of engines changes, never for a request.
+//! The ring is made of the engines' *numbers*, and neither of their addresses nor of their generations. A replaced
+//! engine on another port takes over exactly its old keys, and the keys of other engines stay where their caches are.
+//! Every gateway makes the same ring. The ring is rebuilt when the set of engines changes, never for a request.
 
 use std::net::{Ipv6Addr, SocketAddr};
 
@@ -10,14 +10,14 @@ use pingora_ketama::{Bucket, Continuum};
 
 use super::{Endpoint, rng::mix64};
 
-/// Engines that a walk is sure not to visit twice. Beyond, visiting one again only costs time.
+/// The engines that a walk visits at most once. Beyond this number, a repeated visit only costs time.
 const MAX_TRACKED_ENGINES: usize = 256;
 
 pub struct HashRing {
     points: Continuum,
-    /// For each point of the ring, the engine's place among the endpoints.
+    /// For each point of the ring, the index of its engine among the endpoints.
     owners: Box<[u16]>,
-    /// What it was made of.
+    /// The engines that the ring was built from.
     replicas: Box<[u32]>,
 }
 
@@ -40,13 +40,13 @@ impl HashRing {
         Self { points, owners: owners.into(), replicas }
     }
 
-    /// Made of the same engines in the same order.
+    /// Whether the ring was built from the same engines in the same order.
     #[must_use]
     pub fn is_built_from(&self, endpoints: &[Endpoint]) -> bool {
         self.replicas.iter().copied().eq(endpoints.iter().map(|endpoint| endpoint.engine.replica))
     }
 
-    /// Places of the engines in the order in which this key prefers them, each once.
+    /// The indexes of the engines in the key's order of preference, each once.
     #[must_use]
     pub fn walk(&self, key: u64) -> HashRingWalk<'_> {
         let at = self.points.node_idx(&key.to_le_bytes());
@@ -69,7 +69,7 @@ impl std::fmt::Debug for HashRing {
 pub struct HashRingWalk<'a> {
     ring: &'a HashRing,
     at: usize,
-    /// Points not looked at, and engines not met.
+    /// The points not yet visited, and the engines not yet returned.
     points: usize,
     unseen: usize,
     seen: [u64; MAX_TRACKED_ENGINES / 64],
@@ -95,7 +95,7 @@ impl Iterator for HashRingWalk<'_> {
     }
 }
 
-/// The ring wants addresses, and prints them to place its points: any that differ in many bits will do.
+/// A synthetic address for the ring, which prints addresses to place its points: any that differ in many bits will do.
 fn ring_address(replica: u32) -> SocketAddr {
     let (high, low) = (mix64(u64::from(replica) + 1), mix64(!u64::from(replica)));
     let bits = u128::from(high) << 64 | u128::from(low);

@@ -1,16 +1,16 @@
-//! Lots for choosing among engines: cheap, one source for each core, and of no use for secrets.
+//! Random numbers for the choice of engines: cheap, one source per core, not for secrets.
 
 use std::{cell::Cell, hash::BuildHasher as _, hash::RandomState};
 
-/// A stream of numbers that look random (SplitMix64), seeded differently in every process and on every core: cores that
-/// drew alike would all meet on the same engine.
+/// A SplitMix64 generator with its own seed in every process and on every core. Cores with equal draws would all choose
+/// the same engine.
 #[derive(Debug)]
 pub struct Rng(Cell<u64>);
 
 impl Rng {
     #[must_use]
     pub fn new() -> Self {
-        // The standard library seeds it, and anew for each one made.
+        // The standard library seeds each `RandomState` differently.
         Self::seeded(RandomState::new().hash_one(0u8))
     }
 
@@ -26,7 +26,7 @@ impl Rng {
         mix64(state)
     }
 
-    /// Two different numbers below `n`, which is at least 2.
+    /// Two different numbers below `n`, which must be at least 2.
     #[must_use]
     pub fn two_distinct_below(&self, n: usize) -> (usize, usize) {
         let lot = self.next_u64();
@@ -44,7 +44,7 @@ impl Default for Rng {
     }
 }
 
-/// SplitMix64's finish: every bit of the argument moves about half of the result's.
+/// SplitMix64's finalizer: every input bit flips about half of the output bits.
 #[must_use]
 pub(super) const fn mix64(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -1,4 +1,4 @@
-//! Engines that are only a gate.
+//! Test endpoints that consist only of a gate.
 
 use std::{num::NonZeroU32, sync::Arc};
 
@@ -16,7 +16,7 @@ fn clock() -> TickClock {
     TickClock::new(Instant::now(), Tick(1_000_000))
 }
 
-/// Open, and without a limit.
+/// An endpoint with an open gate and no limit.
 pub(super) fn endpoint(replica: u32) -> Endpoint {
     limited(replica, None)
 }

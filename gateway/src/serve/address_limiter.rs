@@ -1,4 +1,4 @@
-//! How many connections an address may hold, and how often it may offend before it gets no more.
+//! Limits the connections of a client address and the offences that it may commit.
 
 use std::{
     collections::HashMap,
@@ -12,35 +12,37 @@ use rouse::units::Millis;
 
 use crate::{config::ApiLimits, http::BodyByteCounter};
 
-/// Over which time offences are counted.
+/// The period over which offences are counted.
 const OFFENCE_WINDOW: Duration = Duration::from_secs(10);
 
-/// What clients hold and do, by address, over all cores. Asked when a connection comes and goes, not per request.
+/// The connections and offences of client addresses, over all cores. Checked when a connection opens or closes, not per
+/// request.
 ///
 /// Connections are counted exactly. Offences are counted by an estimator of fixed size, which many addresses cannot
-/// fill and which may count too much for one of them, never too little. Of IPv6 the first 64 bits are an address: whoever
+/// fill. It may count too many for an address, never too few. The first 64 bits of an IPv6 address identify a client,
+/// because the owner of such a network owns all addresses in it.
 /// has one such network has all that is in it.
 pub(super) struct AddressLimiter {
     open: Mutex<HashMap<IpAddr, AddressUsage>>,
     offences: Rate,
 }
 
-/// What one address has open.
+/// The open resources of one address.
 #[derive(Default)]
 struct AddressUsage {
     connections: u32,
-    /// What their requests hold in bodies. Counted on the way of requests, so each connection brings it along.
+    /// The body bytes of the address's requests. Requests count here, so each connection carries the counter.
     body_bytes: Arc<BodyByteCounter>,
 }
 
-/// One connection's place in the count.
+/// One connection's permit, counted until its drop.
 pub(super) struct ConnectionPermit {
     address: IpAddr,
     body_bytes: Arc<BodyByteCounter>,
     limiter: Arc<AddressLimiter>,
 }
 
-/// An address whose offences are counted.
+/// A handle of one connection to the counters of its address.
 #[derive(Clone)]
 pub(crate) struct AddressUsageHandle {
     address: IpAddr,
@@ -58,7 +60,7 @@ pub(super) enum ConnectionRefusal {
 }
 
 impl ConnectionRefusal {
-    /// When trying again makes sense.
+    /// When a retry makes sense.
     pub(super) const fn retry_after(self) -> Millis {
         match self {
             Self::TooManyConnections => Millis::secs(1),
@@ -74,8 +76,8 @@ impl Default for AddressLimiter {
 }
 
 impl AddressLimiter {
-    /// Refuses an address that holds as many connections as it may, or that offended too often in the present span or
-    /// the one before. The machine itself is never refused for offences: behind a local proxy it is everybody.
+    /// Refuses an address over its connection limit or its offence limit. Offences of the current and the previous
+    /// window count. Loopback is never refused for offences: behind a local proxy, all clients share it.
     pub(super) fn admit(
         self: &Arc<Self>,
         address: IpAddr,

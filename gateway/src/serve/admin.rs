@@ -1,8 +1,9 @@
-//! The operators' listener, on the control runtime. HTTP/1.1 only; few connections, none of them on a request's way. With
-//! TLS, handshakes are made elsewhere: the driver runs here.
+//! The admin listener, on the control runtime. HTTP/1.1 only, with few connections, none of them on a request's path.
+//! TLS handshakes run on their own threads, because the driver runs here.
 //!
-//! What follows events or logs keeps its connection for as long as it likes, and every descriptor that it holds is one less for the
-//! inference API. So there are only so many connections, and whoever comes beyond them is told that, or only how the gateway is.
+//! A client that follows events or logs keeps its connection for as long as it likes, and every descriptor that it
+//! holds is missing for the inference API. So the number of connections is limited. A connection beyond the limit gets
+//! an error, or the response to a health check.
 
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -25,15 +26,16 @@ use crate::{
     http::admin::{self, AdminSources},
 };
 
-/// From a connection's first byte to the end of a request's head; also how long a connection may be idle.
+/// From a connection's first byte to the end of a request's head; also the longest idle time of a connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// Connections that are served, where descriptors allow: a part of them, for each may hold a file as well.
+/// The most served connections: at most 1 / [`DESCRIPTOR_SHARE_DIVISOR`] of the descriptors, since each may also hold a
+/// file.
 const MAX_CONNECTIONS: u64 = 128;
 const DESCRIPTOR_SHARE_DIVISOR: u64 = 8;
-/// Further ones that are told so at a time, and how long each may take to ask.
+/// The most rejected connections at a time, and the time each may take to send its request.
 const MAX_REJECTED_CONNECTIONS: usize = 16;
 const REJECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// After an accept that failed for want of descriptors.
+/// The pause after an accept that failed for want of descriptors.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(500);
 
 /// The bound listener.
@@ -45,7 +47,7 @@ pub struct AdminServer {
     permits: AdminConnectionPermits,
 }
 
-/// Who may have a connection.
+/// The permits for served and for rejected connections.
 struct AdminConnectionPermits {
     served: Arc<Semaphore>,
     rejected: Arc<Semaphore>,
@@ -61,7 +63,7 @@ impl AdminConnectionPermits {
         }
     }
 
-    /// A place, and whether it is one to be served at.
+    /// A permit, and whether its connection is served.
     fn acquire(&self) -> Option<(OwnedSemaphorePermit, bool)> {
         let take = |places: &Arc<Semaphore>| Arc::clone(places).try_acquire_owned().ok();
         let served = take(&self.served).map(|place| (place, true));
@@ -92,13 +94,14 @@ impl AdminServer {
         Ok(Self { address, listener, sources: parts, handshakes: handshakes.map(Arc::new), permits: places })
     }
 
-    /// Where it listens, with the port that was given for port 0.
+    /// The bound address, with the actual port for port 0.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Serves until [`ShutdownStage::Terminating`], so that a drain can be watched. What is still open then ends with the runtime.
+    /// Serves until [`ShutdownStage::Terminating`], so that operators can watch a drain. Connections still open then
+    /// end with the runtime.
     pub async fn run(self, mut stage: watch::Receiver<ShutdownStage>) -> Result<(), Error> {
         let listener = TcpListener::from_std(self.listener).map_err(|error| Error::Ended("admin", error))?;
         let config = Arc::clone(&self.sources.config);
@@ -155,7 +158,7 @@ impl AdminServer {
     }
 }
 
-/// The connection after its handshake, where there is one.
+/// Completes the TLS handshake, if the listener has TLS.
 async fn accept_tls(
     stream: TcpStream,
     handshakes: Option<&HandshakePool>,

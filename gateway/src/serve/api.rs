@@ -1,9 +1,9 @@
 //! The inference API's listeners: one thread, one runtime and one socket per core.
 //!
-//! A connection stays on one core, so nothing on the way of a request is shared but the routes (read without a lock) and
-//! the leases (one atomic word). That is the core that accepted it or, when that one carries well above the mean, the
-//! one that carries least ([`super::balance`]): the connection is handed over before its first byte is read, with the
-//! place that its address has for it, and all else, the handshake included, happens over there.
+//! A connection stays on one core, so a request's path shares only the routes (read without a lock) and the leases (one
+//! atomic word). That core is the one that accepted the connection or, if its load is well above the mean, the least
+//! loaded one ([`super::balance`]). The connection moves before its first byte is read, together with its address's
+//! permit, and the new core does all further work, the handshake included.
 
 use std::{
     cell::{Cell, RefCell},
@@ -42,16 +42,16 @@ use crate::http::{self, ServerContext, WorkerContext};
 #[cfg(feature = "pipe")]
 pub mod pipe;
 
-/// After an accept that failed for want of descriptors: until a connection of ours ends, or so long.
+/// The longest pause after an accept that failed for want of descriptors; a connection that ends cuts it short.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(500);
-/// How many refused connections a core answers at a time, and how long each may take to read that.
+/// The most refused connections that a core answers at a time, and the time each may take.
 const MAX_REJECTED_CONNECTIONS: u32 = 64;
 const REJECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Threads beside a serving one, for large bodies. None of their work waits for anything, so more of them would only share
-/// the same cores; what they do not get to is bounded by `limits.bodyTotal`.
+/// Threads beside a serving thread, for large bodies. Their work never blocks, so more of them would only share the
+/// same cores; `limits.bodyTotal` bounds the backlog.
 const MAX_BLOCKING_THREADS: usize = 4;
-/// What threads beside a serving one add to their niceness.
+/// The niceness that threads beside a serving thread add.
 const BLOCKING_THREAD_NICENESS: i32 = 10;
 
 /// The bound listeners.
@@ -71,7 +71,7 @@ struct MovedConnection {
     core_guard: CoreConnectionGuard,
 }
 
-/// What one serving thread starts with.
+/// The arguments of one serving thread.
 struct WorkerSetup {
     listener: std::net::TcpListener,
     shared: Arc<ServerContext>,
@@ -80,16 +80,16 @@ struct WorkerSetup {
     handshakes: Option<Arc<HandshakePool>>,
     core_index: usize,
     loads: Arc<CoreLoads>,
-    /// To the other cores, by number. Unbounded by type; what is in them holds a descriptor each.
+    /// Channels to the other cores, by number. Unbounded by type, but every queued connection holds a descriptor.
     peers: Vec<Option<UnboundedSender<MovedConnection>>>,
     moved_rx: UnboundedReceiver<MovedConnection>,
-    /// Told when it accepts.
+    /// Notified when the core accepts.
     ready_tx: oneshot::Sender<()>,
 }
 
 impl ApiServer {
-    /// Binds `cores` listeners to one address (`None`: as many as there are cores). Connections queue from here on and
-    /// are accepted after [`Self::start`].
+    /// Binds `cores` listeners to one address (`None`: one per core). Connections queue from here on and are accepted
+    /// after [`Self::start`].
     ///
     /// # Errors
     /// The address is taken, or is none of this machine's.
@@ -98,7 +98,7 @@ impl ApiServer {
         listener::bind_shared(address, cores)
     }
 
-    /// One thread for each listener.
+    /// Prepares one thread per listener.
     ///
     /// # Errors
     /// The certificates cannot be used.
@@ -117,7 +117,7 @@ impl ApiServer {
         Ok(Self { address, listeners, shared, handshakes, loads })
     }
 
-    /// Where it listens, with the port that was given for port 0.
+    /// The bound address, with the actual port for port 0.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
@@ -137,7 +137,7 @@ impl ApiServer {
         for ((number, listener), moved) in self.listeners.into_iter().enumerate().zip(arrivals) {
             let (tell, end) = oneshot::channel();
             let (begun, up) = oneshot::channel();
-            // Not to itself: a core has all of its connections when nobody can send it any more.
+            // Not to itself: a core has received all its connections once no sender is left.
             let others = ways.iter().enumerate().map(|(at, way)| (at != number).then(|| way.clone()));
             let start = WorkerSetup {
                 listener,
@@ -154,7 +154,7 @@ impl ApiServer {
             thread::Builder::new()
                 .name(format!("api-{number}"))
                 .spawn(move || {
-                    // Nobody listens any more when the control runtime is gone.
+                    // The receiver is gone when the control runtime is gone.
                     drop(tell.send(run_worker(start)));
                 })
                 .map_err(Error::Thread)?;
@@ -165,22 +165,22 @@ impl ApiServer {
     }
 }
 
-/// The threads that serve.
+/// The running serving threads.
 pub struct ServingThreads {
     ready: Vec<oneshot::Receiver<()>>,
     results: Vec<oneshot::Receiver<io::Result<()>>>,
 }
 
 impl ServingThreads {
-    /// Returns when each of them accepts connections, or has ended already.
+    /// Returns when each thread accepts connections or has already ended.
     pub async fn wait_until_ready(&mut self) {
         for up in self.ready.drain(..) {
             up.await.unwrap_or_default();
         }
     }
 
-    /// Returns when the gateway's stage says that it goes and every connection is closed: at [`ShutdownStage::Draining`] when
-    /// their exchanges are over, at [`ShutdownStage::Terminating`] two seconds later at most. Errors: one of them broke.
+    /// Returns when the gateway shuts down and every connection is closed: at [`ShutdownStage::Draining`] when their
+    /// exchanges are over, at [`ShutdownStage::Terminating`] at most two seconds later. Errors: a thread failed.
     pub async fn join(self) -> Result<(), Error> {
         for end in self.results {
             end.await
@@ -191,7 +191,7 @@ impl ServingThreads {
     }
 }
 
-/// Of one core. What is spawned there stays there, without a second scheduler (a `LocalSet`) inside the first.
+/// Builds the runtime of one core. Spawned tasks stay on it without a second scheduler (a `LocalSet`) inside the first.
 fn runtime() -> io::Result<LocalRuntime> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -227,14 +227,15 @@ fn run_worker(start: WorkerSetup) -> io::Result<()> {
     })
 }
 
-/// For threads that work off long things for a serving one: where they share its processor, it goes first.
+/// Lowers the priority of a thread that does long work for a serving thread. On a shared processor the serving thread
+/// then runs first.
 fn lower_priority() {
     if let Err(error) = rustix::process::nice(BLOCKING_THREAD_NICENESS) {
         tracing::debug!(%error, "a thread stays as urgent as those that serve");
     }
 }
 
-/// Accepts until the gateway drains, and then what already queued.
+/// Accepts until the gateway drains, and then takes the connections that already queue.
 async fn accept(
     listener: TcpListener,
     connections: &Rc<WorkerConnections>,
@@ -257,17 +258,18 @@ async fn accept(
             Err(error) if is_transient(&error) => {}
             Err(error) => {
                 tracing::warn!(%error, "cannot accept connections");
-                // The socket stays readable, so trying again at once would spin.
+                // The socket stays readable, so an immediate retry would spin.
                 let pause = tokio::time::timeout(ACCEPT_BACKOFF, connections.connection_ended.notified());
                 tokio::select! {
                     _ = pause => {}
-                    // What others have accepted need not wait for that.
+                    // Connections that other cores accepted need not wait for that.
                     Some(moved) = moved.recv() => connections.serve_moved(moved, ShutdownStage::Serving),
                 }
             }
         }
     }
-    // Off the poller, which need not have heard of those that came last, and would not let us take more than a hundred.
+    // Bypass the poller, which may not have reported the last connections, and which limits a task to about a hundred
+    // accepts.
     let Ok(listener) = listener.into_std() else { return };
     loop {
         match listener.accept() {
@@ -282,7 +284,7 @@ async fn accept(
     }
 }
 
-/// The peer was gone before it was accepted.
+/// Whether the peer was gone before the accept.
 fn is_transient(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -298,16 +300,16 @@ struct WorkerConnections {
     core_index: usize,
     core_load: Rc<CoreLoadHandle>,
     loads: Arc<CoreLoads>,
-    /// Those that are being told that there is no place for them.
+    /// Refused connections that are currently getting their answer.
     rejecting: Cell<u32>,
     open: RefCell<BTreeMap<u64, Rc<ClientSocket>>>,
     next_id: Cell<u64>,
-    /// One has ended.
+    /// Notified when a connection ends.
     connection_ended: Notify,
 }
 
 impl WorkerConnections {
-    /// Those of the core with this number.
+    /// Creates the connections of the core with this number.
     fn new(
         core: Rc<WorkerContext>,
         addresses: Arc<AddressLimiter>,
@@ -329,7 +331,7 @@ impl WorkerConnections {
         })
     }
 
-    /// Serves a connection that was accepted here, or has a core do it that has less to do.
+    /// Serves a connection that this core accepted, or moves it to a less loaded core.
     fn assign_core(
         self: &Rc<Self>,
         stream: TcpStream,
@@ -344,13 +346,13 @@ impl WorkerConnections {
         };
         let (better, way) = way;
         let Some((stream, place)) = self.admit(stream, peer) else { return };
-        // Off this core's poller; it cannot fail while nothing else holds the socket.
+        // Deregister from this core's poller; this cannot fail while nothing else holds the socket.
         let Ok(stream) = stream.into_std() else { return };
         self.worker.server.metrics_sink.connection_moved();
         let moved =
             MovedConnection { stream, peer, permit: place, core_guard: self.loads.add_connection(better) };
         if let Err(back) = way.send(moved) {
-            // That core has ended, which only a defect or the gateway's end explains.
+            // That core has ended, which only a defect or a shutdown explains.
             let seat = self.loads.add_connection(self.core_index);
             self.serve_moved(MovedConnection { core_guard: seat, ..back.0 }, ShutdownStage::Serving);
         }
@@ -362,7 +364,7 @@ impl WorkerConnections {
         }
     }
 
-    /// Goes on with what another core has accepted.
+    /// Serves a connection that another core accepted.
     fn serve_moved(
         self: &Rc<Self>,
         MovedConnection { stream, peer, permit: place, core_guard: seat }: MovedConnection,
@@ -374,7 +376,7 @@ impl WorkerConnections {
         }
     }
 
-    /// A place for the connection, if its client gets one.
+    /// Takes a permit for the connection, or rejects it.
     fn admit(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr) -> Option<(TcpStream, ConnectionPermit)> {
         let limits = self.worker.server.config.load().limits;
         match self.address_limiter.admit(peer.ip(), &limits) {
@@ -412,7 +414,7 @@ impl WorkerConnections {
         });
     }
 
-    /// Says why, in the clear only and to a few at a time: whoever floods us is worth no more.
+    /// Sends the reason, only in cleartext and only to a few at a time: a flood of connections deserves no more effort.
     fn reject(self: &Rc<Self>, mut stream: TcpStream, why: ConnectionRefusal) {
         if self.handshakes.is_some() || self.rejecting.get() >= MAX_REJECTED_CONNECTIONS {
             return;
@@ -431,7 +433,7 @@ impl WorkerConnections {
             let told = async {
                 stream.write_all(&answer).await?;
                 stream.shutdown().await?;
-                // Closed with bytes unread, the connection would be reset and the answer lost.
+                // Closing with unread bytes would reset the connection and lose the answer.
                 while stream.read(&mut [0; 1024]).await? > 0 {}
                 Ok::<_, io::Error>(())
             };
@@ -440,8 +442,8 @@ impl WorkerConnections {
         });
     }
 
-    /// Passes the stages on to every connection until the last one has ended, those included that other cores gave us
-    /// just before they stopped accepting.
+    /// Sends the shutdown stage to every connection until the last one has ended. This includes connections that other
+    /// cores moved here just before they stopped accepting.
     async fn drain(
         self: &Rc<Self>,
         mut stage: watch::Receiver<ShutdownStage>,
@@ -466,7 +468,7 @@ impl WorkerConnections {
                     None => more = false,
                 },
                 () = ended => {}
-                // Its sender is gone: nobody can ask for more than this.
+                // The sender is gone, so no later stage can arrive.
                 changed = stage.changed(), if now < ShutdownStage::Terminating => if changed.is_err() { return },
             }
         }

@@ -1,29 +1,30 @@
-//! Which core serves a connection.
+//! Balances connections over the cores.
 //!
-//! The kernel spreads connections over the cores' sockets by a hash of their addresses. That is even for many short ones and
-//! need not be for a few hundred streams of minutes: whoever hashes badly stays where it is until it is over. So a core
-//! that carries well above the mean gives a connection that it accepted to the one that carries least. That happens once
-//! and before the first byte is read, since nothing behind that point can change its thread.
+//! The kernel spreads connections over the cores' sockets by a hash of their addresses. The result is even for many
+//! short connections, but need not be for a few hundred streams that last minutes, and a badly hashed stream stays on
+//! its core until it ends. So a core with a load well above the mean moves a connection that it accepted to the least
+//! loaded core. The move happens once and before the first byte is read, since nothing after that point can change its
+//! thread.
 //!
-//! A connection in use weighs four times as much as an idle one: it may wake its core for each event, and the idle one only
-//! takes memory. What a stream costs is not known when its connection comes, so nothing finer is tried.
+//! A connection in use weighs four times as much as an idle one: it may wake its core for each event, while an idle one
+//! only takes memory. The cost of a stream is unknown when its connection opens, so finer weights are not worth it.
 //!
-//! A core counts its own exchanges, alone, on a cache line that others read only when they accept. On the way of a request
-//! this is an addition to a number nearby.
+//! Only a core itself counts its exchanges, on a cache line that other cores read only when they accept. On a request's
+//! path this costs an addition to a nearby number.
 
 use std::sync::{
     Arc,
     atomic::{AtomicU32, Ordering},
 };
 
-/// What an open exchange adds to the weight 1 of its connection.
+/// The weight that an open exchange adds to the weight 1 of its connection.
 const EXCHANGE_WEIGHT: u64 = 3;
-/// Above the mean and an eighth of it, this is not worth a move: eight connections in use. It is also what keeps short and
-/// even loads where they are, whose numbers are never quite equal.
+/// The load above nine eighths of the mean that is not worth a move: eight connections in use. The slack also keeps
+/// short and even loads in place, whose numbers are never quite equal.
 const MOVE_SLACK_WEIGHT: u64 = 8 * (1 + EXCHANGE_WEIGHT);
 const MOVE_MARGIN_DIVISOR: u64 = 8;
 
-/// What each core carries.
+/// The load of each core.
 #[derive(Debug)]
 pub(crate) struct CoreLoads(Box<[CoreLoad]>);
 
@@ -32,18 +33,18 @@ pub(crate) struct CoreLoads(Box<[CoreLoad]>);
 #[repr(align(128))]
 struct CoreLoad {
     connections: AtomicU32,
-    /// Written by the core itself and nobody else.
+    /// Written only by the core itself.
     exchanges: AtomicU32,
 }
 
-/// One core's own part. To be made once for each core and to stay on its thread.
+/// One core's handle to its own load. Create it once per core and keep it on that core's thread.
 #[derive(Clone, Debug)]
 pub(crate) struct CoreLoadHandle {
     loads: Arc<CoreLoads>,
     core_index: usize,
 }
 
-/// A connection's place in the count of the core that serves it, or soon will.
+/// Counts a connection for the core that serves it or will serve it, until its drop.
 #[derive(Debug)]
 pub(super) struct CoreConnectionGuard {
     loads: Arc<CoreLoads>,
@@ -59,7 +60,8 @@ impl CoreLoads {
         CoreLoadHandle { loads: Arc::clone(self), core_index: number }
     }
 
-    /// Counts one connection more for this core, wherever the caller runs: who comes next sees it at once.
+    /// Counts one more connection for this core. The count changes at once, on any caller's thread, so the next accept
+    /// sees it.
     pub(super) fn add_connection(self: &Arc<Self>, number: usize) -> CoreConnectionGuard {
         if let Some(load) = self.0.get(number) {
             load.connections.fetch_add(1, Ordering::Relaxed);
@@ -67,7 +69,7 @@ impl CoreLoads {
         CoreConnectionGuard { loads: Arc::clone(self), core_index: number }
     }
 
-    /// Where a connection goes that this core has accepted; `None` when it stays.
+    /// The core to which this core moves an accepted connection. `None`: the connection stays.
     pub(super) fn less_loaded_than(&self, number: usize) -> Option<usize> {
         less_loaded_core(number, self.0.iter().map(CoreLoad::weight))
     }
@@ -101,7 +103,7 @@ impl CoreLoadHandle {
         self.add_exchanges(-1);
     }
 
-    /// Not in one step, which would cost more, and is not needed where only one thread writes.
+    /// A plain load and store is cheaper than an atomic addition, and enough because only one thread writes.
     fn add_exchanges(&self, change: i32) {
         let Some(CoreLoad { exchanges, .. }) = self.loads.0.get(self.core_index) else { return };
         exchanges.store(exchanges.load(Ordering::Relaxed).wrapping_add_signed(change), Ordering::Relaxed);
@@ -116,7 +118,7 @@ impl Drop for CoreConnectionGuard {
     }
 }
 
-/// The least loaded core, for a core that is well above the mean.
+/// The least loaded core, if this core is well above the mean.
 fn less_loaded_core(own: usize, weights: impl Iterator<Item = u64> + Clone) -> Option<usize> {
     let cores = weights.clone().count() as u64;
     let sum: u64 = weights.clone().sum();
@@ -138,7 +140,7 @@ mod tests {
         assert_eq!(better(0, &[9999]), None);
         assert_eq!(better(0, &[0, 0]), None);
         assert_eq!(better(0, &[60, 0]), None, "a few connections are nothing");
-        // What a fair hash makes of 1000 streams, three standard deviations off.
+        // A fair hash of 1000 streams, three standard deviations off.
         assert_eq!(better(0, &[4 * 548, 4 * 452]), None);
         assert_eq!(better(0, &[4 * 600, 4 * 400]), Some(1));
         assert_eq!(better(1, &[4 * 600, 4 * 400]), None);
@@ -159,7 +161,8 @@ mod tests {
         assert_eq!((loads.connections(), loads.exchanges()), (vec![0, 0], vec![0, 0]));
     }
 
-    /// A world for each seed: some cores, and a kernel that deals connections out unevenly, some used and some idle.
+    /// Each seed is a world of cores and a kernel that deals connections out unevenly. Some connections are used and
+    /// some idle.
     #[test]
     fn no_core_gets_far_above_the_mean_and_nothing_comes_back() {
         for seed in 0..500_u64 {

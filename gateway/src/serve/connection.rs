@@ -1,9 +1,9 @@
-//! One client's connection, from its first byte until nobody can write to it any more.
+//! One client's connection, from its first byte until the gateway can write nothing more to it.
 //!
-//! The task here owns hyper's connection and looks at the socket beside it: after each poll of hyper it asks whether
-//! the client left, and one timer that is set as rarely as possible looks at everything that must not last (a head in
-//! dribs, idleness, a client that takes nothing). When one of them ends the connection, hyper's side is dropped, and
-//! with it every future and body that served the client: there is no other way in which an exchange is cancelled.
+//! The task here owns hyper's connection and watches the socket beside it. After each poll of hyper it checks whether
+//! the client has disconnected. One timer, set as rarely as possible, checks every condition that must not last (a slow
+//! head, idleness, a client that reads nothing). When one of them ends the connection, hyper's side is dropped, and
+//! with it every future and body that served the client. An exchange is cancelled in no other way.
 
 use std::{
     cell::Cell,
@@ -46,33 +46,33 @@ mod deadlines;
 use deadlines::ConnectionDeadlines;
 
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// How much of a request's time limits may be late, and how often a stalled client is looked at.
+/// How late a request's timeouts may fire, and how often a stalled client is checked.
 const TIMER_GRANULARITY: Duration = Duration::from_secs(1);
-/// A client may stall no longer than this while its engine drains for others, nor a handshake while the gateway does.
+/// The longest stall of a client while its engine drains, and of a handshake while the gateway drains.
 const MAX_STALL_WHILE_DRAINING: Duration = Duration::from_secs(5);
-/// Exchanges at a time on one HTTP/2 connection.
+/// The most concurrent exchanges on one HTTP/2 connection.
 const MAX_CONCURRENT_STREAMS: u32 = 256;
-/// Streams that a client resets before they were looked at; beyond, its connection ends. Half of [`MAX_CONCURRENT_STREAMS`]: a client
-/// that gives up a whole batch is no flood.
+/// The most streams that a client may reset before they are accepted; beyond, its connection ends. Half of
+/// [`MAX_CONCURRENT_STREAMS`]: a client that cancels a whole batch is no flood.
 const MAX_PENDING_RESETS: usize = 128;
-/// How long a client that was refused before it had sent everything may go on sending, and how long it may pause.
+/// How long a refused client may continue to send its request, and how long it may pause.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(30);
 const LINGER_IO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a connection is over.
 enum ConnectionEnd {
-    /// It broke, or the gateway drains, before anything of it was heard: there is nothing to say.
+    /// The connection broke, or the gateway drained, before the client sent anything: there is nothing to answer.
     NotStarted,
-    /// hyper is done with it: closed by either side, or broken.
+    /// hyper has finished: either side closed the connection, or it broke.
     Closed,
     ClientLeft,
-    /// Its first or next head did not come in time.
+    /// The first or next head did not arrive in time.
     SlowHead,
     Idle,
     Stalled,
-    /// It does not speak TLS, on a port that does.
+    /// The client does not speak TLS on a TLS port.
     Plaintext,
-    /// The gateway goes.
+    /// The gateway terminates.
     Terminating,
 }
 
@@ -89,21 +89,21 @@ where
     }
 }
 
-/// What a connection was found to carry.
+/// The detected protocol of a connection.
 enum DetectedProtocol {
     Http1,
     Http2,
     Plaintext,
 }
 
-/// Serves the connection until it is over. `handshakes`: it begins with one.
+/// Serves the connection until it is over. `handshakes`: the connection begins with a TLS handshake.
 pub(super) async fn serve(
     core: &Rc<WorkerContext>,
     socket: &Rc<ClientSocket>,
     handshakes: Option<&HandshakePool>,
 ) {
     let limits = core.server.config.load().limits;
-    // What happens before its first request and after its last one is in memory of its own: an open stream has none of it.
+    // The work before the first request and after the last one is boxed, so an open stream carries no memory for it.
     let opened = Box::pin(negotiate_protocol(core, socket, &limits, handshakes)).await;
     let end = match opened {
         Err(end) => end,
@@ -114,7 +114,7 @@ pub(super) async fn serve(
     Box::pin(close_connection(core, socket, &limits, &end)).await;
 }
 
-/// What the connection carries, or why it is over before that was known.
+/// Detects the protocol, or returns why the connection ended before that.
 async fn negotiate_protocol(
     core: &WorkerContext,
     socket: &ClientSocket,
@@ -154,8 +154,8 @@ async fn negotiate_protocol(
     }
 }
 
-/// The handshake, where there is one, and as much of what follows as tells HTTP/2 from HTTP/1.1. `step`: when the last
-/// part of that began, and how long it may last while the gateway drains.
+/// Completes the handshake, if any, and reads enough to tell HTTP/2 from HTTP/1.1. `step`: when the current step began,
+/// and how long it may last while the gateway drains.
 async fn detect_protocol(
     core: &WorkerContext,
     socket: &ClientSocket,
@@ -169,7 +169,7 @@ async fn detect_protocol(
             return Err(io::ErrorKind::NotConnected.into());
         };
         wire.first_byte().await?;
-        // From here on it may wait for us as well: for its turn behind a crowd of others.
+        // From here on the client may also wait for the gateway: for its turn behind a crowd of other handshakes.
         step.set((Instant::now(), MAX_STALL_WHILE_DRAINING));
         let opened = handshakes.accept(wire, Arc::clone(&identity.api_config)).await?;
         step.set((Instant::now(), TIMER_GRANULARITY));
@@ -185,11 +185,11 @@ async fn detect_protocol(
         }
     }
     if agreed == Some(true) {
-        // From here on there is no place for a text of HTTP/1.1.
+        // From here on an HTTP/1.1 text has no place on the connection.
         socket.set_multiplexed();
     }
-    // Waited for also where it can only be HTTP/1.1: once the gateway drains, hyper closes what sent nothing yet, and
-    // the first request may be on its way.
+    // Wait for data even where only HTTP/1.1 is possible: once the gateway drains, hyper closes a connection that has
+    // sent nothing yet, and the first request may be on its way.
     match (poll_fn(|cx| socket.poll_starts_with(cx, HTTP2_PREFACE)).await?, agreed) {
         (_, Some(false)) | (false, None) => Ok(DetectedProtocol::Http1),
         (true, _) => Ok(DetectedProtocol::Http2),
@@ -208,13 +208,13 @@ async fn http1(core: &Rc<WorkerContext>, socket: &Rc<ClientSocket>, limits: &Api
     drive(&mut Http1Connection::new(Rc::clone(&offer), hyper), socket, limits).await
 }
 
-/// Made anew when hyper is: an open stream needs none.
+/// Built again for each new hyper connection, so that an open stream keeps no memory for it.
 fn http1_settings(limits: &ApiLimits) -> http1::Builder {
-    // Room for a head of the largest size; bodies are passed on frame by frame and never fill it.
+    // Room for a head of the largest size; bodies pass frame by frame and never fill it.
     let room = usize::try_from(limits.header.0).unwrap_or(usize::MAX).max(8 << 10);
     let mut builder = http1::Builder::new();
     builder
-        // Measured from the first byte of a head by the task below; hyper's would also end idle connections.
+        // The task below measures from the first byte of a head; hyper's timeout would also end idle connections.
         .header_read_timeout(None)
         .max_header_size(room)
         .max_buf_size(room.saturating_add(8 << 10))
@@ -230,14 +230,14 @@ async fn http2(core: &Rc<WorkerContext>, socket: &Rc<ClientSocket>, limits: &Api
         .max_header_list_size(u32::try_from(limits.header.0).unwrap_or(u32::MAX))
         .max_concurrent_streams(MAX_CONCURRENT_STREAMS)
         .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
-        // A slow client slows its engine; it does not fill our memory.
+        // A slow client slows its engine; it does not fill the gateway's memory.
         .max_send_buf_size(64 << 10)
         .serve_connection(TokioIo::new(socket.io()), service);
     drive(&mut Box::pin(connection), socket, limits).await
 }
 
-/// Answers the requests of a connection. `offer`: where an answer may be kept back for the connection's task to take over;
-/// on HTTP/2 there is no such thing.
+/// The service that answers a connection's requests. `offer`: the slot in which a response is left for the connection's
+/// task to take over; HTTP/2 has none.
 fn service(
     core: &Rc<WorkerContext>,
     socket: &Rc<ClientSocket>,
@@ -276,12 +276,12 @@ fn service(
     })
 }
 
-/// What serves a connection once its protocol is known.
+/// A connection with a known protocol.
 trait ServerConnection {
-    /// Ready when it is over.
+    /// Ready when the connection is over.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<hyper::Result<()>>;
 
-    /// Ends it when what is under way is done.
+    /// Ends the connection once running exchanges are done.
     fn close(&mut self);
 }
 
@@ -313,7 +313,7 @@ where
     }
 }
 
-/// Polls what serves the connection and looks at the socket until it is over.
+/// Polls the connection and watches the socket until the connection is over.
 async fn drive(
     connection: &mut impl ServerConnection,
     socket: &ClientSocket,
@@ -333,15 +333,15 @@ async fn drive(
             return Poll::Ready(ConnectionEnd::ClientLeft);
         }
         watch.note_same_task(socket.set_task(cx));
-        // On HTTP/1.1 the next answer says it, or the watch does when there is none.
+        // On HTTP/1.1 the next response carries `connection: close`, or the deadlines end an idle connection.
         let asks = if socket.is_multiplexed() { ShutdownStage::Draining } else { ShutdownStage::Terminating };
         if socket.stage() >= asks && watch.request_close() {
             connection.close();
-            // It may be over at once.
+            // The connection may be over at once.
             cx.waker().wake_by_ref();
         }
         match watch.poll(socket, timer.as_mut(), cx) {
-            // A client that asks for more at this very moment is told whether it was heard, by a GOAWAY.
+            // A GOAWAY shows a client that sends another request at this moment whether the request was accepted.
             Poll::Ready(ConnectionEnd::Idle) if socket.is_multiplexed() && watch.request_close() => {
                 connection.close();
                 cx.waker().wake_by_ref();
@@ -353,8 +353,8 @@ async fn drive(
     .await
 }
 
-/// The connection was ended by us for what its client did to HTTP/2: frames that are none, or floods of resets. What the
-/// client says that we did, or a connection that breaks, is something else.
+/// Whether the gateway ended the connection because its client violated HTTP/2: invalid frames, or floods of resets. A
+/// broken connection, or an error that the client reports about the gateway, does not count.
 fn is_http2_violation(error: &hyper::Error) -> bool {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<h2::Error>());
     cause.is_some_and(|cause| {
@@ -362,7 +362,7 @@ fn is_http2_violation(error: &hyper::Error) -> bool {
     })
 }
 
-/// Says what is left to say to the client, and lets it read it.
+/// Sends the client the final error, if any, and lets the client read it.
 async fn close_connection(
     core: &WorkerContext,
     socket: &ClientSocket,
@@ -370,7 +370,7 @@ async fn close_connection(
     end: &ConnectionEnd,
 ) {
     let fault = match (end, socket.hyper_refusal(), socket.idle_state()) {
-        // It would stand in the middle of the answer that is still stuck.
+        // The error would land in the middle of a response that is still stuck.
         _ if socket.write_blocked_since().is_some() => None,
         (ConnectionEnd::Closed, Some(414 | 431), _) => Some(Fault::HeadersTooLarge { limit: limits.header }),
         (ConnectionEnd::Closed, Some(_), _) => Some(Fault::InvalidRequest {
@@ -394,7 +394,7 @@ async fn close_connection(
             return;
         }
     } else if matches!(end, ConnectionEnd::Idle) {
-        // Nothing is cut off: under TLS the client is told so.
+        // Nothing is cut off; under TLS the client gets a close notification.
         drop(tokio::time::timeout(LINGER_IO_TIMEOUT, socket.shutdown()).await);
         return;
     } else if !(matches!(end, ConnectionEnd::Closed) && socket.is_body_unread()) {
@@ -403,8 +403,8 @@ async fn close_connection(
     linger(socket).await;
 }
 
-/// Takes and forgets what the client still sends. Closing the socket with unread bytes in it would reset the
-/// connection, and the client would lose the answer that says why.
+/// Reads and discards everything that the client still sends. Closing the socket with unread bytes would reset the
+/// connection, and the client would lose the answer with the reason.
 async fn linger(socket: &ClientSocket) {
     let all = async {
         if socket.shutdown().await.is_err() {

@@ -1,4 +1,4 @@
-//! Sockets that listen.
+//! Listening sockets.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -6,22 +6,22 @@ use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
 use super::Error;
 
-/// How many connections may wait to be accepted, per listener.
+/// The most connections that may wait to be accepted, per listener.
 const BACKLOG: i32 = 4096;
-/// A peer that is silent for so long is asked whether it is there, a few times: a machine that lost its power says nothing,
-/// and its request would hold an engine until it is over.
+/// The kernel probes a peer that is silent for this long, a few times. A machine that lost its power sends nothing, and
+/// its request would hold an engine until the request is over.
 const KEEPALIVE_TIME: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_RETRIES: u32 = 3;
 
-/// What the listeners are called in the configuration and on the command line.
+/// The listeners' names in the configuration and on the command line.
 const API_LISTENER: &str = "api";
 const ADMIN_LISTENER: &str = "admin";
 
-/// Binds `count` listeners to one address, for one thread each; the kernel spreads connections over them. Port 0 gives
-/// all of them one free port.
+/// Binds `count` listeners to one address, one per thread; the kernel spreads connections over them. With port 0, all
+/// of them get the same free port.
 pub(super) fn bind_shared(address: SocketAddr, count: usize) -> Result<Vec<std::net::TcpListener>, Error> {
-    // A second gateway of the same user would share the port silently, so the port is first tried without sharing.
+    // A second gateway of the same user would share the port silently, so first bind the port without sharing.
     if address.port() != 0 {
         let probe = open_socket(address).map_err(|source| Error::Bind { address, source })?;
         bind(&probe, address, API_LISTENER)?;
@@ -41,7 +41,7 @@ pub(super) fn bind_shared(address: SocketAddr, count: usize) -> Result<Vec<std::
     Ok(listeners)
 }
 
-/// Binds one listener that nobody shares.
+/// Binds one listener without port sharing.
 pub(super) fn bind_one(address: SocketAddr) -> Result<std::net::TcpListener, Error> {
     let failed = |source| Error::Bind { address, source };
     let socket = open_socket(address).map_err(failed)?;
@@ -50,7 +50,7 @@ pub(super) fn bind_one(address: SocketAddr) -> Result<std::net::TcpListener, Err
     Ok(socket.into())
 }
 
-/// Why a gateway could not listen at these addresses now.
+/// The errors that a gateway would get if it bound these addresses now.
 pub(crate) fn bind_errors(api: SocketAddr, admin: SocketAddr) -> impl Iterator<Item = Error> {
     let wanted =
         [(api, API_LISTENER), (admin, ADMIN_LISTENER)].into_iter().filter(|(address, _)| address.port() != 0);
@@ -64,7 +64,7 @@ fn open_socket(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
     socket.set_reuse_address(true)?;
-    // Connections have it from the listener that accepts them.
+    // Accepted connections inherit keepalive from their listener.
     let keepalive = TcpKeepalive::new()
         .with_time(KEEPALIVE_TIME)
         .with_interval(KEEPALIVE_INTERVAL)

@@ -1,11 +1,11 @@
-//! A client's socket that keeps being read while its request is served.
+//! A client's socket that the gateway keeps reading while it serves the client's request.
 //!
-//! A client that leaves must be noticed in every phase, because a forgotten generation holds a GPU. So the socket is
-//! shared between hyper and the task that drives the connection, which reads on where hyper does not look
+//! A client's disconnect must be noticed in every phase, because a forgotten generation holds a GPU. So hyper and the
+//! task that drives the connection share the socket, and the task reads ahead where hyper does not read
 //! ([`rouse_net::downstream::ReadAhead`]).
 //!
-//! The same place knows when a client takes nothing any more, when it dawdles over a request's head, and when hyper
-//! refuses a head by itself with an empty answer, which then gets a body like every other refusal.
+//! The socket also detects a client that reads nothing, a client that sends a head too slowly, and a head that hyper
+//! refuses by itself with an empty response. The gateway then sends a body like for every other refusal.
 
 use std::{
     cell::{Cell, OnceCell, RefCell},
@@ -36,37 +36,37 @@ mod hyper_io;
 
 pub(crate) use hyper_io::HyperIo;
 
-/// What the connection's task and its exchanges share.
+/// State shared by the connection's task and its exchanges.
 pub(crate) struct ClientSocket {
     stream: RefCell<ClientStream>,
     read_ahead: ReadAhead,
     multiplexed: Cell<bool>,
     exchanges: Cell<u32>,
-    /// Of the exchanges, those whose client has not asked for more since it was handed something.
+    /// The exchanges that have handed something to the client and were not polled since.
     awaiting_client: Cell<u32>,
-    /// When that last changed for any of them, or some of what was handed went out.
+    /// When that last changed for any exchange, or some handed bytes were written.
     last_progress: Cell<Instant>,
     idle_state: Cell<IdleState>,
-    /// It rests no more: a part of a head came, and nobody has looked at the clock yet.
+    /// A part of a head arrived, but its time is not recorded yet.
     head_started: Cell<bool>,
     flush_notifies: RefCell<Vec<Rc<FlushNotify>>>,
     streaming_bodies: RefCell<Vec<Weak<StreamingBody>>>,
     stage: Cell<ShutdownStage>,
     task: RefCell<Option<Waker>>,
     hyper_refusal: Cell<Option<u16>>,
-    /// The key that its client showed last.
+    /// The key that the client last presented.
     pub(crate) auth_cache: AuthCache,
     body_unread: Cell<bool>,
     peer: Cell<Option<SocketAddr>>,
     address_usage: OnceCell<AddressUsageHandle>,
-    /// Where its exchanges weigh.
+    /// The core to whose load the exchanges count.
     core_load: OnceCell<Rc<CoreLoadHandle>>,
 }
 
-/// What a connection does between exchanges.
+/// The state of a connection between exchanges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IdleState {
-    /// Nothing was sent, not even a first request.
+    /// The client has sent nothing, not even a first request.
     NoRequest {
         since: Instant,
     },
@@ -79,16 +79,16 @@ pub(crate) enum IdleState {
     },
 }
 
-/// Counts an exchange from the call of the service until the response's body is gone.
+/// Counts an exchange from the call of the service until the response's body is dropped.
 pub(crate) struct ConnectionExchangeGuard {
     socket: Rc<ClientSocket>,
     awaiting_client: Cell<bool>,
-    /// When it ended, if it is known when it is dropped.
+    /// When the exchange ended, if known at the drop.
     ended_at: Cell<Option<Instant>>,
 }
 
-/// Whether hyper has written out all that it held since this was first asked. On HTTP/2 that is all it may send: what a
-/// stream has no window for is not among it, and is lost when the stream is then reset.
+/// Whether hyper has written everything that it held since the first poll of this value. On HTTP/2 this covers only
+/// data that may be sent: data of a stream without a window is not included, and is lost when the stream is then reset.
 #[derive(Debug, Default)]
 pub(crate) struct FlushNotify {
     requested: Cell<bool>,
@@ -97,7 +97,7 @@ pub(crate) struct FlushNotify {
 }
 
 impl FlushNotify {
-    /// Until it is so, the task is woken when it is.
+    /// Returns whether the flush is done. If not, wakes the task when it is.
     pub(crate) fn poll(self: &Rc<Self>, socket: &ClientSocket, cx: &Context<'_>) -> bool {
         if self.done.get() {
             return true;
@@ -105,7 +105,7 @@ impl FlushNotify {
         *self.waker.borrow_mut() = Some(cx.waker().clone());
         if !self.requested.replace(true) {
             socket.flush_notifies.borrow_mut().push(Rc::clone(self));
-            // On HTTP/2 all may be written already, and nothing else would make hyper look.
+            // On HTTP/2 everything may be written already, and nothing else would make hyper flush.
             if let Some(task) = &*socket.task.borrow() {
                 task.wake_by_ref();
             }
@@ -138,7 +138,7 @@ impl ClientSocket {
         })
     }
 
-    /// Who is at the other end, for those who write down who asked what.
+    /// The client's address, for logs and access records.
     pub(crate) fn peer(&self) -> Option<SocketAddr> {
         self.peer.get()
     }
@@ -147,34 +147,34 @@ impl ClientSocket {
         self.peer.set(Some(peer));
     }
 
-    /// Nobody between reads along.
+    /// Whether the connection uses TLS.
     pub(crate) fn is_secure(&self) -> bool {
         matches!(*self.stream.borrow(), ClientStream::Tls(_))
     }
 
-    /// Whom [`Self::record_offence`] is said of.
+    /// Sets the address that [`Self::record_offence`] counts against.
     pub(crate) fn set_address_usage(&self, offender: AddressUsageHandle) {
         self.address_usage.set(offender).unwrap_or_default();
     }
 
-    /// Its exchanges count for this core.
+    /// Sets the core to whose load the exchanges count.
     pub(super) fn set_core_load(&self, core: Rc<CoreLoadHandle>) {
         self.core_load.set(core).unwrap_or_default();
     }
 
-    /// What its client's address holds in bodies.
+    /// The body bytes held by the client's address.
     pub(crate) fn body_bytes(&self) -> Option<Arc<BodyByteCounter>> {
         self.address_usage.get().map(AddressUsageHandle::body_bytes)
     }
 
-    /// The client did something that only a broken or hostile one does.
+    /// Counts an offence: an action that only a broken or hostile client takes.
     pub(crate) fn record_offence(&self) {
         if let Some(offender) = self.address_usage.get() {
             offender.record_offence();
         }
     }
 
-    /// Takes the connection away for its handshake; nothing can be read or written until it is back.
+    /// Takes the connection for its handshake. Reads and writes fail until [`Self::put_stream`] returns it.
     pub(super) fn take_wire(&self) -> Option<StallTrackingTcp> {
         match self.stream.replace(ClientStream::InHandshake) {
             ClientStream::Plain(wire) => Some(wire),
@@ -206,37 +206,37 @@ impl ClientSocket {
         self.exchanges.get()
     }
 
-    /// Since when no exchange moved, when all that are open wait for the client alone: on HTTP/2, where a stream without
-    /// a window waits for ever and blocks no write.
+    /// Since when no exchange has progressed, if all open exchanges wait for the client alone. For HTTP/2, where a
+    /// stream without a window waits forever and blocks no write.
     pub(crate) fn all_stalled_since(&self) -> Option<Instant> {
         let open = self.exchanges.get();
         (open > 0 && self.awaiting_client.get() == open).then(|| self.last_progress.get())
     }
 
-    /// The client took something, or lost what it did not take.
+    /// Records that the client read something, or lost unread data.
     pub(crate) fn note_progress(&self, now: Instant) {
         self.last_progress.set(now);
     }
 
     pub(crate) fn idle_state(&self) -> IdleState {
-        // Asked for after each poll, so that is when the head began. Most are there whole, and need no clock for it.
+        // Called after each poll, so that is the head's start. Most heads arrive whole and need no clock reading.
         if self.head_started.take() {
             self.idle_state.set(IdleState::ReadingHead { since: Instant::now() });
         }
         self.idle_state.get()
     }
 
-    /// Since when the client has taken none of the bytes that are ready for it.
+    /// Since when the client has read none of the bytes that are ready for it.
     pub(crate) fn write_blocked_since(&self) -> Option<Instant> {
         self.stream.borrow().blocked_since()
     }
 
-    /// The status with which hyper refused a head that it could not take.
+    /// The status with which hyper refused a head.
     pub(crate) fn hyper_refusal(&self) -> Option<u16> {
         self.hyper_refusal.get()
     }
 
-    /// A request was answered before its body was read: the client may still be sending.
+    /// Records that a request was answered before its body was read: the client may still be sending.
     pub(crate) fn set_body_unread(&self) {
         self.body_unread.set(true);
     }
@@ -255,12 +255,12 @@ impl ClientSocket {
         self.multiplexed.get()
     }
 
-    /// Has this body looked after while it lasts.
+    /// Watches this body for stalls while it lasts.
     pub(crate) fn watch_body(&self, live: &Rc<StreamingBody>) {
         let mut lives = self.streaming_bodies.borrow_mut();
         lives.retain(|live| live.strong_count() > 0);
         if lives.is_empty() {
-            // On HTTP/1.1 there are never two.
+            // HTTP/1.1 never has two.
             lives.reserve_exact(1);
         }
         lives.push(Rc::downgrade(live));
@@ -279,7 +279,7 @@ impl ClientSocket {
         self.stage.get()
     }
 
-    /// Tells the connection's task that the gateway is at this stage.
+    /// Sets the shutdown stage and wakes the connection's task.
     pub(crate) fn set_stage(&self, stage: ShutdownStage) {
         self.stage.set(stage);
         if let Some(task) = &*self.task.borrow() {
@@ -287,7 +287,7 @@ impl ClientSocket {
         }
     }
 
-    /// The task that [`Self::set_stage`] wakes. Returns whether it was that one before.
+    /// Sets the task that [`Self::set_stage`] wakes. Returns whether the task was already set.
     pub(crate) fn set_task(&self, cx: &Context<'_>) -> bool {
         let mut task = self.task.borrow_mut();
         let same = task.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
@@ -297,7 +297,7 @@ impl ClientSocket {
         same
     }
 
-    /// Completes at this stage. To be awaited by the connection's task only.
+    /// Completes at this stage. Only the connection's task may await it.
     pub(crate) async fn wait_for_stage(&self, stage: ShutdownStage) {
         poll_fn(|cx| {
             self.set_task(cx);
@@ -306,29 +306,29 @@ impl ClientSocket {
         .await;
     }
 
-    /// To be called before hyper is polled.
+    /// Call this before polling hyper.
     pub(crate) fn before_poll(&self) {
         self.read_ahead.before_poll();
     }
 
-    /// To be called after hyper was polled: true when the client left during an exchange.
+    /// Call this after polling hyper. True: the client disconnected during an exchange.
     pub(crate) fn poll_client_left(&self, cx: &mut Context<'_>) -> bool {
         self.exchanges.get() > 0
             && !self.multiplexed.get()
             && self.read_ahead.detect_disconnect(&self.stream, cx)
     }
 
-    /// Waits until `wanted` bytes or the end have been read ahead; returns whether what came is the start of `wanted`
-    /// in full. Used once, before hyper owns the connection, to tell HTTP/2 by its preface.
+    /// Waits until `wanted.len()` bytes or the end have been read ahead, or the bytes differ. Returns whether they
+    /// equal `wanted`. Used once, before hyper owns the connection, to detect HTTP/2 by its preface.
     pub(crate) fn poll_starts_with(&self, cx: &mut Context<'_>, wanted: &[u8]) -> Poll<io::Result<bool>> {
         self.read_ahead.poll_starts_with(&self.stream, cx, wanted, || {
             self.note_head_started();
-            // Nobody else looks at the clock for it yet.
+            // Record the time now, since no other code reads the clock for it yet.
             self.idle_state();
         })
     }
 
-    /// Writes past hyper, which must be gone.
+    /// Writes past hyper, which must have been dropped.
     pub(crate) async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let write = |cx: &mut Context<'_>| Pin::new(&mut *self.stream.borrow_mut()).poll_write(cx, bytes);
@@ -342,7 +342,7 @@ impl ClientSocket {
         poll_fn(|cx| Pin::new(&mut *self.stream.borrow_mut()).poll_shutdown(cx)).await
     }
 
-    /// Reads some bytes and forgets them; false at the end.
+    /// Reads and discards some bytes; false at the end.
     pub(crate) async fn discard(&self) -> io::Result<bool> {
         poll_fn(|cx| self.read_ahead.poll_discard(&self.stream, cx)).await
     }
@@ -357,8 +357,8 @@ impl ClientSocket {
         self.head_started.get() || matches!(self.idle_state.get(), IdleState::ReadingHead { .. })
     }
 
-    /// hyper answers a head that it cannot parse by itself, bare. While no exchange is open, a head is being read and
-    /// no earlier write is stuck, nothing else starts like that; the caller then answers in its place.
+    /// Detects hyper's own bare answer to a head that it cannot parse. While no exchange is open, a head is being read
+    /// and no earlier write is stuck, nothing else starts like that. The caller then sends its own answer instead.
     fn hyper_refusal_status(&self, bytes: &[u8]) -> Option<u16> {
         let stuck = self.write_blocked_since().is_some();
         if self.exchanges.get() > 0 || stuck || !self.is_reading_head() {
@@ -378,7 +378,7 @@ impl DownstreamIo for ClientSocket {
         Pin::new(&mut *self.stream.borrow_mut()).poll_write(cx, bytes)
     }
 
-    /// Says so to those who asked, too.
+    /// Flushes the stream and notifies the waiting [`FlushNotify`]s.
     fn poll_flush(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut *self.stream.borrow_mut()).poll_flush(cx))?;
         if self.flush_notifies.borrow().is_empty() {
@@ -403,17 +403,17 @@ impl DownstreamIo for ClientSocket {
 }
 
 impl ConnectionExchangeGuard {
-    /// The client was handed something, and did not ask for more yet.
+    /// Records that the client got something and has not asked for more.
     pub(crate) fn note_handed(&self) {
         self.set_awaiting_client(true);
     }
 
-    /// The client can take more.
+    /// Records that the client can take more.
     pub(crate) fn note_polled(&self) {
         self.set_awaiting_client(false);
     }
 
-    /// It is dropped at `now`.
+    /// Sets the end time that the drop records.
     pub(crate) fn set_ended_at(&self, now: Instant) {
         self.ended_at.set(Some(now));
     }
@@ -422,7 +422,7 @@ impl ConnectionExchangeGuard {
         let before = self.awaiting_client.replace(handed);
         let others = self.socket.awaiting_client.get() - u32::from(before);
         self.socket.awaiting_client.set(others + u32::from(handed));
-        // Where there is one exchange, whoever stalls blocks a write.
+        // With only one exchange, a stalled client blocks a write.
         if self.socket.is_multiplexed() {
             self.socket.last_progress.set(Instant::now());
         }

@@ -1,4 +1,4 @@
-//! The bytes below hyper: a client's TCP connection, in the clear or under TLS.
+//! The byte stream below hyper: a client's TCP connection, in cleartext or under TLS.
 
 use std::{
     io,
@@ -16,7 +16,7 @@ use tokio_rustls::server::TlsStream;
 pub(super) enum ClientStream {
     Plain(StallTrackingTcp),
     Tls(Box<TlsStream<StallTrackingTcp>>),
-    /// Its handshake has it, and may fail.
+    /// The handshake owns the connection, and may fail.
     InHandshake,
 }
 
@@ -25,7 +25,7 @@ impl ClientStream {
         Self::Plain(StallTrackingTcp::new(tcp))
     }
 
-    /// Since when the client has taken none of the bytes that are ready for it.
+    /// Since when the client has read none of the bytes that are ready for it.
     pub(super) fn blocked_since(&self) -> Option<Instant> {
         match self {
             Self::Plain(wire) => wire.blocked_since(),

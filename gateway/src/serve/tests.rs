@@ -1,4 +1,4 @@
-//! What the listeners promise, against real sockets.
+//! Tests the listeners against real sockets.
 
 use std::{sync::Arc, time::Duration};
 
@@ -131,7 +131,7 @@ async fn pipelined_requests_are_answered_in_order() {
     let engine = CannedEngine::start(json_response("{}")).await;
     let gate = gateway.open_gate();
     let mut client = gateway.connect().await;
-    // More than hyper's own buffer takes, in parts, while the first one is parked.
+    // More data than hyper's own buffer takes, in parts, while the first request is parked.
     let padded = raw_request("GET /v1/models/none", &format!("x-pad: {}\r\n", "p".repeat(6000)), "");
     client.send(completion_request(false)).await;
     let parked = gateway.next_parked().await;
@@ -239,7 +239,7 @@ async fn an_idle_connection_is_kept_for_its_time_and_then_closed() {
     assert!((Duration::from_millis(1500)..Duration::from_secs(5)).contains(&begun.elapsed()));
 }
 
-/// An engine with more to say than any socket holds.
+/// An engine whose response exceeds any socket's buffers.
 async fn endless(gateway: &InProcessGateway) -> (CannedEngine, Arc<Gate>) {
     let chunk = "z".repeat(1 << 20);
     let mut endless =
@@ -253,7 +253,7 @@ async fn endless(gateway: &InProcessGateway) -> (CannedEngine, Arc<Gate>) {
     (engine, gate)
 }
 
-/// And a client that takes none of it.
+/// A client that reads none of an endless response.
 async fn stall(gateway: &InProcessGateway) -> (CannedEngine, Arc<Gate>, RawHttpClient) {
     let (mut engine, gate) = endless(gateway).await;
     let mut client = gateway.connect().await;
@@ -349,7 +349,7 @@ async fn a_drain_finishes_what_runs_and_closes_what_does_not() {
     tokio::time::timeout(Duration::from_secs(2), &mut gateway.run).await.unwrap().unwrap();
 }
 
-/// Closed without a word, its connection could be closed under a request that is on its way.
+/// A silent close could hit a request that is on its way.
 #[tokio::test]
 async fn who_keeps_a_connection_is_answered_while_the_gateway_drains_and_told_that_it_ends() {
     let mut gateway =
@@ -358,7 +358,7 @@ async fn who_keeps_a_connection_is_answered_while_the_gateway_drains_and_told_th
     client.send(raw_request("GET /healthz", "", "")).await;
     assert_eq!(client.read_response().await.header("connection"), None);
     gateway.stage.send_replace(ShutdownStage::Draining);
-    // The listener goes behind it.
+    // The listener closes after that.
     while TcpStream::connect(gateway.address).await.is_ok() {}
     client.send(raw_request("GET /healthz", "", "")).await;
     let answer = client.read_response().await;
@@ -415,7 +415,7 @@ async fn an_address_may_not_hold_every_connection() {
     assert_eq!(refused.error()["code"], "queue_full");
     assert!(third.read_to_end().await.is_empty());
     drop(first);
-    // The place comes back when the gateway has seen the end.
+    // The permit is released when the gateway has seen the connection's end.
     let back = async {
         loop {
             let mut again = gateway.connect().await;

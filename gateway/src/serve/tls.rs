@@ -1,11 +1,11 @@
-//! TLS: the certificate that the gateway shows, whom it believes, and handshakes.
+//! TLS: the gateway's certificate, its trusted client authorities, and handshakes.
 //!
-//! Certificates are a part of the configuration: read with it, refused with it when they do not fit together, and taken
-//! by the connections that are accepted from then on. Sessions cannot be resumed across a change, since each
-//! configuration keeps its own: who was let in by an authority that is no longer trusted is asked again.
+//! Certificates are a part of the configuration: they are read with it, a mismatch rejects it, and connections accepted
+//! later use them. A session cannot be resumed across a change, since each configuration keeps its own sessions: a
+//! client admitted by an authority that is no longer trusted must authenticate again.
 //!
-//! A handshake with a long RSA key takes milliseconds of computing, in which no stream of a core would move. So
-//! handshakes have threads of their own; the connection comes back to its core when it is done.
+//! A handshake with a long RSA key computes for milliseconds, in which no stream of the core would progress. So
+//! handshakes run on their own threads, and the connection returns to its core afterwards.
 
 use std::{fmt, fs, io, path::Path, sync::Arc, time::Duration};
 
@@ -26,25 +26,25 @@ use crate::config::TlsConfig;
 
 const ALPN_HTTP2: &[u8] = b"h2";
 const ALPN_HTTP1: &[u8] = b"http/1.1";
-/// The type of a TLS record that begins a handshake. No HTTP request begins like that.
+/// The type of a TLS record that begins a handshake. No HTTP request begins with this byte.
 const HANDSHAKE_RECORD_TYPE: u8 = 0x16;
-/// A certificate that ends within this time is warned of.
+/// A certificate that expires within this time causes a warning.
 const EXPIRY_WARNING: Duration = Duration::from_secs(14 * 24 * 3600);
 
 /// The year 10000, which no certificate can name.
 const YEAR_10000: Duration = Duration::from_secs(253_402_300_800);
 
-/// A certificate chain with its key, and the authorities of clients: read, and found to fit together.
+/// A certificate chain with its key, and the client authorities: read and checked to match.
 pub struct TlsIdentity {
     pub(super) api_config: Arc<ServerConfig>,
-    /// Operators are served HTTP/1.1 alone, so nothing else is offered to them.
+    /// The admin API serves only HTTP/1.1, so this configuration offers nothing else.
     pub(super) admin_config: Arc<ServerConfig>,
-    /// Of all files that it was read from.
+    /// The digest of all files that the identity was read from.
     digest: [u8; 32],
     leaf: CertificateDer<'static>,
 }
 
-/// A file that cannot be used, by its key under `tls`, and why.
+/// A file that cannot be used: its key under `tls`, and why.
 #[derive(Debug, thiserror::Error)]
 #[error("{key}: {file}: {reason}")]
 pub struct Error {
@@ -54,7 +54,7 @@ pub struct Error {
 }
 
 impl TlsIdentity {
-    /// Reads the files. Errors: one cannot be read, is no PEM, or does not belong to the others.
+    /// Reads the files. Errors: a file cannot be read, is not PEM, or does not match the others.
     pub fn read(tls: &TlsConfig) -> Result<Self, Error> {
         let mut digest = Context::new(&SHA256);
         let mut bytes = |key, file: &Path| {
@@ -108,7 +108,7 @@ impl TlsIdentity {
         Ok(identity)
     }
 
-    /// What is wrong with the certificate's time, in words: clients will refuse it.
+    /// A warning if the certificate is not valid now (clients refuse it) or expires within 14 days.
     #[must_use]
     pub fn validity_warning(&self) -> Option<String> {
         let now = UnixTime::now();
@@ -118,7 +118,7 @@ impl TlsIdentity {
         })
     }
 
-    /// When the certificate ends, in seconds of Unix time.
+    /// When the certificate expires, in seconds of Unix time.
     #[must_use]
     pub fn expires_at(&self) -> Option<u64> {
         match self.verify_at(UnixTime::since_unix_epoch(YEAR_10000))? {
@@ -139,7 +139,8 @@ impl TlsIdentity {
         }
     }
 
-    /// The verifier looks at the time before it looks for an issuer, of which there is none here.
+    /// Checks the certificate at this time. The verifier checks the time before it looks for an issuer, and there is no
+    /// issuer here.
     fn verify_at(&self, at: UnixTime) -> Option<CertificateError> {
         let leaf = ParsedCertificate::try_from(&self.leaf).ok()?;
         let algorithms = provider().signature_verification_algorithms.all;
@@ -151,21 +152,21 @@ impl TlsIdentity {
     }
 }
 
-/// The same files say the same.
+/// Equal files make equal identities.
 impl PartialEq for TlsIdentity {
     fn eq(&self, other: &Self) -> bool {
         self.digest == other.digest
     }
 }
 
-/// Without what is in the files.
+/// Hides the contents of the files.
 impl fmt::Debug for TlsIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Identity").finish_non_exhaustive()
     }
 }
 
-/// The cryptography of everything here.
+/// The crypto provider of all TLS code here.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
@@ -186,30 +187,31 @@ fn file_error(key: &'static str, file: &Path, why: &dyn fmt::Display) -> Error {
     Error { key, file: file.display().to_string(), reason: why.to_string() }
 }
 
-/// Whether a connection that did not begin is its client's offence. Not when the client itself ended the handshake with an
-/// alert: most likely it does not like our certificate, and all that share its address would pay for that mistake.
+/// Whether a failed start of a connection counts as its client's offence. A client that ended the handshake with an
+/// alert does not offend: it most likely rejects the gateway's certificate, and all clients of its address would pay
+/// for that.
 pub(super) fn is_client_offence(error: &io::Error) -> bool {
     let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
     error.kind() == io::ErrorKind::InvalidData && !matches!(cause, Some(rustls::Error::AlertReceived(_)))
 }
 
-/// The threads that shake hands.
+/// The handshake threads.
 pub(super) struct HandshakePool {
     runtime: Option<tokio::runtime::Runtime>,
 }
 
-/// What a client that was expected to speak TLS turned out to be.
+/// The outcome of a handshake on a port that expects TLS.
 pub(super) enum HandshakeOutcome {
     Secure {
         stream: ClientStream,
         http2: bool,
     },
-    /// It speaks something else, most likely HTTP.
+    /// The client speaks another protocol, most likely HTTP.
     NotTls(ClientStream),
 }
 
 impl HandshakePool {
-    /// `cores`: that the API uses; a quarter as many threads are started.
+    /// Starts one thread per four `cores` of the API.
     fn start(cores: usize) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads((cores / 4).max(1))
@@ -219,7 +221,8 @@ impl HandshakePool {
         Ok(Self { runtime: Some(runtime) })
     }
 
-    /// The threads of a listener, when it speaks TLS as configured. Errors: it must, and no certificate was read.
+    /// The handshake threads of a listener, if TLS is configured. Errors: TLS is configured but no certificate was
+    /// read.
     pub(super) fn for_listener(tls: Option<&TlsConfig>, cores: usize) -> Result<Option<Self>, super::Error> {
         match tls {
             None => Ok(None),
@@ -228,7 +231,8 @@ impl HandshakePool {
         }
     }
 
-    /// Shakes hands. Dropping the future gives the connection up. Errors: the client left, or it cannot be agreed with.
+    /// Runs a handshake. Dropping the future abandons the connection. Errors: the client disconnected, or the
+    /// negotiation failed.
     pub(super) async fn accept(
         &self,
         wire: StallTrackingTcp,
@@ -240,7 +244,7 @@ impl HandshakePool {
     }
 }
 
-/// What still shakes hands has no connection to come back to.
+/// A connection in a running handshake has no core to return to, so abandon it.
 impl Drop for HandshakePool {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {

@@ -1,5 +1,5 @@
-//! What is asked of a whole machine: a rate, a time, a cooldown that is shorter than a busy machine may be deaf. Nothing else runs
-//! beside these: `make test-cluster` does them last, one by one.
+//! Tests that need a whole machine: a rate, a time, a cooldown shorter than the pauses of a busy machine. Nothing else
+//! runs beside them: `make test-cluster` runs them last, one by one.
 
 mod away;
 mod hot;

@@ -1,4 +1,4 @@
-//! A pool looked at in every one of its revisions, beside the Pods that its bookings are for.
+//! Checks every revision of a pool against the Pods that its reservations are for.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,7 @@ use tokio::{
 
 use crate::installation::Installation;
 
-/// Watches from its making until its end, when it says what was wrong.
+/// Watches a pool until [`Self::finish`], which reports the violations.
 pub(crate) struct PoolAudit {
     seen: Arc<Mutex<PoolAuditState>>,
     changed: Arc<Notify>,
@@ -32,23 +32,23 @@ pub(crate) struct PoolAudit {
 
 #[derive(Default)]
 struct PoolAuditState {
-    /// Of the pool.
+    /// Revisions of the pool.
     revisions: u32,
-    /// The most that was ever booked.
+    /// The largest sum of reservations so far.
     max_reserved: Bytes,
     violations: Vec<String>,
-    /// Bookings that ended.
+    /// Reservations that ended.
     ended: usize,
-    /// How long after its model's last Pod was gone a booking ended: of each that did.
+    /// For each reservation that outlived its model's last Pod: for how long.
     outlived: Vec<Duration>,
-    /// By the model's name: what is booked, and since when it has no Pod, for as long as it has none and had one.
+    /// Models by reservation id, Pods by model name, and since when a reservation's model has no Pod after it had one.
     reserved: BTreeMap<u64, String>,
     pods: BTreeMap<String, u32>,
     without_pod: BTreeMap<u64, Instant>,
 }
 
 impl PoolAudit {
-    /// What a model's Pods are told by is the beginning of their name.
+    /// Watches the pool. The beginning of a Pod's name names its model.
     pub(crate) fn of(world: &Installation<'_>, models: &[&str]) -> Self {
         let seen = Arc::new(Mutex::new(PoolAuditState::default()));
         let (of_pool, of_pods) = (Arc::clone(&seen), Arc::clone(&seen));
@@ -75,8 +75,9 @@ impl PoolAudit {
         Self { seen, changed: news, tasks: [pool, pods] }
     }
 
-    /// Ends it once nothing is booked any more. Every revision kept the pool's rule, and no booking was there for longer than
-    /// `settle` after its Pod. Gives how many bookings ended, and how many of them were seen to outlive a Pod.
+    /// Ends the audit once the pool has no reservation, and asserts that every revision kept the pool's rule and that
+    /// no reservation outlived its Pod by more than `settle`. Returns how many reservations ended and how many of them
+    /// outlived a Pod.
     pub(crate) async fn finish(self, settle: Duration) -> (usize, usize) {
         let empty = async {
             while !self.seen.lock().unwrap().reserved.is_empty() {

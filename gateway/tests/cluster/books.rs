@@ -1,7 +1,7 @@
-//! Two that both believe they lead book in one pool: the API server lets one of them write.
+//! Two processes that both believe they lead reserve in one pool: the API server lets one of them write.
 //!
-//! Neither is wrong about its claim here: each leads where its own lease is, and both in the same epoch, so that nothing but
-//! the version of the pool stands between them.
+//! Both claims are valid here: each process leads by its own lease, and both have the same epoch, so only the version
+//! of the pool separates them.
 
 use std::{
     convert::Infallible,
@@ -24,12 +24,12 @@ use crate::{
     support::{PoolRevisions, check_ledger, cluster, names, pool, reservation_request},
 };
 
-/// In the soak, and in the gate.
+/// Rounds in the soak, and in the gate.
 const ROUNDS: u32 = 1000;
 const SAMPLED: u32 = 100;
-/// Beyond all that a clock makes of itself.
+/// Larger than any epoch that a clock yields.
 const EPOCH: u64 = 2_000_000_042;
-/// Of which [`LAST`] are left.
+/// The pool's memory, of which [`LAST`] is left.
 const TOTAL: Bytes = Bytes::gib(80);
 const LAST: Bytes = Bytes::gib(40);
 
@@ -100,7 +100,7 @@ async fn of_two_that_believe_they_lead_one_gets_what_is_left() {
             other => panic!("round {round}: {other:?}"),
         };
         won[winner] += 1;
-        // By whoever did not reserve it, in every other round.
+        // In every other round the process without the reservation releases it.
         let by = if round % 2 == 0 { winner } else { 1 - winner };
         [&one, &two][by].release("two", id).await;
     }
@@ -117,7 +117,7 @@ async fn of_two_that_believe_they_lead_one_gets_what_is_left() {
     assert!(conflicts > rounds / 10, "{conflicts} conflicts in {rounds} rounds: they do not meet");
 }
 
-/// Each round both have read the same ledger before either writes.
+/// In each round both processes have read the same ledger before either writes.
 #[tokio::test]
 async fn of_two_processes_that_believe_they_lead_one_gets_what_is_left() {
     let cluster = cluster().await;
@@ -160,7 +160,7 @@ async fn of_two_processes_that_believe_they_lead_one_gets_what_is_left() {
     println!("{rounds} rounds, a conflict in each; won: {won:?}");
 }
 
-/// Whether a write without an answer was carried out is not known. Whoever asks again finds out, and has it once.
+/// A write without an answer may have happened. A process that retries finds out, and has one reservation.
 #[tokio::test]
 async fn who_never_heard_the_answer_asks_again_and_has_one_reservation() {
     let cluster = cluster().await;
@@ -178,7 +178,7 @@ async fn who_never_heard_the_answer_asks_again_and_has_one_reservation() {
             reserve(ledger, total)
         });
         assert!(matches!(unheard.await, Err(Error::Timeout)));
-        // The first write arrives now, beside the one that asks again; the second never does.
+        // In the first round the held write arrives now, beside the retry; in the second round it never arrives.
         link.set(if round == 0 { LinkMode::Pass } else { LinkMode::Cut });
         link.set(LinkMode::Pass);
         let id = books.change("lost", reserve).await.unwrap();

@@ -1,4 +1,4 @@
-//! What `kubectl get` shows: an API server makes the tables itself, when it is asked for them.
+//! The columns of `kubectl get`: the API server builds these tables on request.
 
 use kube::{
     Api,
@@ -14,7 +14,7 @@ use crate::{
 
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 
-/// The columns' names, and the cells of the one row. Dates are shown as how long ago they were: those become `ago`.
+/// The columns' names and the cells of the only row. Cells with an age become `ago`.
 fn table(table: &Value) -> Map<String, Value> {
     let columns = table["columnDefinitions"].as_array().unwrap().iter();
     let rows = table["rows"].as_array().unwrap();

@@ -1,4 +1,4 @@
-//! A leader that is killed before a write, whichever: the next one finds what there is, and nothing is doubled or lost.
+//! A leader is killed before any one of its writes: the next leader finds the state, and nothing is doubled or lost.
 
 use std::path::PathBuf;
 
@@ -13,15 +13,17 @@ use crate::{
     streams::HeldClientStream,
 };
 
-/// So many at once.
+/// How many kills the soak runs at once.
 const AT_ONCE: u32 = 10;
-/// So many of a story's writes are tried in the gate.
+/// How many of a story's writes the gate tries.
 const SAMPLED: usize = 2;
 
-/// Kills a leader before its first write, its second, and so on, until one outlives its story: then there is no further write.
+/// Kills a leader before its first write, its second, and so on, until a leader outlives its story: then no further
+/// write exists.
 ///
-/// In the gate before `sampled` of the first `most`, by the day. How many there are is not for certain, since what changes at once may be
-/// written at once; so a leader that outlives its story is followed by one that is killed half as late.
+/// The gate tries `sampled` of the first `most` writes, chosen by the day. The number of writes varies, because changes
+/// that happen together may share a write. The gate therefore follows a leader that outlives its story with one that is
+/// killed half as late.
 pub(crate) async fn before_each_write(
     most: u32,
     sampled: usize,
@@ -57,7 +59,7 @@ async fn a_leader_killed_before_any_write_of_a_start_leaves_nothing_doubled_and_
     before_each_write(24, SAMPLED, at).await;
 }
 
-/// Whether there was such a write before the request was answered.
+/// Whether the leader was killed before this write, and so before the request was answered.
 async fn at(write: u32) -> bool {
     let world = Installation::new(&format!("crash-{write}"), 2, "64Gi").await;
     world.model("qwen", "40Gi", "", json!({})).await;
@@ -65,7 +67,7 @@ async fn at(write: u32) -> bool {
     let env = [("ROUSE_TEST_ABORT_BEFORE_WRITE", write.to_string())];
     let first = world.gateway_by("gateway-0", "", &kubeconfig, &env);
     let client = first.client();
-    // Nobody answers when it is killed first.
+    // The request fails when the leader is killed first.
     let served = tokio::task::spawn_blocking(move || client.chat("qwen", false, 4).status).await;
     drop(first);
     let second = world.gateway("gateway-1", "");
@@ -79,7 +81,7 @@ async fn at(write: u32) -> bool {
 }
 
 const FLAGS: &str = "--itl 20ms";
-/// So many tokens last until a test ends their stream, or what carries it does.
+/// Tokens that last until a test ends their stream or the engine that carries it.
 const LONG: u32 = 6000;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -90,11 +92,11 @@ async fn a_leader_killed_before_any_write_for_a_further_engine_leaves_nothing_do
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_killed_before_any_write_of_a_scale_down_leaves_nothing_behind_and_nothing_lost() {
-    // A Pod that leaves and goes, a number of replicas, the ledger, statuses: about twenty-two.
+    // A Pod that drains and ends, a number of replicas, the ledger, statuses: about twenty-two.
     before_each_write(30, SAMPLED, fewer).await;
 }
 
-/// A leader that is killed before this write, once that is wanted, and a gateway that follows it.
+/// A leader that is killed before this write once the test arms it, and a gateway that follows it.
 struct KilledLeaderFixture {
     world: Installation<'static>,
     leader: ClusterGateway,
@@ -103,7 +105,7 @@ struct KilledLeaderFixture {
 }
 
 impl KilledLeaderFixture {
-    /// With an engine that is kept in use by a stream through the leader.
+    /// Starts an engine that a stream through the leader keeps in use.
     async fn new(name: &str, write: u32, more: serde_json::Value) -> (Self, HeldClientStream) {
         let world = Installation::new(&format!("{name}-{write}"), 4, "256Gi").await;
         world.model("qwen", "40Gi", FLAGS, more).await;
@@ -121,7 +123,8 @@ impl KilledLeaderFixture {
         (Self { world, leader, follower, from }, used)
     }
 
-    /// Whether it was killed. Another leads then, or the same when there was no such write.
+    /// Waits until all engines serve, and returns whether the leader was killed. Without such a write the same leader
+    /// still leads.
     async fn settles(&mut self, engines: usize) -> bool {
         let killed = self.leader.has_ended();
         let world = &self.world;
@@ -151,7 +154,8 @@ async fn further(write: u32) -> bool {
     let few = |most: u32| json!({"maxReplicas": most, "maxConcurrency": 1});
     let (mut scene, used) = KilledLeaderFixture::new("more", write, few(1)).await;
     used.leave().await;
-    // At the gateway that lives: one stream has the place that there is, until after another leads; one waits.
+    // Through the surviving gateway: one stream holds the only place until the next leader leads, and another request
+    // waits.
     let first = HeldClientStream::open(&scene.follower, "qwen", 300).await;
     let engine = scene.world.running().await;
     scene.world.faults(&engine, r#"{"stall-streams": true}"#).await;

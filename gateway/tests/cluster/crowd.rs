@@ -1,4 +1,4 @@
-//! As many objects as a large cluster has, in a cluster of their own: whoever watches nodes and pools sees all of them.
+//! As many objects as a large cluster has, in a cluster of their own: each watch of nodes and pools sees all of them.
 
 use std::collections::BTreeSet;
 
@@ -18,14 +18,14 @@ use tokio::time::timeout;
 pub(crate) const MODELS: usize = 2000;
 pub(crate) const POOLS: usize = 200;
 pub(crate) const NODES: usize = 1000;
-/// So many are made at once.
+/// How many objects the test creates at once.
 const AT_ONCE: usize = 8;
 
 pub(crate) fn model(n: usize) -> String {
     format!("model-{n:04}")
 }
 
-/// Nodes and pools, and the models in this namespace.
+/// Creates the nodes and pools, and the models in this namespace.
 pub(crate) async fn make(client: &Client, namespace: &str) {
     all::<Node>(&Api::all(client.clone()), NODES, node).await;
     all::<AcceleratorPool>(&Api::all(client.clone()), POOLS, pool).await;
@@ -43,7 +43,7 @@ where
     made.buffer_unordered(AT_ONCE).collect::<()>().await;
 }
 
-/// With the labels of its accelerators, and the images that a kubelet lists.
+/// A node with the labels of its accelerators and the images that a kubelet lists.
 fn node(n: usize) -> Value {
     let images: Vec<Value> = (0..20).map(|image| {
         let name = format!("registry.example.com/team-{image}/engine@sha256:{:064x}", n * 20 + image);
@@ -70,7 +70,7 @@ fn pool(n: usize) -> Value {
     })
 }
 
-/// With a template as people write them.
+/// A model with a template as people write them.
 fn large_model(n: usize) -> Value {
     let env: Vec<Value> = (0..12)
         .map(|e| json!({"name": format!("SETTING_{e}"), "value": format!("a value of some length, {n}")}))
@@ -96,7 +96,7 @@ fn large_model(n: usize) -> Value {
     })
 }
 
-/// Waits until `fits` says so of as many of these as there are to be.
+/// Waits until `fits` holds for this many objects.
 pub(crate) async fn until<K>(api: Api<K>, count: usize, what: &str, fits: fn(&K) -> bool)
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
@@ -108,7 +108,7 @@ where
         while fitting.len() < count {
             let object = objects.next().await.expect("a watch does not end").unwrap();
             if fits(&object) {
-                // Of an Event, the model's name is the beginning.
+                // An Event's name begins with the model's name.
                 fitting.insert(object.name_any().split('.').next().unwrap_or_default().to_owned());
             }
         }

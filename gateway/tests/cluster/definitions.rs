@@ -1,4 +1,4 @@
-//! The definitions as the program prints them: an API server takes them without a word, and once.
+//! The definitions as the program prints them: an API server accepts them without a warning.
 
 use std::process::Command;
 

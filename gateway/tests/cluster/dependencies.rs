@@ -1,4 +1,4 @@
-//! Models that need others, and models that run whoever asks.
+//! Models that need other models, and models with a minimum of engines.
 
 use std::time::Duration;
 
@@ -34,11 +34,12 @@ async fn what_a_model_needs_is_ready_before_it_and_goes_after_it() {
     let before = world.running().await;
     let (base, top) = (pod_of(&before, "base"), pod_of(&before, "top"));
     let created = |pod: &Pod| pod.metadata.creation_timestamp.as_ref().unwrap().0;
-    // It takes three seconds to start, of which a time in whole seconds may hide one.
+    // The base model takes three seconds to start, and whole-second timestamps may hide one of them.
     let apart = created(&top).duration_since(created(&base)).as_secs();
     assert!(apart >= 2, "the one that needs the other was started {apart} s after it");
 
-    // Unused for longer than its own cooldown, it stays for the other one, which is unused for less than its own.
+    // The base model is unused for longer than its own cooldown, but stays for the top model, which is unused for less
+    // than its own.
     sleep(Duration::from_secs(3)).await;
     let still = world.running().await;
     assert_eq!(pod_of(&still, "base").metadata.uid, base.metadata.uid);
@@ -71,7 +72,7 @@ async fn as_many_engines_as_are_to_run_start_without_a_request_and_stay() {
     assert_eq!(world.reserved_gib().await, [("kept".to_owned(), 40)]);
 }
 
-/// Deployments, and with them their Pods, are named after the model's object.
+/// Deployments and their Pods have the name of the model's object as a prefix.
 fn is_of(pod: &Pod, object: &str) -> bool {
     pod.metadata.name.as_deref().is_some_and(|name| name.starts_with(&format!("{object}-")))
 }

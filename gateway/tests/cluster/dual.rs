@@ -1,4 +1,4 @@
-//! Dual pods: requesters that a user makes, and the engines that they get.
+//! Dual pods: requesters that a user creates, and the engines that they get.
 
 mod away;
 mod both;
@@ -41,12 +41,12 @@ use crate::{
     support::{FIELD_MANAGER, cluster},
 };
 
-/// Nodes with accelerators of 64 GiB, of which sleepers may keep some.
+/// Nodes with accelerators of 64 GiB, with a limit for the memory of sleepers.
 pub(crate) struct DualPodsFixture {
     pub(crate) world: Installation<'static>,
     pub(crate) gateway: ClusterGateway,
     second: Option<ClusterGateway>,
-    /// How gateways are configured.
+    /// Further configuration of the gateways.
     more: String,
     provider_kind: both::TestedProviderKind,
 }
@@ -56,12 +56,13 @@ impl DualPodsFixture {
         Self::with(TestPrograms::from_cargo(), name, gpus, sleeping, dual, &[]).await
     }
 
-    /// With these programs as gateway, stubs and engines.
+    /// A fixture with these programs as gateway, stubs and engines.
     pub(crate) async fn of(programs: TestPrograms, name: &str, gpus: u32, sleeping: &str) -> Self {
         Self::with(programs, name, gpus, sleeping, "", &[]).await
     }
 
-    /// Whose gateway dies before its write or order of this number; another is there to take over, which may die as well.
+    /// A fixture whose gateway dies before its write or order of this number. A second gateway takes over, and may die
+    /// as well.
     async fn dying(name: &str, point: u32, second: Option<u32>, home: both::TestedProviderKind) -> Self {
         let before = |point: u32| ("ROUSE_TEST_ABORT_BEFORE_WRITE", point.to_string());
         let mut duo =
@@ -94,7 +95,7 @@ impl DualPodsFixture {
         duo
     }
 
-    /// The accelerators of these nodes, as engines find them, and launchers.
+    /// Writes the files with the accelerators of these nodes, which engines and launchers read.
     fn write_accelerator_files(&self, nodes: &[&str]) {
         let all = nodes.iter().map(|name| self.world.runner.node(&format!("{}-{name}", self.world.name())));
         let all: Vec<String> = all.flat_map(|node| node.devices()).map(|(id, _)| id).collect();
@@ -105,13 +106,14 @@ impl DualPodsFixture {
         fs::write(dir.join("cards"), json!({"accelerators": cards}).to_string()).unwrap();
     }
 
-    /// What an engine that asks for 40 GiB of each accelerator, and keeps one, is started with; it dies where there is not that much.
+    /// The flags of an engine that takes 40 GiB of each accelerator and keeps 1 GiB asleep. The engine dies where less
+    /// is free.
     fn card(&self) -> String {
         let cards = self.world.dir.path().join("cards");
         format!("--accelerator-file {} --memory-awake 40Gi --memory-asleep 1Gi", cards.display())
     }
 
-    /// Kills the gateway; another comes.
+    /// Kills the gateway and starts another.
     pub(crate) async fn restart(&mut self, name: &str) {
         self.kill().await;
         self.begin(name);
@@ -126,8 +128,8 @@ impl DualPodsFixture {
         self.gateway = self.world.gateway_with(name, &self.more);
     }
 
-    /// So many requesters of this name; each asks for `gpus`, of each of which its engine takes 40 GiB and keeps one. `flags` are
-    /// the engine's, which dies where there is not that much.
+    /// Creates requesters with this name. Each asks for `gpus` accelerators, and its engine takes 40 GiB of each and
+    /// keeps one. `flags` are the engine's, which dies where less is free.
     pub(crate) async fn ask(&self, name: &str, replicas: u32, gpus: u32, flags: &str) {
         self.ask_with(name, replicas, gpus, &patch(name, &format!("{} {flags}", self.card()))).await;
     }
@@ -136,19 +138,19 @@ impl DualPodsFixture {
         self.ask_by(name, replicas, gpus, json!({"dual-pods.llm-d.ai/server-patch": patch})).await;
     }
 
-    /// The same by annotations that say what the engine is.
+    /// Creates requesters with these annotations, which define the engine.
     pub(crate) async fn ask_by(&self, name: &str, replicas: u32, gpus: u32, annotations: Value) {
         self.world.create_requesters(name, replicas, gpus, annotations, &[]).await;
     }
 
-    /// Which accelerators have which number, as the public project's map says it.
+    /// Writes the public project's map of accelerators to their numbers.
     pub(crate) async fn map(&self, numbers: &BTreeMap<String, String>) {
         let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "gpu-map"}, "data": numbers});
         let maps: Api<ConfigMap> = self.world.site.namespace.api();
         maps.patch("gpu-map", &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&map)).await.unwrap();
     }
 
-    /// Waits until these Pods are so: the requesters, and the providers.
+    /// Waits until the requesters and the providers fit, and returns them.
     pub(crate) async fn until(
         &self,
         name: &str,
@@ -158,7 +160,7 @@ impl DualPodsFixture {
         self.until_pair(name, what, fits).await
     }
 
-    /// Waits until the gateway's metrics say that so many requesters came to their engines in this way.
+    /// Waits until the gateway's metrics count this many requesters that got their engines in this way.
     async fn counted(&self, path: &str, config: &str, many: u32) {
         let labels =
             format!("exported_namespace=\"{}\",isc_name=\"{config}\",path=\"{path}\"", self.world.name());
@@ -179,7 +181,7 @@ fn node(own: &str, name: &str, gpus: u32) -> NodeSpec {
         .label("nvidia.com/gpu.memory", "65536")
 }
 
-/// What makes an engine of a requester.
+/// The server patch that makes an engine of a requester.
 fn patch(name: &str, flags: &str) -> String {
     pairs::patch(name, "rouse/engine", &format!("demo-engine {} {flags}", pairs::flags(name)))
 }

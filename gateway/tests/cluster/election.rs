@@ -1,4 +1,4 @@
-//! Two gateways and one Lease, over links that fail: who leads when, by one clock.
+//! Two gateways and one Lease, over links that fail: which gateway leads when, by one clock.
 
 use std::{
     sync::{
@@ -28,20 +28,20 @@ use crate::{
 
 type LeadershipReceiver = watch::Receiver<Option<Leadership>>;
 
-/// A new leader is to be there so soon after the lease's end.
+/// A new leader must lead within this time after the lease's end.
 const SOON: Duration = Duration::from_secs(2);
 
-/// Asks all of them at once, every millisecond, in which epoch they lead.
+/// Reads every millisecond in which epoch each gateway leads.
 pub(crate) struct LeaderWatcher {
     seen: Arc<Mutex<Vec<ObservedLeader>>>,
     stop: mpsc::Sender<()>,
     thread: JoinHandle<()>,
 }
 
-/// From when on this one leads in this epoch; or nobody does.
+/// A period in which one gateway leads in one epoch, or none leads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ObservedLeader {
-    /// When the last look began at which it was so: it was so at that moment, however late the witness has a core.
+    /// When the last read with this result began. The result held at that moment, even if the watcher gets a core late.
     pub(crate) until: Instant,
     pub(crate) leader: Option<(usize, u64)>,
 }
@@ -56,7 +56,7 @@ impl LeaderWatcher {
         let thread = thread::spawn(move || {
             let mut last = false;
             while !last {
-                // Told to stop, or left alone, it looks once more.
+                // After a stop, or when its owner is gone, the watcher reads once more.
                 last = stopped.recv_timeout(Duration::from_millis(1)) != Err(RecvTimeoutError::Timeout);
                 let until = Instant::now();
                 let leader = leader(&claims);
@@ -70,7 +70,8 @@ impl LeaderWatcher {
         Self { seen, stop, thread }
     }
 
-    /// What it saw, and that epochs only grow. No test does without it: this is where two leaders at once are told of.
+    /// Returns all periods, and asserts that epochs only grow. Every test calls this, because this is where two leaders
+    /// at once become visible.
     pub(crate) fn tell(self) -> Vec<ObservedLeader> {
         drop(self.stop);
         self.thread.join().expect("two led at once");
@@ -91,7 +92,7 @@ fn leader(claims: &[LeadershipReceiver]) -> Option<(usize, u64)> {
     first
 }
 
-/// Two gateways, each with a way of its own; the first leads.
+/// Two gateways, each with a link of its own; the first leads.
 struct GatewayPair {
     elections: [Election; 2],
     links: [Link; 2],
@@ -111,7 +112,7 @@ impl GatewayPair {
         LeaderWatcher::of(&[&self.elections[0], &self.elections[1]])
     }
 
-    /// Breaks the first one's way, and waits until the second leads. How long it took.
+    /// Breaks the first gateway's link, waits until the second leads, and returns how long that took.
     async fn replaced(&self, how: LinkMode) -> Duration {
         self.links[0].set(how);
         let broken = Instant::now();
@@ -120,7 +121,7 @@ impl GatewayPair {
     }
 }
 
-/// The first led, and then the second did, with a higher epoch.
+/// Asserts that the first gateway led, and then the second with a higher epoch.
 fn handed_over(seen: &[ObservedLeader], first: u64) {
     let mut leaders: Vec<_> = seen.iter().filter_map(|seen| seen.leader).collect();
     leaders.dedup();
@@ -131,7 +132,7 @@ fn handed_over(seen: &[ObservedLeader], first: u64) {
 async fn a_lease_that_is_given_back_is_taken_at_once_and_with_the_next_epoch() {
     let site = GatewayNamespace::new(cluster().await, "release").await;
     let GatewayPair { elections: [first, second], links: _links, epoch } = GatewayPair::new(&site).await;
-    // It has looked, and knows that the lease is another's.
+    // The second gateway has read the lease and knows that the first holds it.
     sleep(SOON).await;
     let witness = LeaderWatcher::of(&[&first, &second]);
     first.release(async {}).await;
@@ -163,7 +164,7 @@ async fn who_is_cut_off_gives_up_before_another_begins_and_does_not_come_back() 
     assert!(taken <= LEASE_DURATION + SOON, "{taken:?}");
 }
 
-/// Nothing passes, nobody is told, and in the end all of it arrives: its renewals come late, and change nothing.
+/// The link holds all bytes without an error, and delivers them in the end. The late renewals change nothing.
 #[tokio::test]
 async fn renewals_that_arrive_after_another_took_over_change_nothing() {
     let site = GatewayNamespace::new(cluster().await, "hold").await;
@@ -177,19 +178,19 @@ async fn renewals_that_arrive_after_another_took_over_change_nothing() {
     handed_over(&witness.tell(), pair.epoch);
 }
 
-/// A renewal that takes longer than a call may reaches the server, and its sender never hears of it.
+/// A renewal that takes longer than a call's timeout reaches the server, and its sender gets no answer.
 #[tokio::test]
 async fn who_writes_too_slowly_loses_and_who_writes_slowly_does_not() {
     let site = GatewayNamespace::new(cluster().await, "slow").await;
     let pair = GatewayPair::new(&site).await;
     let witness = pair.witness();
     pair.links[0].set(LinkMode::Slow(Duration::from_millis(300)));
-    // Longer than a lease that nobody renews.
+    // Longer than the duration of a lease without renewals.
     sleep(LEASE_DURATION + SOON).await;
     assert_eq!(pair.elections[0].leadership().borrow().unwrap().epoch, pair.epoch);
     let taken = pair.replaced(LinkMode::Slow(Duration::from_millis(1500))).await;
     println!("slow: taken after {taken:?}");
-    // One late renewal may have been written before it noticed.
+    // One late renewal may have been written before the first gateway noticed.
     assert!(taken <= LEASE_DURATION + 3 * SOON, "{taken:?}");
     handed_over(&witness.tell(), pair.epoch);
 }
@@ -236,7 +237,7 @@ fn transitions(lease: &Lease) -> u64 {
     lease.spec.as_ref().unwrap().lease_transitions.unwrap().try_into().unwrap()
 }
 
-/// An API server makes a Lease of an update that finds none: a late renewal would bring back an epoch that is over.
+/// An API server creates a Lease from an update that finds none, so a late renewal would bring back an old epoch.
 #[tokio::test]
 async fn what_was_meant_for_a_lease_that_is_gone_makes_no_other() {
     let site = GatewayNamespace::new(cluster().await, "late").await;

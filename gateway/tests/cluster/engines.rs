@@ -1,4 +1,4 @@
-//! What becomes of an engine, and what its gateway says of it.
+//! How the gateway handles and reports the end of an engine.
 
 use nix::{
     sys::signal::{Signal, kill},
@@ -19,7 +19,7 @@ async fn an_engine_that_dies_is_replaced_and_its_memory_is_booked_once() {
     let gateway = world.gateway("gateway-0", "");
     let client = gateway.client();
     assert_eq!(blocking(move || client.chat("qwen", false, 4)).await.status, 200);
-    // Its status says so some time later, and would else be taken for that of a dead one.
+    // The status reports the engine some time later, and could otherwise be mistaken for that of a dead engine.
     world.until("qwen", "ready", |model| reason(model, "Ready") == "Deployed").await;
     let pods = world.running().await;
     let processes = world.runner.processes(&pods[0]);
@@ -34,7 +34,7 @@ async fn an_engine_that_dies_is_replaced_and_its_memory_is_booked_once() {
     assert_ne!(now[0].metadata.uid, pods[0].metadata.uid, "what it had is gone with its Pod");
 }
 
-/// What people who know the design that this comes from look for, and what writing to the cluster costs.
+/// Metrics that readers of the original design look for, and the number of writes to the cluster.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metrics_name_the_pool_and_count_the_writes() {
     let world = Installation::new("engine-metrics", 2, "64Gi").await;

@@ -1,4 +1,4 @@
-//! Events of models and of Pods, as whoever describes an object finds them.
+//! Events of models and of Pods, as a description of the object shows them.
 
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Event;
@@ -14,13 +14,13 @@ use tokio::time::timeout;
 
 use crate::installation::{Installation, blocking, reason};
 
-/// What a description of this object lists.
+/// The field selector of the Events that a description of this object lists.
 fn of<K: Resource<DynamicType = ()>>(object: &K) -> String {
     let (kind, name, uid) = (K::kind(&()), object.name_any(), object.uid().unwrap());
     format!("involvedObject.kind={kind},involvedObject.name={name},involvedObject.uid={uid}")
 }
 
-/// The first of this reason; waits for it.
+/// Waits for the first Event with this reason.
 pub(crate) async fn until_event<K, R>(world: &Installation<'_, R>, object: &K, reason: &str) -> Event
 where
     K: Resource<DynamicType = ()>,
@@ -28,7 +28,7 @@ where
     until_event_with(world, object, reason, "").await
 }
 
-/// The first of this reason whose note says this; waits for it.
+/// Waits for the first Event with this reason whose note contains this text.
 pub(crate) async fn until_event_with<K, R>(
     world: &Installation<'_, R>,
     object: &K,
@@ -55,7 +55,7 @@ where
         .unwrap_or_else(|_| panic!("{} was never told to be {reason}, '{says}'", object.name_any()))
 }
 
-/// All reasons so far, in their order, with how often.
+/// All reasons so far, in their order, with their counts.
 async fn all(world: &Installation<'_>, model: &InferenceModel) -> Vec<(String, i32)> {
     let api: Api<Event> = world.site.namespace.api();
     let mut events = api.list(&ListParams::default().fields(&of(model))).await.unwrap().items;
@@ -83,7 +83,7 @@ async fn a_models_life_is_told_by_whoever_decides_and_by_nobody_else() {
     let client = leader.client();
     assert_eq!(blocking(move || client.chat("large", false, 4)).await.status, 200);
     until_event(&world, &large, "ScaledUp").await;
-    // At both, many times: it is one Event.
+    // Twenty refusals at each gateway make one Event.
     for gateway in [&leader, &second] {
         for _ in 0..20 {
             let client = gateway.client();
@@ -93,7 +93,7 @@ async fn a_models_life_is_told_by_whoever_decides_and_by_nobody_else() {
     let refused = until_event(&world, &other, "InsufficientMemory").await;
     assert_eq!(refused.type_.as_deref(), Some("Warning"));
     assert!(refused.message.as_ref().unwrap().contains("large"), "{refused:?}");
-    // It stays until all that was refused, and goes when that is changed.
+    // The model stays awake through all refusals, and scales down after the change.
     let changed = json!({"cooldownPeriod": "1s"});
     let mut spec = policy;
     crate::installation::merge(&mut spec, changed);
@@ -114,7 +114,7 @@ async fn a_models_life_is_told_by_whoever_decides_and_by_nobody_else() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_start_that_fails_says_why() {
     let world = Installation::new("events-fail", 2, "128Gi").await;
-    // The schema lets it pass; a Deployment of it is refused.
+    // The schema accepts the model; the API server refuses its Deployment.
     let broken = json!({"template": {"spec": {"containers": [{"name": "engine", "image": "rouse/engine", "ports": [{"containerPort": 99999}]}]}}});
     let broken = world.model("broken", "10Gi", "", broken).await;
     let twin = world.model("twin", "10Gi", "", json!({"modelName": "broken"})).await;
@@ -128,7 +128,7 @@ async fn a_start_that_fails_says_why() {
     let failed = until_event(&world, &broken, "FailedCreate").await;
     assert_eq!(failed.type_.as_deref(), Some("Warning"));
     let note = failed.message.unwrap();
-    // The cause, and the API server's own words for it.
+    // The cause, and the API server's own message.
     assert!(note.starts_with("engine 0 could not be started: its Pod cannot be run (unrunnable)"), "{note}");
     assert!(note.contains("99999"), "{note}");
     world.until("broken", "failed", |model| reason(model, "Available") == "Failed").await;

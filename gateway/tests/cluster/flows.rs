@@ -1,4 +1,4 @@
-//! The flows of an operator with a budget: a model that is cold, one that goes to sleep, one for which there is no room.
+//! An operator's flows with a budget: a cold model, a model that goes to sleep, a model without room.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::{
 async fn a_cold_model_is_started_by_its_first_request_and_put_away_when_nobody_asks() {
     let world = Installation::new("flow-cold", 1, "128Gi").await;
     world.model("qwen", "80Gi", "", json!({"cooldownPeriod": "10m"})).await;
-    // A head that goes out while its stream still waits does not say for what.
+    // A head that goes out while its stream still waits does not name the kind of start.
     let gateway = world.gateway("gateway-0", "stream: {grace: 10m}");
     world.until("qwen", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
     assert_eq!(world.running().await.len(), 0, "nothing is started before somebody asks");
@@ -31,7 +31,7 @@ async fn a_cold_model_is_started_by_its_first_request_and_put_away_when_nobody_a
     world.until("qwen", "ready", |model| model.status.as_ref().is_some_and(|status| status.ready)).await;
     assert_eq!(world.running().await.len(), 1);
 
-    // It goes once it was looked at, and no sooner.
+    // The engine ends only after the checks above.
     world.edit("qwen", json!({"cooldownPeriod": "2s"})).await;
     let zero = |model: &_| reason(model, "Ready") == "ScaledToZero";
     tokio::time::timeout(Duration::from_secs(30), world.until("qwen", "scaled to zero", zero)).await.unwrap();
@@ -39,7 +39,7 @@ async fn a_cold_model_is_started_by_its_first_request_and_put_away_when_nobody_a
     assert_eq!(world.running().await.len(), 0);
 }
 
-/// The acceptance list of the design that this comes from: a budget of 128Gi, of which one model holds 80.
+/// The acceptance list of the original design: a budget of 128Gi, of which one model holds 80.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_without_room_is_refused_with_who_has_it_and_starts_once_that_one_was_put_away() {
     let world = Installation::new("flow-full", 2, "128Gi").await;
@@ -86,7 +86,7 @@ async fn a_restart_leaves_the_budget_and_the_engines_as_they_are() {
     assert_eq!(blocking(move || client.chat("large", false, 4)).await.status, 200);
     let before = world.running().await;
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
-        // What the next one knows of it is what was written.
+        // The next gateway knows only the written status of the engine.
         world.until("large", "ready", |model| model.status.as_ref().is_some_and(|status| status.ready)).await;
         gateway.signal(signal);
         gateway.wait_owned().await;
@@ -103,7 +103,7 @@ async fn a_restart_leaves_the_budget_and_the_engines_as_they_are() {
     }
 }
 
-/// In mode deployment: its Pod stays, and whoever leads next knows that it sleeps, and how deep.
+/// In mode deployment the engine's Pod stays, and the next leader knows that the engine sleeps, and how deep.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_is_to_sleep_does_so_in_its_pod_and_is_woken_there() {
     let world = Installation::new("flow-asleep", 1, "128Gi").await;
@@ -149,7 +149,7 @@ async fn an_engine_that_is_to_sleep_does_so_in_its_pod_and_is_woken_there() {
     }
 }
 
-/// Who comes before it is stopped is served by it, in the same Pod, which says no longer that it sleeps.
+/// The same Pod serves the requests that arrive before it is stopped, and no longer reports its engine as asleep.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_takes_the_order_to_sleep_and_stays_awake_serves_who_comes_meanwhile() {
     let world = Installation::new("flow-awake", 1, "128Gi").await;
@@ -173,18 +173,19 @@ async fn an_engine_that_takes_the_order_to_sleep_and_stays_awake_serves_who_come
     let answer = comes.await.unwrap();
     let waited = began.elapsed();
     assert!(answer.is_whole_stream(), "{}", answer.text());
-    // Where nobody believes the engine it waits for as long as a sleep may take, 90 s.
+    // A gateway that does not trust the engine would wait as long as a sleep may take, 90 s.
     assert!(waited <= SLEEP_DENIAL_TIMEOUT.duration() + Duration::from_secs(15), "{waited:?}");
     let now = world.running().await;
     assert_eq!((now.len(), now[0].uid()), (1, before[0].uid()));
     assert!(!now[0].annotations().contains_key("rouse.dev/asleep"), "{:?}", now[0].annotations());
     assert_eq!(world.reserved_gib().await, [("qwen".to_owned(), 80)]);
-    // Nobody comes the next time.
+    // The next time no request arrives.
     world.until_reserved("nothing", <[_]>::is_empty).await;
     assert_eq!(world.running().await.len(), 0);
 }
 
-/// Whoever leads then finds on its Pod that it was told to sleep, and in the ledger that nobody has heard that it does.
+/// The next leader finds the order to sleep on the engine's Pod, and in the ledger that no gateway has seen the engine
+/// asleep.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_is_told_to_sleep_when_its_leader_dies_has_its_memory_until_it_sleeps() {
     let world = Installation::new("flow-asked-again", 1, "128Gi").await;
@@ -200,7 +201,7 @@ async fn an_engine_that_is_told_to_sleep_when_its_leader_dies_has_its_memory_unt
     first.signal(Signal::SIGKILL);
     first.wait_owned().await;
     let next = world.gateway("gateway-0", "");
-    // Seen by whoever leads, which has taken over by then.
+    // The change waits for the leader's status, so the next gateway has taken over by then.
     world.edit("qwen", json!({"cooldownPeriod": "10m"})).await;
     assert_eq!(world.reserved_gib().await, [("qwen".to_owned(), 80)]);
     world.faults(&pods, r#"{"hang-sleep": null}"#).await;
@@ -214,8 +215,9 @@ async fn an_engine_that_is_told_to_sleep_when_its_leader_dies_has_its_memory_unt
     assert_eq!((now.len(), now[0].uid()), (1, pods[0].uid()));
 }
 
-/// Models that take turns in a pool with room for one; one's Pod is killed, and so is who leads, whose lease lasts for 15 s more. No
-/// revision of the pool books more than there is, and no booking stays for longer than `settle` once its Pod is gone.
+/// Models take turns in a pool with room for one. One model's Pod is deleted, and then the leader is killed, whose
+/// lease lasts 15 s more. No revision of the pool reserves more than its memory, and no reservation outlives its Pod by
+/// more than `SETTLE`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_booking_outlives_its_pod_and_no_revision_books_more_than_there_is() {
     const SETTLE: Duration = Duration::from_secs(20);
@@ -236,7 +238,7 @@ async fn no_booking_outlives_its_pod_and_no_revision_books_more_than_there_is() 
             assert!(answer.is_whole_stream(), "{model}: {answer:?}");
             assert_eq!(world.reserved_gib().await, [(model.to_owned(), 40)]);
         }
-        // The last one's Pod goes at once, and then, in the second round, whoever leads.
+        // The last model's Pod ends at once, and in the second round the leader ends after it.
         let pod = world.running().await.remove(0);
         let now = DeleteParams::default().grace_period(0);
         world.pods().delete(&pod.name_any(), &now).await.unwrap();
@@ -250,6 +252,6 @@ async fn no_booking_outlives_its_pod_and_no_revision_books_more_than_there_is() 
         world.models().delete(model, &DeleteParams::default()).await.unwrap();
     }
     let (ended, outlived) = audit.finish(SETTLE).await;
-    // Each start was a booking, and nobody led when the last one's Pod went.
+    // Each start was a reservation, and no gateway led when the last Pod ended.
     assert!(ended >= 6 && outlived >= 1, "{ended} bookings ended, {outlived} outlived a Pod");
 }

@@ -1,4 +1,4 @@
-//! A whole installation: gateways that are processes, Pods that are processes, and an API server that is real.
+//! A complete installation: gateways and Pods as processes, and a real API server.
 
 use std::{
     fs,
@@ -33,16 +33,16 @@ use tokio::time::timeout;
 
 use crate::{client::TestClient, site::GatewayNamespace, support::FIELD_MANAGER};
 
-/// A namespace with nodes, a pool of its own name, and what engines' and stubs' images stand for.
+/// A namespace with nodes, a pool of its own name, and programs for the images of engines and stubs.
 pub(crate) struct Installation<'a, R = PodRunner> {
     pub(crate) site: GatewayNamespace<'a>,
     pub(crate) runner: R,
     pub(crate) dir: TempDir,
     /// The gateways' program.
     pub(crate) program: PathBuf,
-    /// What gateways are told.
+    /// The stub image in the gateways' configuration.
     pub(crate) stub_image: String,
-    /// The namespaces whose models they serve.
+    /// The namespaces whose models the gateways serve.
     pub(crate) watched: String,
 }
 
@@ -70,7 +70,7 @@ impl<R> Installation<'_, R> {
         self.site.namespace.api()
     }
 
-    /// Applies a model over engine-sim; `flags` are the engine's, `more` is merged into its spec.
+    /// Applies a model over engine-sim. `flags` are the engine's; `more` is merged into its spec.
     pub(crate) async fn model(&self, name: &str, memory: &str, flags: &str, more: Value) -> InferenceModel {
         let mut args: Vec<&str> = "demo-engine --host $(POD_IP) --port 8000 --model".split(' ').collect();
         args.push(name);
@@ -96,7 +96,7 @@ impl<R> Installation<'_, R> {
         self.apply(name, &spec).await.unwrap()
     }
 
-    /// Changes this field of a model's spec, and waits until whoever decides has seen that.
+    /// Changes this field of a model's spec, and waits until the leader has observed the change.
     pub(crate) async fn edit(&self, name: &str, change: Value) {
         let patch = Patch::Merge(json!({"spec": change}));
         let made = self.models().patch(name, &PatchParams::apply(FIELD_MANAGER), &patch).await.unwrap();
@@ -121,7 +121,7 @@ impl<R> Installation<'_, R> {
         self.models().patch(name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&model)).await
     }
 
-    /// Waits until the model's status is so.
+    /// Waits until the model's status fits, and returns the model.
     pub(crate) async fn until(
         &self,
         name: &str,
@@ -132,7 +132,7 @@ impl<R> Installation<'_, R> {
         wait::until(&self.models(), name, what, fits).await.unwrap().unwrap()
     }
 
-    /// The pool as it is now.
+    /// The present pool.
     pub(crate) async fn get_pool(&self) -> AcceleratorPool {
         let api: Api<AcceleratorPool> = Api::all(self.site.admin.clone());
         api.get(self.name()).await.unwrap()
@@ -149,18 +149,18 @@ impl<R> Installation<'_, R> {
         timeout(WAIT_TIMEOUT, Box::pin(seen)).await.unwrap_or_else(|_| panic!("{model} has no Deployment"));
     }
 
-    /// Pods that are not on their way out.
+    /// Pods without a deletion timestamp.
     pub(crate) async fn running(&self) -> Vec<Pod> {
         let pods = self.pods().list(&ListParams::default()).await.unwrap().items;
         pods.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect()
     }
 
-    /// What the pool's ledger says: by model, how much is booked.
+    /// The reservations in the pool's ledger, by model, in GiB.
     pub(crate) async fn reserved_gib(&self) -> Vec<(String, u64)> {
         reservations_gib(&self.get_pool().await)
     }
 
-    /// Waits until what the pool's ledger says is so.
+    /// Waits until the reservations in the pool's ledger fit.
     pub(crate) async fn until_reserved(&self, what: &str, fits: impl Fn(&[(String, u64)]) -> bool) {
         let fits =
             |pool: &Option<AcceleratorPool>| pool.as_ref().is_some_and(|pool| fits(&reservations_gib(pool)));
@@ -168,24 +168,24 @@ impl<R> Installation<'_, R> {
         wait::until(&api, self.name(), what, fits).await.unwrap();
     }
 
-    /// A gateway that watches this namespace.
+    /// Starts a gateway that watches this namespace.
     pub(crate) fn gateway(&self, name: &str, settings: &str) -> ClusterGateway {
         let kubeconfig = self.site.cluster.kubeconfig(&self.site.account).unwrap();
         self.gateway_by(name, settings, &kubeconfig, &[])
     }
 
-    /// One with more in its section `kubernetes`.
+    /// Starts a gateway with more in its section `kubernetes`.
     pub(crate) fn gateway_with(&self, name: &str, kubernetes: &str) -> ClusterGateway {
         self.gateway_in(name, kubernetes, &[])
     }
 
-    /// The same, with more in its environment.
+    /// Starts a gateway with more in its section `kubernetes` and in its environment.
     pub(crate) fn gateway_in(&self, name: &str, kubernetes: &str, env: &[(&str, String)]) -> ClusterGateway {
         let kubeconfig = self.site.cluster.kubeconfig(&self.site.account).unwrap();
         self.start(name, kubernetes, "", &kubeconfig, env)
     }
 
-    /// One that reaches the API server in this way.
+    /// Starts a gateway that reaches the API server with this kubeconfig.
     pub(crate) fn gateway_by(
         &self,
         name: &str,
@@ -208,7 +208,7 @@ impl<R> Installation<'_, R> {
             .wait_until_listening()
     }
 
-    /// The configuration of such a gateway.
+    /// Writes the configuration of such a gateway.
     pub(crate) fn file(&self, name: &str, kubernetes: &str, settings: &str) -> PathBuf {
         let file = self.dir.path().join(format!("{name}.yaml"));
         let (own, stub, watched) = (self.name(), &self.stub_image, &self.watched);
@@ -238,7 +238,7 @@ pub(crate) fn merge(into: &mut Value, more: Value) {
     }
 }
 
-/// A gateway's process; ended by its own pid when dropped.
+/// A gateway process. The drop kills it by its own pid.
 pub(crate) struct ClusterGateway {
     child: Option<Child>,
     pub(crate) api: SocketAddr,
@@ -246,8 +246,8 @@ pub(crate) struct ClusterGateway {
     log: PathBuf,
 }
 
-/// A gateway's process that has not said yet where it listens; ended by its own pid when dropped, so that whoever reads what it
-/// says comes to an end as well.
+/// A gateway process that has not printed its addresses yet. The drop kills it by its own pid, so that a reader of its
+/// output ends as well.
 pub(crate) struct StartingGateway {
     child: Option<Child>,
     log: PathBuf,
@@ -273,7 +273,7 @@ impl StartingGateway {
         Self { child: Some(child), log }
     }
 
-    /// Blocks until it listens.
+    /// Blocks until the gateway listens.
     pub(crate) fn wait_until_listening(mut self) -> ClusterGateway {
         let stdout = self.child.as_mut().unwrap().stdout.take().unwrap();
         let mut lines = BufReader::new(stdout).lines();
@@ -301,7 +301,7 @@ impl Drop for StartingGateway {
     }
 }
 
-/// A test that fails shows what it logged.
+/// Kills the process. A failing test prints its log.
 fn stop_child(child: &mut Option<Child>, log: &Path) {
     if let Some(mut child) = child.take() {
         child.kill().unwrap();
@@ -321,12 +321,12 @@ impl ClusterGateway {
         TestClient::new(self.api)
     }
 
-    /// What it says of itself on the operators' listener.
+    /// The gateway's metrics from the admin listener.
     pub(crate) fn metrics(&self) -> String {
         TestClient::new(self.admin).get("/metrics").text()
     }
 
-    /// Waits until it, or one of its name before it, has logged a line of this level with these words.
+    /// Waits until this gateway, or an earlier one with its name, has logged a line of this level with these words.
     pub(crate) async fn until_logged(&self, level: &str, words: &str) {
         let has = |line: &str| line.contains(level) && line.contains(words);
         let logged = async {
@@ -338,7 +338,7 @@ impl ClusterGateway {
         in_time.unwrap_or_else(|_| panic!("no {level} with '{words}' in the log of {}", self.log.display()));
     }
 
-    /// Waits until it says that it is ready.
+    /// Waits until the gateway reports ready.
     pub(crate) async fn until_ready(&self) {
         let client = self.client();
         let ready = blocking(move || while client.get("/readyz").status != 200 {});
@@ -357,7 +357,7 @@ impl ClusterGateway {
         self.child.as_mut().unwrap().try_wait().unwrap().is_some()
     }
 
-    /// Waits for its end.
+    /// Waits for the process to end.
     pub(crate) async fn wait_owned(mut self) {
         self.wait().await;
     }
@@ -375,7 +375,7 @@ impl Drop for ClusterGateway {
     }
 }
 
-/// Runs what blocks beside the test's own tasks.
+/// Runs blocking work beside the test's own tasks.
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(work).await.unwrap()
 }

@@ -1,4 +1,4 @@
-//! Launchers and what is asked of them: what all tests of them share, whatever runs their Pods.
+//! Launchers and their requests: helpers for all tests of launchers, with any runner of Pods.
 
 use k8s_openapi::{
     api::core::v1::Pod, apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
@@ -20,18 +20,18 @@ use crate::{
     support::{FIELD_MANAGER, apply_definition, cluster},
 };
 
-/// What a launcher keeps of its engines is one annotation for each.
+/// Returns the launcher's records of its engines: one annotation each.
 pub(crate) fn engines(launcher: &Pod) -> Vec<Value> {
     let ours = launcher.annotations().iter().filter(|(key, _)| key.starts_with("engines.rouse.dev/"));
     ours.map(|(_, text)| serde_json::from_str(text).unwrap()).collect()
 }
 
-/// Which lives they are in.
+/// Returns the generations of the launcher's engines.
 pub(crate) fn generations(launcher: &Pod) -> Vec<Value> {
     engines(launcher).iter().map(|own| own["generation"].clone()).collect()
 }
 
-/// Tells the cluster that all tests share the public project's kinds.
+/// Defines the public project's kinds in the cluster that all tests share.
 pub(crate) async fn define_fma_kinds() {
     static DEFINED: OnceCell<()> = OnceCell::const_new();
     let define = async || {
@@ -62,8 +62,8 @@ impl<R> Installation<'_, R> {
         Api::namespaced_with(self.site.admin.clone(), namespace, &ApiResource::from_gvk(&gvk))
     }
 
-    /// A LauncherConfig, of whose Pods this is the container; they are labelled as of this, and hold so many engines, or more than a
-    /// test has.
+    /// Creates a LauncherConfig whose Pods have this container and this label. Each holds `most` engines, or by default
+    /// more than a test has.
     pub(crate) async fn launchers_of(&self, name: &str, mut container: Value, of: &str, most: Option<u32>) {
         container["name"] = json!("inference-server");
         container["env"] =
@@ -75,7 +75,7 @@ impl<R> Installation<'_, R> {
         self.object("LauncherConfig", name, spec).await;
     }
 
-    /// An InferenceServerConfig of this name, for launchers of this LauncherConfig.
+    /// Creates an InferenceServerConfig with this name, for launchers of this LauncherConfig.
     pub(crate) async fn server(&self, launchers: &str, name: &str, flags: &str) {
         let options = format!("--model {name} --enable-sleep-mode --start-time 100ms {flags}");
         let spec = json!({"launcherConfigName": launchers, "modelServerConfig": {
@@ -88,7 +88,7 @@ impl<R> Installation<'_, R> {
         self.pods().list(&of).await.unwrap().items
     }
 
-    /// Waits until requesters of this name and all launchers are so.
+    /// Waits until the requesters of this name and all launchers fit, and returns them.
     pub(crate) async fn until_launchers(
         &self,
         name: &str,
@@ -98,14 +98,14 @@ impl<R> Installation<'_, R> {
         self.until_pods(async || (self.pairs(name).await.0, self.launchers().await), what, fits).await
     }
 
-    /// One requester that is ready, and one launcher.
+    /// Waits for one ready requester and one launcher, and returns them.
     pub(crate) async fn until_launched(&self, name: &str) -> (Pod, Pod) {
         let (mut requesters, mut launchers) =
             self.until_launchers(name, "a ready requester", is_served).await;
         (requesters.remove(0), launchers.remove(0))
     }
 
-    /// No requester of this name, and so many engines in the one launcher, which is nobody's.
+    /// Waits for no requester of this name and this many engines in the only launcher, which has no requester.
     pub(crate) async fn until_unbound(&self, name: &str, left: usize) -> Pod {
         let fits = |requesters: &[Pod], launchers: &[Pod]| {
             is_unbound(requesters, launchers)

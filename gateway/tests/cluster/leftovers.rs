@@ -1,4 +1,4 @@
-//! What is left of gateways that are gone.
+//! Objects and requests that ended gateways leave behind.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::{
     support::FIELD_MANAGER,
 };
 
-/// One that nothing and nobody runs, with so many seconds between its deletion and its kill.
+/// A Pod that no kubelet runs, with this grace in seconds between its deletion and its kill.
 async fn pod(world: &Installation<'_>, name: &str, grace: u64) -> Pod {
     let pod = json!({
         "metadata": {"name": name},
@@ -42,7 +42,7 @@ async fn until(world: &Installation<'_>, name: &str, what: &str, there: bool) {
     wait::until(&replicas(world), name, what, fits).await.unwrap();
 }
 
-/// At the gateway that there is; what it says of that.
+/// Waits until the gateway reports one waiting request, and returns that report.
 pub(crate) async fn a_request_waits(world: &Installation<'_>) -> GatewayReplica {
     let waiting = |found: &Option<GatewayReplica>| {
         found.as_ref().and_then(|found| found.status.as_ref()).is_some_and(|status| status.waiting == 1)
@@ -69,12 +69,12 @@ async fn a_gateways_object_goes_with_it_or_with_its_pod() {
     until(&world, "gateway-0", "it to go with its Pod", false).await;
 }
 
-/// Its Pod's grace may be over before a request that waits there is.
+/// The grace of a gateway's Pod may end before its waiting requests do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_is_to_end_leaves_the_lease_to_others_before_its_requests_are_over() {
     let world = Installation::new("leftovers-lease", 1, "16Gi").await;
     world.model("slow", "10Gi", "--start-time 60s", json!({})).await;
-    // Some times as long as it takes to see the lease given back.
+    // Several times as long as the release of the lease takes to be seen.
     let gateway = world.gateway("gateway-0", "shutdown: {grace: 10s}");
     let client = gateway.client();
     let waits = tokio::spawn(blocking(move || client.chat("slow", false, 4)));
@@ -87,13 +87,13 @@ async fn one_that_is_to_end_leaves_the_lease_to_others_before_its_requests_are_o
     };
     wait::until(&leases, LEASE_NAME, "it to be given back", given).await.unwrap();
     assert!(!waits.is_finished(), "the request waits for as long as it may");
-    // Nobody leads: what it waits for cannot be had. Its object is gone before its client is told.
+    // No gateway leads, so the engine cannot start. The gateway's object is removed before its client gets the answer.
     assert_eq!(waits.await.unwrap().status, 503);
     assert!(replicas(&world).get_opt("gateway-0").await.unwrap().is_none());
     gateway.wait_owned().await;
 }
 
-/// Whatever its file says. The kubelet's part is played here.
+/// The Pod's grace counts, whatever the gateway's file says. The test plays the kubelet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_with_a_request_that_waits_leaves_nothing_behind_when_its_kubelet_would_kill_it() {
     const GRACE: u64 = 20;
@@ -137,7 +137,7 @@ async fn what_a_dead_gateway_waited_for_starts_nothing() {
         api.patch_status(name, &how, &Patch::Apply(&object)).await.unwrap();
     };
     write("dead", "wanted").await;
-    // As long as one that is silent counts.
+    // As long as a silent gateway's report counts.
     tokio::time::sleep(Duration::from_secs(61)).await;
     write("lives", "asked").await;
     let _gateway = world.gateway("gateway-0", "");

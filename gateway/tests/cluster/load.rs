@@ -1,7 +1,7 @@
-//! Clients of several gateways at once, as a Service has them: each goes to another gateway when it is refused a connection,
-//! and sends nothing a second time that it has begun.
+//! Clients of several gateways at once, as behind a Service: each moves to another gateway when its connection is
+//! refused, and never resends a request that it has begun.
 //!
-//! They live in a thread of their own: a test that blocks holds up none of them.
+//! The clients run in a thread of their own, so a blocking test delays none of them.
 
 use std::{
     io::ErrorKind,
@@ -24,25 +24,25 @@ use tokio::{
 
 use crate::client::{TestResponse, chat_body, request};
 
-/// Nothing that is asked for takes so long.
+/// Longer than any request takes.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// A connection is given up after so many requests, so that gateways that come back get their share.
+/// A client closes a connection after this many requests, so that restarted gateways get their share.
 const MAX_USES_PER_CONNECTION: u32 = 100;
 
-/// What is asked for.
+/// The requested load.
 #[derive(Clone, Copy)]
 pub(crate) struct BackgroundLoadSpec {
-    /// The model of short requests, and how many of them are begun in a second by how many clients.
+    /// The model of short requests, how many of them start per second, and the number of their clients.
     pub(crate) short: &'static str,
     pub(crate) rate: u32,
     pub(crate) clients: u32,
-    /// The model of streams, how many are always open, and how long each is.
+    /// The model of streams, how many are always open, and their length in tokens.
     pub(crate) long: &'static str,
     pub(crate) streams: u32,
     pub(crate) tokens: u32,
 }
 
-/// Load that lasts until it is ended.
+/// Load that runs until the test ends it.
 pub(crate) struct BackgroundLoad {
     shared: Arc<BackgroundLoadShared>,
     started_at: Instant,
@@ -50,7 +50,7 @@ pub(crate) struct BackgroundLoad {
     thread: JoinHandle<()>,
 }
 
-/// What became of it.
+/// The results of the load.
 #[derive(Debug)]
 pub(crate) struct BackgroundLoadResult {
     pub(crate) answered: u64,
@@ -96,22 +96,22 @@ impl BackgroundLoad {
         Self { shared, started_at: Instant::now(), stop, thread }
     }
 
-    /// This one is there as well from now on.
+    /// Adds a gateway to the load.
     pub(crate) fn add_gateway(&self, gateway: SocketAddr) {
         self.shared.gateways().push(gateway);
     }
 
-    /// It has ended: whoever listens there next is another.
+    /// Removes an ended gateway: its address may belong to another process next.
     pub(crate) fn remove_gateway(&self, gateway: SocketAddr) {
         self.shared.gateways().retain(|known| *known != gateway);
     }
 
-    /// Short requests that were answered until now.
+    /// Short requests that were answered so far.
     pub(crate) fn answered(&self) -> u64 {
         self.shared.answered.load(Relaxed)
     }
 
-    /// Begins nothing more, and waits for what is under way.
+    /// Starts no further request, and waits for the running ones.
     pub(crate) fn end(self) -> BackgroundLoadResult {
         self.stop.send_replace(true);
         let took = self.started_at.elapsed();
@@ -142,7 +142,7 @@ async fn run(shared: Arc<BackgroundLoadShared>, stop: watch::Receiver<bool>) {
     }
 }
 
-/// One client of short requests: each has its moment, and those whose moment has passed are sent at once.
+/// One client of short requests. Each request has a due time, and an overdue request is sent at once.
 async fn ask(
     shared: Arc<BackgroundLoadShared>,
     stop: watch::Receiver<bool>,
@@ -180,7 +180,7 @@ async fn ask(
     }
 }
 
-/// One client that has a stream open at all times.
+/// One client that always has a stream open.
 async fn listen(shared: Arc<BackgroundLoadShared>, stop: watch::Receiver<bool>) {
     let BackgroundLoadSpec { long, tokens, .. } = shared.spec;
     let text = request("/v1/chat/completions", "", &chat_body(long, true, tokens));
@@ -212,7 +212,7 @@ impl BackgroundLoadShared {
         self.failed.lock().unwrap().push(FailedLoadRequest { gateway, begun, why });
     }
 
-    /// To the next gateway in turn that takes a connection.
+    /// Connects to the next gateway in turn that accepts.
     async fn connect(&self) -> TcpStream {
         let given_up = Instant::now() + REQUEST_TIMEOUT;
         loop {
@@ -226,7 +226,7 @@ impl BackgroundLoadShared {
                     stream.set_nodelay(true).unwrap();
                     return stream;
                 }
-                // Refused, or reset by a process that was killed in this moment: nothing was said on it.
+                // Refused, or reset by a process that was just killed: the client has sent nothing on this connection.
                 Err(error) => assert!(Instant::now() < given_up, "no gateway takes connections: {error}"),
             }
         }
@@ -239,7 +239,7 @@ struct BackgroundConnection {
 }
 
 impl BackgroundConnection {
-    /// Its other side has not ended it: as every client looks before it uses a connection again.
+    /// Whether the peer has not closed the connection. Every client checks that before it reuses a connection.
     fn is_good(&self) -> bool {
         matches!(self.stream.try_read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
     }

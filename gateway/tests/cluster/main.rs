@@ -1,5 +1,4 @@
-//! What a gateway is in a cluster, against a real API server: as a user with the rights that the chart gives it, and no
-//! others.
+//! A gateway in a cluster, against a real API server: as a user with the chart's rights and no others.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 

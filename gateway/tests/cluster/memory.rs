@@ -1,4 +1,4 @@
-//! What engines were seen to use of their accelerators, by the stubs beside them.
+//! Accelerator memory of engines, as the stubs beside them measure it.
 
 use nix::sys::signal::Signal;
 use rouse::units::Bytes;
@@ -47,7 +47,7 @@ async fn the_most_that_an_engine_used_is_in_its_model_s_status_and_outlives_its_
     );
     until_metric(&gateway, &line).await;
 
-    // It uses less by now. Another gateway has seen nothing else, and knows what was seen.
+    // The engine uses less by now. The next gateway has read only the lower value, and knows the recorded peak.
     world.set_accelerators("qwen", &[("GPU-a", 50 << 10)]);
     gateway.signal(Signal::SIGKILL);
     gateway.wait_owned().await;
@@ -69,7 +69,7 @@ async fn what_others_use_of_the_same_accelerator_is_no_engine_s_peak() {
         world.set_accelerators(model, &[("GPU-a", mib)]);
         world.model(model, "30Gi", "", json!({})).await;
     }
-    // As of a container that sees accelerators of others as well.
+    // As in a container that sees other Pods' accelerators, too.
     world.set_accelerators("wide", &[("GPU-b", 70 << 10), ("GPU-c", 70 << 10)]);
     let gateway = world.gateway("gateway-0", "");
     world.until("wide", "accepted", |model| reason(model, "Accepted") == "Accepted").await;

@@ -1,4 +1,4 @@
-//! Models that are sent to another pool while nobody leads.
+//! Models that move to another pool while no gateway leads.
 
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -18,7 +18,8 @@ async fn a_booking_in_a_pool_that_its_model_no_longer_names_is_given_back() {
     Box::pin(given_back("moves-gone", true)).await;
 }
 
-/// A leader ends, the model is sent elsewhere, and another gateway gets the lead; `gone`: the engine has ended meanwhile.
+/// A leader ends, the model moves to another pool, and another gateway leads. With `gone` the engine has ended
+/// meanwhile.
 async fn given_back(name: &str, gone: bool) {
     let world = Installation::new(name, 1, "64Gi").await;
     world.model("qwen", "40Gi", "", json!({})).await;

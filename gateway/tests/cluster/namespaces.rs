@@ -1,4 +1,4 @@
-//! Whose models a gateway serves: those of its own namespace, of several, of all.
+//! The namespaces whose models a gateway serves: its own, several, or all.
 
 use std::collections::BTreeSet;
 
@@ -40,7 +40,8 @@ async fn one_gateway_serves_the_models_of_all_namespaces() {
     serves(&near, &far, &stranger, true).await;
 }
 
-/// A gateway in the first; `too`: the third is one of its namespaces as well.
+/// Asserts which models a gateway in the first namespace serves. With `too` the third namespace is one of its own as
+/// well.
 async fn serves(near: &Installation<'_>, far: &Installation<'_>, stranger: &Installation<'_>, too: bool) {
     near.model("near", "40Gi", "", json!({})).await;
     far.model("far", "40Gi", "", json!({})).await;
@@ -55,7 +56,7 @@ async fn serves(near: &Installation<'_>, far: &Installation<'_>, stranger: &Inst
     if too {
         stranger.until("stranger", "seen", |model| reason(model, "Ready") == "ScaledToZero").await;
     } else {
-        // Nobody may write there, and its owner is told all the same.
+        // The gateway has no right to write there, and the definition's default status informs the owner all the same.
         let unseen = stranger.models().get("stranger").await.unwrap();
         let said = unseen.status.unwrap_or_default().conditions;
         let ready = said.iter().find(|condition| condition.type_ == "Ready").unwrap();

@@ -1,4 +1,4 @@
-//! Where engines come to be, and what is written of that.
+//! On which nodes engines run, and how the gateway records that.
 
 use std::{
     fs::{self, OpenOptions},
@@ -66,7 +66,7 @@ async fn a_booking_is_placed_on_the_node_of_its_pod_and_the_nodes_object_says_so
     wait::until(&copies, &node, "nothing booked", empty).await.unwrap();
 }
 
-/// The stub waits for its driver, and answers who asks it meanwhile that it does not know yet.
+/// The stub waits for its driver, and reports until then that it does not know its accelerators.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_serves_before_its_stub_knows_its_accelerators_is_placed_on_them_later() {
     let world = Installation::new("node-late", 2, "128Gi").await;
@@ -139,7 +139,8 @@ async fn a_nodes_object_lists_the_accelerators_that_stubs_report_and_those_that_
     wait::until(&copies, node, "one is gone", |copy| listed(copy) == ["GPU-a"]).await.unwrap();
 }
 
-/// Its Pod asks for one accelerator, and the pool's sum has room; only the accelerator that it comes to has not.
+/// The engine's Pod asks for one accelerator, and the pool's sum has room; only the accelerator that the Pod gets lacks
+/// room.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_comes_to_an_accelerator_without_room_for_it_goes_and_whoever_waits_is_told() {
     let site = GatewayNamespace::new(cluster().await, "node-misplaced").await;

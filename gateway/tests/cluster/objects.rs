@@ -1,4 +1,4 @@
-//! Good objects are stored as they were written, with what they leave out as the pages say.
+//! Valid objects are stored as written, with the documented defaults.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ fn condition(kind: &str, reason: &str, message: &str) -> Value {
     })
 }
 
-/// Spec and status with every field that goes together with mode deployment and a template.
+/// Spec and status with every field that is valid together with mode deployment and a template.
 pub(crate) fn full_model() -> (Value, Value) {
     let spec = json!({
         "modelName": "meta-llama/Llama-3.3-70B-Instruct",
@@ -94,7 +94,7 @@ pub(crate) fn full_model() -> (Value, Value) {
     (spec, status)
 }
 
-/// The fields that do not go together with those.
+/// The fields that are not valid together with those.
 fn other_models() -> [Value; 2] {
     [
         json!({ "modelName": "gpt-oss", "mode": "external", "backendUrl": "http://gpt-oss:8000" }),
@@ -168,7 +168,7 @@ fn uuid(seed: u64) -> AcceleratorId {
     AcceleratorId::from(format!("GPU-{:08x}-{:04x}-4000-8000-{seed:012x}", bits >> 32, bits >> 16 & 0xffff))
 }
 
-/// What the schema has and none of these values does.
+/// Collects the schema's fields that none of these values has.
 fn missing(path: &str, schema: &JSONSchemaProps, values: &[&Value], into: &mut Vec<String>) {
     for (name, below) in schema.properties.iter().flatten() {
         let path = format!("{path}.{name}");
@@ -190,7 +190,7 @@ fn missing(path: &str, schema: &JSONSchemaProps, values: &[&Value], into: &mut V
     }
 }
 
-/// Api of this kind, whatever its objects hold.
+/// An API of this kind for untyped objects.
 fn api<K: kube::Resource<DynamicType = ()>>(site: &GatewayNamespace<'_>) -> Api<DynamicObject> {
     let resource = ApiResource::erase::<K>(&());
     let definition = crd::all().into_iter().find(|crd| crd.spec.names.kind == K::kind(&())).unwrap();
@@ -205,7 +205,7 @@ fn object<K: kube::Resource<DynamicType = ()>>(name: &str, spec: &Value) -> Dyna
     DynamicObject::new(name, &resource).data(json!({ "spec": spec }))
 }
 
-/// Written, read back, and its status after it, by which nothing else is changed.
+/// Creates an object, reads it back, and then writes its status, which changes nothing else.
 async fn kept<K: kube::Resource<DynamicType = ()>>(
     site: &GatewayNamespace<'_>,
     name: &str,
@@ -215,7 +215,7 @@ async fn kept<K: kube::Resource<DynamicType = ()>>(
     let mut made = api.create(&PostParams::default(), &object::<K>(name, &spec)).await.unwrap();
     assert_eq!(api.get(name).await.unwrap().data["spec"], spec);
     let generation = made.metadata.generation;
-    // A definition may have one that says that nobody has looked yet.
+    // A definition may have a default status for objects that no gateway has read yet.
     let before = made.data.get("status").cloned();
     assert_ne!(before.as_ref(), Some(&status));
 
@@ -289,7 +289,7 @@ async fn what_is_left_out_is_filled_in_as_the_types_say() {
         want.as_object_mut().unwrap().retain(|name, _| !given.contains_key(name));
         assert_eq!(filled, want);
     }
-    // Half an engine, and a null where nothing was to be said.
+    // A partial engine, and nulls for fields without a value.
     let spec = json!({
         "modelName": "half", "memory": "1Gi", "containerImage": "x", "engine": { "kind": "vllm", "port": null },
         "priority": null, "eviction": null,
@@ -318,7 +318,7 @@ async fn what_is_left_out_is_filled_in_as_the_types_say() {
     assert_eq!(made.data["spec"], want);
 }
 
-/// 1,000 nodes with 8 accelerators; on each one engine awake and four asleep, of 2,000 models.
+/// 1,000 nodes with 8 accelerators; one awake and four sleeping engines on each accelerator, of 2,000 models.
 fn a_large_ledger() -> Ledger {
     let one = |id: u64| {
         let (node, layer, model) = (id / 8 % 1000, id / 8000, id * 7919 % 2000);

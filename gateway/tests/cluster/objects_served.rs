@@ -1,4 +1,4 @@
-//! What objects do to a gateway that runs: bad ones to nobody else, and those that somebody else runs.
+//! Objects and a running gateway: invalid objects harm no other model, and external backends get no forbidden request.
 
 use std::{
     io::{Read as _, Write as _},
@@ -24,7 +24,7 @@ async fn a_bad_object_says_so_and_harms_no_other() {
     world.apply("metadata", &external).await.unwrap();
     let lost = json!({"modelName": "lost", "mode": "external", "backendUrl": "http://nobody-there:8000"});
     world.apply("lost", &lost).await.unwrap();
-    // The schema lets it pass; a Deployment of it is refused.
+    // The schema accepts the model; the API server refuses its Deployment.
     let broken = json!({"template": {"spec": {"containers": [{"name": "engine", "image": "rouse/engine", "ports": [{"containerPort": 99999}]}]}}});
     world.model("broken", "10Gi", "", broken).await;
     for (name, why) in [("homeless", "NoPool"), ("twin", "DuplicateName"), ("metadata", "ForbiddenBackend")] {
@@ -47,7 +47,7 @@ async fn a_bad_object_says_so_and_harms_no_other() {
     assert_eq!(world.reserved_gib().await, [("good".to_owned(), 10)], "what failed holds nothing");
 }
 
-/// Why a pool is not ready, as its condition says.
+/// Why a pool is not ready, from its conditions.
 fn why(pool: &Option<AcceleratorPool>) -> String {
     let conditions =
         pool.iter().filter_map(|pool| pool.status.as_ref()).flat_map(|status| &status.conditions);
@@ -92,7 +92,7 @@ async fn a_pool_that_grows_lets_in_who_found_no_room() {
     let world = Installation::new("served-grows", 2, "16Gi").await;
     world.model("large", "40Gi", "", json!({"queue": {"policy": "reject"}})).await;
     let gateway = world.gateway("gateway-0", "");
-    // Who does not lead refuses as well, and has no say in statuses.
+    // The status shows that this gateway leads: a gateway that does not lead refuses as well, and writes no statuses.
     world.until("large", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
     let client = gateway.client();
     let refused = blocking(move || client.chat("large", false, 4)).await;

@@ -1,4 +1,4 @@
-//! The API server goes away, and comes back: who leads meanwhile.
+//! The API server stops and comes back: which gateway leads meanwhile.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use crate::{
     support::own_cluster,
 };
 
-/// A renewal may be due just when the server goes, and the next attempt just before it is back: so much of the deadline is
-/// lost to neither.
+/// An outage that costs no lease, even if a renewal is due just when the server stops and the next attempt comes just
+/// before the server is back.
 const IN_TIME: Duration = Duration::from_secs(5);
 
 #[tokio::test]
@@ -26,7 +26,7 @@ async fn who_leads_goes_on_when_the_api_server_is_back_in_time() {
     let second = start("second").await;
     let witness = LeaderWatcher::of(&[&first, &second]);
 
-    // It hangs, and goes on.
+    // The server hangs, and then continues.
     cluster.freeze_server(ServerRole::ApiServer).await;
     sleep(IN_TIME).await;
     cluster.thaw_server(ServerRole::ApiServer).await;
@@ -34,7 +34,7 @@ async fn who_leads_goes_on_when_the_api_server_is_back_in_time() {
     let seen = witness.tell();
     assert_eq!((seen.len(), seen[0].leader), (1, Some((0, epoch))), "{seen:?}");
 
-    // It is killed, and another takes its place.
+    // The server is killed, and another takes its place.
     let witness = LeaderWatcher::of(&[&first, &second]);
     cluster.kill_server(ServerRole::ApiServer).await;
     let gone = Instant::now();
@@ -43,7 +43,7 @@ async fn who_leads_goes_on_when_the_api_server_is_back_in_time() {
     sleep(RENEW_DEADLINE).await;
     let seen = witness.tell();
     println!("the API server was away for {away:?}: {seen:?}");
-    // How long it takes to start is not up to us; what follows from that is.
+    // The test cannot control how long the server takes to start, only what follows.
     if away < IN_TIME {
         assert_eq!((seen.len(), seen[0].leader), (1, Some((0, epoch))), "{seen:?}");
     } else {

@@ -1,6 +1,6 @@
-//! What the pages tell their readers to do in a cluster, done as it stands there: `sh kubectl` by a shell, in which kubectl and curl note
-//! what they are told, and then by what they do with it; objects as `kubectl apply -f -` would. Only the names of the two namespaces are
-//! others, since tests share a cluster.
+//! The pages' instructions for a cluster, done as written. A shell runs each `sh kubectl` block with recorders for
+//! kubectl and curl, and this test then carries out the recorded calls. Objects are applied as `kubectl apply -f -`
+//! would. Only the names of the two namespaces differ, because tests share a cluster.
 
 use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command};
 
@@ -27,7 +27,7 @@ use crate::{
     support::{FIELD_MANAGER, cluster, repo_path},
 };
 
-/// Stands for kubectl and for curl.
+/// A script in place of kubectl and curl that records its arguments and input.
 const NOTES: &str = r#"#!/bin/bash
 set -eu
 call=$(mktemp -d "$CALLS/$(date +%s%N)-XXXX")
@@ -35,13 +35,13 @@ printf '%s\0' "$(basename "$0")" "$@" > "$call/words"
 case " $* " in *" -f - "*) cat > "$call/input" ;; esac
 "#;
 
-/// One call of them, and what it was given to read.
+/// One recorded call and its standard input.
 struct RecordedProgramCall {
     words: Vec<String>,
     input: String,
 }
 
-/// Those that a shell makes of a block.
+/// Runs a block in a shell and returns its recorded calls.
 fn calls(block: &str, at: &str) -> Vec<RecordedProgramCall> {
     let folder = tempfile::tempdir().unwrap();
     let (programs, noted) = (folder.path().join("bin"), folder.path().join("calls"));
@@ -68,25 +68,25 @@ fn calls(block: &str, at: &str) -> Vec<RecordedProgramCall> {
         RecordedProgramCall { words, input: fs::read_to_string(folder.join("input")).unwrap_or_default() }
     };
     let mut calls: Vec<RecordedProgramCall> = folders.iter().map(|folder| call(folder)).collect();
-    // It runs beside what comes behind it.
+    // The port forward runs beside the calls that follow it.
     calls.sort_by_key(|call| !call.words.iter().any(|word| word == "port-forward"));
     calls
 }
 
-/// Who does what a page says.
+/// A reader who carries out the pages' instructions.
 struct DocsReader {
     client: kube::Client,
-    /// By their names on the pages.
+    /// The real namespaces by their names on the pages.
     namespaces: [(&'static str, Namespace); 2],
     made: BTreeSet<String>,
-    /// Namespace, Service and the two ports.
+    /// The namespace, the Service and the two ports of the forward.
     forwarded: Option<(String, String, [u16; 2])>,
-    /// Accounts that were given rights.
+    /// Accounts with rights from the pages.
     accounts: BTreeSet<String>,
 }
 
 impl DocsReader {
-    /// The page's namespace, which it must have had made.
+    /// The real namespace for the page's name. The page must have created it before.
     fn namespace(&self, name: &str, at: &str) -> &str {
         assert!(self.made.contains(name), "{at}: the namespace {name} is not made yet");
         self.real(name)
@@ -143,7 +143,7 @@ impl DocsReader {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// What a gateway behind the forwarded port of its Service answers.
+    /// Gets an answer from a gateway behind the forwarded port of its Service.
     async fn get(&self, url: &str, at: &str) -> Value {
         let (namespace, service, [here, there]) = self.forwarded.as_ref().expect(at);
         let path = url.strip_prefix(&format!("localhost:{here}")).expect(at).to_owned();
@@ -161,7 +161,7 @@ impl DocsReader {
         answer.json()
     }
 
-    /// Every document of this text. `into`: the namespace of the command line.
+    /// Applies every document of this text. `into`: the namespace of the command line.
     async fn apply(&mut self, text: &str, into: Option<&str>, at: &str) {
         for document in text.split("---\n").filter(|document| !document.trim().is_empty()) {
             let mut object: Value =
@@ -179,7 +179,7 @@ impl DocsReader {
         }
     }
 
-    /// Names of namespaces, wherever an object has them.
+    /// Replaces the page's namespace names in an object with the real ones.
     fn rename(&mut self, object: &mut Value) {
         if object["metadata"]["namespace"].is_string() {
             object["metadata"].as_object_mut().unwrap().remove("namespace");
@@ -188,14 +188,14 @@ impl DocsReader {
             subject["namespace"] = json!(self.real(subject["namespace"].as_str().unwrap()));
             self.accounts.insert(subject["name"].as_str().unwrap().to_owned());
         }
-        // These are nobody's own in a cluster that tests share.
+        // Tests share a cluster, so a ClusterRoleBinding gets a name of its own.
         if object["kind"] == "ClusterRoleBinding" {
             let name = object["metadata"]["name"].as_str().unwrap();
             object["metadata"]["name"] = json!(format!("{name}-{}", self.real("rouse")));
         }
         if object["kind"] == "ConfigMap" {
             let text = object["data"]["rouse.yaml"].as_str().unwrap();
-            // Pods are processes of this machine, each with an address of its own.
+            // Pods are processes on this machine, each with an address of its own.
             let listens = r#"listen: {api: "0.0.0.0:8080"}"#;
             assert!(text.contains(listens), "{text}");
             let here = r#"listen: {api: "${env:POD_IP}:8080", admin: "${env:POD_IP}:8081"}"#;
@@ -218,13 +218,13 @@ impl DocsReader {
         };
         let mut parameters = PatchParams::apply(FIELD_MANAGER).force();
         parameters.field_validation = Some(ValidationDirective::Strict);
-        // Of dual pods it is enough that the API server takes them: what becomes of them has tests of its own.
+        // For dual pods the API server only has to accept the objects: other tests cover their effects.
         parameters.dry_run = at.starts_with("docs/dual-pods.md") && kind != "CustomResourceDefinition";
         let answer = api.patch(name, &parameters, &Patch::Apply(object)).await;
         assert!(answer.is_ok(), "{at}: {kind} {name}: {}", answer.unwrap_err());
     }
 
-    /// All that this page says, in its order.
+    /// Carries out everything on this page, in order.
     async fn does(&mut self, page: &str) {
         let text = read(page);
         let mut number = 0;
@@ -281,13 +281,13 @@ async fn the_pages_lead_to_gateways_that_serve_a_model_and_to_objects_that_an_ap
         model.as_ref().is_some_and(|model| reason(model, "Accepted") == "Accepted")
     };
     wait::until(&models, "llama-70b", "accepted", accepted).await.unwrap();
-    // And a client is told of the model there.
+    // A client sees the model in the list as well.
     let is_listed = |told: &Value| {
         let mut models = told["data"].as_array().unwrap().iter();
         models.any(|model| model["id"] == "meta-llama/Llama-3.3-70B-Instruct")
     };
     let listed = async {
-        // The leader has accepted it, and another gateway may be the one that is asked.
+        // The leader has accepted the model, but the forwarded port may lead to another gateway.
         while !is_listed(&reader.get("localhost:8080/v1/models", "the port that the page forwards").await) {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
@@ -295,9 +295,9 @@ async fn the_pages_lead_to_gateways_that_serve_a_model_and_to_objects_that_an_ap
     tokio::time::timeout(wait::WAIT_TIMEOUT, listed).await.expect("the gateway lists the model");
 
     reader.does("docs/dual-pods.md").await;
-    // What the page replaces in a manifest must be in it.
+    // The manifest must contain the text that the page replaces.
     assert!(reader.accounts.contains("rouse-fma-controllers"), "{:?}", reader.accounts);
-    // Pools belong to no namespace.
+    // Pools belong to no namespace, so the test deletes its own.
     let pools: Api<AcceleratorPool> = Api::all(reader.client.clone());
     pools.delete("default", &DeleteParams::default()).await.unwrap();
     drop(runner);

@@ -1,5 +1,4 @@
-//! Requesters that a user makes, and the providers that they get: what all tests of dual pods ask and wait for, whatever runs
-//! their Pods.
+//! Requesters that a user creates, and their providers: helpers for all tests of dual pods, with any runner of Pods.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -18,7 +17,7 @@ use crate::{
     support::FIELD_MANAGER,
 };
 
-/// A requester as the kubelet's side of it was last seen, and whose it is.
+/// Whether the kubelet reports the Pod as ready.
 pub(crate) fn is_ready(pod: &Pod) -> bool {
     let status = pod.status.as_ref();
     let conditions = status.and_then(|status| status.conditions.as_ref());
@@ -42,30 +41,30 @@ pub(crate) fn is_served(requesters: &[Pod], providers: &[Pod]) -> bool {
         && label(provider, "sleeping") == Some("false")
 }
 
-/// Whether there is no requester, and one provider that is nobody's.
+/// Whether no requester exists, and one provider without a requester.
 pub(crate) fn is_unbound(requesters: &[Pod], providers: &[Pod]) -> bool {
     requesters.is_empty() && matches!(providers, [provider] if label(provider, "dual").is_none())
 }
 
-/// Whether there is one Pod of each kind, and neither of these two is left.
+/// Whether one Pod of each kind exists, and neither of these two is left.
 pub(crate) fn both_replaced(requester: &Pod, provider: &Pod) -> impl Fn(&[Pod], &[Pod]) -> bool {
     let old = [requester.uid(), provider.uid()];
     let new = move |pods: &[Pod]| matches!(pods, [pod] if !old.contains(&pod.uid()));
     move |requesters, providers| new(requesters) && new(providers)
 }
 
-/// Where a Pod is.
+/// The Pod's IP address.
 pub(crate) fn address(pod: &Pod) -> IpAddr {
     pod.status.as_ref().unwrap().pod_ip.as_ref().unwrap().parse().unwrap()
 }
 
-/// A stream from the requester that is there.
+/// Streams a chat from this requester.
 pub(crate) async fn chat_with_requester(requester: IpAddr, model: &str) -> TestResponse {
     let (client, model) = (TestClient::new(SocketAddr::new(requester, 8082)), model.to_owned());
     blocking(move || client.chat(&model, true, 5)).await
 }
 
-/// What makes an engine of a requester: `command` are the arguments of this image.
+/// The server patch that makes an engine of a requester. `command` has the arguments of this image.
 pub(crate) fn patch(name: &str, image: &str, command: &str) -> String {
     let args: Vec<&str> = command.split_whitespace().collect();
     let patch: Value = json!({
@@ -81,14 +80,14 @@ pub(crate) fn patch(name: &str, image: &str, command: &str) -> String {
     patch.to_string()
 }
 
-/// What an engine of this name is started with.
+/// The arguments of an engine with this name.
 pub(crate) fn flags(name: &str) -> String {
     format!("--host $(POD_IP) --port 8000 --model {name} --enable-sleep-mode --start-time 100ms")
 }
 
 impl<R> Installation<'_, R> {
-    /// So many requesters of this name in the pool; each asks for `gpus`, and for an engine by its annotations. `env` is what its
-    /// stub is told beside its address.
+    /// Creates requesters with this name in the pool. Each asks for `gpus` accelerators, and for an engine by its
+    /// annotations. `env` extends its stub's environment.
     pub(crate) async fn create_requesters(
         &self,
         name: &str,
@@ -141,7 +140,7 @@ impl<R> Installation<'_, R> {
         self.pods().delete(&pod.name_any(), &DeleteParams::default()).await.unwrap();
     }
 
-    /// Requesters of this name, and their providers, by what their labels say.
+    /// Returns the requesters of this name and their providers, by their labels.
     pub(crate) async fn pairs(&self, name: &str) -> (Vec<Pod>, Vec<Pod>) {
         let list = async |labels: String| {
             self.pods().list(&ListParams::default().labels(&labels)).await.unwrap().items
@@ -149,7 +148,7 @@ impl<R> Installation<'_, R> {
         (list(format!("app={name}")).await, list(format!("engine={name}")).await)
     }
 
-    /// Waits until these Pods are so: the requesters, and the providers.
+    /// Waits until the requesters and the providers fit, and returns them.
     pub(crate) async fn until_pair(
         &self,
         name: &str,
@@ -159,7 +158,7 @@ impl<R> Installation<'_, R> {
         self.until_pods(async || self.pairs(name).await, what, fits).await
     }
 
-    /// Waits until these two kinds of Pods are so.
+    /// Waits until two kinds of Pods fit, and returns them.
     pub(crate) async fn until_pods(
         &self,
         find: impl AsyncFn() -> (Vec<Pod>, Vec<Pod>),
@@ -185,13 +184,13 @@ impl<R> Installation<'_, R> {
         }
     }
 
-    /// One requester that is ready, with an engine.
+    /// Waits for one ready requester with an engine, and returns both Pods.
     pub(crate) async fn until_served(&self, name: &str) -> (Pod, Pod) {
         let (mut requesters, mut providers) = self.until_pair(name, "a ready pair", is_served).await;
         (requesters.remove(0), providers.remove(0))
     }
 
-    /// No requester, and one provider that is nobody's.
+    /// Waits for no requester and one sleeping provider without a requester, and returns the provider.
     pub(crate) async fn until_asleep(&self, name: &str) -> Pod {
         let fits = |requesters: &[Pod], providers: &[Pod]| {
             is_unbound(requesters, providers) && label(&providers[0], "sleeping") == Some("true")

@@ -1,5 +1,6 @@
-//! A gateway that is a process: this test program, started with the filter that runs nothing but [`gateway`]. It takes part in
-//! the election and does what it is told line by line; what it says has a mark, since libtest prints as well.
+//! A gateway process: this test program, started with a filter that runs nothing but [`gateway`]. The process takes
+//! part in the election and follows its input line by line. Its own output lines have a mark, because libtest prints as
+//! well.
 
 use std::{
     io::{self, BufRead as _},
@@ -32,14 +33,14 @@ use crate::{
     support::reservation_request,
 };
 
-/// The namespace of its lease.
+/// The namespace of the process's lease.
 const NAMESPACE_ENV: &str = "ROUSE_TEST_GATEWAY";
-/// Kubeconfigs: by which way it takes part in the election, and by which it books.
+/// Kubeconfigs of the process, one for the election and one for the ledger.
 const ELECTION_KUBECONFIG_ENV: &str = "ROUSE_TEST_ELECTION";
 const LEDGER_KUBECONFIG_ENV: &str = "ROUSE_TEST_BOOKS";
 const LINE_MARK: &str = "> ";
 
-/// The program. What waits for a line blocks a thread, and the election goes on beside it.
+/// Runs the process. A wait for a line blocks one thread, and the election continues on another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gateway() {
     let Ok(namespace) = std::env::var(NAMESPACE_ENV) else { return };
@@ -67,8 +68,8 @@ async fn gateway() {
     }
 }
 
-/// How often it was asked, and what came of it. The first time it says so, and goes on when it is told to: between what
-/// it read and what it writes.
+/// Reserves, and returns how often the closure ran and the outcome. The first run prints a line and waits for one,
+/// between its read and its write.
 async fn reserve(books: &PoolLedger, pool: &str, model: &str, bytes: Bytes) -> String {
     let mut asked = 0;
     let outcome = books.change(pool, |ledger, total| {
@@ -93,14 +94,14 @@ fn print_line(text: &str) {
     println!("\n{LINE_MARK}{text}");
 }
 
-/// The next line, without its end; nothing after the last.
+/// Reads the next line without its end. Returns none after the last line.
 fn read_line() -> Option<String> {
     let mut line = String::new();
     io::stdin().lock().read_line(&mut line).unwrap();
     (!line.is_empty()).then(|| line.trim_end().to_owned())
 }
 
-/// Such a process, from outside. Dropped, it is killed.
+/// The handle of such a process. The drop kills it.
 pub(crate) struct ScriptedGatewayProcess {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -108,7 +109,7 @@ pub(crate) struct ScriptedGatewayProcess {
 }
 
 impl ScriptedGatewayProcess {
-    /// It leads when this returns.
+    /// Starts the process, and returns once it leads.
     pub(crate) async fn start(
         site: &GatewayNamespace<'_>,
         election: &Link,
@@ -128,7 +129,7 @@ impl ScriptedGatewayProcess {
         self.stdin.write_all(format!("{line}\n").as_bytes()).await.unwrap();
     }
 
-    /// The next that it says.
+    /// The next line of the process.
     pub(crate) async fn next_line(&mut self) -> String {
         let said = async {
             loop {
@@ -141,7 +142,7 @@ impl ScriptedGatewayProcess {
         timeout(WAIT_TIMEOUT, said).await.expect("it says nothing")
     }
 
-    /// Stops every thread of it, and returns when they are.
+    /// Stops every thread of the process, and returns once all have stopped.
     pub(crate) async fn stop(&self) {
         self.signal(Signal::SIGSTOP);
         let tasks = format!("/proc/{}/task", self.pid());

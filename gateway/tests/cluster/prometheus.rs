@@ -1,4 +1,4 @@
-//! A real Prometheus, Debian's, for one test; and what it scrapes in DCGM's exporter's place.
+//! A real Prometheus, from Debian, for one test, and a stub of DCGM's exporter for it.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use tokio::time::{Duration, sleep, timeout};
 
 use crate::{client::TestClient, installation::blocking};
 
-/// A port of this machine that nobody has just now. Prometheus does not say which one it was given.
+/// A free port of this machine. Prometheus does not report the port of its listener.
 fn free() -> SocketAddr {
     ([127, 0, 0, 1], rouse_net::port::free().unwrap()).into()
 }
@@ -25,7 +25,7 @@ fn missing(program: &str, error: &std::io::Error) -> ! {
     panic!("{program}: {error}. It is in Debian's package: apt-get install prometheus")
 }
 
-/// A process; ended by its own pid when dropped.
+/// A Prometheus process. The drop kills it by its own pid.
 pub(crate) struct PrometheusServer {
     child: Child,
     pub(crate) address: SocketAddr,
@@ -33,7 +33,7 @@ pub(crate) struct PrometheusServer {
 }
 
 impl PrometheusServer {
-    /// One that scrapes these four times a second, each as a job of its own.
+    /// Starts a Prometheus that scrapes these addresses four times a second, each as a job of its own.
     pub(crate) async fn start(jobs: &[(&str, SocketAddr)]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let job = |(name, address): &(&str, SocketAddr)| {
@@ -60,7 +60,7 @@ impl PrometheusServer {
         started
     }
 
-    /// Returns when every job was scraped.
+    /// Returns once Prometheus has scraped every job.
     async fn is_up(&mut self, jobs: usize) {
         let up = async {
             loop {
@@ -81,13 +81,13 @@ impl PrometheusServer {
         let answer = blocking(move || client.get(&path)).await;
         match answer.status {
             200 => answer.json()["data"].clone(),
-            // It listens before it serves.
+            // Prometheus listens before it serves.
             503 => Value::Null,
             _ => panic!("{}", answer.text()),
         }
     }
 
-    /// Labels and value of each series that this names now.
+    /// Labels and value of each series that the query selects now.
     pub(crate) async fn query(&self, query: &str) -> Vec<(Value, f64)> {
         let encoded: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
         let data = self.get(format!("/api/v1/query?query={encoded}")).await;
@@ -96,14 +96,14 @@ impl PrometheusServer {
         series.into_iter().map(read).collect()
     }
 
-    /// The one value of this.
+    /// The only value of this query.
     pub(crate) async fn value(&self, query: &str) -> Option<f64> {
         let found = self.query(query).await;
         assert!(found.len() <= 1, "{query}: {found:?}");
         found.first().map(|(_, value)| *value)
     }
 
-    /// Waits until it has this value.
+    /// Waits until the query has this value.
     pub(crate) async fn until(&self, query: &str, expected: f64) {
         let there = async {
             while self.value(query).await != Some(expected) {
@@ -115,7 +115,7 @@ impl PrometheusServer {
         }
     }
 
-    /// The names of all that was scraped of this job.
+    /// The names of all series that Prometheus scraped from this job.
     pub(crate) async fn names(&self, job: &str) -> Vec<String> {
         let data = self.get(format!("/api/v1/label/__name__/values?match[]=%7Bjob=%22{job}%22%7D")).await;
         data.as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()).collect()
@@ -129,7 +129,7 @@ impl Drop for PrometheusServer {
     }
 }
 
-/// What `promtool check metrics` says of this; nothing, when all is well.
+/// The complaints of `promtool check metrics`; empty for valid metrics.
 pub(crate) fn lint(metrics: &str) -> String {
     let mut tool = Command::new("promtool")
         .args(["check", "metrics"])
@@ -148,7 +148,7 @@ pub(crate) fn lint(metrics: &str) -> String {
     all
 }
 
-/// Serves DCGM's exporter's format: the UUID, labels as in `a="b",c="d"`, and the MiB in use.
+/// Serves DCGM's exporter's format. An accelerator has its UUID, labels as in `a="b",c="d"`, and the MiB in use.
 pub(crate) struct DcgmExporterStub {
     pub(crate) address: SocketAddr,
     text: Arc<Mutex<String>>,
@@ -160,7 +160,7 @@ impl DcgmExporterStub {
         let address = listener.local_addr().unwrap();
         let text: Arc<Mutex<String>> = Arc::default();
         let served = Arc::clone(&text);
-        // It ends with the test's process.
+        // The thread ends with the test's process.
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
@@ -171,7 +171,7 @@ impl DcgmExporterStub {
                 }
                 let body = served.lock().unwrap().clone();
                 let head = "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nConnection: close";
-                // Whoever has gone is not answered.
+                // A client that has disconnected gets no answer.
                 drop(write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()));
             }
         });
@@ -191,13 +191,13 @@ impl DcgmExporterStub {
         *self.text.lock().unwrap() = text;
     }
 
-    /// One more series of an accelerator.
+    /// Adds a series of an accelerator.
     pub(crate) fn add(&self, metric: &str, uuid: &str, value: u64) {
         let line = format!("# TYPE {metric} gauge\n{metric}{{UUID=\"{uuid}\"}} {value}\n");
         self.text.lock().unwrap().push_str(&line);
     }
 
-    /// What of Prometheus's is scraped here has no series from now on.
+    /// Removes all series from now on.
     pub(crate) fn clear(&self) {
         self.text.lock().unwrap().clear();
     }

@@ -1,4 +1,4 @@
-//! A gateway says that it is ready once it has seen all that it serves by.
+//! A gateway reports ready once it has seen everything that it serves by.
 
 use std::{fs, net::SocketAddr};
 
@@ -13,16 +13,16 @@ use crate::{
     installation::{Installation, StartingGateway, blocking},
 };
 
-/// Where operators ask, which is known before.
+/// A free address for the admin listener, so that the test knows it before the start.
 fn free() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], rouse_net::port::free().unwrap()))
 }
 
-/// What `/readyz` of the admin listener says, once it is so.
+/// Waits until the answer of `/readyz` on the admin listener fits, and returns it.
 async fn says(operators: SocketAddr, what: &str, fits: impl Fn(&TestResponse) -> bool) -> TestResponse {
     let heard = async {
         loop {
-            // Nothing listens before the process has come so far.
+            // No port is open until the process has come so far.
             if std::net::TcpStream::connect(operators).is_ok() {
                 let answer = blocking(move || TestClient::new(operators).get("/readyz")).await;
                 if fits(&answer) {
@@ -35,7 +35,7 @@ async fn says(operators: SocketAddr, what: &str, fits: impl Fn(&TestResponse) ->
     timeout(WAIT_TIMEOUT, heard).await.unwrap_or_else(|_| panic!("it never says {what}"))
 }
 
-/// A gateway that watches these namespaces.
+/// Starts a gateway that watches these namespaces.
 fn start(world: &Installation<'_>, watched: &str, api: SocketAddr, operators: SocketAddr) -> StartingGateway {
     let file = world.file("gateway-0", "", "");
     let text = fs::read_to_string(&file).unwrap();
@@ -54,7 +54,7 @@ async fn who_may_see_nothing_is_not_ready_and_says_what_is_missing() {
     let (operators, api) = (free(), free());
     let starting = start(&world, &other, api, operators);
     let missing = format!("inferencemodels in {other}");
-    // Each watch comes in its own time: what may be seen is seen some time after what may not be is refused.
+    // Each watch takes its own time: the allowed ones deliver some time after the API server refuses the others.
     let all_but_refused = |answer: &TestResponse| {
         let text = answer.text();
         text.contains("forbidden") && text.contains(&missing) && !text.contains("nodes")
@@ -68,7 +68,7 @@ async fn who_may_see_nothing_is_not_ready_and_says_what_is_missing() {
             .text()
             .contains("rouse_build_info")
     );
-    // A model that has not been seen yet is none that there is not.
+    // The gateway must not answer 404 for a model that it has not seen yet.
     assert!(std::net::TcpStream::connect(api).is_err(), "requests are taken");
 
     world.site.install("namespace.yaml", Some(&other)).await;

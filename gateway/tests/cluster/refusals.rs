@@ -1,4 +1,4 @@
-//! What a schema refuses, and with which words: an object that is good is spoiled in one place each time.
+//! What a schema refuses, and its messages: each case spoils a valid object in one place.
 
 use kube::{
     Api,
@@ -12,7 +12,7 @@ use crate::{
     support::cluster,
 };
 
-/// What is merged into the good one, and what the refusal must say: which field, and what it has or should have.
+/// The change to the valid object, and the texts of the refusal: the field, and its value or the expected one.
 type RefusedSpecCase<'a> = (Value, &'a [&'a str]);
 
 fn merge(into: &mut Value, more: &Value) {

@@ -1,4 +1,4 @@
-//! Several gateways: all serve, one decides, and another does when that one is gone.
+//! Several gateways: all serve, one leads, and another leads once that one is gone.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,7 +23,7 @@ async fn a_request_that_waits_at_any_gateway_starts_its_model_and_is_served_ther
     world.model("one", "40Gi", "", json!({})).await;
     world.model("two", "40Gi", "", json!({})).await;
     let mut gateways = vec![world.gateway("gateway-0", ""), world.gateway("gateway-1", "")];
-    // Whichever of them leads, one of these models is asked for at the other.
+    // Whichever gateway leads, the other one gets a request for one of these models.
     for (gateway, model) in gateways.iter().zip(["one", "two"]) {
         let client = gateway.client();
         let answer = blocking(move || client.chat(model, true, 4)).await;
@@ -31,7 +31,7 @@ async fn a_request_that_waits_at_any_gateway_starts_its_model_and_is_served_ther
     }
     let pods = world.running().await;
     assert_eq!(pods.len(), 2);
-    // Both learn both from the statuses, and route by that: nobody waits.
+    // Both gateways learn of both engines from the statuses and route by that, so no request waits.
     for gateway in &gateways {
         for model in ["one", "two"] {
             at_once(gateway, model).await;
@@ -41,10 +41,10 @@ async fn a_request_that_waits_at_any_gateway_starts_its_model_and_is_served_ther
     let names = |pods: &[Pod]| pods.iter().map(|pod| pod.name_any()).collect::<BTreeSet<_>>();
     assert_eq!(names(&same), names(&pods), "nothing was started twice");
 
-    // What comes of a start that fails is told at both, by the one that decides and by the one that does not.
+    // Both gateways report the outcome of a failed start, the leader and the follower.
     world.model("broken", "40Gi", "--fault exit-at-start=3", json!({})).await;
     world.until("broken", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
-    // A follower hears of a model by its own watch.
+    // A follower learns of a model by its own watch.
     for gateway in &gateways {
         let known = async {
             while !lists(gateway, "broken").await {
@@ -60,7 +60,7 @@ async fn a_request_that_waits_at_any_gateway_starts_its_model_and_is_served_ther
         assert!(answer.text().contains("exited:3"), "{answer:?}");
     }
 
-    // The one that leads is killed: the other serves on, at once and from nothing.
+    // The leader is killed: the other gateway continues to serve without a pause.
     let holder = world.site.holder().await;
     let leads = usize::from(!holder.starts_with("gateway-0"));
     assert!(holder.starts_with(&format!("gateway-{leads}")), "{holder:?} leads");
@@ -90,13 +90,13 @@ async fn ask(gateway: &ClusterGateway, model: &'static str) -> TestResponse {
     blocking(move || client.chat(model, false, 4)).await
 }
 
-/// Waits until this gateway gives the model's engine to a request that did not wait, as it does once it has read of the engine.
+/// Waits until this gateway serves a request without a wait, which it does once it has read of the model's engine.
 async fn at_once(gateway: &ClusterGateway, model: &'static str) {
     let served = async {
         loop {
             let answer = ask(gateway, model).await;
             assert_eq!(answer.status, 200, "{model}: {answer:?}");
-            // It says what a wait was made of, where there was one.
+            // The header lists the parts of a wait, if the request waited.
             if answer.header("server-timing").is_empty() {
                 return;
             }
@@ -106,7 +106,7 @@ async fn at_once(gateway: &ClusterGateway, model: &'static str) {
     assert!(served.is_ok(), "requests for {model} go on to wait");
 }
 
-/// One that was stopped while it led, and goes on when another leads, has all that it knew and may do nothing with it.
+/// A leader that was stopped, and resumes while another leads, has all its knowledge and must not act on it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_that_was_stopped_changes_nothing_when_it_goes_on() {
     let world = Installation::new("replicas-stopped", 4, "128Gi").await;
@@ -127,7 +127,7 @@ async fn a_leader_that_was_stopped_changes_nothing_when_it_goes_on() {
     first.signal(Signal::SIGSTOP);
     let taken = |lease: &Option<Lease>| holder(lease).starts_with("gateway-1");
     wait::until(&leases, LEASE_NAME, "the other to lead", taken).await.unwrap();
-    // What the second decides meanwhile: one is started, and put away again.
+    // The second gateway's decisions meanwhile: it starts an engine of `one` and stops it again.
     let client = second.client();
     assert_eq!(blocking(move || client.chat("one", false, 4)).await.status, 200);
     world.until("one", "put away", |model| reason(model, "Ready") == "ScaledToZero").await;
@@ -140,7 +140,7 @@ async fn a_leader_that_was_stopped_changes_nothing_when_it_goes_on() {
     };
     let before = state().await;
     first.signal(Signal::SIGCONT);
-    // It serves, as one that does not lead.
+    // The first gateway serves as a follower.
     for model in ["two", "one"] {
         let client = first.client();
         assert_eq!(blocking(move || client.chat(model, false, 4)).await.status, 200, "{model}");
@@ -148,7 +148,7 @@ async fn a_leader_that_was_stopped_changes_nothing_when_it_goes_on() {
     assert!(holder(&leases.get_opt(LEASE_NAME).await.unwrap()).starts_with("gateway-1"));
     world.until("one", "put away", |model| reason(model, "Ready") == "ScaledToZero").await;
     let after = state().await;
-    // One was started and put away once more, by the other; of two nothing was changed.
+    // The second gateway started and stopped `one` once more, and changed nothing of `two`.
     let changes = |(name, generation): (&String, &Option<i64>)| generation.unwrap() - before.0[name].unwrap();
     let mut changes: Vec<i64> = after.0.iter().map(changes).collect();
     changes.sort_unstable();
@@ -158,7 +158,7 @@ async fn a_leader_that_was_stopped_changes_nothing_when_it_goes_on() {
     assert_eq!(written(&first), wrote, "it wrote though another leads");
 }
 
-/// How often it has written a Deployment or a Pod, as its metrics say: only the leader may.
+/// How often the gateway has written a Deployment or a Pod, by its metrics. Only the leader may write them.
 fn written(gateway: &ClusterGateway) -> Vec<String> {
     let mine = |kind: &str| format!("rouse_kubernetes_writes_total{{kind=\"{kind}\",outcome=\"done\"}}");
     let (deployments, pods) = (mine("Deployment"), mine("Pod"));

@@ -1,4 +1,4 @@
-//! The chart's rights are what a gateway needs, and nothing beside it.
+//! The chart's rights are exactly those that a gateway needs.
 
 use std::collections::BTreeSet;
 
@@ -11,10 +11,10 @@ use crate::{
     support::cluster,
 };
 
-/// With these of a group it may do this.
+/// An API group, a resource of it, and the allowed verbs.
 type Rights = (&'static str, &'static str, &'static [&'static str]);
 
-/// Wherever its models are.
+/// Rights on cluster-wide objects, in any namespace of models.
 const CLUSTER: [Rights; 5] = [
     ("rouse.dev", "acceleratorpools", &["get", "list", "watch"]),
     ("rouse.dev", "acceleratorpools/status", &["update"]),
@@ -24,7 +24,7 @@ const CLUSTER: [Rights; 5] = [
 ];
 
 const OWN: [Rights; 4] = [
-    // Those of its one Lease and its one Secret come beside it.
+    // The rights on its one Lease and its one Secret are checked separately.
     ("coordination.k8s.io", "leases", &["create"]),
     ("rouse.dev", "gatewayreplicas", &["list", "watch", "create", "patch", "delete"]),
     ("rouse.dev", "gatewayreplicas/status", &["patch"]),
@@ -41,7 +41,7 @@ const MODELS: [Rights; 5] = [
 
 const VERBS: [&str; 8] = ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"];
 
-/// What else somebody might like to have.
+/// Resources that the gateway must have no right to.
 const OTHERS: [(&str, &str); 14] = [
     ("rouse.dev", "inferencemodels/finalizers"),
     ("", "pods/exec"),
@@ -66,10 +66,10 @@ fn of(rights: &[Rights]) -> BTreeSet<(&'static str, &'static str, &'static str)>
     rights.iter().flat_map(|rights| -> Vec<_> { each(rights) }).collect()
 }
 
-/// Beside those, where requesters are.
+/// Further rights where requesters are.
 const DUAL: [Rights; 2] = [("", "pods", &["create"]), ("apps", "replicasets", &["get"])];
 
-/// Asks for everything there, and compares.
+/// Checks every verb of every resource there against these rights.
 async fn exactly(site: &GatewayNamespace<'_>, namespace: &str, rights: &[&[Rights]]) {
     let client = site.client().await;
     let known = CLUSTER
@@ -105,14 +105,14 @@ async fn a_gateway_of_one_namespace_may_do_what_it_needs_and_nothing_else() {
     exactly(&site, site.namespace.name(), &[&CLUSTER, &OWN, &MODELS]).await;
     exactly(&site, &elsewhere, &[&CLUSTER]).await;
 
-    // Its one Lease and its one Secret by their names, and no other's.
+    // The one Lease and the one Secret have their names in the rights; others are denied.
     let client = site.client().await;
     for (group, resource, own, other) in [
         ("coordination.k8s.io", "leases", LEASE_NAME, "kube-scheduler"),
         ("", "secrets", SECRET, "somebodys"),
     ] {
         for (name, verb) in [own, other].iter().flat_map(|name| VERBS.map(|verb| (*name, verb))) {
-            // Whoever may make leases may make one of any name.
+            // A right to create leases covers leases of any name.
             let given = match verb {
                 "get" | "update" => name == own,
                 "create" => resource == "leases",

@@ -1,4 +1,4 @@
-//! A world whose Pods are processes.
+//! An installation whose Pods are processes.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
 
@@ -11,26 +11,26 @@ use tempfile::TempDir;
 
 use crate::{installation::Installation, nvml, site::GatewayNamespace, support::cluster};
 
-/// The image that gateways put beside engines.
+/// The image of the stub that gateways add to engines' Pods.
 const STUB_IMAGE: &str = "rouse/stub";
-/// What this test program is, when it is started for a Pod.
+/// The variable with the stub's arguments: it makes this test program the stub of a Pod.
 pub(crate) const STUB_ARGS_ENV: &str = "ROUSE_TEST_STUB";
 
-/// The gateway, which is the engine too, and the stub of a world.
+/// The programs of an installation: the gateway, which is the engine as well, and the stub.
 pub(crate) struct TestPrograms {
     gateway: PathBuf,
-    /// None: this test program is the stub.
+    /// Without a path this test program is the stub.
     stub: Option<PathBuf>,
 }
 
 impl TestPrograms {
-    /// The programs as cargo builds them for tests.
+    /// The programs that cargo builds for tests.
     pub(crate) fn from_cargo() -> Self {
         Self { gateway: env!("CARGO_BIN_EXE_rouse-gateway").into(), stub: None }
     }
 
-    /// The optimised programs of the folder that `ROUSE_OPTIMISED` names: tests hold them to figures that are promised of releases.
-    /// Without that variable, the same as [`Self::from_cargo`].
+    /// The optimised programs in the folder `ROUSE_OPTIMISED`: tests hold them to the figures promised for releases.
+    /// Without that variable these are the programs of [`Self::from_cargo`].
     pub(crate) fn optimised() -> Self {
         let Some(folder) = std::env::var_os("ROUSE_OPTIMISED").map(PathBuf::from) else {
             return Self::from_cargo();
@@ -43,7 +43,7 @@ impl TestPrograms {
     }
 }
 
-/// Not a test: the stub of a Pod.
+/// Runs the stub of a Pod. This is not a test.
 #[test]
 fn stub() {
     let Ok(arguments) = std::env::var(STUB_ARGS_ENV) else { return };
@@ -53,20 +53,21 @@ fn stub() {
 }
 
 impl Installation<'static> {
-    /// With one node of so many accelerators, and so much memory in the pool; in the cluster that all tests share.
+    /// An installation with one node of this many accelerators, and a pool with this memory, in the cluster that all
+    /// tests share.
     pub(crate) async fn new(name: &str, gpus: u32, memory: &str) -> Self {
         Self::new_in(cluster().await, name, gpus, memory).await
     }
 }
 
 impl<'a> Installation<'a> {
-    /// The same in a cluster that knows our kinds.
+    /// An installation with one node in the given cluster, which serves our kinds.
     pub(crate) async fn new_in(cluster: &'a TestCluster, name: &str, gpus: u32, memory: &str) -> Self {
         let site = GatewayNamespace::new(cluster, name).await;
         Self::with_node(site, memory, |own| plain_node(own, gpus)).await
     }
 
-    /// On this ground, with the node that is made for the namespace's name.
+    /// An installation in this namespace, with the node that `node` makes for the namespace's name.
     pub(crate) async fn with_node(
         site: GatewayNamespace<'a>,
         memory: &str,
@@ -75,7 +76,7 @@ impl<'a> Installation<'a> {
         Self::with_programs(TestPrograms::from_cargo(), site, memory, node).await
     }
 
-    /// On this ground, with a node that is made for the namespace's name, and with these programs.
+    /// An installation in this namespace, with these programs and the node that `node` makes for the namespace's name.
     pub(crate) async fn with_programs(
         programs: TestPrograms,
         site: GatewayNamespace<'a>,
@@ -97,8 +98,8 @@ impl<'a> Installation<'a> {
         world
     }
 
-    /// What the stubs of this model's engines see from now on: accelerators, and the MiB in use of each. As in a container
-    /// into which only these were put.
+    /// Sets what the stubs of this model's engines see from now on: accelerators, and the MiB in use of each. The stub
+    /// sees them like a container into which only these were put.
     pub(crate) fn set_accelerators(&self, model: &str, all: &[(&str, u64)]) {
         let driver = self.dir.path().join("driver");
         if !driver.exists() {
@@ -112,13 +113,13 @@ impl<'a> Installation<'a> {
     }
 }
 
-/// In the pool of the namespace's name.
+/// A node in the pool of the namespace's name.
 pub(crate) fn plain_node(own: &str, gpus: u32) -> NodeSpec {
     NodeSpec::new(&format!("{own}-a")).gpus(gpus).label("inference-pool", own)
 }
 
-/// A script that starts this very program as the stub, with the container's arguments. Where a file is named after the model,
-/// the stub finds a driver that tells of the accelerators in it ([`Installation::set_accelerators`]).
+/// Writes a script that starts this program as the stub, with the container's arguments. If a file has the model's
+/// name, the stub finds a driver that reports the file's accelerators ([`Installation::set_accelerators`]).
 fn stub_program(dir: &TempDir) -> PathBuf {
     let path = dir.path().join("rouse-stub");
     let (own, driver) = (std::env::current_exe().unwrap(), dir.path().join("driver"));

@@ -1,4 +1,4 @@
-//! A large cluster: how long it takes to know it, what it costs to stand by, and how much is done for one change.
+//! A large cluster: how long a gateway takes to read it, what an idle gateway costs, and how much one change costs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,20 +24,20 @@ use crate::{
     support::{FIELD_MANAGER, own_cluster},
 };
 
-/// What is promised of a cluster of this size.
+/// The promised figures for a cluster of this size.
 const FIRST_SYNC: Duration = Duration::from_secs(5);
 const MEMORY: u64 = 100_000_000;
 const OF_A_CORE: f64 = 0.02;
 
-/// As much of the memory is the program itself, as it ships. The one that is tested is larger.
+/// Memory of the released program itself. The tested program is larger.
 const PROGRAM: u64 = 16 << 20;
-/// Of CPU for a change of one model, by a program that is not optimised: all models beside each other are looked at, and none
-/// is read again.
+/// CPU time for a change of one model, by an unoptimised program: the gateway checks all models against one another and
+/// reads none again.
 const CHANGE: Duration = Duration::from_millis(250);
 
-/// Long enough for several renewals of all that is renewed.
+/// Long enough for several renewals of everything that the gateway renews.
 const QUIET: Duration = Duration::from_secs(10);
-/// Changes of one model, one after the other.
+/// Changes of one model each, one after the other.
 const CHANGES: usize = 10;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -46,7 +46,7 @@ async fn two_thousand_models_are_known_in_seconds_and_cost_next_to_nothing_while
     let namespace = cluster.namespace("scale").await.unwrap();
     let own = namespace.name().to_owned();
     let site = GatewayNamespace::with(&cluster, namespace, Where::Namespaces(&[&own])).await;
-    // Nobody plays these nodes' kubelets: it would find all of them dead, and say so of each.
+    // These nodes have no kubelets, so the controller manager would find all of them dead and report each.
     cluster.stop_server(ServerRole::ControllerManager).await;
     crowd::make(&site.admin, &own).await;
 
@@ -67,7 +67,7 @@ struct ScaleFixture<'a> {
 }
 
 impl<'a> ScaleFixture<'a> {
-    /// With a gateway that lists all models.
+    /// Starts a gateway and waits until it lists all models.
     async fn start(site: &'a GatewayNamespace<'a>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let own = site.namespace.name();
@@ -90,7 +90,7 @@ impl<'a> ScaleFixture<'a> {
         Self { site, gateway, _dir: dir }
     }
 
-    /// Every status is written once.
+    /// Asserts that the gateway writes every status once.
     async fn check_first_sync(&self) {
         let begun = Instant::now();
         let accepted = |model: &InferenceModel| reason(model, "Accepted") == "Accepted";
@@ -124,7 +124,8 @@ impl<'a> ScaleFixture<'a> {
         };
         assert_eq!(of("patch", "inferencemodels/status"), MODELS);
         assert_eq!(of("patch", "events"), MODELS, "one Event each");
-        // A pool is put under the leader's epoch, then told what it has; each for the version that was read.
+        // The gateway stamps each pool with the leader's epoch, and then writes its survey. Each write is for the
+        // version that it read.
         assert_eq!(
             (of("get", "acceleratorpools"), of("update", "acceleratorpools/status")),
             (2 * POOLS, 2 * POOLS)
@@ -133,7 +134,7 @@ impl<'a> ScaleFixture<'a> {
         assert_eq!(nodes, (NODES, NODES), "an AcceleratorNode for each Node");
         let lists = of("list", "inferencemodels") + of("list", "nodes") + of("list", "acceleratorpools");
         assert!(lists <= (MODELS + NODES + POOLS) / 250 + 3, "{lists} pages");
-        // As long as it takes on a busy machine, so often the lease is renewed: every two seconds.
+        // The lease is renewed every two seconds, so a slow run on a busy machine has more renewals.
         let renewed = of("update", "leases");
         assert!(
             renewed <= usize::try_from(took.as_secs()).unwrap() / 2 + 5,
@@ -149,7 +150,7 @@ impl<'a> ScaleFixture<'a> {
         assert!(rest <= 23, "the rest is watches: {calls:?}");
     }
 
-    /// Whoever asks for the metrics asks for those of all models.
+    /// A scrape returns the metrics of all models.
     async fn check_scrape(&self) {
         let (used, admin) = (cpu(&self.gateway), TestClient::new(self.gateway.admin));
         let text = blocking(move || admin.get("/metrics")).await.text();
@@ -160,7 +161,7 @@ impl<'a> ScaleFixture<'a> {
         println!("metrics: {} KiB for {:?} of CPU", text.len() >> 10, cpu(&self.gateway) - used);
     }
 
-    /// Nothing is asked for but what says that it lives.
+    /// Asserts that an idle gateway sends only its signs of life.
     async fn check_quiet(&self) {
         let (before, used, begun) = (self.calls().len(), cpu(&self.gateway), Instant::now());
         sleep(QUIET).await;
@@ -182,7 +183,7 @@ impl<'a> ScaleFixture<'a> {
         assert!(calls.is_empty(), "{calls:?}");
     }
 
-    /// A change of one model is one write of its status, and nothing is listed.
+    /// Asserts that a change of one model is one write of its status, without a list.
     async fn check_change(&self) {
         let (before, used) = (self.calls().len(), cpu(&self.gateway));
         let mut slowest = Duration::ZERO;
@@ -220,7 +221,8 @@ impl<'a> ScaleFixture<'a> {
         self.site.namespace.api()
     }
 
-    /// What was called since, once there are so many of these: the API server writes its log behind its answers.
+    /// The calls since then, once at least this many are of this resource: the API server writes its log after its
+    /// answers.
     async fn calls_with(
         &self,
         since: usize,
@@ -245,7 +247,7 @@ impl<'a> ScaleFixture<'a> {
     }
 }
 
-/// How many of each.
+/// Counts the calls by verb and resource.
 fn count(calls: &[AuditedCall]) -> BTreeMap<(String, String), usize> {
     let mut count = BTreeMap::new();
     for call in calls {
@@ -254,16 +256,16 @@ fn count(calls: &[AuditedCall]) -> BTreeMap<(String, String), usize> {
     count
 }
 
-/// What the process has used of all cores so far.
+/// CPU time of the process on all cores so far.
 fn cpu(gateway: &ClusterGateway) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{}/stat", gateway.pid())).unwrap();
     let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
-    // Hundredths of a second, in user and kernel mode: the 14th and 15th of proc(5), which counts from the pid on.
+    // Hundredths of a second in user and kernel mode: fields 14 and 15 of proc(5), which counts from the pid on.
     let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
     Duration::from_millis(ticks * 10)
 }
 
-/// Bytes of physical memory: all (`VmRSS`), its own (`RssAnon`), what is mapped of files (`RssFile`).
+/// Bytes of physical memory: all (`VmRSS`), anonymous (`RssAnon`), or mapped from files (`RssFile`).
 fn memory(gateway: &ClusterGateway, what: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", gateway.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(':')).unwrap();

@@ -1,4 +1,4 @@
-//! Pods that go while streams run on them: every stream ends as it should, and the Pod goes behind the last.
+//! Pods that end while streams run on them: every stream ends whole, and the Pod ends after the last one.
 
 use crate::{
     installation::{ClusterGateway, Installation, blocking, reason},
@@ -11,9 +11,9 @@ use rouse_cluster::{LinkMode, wait};
 use rouse_gateway::controllers::crd::{InferenceModel, inference_model::EngineState};
 use serde_json::json;
 
-/// At 20 ms each: longer than it takes to have the engines stand still.
+/// At 20 ms each, longer than it takes to stall the engines.
 const TOKENS: u32 = 300;
-/// No stream ends before what it is to outlive has begun, however long that takes.
+/// Stalls the engines, so that no stream ends before the step that it must outlive has begun.
 const STILL: &str = r#"{"stall-streams": true}"#;
 const ON: &str = r#"{"stall-streams": null}"#;
 
@@ -22,7 +22,7 @@ fn drains(model: &InferenceModel, replica: u32) -> bool {
     engines.iter().any(|engine| engine.replica == replica && engine.state == EngineState::Draining)
 }
 
-/// All streams end whole, and the Pod is there until they have.
+/// Asserts that all streams end whole, and that the Pod exists until then.
 async fn outlives(world: &Installation<'_>, pod: &Pod, streams: Vec<HeldClientStream>) {
     let pods = world.pods();
     let name = pod.name_any();
@@ -37,7 +37,7 @@ async fn outlives(world: &Installation<'_>, pod: &Pod, streams: Vec<HeldClientSt
     wait::until(&pods, &name, "it to go", Option::is_none).await.unwrap();
 }
 
-/// The one that decides does not hear of the streams: the gateway that they pass cannot say anything to anybody.
+/// The leader does not learn of the streams, because their gateway cannot reach the API server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_that_seems_idle_goes_behind_the_streams_of_a_gateway_that_nobody_hears() {
     let world = Installation::new("unheard", 2, "64Gi").await;
@@ -66,7 +66,8 @@ async fn an_edited_template_and_a_lower_number_end_no_stream_of_any_gateway() {
     let several = json!({"maxReplicas": 2, "maxConcurrency": 2});
     world.model("qwen", "40Gi", "--itl 20ms", several.clone()).await;
     let gateways: Vec<ClusterGateway> = (0..3).map(|n| world.gateway(&format!("gateway-{n}"), "")).collect();
-    // Three through each, of which an engine takes two: so each gateway has one at the second engine.
+    // Three streams through each gateway. An engine takes two of a gateway's streams, so each gateway has one at the
+    // second engine.
     let streams = HeldClientStream::open_each(&gateways, "qwen", TOKENS, 3).await;
     let pods = world.running().await;
     assert_eq!(pods.len(), 2);

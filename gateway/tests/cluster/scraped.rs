@@ -1,4 +1,4 @@
-//! What a real Prometheus makes of what gateway and stub tell, and what the gateway is told by it of accelerators.
+//! How a real Prometheus reads the metrics of gateway and stub, and how the gateway reads accelerators from it.
 
 use std::{
     collections::BTreeSet,
@@ -31,7 +31,7 @@ use crate::{
     support::repo_path,
 };
 
-/// Of the page's families, those that have a series only once what they count has happened, or where it is configured.
+/// The page's families that have a series only after their first event, or only when configured.
 const RARE: [&str; 13] = [
     "fma_actuation_seconds",
     "fma_duality",
@@ -100,13 +100,13 @@ async fn prometheus_finds_what_the_page_names_and_the_pools_own_sums() {
     };
     assert_eq!(scraped.iter().filter(|name| !known(name)).collect::<Vec<_>>(), [""; 0]);
 
-    // It goes once all of that was scraped, and no sooner.
+    // The engine ends only after Prometheus has scraped all of that.
     world.edit("large", json!({"cooldownPeriod": "1s"})).await;
     prometheus.until(&budget("allocated"), 0.0).await;
     assert_eq!(is_as_in_status().await, Bytes::ZERO);
 }
 
-/// A stub with its metrics port; ended when dropped.
+/// A stub with its metrics port. The drop kills it.
 struct ScrapedStubProcess(Child);
 
 impl Drop for ScrapedStubProcess {
@@ -137,7 +137,7 @@ async fn prometheus_takes_what_a_stub_tells() {
     assert_eq!(lint(&blocking(move || TestClient::new(metrics).get("/metrics").text()).await), "");
 }
 
-/// A reader of this Prometheus, as a configuration describes it.
+/// A client of this Prometheus, as a configuration describes it.
 fn reader(url: &str, settings: &str) -> DcgmClient {
     let text = format!(
         "platform: kubernetes\nkubernetes: {{stubImage: s, prometheus: {{url: '{url}', interval: 100ms{settings}}}}}"
@@ -170,7 +170,7 @@ async fn what_an_exporter_tells_is_known_by_way_of_prometheus_and_believed_while
     let sample = dcgm.samples().await.unwrap().used[&a].clone();
     assert_eq!(sample.node.as_deref(), Some("n1"));
 
-    // An engine falls asleep there: until all has settled, what is told is from before that, for all that is known.
+    // An engine falls asleep on this accelerator: until the meter lag is over, a sample may be older than the sleep.
     let slept = clock().now();
     exporter.set(&[("GPU-a", "Hostname=\"n1\"", 2_048)]);
     assert_eq!(
@@ -187,7 +187,7 @@ async fn what_an_exporter_tells_is_known_by_way_of_prometheus_and_believed_while
     sleep(meter_lag.duration() + Duration::from_secs(1)).await;
     assert_eq!(dcgm.used(&a, Some(slept), meter_lag).await, Ok(Bytes::gib(2)));
 
-    // Nothing new comes any more. What was known grows old.
+    // No new samples arrive, and the last one grows old.
     let last = dcgm.samples().await.unwrap().used[&a].clone();
     let later = last.at + meter_lag + Millis(1);
     assert!(matches!(trusted_usage(&last, None, meter_lag, later), Err(UntrustedSample::TooOld { .. })));
@@ -197,7 +197,8 @@ async fn what_an_exporter_tells_is_known_by_way_of_prometheus_and_believed_while
     assert_eq!(dcgm.samples().await, Err(Error::NoSeries { url }));
 }
 
-/// From dcgm-exporter 4.9 on, with other units; beside one from before that, as while a cluster is being updated.
+/// The field names since dcgm-exporter 4.9, with other units, beside an exporter with the earlier names, as during an
+/// update of a cluster.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_names_that_fields_have_since_dcgm_4_7_are_understood_beside_those_before() {
     let exporter = DcgmExporterStub::start();
@@ -240,7 +241,7 @@ async fn what_is_wrong_with_a_prometheus_is_said() {
     );
 }
 
-/// No stub of this cluster sees a driver, and DCGM's exporter says which Pod has which accelerator.
+/// No stub of this cluster sees a driver, and DCGM's exporter names the Pod of each accelerator.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_stubs_cannot_read_an_engine_s_peak_comes_from_prometheus() {
     let world = Installation::new("scraped-peak", 1, "128Gi").await;

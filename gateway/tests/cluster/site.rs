@@ -1,4 +1,4 @@
-//! One installation: a namespace with a gateway's account in it, whose rights are those of the chart's manifests.
+//! One installation: a namespace with a gateway's account that has the rights of the chart's manifests.
 
 use std::ops::Deref;
 
@@ -21,9 +21,9 @@ use tokio::{
 
 use crate::support::{FIELD_MANAGER, repo_path};
 
-/// What its one Lease is called: the rights are for this name.
+/// The name of the one Lease: the rights are for this name.
 pub(crate) const LEASE_NAME: &str = "rouse-controller";
-/// What the manifests call the gateway's own namespace, and its account.
+/// The names of the gateway's own namespace and account in the manifests.
 const MANIFEST_NAMESPACE: &str = "rouse";
 const ACCOUNT_NAME: &str = "rouse-gateway";
 
@@ -31,18 +31,18 @@ pub(crate) struct GatewayNamespace<'a> {
     pub(crate) cluster: &'a TestCluster,
     pub(crate) namespace: Namespace,
     pub(crate) account: ClusterUser,
-    /// The admin's.
+    /// The cluster admin's client.
     pub(crate) admin: Client,
 }
 
-/// Where the models are that it may run.
+/// The namespaces whose models the gateway may run.
 pub(crate) enum ModelScope<'a> {
     Namespaces(&'a [&'a str]),
     AllNamespaces,
 }
 
 impl<'a> GatewayNamespace<'a> {
-    /// One whose models are in its own namespace.
+    /// A namespace whose gateway runs the models of this namespace.
     pub(crate) async fn new(cluster: &'a TestCluster, name: &str) -> Self {
         let namespace = cluster.namespace(name).await.unwrap();
         let own = namespace.name().to_owned();
@@ -66,12 +66,13 @@ impl<'a> GatewayNamespace<'a> {
         site
     }
 
-    /// Applies once more what a gateway is given where it runs.
+    /// Applies the manifest of a gateway's own rights once more.
     pub(crate) async fn reinstall(&self) {
         self.install("gateway.yaml", None).await;
     }
 
-    /// Applies one of the manifests, as for this installation and with bindings of its own: those are not all of one.
+    /// Applies one of the manifests for this installation. ClusterRoleBindings get names of their own, because
+    /// installations share a cluster.
     pub(crate) async fn install(&self, file: &str, into: Option<&str>) {
         let text = std::fs::read_to_string(repo_path("charts/rouse/rbac").join(file)).unwrap();
         for document in text.split("---\n") {
@@ -106,7 +107,8 @@ impl<'a> GatewayNamespace<'a> {
         api.patch(name, &PatchParams::apply(FIELD_MANAGER), &Patch::Apply(object)).await.unwrap();
     }
 
-    /// The authoriser sees roles and bindings by watches of its own, each in its own time: one right of each is asked for.
+    /// Waits until the rights hold. The authoriser watches roles and bindings separately, so this checks one right of
+    /// each.
     async fn wait_for_rights(&self, models: &ModelScope<'_>) {
         let client = self.client().await;
         let mut asked = vec![
@@ -129,12 +131,12 @@ impl<'a> GatewayNamespace<'a> {
         }
     }
 
-    /// The gateway's, for the runtime that calls.
+    /// A client with the gateway's account, for the runtime that calls.
     pub(crate) async fn client(&self) -> Client {
         self.cluster.client_as(&self.account).await.unwrap()
     }
 
-    /// The same by way of a link.
+    /// A client with the gateway's account, through a link.
     pub(crate) async fn client_by(&self, link: &Link) -> Client {
         link.client(&self.account).await.unwrap()
     }
@@ -143,7 +145,7 @@ impl<'a> GatewayNamespace<'a> {
         KubeLeaseStore::new(client, &self.namespace, LEASE_NAME)
     }
 
-    /// The lease as one that held it in the epoch before this has given it back.
+    /// Creates the lease as released by a holder in the epoch before this one.
     pub(crate) async fn next_epoch(&self, epoch: u64) {
         let leases: Api<Lease> = self.namespace.api();
         let lease = json!({
@@ -153,7 +155,7 @@ impl<'a> GatewayNamespace<'a> {
         leases.create(&PostParams::default(), &serde_json::from_value(lease).unwrap()).await.unwrap();
     }
 
-    /// A gateway of this site that leads.
+    /// Starts an election of this installation, and waits until it leads.
     pub(crate) async fn leader(&self, name: &str) -> (Election, Leadership) {
         let election = Election::start(self.leases(self.client().await), name.to_owned());
         let claim = until_leading(&mut election.leadership()).await;
@@ -164,7 +166,7 @@ impl<'a> GatewayNamespace<'a> {
         self.namespace.api::<Lease>().get_opt(LEASE_NAME).await.unwrap()
     }
 
-    /// Who holds it: a gateway's name and which life of it. Empty: nobody does.
+    /// The lease's holder: a gateway's name and which generation of it. Empty without a holder.
     pub(crate) async fn holder(&self) -> String {
         let spec = self.lease().await.and_then(|lease| lease.spec);
         spec.and_then(|spec| spec.holder_identity).unwrap_or_default()
@@ -179,14 +181,14 @@ impl Deref for GatewayNamespace<'_> {
     }
 }
 
-/// Waits until this one leads.
+/// Waits until this gateway leads, and returns its leadership.
 pub(crate) async fn until_leading(claims: &mut watch::Receiver<Option<Leadership>>) -> Leadership {
     let gained =
         timeout(WAIT_TIMEOUT, claims.wait_for(|claim| claim.is_some_and(|claim| claim.is_valid()))).await;
     gained.expect("it never leads").unwrap().unwrap()
 }
 
-/// The right to do this with these; `resource` may be one with a subresource. No namespace: in all of them.
+/// The right to this verb on a resource. `resource` may name a subresource. An empty namespace stands for all.
 pub(crate) fn resource_attributes(
     group: &str,
     resource: &str,
@@ -204,7 +206,7 @@ pub(crate) fn resource_attributes(
     }
 }
 
-/// Whether the API server says that this client has it.
+/// Whether the API server grants this right to the client.
 pub(crate) async fn is_allowed(client: &Client, right: ResourceAttributes) -> bool {
     let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(right), ..Default::default() };
     let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };

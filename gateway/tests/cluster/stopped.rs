@@ -1,4 +1,4 @@
-//! A leader that is stopped as a process, and goes on when another leads: it changes nothing any more, wherever it was.
+//! A leader whose process is stopped, and resumes while another leads, changes nothing any more, wherever it stopped.
 
 use kube::{Api, ResourceExt as _};
 use rouse::units::{Bytes, Tick};
@@ -14,12 +14,12 @@ use crate::{
     support::{PoolRevisions, check_ledger, cluster, names, pool, reservation_request},
 };
 
-/// Of which one [`LAST`] is reserved from the beginning.
+/// The pool's memory, of which one [`LAST`] is reserved from the start.
 const TOTAL: Bytes = Bytes::gib(120);
 const LAST: Bytes = Bytes::gib(40);
 const NOT_LEADING: &str = "this gateway does not lead, or no longer";
 
-/// A process that leads, each of its ways to the API server, and a pool.
+/// A process that leads, its two links to the API server, and a pool.
 struct StoppedLeaderFixture<'a> {
     site: GatewayNamespace<'a>,
     process: ScriptedGatewayProcess,
@@ -29,7 +29,7 @@ struct StoppedLeaderFixture<'a> {
     revisions: PoolRevisions,
 }
 
-/// Beyond all that a clock makes of itself.
+/// Larger than any epoch that a clock yields.
 const EPOCH: u64 = 2_000_000_007;
 
 impl<'a> StoppedLeaderFixture<'a> {
@@ -41,7 +41,7 @@ impl<'a> StoppedLeaderFixture<'a> {
         let pool = pool(&site.admin, name, TOTAL).await;
         let revisions = PoolRevisions::of(&site.admin, &pool);
         let mut scene = Self { site, process, books, _election: election, pool, revisions };
-        // The ledger is its own from here on: all that another finds to write there is the stamp.
+        // From here on the ledger carries the process's own stamp: another leader would only change that stamp.
         scene.decides("settled").await;
         scene.process.send_line("write").await;
         assert_eq!(scene.process.next_line().await, "1 reserved 0");
@@ -52,21 +52,21 @@ impl<'a> StoppedLeaderFixture<'a> {
         self.pool.name_any()
     }
 
-    /// Reads the pool, and is about to decide.
+    /// Makes the process read the pool and pause before its decision.
     async fn decides(&mut self, model: &str) {
         let pool = self.pool();
         self.process.send_line(&format!("reserve {pool} {model} {}", LAST.0)).await;
         assert_eq!(self.process.next_line().await, "decides");
     }
 
-    /// The version, by which nothing was written that this does not know.
+    /// The pool's version, which shows any other write.
     async fn version(&self) -> Option<String> {
         let pools: Api<AcceleratorPool> = Api::all(self.site.admin.clone());
         pools.get(&self.pool()).await.unwrap().resource_version()
     }
 }
 
-/// Between what it read and its last look at the claim.
+/// Stopped between its read and its last check of the claim.
 #[tokio::test]
 async fn who_was_stopped_before_it_looked_does_not_even_try() {
     let mut scene = StoppedLeaderFixture::new(cluster().await, "looks").await;
@@ -75,7 +75,7 @@ async fn who_was_stopped_before_it_looked_does_not_even_try() {
     let (_next, claim) = scene.site.leader("next").await;
     assert_eq!(claim.epoch, EPOCH + 1);
 
-    // Nobody has written the pool meanwhile: nothing but the look is between it and the ledger.
+    // No process has written the pool meanwhile: only the check of the claim protects the ledger.
     let (version, traffic) = (scene.version().await, scene.books.traffic());
     scene.process.resume();
     scene.process.send_line("write").await;
@@ -86,7 +86,7 @@ async fn who_was_stopped_before_it_looked_does_not_even_try() {
     assert_eq!(scene.version().await, version);
 }
 
-/// Behind its last look: the write is under way, for as long as it takes.
+/// Stopped after its last check: the write is under way, for as long as it takes.
 #[tokio::test]
 async fn what_was_under_way_when_another_took_over_is_refused() {
     let mut scene = StoppedLeaderFixture::new(cluster().await, "late").await;
@@ -108,13 +108,13 @@ async fn what_was_under_way_when_another_took_over_is_refused() {
     scene.books.until("the answer", |traffic| traffic.to_client > before.to_client).await.unwrap();
     assert_eq!(scene.version().await, stamped, "the write of a leader that was replaced");
     scene.process.resume();
-    // Whether it sees the answer first or its timer, it has reserved nothing.
+    // Whether the process meets the answer first or its timer, it has reserved nothing.
     let said = scene.process.next_line().await;
     assert!(said.starts_with("1 ") && !said.contains("reserved"), "{said}");
     scene.process.send_line(&format!("reserve {name} late {}", LAST.0)).await;
     assert_eq!(scene.process.next_line().await, format!("0 {NOT_LEADING}"));
 
-    // All of it is the new leader's.
+    // The new leader gets all of the memory.
     for model in ["one", "two"] {
         let reserve =
             |ledger: &mut Ledger, total| ledger.reserve(&reservation_request(model, LAST), total, Tick(0));
@@ -125,7 +125,7 @@ async fn what_was_under_way_when_another_took_over_is_refused() {
     assert_eq!(all.len(), 1 + 1 + 1 + 2);
 }
 
-/// A clock may stand still with a machine that is suspended: then the claim still seems to hold, whenever it looks.
+/// A clock may stop with a suspended machine, and then the claim still seems to hold at every check.
 #[tokio::test]
 async fn who_believes_it_leads_is_refused_by_the_stamp_of_a_newer_leader() {
     let cluster = cluster().await;
@@ -146,7 +146,7 @@ async fn who_believes_it_leads_is_refused_by_the_stamp_of_a_newer_leader() {
         ledger.reserve(&reservation_request("model", LAST), total, Tick(0))
     };
     let id = before.change("stamped", &mut reserve).await.unwrap();
-    // It has what it asks for: the answer alone is a decision, and needs the stamp.
+    // The model has its reservation already: the answer alone is a decision, and needs the stamp.
     assert_eq!(after.change("stamped", &mut reserve).await.unwrap(), id);
     let replaced = |outcome: Result<u64, Error<ReservationRefusal>>| {
         let Err(Error::Replaced { pool, epoch: EPOCH, newer }) = outcome else { panic!("{outcome:?}") };

@@ -1,4 +1,4 @@
-//! What others do to what Rouse has made: people with kubectl, controllers of the cluster, a spoiled object.
+//! How others change Rouse's objects: people with kubectl, controllers of the cluster, an invalid object.
 
 use futures_util::StreamExt as _;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -45,7 +45,7 @@ async fn pods_that_somebody_adds_to_a_deployment_are_given_up() {
         is_looked_at && (wanted, status.replicas) == (Some(1), Some(1))
     };
     wait::until(&world.deployments(), &name, "one Pod again", one).await.unwrap();
-    // What is counted there may be from before there were three.
+    // The Deployment's count may be from before there were three Pods.
     let left = async {
         let mut changed = wait::changes(&world.pods());
         loop {
@@ -70,7 +70,7 @@ async fn an_engine_whose_pod_somebody_deletes_is_replaced_and_nobody_is_sent_to_
     let gateway = world.gateway("gateway-0", "");
     let client = gateway.client();
     assert_eq!(blocking(move || client.chat("qwen", false, 4)).await.status, 200);
-    // Its status says so some time later, and would else be taken for that of one that goes.
+    // The status reports the engine some time later, and could otherwise be mistaken for that of a draining one.
     world.until("qwen", "ready", |model| reason(model, "Ready") == "Deployed").await;
     let before = world.running().await[0].name_any();
     world.pods().delete(&before, &DeleteParams::default()).await.unwrap();
@@ -83,7 +83,7 @@ async fn an_engine_whose_pod_somebody_deletes_is_replaced_and_nobody_is_sent_to_
     assert_eq!(world.reserved_gib().await, [("qwen".to_owned(), 40)]);
 }
 
-/// Nobody decides any more for a model that is not served; who comes to lead ends what it left all the same.
+/// No decision covers a model that is not served. The next leader ends its leftovers all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_runs_for_a_model_that_was_spoiled_while_nobody_led_ends_and_is_given_back() {
     let world = Installation::new("strangers-spoiled", 2, "128Gi").await;
@@ -100,8 +100,8 @@ async fn what_runs_for_a_model_that_was_spoiled_while_nobody_led_ends_and_is_giv
     assert_eq!(world.running().await.len(), 0);
 }
 
-/// A namespace's quota of Pods, of their memory: no Pod can be made, and that is what whoever waits is told, long before the start's
-/// own deadline.
+/// The namespace's quota of Pods denies every Pod, and waiting requests get that reason long before the start's own
+/// deadline.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_start_that_the_namespace_denies_says_so() {
     let world = Installation::new("strangers-denied", 2, "128Gi").await;

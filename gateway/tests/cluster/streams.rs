@@ -1,4 +1,4 @@
-//! Streams that a test holds open while something happens to what carries them.
+//! Streams that a test holds open during an event.
 
 use std::{
     io::{Read as _, Write as _},
@@ -13,14 +13,14 @@ use crate::{
     installation::ClusterGateway,
 };
 
-/// A stream that runs.
+/// A running stream.
 pub(crate) struct HeldClientStream {
     ended: JoinHandle<Option<TestResponse>>,
     socket: TcpStream,
 }
 
 impl HeldClientStream {
-    /// Returns once it has begun.
+    /// Opens a stream, and returns once it has begun.
     pub(crate) async fn open(gateway: &ClusterGateway, model: &'static str, tokens: u32) -> Self {
         let mut socket = gateway.client().connect();
         let own = socket.try_clone().unwrap();
@@ -44,7 +44,7 @@ impl HeldClientStream {
         Self { ended, socket: own }
     }
 
-    /// So many through each of them.
+    /// Opens `each` streams through each gateway.
     pub(crate) async fn open_each(
         gateways: &[ClusterGateway],
         model: &'static str,
@@ -55,7 +55,7 @@ impl HeldClientStream {
         join_all(all.map(|gateway| Self::open(gateway, model, tokens))).await
     }
 
-    /// All that came of it.
+    /// Waits for the end of the stream, and returns the answer.
     pub(crate) async fn finish(self) -> TestResponse {
         self.ended.await.unwrap().unwrap()
     }
@@ -65,7 +65,7 @@ impl HeldClientStream {
         assert!(answer.is_whole_stream(), "{answer:?}");
     }
 
-    /// As a client that has read enough.
+    /// Disconnects, as a client that has read enough.
     pub(crate) async fn leave(self) {
         self.socket.shutdown(Shutdown::Both).unwrap();
         self.ended.await.unwrap();

@@ -1,4 +1,4 @@
-//! What several tests need: the definitions in a cluster, pools, and every revision of one.
+//! Helpers for several tests: the definitions in a cluster, pools, and every revision of a pool.
 
 use std::{
     collections::BTreeSet,
@@ -34,7 +34,7 @@ pub(crate) fn repo_path(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(path)
 }
 
-/// The cluster that all tests share, which knows our kinds.
+/// The cluster that all tests share, which serves our kinds.
 pub(crate) async fn cluster() -> &'static TestCluster {
     static DEFINED: OnceCell<()> = OnceCell::const_new();
     let cluster = TestCluster::shared();
@@ -42,15 +42,15 @@ pub(crate) async fn cluster() -> &'static TestCluster {
     cluster
 }
 
-/// A cluster that knows our kinds and in which no gateway runs but those of one test. In the shared one, each gateway that decides writes
-/// the AcceleratorNodes that it sees.
+/// A cluster that serves our kinds, with the gateways of one test only. In the shared cluster each leading gateway
+/// writes the AcceleratorNodes that it sees.
 pub(crate) async fn own_cluster() -> TestCluster {
     let cluster = TestCluster::start().unwrap();
     define_kinds(&cluster).await;
     cluster
 }
 
-/// Tells a cluster our kinds, and waits until it serves them.
+/// Defines our kinds in a cluster, and waits until it serves them.
 pub(crate) async fn define_kinds(cluster: &TestCluster) {
     let client = cluster.client().await.unwrap();
     for definition in crd::all() {
@@ -66,7 +66,7 @@ pub(crate) async fn define_kinds(cluster: &TestCluster) {
     }
 }
 
-/// The whole answer: warnings stand in its head.
+/// Applies a definition, and returns the complete response, because its head has the warnings.
 pub(crate) async fn apply_definition(client: &Client, definition: &Value) -> Response<Body> {
     let name = definition["metadata"]["name"].as_str().unwrap();
     let path = <CustomResourceDefinition as kube::Resource>::url_path(&(), None);
@@ -75,13 +75,13 @@ pub(crate) async fn apply_definition(client: &Client, definition: &Value) -> Res
     client.send(request.map(Body::from)).await.unwrap()
 }
 
-/// A request of which the client library knows nothing.
+/// Sends a request that the client library has no call for.
 pub(crate) async fn get(client: &Client, path: &str, accept: &str) -> Value {
     let request = Request::get(path).header("accept", accept).body(Vec::new()).unwrap();
     client.request(request).await.unwrap()
 }
 
-/// A pool of this name, with so much to grant.
+/// Creates a pool with this name and this total.
 pub(crate) async fn pool(client: &Client, name: &str, total: Bytes) -> AcceleratorPool {
     let pools: Api<AcceleratorPool> = Api::all(client.clone());
     let spec = json!({ "nodeSelector": { "inference-pool": name } });
@@ -96,13 +96,13 @@ pub(crate) fn names(all: &[&str]) -> BTreeSet<String> {
     all.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// What the first engine of this model needs, on one accelerator.
+/// The request of this model's first engine, on one accelerator.
 pub(crate) fn reservation_request(model: &str, bytes: Bytes) -> ReservationRequest {
     let model = ObjectName::new("default", model);
     ReservationRequest { model, replica: 0, count: 1, bytes, host_bytes: Bytes::ZERO, quota: None }
 }
 
-/// Every revision of one pool, from one on, in their order.
+/// Every revision of one pool since a given one, in order.
 pub(crate) struct PoolRevisions {
     revisions: watch::Receiver<Vec<AcceleratorPool>>,
     pools: Api<AcceleratorPool>,
@@ -110,7 +110,7 @@ pub(crate) struct PoolRevisions {
 }
 
 impl PoolRevisions {
-    /// Of this pool, from what it is here on.
+    /// Follows this pool from its given revision on.
     pub(crate) fn of(client: &Client, from: &AcceleratorPool) -> Self {
         let pools: Api<AcceleratorPool> = Api::all(client.clone());
         let (told, seen) = watch::channel(vec![from.clone()]);
@@ -118,7 +118,7 @@ impl PoolRevisions {
         Self { revisions: seen, pools, name: from.name_any() }
     }
 
-    /// All up to now.
+    /// All revisions up to now.
     pub(crate) async fn all(&mut self) -> Vec<AcceleratorPool> {
         let now = self.pools.get(&self.name).await.unwrap().resource_version();
         let there = self.revisions.wait_for(|all| all.last().unwrap().resource_version() == now);
@@ -128,7 +128,7 @@ impl PoolRevisions {
 
 async fn follow_pool(pools: Api<AcceleratorPool>, told: watch::Sender<Vec<AcceleratorPool>>) {
     let last = || told.borrow().last().map(|pool| (pool.name_any(), pool.resource_version().unwrap()));
-    // An API server ends each watch some time, in order; the next goes on where that stopped.
+    // An API server ends each watch after some time; the next watch continues at the last version.
     while let Some((name, version)) = last() {
         let only = WatchParams::default().fields(&format!("metadata.name={name}"));
         let events = pools.watch(&only, &version).await.unwrap();
@@ -146,7 +146,7 @@ async fn follow_pool(pools: Api<AcceleratorPool>, told: watch::Sender<Vec<Accele
     }
 }
 
-/// What must hold of every revision of every pool.
+/// Checks the invariants of every revision of every pool.
 pub(crate) fn check_ledger(revisions: &[AcceleratorPool]) {
     let mut epoch = 0;
     for pool in revisions {

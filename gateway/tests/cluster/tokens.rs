@@ -1,4 +1,4 @@
-//! Who may give orders to a stub: the network of Pods is open to everybody, and the key of the tokens is not.
+//! Which callers may send orders to a stub: the Pod network is open to everyone, the tokens' key is not.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -24,7 +24,7 @@ use crate::{
 };
 
 const CLOSE: &str = r#"{"epoch":9999,"generation":18446744073709551615}"#;
-/// Every order that there is. Each is of a leader that would be obeyed, if it were one.
+/// Every order of the stub. Each has a leader's epoch that the stub would accept with a token.
 const ORDERS: [(&str, &str, &str); 8] = [
     ("POST", "/v1/gate", CLOSE),
     ("DELETE", "/v1/gate", CLOSE),
@@ -36,7 +36,7 @@ const ORDERS: [(&str, &str, &str); 8] = [
     ("POST", "/v1/set-log?startPos=0", "words"),
 ];
 
-/// The status, and what was said.
+/// Sends an order, and returns the status and the body.
 async fn order(pod: &Pod, order: (&str, &str, &str), token: Option<&str>) -> (u16, String) {
     let ip: IpAddr = pod.status.as_ref().unwrap().pod_ip.as_ref().unwrap().parse().unwrap();
     let (method, path, body) = order;
@@ -50,7 +50,7 @@ async fn order(pod: &Pod, order: (&str, &str, &str), token: Option<&str>) -> (u1
     (answer.status, answer.text())
 }
 
-/// No order that there is, and no look at its gate, is granted to who shows one of these.
+/// Asserts that the stub refuses every order and every read of its state with each of these tokens.
 pub(crate) async fn assert_refuses_tokens(pod: &Pod, tokens: &[Option<&str>]) {
     for token in tokens {
         for what in ORDERS {
@@ -63,7 +63,7 @@ pub(crate) async fn assert_refuses_tokens(pod: &Pod, tokens: &[Option<&str>]) {
     }
 }
 
-/// What its spec says of its token: `stub` is the container.
+/// The token hash in the Pod's spec. `stub` is the container.
 pub(crate) fn hash_of(pod: &Pod, stub: &str) -> String {
     let stub = pod.spec.as_ref().unwrap().containers.iter().find(|container| container.name == stub).unwrap();
     let mut args = stub.args.iter().flatten();
@@ -74,7 +74,7 @@ fn hash(pod: &Pod) -> String {
     hash_of(pod, STUB)
 }
 
-/// Takes the key away: the next gateway that begins makes another.
+/// Deletes the key: the next gateway that starts creates another.
 pub(crate) async fn forget_key<R>(world: &Installation<'_, R>) {
     let secrets: Api<Secret> = world.site.namespace.api();
     let none = Patch::Merge(json!({"data": {"key": null}}));
@@ -97,7 +97,7 @@ async fn a_stub_obeys_nobody_without_its_models_own_token() {
         uid: model.uid().unwrap(),
     };
     let (own, others, hash) = (key.token(&owner(&qwen)), key.token(&owner(&other)), hash(&pod));
-    // What somebody may know: nothing, what the Pod's spec says, another model's token.
+    // Tokens that a stranger may know: none, the hash from the Pod's spec, another model's token.
     assert_refuses_tokens(&pod, &[None, Some(""), Some(&hash), Some(&others)]).await;
     let (status, gate) = order(&pod, ("GET", "/v1/gate", ""), Some(&own)).await;
     assert_eq!(status, 200, "{gate}");
@@ -117,7 +117,7 @@ async fn gateways_that_come_at_once_have_one_key() {
     let each = (0..8).map(|_| StubKey::load_or_create(&client, own));
     let keys: Vec<StubKey> = futures_util::future::try_join_all(each).await.unwrap();
     assert!(keys.iter().all(|key| *key == keys[0]));
-    // The manifest, applied again, takes nothing away.
+    // Applying the manifest again keeps the key.
     site.reinstall().await;
     assert_eq!(StubKey::load_or_create(&client, own).await.unwrap(), keys[0]);
 
@@ -149,7 +149,7 @@ async fn engines_of_another_key_are_replaced() {
     first.wait_owned().await;
     forget_key(&world).await;
 
-    // It leads, and finds an engine that it cannot give orders to.
+    // The second gateway leads, and finds an engine that refuses its orders.
     let second = world.gateway("gateway-1", "");
     wait::until(&world.pods(), &before.name_any(), "its end", Option::is_none).await.unwrap();
     let client = second.client();

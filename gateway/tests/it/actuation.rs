@@ -1,4 +1,4 @@
-//! What waking a model costs beyond what the engine itself needs for it.
+//! The gateway's own share of the time to wake a model, beyond the engine's.
 
 use std::{
     io::{Read as _, Write as _},
@@ -13,22 +13,22 @@ use crate::support::{
     client::{chat_body, request},
 };
 
-/// The engine's own part of a wake, and of the other engine's sleep before it.
+/// How long an engine takes for its own wake, and for its sleep before another engine's wake.
 const MOVE: Duration = Duration::from_millis(50);
-/// From the process to its first good health.
+/// From the start of the process to its first good health answer.
 const START: Duration = Duration::from_millis(100);
 const WAKES: usize = 21;
 const STARTS: usize = 5;
 const READY_TO_FIRST_BYTE: Duration = Duration::from_millis(20);
 const BEYOND_A_WAKE: Duration = Duration::from_millis(50);
-/// Most of it is the making of a process, here of an unoptimised binary.
+/// Most of this time creates the process, here from an unoptimised binary.
 const BEYOND_A_START: Duration = Duration::from_millis(300);
 
-/// One start of a parked stream's model.
+/// One start of the model of a parked stream.
 struct TimedStart {
-    /// From the engine's first ready answer to the first byte of the request written to it.
+    /// From the engine's first ready answer to the first byte of the request that the gateway writes to it.
     handed_over: Duration,
-    /// From the request's first byte to the answer's.
+    /// From the request's first byte to the answer's first byte.
     whole: Duration,
 }
 
@@ -74,8 +74,8 @@ fn a_cold_start_hands_the_parked_request_over_at_once() {
     });
 }
 
-/// The medians of `n` starts hold. Whatever else this machine runs takes its cores away for seconds, so that a round
-/// which misses is taken again, twice at most; what the gateway itself costs is in every round.
+/// Asserts the bounds for the medians of `n` starts. Other processes can take this machine's cores for seconds, so a
+/// round that misses the bounds runs again, twice at most. The gateway's own cost is in every round.
 fn measure(
     what: &str,
     n: usize,
@@ -105,7 +105,7 @@ fn median(mut spans: Vec<Duration>) -> Duration {
     spans.get(spans.len() / 2).copied().unwrap()
 }
 
-/// Models that are put away as soon as another one is wanted.
+/// A gateway that evicts each of these models as soon as a request arrives for another.
 fn with_room_for_one(models: &[&str]) -> GatewayProcess {
     let turns = "turns: {residency: 1ms, maxTurn: 1s, drain: {deadline: 2s, onDeadline: cut}}";
     let with = |fixture: GatewayFixture, name: &&str| {
@@ -114,7 +114,8 @@ fn with_room_for_one(models: &[&str]) -> GatewayProcess {
     models.iter().fold(GatewayFixture::new(&["1200Mi"]).settings(turns), with).start()
 }
 
-/// Asks a model that is not awake, and takes the times; `wakes` before this is over, 0 for a cold start.
+/// Requests a model that is not awake, and measures the start. `wakes` is the engine's expected wake count afterwards:
+/// 0 for a cold start.
 fn start(gateway: &GatewayProcess, model: &str, wakes: usize) -> TimedStart {
     let asked = Instant::now();
     let mut stream = gateway.client().connect();
@@ -127,7 +128,7 @@ fn start(gateway: &GatewayProcess, model: &str, wakes: usize) -> TimedStart {
     assert!(rest.contains("[DONE]"), "{rest}");
     let counters = gateway.counters(&format!("{model}#0"));
     assert_eq!(counters["wakes"].as_u64().unwrap() as usize, wakes, "{counters}");
-    // The wake's end is a little before the first answer that says so, and so the stricter measure.
+    // The wake ends a little before the first answer that reports the model awake, so its end is the stricter measure.
     let ready = if wakes == 0 { "first_ready_unix_us" } else { "last_wake_unix_us" };
     let ready = counters[ready].as_u64().unwrap();
     let moments = counters["first_request_byte_unix_us"].as_array().unwrap();
@@ -138,7 +139,7 @@ fn start(gateway: &GatewayProcess, model: &str, wakes: usize) -> TimedStart {
 fn put_to_sleep(gateway: &GatewayProcess, model: &str) {
     let answer = gateway.admin().post(&format!("/admin/v1/models/{model}/sleep"), "");
     assert_eq!(answer.status, 202, "{}", answer.text());
-    // Its memory has been seen free, too: nothing of the sleep is left for the wake to wait for.
+    // The gateway has read the engine's memory as free, too, so the wake waits for nothing of the sleep.
     let asleep = || {
         let engine = gateway.engine(&format!("{model}#0"));
         engine["state"] == "Asleep(1)" && engine["reserved"].as_u64() == Some(64 << 20)
@@ -146,7 +147,7 @@ fn put_to_sleep(gateway: &GatewayProcess, model: &str) {
     gateway.until("asleep", Duration::from_secs(10), asleep);
 }
 
-/// Until nobody uses anything and what was put away has given its memory back.
+/// Waits until no engine has a lease and every evicted engine has released its memory.
 fn idle(gateway: &GatewayProcess) {
     let quiet = || {
         let fleet = gateway.fleet();

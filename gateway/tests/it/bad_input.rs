@@ -1,4 +1,4 @@
-//! What operators and clients get wrong is told clearly, and leaves nothing behind.
+//! Operators and clients get a clear message for each mistake, and a mistake leaves nothing behind.
 
 use std::{
     path::Path,
@@ -14,13 +14,13 @@ use crate::{
 const CHAT: &str = "/v1/chat/completions";
 const MIB: usize = 1 << 20;
 
-/// `rouse-gateway` with these arguments, to its end.
+/// Runs `rouse-gateway` with these arguments to its end.
 fn run(args: &[&str], dir: &Path) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"));
     command.args(args).current_dir(dir).env_remove("ROUSE_CONFIG").output().unwrap()
 }
 
-/// Both `check` and a start refuse the file with code 64; gives what the start said.
+/// Both `check` and a start refuse the file with code 64. Returns the start's message.
 fn refused(yaml: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("rouse.yaml"), yaml).unwrap();
@@ -129,7 +129,7 @@ fn a_changed_file_that_is_invalid_is_refused_whole_and_the_old_one_stays() {
     let gateway = fixture.start();
     assert_eq!(gateway.client().chat("small", true, 1).status, 200);
     let write = |yaml: &str| {
-        // Replaced, not rewritten: nobody reads half a file.
+        // The test replaces the file instead of rewriting it, so the gateway never reads half a file.
         let next = gateway.dir.join("next.yaml");
         std::fs::write(&next, yaml).unwrap();
         std::fs::rename(next, gateway.dir.join("rouse.yaml")).unwrap();
@@ -174,12 +174,12 @@ fn bad_bodies_leave_nothing_behind() {
     for body in ["not json", "{}", two, "\u{0}", "[[[[", r#"{"model":"small""#] {
         refusal(&client.post(CHAT, body), 400, "invalid_request");
     }
-    // Deeper than any stack.
+    // Nested deeper than any stack allows.
     let deep = format!("{{\"a\":{}", "[".repeat(400_000));
     refusal(&client.post(CHAT, &deep), 400, "invalid_request");
     let deep = format!("{{\"model\":\"small\",\"a\":{}{}}}", "[".repeat(200_000), "]".repeat(200_000));
     assert!(client.post(CHAT, &deep).status < 500);
-    // Fewer bytes than promised, and chunks that are none.
+    // A body with fewer bytes than its `Content-Length`, and malformed chunks.
     let short = client.open(format!("POST {CHAT} HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n{{\"mod"));
     short.finish();
     short.ended_without_200();
@@ -206,14 +206,15 @@ fn bodies_of_300_mib_cost_bounded_memory_and_only_for_as_long_as_they_come() {
         .model(&SimModel::new("small"))
         .start();
     let level = IdleFootprint::of(&gateway);
-    // Declared: refused before a byte of it is read.
+    // With a declared length: the gateway refuses the body before it reads a byte of it.
     let head = format!("POST {CHAT} HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n", 300 * MIB);
     let mut declared = gateway.client().open(head);
     declared.until("limits.body");
     declared.finish();
     refusal(&declared.rest(), 413, "body_too_large");
     assert!(memory(&gateway, "VmHWM") < level.memory + 16 * MIB);
-    // Not declared: read up to the limit, then refused, and the client can say all it wants.
+    // Without a declared length: the gateway reads up to the limit, then refuses, and the client can still send the
+    // rest.
     let mut chunked = gateway
         .client()
         .open(format!("POST {CHAT} HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"));
@@ -227,11 +228,11 @@ fn bodies_of_300_mib_cost_bounded_memory_and_only_for_as_long_as_they_come() {
     chunked.finish();
     let error = refusal(&chunked.rest(), 413, "body_too_large");
     assert_eq!(error["message"], "the body is larger than limits.body (256Mi)");
-    // The body up to the limit, and no copy of it.
+    // The gateway holds the body up to the limit, and no copy of it.
     let peak = memory(&gateway, "VmHWM");
     assert!(peak < level.memory + (256 + 40) * MIB, "{} MiB", peak / MIB);
     level.is_back(&gateway);
-    // What came of it goes back away from the core that served, and so a moment later.
+    // Memory is freed away from the core that served the request, and so a moment later.
     gateway.until("memory is back", Duration::from_secs(10), || {
         memory(&gateway, "VmRSS") < level.memory + 32 * MIB
     });
@@ -240,11 +241,11 @@ fn bodies_of_300_mib_cost_bounded_memory_and_only_for_as_long_as_they_come() {
 #[test]
 fn many_large_bodies_at_once_are_bounded_by_their_sum() {
     let gateway = GatewayFixture::new(&["2Gi"])
-        // One client may hold as much as the largest body, which is all there is here.
+        // One client may hold as much as the largest body, which here is also the limit for all clients.
         .settings("limits: {body: 32Mi, bodyTotal: 32Mi}")
         .model(&SimModel { flags: "--start-time 1h", ..SimModel::new("small") })
         .start();
-    // The launch that the first of them causes holds descriptors of its own.
+    // The launch that the first request causes holds descriptors of its own.
     assert_eq!(gateway.admin().post("/admin/v1/models/small/wake", "").status, 202);
     gateway.until("its process runs", Duration::from_secs(10), || {
         gateway.engine("small#0")["state"] == "Loading"
@@ -262,7 +263,7 @@ fn many_large_bodies_at_once_are_bounded_by_their_sum() {
     level.is_back(&gateway);
 }
 
-/// What a gateway holds when nothing happens.
+/// The descriptors and memory of an idle gateway.
 struct IdleFootprint {
     descriptors: usize,
     memory: usize,
@@ -273,7 +274,7 @@ impl IdleFootprint {
         Self { descriptors: descriptors(gateway), memory: memory(gateway, "VmRSS") }
     }
 
-    /// Nobody waits, no lease is held, nothing runs, and every descriptor is closed again.
+    /// Waits until no request waits, no lease is held, nothing runs, and every descriptor is closed again.
     fn is_back(&self, gateway: &GatewayProcess) {
         gateway.until("nothing is left", Duration::from_secs(10), || {
             let fleet = gateway.fleet();
@@ -298,7 +299,7 @@ fn descriptors(gateway: &GatewayProcess) -> usize {
     std::fs::read_dir(format!("/proc/{}/fd", gateway.pid())).unwrap().count()
 }
 
-/// Bytes of physical memory: now (`VmRSS`), or at the most so far (`VmHWM`).
+/// Bytes of physical memory: now (`VmRSS`), or the peak so far (`VmHWM`).
 fn memory(gateway: &GatewayProcess, which: &str) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.pid())).unwrap();
     let line = status.lines().find(|line| line.starts_with(which)).unwrap();

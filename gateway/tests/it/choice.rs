@@ -1,4 +1,4 @@
-//! Several engines of one model: who gets which request, and what the death of one does to the others.
+//! Several engines of one model: how requests are spread, and how the death of one engine affects the others.
 
 use std::{thread, time::Duration};
 
@@ -24,12 +24,12 @@ fn three() -> GatewayProcess {
     gateway
 }
 
-/// Requests that each engine has had so far.
+/// Requests that each engine has received so far.
 fn totals(gateway: &GatewayProcess) -> Vec<u64> {
     (0..3).map(|n| gateway.counters(&format!("m#{n}"))["total"].as_u64().unwrap()).collect()
 }
 
-/// How many engines got any of what `during` sends.
+/// Counts the engines that receive at least one of the requests that `during` sends.
 fn asked(gateway: &GatewayProcess, during: impl FnOnce()) -> usize {
     let before = totals(gateway);
     during();
@@ -75,7 +75,7 @@ fn one_beginning_for_all_does_not_fill_one_engine() {
         (0..30).map(|_| PendingExchange::streaming(&gateway.client(), "m", 100_000)).collect();
     let leases: Vec<u64> =
         (0..3).map(|n| gateway.engine(&format!("m#{n}"))["leases"].as_u64().unwrap()).collect();
-    // A quarter and one above the mean.
+    // The limit is a quarter above the mean, plus one.
     assert!(leases.iter().sum::<u64>() == 30 && leases.iter().all(|&l| l <= 13 + 1), "{leases:?}");
     drop(streams);
 }
@@ -83,14 +83,14 @@ fn one_beginning_for_all_does_not_fill_one_engine() {
 #[test]
 fn an_engine_killed_under_load_takes_only_its_own_requests_along() {
     let gateway = three();
-    // Each has answered: before that it is given a single request.
+    // Every engine has answered: before its first answer an engine gets a single request.
     let mut about = 1000;
     gateway.until("each has answered", Duration::from_secs(10), || {
         about += 1;
         assert_eq!(gateway.client().post(CHAT, &turn(about, 0)).status, 200);
         totals(&gateway).iter().all(|total| *total > 0)
     });
-    // No stream ends before the engine dies, however long that takes.
+    // The engines stall, so no stream ends before the engine dies.
     (0..3).for_each(|n| gateway.stall(&format!("m#{n}"), true));
     let streams: Vec<PendingExchange> = (0..12)
         .map(|n| {
@@ -111,7 +111,7 @@ fn an_engine_killed_under_load_takes_only_its_own_requests_along() {
         })
         .collect();
     EngineUnderTest::of(&gateway, "m#1").signal(Signal::SIGKILL);
-    // Of those that came meanwhile, at most what had reached the engine when it died.
+    // Of the requests that arrive meanwhile, only those fail that had reached the engine when it died.
     let failed: u64 = clients.into_iter().map(|client| client.join().unwrap()).sum();
     assert!(failed <= 4, "{failed}");
     let broken = streams.into_iter().map(PendingExchange::rest).filter(|a| !a.is_whole_stream()).count();

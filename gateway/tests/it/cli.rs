@@ -1,4 +1,4 @@
-//! The binary as a person meets it: exit codes, and what is said when something is wrong.
+//! The binary as a person meets it: exit codes and error messages.
 
 use std::{
     io::Write as _,
@@ -35,7 +35,7 @@ fn file(content: &str) -> tempfile::NamedTempFile {
     file
 }
 
-/// Answers one request with these bytes; returns where it listens and, when joined, the request.
+/// Answers one request with these bytes. Returns the listening address and a task whose result is the request.
 async fn answering(answer: impl Into<String>) -> (String, tokio::task::JoinHandle<String>) {
     let answer = answer.into();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -79,7 +79,7 @@ async fn check_passes_a_valid_file_and_fails_one_whose_model_fits_nowhere() {
     let output = rouse(&["check", good.path().to_str().unwrap()]).await;
     assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
     assert!(text(&output.stdout).ends_with(": valid; 1 model; 1 accelerator\n"));
-    // As a start is given it, on the command line and by the environment.
+    // A start gets its file in the same two ways: on the command line and from the environment.
     let same = rouse(&["check", "--config", good.path().to_str().unwrap()]).await;
     assert_eq!((same.status.code(), same.stdout), (Some(0), output.stdout.clone()));
     let program = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
@@ -100,7 +100,7 @@ async fn check_passes_a_valid_file_and_fails_one_whose_model_fits_nowhere() {
         text(&output.stderr)
     );
 
-    // The command line says where engines run, whatever the file says.
+    // The platform of the command line overrides the file's.
     let elsewhere = rouse(&["--config", good.path().to_str().unwrap(), "--platform", "kubernetes"]).await;
     let told = text(&elsewhere.stderr);
     assert_eq!(elsewhere.status.code(), Some(64), "{told}");
@@ -112,7 +112,7 @@ async fn check_passes_a_valid_file_and_fails_one_whose_model_fits_nowhere() {
     assert!(text(&output.stderr).contains(":2:10: model 'm': it needs 8Gi"), "{}", text(&output.stderr));
 }
 
-/// Whoever runs this test may perhaps write everywhere; a service's user may not.
+/// The user of this test may be allowed to write everywhere; the user of a service is not.
 #[tokio::test]
 async fn check_says_what_to_do_about_a_state_directory_that_its_user_cannot_write() {
     let state = tempfile::tempdir().unwrap();
@@ -143,7 +143,7 @@ async fn check_says_what_to_do_about_a_state_directory_that_its_user_cannot_writ
 async fn why_a_start_fails_is_said_once() {
     let listens = "listen: {api: '127.0.0.1:0', admin: '127.0.0.1:0'}";
     for (yaml, why) in [
-        // Nobody has this address.
+        // No interface has this address.
         ("listen: {api: '192.0.2.1:1', admin: '127.0.0.1:0'}\n", "Cannot assign requested address"),
         (format!("{listens}\nlogs: {{access: /dev/null/log}}\n").as_str(), "Not a directory"),
         (format!("{listens}\nstate: /dev/null/state\n").as_str(), "Not a directory"),

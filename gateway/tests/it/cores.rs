@@ -1,4 +1,4 @@
-//! Several serving threads over one port.
+//! Several serving threads share one port.
 
 use std::{fs, time::Duration};
 
@@ -31,8 +31,8 @@ fn two_hundred_streams_are_served_by_all_threads_and_are_whole() {
     }
 }
 
-/// How often each serving thread has left its core, to sleep or for another: an idle one stays asleep, and one that is never
-/// done on a busy machine is only sent away.
+/// How often each serving thread has left its core, to sleep or for another thread. An idle thread stays asleep. A
+/// thread that never finishes its work on a busy machine is only preempted.
 fn leaves(gateway: &GatewayProcess) -> Vec<u64> {
     let tasks = fs::read_dir(format!("/proc/{}/task", gateway.pid())).unwrap();
     let mut threads: Vec<_> = tasks.map(|task| task.unwrap().path()).collect();

@@ -1,4 +1,4 @@
-//! The definitions in the chart and the page about them are those of the types.
+//! The chart's definitions and their page in the docs match the types.
 
 use std::{
     collections::BTreeSet,
@@ -70,7 +70,7 @@ fn the_charts_definitions_are_those_of_the_types() {
     assert_eq!(there.collect::<BTreeSet<_>>(), files, "a file that nothing is said of");
 }
 
-/// Ours, and those of others that are printed where they are asked for.
+/// Our definitions, and the foreign definitions that the command prints on request.
 fn printed() -> Vec<CustomResourceDefinition> {
     crd::all().into_iter().chain(crd::fma::all()).collect()
 }
@@ -114,7 +114,7 @@ fn the_kinds_of_others_have_their_names() {
     );
     let definitions = crd::fma::all();
     let counts = fields(&definitions[2]).into_iter().find(|field| field.path == "spec.countForLauncher");
-    // What the public project's own definitions ask for, an object must have here as well.
+    // An object must have here, too, each field that the public project's own definitions require.
     let asked: BTreeSet<String> =
         definitions.iter().flat_map(required).filter(|path| !path.contains("status")).collect();
     let public = [
@@ -134,7 +134,7 @@ fn the_kinds_of_others_have_their_names() {
         "spec.countForLauncher[].launcherCount",
     ];
     assert_eq!(asked, public.map(str::to_owned).into());
-    // Nor do they fill anything in, or take any text for an amount.
+    // The definitions set no defaults, and they accept only quantities as bounds.
     let all = || definitions.iter().flat_map(fields);
     assert!(all().all(|field| field.schema.default.is_none()));
     for bound in ["min", "max"] {
@@ -147,7 +147,7 @@ fn the_kinds_of_others_have_their_names() {
     };
     assert_eq!(bounds("spec.modelServerConfig.port"), (Some(1.0), Some(65535.0)));
     assert_eq!(bounds("spec.maxInstances"), (Some(1.0), None));
-    // An API server takes no name twice.
+    // An API server accepts each name once.
     let keys = &counts.unwrap().schema.x_kubernetes_list_map_keys;
     assert_eq!(*keys, Some(vec!["launcherConfigName".to_owned()]));
 }
@@ -156,7 +156,7 @@ fn the_kinds_of_others_have_their_names() {
 fn an_api_server_can_take_the_definitions() {
     for definition in printed() {
         let name = definition.metadata.name.clone().unwrap();
-        // What `kubectl apply` keeps of an object in an annotation may have 256 KiB.
+        // `kubectl apply` keeps the object in an annotation, and annotations may have 256 KiB.
         let size = serde_json::to_string(&definition).unwrap().len();
         assert!(size < 200 << 10, "{name}: {size} bytes");
         assert!(definition.spec.versions[0].subresources.as_ref().unwrap().status.is_some(), "{name}");
@@ -219,7 +219,7 @@ fn the_page_has_every_field_and_says_of_it_what_the_schema_says() {
     for definition in crd::all() {
         wanted.push_str(&format!("## {}\n", definition.spec.names.kind));
         let required = required(&definition);
-        // Conditions are Kubernetes' own.
+        // The conditions are Kubernetes' own type.
         let own = |field: &Field<'_>| field.path.contains('.') && !field.path.contains("conditions[].");
         for Field { path, schema } in fields(&definition).into_iter().filter(own) {
             let default = schema.default.as_ref().map(|value| format!("`{}`", value.0));
@@ -262,10 +262,10 @@ fn required(crd: &CustomResourceDefinition) -> BTreeSet<String> {
     all
 }
 
-/// The type, as the page has it.
+/// The type as the page spells it.
 fn kind(schema: &JSONSchemaProps) -> String {
     if schema.x_kubernetes_int_or_string == Some(true) {
-        // A number that is also a word, and what other words there are.
+        // A number or one of some words: the pattern lists the words.
         let words =
             schema.pattern.as_ref().and_then(|pattern| pattern.strip_prefix("^(")?.strip_suffix(")$"));
         let words = words
@@ -306,7 +306,7 @@ fn objects_that_the_page_shows_are_good_ones() {
     assert!(seen.contains("InferenceModel") && seen.contains("AcceleratorPool"), "{seen:?}");
 }
 
-/// Its kind.
+/// Asserts that an object passes its schema and its conversion, and returns its kind.
 fn good(text: &str) -> String {
     let object: Value = serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let kind = object["kind"].as_str().unwrap().to_owned();
@@ -354,7 +354,7 @@ fn the_pages_have_every_event() {
     }
 }
 
-/// An API server would drop a field that the schema does not have.
+/// Asserts that the schema has each field: an API server would drop an unknown field.
 fn known(path: &str, value: &Value, schema: &JSONSchemaProps) {
     let free = schema.x_kubernetes_preserve_unknown_fields == Some(true) || path == ".metadata";
     match value {

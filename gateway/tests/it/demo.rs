@@ -1,4 +1,4 @@
-//! The demonstration's engines come out of the gateway's own binary.
+//! The engines of the demonstration run from the gateway's own binary.
 
 use std::{path::Path, process::Stdio};
 
@@ -49,7 +49,7 @@ async fn the_demonstration_is_started_by_its_name() {
     let mut gateway = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
         .args(["demo", "--api", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
         .env("XDG_STATE_HOME", state.path())
-        // Whoever asks for the demonstration does not mean the configuration of a service.
+        // The demonstration must not use the configuration of a service.
         .env("ROUSE_CONFIG", state.path().join("absent.yaml"))
         .env_remove("STATE_DIRECTORY")
         .stdout(Stdio::piped())

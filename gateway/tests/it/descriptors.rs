@@ -1,4 +1,4 @@
-//! A gateway that may open few files: what operators follow takes none that requests need.
+//! A gateway with few file descriptors: operators' subscriptions take none that requests need.
 
 use std::{
     fs::OpenOptions,
@@ -20,9 +20,9 @@ fn hundreds_who_follow_events_keep_no_request_from_being_served_where_descriptor
     let log = fixture.dir().join("gateway.log");
     let gateway = fixture.start_as(|command| limit(command, &log));
     let follow = "GET /admin/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    // They stay, however they are answered.
+    // The subscriptions stay open, whether the gateway accepts or refuses them.
     let followers: Vec<_> = (0..600).map(|_| PendingExchange::raw(&gateway.admin(), follow)).collect();
-    // A cold start, and many streams at once: each takes two descriptors.
+    // A cold start, and many streams at once: each stream takes two descriptors.
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
     let streams: Vec<_> = (0..80).map(|_| PendingExchange::streaming(&gateway.client(), "m", 1000)).collect();
     assert_eq!(gateway.client().get("/healthz").status, 200);
@@ -43,7 +43,7 @@ fn hundreds_who_follow_events_keep_no_request_from_being_served_where_descriptor
     });
 }
 
-/// The same program, with so few descriptors.
+/// Runs the same program with at most this many descriptors.
 fn limit(command: &mut Command, log: &Path) {
     let mut limited = Command::new("sh");
     limited.args(["-c", &format!("ulimit -n {DESCRIPTORS}; exec \"$0\" \"$@\"")]);

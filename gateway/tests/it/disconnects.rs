@@ -1,5 +1,4 @@
-//! Ten thousand clients that leave, at whatever moment: nothing may be left of them anywhere, and what an engine did
-//! for them ends at once.
+//! Ten thousand clients disconnect at any moment: nothing is left of them, and an engine ends their work at once.
 
 use std::{
     fs,
@@ -21,19 +20,21 @@ use crate::{
     },
 };
 
-/// How many leave, and how many are there at a time.
+/// How many clients leave, and how many are connected at a time.
 const CLIENTS: usize = 10_000;
 const CROWD: usize = 48;
-/// The engines on which aborts are timed, each by one client after the other, and how many of each.
+/// The engines on which this test times aborts, one client at a time on each, and the aborts per engine.
 pub(crate) const TIMED_MODELS: [&str; 2] = ["timed-0", "timed-1"];
 const ABORTS: usize = 100;
-/// Who comes and goes meanwhile, and how long each of them stays away. An abort goes through three processes, and each has to get one of
-/// the machine's cores: a crowd that wants all of them makes a queue for cores, which is not what is timed.
+/// How many clients connect and leave during the timed aborts, and how long each of them stays away. An abort passes
+/// through three processes, and each needs one of the machine's cores. A crowd that wants all cores would make a queue
+/// for cores, which this test does not time.
 const OTHERS: u64 = 8;
 const AWAY: Duration = Duration::from_millis(20);
-/// A core that others of the machine took makes an abort late, and nothing makes it early: of so many tries one has to hold.
+/// Other processes on this machine can delay an abort, and nothing makes an abort early, so one of this many tries must
+/// meet the bound.
 pub(crate) const MAX_TRIES: usize = 5;
-/// For what another process does in its own time, on a machine that may be busy.
+/// For the work of another process on a machine that may be busy.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 const SEED: u64 = 0x5eed_2026;
 
@@ -51,7 +52,7 @@ fn nothing_is_left_of_ten_thousand_clients_that_left() {
     for name in TIMED_MODELS.into_iter().chain(["m"]) {
         assert!(gateway.client().chat(name, true, 4).is_whole_stream());
     }
-    // Its engine starts for as long as this test takes.
+    // The engine of this model starts for as long as this test runs.
     let first = PendingExchange::chat(&gateway.client(), "parks", true, 4);
     gateway.until("launching", TEST_TIMEOUT, || gateway.engine("parks#0")["state"] == "Loading");
     drop(first);
@@ -83,7 +84,8 @@ fn nothing_is_left_of_ten_thousand_clients_that_left() {
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
 }
 
-/// Clients left in every phase that lasts, and engines were told: else nothing was shown of what is left of them.
+/// Clients left in every phase that lasts, and engines got aborts. Otherwise the test has shown nothing about what
+/// disconnects leave behind.
 pub(crate) fn assert_left_in_phases(gateway: &GatewayProcess) {
     let metrics = gateway.admin().get("/metrics").text();
     for phase in ["parked", "connecting", "headers", "streaming"] {
@@ -92,24 +94,24 @@ pub(crate) fn assert_left_in_phases(gateway: &GatewayProcess) {
         });
         let left: u64 = of_phase.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum();
         println!("{left} left while {phase}");
-        // The engine answers within a millisecond, so few are met before its head.
+        // The engine answers within a millisecond, so few clients leave before its response head.
         assert!(left > 50 || phase == "headers", "{left} left while {phase}");
     }
     assert!(EngineUnderTest::of(gateway, "m#0").counters()["aborts"].as_u64().unwrap() > 50);
 }
 
-/// One in a hundred aborts may take longer, in microseconds.
+/// Bound for the 99th percentile of aborts, in microseconds.
 pub(crate) const MAX_ABORT_DELAY_US: u64 = 50_000;
 
-/// Aborts arrive within 50 ms, but for one in a hundred, while others come and go. `aborts` gives microseconds from each client's close
-/// to its abort, on one engine.
+/// 99 of 100 aborts arrive within 50 ms while other clients connect and leave. `aborts` returns, for one engine, the
+/// microseconds from each client's close to its abort.
 fn aborts_arrive_in_time(others: impl Fn(&mut TestRng) + Sync, aborts: impl Fn(&str) -> Vec<u64> + Sync) {
     let late = |_| print_quantiles("aborts", while_others_disconnect(&others, &aborts)).1;
     let late: Vec<u64> = (0..MAX_TRIES).map(late).take_while(|late| *late > MAX_ABORT_DELAY_US).collect();
     assert!(late.len() < MAX_TRIES, "p99 of each try: {late:?} µs");
 }
 
-/// What this gives for each engine on which aborts are timed, while others come and go.
+/// Collects the results of `aborts` for each timed engine while other clients connect and leave.
 pub(crate) fn while_others_disconnect<T: Send>(
     others: impl Fn(&mut TestRng) + Sync,
     aborts: impl Fn(&str) -> Vec<T> + Sync,
@@ -134,7 +136,7 @@ pub(crate) fn while_others_disconnect<T: Send>(
     })
 }
 
-/// One client: a phase, a moment in it, a way to leave.
+/// Runs one client with a random phase, a random moment in that phase, and a random way to leave.
 fn leave(client: &TestClient, chance: &mut TestRng) {
     let stray = if chance.below(2) == 0 { "\r\n" } else { "" };
     let stream = chance.below(3) > 0;
@@ -142,31 +144,32 @@ fn leave(client: &TestClient, chance: &mut TestRng) {
     let text =
         request("/v1/chat/completions", "", &chat_body(model, stream, 1 + chance.below(400) as u32)) + stray;
     let phase = chance.below(5);
-    // Before the body, or even the head, is whole.
+    // Leaves before the body, or even the head, is complete.
     let sent = if phase == 0 { 1 + chance.below(text.len() as u64 - 3) as usize } else { text.len() };
     let mut socket = client.connect();
     socket.write_all(text.get(..sent).unwrap().as_bytes()).unwrap();
     match phase {
         0 => {}
-        // Parked, connecting, waiting for the head, or just streaming, as chance has it.
+        // Parked, connecting, waiting for the head, or just streaming, by chance.
         1 | 2 => pause(Duration::from_micros(chance.below(8_000))),
-        // After some of the answer, where there will be one.
+        // After a part of the answer, if the gateway sends one.
         _ => {
             socket.set_read_timeout(Some(Duration::from_millis(1 + chance.below(60)))).unwrap();
-            // It may end, or not begin, before we leave: that is a moment, too.
+            // The answer may end, or not begin, before the client leaves: that moment is a case, too.
             socket.read(&mut [0; 512]).unwrap_or_default();
         }
     }
     if chance.below(2) == 0 {
         reset_on_close(&socket);
     } else if chance.below(4) == 0 {
-        // Half of it first: a client's end of stream means that it left.
+        // The client closes its write half first: the gateway takes a client's end of stream for a disconnect.
         socket.shutdown(Shutdown::Write).unwrap_or_default();
         pause(Duration::from_millis(1));
     }
 }
 
-/// Clients of an engine that nobody else uses, one after the other: microseconds from each one's close to its abort.
+/// Runs clients one after the other on an engine without other clients, and returns the microseconds from each close to
+/// its abort.
 fn timed(gateway: &GatewayProcess, model: &str) -> Vec<u64> {
     let engine = EngineUnderTest::of(gateway, &format!("{model}#0"));
     let mut chance = TestRng(SEED ^ engine.pid as u64);
@@ -195,7 +198,7 @@ fn timed(gateway: &GatewayProcess, model: &str) -> Vec<u64> {
     delays
 }
 
-/// Median and p99.
+/// Prints and returns the median and the 99th percentile.
 pub(crate) fn print_quantiles(what: &str, mut delays: Vec<u64>) -> (u64, u64) {
     delays.sort_unstable();
     let at = |share: f64| delays.get((delays.len() as f64 * share) as usize).copied().unwrap_or(u64::MAX);
@@ -204,7 +207,7 @@ pub(crate) fn print_quantiles(what: &str, mut delays: Vec<u64>) -> (u64, u64) {
     (median, late)
 }
 
-/// No lease, no waiter, no request of any engine, and no more descriptors than there may be.
+/// Waits for no lease, no waiter, no request on any engine, and at most this many descriptors.
 pub(crate) fn until_settled(gateway: &GatewayProcess, descriptors_before: usize) {
     gateway.until("no lease and no waiter", TEST_TIMEOUT, || {
         let fleet = gateway.fleet();
@@ -225,7 +228,7 @@ pub(crate) fn descriptors(gateway: &GatewayProcess) -> usize {
     fs::read_dir(format!("/proc/{}/fd", gateway.pid())).unwrap().count()
 }
 
-/// The close of this socket throws away what is unsent and resets the connection.
+/// Makes the close of this socket discard unsent bytes and reset the connection.
 pub(crate) fn reset_on_close(socket: &TcpStream) {
     socket2::SockRef::from(socket).set_linger(Some(Duration::ZERO)).unwrap();
 }
@@ -236,7 +239,7 @@ pub(crate) fn engine_sim_now() -> u64 {
     u64::try_from(now.as_micros()).unwrap()
 }
 
-/// The same numbers from the same seed (splitmix64).
+/// A splitmix64 generator: the same seed gives the same numbers.
 pub(crate) struct TestRng(pub(crate) u64);
 
 impl TestRng {

@@ -1,5 +1,5 @@
-//! Clients of HTTP/2 that leave, a stream or a connection at a time, in the clear and under TLS: nothing may be left of
-//! them, and what an engine did for them ends at once.
+//! HTTP/2 clients that end a stream or a connection, in the clear and under TLS: nothing is left of them, and an engine
+//! ends their work at once.
 
 use std::{
     io::{self, Read, Write},
@@ -32,10 +32,10 @@ use crate::{
     },
 };
 
-/// How many connections, and how many at a time. Each has up to eight streams.
+/// How many connections, and how many at a time. Each connection has up to eight streams.
 const CONNECTIONS: usize = 1_500;
 const CROWD: usize = 8;
-/// Aborts that are timed at a time, on each of two engines.
+/// Timed aborts per round, on each of two engines.
 const ABORTS: usize = 100;
 const SEED: u64 = 0x5eed_0002;
 
@@ -51,7 +51,7 @@ impl PlainOrTlsStream {
             None => Self::Plain(gateway.client().connect()),
             Some(client) => Self::Tls(Box::new(connect_tls(gateway.api, client))),
         };
-        // The gateway may be done with us sooner than we with it.
+        // The gateway may close the connection before this client has written.
         drop(frames::write(&mut wire, &frames::preface_and_settings(&[])));
         wire
     }
@@ -63,7 +63,7 @@ impl PlainOrTlsStream {
         }
     }
 
-    /// Says goodbye as TLS has it.
+    /// Sends TLS's close_notify.
     fn notify(&mut self) {
         if let Self::Tls(stream) = self {
             stream.conn.send_close_notify();
@@ -158,7 +158,7 @@ fn nothing_is_left(fixture: GatewayFixture, tls: Option<Arc<ClientConfig>>) {
         streams.into_inner(),
         begun.elapsed()
     );
-    // The crowd takes all cores, so that the latest of these aborts only show how long they wait for a core.
+    // The crowd takes all cores, so the latest of these aborts only show how long they wait for a core.
     let (median, _) = print_quantiles("aborts", delays.into_iter().map(|(abort, _)| abort).collect());
     assert!(median <= MAX_ABORT_DELAY_US, "median {median} µs");
     aborts_arrive_in_time(&gateway, tls.as_ref());
@@ -167,8 +167,9 @@ fn nothing_is_left(fixture: GatewayFixture, tls: Option<Arc<ClientConfig>>) {
     assert_left_in_phases(&gateway);
 }
 
-/// Aborts arrive within 50 ms, but for one in a hundred, while others come and go; or, where the machine gives no core for that, within
-/// what an exchange takes beside them. An exchange goes through the same processes, there and back.
+/// 99 of 100 aborts arrive within 50 ms while other clients connect and leave. Where the machine gives no core for
+/// that, the bound is the time of an exchange beside them: an exchange passes through the same processes, there and
+/// back.
 fn aborts_arrive_in_time(gateway: &GatewayProcess, tls: Option<&Arc<ClientConfig>>) {
     let others = |chance: &mut TestRng| {
         leave(gateway, tls, chance);
@@ -183,8 +184,8 @@ fn aborts_arrive_in_time(gateway: &GatewayProcess, tls: Option<&Arc<ClientConfig
     assert!(late.len() < MAX_TRIES, "p99 of aborts and of exchanges in each try: {late:?} µs");
 }
 
-/// One connection: some streams, each left at a moment of its own, and then all that are still there at once. Gives how
-/// many there were.
+/// Opens one connection with some streams, ends each at its own moment, and then closes the connection with the
+/// remaining ones. Returns the number of streams.
 fn leave(gateway: &GatewayProcess, tls: Option<&Arc<ClientConfig>>, chance: &mut TestRng) -> usize {
     let mut wire = PlainOrTlsStream::connect(gateway, tls);
     let count = 1 + chance.below(8) as u32;
@@ -192,7 +193,7 @@ fn leave(gateway: &GatewayProcess, tls: Option<&Arc<ClientConfig>>, chance: &mut
         let model = if chance.below(5) == 0 { "parks" } else { "m" };
         let body = chat_body(model, chance.below(3) > 0, 1 + chance.below(400) as u32);
         if chance.below(4) == 0 {
-            // Its body never comes to an end.
+            // The body of this stream never ends.
             wire.send(&frame(HEADERS, END_HEADERS, stream, &header_block(&POST)));
             let some = chance.below(body.len() as u64) as usize;
             wire.send(&frame(DATA, 0, stream, body.get(..some).unwrap().as_bytes()));
@@ -226,8 +227,8 @@ fn leave(gateway: &GatewayProcess, tls: Option<&Arc<ClientConfig>>, chance: &mut
     count as usize
 }
 
-/// Streams of an engine that nobody else uses, one after the other: microseconds from each one's end to its abort, and those that a short
-/// exchange took just before.
+/// Runs streams one after the other on an engine without other clients. Returns the microseconds from each stream's end
+/// to its abort, and those of a short exchange just before.
 fn timed(gateway: &GatewayProcess, tls: Option<&Arc<ClientConfig>>, model: &str) -> Vec<(u64, u64)> {
     let engine = EngineUnderTest::of(gateway, &format!("{model}#0"));
     let mut chance = TestRng(SEED ^ engine.pid as u64);
@@ -244,7 +245,7 @@ fn timed(gateway: &GatewayProcess, tls: Option<&Arc<ClientConfig>>, model: &str)
             reset_on_close(wire.socket());
         }
         let closed = engine_sim_now();
-        // The stream alone, its connection staying; or the connection.
+        // Ends the stream alone and keeps the connection, or closes the connection.
         let kept = if way == 0 {
             wire.send(&reset);
             Some(wire)
@@ -261,7 +262,7 @@ fn timed(gateway: &GatewayProcess, tls: Option<&Arc<ClientConfig>>, model: &str)
     delays
 }
 
-/// What the connection's first stream takes for an answer of one token, in microseconds.
+/// Times an answer of one token on the connection's first stream, in microseconds.
 fn exchange(wire: &mut PlainOrTlsStream, model: &str) -> u64 {
     let begun = Instant::now();
     wire.send(&frames::chat(1, &chat_body(model, false, 1)));

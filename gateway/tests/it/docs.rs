@@ -1,15 +1,15 @@
-//! What the documents show is true. Every fenced block says by its tag how it is held to that:
+//! Checks that what the documents show is true. The tag of each fenced block names its check:
 //!
 //! * `yaml`: a configuration; it must be valid.
-//! * `yaml object`: an object of one of our kinds; held to its schema in `crds.rs`, and applied by the cluster's tests.
-//! * `sh kubectl`: is done by the cluster's tests, as kubectl would, to a real API server.
+//! * `yaml object`: an object of one of our kinds. `crds.rs` checks its schema, and the cluster's tests apply it.
+//! * `sh kubectl`: the cluster's tests run it, as kubectl would, against a real API server.
 //! * `json`: must be JSON.
-//! * `sh run`: is run, block by block and page by page, against a gateway whose models have the names that the
-//!   documents use; addresses and paths are replaced by its own. `sh follow` is run for as long as it takes. Both must say what
-//!   `SHOWN` expects of them.
-//! * `sh launcher`: is run by the stub's tests, against a launcher.
+//! * `sh run`: this test runs it, block by block and page by page, against a gateway whose models have the names that
+//!   the documents use; the gateway's own addresses and paths replace the shown ones. `sh follow` runs for as long as
+//!   it takes. The output of both must contain what `SHOWN` expects.
+//! * `sh launcher`: the stub's tests run it against a launcher.
 //! * `mermaid states`: must be the states of the code.
-//! * `sh` and `text` are read by people alone.
+//! * `sh` and `text`: only people read them.
 
 use std::{
     collections::BTreeSet,
@@ -29,11 +29,11 @@ use rouse_gateway::config;
 
 use crate::support::{GatewayFixture, GatewayProcess, SimModel, read};
 
-/// Has a test of its own beside the code, for its configurations: they need variables.
+/// This page has a test of its own beside the code, because its configurations need variables.
 const CONFIGURATION: &str = "docs/configuration.md";
 
 struct Block {
-    /// `README.md:17`
+    /// Where the block begins: `README.md:17`.
     at: String,
     tag: String,
     text: String,
@@ -43,7 +43,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
-/// Pages by their path in the repository, in the order of their names.
+/// Returns the pages by their path in the repository, sorted by name.
 fn pages() -> Vec<(String, String)> {
     let mut paths: Vec<PathBuf> =
         ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"].map(|name| root().join(name)).into();
@@ -128,7 +128,7 @@ fn commands_do_what_they_are_shown_for() {
     let all: BTreeSet<&str> = SHOWN.iter().map(|(command, _)| *command).collect();
     assert_eq!(shown, all, "a command of which something is expected is on no page");
     let shown = tagged("json").find(|block| block.text.contains("accelerators")).unwrap();
-    // The page shows a model that serves: what befell it before is forgotten then.
+    // The page shows a serving model, whose earlier failures the gateway has forgotten.
     assert!(gateway.client().chat("llama-3.1-8b", true, 1).is_whole_stream());
     assert_eq!(keys(&serde_json::from_str(&shown.text).unwrap()), keys(&gateway.fleet()), "{}", shown.at);
     assert_eq!(gateway.terminate(), Some(0));
@@ -151,7 +151,8 @@ fn the_unit_for_systemd_starts_this_program_can_be_enabled_and_lets_engines_live
     assert!(said.contains("unknown key 'unknown'"), "it takes the command line: {said}");
 }
 
-/// What a reader of the pages looks for in the output of each command that they show: of the first of these which the command has in it.
+/// What a reader of the pages looks for in the output of each shown command. The first entry whose text is in the
+/// command counts.
 const SHOWN: [(&str, &[&str]); 16] = [
     ("rouse-gateway check ", &["rouse.yaml: valid", "2 models"]),
     ("rouse-gateway ps", &["MODEL", "ENGINE", "ACCELERATOR", "qwen3-8b#0", "llama-3.1-8b"]),
@@ -171,7 +172,7 @@ const SHOWN: [(&str, &[&str]); 16] = [
     ("/v1/models", &["\"id\":\"qwen3-8b\"", "\"state\":"]),
 ];
 
-/// What is expected of each command of the block.
+/// Returns the expectations for each command of the block.
 fn commands(block: &Block) -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
     let text = block.text.replace("\\\n", " ");
     let expected = |line: &str| {
@@ -181,13 +182,13 @@ fn commands(block: &Block) -> impl Iterator<Item = (&'static str, &'static [&'st
     text.lines().map(expected).collect::<Vec<_>>().into_iter()
 }
 
-/// What is missing in the output.
+/// Returns the expected texts that the output lacks.
 fn missing(block: &Block, said: &str) -> Vec<&'static str> {
     let said = format!("\n{said}");
     commands(block).flat_map(|(_, words)| words).copied().filter(|word| !said.contains(word)).collect()
 }
 
-/// Paths of all keys; of a list, those of its first element.
+/// Returns the paths of all keys. For a list these are the paths of its first element.
 fn keys(value: &serde_json::Value) -> BTreeSet<String> {
     match value {
         serde_json::Value::Object(fields) => fields
@@ -202,7 +203,7 @@ fn keys(value: &serde_json::Value) -> BTreeSet<String> {
     }
 }
 
-/// The block as a shell that stops at the first failure. `curl` fails for refusals, which a person would see.
+/// Runs the block in a shell that stops at the first failure. `curl` fails for refusals, which a person would see.
 fn shell(gateway: &GatewayProcess, text: &str) -> Command {
     let dir = gateway.dir.display().to_string();
     let text = [
@@ -237,7 +238,7 @@ fn run(gateway: &GatewayProcess, block: &Block) {
     assert_eq!(missing(block, &said), [""; 0], "{}: {}\n{said}{errors}", block.at, block.text);
 }
 
-/// Something must happen for there to be something to follow.
+/// Runs a block that follows events, and makes events for it to follow.
 fn follow(gateway: &GatewayProcess, block: &Block) {
     let text = format!("exec {}", block.text.trim());
     let mut child =
@@ -278,7 +279,7 @@ fn links_lead_somewhere_and_files_and_tests_that_are_named_exist() {
         }
         for name in text.split('`').skip(1).step_by(2) {
             let (file, test) = name.split_once("::").unwrap_or((name, ""));
-            // `foo` is nobody in particular.
+            // `foo` is a placeholder.
             if file.contains('/') && file.ends_with(".rs") && !file.starts_with("foo/") {
                 let source = root().join(file);
                 assert!(source.exists(), "{page}: {file}");
@@ -316,7 +317,7 @@ fn every_page_is_in_the_list_of_pages_and_none_promises_what_is_not_there() {
         if let Some(name) = page.strip_prefix("docs/").filter(|name| *name != "README.md") {
             assert!(list.contains(&format!("]({name})")), "{page} is not in docs/README.md");
         }
-        // What changed is told of as it was.
+        // The changelog describes a change in the words of its time.
         if page == "CHANGELOG.md" {
             continue;
         }
@@ -363,7 +364,7 @@ fn operations_speak_of_metrics_keys_and_codes_that_exist() {
     }
 }
 
-/// What a stream takes is told to operators as it was measured last.
+/// The page for operators states the memory per stream of the last measurement.
 #[test]
 fn the_memory_of_a_stream_is_what_the_load_tests_measured() {
     let number = |page: &str, row: &str, cell: usize| -> f64 {
@@ -391,7 +392,7 @@ fn the_states_in_the_picture_are_those_of_the_code() {
     let mut expected = BTreeSet::new();
     for (from, a) in states() {
         for (to, b) in states() {
-            // Said in words below the picture, or it would be a net.
+            // The text below the picture lists the failures, because arrows for them would crowd the picture.
             let by_failure = a.has_process() && matches!(to, "Failing" | "Stopping" | "Backoff");
             if a.can_transition_to(&b) && !by_failure && from != to {
                 expected.insert((from.to_owned(), to.to_owned()));

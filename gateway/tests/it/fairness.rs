@@ -1,4 +1,4 @@
-//! Keys beside each other at one engine that is full: what a quiet one notices of a flood, and what equal ones get.
+//! Several keys share one full engine: how a flood delays a quiet key, and what equal keys get.
 
 use std::{
     io::Write as _,
@@ -21,7 +21,7 @@ use crate::support::{GatewayFixture, GatewayProcess, SimModel, TestClient, clien
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// A model that answers a few at a time, five milliseconds for each token, and these keys.
+/// Starts a gateway with these keys and one model that answers `places` requests at a time.
 fn start(places: u32, keys: &[&str]) -> GatewayProcess {
     let lines: String = keys.iter().map(|name| format!("  {}\n", line(name))).collect();
     let limit = format!("maxConcurrency: {places}");
@@ -32,8 +32,8 @@ fn start(places: u32, keys: &[&str]) -> GatewayProcess {
     fixture.flag("--journal").flag(&journal).start()
 }
 
-/// How many places went to other keys while one of this key's requests waited: the most for any of them, by what the
-/// gateway wrote down. A count, which does not mind a machine that is busy.
+/// Returns how many places went to other keys while one of this key's requests waited: the maximum over its requests,
+/// from the gateway's journal. The count does not depend on the load of the machine.
 fn most_passed_by(gateway: &GatewayProcess, quiet: &str) -> usize {
     let lines = journal::read(&read(&gateway.dir.join("journal"))).unwrap();
     let (mut waiting, mut worst) = (Vec::<(_, usize)>::new(), 0);
@@ -56,7 +56,7 @@ fn most_passed_by(gateway: &GatewayProcess, quiet: &str) -> usize {
     worst
 }
 
-/// The configuration's line for a key that is called as it reads.
+/// Returns the configuration's line for a key whose secret derives from its name.
 fn line(name: &str) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"));
     command.args(["key", name, "--stdin"]).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -70,8 +70,7 @@ fn secret(name: &str) -> String {
     format!("rouse-test-secret-of-{name}")
 }
 
-/// One answer: what it was worth, as the gateway weighs it; how long it waited for a place, and how long it took from
-/// there.
+/// One answer: its cost as the gateway weighs it, how long its request waited for a place, and the time from there.
 struct WeighedResponse {
     worth: u64,
     waited: Duration,
@@ -85,7 +84,7 @@ fn ask(client: TestClient, key: &str, tokens: u32) -> WeighedResponse {
     assert_eq!(answer.status, 200, "{}", answer.text());
     let usage = &answer.json()["usage"];
     let worth = |name: &str| usage[name].as_u64().unwrap();
-    // An answer that found a place at once has no such header.
+    // An answer without a wait for a place has no such header.
     let queue = answer.header("server-timing").strip_prefix("queue;dur=").and_then(|t| t.split(',').next());
     let waited = Duration::from_millis(queue.map_or(0, |ms| ms.parse().unwrap()));
     WeighedResponse {
@@ -116,11 +115,12 @@ fn a_quiet_key_beside_a_hundred_clients_of_another_waits_no_longer_than_one_answ
         (0..100).for_each(|n| drop(scope.spawn(move || flood(n))));
         let waiting = || gateway.fleet()["models"][0]["waiting"].as_u64() > Some(80);
         gateway.until("the flood waits", Duration::from_secs(20), waiting);
-        // The first two found places that nobody waited for, and owe nothing for them: the first place of all goes by arrival.
+        // The first two requests find free places and owe nothing for them: the very first place goes by arrival.
         gateway.until("one that waited was served", Duration::from_secs(20), || answered() >= 3);
         for _ in 0..20 {
             quiet.push(ask(client, "quiet", 10));
-            // By answers, not by the clock: on a machine that stands still for a moment it would be no longer quiet.
+            // This counts answers instead of time: on a machine that stands still for a moment, the key would otherwise
+            // stop being quiet.
             let before = answered();
             gateway.until("others go on", Duration::from_secs(20), || answered() >= before + 6);
         }
@@ -137,7 +137,7 @@ fn a_quiet_key_beside_a_hundred_clients_of_another_waits_no_longer_than_one_answ
          {worst:?} at most; their longest answer took {longest:?}"
     );
     assert_eq!(most_passed_by(&gateway, "quiet"), 0, "the next place was not the quiet key's");
-    // For a gateway that had to wait for a core.
+    // Slack for a gateway that waits for a core.
     let slack = Duration::from_millis(100);
     assert!(worst <= longest + slack, "{worst:?} for a place, while no answer took longer than {longest:?}");
     assert!(worst * 4 < their_wait, "{worst:?}, and the others {their_wait:?}");

@@ -1,4 +1,4 @@
-//! Engines that fail, in every way that engine-sim knows: what their clients see, and what becomes of their memory.
+//! Engines that fail, in every way that engine-sim supports: what their clients see, and where their memory goes.
 
 use std::{path::Path, thread, time::Duration};
 
@@ -13,11 +13,12 @@ use crate::{
 };
 
 const TURNS: &str = "turns: {residency: 200ms, maxTurn: 1s, drain: {deadline: 2s, onDeadline: cut}}";
-/// Hangs are noticed in about three seconds instead of ten.
+/// The gateway notices hangs in about three seconds instead of ten.
 const QUICK: &str = "timeouts: {progress: 2s, stop: 1s, wake: 1s, health: {every: 200ms, timeout: 300ms}}";
 
-/// A process that dies closes its sockets one after the other, so a request can still reach it, and is told to be sent again: stock
-/// clients do so by themselves. By then it listens no more. Unless it dies slowly: then it may have begun.
+/// Sends a chat request, and sends it again after a 502, as stock clients do. A dying process closes its sockets one
+/// after the other, so a request can still reach it and get a 502 that asks for a retry. By then the process no longer
+/// listens. If the process dies slowly, it may have begun the request.
 fn asked(client: TestClient, stream: bool, tokens: u32) -> TestResponse {
     let answer = client.chat("m", stream, tokens);
     if answer.status != 502 {
@@ -200,7 +201,8 @@ fn an_engine_that_will_not_sleep_is_replaced_and_its_place_is_taken() {
     }
 }
 
-/// A server whose sleep is not switched on answers so. Who comes while it is told to sleep is served by it; else it is stopped.
+/// A server without sleep mode answers this way. The engine serves the requests that arrive during the order to sleep;
+/// without a request the gateway stops it.
 #[test]
 fn an_engine_that_takes_the_order_to_sleep_and_stays_awake_serves_who_comes_meanwhile() {
     let sim = SimModel {
@@ -221,10 +223,10 @@ fn an_engine_that_takes_the_order_to_sleep_and_stays_awake_serves_who_comes_mean
     let answer = comes.rest();
     let waited = began.elapsed();
     assert!(answer.is_whole_stream(), "{}", answer.text());
-    // Where nobody believes the engine it waits for as long as a sleep may take, 11 s.
+    // A gateway that does not trust the engine would wait as long as a sleep may take, 11 s.
     assert!(waited <= SLEEP_DENIAL_TIMEOUT.duration() + Duration::from_secs(5), "{waited:?}");
     assert!(engine.lives());
-    // Nobody comes the next time.
+    // The next time no request arrives.
     gateway.until("cold", Duration::from_secs(10), || gateway.engine("m#0")["state"] == "Cold");
     assert!(!engine.lives());
     assert_eq!(gateway.fleet()["accelerators"][0]["reserved"], 0);
@@ -293,8 +295,8 @@ fn a_command_that_exits_is_told_to_clients_by_its_class_and_tried_again_later() 
     });
 }
 
-/// One that reaches the dying process, which may have begun it, is told to be sent again. One that finds nobody is queued for the next
-/// engine.
+/// A request that reaches the dying process, which may have begun it, gets an answer that asks for a retry. A request
+/// that finds no listener waits for the next engine.
 #[test]
 fn a_request_to_an_engine_that_died_unnoticed_succeeds_or_is_asked_for_again() {
     let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
@@ -315,7 +317,7 @@ fn a_request_to_an_engine_that_died_unnoticed_succeeds_or_is_asked_for_again() {
     }
 }
 
-/// Puts a model to sleep by order, and waits until it is.
+/// Orders a model to sleep, and waits until it is asleep.
 fn asleep(gateway: &GatewayProcess, model: &str, level: u8) {
     let path = format!("/admin/v1/models/{model}/sleep?level={level}");
     let order = gateway.admin().post(&path, "");
@@ -326,7 +328,7 @@ fn asleep(gateway: &GatewayProcess, model: &str, level: u8) {
     });
 }
 
-/// Used and total bytes of the only accelerator, by the accelerator itself.
+/// Used and total bytes of the only accelerator, from its own file.
 fn meter(gateway: &GatewayProcess) -> (u64, u64) {
     let book = engine_sim::accelerator::AcceleratorFile::open(gateway.dir.join("accelerators.json")).unwrap();
     let usage = book.usage().unwrap();
@@ -337,7 +339,7 @@ fn meter(gateway: &GatewayProcess) -> (u64, u64) {
 /// Names and engines of all events of a journal, in order.
 fn events(journal: &Path) -> Vec<(String, String)> {
     let lines = read(journal);
-    // The last line may be half written.
+    // The last line may be incomplete.
     let whole = lines.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     let lines = whole.map(|line| serde_json::from_str::<Value>(line).unwrap());
     lines

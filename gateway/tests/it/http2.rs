@@ -1,5 +1,5 @@
-//! HTTP/2 from clients that mean harm: what they cost is bounded, others are served meanwhile, and what cannot be a
-//! request never reaches an engine.
+//! HTTP/2 clients that mean harm: their cost is bounded, other clients get answers meanwhile, and no malformed request
+//! reaches an engine.
 
 use std::{io::Write as _, net::TcpStream, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// What memory may grow by under any of this.
+/// How much the gateway's memory may grow under any of these attacks, in bytes.
 const ROOM: usize = 48 << 20;
 
 fn start(settings: &str) -> GatewayProcess {
@@ -32,8 +32,8 @@ fn start(settings: &str) -> GatewayProcess {
 
 fn connect(gateway: &GatewayProcess, settings: &[(u16, u32)]) -> TcpStream {
     let mut stream = gateway.client().connect();
-    // What was written is little more than what the gateway took: a gateway that gets no core takes nothing, and this machine
-    // would take megabytes for it.
+    // A small send buffer keeps the written bytes close to the received ones: a gateway without a core receives
+    // nothing, and this machine would buffer megabytes for it.
     socket2::SockRef::from(&stream).set_send_buffer_size(64 << 10).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -41,14 +41,15 @@ fn connect(gateway: &GatewayProcess, settings: &[(u16, u32)]) -> TcpStream {
     stream
 }
 
-/// Bytes of physical memory, at the most so far.
+/// The peak of physical memory so far, in bytes.
 fn peak(gateway: &GatewayProcess) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.pid())).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
 }
 
-/// Does harm, while others are SERVED, and finds that it cost little and left nothing. Gives what `harm` does.
+/// Runs `harm` while other clients get answers, and asserts that it costs little and leaves nothing. Returns the result
+/// of `harm`.
 fn bounded<T: Send>(gateway: &GatewayProcess, harm: impl FnOnce() -> T + Send) -> T {
     let before = peak(gateway);
     let done = std::thread::scope(|scope| {
@@ -71,7 +72,7 @@ fn bounded<T: Send>(gateway: &GatewayProcess, harm: impl FnOnce() -> T + Send) -
     done
 }
 
-/// Reads until the connection ends; the reason of the GOAWAY, when there was one.
+/// Reads until the connection ends, and returns the error code of the GOAWAY frame, if any.
 fn goes_away(stream: &mut TcpStream) -> Option<u32> {
     let mut reason = None;
     while let Some(frame) = frames::read_frame(stream) {
@@ -82,7 +83,7 @@ fn goes_away(stream: &mut TcpStream) -> Option<u32> {
     reason
 }
 
-/// Writes until it has all been taken, or the other side had enough.
+/// Writes until the gateway has taken all bytes or closes the connection. Returns whether it took all.
 fn pour(stream: &mut TcpStream, bytes: &[u8], times: usize) -> bool {
     (0..times).all(|_| stream.write_all(bytes).is_ok())
 }
@@ -134,7 +135,7 @@ fn small_frames_that_stand_for_large_headers_are_refused() {
     let gateway = start("limits: {header: 16Ki}");
     let text = bounded(&gateway, || {
         let mut stream = connect(&gateway, &[]);
-        // 3 KB remembered once, and then asked for 4000 times.
+        // The table keeps 3 KB once, and 4000 references ask for them.
         let mut bomb = header_block(&POST);
         bomb.extend_from_slice(&[0x40, 1, b'a', 0x7f, 0xb9, 0x16]);
         bomb.extend_from_slice(&vec![b'v'; 3000]);
@@ -174,7 +175,7 @@ fn streams_without_a_window_are_cut_and_hold_little() {
         begun.elapsed()
     });
     assert!(ended < Duration::from_secs(30), "{ended:?}");
-    // They ran: the engine was told of each that was cut.
+    // The streams ran: the engine got an abort for each cut stream.
     let cut = gateway.counters("m#0")["aborts"].as_u64().unwrap();
     assert!(cut > 50, "{cut} ran until they were cut");
 }
@@ -188,7 +189,7 @@ fn windows_that_open_byte_by_byte_cost_little() {
         let more = frame(WINDOW_UPDATE, 0, 1, &1_u32.to_be_bytes());
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_secs(3) {
-            // It does not read either, and is cut for that in the end.
+            // This client does not read either, so the gateway cuts it in the end.
             if stream.write_all(&more.repeat(100)).is_err() {
                 break;
             }
@@ -201,7 +202,7 @@ fn more_streams_than_there_may_be_are_refused_one_by_one() {
     let gateway = start("");
     let refused = bounded(&gateway, || {
         let mut stream = connect(&gateway, &[]);
-        // The headers alone: a request that is not over.
+        // Only the headers: each request stays incomplete.
         for id in 0..400 {
             stream.write_all(&frame(HEADERS, END_HEADERS, 2 * id + 1, &header_block(&POST))).unwrap();
         }
@@ -210,7 +211,7 @@ fn more_streams_than_there_may_be_are_refused_one_by_one() {
         loop {
             let frame = frames::read_frame(&mut stream).expect("the connection ended");
             match frame.kind {
-                // REFUSED_STREAM: to be tried again.
+                // REFUSED_STREAM: the client may retry.
                 RST_STREAM => {
                     assert_eq!(frames::error_code(&frame), 7);
                     refused += 1;
@@ -226,7 +227,7 @@ fn more_streams_than_there_may_be_are_refused_one_by_one() {
     assert_eq!(refused, 400 - 256);
 }
 
-/// hyper leaves a body in an answer to HEAD here, at which clients end the stream.
+/// hyper leaves a body in an answer to HEAD here, and clients end the stream for that.
 #[test]
 fn an_answer_to_head_has_a_length_and_no_body() {
     let gateway = start("");
@@ -239,7 +240,7 @@ fn an_answer_to_head_has_a_length_and_no_body() {
     }
 }
 
-/// What the stream was answered: the text of its body, or `reset`, or `closed`.
+/// Returns the answer on a stream: the text of its body, `empty`, `reset` or `closed`.
 fn answered(stream: &mut TcpStream, id: u32) -> String {
     let mut text = String::new();
     while let Some(frame) = frames::read_frame(stream) {
@@ -258,7 +259,7 @@ fn answered(stream: &mut TcpStream, id: u32) -> String {
 
 type HeaderFields<'a> = Vec<(&'a str, &'a str)>;
 
-/// Each alone on a connection: what it is answered contains this.
+/// Each request is alone on a connection, and its answer contains this text.
 #[test]
 fn what_cannot_be_a_request_is_refused() {
     let recorded = RecordingGateway::start("");

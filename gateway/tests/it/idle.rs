@@ -1,14 +1,15 @@
-//! A gateway that nobody uses: soon there, and small.
+//! An idle gateway: a quick start and a small footprint.
 //!
-//! Bounds that hold for a debug build on a busy machine; the figures of what ships are measured by `loadtests/compare`.
+//! These bounds hold for a debug build on a busy machine; `loadtests/compare` measures the figures of the release
+//! build.
 
 use std::time::Duration;
 
 use crate::support::{GatewayFixture, GatewayProcess, SimModel, read, threads::ThreadRunTimes};
 
-/// For all threads together, so that it does not matter who else keeps the cores busy.
+/// CPU time of all threads together, so that it does not depend on other processes on the cores.
 const START: Duration = Duration::from_millis(500);
-/// What it allocated. The program itself is another matter in a debug build.
+/// Allocated memory in KiB. The program's own pages are left out, because a debug build's are larger.
 const MEMORY_KIB: u64 = 6 << 10;
 
 #[test]

@@ -1,4 +1,4 @@
-//! Who is let in, for which models, and how often; over real engines.
+//! Which keys the gateway admits, for which models, and how often; over real engines.
 
 use std::{
     io::Write as _,
@@ -22,7 +22,7 @@ mod limits;
 
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 
-/// A line of the configuration for the key whose secret is its name; `more`: further entries.
+/// The configuration's line for a key whose secret is its name; `more` has further entries.
 pub(crate) fn key(name: &str, more: &str) -> String {
     format!("\n  - {{name: {name}, sha256: \"{}\"{more}}}", hash(name))
 }
@@ -48,7 +48,7 @@ pub(crate) fn awake(gateway: &GatewayProcess, model: &str) {
     });
 }
 
-/// One awake model, `small`, with these keys.
+/// A gateway with one awake model, `small`, and these keys.
 pub(crate) fn small(keys: &str) -> GatewayProcess {
     let gateway = GatewayFixture::new(&["2Gi"])
         .settings(&format!("keys:{keys}"))
@@ -153,7 +153,7 @@ fn who_may_not_use_a_model_does_not_learn_its_name_from_a_refusal() {
     let blocking = &error["details"]["blocking"][0];
     assert_eq!((&blocking["model"], &blocking["memory"]), (&json!("another model"), &json!("1Gi")));
     assert!(!error.to_string().contains("hidden"), "{error}");
-    // After the grace it is an event.
+    // After the grace the gateway reports the refusal as an event of the stream.
     let late = asked("one", true);
     assert!(late.text().contains("another model") && !late.text().contains("hidden"), "{}", late.text());
     let error = refusal(&asked("all", false), 429, "insufficient_memory");
@@ -203,7 +203,7 @@ fn a_path_of_a_model_that_a_key_may_not_use_tells_nothing_of_it() {
         assert!(text.contains("'org/nick'") && !text.contains("hidden") && !text.contains("inner"), "{text}");
         text
     };
-    // The same whether the engine opens the path, and whatever the body names.
+    // The answer is the same whether or not the engine opens the path, and for any model in the body.
     let told = asked("/v1/chat/completions", "inner");
     for (path, model) in [("/v1/chat/completions", "absent"), ("/sleep", "x"), ("/health", "hidden")] {
         assert_eq!(asked(path, model), told, "{path} {model}");
@@ -279,7 +279,7 @@ fn a_more_urgent_key_overtakes_those_that_wait() {
             gateway.fleet()["models"].as_array().unwrap().iter().any(|model| model["waiting"] == count)
         });
     };
-    // Longer than any test: each has the only place until its client leaves.
+    // Longer than any test: each request keeps the only place until its client leaves.
     let long = 100_000;
     let mut first = ask("slow", long);
     first.until("data: ");
@@ -289,7 +289,7 @@ fn a_more_urgent_key_overtakes_those_that_wait() {
     waiting(2);
     drop(first);
     fast.until("data: ");
-    // The other one still waits behind it.
+    // The other request still waits behind this one.
     waiting(1);
     drop(fast);
     assert!(slow.rest().is_whole_stream());
@@ -332,7 +332,7 @@ fn a_key_is_made_with_its_line_and_an_existing_one_gets_the_same_line() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        // Where none is read the pipe may be gone already.
+        // A command that reads no input may have closed the pipe already.
         drop(child.stdin.take().unwrap().write_all(given.as_bytes()));
         let output = child.wait_with_output().unwrap();
         assert!(output.status.success());
@@ -353,7 +353,7 @@ fn an_engines_own_paths_and_other_apis_are_behind_the_same_keys() {
     let client = gateway.client();
     let path = |model: &str| format!("/engines/{model}/v1/chat/completions");
     let body = chat_body("small", false, 1);
-    // Whether there is such a model is nobody's business without a key.
+    // Without a key a client cannot learn whether a model exists.
     for model in ["small", "absent"] {
         refusal(&client.post(&path(model), &body), 401, "invalid_api_key");
     }

@@ -1,6 +1,6 @@
-//! Our launcher, as a process, ordered and watched as whoever leads does it.
+//! Our launcher as a process, with the orders and the watch of a leader.
 //!
-//! It is this test binary itself, started with a filter that runs nothing but [`launcher`].
+//! The process is this test binary itself, started with a filter that runs nothing but [`launcher`].
 
 use std::{
     ffi::OsString,
@@ -26,14 +26,14 @@ use tokio::{sync::mpsc, time};
 
 use crate::support::row::free_port;
 
-/// The launcher's words, one a line.
+/// The variable with the launcher's arguments, one a line.
 const WORDS: &str = "LAUNCHER_WORDS";
-/// Longer than anything takes here, also on a busy machine: it only bounds a failure.
+/// Longer than any step here, also on a busy machine: this only bounds a failure.
 const LONG: Duration = Duration::from_secs(30);
-/// Who leads.
+/// The leader's epoch.
 const EPOCH: u64 = 7;
 
-/// A launcher, when another test runs this binary as one; among the tests it does nothing.
+/// Runs a launcher when another test starts this binary as one. Among the tests it does nothing.
 #[test]
 fn launcher() {
     let Ok(words) = std::env::var(WORDS) else { return };
@@ -41,7 +41,7 @@ fn launcher() {
     eprintln!("the launcher has ended: {ended:?}");
 }
 
-/// A launcher whose instances are what this command makes of their options.
+/// A launcher that starts each instance as this command with the instance's options.
 struct TestLauncherProcess {
     child: Child,
     address: SocketAddr,
@@ -81,7 +81,7 @@ impl TestLauncherProcess {
                 break address.trim().parse().unwrap();
             }
         };
-        // What it says later is shown with a failure, and must not fill the pipe.
+        // A failure shows the launcher's later messages, and they must not fill the pipe.
         thread::spawn(move || errors.lines().map_while(Result::ok).for_each(|line| println!("{line}")));
         Self { child, address, _logs: logs }
     }
@@ -90,7 +90,7 @@ impl TestLauncherProcess {
         LauncherClient::new(self.address, None, epoch)
     }
 
-    /// What is seen of it.
+    /// Starts a watch on the launcher and returns its events.
     fn watch(&self) -> mpsc::Receiver<LauncherWatchEvent> {
         let (told, seen) = mpsc::channel(1);
         let launcher = self.ordered_by(EPOCH);
@@ -98,7 +98,7 @@ impl TestLauncherProcess {
         seen
     }
 
-    /// Ends it, as the kubelet does.
+    /// Ends the launcher, as the kubelet does.
     fn end(mut self) -> SocketAddr {
         self.terminate();
         self.address
@@ -118,7 +118,7 @@ impl Drop for TestLauncherProcess {
     }
 }
 
-/// A shell runs the options.
+/// Instances run their options in a shell.
 const SHELL: &str = "sh -c";
 
 fn script(script: &str) -> InstanceRequest {
@@ -181,7 +181,7 @@ async fn what_a_launcher_will_not_do_is_told_with_its_reason() {
     assert_eq!(cause(launcher.put("a", &unbalanced).await).0, CommandFailure::Refused);
     assert_eq!(launcher.list().await.unwrap().instances, [], "nothing was started");
 
-    // What it holds is known by any name.
+    // An instance may have any name.
     launcher.put("../odd name?", &sleeper()).await.unwrap();
     assert_eq!(ids(&launcher.list().await.unwrap().instances), ["../odd name?"]);
     assert!(launcher.delete("../odd name?").await.unwrap().is_some());
@@ -204,7 +204,7 @@ async fn a_leader_that_was_replaced_orders_nothing_and_may_look() {
     assert!(words.contains("another leader"), "{words}");
     assert_eq!(cause(old.put("c", &sleeper()).await).0, CommandFailure::Conflict);
     assert_eq!(ids(&old.list().await.unwrap().instances), ["a", "b"]);
-    // One that begins to lead says so before it orders anything.
+    // A new leader announces its epoch before it sends an order.
     process.ordered_by(EPOCH + 1).announce_epoch().await.unwrap();
     assert_eq!(cause(new.delete("b").await).0, CommandFailure::Conflict);
     assert_eq!(cause(new.announce_epoch().await).0, CommandFailure::Conflict);
@@ -212,7 +212,7 @@ async fn a_leader_that_was_replaced_orders_nothing_and_may_look() {
 
 #[tokio::test]
 async fn an_engine_is_seen_to_answer_and_to_end() {
-    // Started with the options that follow, as an engine is.
+    // The launcher starts the process with the options that follow, as it starts an engine.
     let exe = env!("CARGO_BIN_EXE_rouse-gateway");
     let process = TestLauncherProcess::start(&format!("'{exe}' demo-engine --host 127.0.0.1 --model m"));
     let launcher = process.ordered_by(EPOCH);
@@ -247,7 +247,7 @@ async fn a_killed_engine_is_seen_to_have_stopped_and_stays_listed() {
     assert!(matches!(next(&mut seen).await, LauncherWatchEvent::Stopped { exit_code: Some(3), .. }));
     let all = launcher.list().await.unwrap().instances;
     assert!(all.len() == 2 && all.iter().all(|instance| !instance.running), "{all:?}");
-    // Who comes later sees them as they are.
+    // A later watch gets the current state of both instances.
     let mut later = process.watch();
     assert_eq!(next(&mut later).await, LauncherWatchEvent::Listed(all));
 }
@@ -261,13 +261,13 @@ async fn a_launcher_that_is_started_anew_is_lost_once_and_listed_again() {
     let LauncherWatchEvent::Listed(all) = next(&mut seen).await else { panic!("it is not listed") };
     assert_eq!(ids(&all), ["a"]);
     let address = process.end();
-    // It ends its engines first, and that is seen.
+    // The launcher ends its engines first, and the watch reports that.
     assert!(matches!(next(&mut seen).await, LauncherWatchEvent::Deleted(_)));
     assert_eq!(next(&mut seen).await, LauncherWatchEvent::Disconnected);
-    // For a while nobody is there.
+    // For a while no launcher listens.
     assert!(time::timeout(Duration::from_millis(300), seen.recv()).await.is_err());
     let process = TestLauncherProcess::at(address.port(), SHELL);
-    // It has counted less than the one before: what happens from now on is seen all the same.
+    // The new launcher's revisions are lower than the old one's, and the watch still reports its events.
     assert_eq!(next(&mut seen).await, LauncherWatchEvent::Listed(vec![]));
     process.ordered_by(EPOCH).put("b", &sleeper()).await.unwrap();
     let LauncherWatchEvent::Created(b) = next(&mut seen).await else { panic!("b is not seen") };

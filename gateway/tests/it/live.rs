@@ -1,4 +1,4 @@
-//! Things that go on while a test looks: a stream that is being read, and an engine reached past the gateway.
+//! Live handles for tests: a stream that a test reads, and an engine that a test reaches past the gateway.
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
@@ -15,10 +15,10 @@ use crate::support::{
     read,
 };
 
-/// All come from one address, and a gateway that gets no time still holds those that left meanwhile.
+/// All clients share one address, and a gateway without CPU time still holds the connections that closed meanwhile.
 pub(crate) const UNLIMITED_CONNECTIONS: &str = "limits: {connectionsPerAddress: 100000}";
 
-/// An exchange whose answer has not been read to its end.
+/// An exchange whose answer the test has not read to its end.
 pub(crate) struct PendingExchange {
     socket: TcpStream,
     bytes: Vec<u8>,
@@ -35,12 +35,12 @@ impl PendingExchange {
         Self { socket, bytes: Vec::new() }
     }
 
-    /// A stream of which something has come already.
+    /// Opens a stream and waits for its first bytes.
     pub(crate) fn streaming(client: &TestClient, model: &str, tokens: u32) -> Self {
         Self::chat(client, model, true, tokens).until("data: ")
     }
 
-    /// Reads on until this text has come.
+    /// Reads on until the answer contains this text.
     pub(crate) fn until(mut self, text: &str) -> Self {
         while !self.text().contains(text) {
             assert!(self.more(), "ended before {text:?}: {}", self.text());
@@ -52,7 +52,7 @@ impl PendingExchange {
         &self.socket
     }
 
-    /// The whole lines of `data:` so far.
+    /// The complete `data:` lines so far.
     pub(crate) fn sse_data(&self) -> Vec<String> {
         let text = self.text();
         let whole = text.rsplit_once("\n\n").map_or("", |(whole, _)| whole);
@@ -84,7 +84,7 @@ impl PendingExchange {
 }
 
 impl TestResponse {
-    /// A stream that its engine or the gateway gave up: an error event last, no `[DONE]`, an unclean end.
+    /// Whether the engine or the gateway gave the stream up: an error event last, no `[DONE]`, an unclean end.
     pub(crate) fn broke_off_with(&self, code: &str) -> bool {
         let events = self.events();
         let last = events.last().and_then(|event| serde_json::from_str::<Value>(event).ok());
@@ -95,7 +95,7 @@ impl TestResponse {
     }
 }
 
-/// One engine's process, as recorded for adoption.
+/// The process of one engine, as the gateway recorded it for adoption.
 pub(crate) struct EngineUnderTest {
     pub(crate) pid: i32,
     client: TestClient,
@@ -128,12 +128,12 @@ impl EngineUnderTest {
     }
 }
 
-/// The file by which engines would be adopted.
+/// The file from which a gateway adopts engines.
 fn adoption_file(dir: &Path) -> Value {
     serde_json::from_str(&read(&dir.join("state/engines.json"))).unwrap_or_default()
 }
 
-/// A process that has ended and was not yet waited for does not live.
+/// Whether the process runs. A zombie does not count.
 pub(crate) fn is_alive(pid: i32) -> bool {
     let stat = read(&PathBuf::from(format!("/proc/{pid}/stat")));
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))

@@ -1,5 +1,5 @@
-//! What `loadtests/oha/run` and `loadtests/k6/run` give the programs that they stand before, which note it here: either takes an hour's
-//! build of another project.
+//! What `loadtests/oha/run` and `loadtests/k6/run` pass to their programs. Stand-ins print the arguments here, because
+//! either program takes an hour to build.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("loadtests").join(name).join("run")
 }
 
-/// Runs `loadtests/NAME/run`, whose program is in its cache and prints each argument on a line of its own.
+/// Runs `loadtests/NAME/run` with a stand-in in its cache that prints each argument on a line of its own.
 fn run(name: &str, program: &str, gateway: &str, args: &[&str]) -> Output {
     let script = script(name);
     let text = read(&script);
@@ -31,7 +31,7 @@ fn run(name: &str, program: &str, gateway: &str, args: &[&str]) -> Output {
     command.args(args).env("XDG_CACHE_HOME", cache.path()).env("GATEWAY", gateway).output().unwrap()
 }
 
-/// The arguments of oha, which takes none twice.
+/// Returns the arguments of oha, and asserts that no option occurs twice.
 fn oha(gateway: &str, args: &[&str]) -> Vec<String> {
     let output = run("oha", "bin/oha", gateway, args);
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -62,7 +62,7 @@ fn what_a_person_gives_oha_replaces_what_the_scenario_gives_it() {
             (behind(&given, "-c").as_deref(), behind(&given, "-t").as_deref()),
             (Some("7"), Some("9s"))
         );
-        // For so long, or so often.
+        // For a time, or for a number of requests.
         for span in [["-n", "3"], ["-z", "1s"]] {
             let given = oha(HERE, &[scenario, span[0], span[1]]);
             assert_eq!(behind(&given, span[0]).as_deref(), Some(span[1]));

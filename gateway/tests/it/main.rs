@@ -1,5 +1,5 @@
-//! The real gateway, as a process, over engine-sim: what clients and operators see. What holds a time of theirs is in
-//! `timed.rs`.
+//! The real gateway as a process over engine-sim: what clients and operators see. `timed.rs` holds the tests with time
+//! bounds.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 

@@ -1,4 +1,4 @@
-//! The operators' API and the command line over it: orders, reasons, events, logs, metrics.
+//! The operators' API and its command line: orders, reasons, events, logs, metrics.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -99,7 +99,7 @@ fn what_became_of_a_model_is_remembered_told_the_same_from_both_sides_and_logged
         explained["reason"].as_str().unwrap().to_owned()
     };
     let model = |name: &str| gateway.client().get(&format!("/v1/models/{name}")).json();
-    // A start that fails: its class for clients, its last words for operators, until it serves.
+    // A start that fails: clients see its class, and operators see its last lines, until the model serves.
     let refused = gateway.client().chat("broken", false, 1);
     let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.contains("exit status 1 (exited:1), 2 failures in a row"), "{message}");
@@ -125,7 +125,7 @@ fn what_became_of_a_model_is_remembered_told_the_same_from_both_sides_and_logged
     ] {
         assert!(metrics.lines().any(|found| found == line), "{line} in\n{metrics}");
     }
-    // One holds what the other waits for.
+    // One model holds the memory that the other waits for.
     let holding = PendingExchange::streaming(&gateway.client(), "first", 100_000);
     let waits = PendingExchange::chat(&gateway.client(), "second", false, 1);
     gateway.until("held", Duration::from_secs(5), || why("second").contains("held by first"));
@@ -135,7 +135,7 @@ fn what_became_of_a_model_is_remembered_told_the_same_from_both_sides_and_logged
     drop(holding);
     assert_eq!(waits.rest().status, 200);
     assert!(why("first").contains("for second"), "{}", why("first"));
-    // One that dies.
+    // An engine that dies.
     EngineUnderTest::of(&gateway, "second#0").signal(nix::sys::signal::Signal::SIGKILL);
     gateway.until("dead", Duration::from_secs(5), || why("second").contains("killed by signal 9"));
     assert!(why("second").contains("failed while it served"), "{}", why("second"));
@@ -187,7 +187,7 @@ fn each_step_of_an_engine_is_one_line_of_the_log_with_why_and_how_long() {
     for order in ["wake", "sleep", "wake", "sleep"] {
         assert_eq!(outcome(&gateway, "sleeper", order)["state"], "done", "{order}");
     }
-    // There is no room for it beside what the sleeper keeps.
+    // The next model has no room beside the sleeper's residue.
     assert!(gateway.client().chat("next", true, 1).is_whole_stream());
     for [begins, goes_on] in [
         ["launching engine=idle#0 on=\"gpu-0\" memory=1Gi", " why=\"1 request waiting for it\""],
@@ -287,7 +287,8 @@ fn events_are_the_journal_as_it_happens() {
     let printed = BufReader::new(printing.stdout.take().unwrap()).lines().map(Result::unwrap);
     let (tell, lines) = std::sync::mpsc::channel();
     std::thread::spawn(move || printed.for_each(|line| tell.send(line).unwrap_or_default()));
-    // The command's subscription is another process's affair: it is there when it prints what happens to another model.
+    // The command's subscription belongs to another process. The subscription exists once the command prints an event
+    // of another model.
     gateway.until("the command listens", Duration::from_secs(30), || {
         outcome(&gateway, "other", "stop");
         lines.recv_timeout(Duration::from_millis(20)).is_ok()
@@ -329,7 +330,7 @@ fn each_engine_of_a_model_has_its_output() {
         .model(&SimModel { keys: "replicas: 2", ..SimModel::new("m") })
         .start();
     assert!(gateway.client().chat("m", true, 1).is_whole_stream());
-    // Before that it writes there itself.
+    // Before the engine is awake, it writes to this file itself.
     gateway
         .until("the second is awake", Duration::from_secs(10), || gateway.engine("m#1")["state"] == "Awake");
     std::fs::write(gateway.dir.join("state/logs/m-1.log"), "the second\n").unwrap();
@@ -345,7 +346,7 @@ fn each_engine_of_a_model_has_its_output() {
 #[test]
 fn explain_says_at_each_moment_of_a_swap_why() {
     let slow = "--start-time 400ms --sleep-time 400ms --wake-time 400ms --itl 10ms";
-    // What the engines do themselves lasts until it was seen.
+    // The engines' own steps last until the test has seen them.
     let (sleeps, starts) = (format!("{slow} --fault hang-sleep"), format!("{slow} --fault hang"));
     let gateway = GatewayFixture::new(&["1200Mi"])
         .settings(TURNS)
@@ -461,7 +462,7 @@ fn an_unused_model_scales_to_zero_and_the_metrics_show_it_under_the_seeds_names(
         .start();
     assert_eq!(metric(&gateway, "inference_budget_total_bytes{node_pool=\"local\"}"), (2_u64 << 30) as f64);
     assert_eq!(of_model(&gateway, "inference_model_ready"), 0.0);
-    // A long stream is not idle, and it ends once that was seen.
+    // A long stream is not idle, and this stream ends once the test has seen that.
     gateway.wake("m");
     gateway.stall("m#0", true);
     let long = PendingExchange::chat(&gateway.client(), "m", true, 300);
@@ -481,7 +482,7 @@ fn an_unused_model_scales_to_zero_and_the_metrics_show_it_under_the_seeds_names(
     gateway.stall("m#0", false);
     assert!(long.rest().is_whole_stream());
     let ready = || of_model(&gateway, "inference_model_ready");
-    // It is asleep for two seconds: all is looked at in each round.
+    // The model is asleep for two seconds, so each round checks all values.
     gateway.until("asleep, with its residue left", Duration::from_secs(5), || {
         (allocated(), ready()) == ((64_u64 << 20) as f64, 0.0)
             && gateway.engine("m#0")["state"] == "Asleep(1)"
@@ -501,7 +502,7 @@ fn an_unused_model_scales_to_zero_and_the_metrics_show_it_under_the_seeds_names(
     assert_eq!(answer.header("x-rouse-cold-start"), "cold");
 }
 
-/// Gives an order and waits for its outcome.
+/// Sends an order and waits for its outcome.
 fn outcome(gateway: &GatewayProcess, model: &str, order: &str) -> Value {
     let given = gateway.admin().post(&format!("/admin/v1/models/{model}/{order}"), "");
     assert_eq!(given.status, 202, "{order}: {}", given.text());
@@ -518,7 +519,7 @@ fn gateway_state(fleet: &TestResponse) -> String {
     fleet.json()["engines"][0]["state"].as_str().unwrap().to_owned()
 }
 
-/// This build's command line, asking this gateway.
+/// The command line of this build, for this gateway.
 pub(crate) fn cli(gateway: &GatewayProcess, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"));
     command.args(args).arg("--admin").arg(format!("http://{}", gateway.admin));
@@ -529,7 +530,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// One sample of `/metrics`, by its name and labels as they are printed.
+/// Returns one sample of `/metrics` by its name and labels as printed.
 fn metric(gateway: &GatewayProcess, sample: &str) -> f64 {
     let metrics = gateway.admin().get("/metrics").text();
     let line = metrics.lines().find_map(|line| line.strip_prefix(sample));

@@ -1,15 +1,15 @@
-//! `/engines/{model}/…`: what an engine's kind opens passes as it came, and nothing else arrives at the engine, however
-//! it is spelled.
+//! `/engines/{model}/…`: a path that the engine's kind opens passes unchanged, and no spelling of another path reaches
+//! the engine.
 
 use crate::{
     refusals::refusal,
     support::{GatewayFixture, GatewayProcess, SimModel, TestClient, client::chat_body},
 };
 
-/// Engines are asked by nobody but the test's client.
+/// No health checks: only the test's client sends requests to the engines.
 const UNPROBED: &str = "timeouts: {health: {every: 1h}}";
 
-/// What steers engines of one kind or another, or tells of their inside.
+/// Paths that control an engine of some kind or expose its internals.
 const MANAGEMENT: [&str; 44] = [
     "/sleep",
     "/wake_up",
@@ -57,7 +57,7 @@ const MANAGEMENT: [&str; 44] = [
     "/sim/faults",
 ];
 
-/// Ways to write a path that one parser or another reads as the plain one. `at` is where an engine's paths begin.
+/// Spellings of a path that some parser reads as the plain path. `at` is the prefix of the engine's paths.
 fn spellings(at: &str, path: &str) -> Vec<String> {
     let bare = path.trim_start_matches('/');
     let escape = |text: &str| text.bytes().map(|byte| format!("%{byte:02x}")).collect::<String>();
@@ -135,7 +135,7 @@ fn small(settings: &str) -> GatewayProcess {
         .start()
 }
 
-/// What the engine has seen, without what is asked of its own counters.
+/// The engine's request counters, without the test's own reads of them.
 fn seen(gateway: &GatewayProcess) -> (u64, u64, u64, u64) {
     seen_by(gateway, "small")
 }
@@ -168,7 +168,8 @@ fn no_spelling_of_a_management_path_reaches_an_engine() {
     assert_eq!(seen(&gateway), before);
 }
 
-/// The other kinds, with what each opens and no other does. The engine behind them knows none of these, and says so in its own words.
+/// The other kinds, with paths that each opens and no other kind does. The engine behind them knows none of these paths
+/// and answers with its own 404.
 const OTHERS: [(&str, [&str; 2]); 3] = [
     ("sglang", ["POST /generate", "GET /model_info"]),
     ("llama-cpp", ["POST /infill", "GET /v1/health"]),
@@ -186,7 +187,7 @@ fn each_kind_of_engine_opens_its_own_paths_and_no_spelling_of_a_management_path(
     let client = gateway.client();
     for (kind, own) in OTHERS {
         gateway.wake(kind);
-        // A GET does not wait until the gate is open; a POST does.
+        // A POST waits until the gate is open; a GET does not.
         let ready = client.post(&format!("/engines/{kind}{}", own[0].trim_start_matches("POST ")), "{}");
         assert_eq!(ready.json()["detail"], "Not Found", "{kind}: {}", ready.text());
         let before = seen_by(&gateway, kind);
@@ -240,7 +241,7 @@ fn what_is_open_passes_under_every_name_of_the_model_with_its_query() {
     let gateway = small("");
     gateway.wake("small");
     let client = gateway.client();
-    // Its gate opens a moment after it is told to be awake, and a GET does not wait for that.
+    // The gate opens a moment after the gateway reports the model awake, and a GET does not wait for that.
     gateway.until("it is open", std::time::Duration::from_secs(5), || {
         client.get("/engines/small/health").status == 200
     });
@@ -292,7 +293,7 @@ fn a_path_and_a_body_that_contradict_each_other_are_refused() {
     let wrong = client.post("/engines/small/v1/models", "{}");
     refusal(&wrong, 405, "method_not_allowed");
     assert_eq!(wrong.header("allow"), "GET, HEAD");
-    // Nobody was asked.
+    // No model woke.
     let models = client.get("/v1/models").json();
     assert!(models["data"].as_array().unwrap().iter().all(|model| model["state"] == "cold"), "{models}");
 }
@@ -306,7 +307,7 @@ fn asking_wakes_a_model_and_looking_does_not() {
     assert_eq!(gateway.client().get("/v1/models/small").json()["state"], "cold");
     let asked = client.post("/engines/small/tokenize", r#"{"prompt":"a"}"#);
     assert_eq!((asked.status, asked.header("x-rouse-cold-start")), (200, "cold"));
-    // Its gate opens to everybody when its first answer is proof.
+    // The gate opens for all requests once the first answer proves the engine.
     gateway.until("it is open", std::time::Duration::from_secs(5), || look().status == 200);
     assert_eq!(gateway.admin().post("/admin/v1/models/small/sleep?level=1", "").status, 202);
     gateway.until_state("small", "asleep");

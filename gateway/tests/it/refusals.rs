@@ -1,4 +1,4 @@
-//! Every refusal that a client can meet, as it arrives: status, envelope, headers.
+//! Every refusal that a client can get, as it arrives: status, envelope, headers.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ mod engine;
 mod head;
 mod memory;
 
-/// What must hold of every refusal, and of this one. Gives the envelope's `error`.
+/// Asserts what holds for every refusal and for this one. Returns the envelope's `error`.
 pub(crate) fn refusal(answer: &TestResponse, status: u16, code: &str) -> Value {
     let error = answer.json()["error"].clone();
     let told = format!("{} {:?} {}", answer.status, answer.headers, answer.text());
@@ -21,18 +21,18 @@ pub(crate) fn refusal(answer: &TestResponse, status: u16, code: &str) -> Value {
     assert_eq!(error["type"], kind(status, code), "{told}");
     assert!(!error["message"].as_str().unwrap().is_empty(), "{told}");
     assert!(error.as_object().unwrap().contains_key("param"), "{told}");
-    // A GET changes nothing.
+    // A GET changes nothing, so a retry would not help.
     let looks = error["details"]["waited_for"] == "nothing: a GET wakes no model";
-    // What only a person can mend is not to be asked for again.
+    // A client must not retry a failure that only a person can fix.
     let permanent =
         ["command_not_found", "permission_denied", "wrong_model", "public_listener", "unrunnable"];
     let cause = error["details"]["cause"].as_str().unwrap_or_default();
     let retry = match (status, code) {
         (429, _) => true,
         (503, "model_not_ready") => !looks && !permanent.contains(&cause),
-        // Without a wait it broke under a running exchange: a second copy helps nobody.
+        // Without a wait the engine failed under a running exchange, and a second copy would not help.
         (503, "engine_failed") => error["details"]["waited_for"] != "nothing",
-        // What it has had for a while it may have begun.
+        // The engine may have begun a request that it had for a while.
         (502, "engine_closed") => !error["message"].as_str().unwrap().contains("may have begun"),
         (502 | 503, _) => true,
         _ => false,

@@ -1,4 +1,4 @@
-//! Several engines of one model.
+//! Several replicas of one model.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn two_engines_serve_a_model_and_one_of_them_makes_room_for_another() {
     gateway.until("both are awake", SOON, || awake("twice#0") && awake("twice#1"));
     assert_ne!(gateway.engine("twice#0")["accelerators"], gateway.engine("twice#1")["accelerators"]);
 
-    // Each takes one at a time, and two are answered at once.
+    // Each engine takes one request at a time, and two requests run at once.
     let client = gateway.client();
     let stall = |still| ["twice#0", "twice#1"].iter().for_each(|engine| gateway.stall(engine, still));
     stall(true);
@@ -35,13 +35,13 @@ fn two_engines_serve_a_model_and_one_of_them_makes_room_for_another() {
         assert!(both.into_iter().all(|request| request.join().unwrap()));
     });
 
-    // The first is protected; the second is spare.
+    // The first engine is protected; the second is spare.
     assert!(client.chat("other", true, 3).is_whole_stream());
     assert!(awake("twice#0") && awake("other#0") && !awake("twice#1"), "{}", gateway.fleet());
     assert!(client.chat("twice", true, 3).is_whole_stream());
 }
 
-/// An engine that fails at once always has the least to do; what it is given of a queue is what is lost.
+/// An engine that fails at once always has the least load, and every request that it gets from a queue is lost.
 #[test]
 fn an_engine_that_fails_at_once_does_not_eat_the_queue() {
     let sim = SimModel { keys: "replicas: 2\nmaxConcurrency: 1", flags: "--itl 20ms", ..SimModel::new("m") };

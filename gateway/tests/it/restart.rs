@@ -1,4 +1,4 @@
-//! Gateways that end, are killed, start again and read their file again: engines and their clients hardly notice.
+//! Gateways that end, are killed, start again or reload their file: engines and clients hardly notice.
 
 use std::{
     fs,
@@ -30,7 +30,7 @@ fn engines_outlive_a_killed_gateway_and_are_adopted_as_they_are_with_their_idle_
     assert!(gateway.client().chat("awake", true, 4).is_whole_stream());
     let used = Instant::now();
     let before = ["awake#0", "asleep#0"].map(|id| EngineUnderTest::of(&gateway, id).pid);
-    // The clocks are on disk so long after they changed, at the latest.
+    // The gateway writes changed clocks to disk within this time.
     pause(Duration::from_secs(3));
     let mut gateway = gateway;
     kill(&mut gateway);
@@ -44,7 +44,7 @@ fn engines_outlive_a_killed_gateway_and_are_adopted_as_they_are_with_their_idle_
     assert_eq!(again.engine("asleep#0")["state"], "Asleep(1)");
     assert_eq!(["awake#0", "asleep#0"].map(|id| EngineUnderTest::of(&again, id).pid), before);
     assert_eq!(processes(&gateway.dir), 2);
-    // Both are looked at in each round: which of them comes first is not for certain.
+    // Each round checks both engines, because their order is not certain.
     let (mut asleep, mut stopped) = (None, None);
     again.until("one fell asleep and the other was stopped", Duration::from_secs(24), || {
         if asleep.is_none() && again.engine("awake#0")["state"] == "Asleep(1)" {
@@ -95,7 +95,8 @@ fn a_stream_that_ran_when_the_gateway_was_killed_counts_as_use_and_leaves_nothin
     again.until("the engine aborted it", Duration::from_secs(1), || engine.counters()["running"] == 0);
     assert_eq!(again.engine("m#0")["leases"], 0);
     again.until("asleep", Duration::from_secs(10), || again.engine("m#0")["state"] == "Asleep(1)");
-    // Its use is written down every three seconds, and it sleeps five seconds after that: however long the next gateway took to start.
+    // The gateway records the engine's use every three seconds, and the engine sleeps five seconds after its last use,
+    // however long the next gateway takes to start.
     println!("asleep {:?} after the end of the stream", killed.elapsed());
     assert!(killed.elapsed() > Duration::from_millis(1200), "{:?}", killed.elapsed());
 }
@@ -105,7 +106,7 @@ fn a_gateway_killed_while_an_engine_falls_asleep_or_wakes_serves_it_afterwards()
     let slow = SimModel { flags: "--sleep-time 1s --wake-time 1s", ..SimModel::new("m") };
     let mut gateway = GatewayFixture::new(&["1200Mi"]).model(&slow).start();
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
-    // It is on its way until that was seen, and for a second more.
+    // The engine is falling asleep until the test has seen that, and for a second more.
     gateway.fault("m#0", r#"{"hang-sleep": true}"#);
     assert_eq!(gateway.admin().post("/admin/v1/models/m/sleep?level=1", "").status, 202);
     gateway
@@ -210,7 +211,7 @@ fn sigterm_lets_a_stream_finish_and_then_ends_the_engines() {
     gateway.wake("m");
     let (client, admin) = (gateway.client(), gateway.admin());
     let engine = EngineUnderTest::of(&gateway, "m#0");
-    // The gateway is there for as long as the stream is, which ends once that was looked at.
+    // The gateway lives as long as the stream, and the stream ends once the test has checked the gateway.
     gateway.stall("m#0", true);
     let stream = PendingExchange::chat(&client, "m", true, 100);
     gateway.until("it streams", Duration::from_secs(5), || engine.counters()["running"] == 1);
@@ -259,7 +260,7 @@ fn a_second_sigterm_means_now() {
         GatewayFixture::new(&["2Gi"]).settings("shutdown: {grace: 1m}").model(&SimModel::new("m")).start();
     let stream = PendingExchange::streaming(&gateway.client(), "m", 100_000);
     gateway.signal(Signal::SIGTERM);
-    // A second signal that comes before the first was taken is none.
+    // The gateway would miss a second signal that arrives before it took the first.
     gateway.until("it goes", Duration::from_secs(5), || gateway.admin().get("/readyz").status == 503);
     let began = Instant::now();
     gateway.signal(Signal::SIGTERM);
@@ -348,7 +349,7 @@ fn an_invalid_file_is_refused_whole_and_sighup_reads_a_good_one() {
     assert!(gateway.log().contains("unknown"), "{}", gateway.log());
     assert_eq!(gateway.client().chat("n", true, 4).status, 404);
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
-    // A link that moves is no change of the file that it names: that is what the signal is for.
+    // The gateway does not notice a change behind a link, so a reload from there needs the signal.
     let (target, link) = (file.with_extension("target"), file.with_extension("link"));
     fs::write(&target, &good).unwrap();
     std::os::unix::fs::symlink(&target, &link).unwrap();
@@ -377,7 +378,8 @@ fn a_start_that_fails_leaves_the_journal_of_the_gateway_that_runs_as_it_is() {
     let other = gateway.dir.join("other.yaml");
     let text = read(&gateway.dir.join("rouse.yaml"));
     fs::write(&other, text.replace("state\"\n", "other-state\"\n")).unwrap();
-    // The first has a lock on the state directory; the second has none, and asks for a port that is taken.
+    // The first start meets the lock on the state directory. The second has a state directory of its own, and its port
+    // is taken.
     let taken = gateway.api.to_string();
     for (file, api) in [("rouse.yaml", "127.0.0.1:0"), ("other.yaml", taken.as_str())] {
         let failed = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
@@ -404,7 +406,7 @@ fn sleep(gateway: &GatewayProcess, model: &str) {
     gateway.until("asleep", Duration::from_secs(5), || gateway.engine(&id)["state"] == "Asleep(1)");
 }
 
-/// The configuration without this model's entry.
+/// Returns the configuration without this model's entry.
 fn without(yaml: &str, model: &str) -> String {
     let (head, models) = yaml.split_once("models:\n").unwrap();
     let entries = models.split_inclusive("\n").fold(Vec::<String>::new(), |mut entries, line| {
@@ -419,7 +421,7 @@ fn without(yaml: &str, model: &str) -> String {
     format!("{head}models:\n{kept}")
 }
 
-/// Processes that carry the mark of this gateway's state directory: engines, whoever knows of them.
+/// Counts the processes with the mark of this gateway's state directory: engines, whether or not a gateway knows them.
 fn processes(dir: &Path) -> usize {
     let mark = format!("ROUSE_ENGINE={}|", dir.join("state").canonicalize().unwrap().display());
     let all = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
@@ -430,7 +432,7 @@ fn processes(dir: &Path) -> usize {
     marked.count()
 }
 
-/// How often an engine of this model was started, by any gateway.
+/// How often any gateway started an engine of this model.
 fn launches(dir: &Path, model: &str) -> usize {
     read(&dir.join(format!("state/logs/{model}-0.log"))).matches("=== rouse:").count()
 }

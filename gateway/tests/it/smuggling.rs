@@ -1,6 +1,6 @@
-//! Requests that two readers could understand differently, sent to the real gateway before an engine that writes down
-//! every byte it gets: each is refused, or reaches the engine as exactly one request with exactly its body, and what
-//! follows on the connection is either served as what it is or not looked at.
+//! Requests that two readers could understand differently, sent to the real gateway before an engine that records every
+//! byte. The gateway refuses each request, or the engine gets exactly one request with exactly its body. Later bytes on
+//! the connection are either served as a request of their own or not read.
 
 use std::{
     io::{Read as _, Write as _},
@@ -15,20 +15,20 @@ mod rows;
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// A request that is not as it should be.
+/// A malformed or ambiguous request.
 pub(crate) struct SmugglingCase {
     pub(crate) name: &'static str,
-    /// What is written; each further part once a `100 Continue` has come.
+    /// The parts to write. Each further part waits for a `100 Continue`.
     pub(crate) parts: Vec<Vec<u8>>,
     /// The statuses of all answers.
     pub(crate) answers: &'static [u16],
     /// The bodies that the engine gets, in order.
     pub(crate) engine: Vec<String>,
-    /// Whether the connection serves on.
+    /// Whether the connection serves further requests.
     pub(crate) open: bool,
 }
 
-/// A gateway before a model `m` whose engine writes everything down.
+/// A gateway before a model `m` whose engine records every request.
 pub(crate) struct RecordingGateway {
     pub(crate) gateway: GatewayProcess,
     file: PathBuf,
@@ -56,7 +56,7 @@ impl RecordingGateway {
         Self { gateway, file }
     }
 
-    /// What reached the engine so far, but for the gateway's own probes.
+    /// Returns the requests that reached the engine so far, without the gateway's own probes.
     pub(crate) fn seen(&self) -> Vec<String> {
         let text = read(&self.file);
         let all = text.lines().map(|line| serde_json::from_str::<String>(line).unwrap());
@@ -65,7 +65,7 @@ impl RecordingGateway {
     }
 }
 
-/// The engine, when another test runs this binary as one; among the tests it does nothing.
+/// Runs the engine when another test starts this binary as one. Among the tests it does nothing.
 #[test]
 fn recorder() {
     let (Ok(address), Ok(file)) = (std::env::var("RECORD_AT"), std::env::var("RECORD_TO")) else { return };
@@ -76,7 +76,7 @@ fn recorder() {
     }
 }
 
-/// Requests, one after the other; what is none is written down with a mark in front.
+/// Reads requests one after the other. It records bytes that are no request with a mark in front.
 fn record(mut stream: TcpStream, file: &str) {
     let note = |what: &[u8], mark: &str| {
         let text = format!("{mark}{}", String::from_utf8_lossy(what));
@@ -94,7 +94,7 @@ fn record(mut stream: TcpStream, file: &str) {
                     "HTTP/1.1 413 Payload Too Large\r\ncontent-length: 5\r\nconnection: close\r\n\r\nearly";
                 drop(stream.write_all(answer.as_bytes()));
                 note(text.as_bytes(), "");
-                // Its sender may still be sending.
+                // The sender may still be sending.
                 while stream.read(&mut buffer).is_ok_and(|n| n > 0) {}
                 return;
             }
@@ -143,12 +143,12 @@ fn nothing_is_forwarded_wrong() {
     assert_eq!(recorded.gateway.leases(), 0);
 }
 
-/// What came back.
+/// The answers to one case.
 struct Got {
     answers: Vec<(u16, String)>,
-    /// A further request on the connection was served.
+    /// Whether a further request on the connection was served.
     open: bool,
-    /// How often it was told to go on with its body.
+    /// How many `100 Continue` answers arrived.
     continued: usize,
 }
 
@@ -173,7 +173,7 @@ impl Got {
                 return got;
             }
         }
-        // Whatever else there is to say would come before the answer to this.
+        // All other answers arrive before the answer to this request.
         drop(stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"));
         while more(&mut stream, &mut bytes) {}
         while let Some(answer) = got.first(&mut bytes) {
@@ -189,7 +189,7 @@ impl Got {
         got
     }
 
-    /// Takes the first whole answer off, and interim ones before it.
+    /// Takes the first complete answer off, and the interim answers before it.
     fn first(&mut self, bytes: &mut Vec<u8>) -> Option<(u16, String)> {
         while bytes.starts_with(CONTINUE) {
             bytes.drain(..CONTINUE.len());
@@ -214,7 +214,7 @@ impl Got {
         if self.open != row.open {
             return Err(format!("the connection is {}", if self.open { "open" } else { "closed" }));
         }
-        // Only who waits for it must be told, and nobody whose body is not wanted.
+        // A client that waits for `100 Continue` must get it, and a client with an unwanted body must not.
         let unwanted = row.engine.is_empty();
         if self.continued < row.parts.len() - 1 || (self.continued > 0 && unwanted) {
             return Err(format!("{} times 100", self.continued));
@@ -228,7 +228,7 @@ impl Got {
     }
 }
 
-/// What the engine saw is one request for each body, with that body and a length.
+/// Checks that the engine got one request for each body, with that body and a length.
 fn forwarded(seen: &[String], row: &SmugglingCase) -> Result<(), String> {
     if seen.len() != row.engine.len() {
         return Err(format!("{} requests reached the engine, not {}", seen.len(), row.engine.len()));

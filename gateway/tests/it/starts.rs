@@ -1,4 +1,4 @@
-//! Starts that fail: what is on disk may be another gateway's, and stays as it is.
+//! Starts that fail: the files on disk may belong to another gateway and stay as they are.
 
 use std::{
     collections::BTreeMap,
@@ -10,10 +10,10 @@ use std::{
 
 use crate::support::{GatewayFixture, GatewayProcess, SimModel, read};
 
-/// Which file it is, when it was last changed, and what is in it.
+/// The inode of a file, its time of change, and its content.
 type FileSnapshot = (u64, (i64, i64), Vec<u8>);
 
-/// The folder and all that is in it.
+/// Returns a snapshot of the folder and of everything in it.
 fn all(dir: &Path) -> BTreeMap<PathBuf, FileSnapshot> {
     let about = fs::symlink_metadata(dir).unwrap();
     let content = if about.is_file() { fs::read(dir).unwrap() } else { Vec::new() };
@@ -27,8 +27,8 @@ fn all(dir: &Path) -> BTreeMap<PathBuf, FileSnapshot> {
     found
 }
 
-/// A folder in which a gateway was that has ended: its configuration, a journal, and a state that cannot be read. `state`: it
-/// had that directory instead.
+/// Creates the folder of a gateway that has ended: its configuration, a journal, and an unreadable state. With `state`,
+/// its configuration names that state directory instead.
 fn left(gateway: &GatewayProcess, name: &str, state: Option<&Path>) -> PathBuf {
     let dir = gateway.dir.join(name);
     fs::create_dir_all(dir.join("state")).unwrap();

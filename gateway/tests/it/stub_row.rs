@@ -1,4 +1,4 @@
-//! A gate that is elsewhere: the stub in front of an engine closes it, and no client notices more than a wait.
+//! The stub in front of an engine closes its gate, and clients notice only a wait.
 
 use std::{
     fs,
@@ -31,14 +31,14 @@ struct GatewayWithStub {
 }
 
 impl GatewayWithStub {
-    /// An engine that is awake behind its stub, with these keys of its model.
+    /// Starts an engine behind its stub, with these keys of its model, and wakes it.
     fn start(flags: &str, keys: &str) -> Self {
         let row = Self::behind(row::StubInRow::new(), "", flags, keys);
         row.gateway.wake("small");
         row
     }
 
-    /// An engine that nobody has asked for yet.
+    /// Starts a gateway before an engine that has had no request yet.
     fn behind(stub: row::StubInRow<'_>, settings: &str, flags: &str, keys: &str) -> Self {
         let sim = SimModel { flags, keys, stub: Some(stub), ..SimModel::new("small") };
         let gateway = GatewayFixture::new(&["2Gi"])
@@ -60,7 +60,7 @@ impl GatewayWithStub {
         assert!((200..300).contains(&answer.status), "{}", answer.text());
     }
 
-    /// The stub's.
+    /// The stub's lease count.
     fn leases(&self) -> serde_json::Value {
         row::stub_request(self.admin, "GET", "/v1/gate", "").json()["leases"].clone()
     }
@@ -96,12 +96,12 @@ fn nobody_is_lost_or_refused_by_a_stub_that_closes_its_gate_over_fifty_requests(
     told.listens(&row);
     told.tell();
     row.gateway.until_state("small", "awake");
-    // With this answer the engine is proven, and its gate opens to everybody.
+    // This answer proves the engine, and its gate opens for all requests.
     assert!(is_whole(&row.ask(false, 1).rest()));
-    // Whatever becomes of the gate: the engine itself is told, past its stub, that nobody's answer goes on before all have begun.
+    // The test stalls the engine past its stub, so no answer ends before all have begun, whatever the gate does.
     told.fault(r#"{"stall-streams": true}"#);
     let under_way: Vec<OpenExchange> = (0..50).map(|n| row.ask(n % 2 == 0, 40)).collect();
-    // The gateway's own leases come first.
+    // The gateway counts its own leases before the stub counts its.
     row.gateway.until("fifty are under way", Duration::from_secs(10), || row.leases() == 50);
     assert_eq!(row.gateway.leases(), 50);
     assert_eq!(row.close()["leases"], 50);
@@ -116,7 +116,7 @@ fn nobody_is_lost_or_refused_by_a_stub_that_closes_its_gate_over_fifty_requests(
         let answer = open.rest();
         assert!(is_whole(&answer), "{} {}", answer.status, answer.text());
     }
-    // Those who wait hold nothing, neither here nor there.
+    // Waiting requests hold no lease in the gateway or in the stub.
     row.gateway.until("nobody has a lease", Duration::from_secs(5), || row.gateway.leases() == 0);
     assert_eq!(row.leases(), 0);
     row.until_waiting(20);
@@ -153,7 +153,7 @@ fn who_came_first_is_let_in_first_and_nobody_waits_past_a_deadline() {
     for client in clients {
         assert!(is_whole(&client.rest()));
     }
-    // In which order they came to the engine: whose answer its reader is done with first is another matter.
+    // The order in which the requests reached the engine. Their answers may end in another order.
     let counters = row.gateway.counters("small#0");
     let came = counters["arrivals"].as_array().unwrap().iter().filter_map(|came| came["request_id"].as_str());
     let came: Vec<_> = came.filter_map(|id| id.strip_prefix("client-")?.parse::<u64>().ok()).collect();
@@ -161,7 +161,7 @@ fn who_came_first_is_let_in_first_and_nobody_waits_past_a_deadline() {
     assert_eq!(row.gateway.engine("small#0")["state"], "Awake");
 }
 
-/// What a test tells the stub of its row.
+/// The folder in which a test controls the stub of its row.
 struct StubRowFolder<'a>(&'a Path);
 
 impl StubRowFolder<'_> {
@@ -177,7 +177,7 @@ impl StubRowFolder<'_> {
         fs::copy(self.0.join("engine"), self.0.join("target")).unwrap();
     }
 
-    /// Kills it; another is there when this returns, and knows nothing.
+    /// Kills the stub, and returns once another stub without a target listens.
     fn restart(&self, row: &GatewayWithStub) {
         fs::remove_file(self.0.join("target")).unwrap();
         let before = self.read("pid").unwrap();
@@ -195,7 +195,7 @@ impl StubRowFolder<'_> {
         assert_eq!(row::stub_request(row.admin, "GET", "/v1/proxy/config", "").status, 404);
     }
 
-    /// The engine, past its stub.
+    /// A client of the engine, past its stub.
     fn engine(&self) -> TestClient {
         TestClient::new(self.address("engine").unwrap())
     }
@@ -205,13 +205,13 @@ impl StubRowFolder<'_> {
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
 
-    /// How many requests the engine has seen.
+    /// How many requests the engine has received.
     fn seen(&self) -> serde_json::Value {
         self.engine().get("/sim/counters").json()["total"].clone()
     }
 }
 
-/// A container that is started knows nothing, and one that is started anew knows nothing any more.
+/// A new container has no target, and a restarted container has lost its target.
 #[test]
 fn clients_notice_nothing_of_a_stub_that_was_not_told_yet_where_its_engine_is() {
     let folder = tempfile::tempdir().unwrap();
@@ -219,7 +219,7 @@ fn clients_notice_nothing_of_a_stub_that_was_not_told_yet_where_its_engine_is() 
         StubRowFolder(folder.path()),
         row::StubInRow { folder: Some(folder.path()), ..row::StubInRow::new() },
     );
-    // It is no probe of the gateway's that hears of it, but requests.
+    // Requests, not the gateway's probes, discover the missing target.
     let row = GatewayWithStub::behind(place, "timeouts: {health: {every: 1h}}", "", "");
     let served = |open: OpenExchange| {
         let answer = open.rest();
@@ -236,7 +236,7 @@ fn clients_notice_nothing_of_a_stub_that_was_not_told_yet_where_its_engine_is() 
     told.tell();
     early.into_iter().for_each(served);
 
-    // Its engine is awake, and goes on.
+    // The stub's engine stays awake and continues.
     let seen = told.seen();
     told.restart(&row);
     assert_eq!((direct().status, direct().header(mark)), (503, "1"));
@@ -252,7 +252,7 @@ fn clients_notice_nothing_of_a_stub_that_was_not_told_yet_where_its_engine_is() 
     assert_eq!((row.model()["waiting"].as_u64(), row.leases()), (Some(0), 0.into()));
 }
 
-/// Sizes in which an engine's bytes are written: its events, letters and chunks are all cut somewhere.
+/// Sizes of the engine's writes. They cut its events, characters and chunks at some point each.
 const CUTS: [usize; 6] = [1, 2, 3, 7, 64, 1000];
 
 #[test]

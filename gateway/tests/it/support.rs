@@ -1,4 +1,4 @@
-//! A gateway in a process of its own, on ports that were free, with its state in a folder of its own.
+//! A gateway in a process of its own, on free ports, with its state in a folder of its own.
 
 use std::{
     fmt::Write as _,
@@ -22,7 +22,7 @@ pub(crate) mod tls;
 
 pub(crate) use client::{TestClient, TestResponse};
 
-/// A configuration in the making. Accelerators are simulated and enforce their memory.
+/// Builds a configuration. Accelerators are simulated and enforce their memory.
 pub(crate) struct GatewayFixture {
     dir: TempDir,
     accelerators: Vec<(String, u64)>,
@@ -34,7 +34,7 @@ pub(crate) struct GatewayFixture {
 /// One model over engine-sim.
 pub(crate) struct SimModel<'a> {
     pub(crate) name: &'a str,
-    /// Of which kind the gateway takes it to be.
+    /// The engine kind in the configuration.
     pub(crate) kind: &'a str,
     pub(crate) awake: &'a str,
     pub(crate) asleep: &'a str,
@@ -43,13 +43,13 @@ pub(crate) struct SimModel<'a> {
     pub(crate) flags: &'a str,
     /// More keys of the model, one a line, without indentation: `pinned: true`.
     pub(crate) keys: &'a str,
-    /// More keys of its engine, likewise.
+    /// More keys of its engine, in the same form.
     pub(crate) engine: &'a str,
-    /// A stub stands in front of its engine, with its orders there. Such an engine does not sleep.
+    /// The stub in front of the engine, if any. Such an engine does not sleep.
     pub(crate) stub: Option<row::StubInRow<'a>>,
 }
 
-/// A running gateway; ended by its own pid when dropped.
+/// A running gateway. The drop ends it with SIGTERM to its own pid.
 pub(crate) struct GatewayProcess {
     child: Child,
     pub(crate) api: SocketAddr,
@@ -59,7 +59,8 @@ pub(crate) struct GatewayProcess {
 }
 
 impl<'a> SimModel<'a> {
-    /// Fast: starts in 100 ms, wakes and sleeps in 50 ms, holds 1Gi awake and 64Mi asleep on one accelerator.
+    /// A fast model: it starts in 100 ms, wakes and sleeps in 50 ms, and holds 1Gi awake and 64Mi asleep on one
+    /// accelerator.
     pub(crate) fn new(name: &'a str) -> Self {
         SimModel {
             name,
@@ -76,7 +77,7 @@ impl<'a> SimModel<'a> {
 }
 
 impl GatewayFixture {
-    /// Accelerators by their memory: `["2Gi", "2Gi"]` are gpu-0 and gpu-1.
+    /// A configuration with these accelerators, given by their memory: `["2Gi", "2Gi"]` are gpu-0 and gpu-1.
     pub(crate) fn new(accelerators: &[&str]) -> Self {
         let size = |text: &&str| text.parse::<rouse::units::Bytes>().unwrap().0;
         Self {
@@ -92,7 +93,7 @@ impl GatewayFixture {
         }
     }
 
-    /// Top-level YAML, as it stands in a file.
+    /// Adds top-level YAML as in a configuration file.
     pub(crate) fn settings(mut self, yaml: &str) -> Self {
         self.settings.push_str(yaml);
         self.settings.push('\n');
@@ -132,7 +133,7 @@ impl GatewayFixture {
         self
     }
 
-    /// A model exactly as it would stand in a file, under `models:`.
+    /// Adds a model as its entry under `models:` in a file.
     pub(crate) fn model_yaml(mut self, yaml: &str) -> Self {
         self.models.push(yaml.to_owned());
         self
@@ -147,7 +148,7 @@ impl GatewayFixture {
         self.dir.path()
     }
 
-    /// The file that stands for the accelerators.
+    /// The file that simulates the accelerators.
     pub(crate) fn meter(&self) -> PathBuf {
         self.dir.path().join("accelerators.json")
     }
@@ -166,12 +167,12 @@ impl GatewayFixture {
         text
     }
 
-    /// Writes the file and starts a gateway with it; returns when it is ready.
+    /// Writes the file and starts a gateway with it. Returns when the gateway is ready.
     pub(crate) fn start(self) -> GatewayProcess {
         self.start_as(|_| {})
     }
 
-    /// With something else than usual about the process.
+    /// Starts a gateway after a change to its command.
     pub(crate) fn start_as(self, change: impl FnOnce(&mut Command)) -> GatewayProcess {
         let accelerators: Vec<(&str, u64)> =
             self.accelerators.iter().map(|(id, b)| (id.as_str(), *b)).collect();
@@ -184,7 +185,8 @@ impl GatewayFixture {
     }
 }
 
-/// All tests hold either way: `ROUSE_TAKE_OVER=false` and `true` say which, and else what is usual.
+/// Sets `takeOver` to the value of `ROUSE_TAKE_OVER`, `false` or `true`. Without the variable the default stays. All
+/// tests pass with either value.
 fn with_take_over(settings: &str) -> String {
     match std::env::var("ROUSE_TAKE_OVER") {
         Err(_) => settings.to_owned(),
@@ -197,7 +199,7 @@ fn with_take_over(settings: &str) -> String {
 }
 
 impl GatewayProcess {
-    /// Starts a gateway on `dir/rouse.yaml`; again on the same folder after a crash, too.
+    /// Starts a gateway on `dir/rouse.yaml`, also on the folder of a gateway that crashed.
     pub(crate) fn spawn(dir: &Path, flags: &[String]) -> Self {
         Self::spawn_as(dir, flags, |_| {})
     }
@@ -245,17 +247,19 @@ impl GatewayProcess {
         i32::try_from(self.child.id()).unwrap()
     }
 
-    /// What it logged so far.
+    /// The gateway's log so far.
     pub(crate) fn log(&self) -> String {
         read(&self.dir.join("gateway.log"))
     }
 
-    /// Waits until its log has this: a thread of its own writes each line, behind what the line tells of.
+    /// Waits until the log contains this text. A thread of its own writes each line, after the event that the line
+    /// describes.
     pub(crate) fn until_logged(&self, text: &str) {
         self.until(&format!("'{text}' is logged"), Duration::from_secs(10), || self.log().contains(text));
     }
 
-    /// Waits until a whole line of the journal has all these words: a thread of its own writes it, behind the decisions.
+    /// Waits until a complete line of the journal contains all these words. A thread of its own writes it, after the
+    /// decisions.
     pub(crate) fn until_journaled(&self, journal: &Path, words: &[&str]) {
         let has = || {
             let text = read(journal);
@@ -275,7 +279,7 @@ impl GatewayProcess {
         fleet["engines"].as_array().unwrap().iter().find(|e| e["engine"] == id).cloned().unwrap_or_default()
     }
 
-    /// The pid of an engine that runs, from the file by which it would be adopted.
+    /// The pid of a running engine, from the file for adoption.
     pub(crate) fn engine_pid(&self, id: &str) -> i32 {
         let saved = || -> Option<i64> {
             let text = std::fs::read_to_string(self.dir.join("state/engines.json")).ok()?;
@@ -286,13 +290,13 @@ impl GatewayProcess {
         i32::try_from(saved().unwrap()).unwrap()
     }
 
-    /// Nothing is left of any exchange: no lease in the gateway, no request in the engine.
+    /// Waits until no exchange is left: no lease in the gateway, no request in the engine.
     pub(crate) fn until_unused(&self, id: &str) {
         let unused = || self.engine(id)["leases"] == 0 && self.counters(id)["running"] == 0;
         self.until(&format!("{id} is unused"), Duration::from_secs(5), unused);
     }
 
-    /// Waits until something is so; the event is somebody else's process, so there is nothing to wait for but time.
+    /// Polls until a condition holds, because the event happens in another process.
     pub(crate) fn until(&self, what: &str, within: Duration, mut is_so: impl FnMut() -> bool) {
         let end = tokio::time::Instant::now() + within;
         while !is_so() {
@@ -305,12 +309,12 @@ impl GatewayProcess {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.pid()), signal).unwrap();
     }
 
-    /// Waits for its end and gives the exit code.
+    /// Waits for the gateway to end, and returns its exit code.
     pub(crate) fn wait(&mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
     }
 
-    /// SIGTERM, and the exit code.
+    /// Sends SIGTERM and returns the exit code.
     pub(crate) fn terminate(mut self) -> Option<i32> {
         self.signal(nix::sys::signal::Signal::SIGTERM);
         self.wait()
@@ -337,7 +341,7 @@ pub(crate) fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
-/// For polls of other processes only, which send no event.
+/// Sleeps between polls of another process, which sends no event.
 #[expect(clippy::disallowed_methods, reason = "a test polls another process")]
 pub(crate) fn pause(span: Duration) {
     std::thread::sleep(span);

@@ -1,5 +1,5 @@
-//! Every route of the inference API: what passes is what the engine gets and says, and whatever the gateway says itself
-//! is in the words of the API that was called.
+//! Every route of the inference API: requests and answers pass unchanged, and the gateway's own answers have the called
+//! API's format.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ const JSON: [(&str, &str, &str); 16] = [
     ("/detokenize", "detokenize", r#"{"model":"M","tokens":[1,2]}"#),
 ];
 
-/// An engine whose answers follow from the request alone, under another name than clients use.
+/// A gateway whose engine derives its answers from the request alone and has another model name than clients use.
 fn gateway() -> GatewayProcess {
     GatewayFixture::new(&["2Gi"])
         .model(&SimModel {
@@ -124,7 +124,7 @@ fn every_route_is_counted_under_its_label() {
     }
 }
 
-/// What Anthropic's SDKs need of a refusal.
+/// Asserts the fields of a refusal that Anthropic's SDKs need.
 fn anthropic(answer: &TestResponse, status: u16, kind: &str) {
     let told = format!("{} {:?} {}", answer.status, answer.headers, answer.text());
     let body = answer.json();
@@ -200,7 +200,7 @@ fn an_engines_own_refusal_passes_as_it_is() {
         assert_eq!((direct.status, &direct.body), (through.status, &through.body), "{path}");
         assert!(direct.status >= 400, "{path}");
     }
-    // What the engine does not have, the gateway does not hide.
+    // The gateway passes the engine's 404 for a path that the engine does not have.
     let unserved = client.post("/engines/small/pooling", "{}");
     assert_eq!((unserved.status, unserved.json()["detail"].as_str()), (404, Some("Not Found")));
 }
@@ -218,7 +218,7 @@ fn headers_of_anthropics_clients_reach_the_engine_and_their_key_does_not() {
     assert!(through.starts_with("POST /v1/messages?beta=true HTTP/1.1\r\n"), "{through}");
 }
 
-/// The `event:` and the parsed `data:` of each event.
+/// Returns the `event:` and the parsed `data:` of each event.
 pub(crate) fn events(text: &str) -> Vec<(String, Value)> {
     let parse = |event: &str| {
         let line = |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();

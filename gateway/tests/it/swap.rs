@@ -1,4 +1,4 @@
-//! Models that do not fit beside each other take turns, and nobody sees an error.
+//! Models that do not fit beside each other take turns, and no client sees an error.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ fn a_model_gives_up_its_place_as_soon_as_its_last_stream_ends() {
         .model(&SimModel::new("second"))
         .start();
     assert!(gateway.client().chat("first", true, 1).is_whole_stream());
-    // It ends when the other one waits for it, and no sooner.
+    // The stream ends only after the other request waits.
     gateway.stall("first#0", true);
     let client = gateway.client();
     let stream = std::thread::spawn(move || client.chat("first", true, 300));
@@ -73,7 +73,7 @@ fn another_limit_on_concurrency_holds_from_the_reload_on() {
         .model(&SimModel { keys: "maxConcurrency: 1", ..SimModel::new("small") })
         .start();
     assert!(gateway.client().chat("small", true, 1).is_whole_stream());
-    // Longer than any test: who is served before it ends has a place beside it.
+    // This stream outlasts any test: a request that is served before its end has a place beside it.
     let long = PendingExchange::streaming(&gateway.client(), "small", 100_000);
     let file = gateway.dir.join("rouse.yaml");
     let yaml = read(&file).replace("maxConcurrency: 1", "maxConcurrency: 2");

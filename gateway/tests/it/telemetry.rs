@@ -1,4 +1,4 @@
-//! What is told of single requests, to a collector of traces and in the access log.
+//! What the gateway reports about single requests, to a trace collector and in the access log.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ const CHAT: &str = "/v1/chat/completions";
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
 
-/// One model that sleeps, one that takes minutes to start.
+/// A gateway with one model that sleeps and one that takes minutes to start.
 fn traced(collector: &Collector, more: &str) -> GatewayProcess {
     GatewayFixture::new(&["4Gi"])
         .settings(&format!("telemetry: {{otlp: \"{}\"{more}}}", collector.url()))
@@ -38,7 +38,7 @@ fn ask(gateway: &GatewayProcess, id: &str, headers: &str, model: &str, stream: b
     gateway.client().post_with(CHAT, &headers, &chat_body(model, stream, 3)).status
 }
 
-/// One after the other, each of them within the whole.
+/// Asserts that the spans follow one another within their parent.
 fn is_in_order(own: &Span, below: &[Span]) {
     let mut at = own.start_time_unix_nano;
     for span in below {
@@ -106,7 +106,7 @@ fn a_refusal_and_a_client_that_left_say_so_in_their_spans() {
     assert_eq!(ask(&gateway, "nobody", "", "nobody", false), 404);
     let (own, below) = collector.tree(&gateway, "nobody");
     assert_eq!((text(&own, "error.type").as_str(), below.len()), ("model_not_found", 0));
-    // Not an error of the server's.
+    // A 404 is not a server error.
     assert_eq!(own.status.unwrap_or_default().code, StatusCode::Unset as i32);
 
     assert_eq!(ask(&gateway, "impatient", "x-request-timeout: 0.2\r\n", "parks", false), 503);
@@ -132,7 +132,7 @@ fn parked(gateway: &GatewayProcess, model: &str) {
     });
 }
 
-/// What the engine got of these headers.
+/// Returns the header of this name that the engine got.
 fn passed(gateway: &GatewayProcess, headers: &str, name: &str) -> Option<String> {
     let answer = gateway.client().post_with(CHAT, headers, &chat_body("echo", false, 1));
     assert_eq!(answer.status, 200, "{}", answer.text());
@@ -155,7 +155,8 @@ fn the_engine_is_told_of_the_gateways_span_and_the_clients_is_its_parent() {
     assert!(collector.head().starts_with("post /custom/path "));
     assert_eq!(passed(&gateway, &client, "tracestate").as_deref(), Some("a=1"));
 
-    // Not sampled above, or by nobody: not recorded, and those below are told so.
+    // A request that its caller did not sample, or without a sampling decision, is not recorded, and the gateway passes
+    // that decision on.
     let unsampled = client.replace("-01\r\n", "-00\r\n").replace("child", "unsampled");
     let told = passed(&gateway, &unsampled, "traceparent").unwrap();
     assert!(told.starts_with(&format!("00-{TRACE}-")) && told.ends_with("-00"), "{told}");
@@ -164,7 +165,7 @@ fn the_engine_is_told_of_the_gateways_span_and_the_clients_is_its_parent() {
     assert!(told.len() == 55 && told.ends_with("-00") && !told.contains(TRACE), "{told}");
     assert_eq!(passed(&gateway, broken, "tracestate"), None);
     assert_eq!(passed(&gateway, "", "traceparent").map(|told| told.len()), Some(55));
-    // A later one is there: those before it would be, too.
+    // A later span has arrived, so the earlier ones would have, too.
     passed(&gateway, &client.replace("child", "later"), "traceparent");
     collector.tree(&gateway, "later");
     assert!(!collector.has("unsampled") && !collector.has("broken"));
@@ -182,7 +183,7 @@ fn without_traces_the_clients_own_headers_pass_as_they_are() {
     assert_eq!(passed(&gateway, "", "traceparent"), None);
 }
 
-/// How much of this was dropped so far.
+/// How many records of this signal were dropped so far for this reason.
 fn dropped(gateway: &GatewayProcess, signal: &str, reason: &str) -> u64 {
     let text = gateway.admin().get("/metrics").text();
     let name = format!("rouse_telemetry_dropped_total{{reason=\"{reason}\",signal=\"{signal}\"}} ");
@@ -219,7 +220,7 @@ fn what_is_queued_goes_out_before_the_gateway_ends() {
     assert!(collector.has("last"));
 }
 
-/// The line of the request with this id, once it is there.
+/// Waits for the log line of the request with this id.
 fn line(gateway: &GatewayProcess, id: &str) -> Value {
     let find = || {
         let log = read(&gateway.dir.join("access.log"));
@@ -235,8 +236,8 @@ fn logging(more: &str) -> GatewayProcess {
     let log = fixture.dir().join("access.log").display().to_string();
     fixture
         .settings(&format!("logs: {{access: {log:?}}}\n{more}"))
-        // Three tokens take ten times as long as the least that a test holds them to: the first may be read late, and the engine
-        // makes up for what it was late itself.
+        // Three tokens take ten times as long as the smallest bound of a test: the gateway may read the first token
+        // late, and the engine makes up for its own delays.
         .model(&SimModel { flags: "--itl 200ms", ..SimModel::new("m") })
         .model(&SimModel { flags: "--start-time 5m", ..SimModel::new("parks") })
         .start()
@@ -276,7 +277,7 @@ fn every_request_has_its_line_in_the_access_log() {
     assert_eq!(cold["bytes_in"].as_u64(), Some(body.len() as u64));
     assert_eq!(cold["bytes_out"].as_u64(), Some(answer.body.len() as u64));
     let at = |name: &str| cold[name].as_f64().unwrap();
-    // The wait is the difference of two whole milliseconds, so it may be a part of one longer than it was.
+    // The wait is a difference of two whole milliseconds, so it may be up to one millisecond too long.
     assert!(at("waited_ms") >= 100.0 && at("first_byte_ms") > at("waited_ms") - 1.0, "{cold}");
     assert!(at("duration_ms") >= at("first_byte_ms") + 40.0, "{cold}");
     let agent = cold["user_agent"].as_str().unwrap();
@@ -290,7 +291,7 @@ fn every_request_has_its_line_in_the_access_log() {
 
 #[test]
 fn a_line_names_the_key_and_never_shows_it() {
-    // Of `sk-a`.
+    // The hash of `sk-a`.
     let gateway = logging(
         "keys: [{name: team-a, sha256: a4a6d307ad00fa67176e1099fdbc4f4a09bb527a7f24718a5030f2f173d11f7f}]",
     );
@@ -319,7 +320,7 @@ fn a_client_that_left_is_499_with_the_phase_it_left_in() {
     parked(&gateway, "parks");
     drop(open);
 
-    // No stream: its head comes with the last token.
+    // Not a stream: its head comes with the last token.
     let open = PendingExchange::raw(&client, &ask("headers", "m", false, 10_000));
     gateway.until("it runs", Duration::from_secs(5), || gateway.counters("m#0")["running"] == 1);
     drop(open);
@@ -342,7 +343,7 @@ fn a_log_that_was_moved_away_is_opened_anew_on_a_signal_that_reads_no_configurat
     let (log, old) = (gateway.dir.join("access.log"), gateway.dir.join("access.log.1"));
     ask(&gateway, "before", "", "nobody", false);
     line(&gateway, "before");
-    // A change behind a link is no event: only a gateway that reads its configuration again meets the mistake.
+    // A change behind a link is no event, so only a gateway that reloads its configuration finds the mistake.
     let (file, target) = (gateway.dir.join("rouse.yaml"), gateway.dir.join("linked.yaml"));
     std::fs::rename(&file, &target).unwrap();
     std::os::unix::fs::symlink(&target, &file).unwrap();

@@ -1,4 +1,4 @@
-//! The command line on a person's terminal.
+//! The command line on a terminal.
 
 use std::{
     io::Read as _,
@@ -53,7 +53,7 @@ fn a_watched_fleet_is_shown_anew_until_its_gateway_is_gone() {
             tell.send(String::from_utf8_lossy(&piece[..read]).into_owned()).unwrap_or_default();
         }
     });
-    // The present screen is what came since it was cleared last.
+    // The present screen is the output since the last clear.
     let mut all = String::new();
     let mut until = |state: &str| loop {
         all +=

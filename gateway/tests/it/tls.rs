@@ -1,4 +1,4 @@
-//! Certificates of a gateway that runs: shown, replaced, asked for, and refused with their reason.
+//! Certificates of a running gateway: shown, replaced, requested, and refused with their reason.
 
 use std::{
     io::{Read as _, Write as _},
@@ -65,19 +65,19 @@ fn certificates_are_replaced_when_their_files_are_and_connections_stay() {
     let (second, _) = authority.issue("server");
     gateway.until("the new one is shown", soon, || shown(&gateway, &authority) == second);
     ask(&mut kept);
-    // A key that does not belong to it: the old pair stays.
+    // The key does not belong to the certificate, so the gateway keeps the old pair.
     std::fs::write(gateway.dir.join("server.key"), rcgen::KeyPair::generate().unwrap().serialize_pem())
         .unwrap();
     gateway.until("it is refused", soon, || gateway.log().contains("does not belong to the certificate"));
     assert!(shown(&gateway, &authority) == second);
-    // As certbot does it: a new link in the place of the old one.
+    // certbot replaces the files this way: a new link in the place of the old one.
     let (third, _) = authority.issue("third");
     for (link, to) in [("server.pem", "third.pem"), ("server.key", "third.key")] {
         std::fs::remove_file(gateway.dir.join(link)).unwrap();
         std::os::unix::fs::symlink(to, gateway.dir.join(link)).unwrap();
     }
     gateway.until("the third is shown", soon, || shown(&gateway, &authority) == third);
-    // Behind a link nothing is watched; a signal reads it again.
+    // The gateway watches nothing behind a link, so a signal makes it read the files again.
     let (fourth, _) = authority.issue("third");
     gateway.signal(Signal::SIGHUP);
     gateway.until("the fourth is shown", soon, || shown(&gateway, &authority) == fourth);
@@ -94,12 +94,12 @@ fn certificates_that_come_after_the_configuration_that_names_them_are_taken() {
     std::fs::write(&file, yaml).unwrap();
     gateway.until("it is refused", soon, || gateway.log().contains("later/new.pem: No such file"));
     assert!(shown(&gateway, &authority) == first);
-    // Its folder neither is there yet.
+    // The folder does not exist yet, either.
     let folder = gateway.dir.join("later");
     std::fs::create_dir(&folder).unwrap();
     let (second, _) = authority.issue("later/new");
     gateway.until("the second is shown", soon, || shown(&gateway, &authority) == second);
-    // The folder is replaced as a whole, by one in which the files are already.
+    // Another folder, which already contains the files, replaces the folder as a whole.
     std::fs::create_dir(gateway.dir.join("next")).unwrap();
     let (third, _) = authority.issue("next/new");
     std::fs::rename(&folder, gateway.dir.join("old")).unwrap();
@@ -117,7 +117,7 @@ fn the_end_of_the_certificate_is_a_metric() {
     assert!(metrics.lines().find_map(value).unwrap() > 2_000_000_000, "{metrics}");
 }
 
-/// Connections that wait to be accepted when the gateway is told to go were promised nothing less than others.
+/// Connections that still wait in the accept queue at shutdown get the same service as accepted ones.
 #[test]
 fn connections_that_queued_when_the_gateway_goes_are_served() {
     const CLIENTS: usize = 100;

@@ -1,4 +1,4 @@
-//! What became of a model is told in the same words wherever one looks: to operators all of it, to clients what is theirs.
+//! Each view explains a model in the same words: operators see all of them, clients see those that concern them.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
 
@@ -18,7 +18,7 @@ fn why(gateway: &GatewayProcess, model: &str) -> String {
     explained["reason"].as_str().unwrap().to_owned()
 }
 
-/// The admin API and the command line have all of these words of the model.
+/// Asserts that the admin API and the command line show all of these words for the model.
 fn everywhere(gateway: &GatewayProcess, model: &str, words: &[&str]) {
     let fleet = gateway.fleet();
     let models = fleet["models"].as_array().unwrap();
@@ -68,7 +68,7 @@ fn an_eviction_and_a_death_are_told_the_same_wherever_one_looks() {
     assert_eq!(listed(&gateway, "second")["last_failure"]["cause"], "killed:9");
 }
 
-/// Nothing of it runs that would have to end for that, and nobody has asked.
+/// No engine of the model runs that would have to end for the reload, and no request has arrived.
 #[test]
 fn a_reload_to_a_size_that_fits_nowhere_is_told_before_anybody_asks() {
     let gateway =
@@ -99,7 +99,7 @@ fn an_engine_without_a_health_route_says_so_while_it_loads_and_once_it_has_faile
         gateway.client().post_with(CHAT, "x-request-timeout: 0.2\r\n", &body)
     };
     refusal(&asks(), 503, "model_not_ready");
-    // It loads until its time is over, and is not started again: nobody waits any more.
+    // The engine loads until its timeout, and the gateway does not start it again, because no request waits.
     gateway.until("its probe is told", Duration::from_secs(20), || why(&gateway, "m").contains(probe));
     let loads = why(&gateway, "m");
     assert!(loads.starts_with("Loading since ") || loads.contains("last start failed"), "{loads}");

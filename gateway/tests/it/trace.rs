@@ -1,9 +1,9 @@
-//! Two hundred clients from a recorded trace, six models, room for four: what turns are for.
+//! Two hundred clients from a recorded trace, six models, room for four: the load that turns are made for.
 //!
-//! The trace is open-loop: a client asks when its time has come, whatever became of its earlier requests, so a stall
-//! shows as waiting and is not hidden by clients that politely hold back. `sim::trace` tells how it was made, and
-//! `sim::fcfs` what a gateway without turns would have done with it. The minute on file is played by default;
-//! `ROUSE_SOAK_SECONDS` plays a longer one of the same making.
+//! The trace is open-loop: a client sends each request at its time, whatever became of its earlier requests. A stall
+//! therefore shows as waiting, and no polite client hides it. `sim::trace` describes how the trace was made, and
+//! `sim::fcfs` computes what a gateway without turns would have done with it. By default the test plays the minute on
+//! file; `ROUSE_SOAK_SECONDS` plays a longer trace made in the same way.
 
 use std::{fmt, net::SocketAddr, path::Path, time::Duration};
 
@@ -29,7 +29,7 @@ use crate::support::{
 };
 
 const MODELS: [&str; 6] = ["amber", "basil", "cedar", "dahlia", "elder", "fennel"];
-/// Awake at once: two on each of two accelerators.
+/// Models that can be awake at once: two on each of two accelerators.
 const PLACES: usize = 4;
 const MAX_TURN: u64 = 3000;
 const DRAIN_DEADLINE: u64 = 2000;
@@ -38,7 +38,7 @@ const WAKE: u64 = 50;
 const FIRST_TOKEN: u64 = 5;
 /// Slow tokens keep the load on streams and waiting, not on writing events.
 const NEXT_TOKEN: u64 = 25;
-/// A request that is still open so long after the last arrival has hung.
+/// A request that is still open this long after the last arrival hangs.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 #[test]
@@ -70,7 +70,7 @@ fn two_hundred_clients_wait_within_the_bound_and_swaps_are_few() {
     println!("{figures}");
     assert!(failed.is_empty(), "{figures}\nfirst failures: {:#?}", &failed[..failed.len().min(5)]);
     assert_eq!(figures.out_of_memory, 0, "{figures}");
-    // A sleeper may be stopped to start where there is room already; no engine ends in any other way.
+    // The gateway may stop a sleeper to start its model where there is room already. No engine ends in any other way.
     assert_eq!(figures.launches - figures.stops, MODELS.len() as u64, "{figures}\nan engine ended by itself");
     assert!(figures.longest <= figures.bound, "{figures}\nsomebody waited too long");
     assert!(figures.swaps > 0, "{figures}\nthe models did not get in each other's way");
@@ -91,7 +91,7 @@ struct Figures {
     out_of_memory: usize,
     launches: u64,
     stops: u64,
-    /// Waits are from the moment of arrival to the answer's first byte, in ms.
+    /// Waits from the arrival to the first byte of the answer, in ms.
     median: u64,
     longest: u64,
     bound: u64,
@@ -118,7 +118,7 @@ impl fmt::Display for Figures {
     }
 }
 
-/// The worst case: every other model has a full turn first, and each turn has to be ended.
+/// The worst-case wait in ms: every other model has a full turn first, and the gateway has to end each turn.
 const fn bound() -> u64 {
     (MODELS.len() as u64 - 1) * (MAX_TURN + DRAIN_DEADLINE + SLEEP + WAKE)
 }
@@ -130,7 +130,7 @@ fn arrivals() -> Vec<TraceArrival> {
     }
 }
 
-/// An accelerator has room for two awake and what the others keep when asleep, however those are spread.
+/// Each accelerator has room for two awake models and for the residues of the others, however those are spread.
 fn six_models_with_room_for_four() -> GatewayProcess {
     let turns = format!(
         "turns: {{residency: 1s, maxTurn: {MAX_TURN}ms, drain: {{deadline: {DRAIN_DEADLINE}ms, onDeadline: cut}}}}\n\
@@ -145,7 +145,7 @@ fn six_models_with_room_for_four() -> GatewayProcess {
     MODELS.into_iter().fold(fixture, with).start()
 }
 
-/// Cold starts are no swaps, and the bound is about wakes: everything runs before the trace begins.
+/// Starts all models before the trace begins: cold starts are no swaps, and the bound is about wakes.
 fn launch_all(gateway: &GatewayProcess) {
     for model in MODELS {
         let answer = gateway.client().chat(model, true, 1);
@@ -153,14 +153,14 @@ fn launch_all(gateway: &GatewayProcess) {
     }
 }
 
-/// Engines on each accelerator.
+/// Counts the engines on each accelerator.
 fn placed(gateway: &GatewayProcess) -> [usize; 2] {
     let fleet = gateway.fleet();
     let engines = fleet["engines"].as_array().unwrap();
     ["gpu-0", "gpu-1"].map(|id| engines.iter().filter(|e| e["accelerators"][0] == id).count())
 }
 
-/// For every arrival its wait in milliseconds, or what went wrong.
+/// Plays the trace. Returns for every arrival its wait in milliseconds, or an error.
 async fn play(api: SocketAddr, arrivals: &[TraceArrival]) -> Vec<Result<u64, String>> {
     let start = Instant::now() + Duration::from_millis(100);
     let mut asked = JoinSet::new();
@@ -201,7 +201,7 @@ fn tokens(stream: Millis) -> u32 {
     (1 + stream.0.saturating_sub(FIRST_TOKEN) / NEXT_TOKEN) as u32
 }
 
-/// The text of a stream.
+/// Returns the text of a stream.
 fn said(answer: &TestResponse) -> String {
     let text = |event: &String| -> Option<String> {
         let chunk: serde_json::Value = serde_json::from_str(event).ok()?;
@@ -210,7 +210,7 @@ fn said(answer: &TestResponse) -> String {
     answer.events().iter().filter_map(text).collect()
 }
 
-/// Engines that died for want of memory, by their own words.
+/// Counts the out-of-memory messages in the logs of the engines and of the gateway.
 fn out_of_memory(dir: &Path) -> usize {
     let logs = std::fs::read_dir(dir.join("state/logs")).unwrap();
     let texts = logs.map(|entry| read(&entry.unwrap().path())).chain([read(&dir.join("gateway.log"))]);
@@ -221,7 +221,7 @@ fn swaps(gateway: &GatewayProcess) -> u64 {
     sum(gateway, "rouse_swaps_total", "")
 }
 
-/// Over all samples of a metric whose labels hold this text.
+/// Sums all samples of a metric whose labels contain this text.
 fn sum(gateway: &GatewayProcess, name: &str, label: &str) -> u64 {
     let text = gateway.admin().get("/metrics").text();
     let samples = text.lines().filter(|line| line.starts_with(name) && line.contains(label));

@@ -1,4 +1,5 @@
-//! What a client sees while it waits and when its turn comes, and what passes between it and the engine.
+//! What a client sees while its request waits and when its turn comes, and what the gateway forwards to the engine and
+//! back.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ fn one(settings: &str, sim: &SimModel<'_>) -> GatewayProcess {
     GatewayFixture::new(&["2Gi"]).settings(settings).model(sim).start()
 }
 
-/// Heartbeats of the stream, each a line of one space and never an id: no SDK makes an event of them.
+/// Counts the heartbeats of the stream. Each is a line of one space without an id, so no SDK makes an event of it.
 fn beats(answer: &TestResponse) -> usize {
     let text = answer.text();
     assert!(!text.contains(" \n\n") && !text.lines().any(|line| line.starts_with("id:")), "{text}");
@@ -28,7 +29,7 @@ fn beats(answer: &TestResponse) -> usize {
 
 #[test]
 fn a_parked_stream_gets_its_head_and_heartbeats_and_then_its_tokens() {
-    // Its start lasts until that was seen.
+    // The start lasts until the test has seen the heartbeats.
     let gateway = one(QUICK, &SimModel { flags: "--fault hang", ..SimModel::new("slow") });
     let mut open =
         gateway.client().open(request(CHAT, "x-request-id: mine\r\n", &chat_body("slow", true, 3)));
@@ -46,7 +47,7 @@ fn a_parked_stream_gets_its_head_and_heartbeats_and_then_its_tokens() {
     assert_eq!((answer.header("x-accel-buffering"), answer.header("x-request-id")), ("no", "mine"));
     assert!(answer.header("cache-control").contains("no-transform"));
     assert!(beats(&answer) >= 3, "{}", answer.text());
-    // The rest is what an engine that was awake says, byte for byte.
+    // The rest equals the answer of an awake engine, byte for byte.
     let awake = gateway.client().chat("slow", true, 3);
     let texts = |answer: &TestResponse| -> Vec<_> {
         let events = answer.events();
@@ -64,7 +65,8 @@ fn a_failure_after_the_grace_is_one_event_without_done_and_an_unclean_end() {
     for path in [CHAT, "/v1/completions"] {
         let answer =
             gateway.client().post(path, r#"{"model":"dies","stream":true,"prompt":"x","messages":[]}"#);
-        // The second comes while the model is left alone after its failures, and is refused before any grace.
+        // The second request arrives during the backoff after the failures, and the gateway refuses it before any
+        // grace.
         if answer.status != 200 {
             refusal(&answer, 503, "model_not_ready");
             continue;
@@ -93,7 +95,8 @@ fn an_engines_own_refusal_after_the_grace_is_an_event_and_before_it_an_answer() 
 
 #[test]
 fn a_clients_own_deadline_ends_its_wait_before_the_gateways_and_never_lengthens_it() {
-    // The gateway's own bound is so far away that a busy machine cannot be what keeps the client's from it; then it is near.
+    // First the gateway's own bound is so far away that a busy machine cannot hide the client's bound. Then the
+    // gateway's bound is near.
     let own = {
         let gateway =
             one("queue: {maxWait: 1m}", &SimModel { flags: "--start-time 1h", ..SimModel::new("never") });
@@ -106,7 +109,7 @@ fn a_clients_own_deadline_ends_its_wait_before_the_gateways_and_never_lengthens_
     assert!(waited(&gateway, "") >= 400);
 }
 
-/// How many milliseconds a request for the model that never starts has waited when it is refused.
+/// Milliseconds that a request for the model that never starts has waited at its refusal.
 fn waited(gateway: &GatewayProcess, headers: &str) -> u64 {
     let answer = gateway.client().post_with(CHAT, headers, &chat_body("never", false, 1));
     let error = refusal(&answer, 503, "model_not_ready");
@@ -133,7 +136,7 @@ fn who_waited_is_told_for_what_and_who_did_not_is_not() {
         part.parse().unwrap()
     };
     assert!(part("queue") >= part("wake") && part("wake") >= 100 && part("first-byte") < 60_000, "{timing}");
-    // Its gate opens to everybody once its first answer is seen to be proof, and a GET does not wait for that.
+    // The gate opens for all requests once the first answer proves the engine, and a GET does not wait for that.
     gateway.until("it is open", Duration::from_secs(5), || {
         gateway.client().get("/engines/first/health").status == 200
     });
@@ -158,7 +161,7 @@ fn models_are_listed_with_their_states_under_every_name() {
     assert_eq!(gateway.admin().post("/admin/v1/models/launching/wake", "").status, 202);
     gateway.until_state("asleep", "asleep");
     gateway.until_state("launching", "launching");
-    // Last: it is shown as failed only until it may be tried again.
+    // This request comes last, because the list shows the model as failed only until its next attempt is due.
     refusal(&gateway.client().chat("failed", false, 1), 503, "model_not_ready");
     let list = gateway.client().get("/v1/models").json();
     assert_eq!(list["object"], "list");
@@ -219,7 +222,7 @@ fn a_client_that_takes_nothing_is_cut_and_pins_no_engine() {
     let gateway = one("limits: {clientStall: 400ms}", &SimModel { flags, ..SimModel::new("fast") });
     gateway.wake("fast");
     let asked = || gateway.counters("fast#0")["total"].as_u64().unwrap();
-    // The gateway's own request, by which the engine proved itself, is counted as well.
+    // The count includes the gateway's own request that proved the engine.
     let before = asked();
     // More than all buffers between the engine and this client hold together.
     let open = gateway.client().open(request(CHAT, "", &chat_body("fast", true, 10_000_000)));
@@ -247,7 +250,7 @@ fn one_address_may_hold_only_so_many_connections() {
         (open.is_answered() && !open.has("HTTP/1.1 429 ")).then_some(open)
     };
     let mut open = Vec::new();
-    // Those that asked whether it is ready may not all have gone yet.
+    // The connections of the readiness checks may not all have closed yet.
     gateway.until("three are served", Duration::from_secs(5), || {
         open.extend(served());
         open.len() == 3

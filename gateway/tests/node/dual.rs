@@ -1,5 +1,5 @@
-//! Dual pods where a kubelet starts, probes and ends both: in each mode from nothing to a stream, to the requester's end, to the
-//! next one, and to the end of the engine's Pod.
+//! Dual pods with a real kubelet that starts, probes and ends both Pods. Each mode runs from nothing to a stream, to
+//! the requester's end, to the next requester, and to the end of the engine's Pod.
 
 use std::net::SocketAddr;
 
@@ -17,18 +17,18 @@ use crate::{
     support::define_kinds,
 };
 
-/// Where a provider's engine listens.
+/// The port of a provider's engine.
 const ENGINE: u16 = 8000;
 
 impl NodeInstallation<'_> {
-    /// A requester with this accelerator. The scheduler counts them, and no device plugin is there to say which it has.
+    /// Creates a requester with this accelerator. The scheduler counts accelerators, and no device plugin assigns one.
     async fn asks(&self, name: &str, accelerator: &str, key: &str, asked: &str) {
         let annotations = json!({format!("dual-pods.llm-d.ai/{key}"): asked});
         let has = [("NVIDIA_VISIBLE_DEVICES", accelerator)];
         self.installation.create_requesters(name, 1, 1, annotations, &has).await;
     }
 
-    /// The same, for an engine in a Pod of its own.
+    /// Creates a requester for an engine in a Pod of its own.
     async fn asks_directly(&self, name: &str, accelerator: &str) {
         let patch = patch(name, &image("engine-sim"), &flags(name));
         self.asks(name, accelerator, "server-patch", &patch).await;
@@ -39,14 +39,14 @@ impl NodeInstallation<'_> {
     }
 }
 
-/// What the engine there says of itself.
+/// Whether the engine reports that it sleeps.
 async fn sleeps(pod: &Pod, port: u16) -> bool {
     let engine = TestClient::new(SocketAddr::new(address(pod), port));
     let answer = blocking(move || engine.get("/is_sleeping")).await;
     answer.json()["is_sleeping"].as_bool().unwrap()
 }
 
-/// A client's way, which is through the requester.
+/// Asserts that a client gets a stream through the requester.
 async fn streams(requester: &Pod, model: &str) {
     let answer = chat_with_requester(address(requester), model).await;
     assert!(answer.is_whole_stream(), "{answer:?}");
@@ -84,7 +84,7 @@ fn an_engine_sleeps_without_its_requester_is_woken_for_the_next_and_both_go_with
     });
 }
 
-/// A gateway is of one mode, and leads all of its node: this one has both to itself.
+/// A gateway has one mode and leads its whole node, so this test has a cluster, a node and a gateway of its own.
 #[test]
 fn in_mode_plain_an_engine_ends_with_its_requester_and_the_next_has_another() {
     run(async {
@@ -123,7 +123,7 @@ fn a_launchers_engine_sleeps_without_its_requester_is_woken_for_the_next_and_bot
         let container = json!({"image": image("engine-sim"), "command": ["/rouse-stub"], "args": args});
         world.launchers_of("launchers", container, "template", None).await;
         world.server("launchers", "launched", "").await;
-        // The first that such a launcher has.
+        // The first requester of such a launcher.
         ground.asks("launched", "GPU-0", "inference-server-config", "launched").await;
         let (requester, launcher) = world.until_launched("launched").await;
         let port = launched::engines(&launcher)[0]["port"].as_u64().unwrap().try_into().unwrap();

@@ -1,12 +1,12 @@
-//! An engine that goes takes no stream with it.
+//! An engine that ends cuts no stream.
 
 use kube::ResourceExt as _;
 use rouse_gateway::controllers::crd::inference_model::EngineState;
 
 use crate::shared_node::{idle_after, run, shared_node};
 
-/// Another template is another Deployment. The engine of the former one is drained while a stream runs on it; and a stream that
-/// is longer than the cooldown keeps it from being idle.
+/// Another template makes another Deployment, and the former engine drains while a stream runs on it. A stream that is
+/// longer than the cooldown keeps its engine from being idle.
 #[test]
 fn a_stream_that_is_open_when_its_deployment_is_scaled_down_is_not_cut() {
     run(async {
@@ -31,7 +31,7 @@ fn a_stream_that_is_open_when_its_deployment_is_scaled_down_is_not_cut() {
         };
         assert_eq!(replicas(ground.deployments("drained").await), 0);
 
-        // The head of a stream may go out while it waits, and then says nothing of that.
+        // A stream's head may go out while the stream waits, and then does not name the kind of start.
         let next = ground.chat("drained", false).await;
         assert_eq!((next.status, next.header("x-rouse-cold-start")), (200, "cold"), "{}", next.text());
         assert_eq!(ground.deployments("drained").await.len(), 2);

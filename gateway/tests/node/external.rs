@@ -1,4 +1,4 @@
-//! A backend in a Pod that somebody else made and looks after.
+//! A backend in a Pod that another party made and maintains.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
@@ -18,7 +18,7 @@ use crate::{
     shared_node::{NodeInstallation, run, shared_node, simulator_pid},
 };
 
-/// The kubelet starts its container again where it was; the gateway finds it there and has no part in that.
+/// The kubelet restarts the container in place; the gateway finds the backend there and takes no part in the restart.
 #[test]
 fn a_backend_of_somebody_else_is_forwarded_to_and_watched_and_never_touched() {
     run(async {
@@ -64,7 +64,7 @@ fn a_backend_of_somebody_else_is_forwarded_to_and_watched_and_never_touched() {
     });
 }
 
-/// A Pod with an engine and nothing of Rouse's, once it serves.
+/// Creates a Pod with an engine and without Rouse's parts, and waits until it serves.
 async fn backend(ground: &NodeInstallation<'_>, name: &str) -> Pod {
     let args =
         format!("--host=$(POD_IP) --port=8000 --model={name} --start-time=100ms --ttft=5ms --itl=50ms");

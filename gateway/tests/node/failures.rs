@@ -1,4 +1,4 @@
-//! What a kubelet makes of containers that end or cannot be made, and what becomes of who waits.
+//! How a kubelet handles containers that end or cannot start, and what waiting requests get.
 
 use kube::ResourceExt as _;
 use nix::{
@@ -14,7 +14,7 @@ use crate::{
     shared_node::{engine_pid, run, shared_node},
 };
 
-/// The kubelet would start its container again, beside a stub that knows of nothing. The gateway begins anew instead.
+/// The kubelet would restart the container beside a stub without its state. The gateway replaces the Pod instead.
 #[test]
 fn an_engine_that_is_killed_is_told_and_replaced_by_another_pod() {
     run(async {
@@ -48,7 +48,7 @@ fn an_engine_that_is_killed_is_told_and_replaced_by_another_pod() {
 fn an_image_that_cannot_be_had_ends_the_start_and_the_client_is_told() {
     run(async {
         let ground = shared_node().await;
-        // Nobody listens where this name leads, so no registry is asked.
+        // This name leads to no listener, so the kubelet reaches no registry.
         ground.model("pulled", "", with_image("localhost/nowhere:1")).await;
         let answer = ground.chat("pulled", false).await;
         assert_eq!(answer.status, 503, "{}", answer.text());
@@ -57,7 +57,7 @@ fn an_image_that_cannot_be_had_ends_the_start_and_the_client_is_told() {
             (&error["code"], &error["details"]["cause"]),
             (&json!("model_not_ready"), &json!("unrunnable"))
         );
-        // Whoever looks after the model is told what the kubelet said.
+        // The model's owner sees the kubelet's message.
         let says = |model: &InferenceModel, words: &str| {
             let conditions = model.status.iter().flat_map(|status| &status.conditions);
             conditions.into_iter().any(|one| one.type_ == "Available" && one.message.contains(words))

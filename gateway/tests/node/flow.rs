@@ -14,7 +14,7 @@ use crate::{
     shared_node::{idle_after, run, shared_node},
 };
 
-/// Whether the kubelet has started this container, and finds it ready.
+/// Whether the kubelet has started this container, and whether it is ready.
 fn container(pod: &Pod, name: &str) -> Option<(bool, bool)> {
     let all = pod.status.as_ref()?.container_statuses.as_ref()?;
     let found = all.iter().find(|container| container.name == name)?;
@@ -28,7 +28,7 @@ fn a_cold_request_starts_a_deployment_and_streams_and_idleness_takes_it_to_zero(
         let made = ground.model("cold", "--start-time 2s", idle_after("4s")).await;
         assert!(ground.deployments("cold").await.is_empty(), "nothing is made before somebody asks");
 
-        // While the engine loads the kubelet asks the stub, and hears that it does not serve.
+        // While the engine loads, the kubelet probes the stub and finds it not ready.
         let loading = |pod: &Pod| {
             container(pod, "engine").is_some_and(|(started, _)| started)
                 && container(pod, STUB).is_some_and(|(started, ready)| started && !ready)
@@ -37,7 +37,7 @@ fn a_cold_request_starts_a_deployment_and_streams_and_idleness_takes_it_to_zero(
             tokio::join!(ground.chat("cold", true), ground.pod("cold", "loading", loading));
         assert!(!is_ready(&loaded));
         assert!(answer.is_whole_stream(), "{answer:?}");
-        // Its head went out while it waited, so only the count knows.
+        // The head went out while the request waited, so only the metric shows the cold start.
         let admin = TestClient::new(ground.gateway.admin);
         let metrics = blocking(move || admin.get("/metrics").text()).await;
         let of_it = |line: &&str| line.starts_with("rouse_requests_total") && line.contains("model=\"cold\"");

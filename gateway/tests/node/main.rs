@@ -1,5 +1,6 @@
-//! A gateway beside a real kubelet: engines are containers of our images, the scheduler counts accelerators, the kubelet
-//! probes stubs. What the gateway decides is tested beside Pods that are processes; here is what only a node can show.
+//! A gateway beside a real kubelet: engines are containers of our images, the scheduler counts accelerators, and the
+//! kubelet probes stubs. Other tests cover the gateway's decisions with Pods that are processes; these tests cover what
+//! only a node can show.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 

@@ -1,5 +1,5 @@
-//! The node, the pool and the gateway that all tests share: a node can be in one pool only, and a pool has one leader. Each test
-//! has models of its own.
+//! The node, the pool and the gateway that all tests share: a node can be in one pool only, and a pool has one leader.
+//! Each test has models of its own.
 
 use std::{
     io::{Read as _, Write as _},
@@ -24,7 +24,7 @@ use crate::{
     support::cluster,
 };
 
-/// What the node says that it has.
+/// The number of accelerators that the node reports.
 const ACCELERATORS: u32 = 8;
 
 pub(crate) struct NodeInstallation<'a> {
@@ -32,26 +32,26 @@ pub(crate) struct NodeInstallation<'a> {
     pub(crate) gateway: ClusterGateway,
 }
 
-/// Runs a test where what they share lives: clients of the API server belong to a runtime.
+/// Runs a test on the shared runtime, because clients of the API server belong to a runtime.
 pub(crate) fn run(test: impl Future<Output = ()>) {
     static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
     RUNTIME.block_on(test);
 }
 
-/// Ready with the first who asks, and ended with the process.
+/// The shared installation: the first caller starts it, and it ends with the process.
 pub(crate) async fn shared_node() -> &'static NodeInstallation<'static> {
     static SHARED: OnceCell<NodeInstallation> = OnceCell::const_new();
     let start = async || Box::pin(start(cluster().await, "")).await;
     SHARED.get_or_init(start).await
 }
 
-/// In a cluster that knows our kinds; `dual`: how the gateway has dual pods.
+/// Starts an installation in a cluster that serves our kinds. `dual` is the gateway's configuration for dual pods.
 pub(crate) async fn start<'a>(cluster: &'a TestCluster, dual: &str) -> NodeInstallation<'a> {
     let site = GatewayNamespace::new(cluster, "node").await;
     let own = site.namespace.name().to_owned();
     site.install("dual-pods.yaml", None).await;
     site.install("dual-pods-namespace.yaml", Some(&own)).await;
-    // `make test-node` builds them beside what cargo builds, which is this program too.
+    // `make test-node` builds the images beside cargo's outputs, of which this program is one.
     let archives = std::env::current_exe().unwrap().parent().unwrap().with_file_name("images");
     let node = KubeletNode::builder(site.cluster, &archives).image("rouse-stub").image("engine-sim");
     let node = node.accelerators(ACCELERATORS).start().await.unwrap_or_else(|error| panic!("{error:#}"));
@@ -71,7 +71,7 @@ pub(crate) async fn start<'a>(cluster: &'a TestCluster, dual: &str) -> NodeInsta
 }
 
 impl NodeInstallation<'_> {
-    /// A model over engine-sim in a container; `flags` are the engine's, `more` changes its spec.
+    /// Creates a model over engine-sim in a container. `flags` are the engine's; `more` changes its spec.
     pub(crate) async fn model(
         &self,
         name: &str,
@@ -103,13 +103,13 @@ impl NodeInstallation<'_> {
         self.installation.until(name, "accepted", |model| reason(model, "Accepted") == "Accepted").await
     }
 
-    /// Asks for an answer of a few tokens.
+    /// Sends a chat request for a few tokens.
     pub(crate) async fn chat(&self, model: &str, stream: bool) -> TestResponse {
         let (client, model) = (self.gateway.client(), model.to_owned());
         blocking(move || client.chat(&model, stream, 8)).await
     }
 
-    /// A stream of so many tokens, of which the first is there.
+    /// Opens a stream of this many tokens, and returns once the first has arrived.
     pub(crate) async fn stream(&self, model: &str, tokens: u32) -> NodeClientStream {
         let (client, body) = (self.gateway.client(), chat_body(model, true, tokens));
         blocking(move || NodeClientStream::begin(client, &body)).await
@@ -119,7 +119,7 @@ impl NodeInstallation<'_> {
         ListParams::default().labels(&format!("{}={}", label::MODEL, label::value(model)))
     }
 
-    /// The model's Pods, those on their way out included.
+    /// The model's Pods, including those with a deletion timestamp.
     pub(crate) async fn pods(&self, model: &str) -> Vec<Pod> {
         self.installation.pods().list(&self.list_params(model)).await.unwrap().items
     }
@@ -128,11 +128,11 @@ impl NodeInstallation<'_> {
         self.installation.deployments().list(&self.list_params(model)).await.unwrap().items
     }
 
-    /// The model's only Pod, once it is so.
+    /// Waits until the model's only Pod fits, and returns it.
     pub(crate) async fn pod(&self, model: &str, what: &str, fits: impl Fn(&Pod) -> bool) -> Pod {
         let api = self.installation.pods();
         loop {
-            // A Deployment's Pod has a name that nobody chose.
+            // A Deployment's Pod has a generated name.
             let pods = self.pods(model).await;
             if let [pod] = &pods[..] {
                 let fits = |pod: &Option<Pod>| pod.as_ref().is_some_and(&fits);
@@ -142,25 +142,25 @@ impl NodeInstallation<'_> {
         }
     }
 
-    /// Waits until nothing is left of this Pod.
+    /// Waits until the Pod and its processes are gone.
     pub(crate) async fn until_gone(&self, pod: &Pod) {
         wait::until(&self.installation.pods(), &pod.name_any(), "its end", Option::is_none).await.unwrap();
         assert_eq!(self.installation.runner.processes(pod).unwrap(), Vec::<i32>::new());
     }
 
-    /// GiB that are booked for this model.
+    /// GiB that are reserved for this model.
     pub(crate) async fn reserved_gib(&self, model: &str) -> Vec<u64> {
         let booked = self.installation.reserved_gib().await.into_iter();
         booked.filter(|(of, _)| of == model).map(|(_, bytes)| bytes).collect()
     }
 }
 
-/// Its cooldown.
+/// Sets the model's cooldown.
 pub(crate) fn idle_after(cooldown: &'static str) -> impl FnOnce(&mut Value) {
     move |spec| spec["cooldownPeriod"] = json!(cooldown)
 }
 
-/// The pid of what runs in the engine's container.
+/// The pid of the process in the engine's container.
 pub(crate) fn engine_pid(pod: &Pod, processes: &[i32]) -> i32 {
     assert_eq!(pod.annotations()[CONTAINER], "engine");
     simulator_pid(processes)
@@ -175,7 +175,7 @@ pub(crate) fn simulator_pid(processes: &[i32]) -> i32 {
     *processes.iter().find(runs).unwrap_or_else(|| panic!("no engine among {processes:?}"))
 }
 
-/// An answer that is on its way.
+/// A stream whose answer the test is still reading.
 pub(crate) struct NodeClientStream {
     socket: TcpStream,
     bytes: Vec<u8>,
@@ -192,7 +192,7 @@ impl NodeClientStream {
         begun
     }
 
-    /// False at its end.
+    /// Reads more bytes. Returns false at the end.
     fn read(&mut self) -> bool {
         let mut buffer = [0; 4096];
         let read = self.socket.read(&mut buffer).unwrap();
@@ -200,7 +200,7 @@ impl NodeClientStream {
         read > 0
     }
 
-    /// The whole of it.
+    /// Reads to the end and returns the answer.
     pub(crate) async fn ended(mut self) -> TestResponse {
         blocking(move || {
             while self.read() {}

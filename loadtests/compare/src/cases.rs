@@ -1,4 +1,4 @@
-//! What each side is put through.
+//! The benchmark cases and their loads.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -14,36 +14,36 @@ pub(crate) mod run;
 pub(crate) mod stall;
 pub(crate) mod watch;
 
-/// One row of measurements.
+/// A benchmark case: one row of measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum BenchCase {
-    /// As many requests as go through one core.
+    /// As many requests as one core can process.
     Saturated,
-    /// A thousand requests a second, on a schedule.
+    /// A thousand requests a second, on a fixed schedule.
     Fixed,
     #[serde(rename = "streams-400")]
     Streams400,
     #[serde(rename = "streams-1000")]
     Streams1000,
-    /// A thousand, with as many events a second as the four hundred have.
+    /// A thousand streams, with as many events a second as the four hundred.
     Opening,
     #[serde(rename = "streams-5000")]
     Streams5000,
-    /// 200 streams that never pause.
+    /// 200 streams without pauses.
     #[serde(rename = "streams-0ms")]
     Streams0,
     /// Long prompts.
     Bodies,
-    /// Nothing but a start.
+    /// Only a start.
     Start,
     /// One worker and two, on both cores.
     Workers,
-    /// Streams while a very long prompt comes in.
+    /// Streams while a very long prompt arrives.
     Stall,
 }
 
-/// What a case consists of.
+/// The load of a case.
 #[derive(Clone, Debug)]
 pub(crate) enum CaseLoad {
     Requests(RequestLoad),
@@ -100,18 +100,18 @@ impl BenchCase {
         }
     }
 
-    /// Whether it says something about `target`.
+    /// Whether the case is meaningful for `target`.
     pub(crate) fn applies_to(self, target: ComparedProxy) -> bool {
         match (self, target) {
-            // What its log costs shows there.
+            // The saturated case shows the cost of its log.
             (case, ComparedProxy::SmgQuiet) => case == Self::Saturated,
-            // A hundred requests a second are its most: the rest would time out.
+            // It reaches at most a hundred requests a second; other cases would time out.
             (case, ComparedProxy::Litellm) => matches!(case, Self::Saturated | Self::Start),
-            // Judged against Rouse, by the cost of an event: that is what is promised of it.
+            // The stub's only goal is its cost per event, compared with Rouse.
             (case, ComparedProxy::Stub) => matches!(case, Self::Streams400 | Self::Start),
-            // Nginx is what every goal is measured against. The others show where one stands, for which these are enough:
-            // with all of them in all cases a run would take three quarters of an hour. (sglang-router also writes
-            // requests anew, and the engine would not find in a long one how long to take.)
+            // Every goal is measured against nginx. The others only give orientation, for which these cases are enough:
+            // all targets in all cases would take three quarters of an hour. (sglang-router also rewrites requests, so
+            // the engine would not find its response time in a long one.)
             (
                 Self::Fixed | Self::Streams1000 | Self::Opening | Self::Streams0 | Self::Bodies,
                 ComparedProxy::Haproxy | ComparedProxy::Smg,
@@ -155,20 +155,20 @@ impl BenchCase {
             Self::Saturated | Self::Workers => CaseLoad::Requests(requests(64, RequestPace::Closed)),
             Self::Fixed => CaseLoad::Requests(requests(32, RequestPace::Open { per_second: 1000.0 })),
             Self::Streams400 => CaseLoad::Streams(streams(400, 20, events(20, 25))),
-            // Two thousand new streams a second and the fifty thousand events of those that are open fill a core: what is told
-            // of the first event would be how far behind it has fallen. All of them are there together for the time of a
+            // Two thousand new streams a second plus fifty thousand events of the open streams fill a core, and the
+            // first event's latency would measure that backlog. All streams are open together for the time of a
             // measurement.
             Self::Streams1000 => CaseLoad::Streams(StreamLoad {
                 opened_per_second: 500,
                 ..streams(1000, 20, events(20, 50) + 100)
             }),
-            // Fifty thousand events a second also fill the core of engine and reader, whose bursts are then what a first event
-            // waits behind. These are as many as those of the four hundred.
+            // Fifty thousand events a second also fill the core of engine and reader, so the first event would wait
+            // behind their bursts. This is as many events as in the case with four hundred streams.
             Self::Opening => CaseLoad::Streams(StreamLoad {
                 opened_per_second: 500,
                 ..streams(1000, 50, events(50, 20) + 40)
             }),
-            // They are opened over two and a half seconds; all must be there together for a while after that.
+            // Opening them takes two and a half seconds; all must then be open together for a while.
             Self::Streams5000 => CaseLoad::Streams(streams(5000, 200, events(200, 10) + 20)),
             Self::Streams0 => {
                 let events = (lasts.as_secs_f64() * 1000.0) as u32;
@@ -186,7 +186,7 @@ impl BenchCase {
     }
 }
 
-/// LiteLLM writes answers anew.
+/// LiteLLM rewrites responses, so only their content is checked.
 const fn check(target: ComparedProxy) -> ResponseCheck {
     match target {
         ComparedProxy::Litellm => ResponseCheck::Content,

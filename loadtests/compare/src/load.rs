@@ -1,7 +1,8 @@
-//! What a client can put on a proxy, and what it saw.
+//! Loads for a proxy, and their results.
 //!
-//! The client shares its core with the backend, so what it costs is taken from what the proxy can be given: prebuilt requests,
-//! one read and one write each, and no more of HTTP than answers of a known shape need. Each byte of them is checked all the same.
+//! The client shares its core with the backend, so its own cost reduces the load that the proxy can get. It therefore
+//! sends prebuilt requests with one read and one write each, and parses no more HTTP than responses of a known form
+//! need. It still checks each byte of them.
 
 mod ad_hoc;
 mod chunks;
@@ -23,13 +24,13 @@ pub(crate) use requests::requests;
 pub(crate) use soak::SoakArgs;
 pub(crate) use streams::{MAX_OPENED_PER_SECOND, streams};
 
-/// How requests are spaced.
+/// How requests are paced.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum RequestPace {
-    /// Each connection sends its next request when the last one is answered.
+    /// Each connection sends its next request after the previous response.
     Closed,
-    /// So many requests a second over all connections, on a schedule that a slow answer does not shift: latency is
-    /// measured from when a request was due, so a stall is seen by all who would have come meanwhile.
+    /// A rate over all connections, on a schedule that a slow response does not shift. Latency counts from a request's
+    /// due time, so a stall also counts for all requests that were due meanwhile.
     Open { per_second: f64 },
 }
 
@@ -48,12 +49,12 @@ pub(crate) enum ResponseCheck {
 pub(crate) struct RequestLoad {
     pub(crate) proxy: SocketAddr,
     pub(crate) model: String,
-    /// Sent as a bearer.
+    /// Sent as a bearer token.
     pub(crate) key: String,
     pub(crate) connections: usize,
-    /// Bytes of the request's whole body.
+    /// Size of the request's body in bytes.
     pub(crate) body: usize,
-    /// How long the engine takes for an answer.
+    /// The engine's response time.
     pub(crate) engine_time: Duration,
     pub(crate) pace: RequestPace,
     pub(crate) duration: Duration,
@@ -67,39 +68,39 @@ pub(crate) struct StreamLoad {
     pub(crate) model: String,
     pub(crate) key: String,
     pub(crate) streams: usize,
-    /// Between two events of one stream; 0: as fast as the sockets take them.
+    /// Interval between two events of a stream. 0 sends as fast as the sockets accept.
     pub(crate) interval: Duration,
-    /// Events of one stream.
+    /// Events per stream.
     pub(crate) events: u32,
-    /// Streams opened in a second.
+    /// Streams opened per second.
     pub(crate) opened_per_second: u32,
     pub(crate) check: ResponseCheck,
 }
 
-/// What became of a load. Times in microseconds.
+/// The result of a load. Times in microseconds.
 #[derive(Clone, Debug)]
 pub(crate) struct LoadResult {
-    /// Requests that were answered in full, or events that came.
+    /// Requests answered in full, or events received.
     pub(crate) units: u64,
     pub(crate) errors: u64,
-    /// Events that were not the expected bytes at the expected place, or answers that were not the expected ones.
+    /// Events with unexpected bytes or at an unexpected position, or unexpected responses.
     pub(crate) corrupted: u64,
     /// From first to last unit.
     pub(crate) wall: Duration,
-    /// Of requests: until the answer was complete. Of streams: until the first event.
+    /// For requests: until the response was complete. For streams: until the first event.
     pub(crate) latency: Histogram<u64>,
-    /// From an event's sending by the engine to its coming.
+    /// From an event's sending by the engine to its arrival.
     pub(crate) lag: Histogram<u64>,
-    /// What went wrong first.
+    /// The first error.
     pub(crate) first_error: Option<String>,
 }
 
-/// Beyond these a typing error would load the machine, not a proxy.
+/// Upper bounds against typing errors, which would load the machine instead of a proxy.
 const MAX_CONNECTIONS: usize = 20_000;
 const MAX_BODY_BYTES: usize = 1 << 30;
 const MAX_DURATION: Duration = Duration::from_hours(24);
 
-/// Refuses what is not this machine, or not bounded.
+/// Refuses other machines and unbounded loads.
 fn check_bounds(proxy: SocketAddr, connections: usize, body: usize, lasts: Duration) -> anyhow::Result<()> {
     ensure!(proxy.ip().is_loopback(), "load goes to loopback addresses alone, and {proxy} is none");
     ensure!(
@@ -111,7 +112,7 @@ fn check_bounds(proxy: SocketAddr, connections: usize, body: usize, lasts: Durat
     Ok(())
 }
 
-/// Connections are descriptors, and the usual limit is below what is measured here.
+/// Connections need descriptors, and the usual limit is too low for these loads.
 fn raise_descriptor_limit() -> anyhow::Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     Ok(setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?)

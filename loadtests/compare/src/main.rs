@@ -28,7 +28,7 @@ enum CompareCommand {
     Soak(load::SoakArgs),
 }
 
-// One thread, which the load has to itself: where it runs is a part of what is measured.
+// One thread, which runs only the load: its placement is part of the measurement.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<ExitCode> {
     match CompareCli::parse().command {

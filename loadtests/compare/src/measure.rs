@@ -1,5 +1,5 @@
-//! What processes cost, as the kernel counts it: time on a core to the nanosecond, memory by proportional share, and what else the
-//! machine was doing meanwhile.
+//! Measures processes with the kernel's counters: CPU time in nanoseconds, proportional memory, and the machine's other
+//! work.
 
 mod cpu;
 mod machine;
@@ -16,16 +16,16 @@ pub(crate) use machine::MachineTicks;
 pub(crate) use memory::ProcessMemory;
 pub(crate) use process_tree::{children, tree};
 
-/// Keeps the calling thread, and the threads and processes that it starts from now on, on one core.
+/// Pins the calling thread to one core, together with threads and processes that it starts later.
 ///
-/// Errors: there is no such core, or it is not allowed to this process.
+/// Errors: there is no such core, or this process may not use it.
 pub(crate) fn pin(core: usize) -> anyhow::Result<()> {
     let mut cores = CpuSet::new();
     cores.set(core)?;
     Ok(sched_setaffinity(Pid::from_raw(0), &cores)?)
 }
 
-/// Nothing, where a process or thread ended between being listed and being read.
+/// Returns `None` if a process or thread ended between listing and reading.
 fn if_alive<T>(read: std::io::Result<T>) -> std::io::Result<Option<T>> {
     use std::io::ErrorKind::NotFound;
     match read {

@@ -1,5 +1,5 @@
-//! What is compared, and how each of it is started: one worker on a core of its own, configured as its makers advise for
-//! streams, so that what it loses it does not lose by a setting.
+//! The compared proxies and how each starts: one worker on its own core, configured as its makers advise for streams,
+//! so that no proxy loses because of a setting.
 
 use std::{
     fmt,
@@ -23,25 +23,25 @@ pub(crate) use install::InstalledPrograms;
 
 /// The model that all engines serve here.
 pub(crate) const MODEL: &str = "load";
-/// The longest any of them may take until it serves; LiteLLM imports for many seconds.
+/// Longest start of any target; LiteLLM imports for many seconds.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// Somebody else may take a port between its choice and its use.
+/// Another process may take a port between its choice and its use.
 const MAX_START_TRIES: u32 = 3;
 
 /// One side of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ComparedProxy {
-    /// No proxy: the load asks the engine itself. What is added is counted from here.
+    /// No proxy: the load goes to the engine itself, as the baseline for added latency.
     Direct,
     Rouse,
-    /// The stub's proxy without a gateway before it.
+    /// The stub's proxy without a gateway in front.
     Stub,
     Nginx,
     Haproxy,
-    /// sglang-router as its makers start it, which logs several lines a request.
+    /// sglang-router with its makers' settings, which log several lines per request.
     Smg,
-    /// The same without its log.
+    /// sglang-router without its log.
     #[serde(rename = "smg-quiet")]
     SmgQuiet,
     Envoy,
@@ -95,7 +95,7 @@ impl FromStr for ComparedProxy {
     }
 }
 
-/// The two processors that are used: the proxy has one for itself, load and engine share the other.
+/// The two cores in use: one for the proxy, the other for load and engine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BenchCores {
     pub(crate) proxy: usize,
@@ -103,33 +103,33 @@ pub(crate) struct BenchCores {
 }
 
 impl BenchCores {
-    /// For `taskset`.
+    /// The core list for `taskset`.
     fn proxy_cores(self, workers: usize) -> String {
         if workers > 1 { format!("{},{}", self.proxy, self.load) } else { self.proxy.to_string() }
     }
 }
 
-/// Where processes keep what they write, and what they are made of.
+/// The programs, the cores, and the folder for the processes' files.
 #[derive(Debug)]
 pub(crate) struct BenchEnvironment {
     pub(crate) installed: InstalledPrograms,
     pub(crate) cores: BenchCores,
-    /// Gone when the run is.
+    /// Deleted after the run.
     pub(crate) folder: PathBuf,
 }
 
-/// A proxy (or, for [`ComparedProxy::Direct`], nothing) that serves.
+/// A running proxy (or, for [`ComparedProxy::Direct`], no process).
 pub(crate) struct RunningProxy {
     pub(crate) address: SocketAddr,
-    /// Sent by clients.
+    /// The key that clients send.
     pub(crate) key: String,
     pub(crate) process: Option<BenchProcess>,
-    /// From its launch until it took a connection.
+    /// From its launch until it accepted a connection.
     pub(crate) listening: Duration,
 }
 
 impl RunningProxy {
-    /// Its process, whose CPU time and memory count.
+    /// The process whose CPU time and memory count.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(BenchProcess::pid)
     }
@@ -142,7 +142,7 @@ impl RunningProxy {
 }
 
 impl BenchEnvironment {
-    /// Starts an engine on the load's core, for all targets but Rouse, which launches its own.
+    /// Starts an engine on the load's core. Rouse launches its own engine; all other targets use this one.
     ///
     /// Errors: it does not serve within a minute.
     pub(crate) async fn engine(&self) -> anyhow::Result<(BenchProcess, SocketAddr)> {
@@ -161,7 +161,7 @@ impl BenchEnvironment {
         Ok((process, address))
     }
 
-    /// Starts `target` before the engine at `engine`; returns when it has answered a request.
+    /// Starts `target` in front of `engine` and waits until it has answered a request.
     ///
     /// Errors: it does not serve within a minute.
     pub(crate) async fn start(
@@ -279,13 +279,13 @@ impl BenchEnvironment {
     }
 }
 
-/// Nobody listens there now.
+/// Returns an address at which nothing listens now.
 fn free_address() -> anyhow::Result<SocketAddr> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port")?;
     Ok(listener.local_addr()?)
 }
 
-/// A folder of its own for each start: what one left behind is no start for the next.
+/// Creates a new folder for each start, so that no start finds another's files.
 fn tempfolder(under: &std::path::Path, target: ComparedProxy) -> anyhow::Result<PathBuf> {
     (0..u32::MAX)
         .map(|number| under.join(format!("{target}-{number}")))

@@ -1,6 +1,6 @@
-//! What a comparison leaves behind: every measurement as it was, and what follows from them.
+//! The results of a comparison: every raw measurement, and the figures derived from them.
 //!
-//! No names of machines, people or folders: results are published.
+//! Results are published, so they contain no names of machines, people or folders.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -14,21 +14,21 @@ pub(crate) mod goals;
 pub(crate) mod plot;
 pub(crate) mod table;
 
-/// All of one run.
+/// The results of one run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct CompareResults {
     pub(crate) rounds: u32,
-    /// Of one measurement, about.
+    /// Approximate length of one measurement.
     pub(crate) seconds: f64,
     pub(crate) machine: MachineInfo,
-    /// Of all that took part.
+    /// Versions of all programs.
     pub(crate) versions: BTreeMap<String, String>,
-    /// Bytes of the stripped gateway.
+    /// Size of the stripped gateway in bytes.
     pub(crate) binary: Option<u64>,
     pub(crate) cells: Vec<ResultCell>,
 }
 
-/// What the figures depend on.
+/// The machine that the figures depend on.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct MachineInfo {
     pub(crate) kernel: String,
@@ -44,25 +44,25 @@ pub(crate) struct ResultCell {
     pub(crate) target: ComparedProxy,
     pub(crate) workers: usize,
     pub(crate) round: u32,
-    /// Neighbours in time share it.
+    /// Shared by measurements that are neighbours in time.
     pub(crate) group: u32,
-    /// Other work used the machine, and the group was measured again: this does not count.
+    /// Other work disturbed the machine and the group was repeated; this cell does not count.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) discarded: bool,
-    /// Of all processors, in processors: what neither load nor engine nor proxy used.
+    /// Cores used by anything but load, engine and proxy, over the whole machine.
     pub(crate) other_work: f64,
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) disturbed: bool,
     pub(crate) units: u64,
     pub(crate) errors: u64,
     pub(crate) corrupted: u64,
-    /// What went wrong first, if anything.
+    /// The first error, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) first_error: Option<String>,
     pub(crate) wall_s: f64,
-    /// Of the proxy's processes.
+    /// CPU time of the proxy's processes.
     pub(crate) cpu_s: f64,
-    /// Of requests until the whole answer, of streams until the first event.
+    /// For requests until the complete response, for streams until the first event.
     pub(crate) latency_us: LatencyQuantiles,
     pub(crate) lag_us: LatencyQuantiles,
     pub(crate) listening_ms: f64,
@@ -76,7 +76,7 @@ pub(crate) struct ResultCell {
     pub(crate) streams: usize,
 }
 
-/// A distribution.
+/// A latency distribution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LatencyQuantiles {
     pub(crate) count: u64,
@@ -106,7 +106,7 @@ impl From<&Histogram<u64>> for LatencyQuantiles {
 }
 
 impl LatencyQuantiles {
-    /// Shares and what they stay below.
+    /// Returns fractions and their quantiles.
     pub(crate) const fn points(&self) -> [(f64, u64); 6] {
         [
             (0.1, self.p10),
@@ -120,7 +120,7 @@ impl LatencyQuantiles {
 }
 
 impl ResultCell {
-    /// Microseconds of the proxy's CPU time for a request or an event.
+    /// The proxy's CPU time per request or event, in microseconds.
     pub(crate) fn cpu_per_unit(&self) -> Option<f64> {
         (self.units > 0 && self.cpu_s > 0.0).then(|| self.cpu_s * 1e6 / self.units as f64)
     }
@@ -129,13 +129,13 @@ impl ResultCell {
         (self.wall_s > 0.0).then(|| self.units as f64 / self.wall_s)
     }
 
-    /// Bytes that a stream took while it was open.
+    /// Memory per open stream, in bytes.
     pub(crate) fn per_stream(&self) -> Option<f64> {
         let open = self.open_bytes?;
         (self.streams > 0).then(|| open.saturating_sub(self.warm_bytes) as f64 / self.streams as f64)
     }
 
-    /// Whether it says anything: work was done, and none of it went wrong.
+    /// Whether the cell is usable: it has units and no errors.
     pub(crate) fn is_valid(&self) -> bool {
         !self.discarded
             && self.errors == 0
@@ -145,7 +145,7 @@ impl ResultCell {
 }
 
 impl CompareResults {
-    /// Of one case and target with one worker, in the order of rounds.
+    /// The cells of one case and target with one worker, in the order of rounds.
     pub(crate) fn cells_of(
         &self,
         case: BenchCase,
@@ -180,7 +180,7 @@ impl CompareResults {
     }
 }
 
-/// A text with no more of each path than the file's own name.
+/// Redacts each absolute path in a text to its file name.
 pub(crate) fn redact_folders(text: &str) -> String {
     let of_path = |c: char| c.is_alphanumeric() || "/._-+@~".contains(c);
     let (mut plain, mut rest) = (String::with_capacity(text.len()), text);
@@ -188,7 +188,7 @@ pub(crate) fn redact_folders(text: &str) -> String {
         let (before, path) = rest.split_at(at);
         plain.push_str(before);
         let (path, after) = path.split_at(path.find(|c| !of_path(c)).unwrap_or(path.len()));
-        // Not of an address, a fraction or a relative path.
+        // Not part of an address, a fraction or a relative path.
         let absolute = !path.starts_with("//") && !before.ends_with(of_path);
         let name = path.trim_end_matches('/').rsplit('/').next().filter(|_| absolute);
         plain.push_str(name.unwrap_or(path));

@@ -26,7 +26,7 @@ use crate::{
 
 /// Compare: start everything, measure everything, write table and plots
 #[derive(Args, Clone, Debug)]
-// What is said last holds, also where a script said it before.
+// The last value wins, even over a script's earlier value.
 #[command(args_override_self = true)]
 pub(crate) struct RunArgs {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
@@ -75,9 +75,9 @@ impl RunArgs {
         if !(Duration::from_millis(100)..=Duration::from_secs(60)).contains(&lasts) {
             bail!("--seconds is 0.1 to 60");
         }
-        // Engines of a gateway that crashed are to be ended as well.
+        // Adopt a crashed gateway's engines, so that they can be ended.
         set_child_subreaper(true)?;
-        // A client and an engine's socket for each of 5,000 streams; all that is started inherits it.
+        // Each of 5,000 streams needs a client's and an engine's socket. Child processes inherit the limit.
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
         let installed = InstalledPrograms::new(self.gateway.clone(), self.engine.clone(), self.stub.clone())?;
@@ -167,7 +167,7 @@ impl ReportArgs {
     }
 }
 
-/// The first two processors that this process may use.
+/// Returns the first two cores that this process may use.
 fn cores() -> anyhow::Result<BenchCores> {
     let allowed = sched_getaffinity(Pid::from_raw(0))?;
     let is_allowed = |&processor: &usize| allowed.is_set(processor).unwrap_or(false);
@@ -187,7 +187,7 @@ fn machine() -> anyhow::Result<MachineInfo> {
     let memory = fs::read_to_string("/proc/meminfo")?;
     let kib: u64 = memory.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).unwrap_or(0);
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    // What follows is who built it.
+    // Drop the suffix that names the builder.
     let kernel = kernel.trim().split('-').next().unwrap_or_default().to_owned();
     Ok(MachineInfo {
         kernel,

@@ -1,10 +1,11 @@
-//! The simulated accelerators of a machine: one JSON file that every engine (and a test's memory meter) shares.
+//! The simulated accelerators of a machine: one JSON file that every engine and a test's memory meter share.
 //!
-//! It enforces capacity, which is the point of it: a gateway that grants too much must see an engine die, not a number in a
-//! log. Three things follow from engines being killed at any moment:
-//! * a change is written beside the file and renamed over it, under a lock on a third file: no reader meets half a state;
-//! * every entry names its process by pid and start time, and whoever reads drops the entries of processes that are gone;
-//! * memory that comes back late is an entry with a deadline in wall-clock time, since its owner may be gone by then.
+//! The file enforces capacity: if a gateway grants too much memory, an engine must die, so that the error is more than
+//! a number in a log. Engines can be killed at any moment, which has three consequences:
+//! * a change is written to a second file and renamed over the first, under a lock on a third file, so no reader sees
+//!   partial state;
+//! * every entry names its process by pid and start time, and each reader drops the entries of dead processes;
+//! * memory that is freed late is an entry with a wall-clock deadline, because its owner may be dead by then.
 
 mod holder;
 mod process;
@@ -39,13 +40,13 @@ pub enum Error {
     OutOfMemory { accelerator: String, asked: u64, capacity: u64, free: u64 },
 }
 
-/// What one accelerator holds; all in bytes.
+/// Memory use of one accelerator, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SimAcceleratorUsage {
     pub capacity: u64,
-    /// All that is in use, memory of processes that are gone but whose memory comes back late included.
+    /// All memory in use, including late memory of dead processes.
     pub used_total: u64,
-    /// By living process.
+    /// By live process.
     pub by_pid: BTreeMap<u32, u64>,
 }
 
@@ -63,7 +64,7 @@ pub struct AcceleratorFile {
 }
 
 impl AcceleratorFile {
-    /// Makes the file with accelerators of the given capacities in bytes, replacing one that is there.
+    /// Creates or replaces the file with accelerators of these capacities in bytes.
     pub fn create(path: impl AsRef<Path>, accelerators: &[(impl AsRef<str>, u64)]) -> Result<Self, Error> {
         let book = Self { path: path.as_ref().to_owned() };
         let accelerators = accelerators
@@ -89,25 +90,25 @@ impl AcceleratorFile {
         &self.path
     }
 
-    /// What is in use now, by accelerator id.
+    /// Current usage by accelerator id.
     pub fn usage(&self) -> Result<BTreeMap<String, SimAcceleratorUsage>, Error> {
         self.transact(|state, _| {
             Ok(state.accelerators.keys().map(|id| (id.clone(), state.usage(id))).collect())
         })
     }
 
-    /// Host memory that sleepers hold, by living process, in bytes.
+    /// Host memory that sleeping engines hold, in bytes by live process.
     pub fn host_usage(&self) -> Result<BTreeMap<u32, u64>, Error> {
         self.transact(|state, _| Ok(state.host.used.iter().map(|(pid, entry)| (*pid, entry.bytes)).collect()))
     }
 
-    /// What did not fit, in words, the last of it: an engine that dies of that is gone, and its log may go with it.
+    /// The most recent refused allocations as text. A refused engine dies, and its log may be deleted with it.
     pub fn refusals(&self) -> Result<Vec<String>, Error> {
         Ok(self.read()?.refused)
     }
 
-    /// An account for the calling process on `ids`; a number that is no id is an index, as in `CUDA_VISIBLE_DEVICES`.
-    /// No ids is the first accelerator. Memory that it frees stays counted for `late`.
+    /// Opens an account for the calling process on `ids`; a number that is not an id is an index, as in
+    /// `CUDA_VISIBLE_DEVICES`. Without ids it uses the first accelerator. Freed memory stays counted for `late`.
     pub fn holder(
         &self,
         ids: &[String],
@@ -158,7 +159,7 @@ impl AcceleratorFile {
         let path = self.sibling_path("lock");
         let file = File::options().create(true).truncate(false).write(true).open(&path);
         let file = file.map_err(|source| Error::Io { path: path.clone(), source })?;
-        // A transaction is a read and a rename: waiting for it does not hold up the streams noticeably.
+        // A transaction is a read and a rename, so waiting for the lock does not noticeably delay streams.
         Flock::lock(file, FlockArg::LockExclusive)
             .map_err(|(_, errno)| Error::Io { path, source: errno.into() })
     }

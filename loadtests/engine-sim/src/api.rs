@@ -1,4 +1,4 @@
-//! The inference routes, and how their answers differ in kind.
+//! The inference routes and their kinds of responses.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SimApi {
@@ -37,23 +37,23 @@ impl SimApi {
         })
     }
 
-    /// It says something token by token, and streams when asked to; the others answer at once and whole.
+    /// Whether it generates token by token and can stream. The other APIs respond at once.
     pub(crate) fn generates(self) -> bool {
         matches!(self, Self::Chat | Self::Completions | Self::Responses | Self::Messages)
             || self.takes_audio()
     }
 
-    /// Its body is a form with a file in it.
+    /// Whether its body is a form with a file.
     pub(crate) fn takes_audio(self) -> bool {
         matches!(self, Self::Transcriptions | Self::Translations)
     }
 
-    /// Its errors and events are in Anthropic's form.
+    /// Whether its errors and events are in Anthropic's form.
     pub(crate) fn is_anthropic(self) -> bool {
         matches!(self, Self::Messages | Self::CountTokens)
     }
 
-    /// What its answers' ids begin with.
+    /// The prefix of its responses' ids.
     pub(crate) fn id_prefix(self) -> &'static str {
         match self {
             Self::Chat => "chatcmpl",

@@ -5,14 +5,14 @@ use std::{path::PathBuf, time::Duration};
 use crate::{faults, units};
 
 /// An inference server that behaves like vLLM, without a model or an accelerator.
-// The last of two wins, as in vLLM: a caller's default can be overridden by appending.
+// The last value wins, as in vLLM: a caller can override a default by appending.
 #[derive(clap::Args, Clone, Debug)]
 #[command(args_override_self = true)]
 pub struct EngineSimArgs {
     /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1")]
     pub host: String,
-    /// Port to listen on; 0 picks one. `listening accelerators ADDR` on stdout says which.
+    /// Port to listen on; 0 picks one. `listening on ADDR` on stdout says which.
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
     /// Name that the engine answers to; repeat for aliases, the first one is shown in answers to all.
@@ -89,8 +89,8 @@ pub struct EngineSimArgs {
     pub fast: bool,
 }
 
-/// What makes no sense with `--fast`: all but the address, the names, and the accelerators, which a gateway sets in any engine's
-/// environment.
+/// Options that conflict with `--fast`: all but the address, the names, and the accelerators, which a gateway sets in
+/// every engine's environment.
 const ARGS_EXCLUDED_BY_FAST: [&str; 21] = [
     "start_time",
     "load_time",
@@ -116,7 +116,7 @@ const ARGS_EXCLUDED_BY_FAST: [&str; 21] = [
 ];
 
 impl EngineSimArgs {
-    /// Bytes of the weights on each accelerator.
+    /// Size of the weights on each accelerator, in bytes.
     pub(crate) fn weights(&self) -> u64 {
         self.memory_weights.unwrap_or(self.memory_awake / 2).min(self.memory_awake)
     }

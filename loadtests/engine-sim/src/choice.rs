@@ -1,4 +1,4 @@
-//! What one choice of an answer says, in pieces of a token each: plain tokens, a document, or calls of tools.
+//! The content of one choice of a response, in token-sized pieces: plain tokens, a document, or tool calls.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -10,9 +10,9 @@ use crate::{
 
 pub(crate) struct SimChoice {
     content: ChoiceContent,
-    /// Why it ends, in the words of chat.
+    /// The finish reason, in chat's terms.
     pub(crate) finish: &'static str,
-    /// Tokens until it ends.
+    /// Length in tokens.
     pub(crate) tokens: u64,
 }
 
@@ -25,23 +25,23 @@ enum ChoiceContent {
 
 #[derive(Clone, Debug)]
 pub(crate) struct SimToolCall {
-    /// What an answer's id of the call ends with.
+    /// The suffix of the call's id in a response.
     pub(crate) id: Arc<str>,
     pub(crate) name: String,
     pieces: Vec<String>,
 }
 
 impl SimToolCall {
-    /// All of them.
+    /// The complete arguments.
     pub(crate) fn arguments(&self) -> String {
         self.pieces.concat()
     }
 }
 
-/// One token's worth.
+/// One token of content.
 pub(crate) struct TokenPiece<'a> {
     pub(crate) text: Cow<'a, str>,
-    /// Its call, when it is a part of one.
+    /// The tool call that it belongs to, if any.
     pub(crate) call: Option<CallPosition<'a>>,
 }
 
@@ -53,21 +53,21 @@ pub(crate) struct CallPosition<'a> {
 }
 
 impl SimChoice {
-    /// Tokens by [`content::token`]: as many as were asked for, else `usual`.
+    /// Plain tokens by [`content::token`]: `asked` of them, else `usual`.
     pub(crate) fn plain(key: u64, corrupt: bool, asked: Option<u64>, usual: u64) -> Self {
         let says = if corrupt { ChoiceContent::Corrupt } else { ChoiceContent::Tokens(key) };
         let finish = if asked.is_some() { "length" } else { "stop" };
         Self { content: says, finish, tokens: asked.unwrap_or(usual) }
     }
 
-    /// A text, cut off at as many tokens as were asked for.
+    /// A text, truncated to the requested number of tokens.
     pub(crate) fn text(text: &str, asked: Option<u64>) -> Self {
         let pieces = split_tokens(text);
         let length = pieces.len() as u64;
         Self { content: ChoiceContent::Text(pieces), finish: "stop", tokens: length }.truncated_to(asked)
     }
 
-    /// Calls of `tools`, one after the other, with arguments that fit.
+    /// Calls of `tools` in order, with arguments that fit their schemas.
     pub(crate) fn calls(tools: &[ToolDefinition], key: u64, asked: Option<u64>) -> Self {
         let call = |(index, tool): (u64, &ToolDefinition)| {
             let key = key.wrapping_add(index << 32);
@@ -92,7 +92,7 @@ impl SimChoice {
         matches!(self.content, ChoiceContent::Calls(_))
     }
 
-    /// Token `i` of it.
+    /// Token `i` of the choice.
     pub(crate) fn piece(&self, i: u64) -> TokenPiece<'_> {
         let text = match &self.content {
             ChoiceContent::Tokens(key) => content::token(*key, i).into(),
@@ -103,13 +103,13 @@ impl SimChoice {
         TokenPiece { text, call: None }
     }
 
-    /// The text of its first `made` tokens; what it calls is no text.
+    /// The text of its first `made` tokens. Tool calls add no text.
     pub(crate) fn text_so_far(&self, made: u64) -> String {
         let made = made.min(self.tokens);
         if self.is_tool_call() { String::new() } else { (0..made).map(|i| self.piece(i).text).collect() }
     }
 
-    /// The calls that its first `made` tokens began, each with its arguments so far.
+    /// The calls begun in its first `made` tokens, each with its arguments so far.
     pub(crate) fn calls_so_far(&self, made: u64) -> Vec<(&SimToolCall, String)> {
         let mut called: Vec<(&SimToolCall, String)> = Vec::new();
         for i in 0..made.min(self.tokens) {
@@ -138,7 +138,7 @@ fn call_piece(calls: &[SimToolCall], mut i: usize) -> TokenPiece<'_> {
     TokenPiece { text: "".into(), call: None }
 }
 
-/// Pieces as long as a token, whatever they cut apart.
+/// Splits a text into token-sized pieces, at any character.
 fn split_tokens(text: &str) -> Vec<String> {
     let letters: Vec<char> = text.chars().collect();
     letters.chunks(TOKEN_BYTES).map(|piece| piece.iter().collect()).collect()

@@ -1,4 +1,4 @@
-//! The one place that reads wall time: timestamps that another process compares with its own.
+//! The only reader of wall time: timestamps that other processes compare with their own.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,13 +8,13 @@ pub(crate) fn wall_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64
 }
 
-/// A moment as the Date field has it, 29 characters; `second` counts from the Unix epoch.
+/// Formats a time for the Date header, in 29 characters. `second` counts from the Unix epoch.
 pub(crate) fn http_date(second: u64) -> String {
     const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
     const MONTHS: [&str; 12] =
         ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
     let (days, rest) = (second / 86_400, second % 86_400);
-    // Years begin in March here, so that the leap day is a year's last; 146097 days are 400 years.
+    // Years begin in March here, so that a leap day ends a year. 146097 days are 400 years.
     let shifted = days + 719_468;
     let (era, day) = (shifted / 146_097, shifted % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

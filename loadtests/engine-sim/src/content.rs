@@ -1,13 +1,13 @@
-//! What the engine says. Token `i` is a function of (model, prompt, seed, i) alone, so that a client can check every byte
-//! of every stream without keeping a copy, and two engines never give the same text by accident.
+//! The engine's output. Token `i` is a function of (model, prompt, seed, i) alone. So a client can check every byte of
+//! every stream without a copy, and two engines never produce the same text by accident.
 
-/// What a wrongly woken model answers instead of each token.
+/// Each token of a model that was woken incorrectly.
 pub const CORRUPT: &str = " !!!!!!";
 
 /// Bytes of every token, corrupt ones too.
 pub const TOKEN_BYTES: usize = 7;
 
-/// An embedding may have so many values: no model has more, and what is made of them must fit into memory.
+/// Maximum length of an embedding. No model has more dimensions, and the result must fit into memory.
 pub const MAX_DIMENSIONS: usize = 65_536;
 
 /// The stream's key. `prompt` is the text of the last message (chat, messages), the prompt (completions) or the input
@@ -15,7 +15,7 @@ pub const MAX_DIMENSIONS: usize = 65_536;
 /// choice `n` of a request adds `n` to it.
 #[must_use]
 pub fn key(model: &str, prompt: &str, seed: u64) -> u64 {
-    // FNV-1a: small, stable over releases, and easy to write again in a load generator's language.
+    // FNV-1a: small, stable across releases, and easy to reimplement in a load generator's language.
     let fold = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     let hash = model.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, fold);
     let hash = prompt.as_bytes().iter().fold(fold(hash, &0), fold);
@@ -35,7 +35,7 @@ pub fn token(key: u64, i: u64) -> String {
     text
 }
 
-/// The whole answer of `tokens` tokens.
+/// The complete output of `tokens` tokens.
 #[must_use]
 pub fn text(model: &str, prompt: &str, seed: u64, tokens: u64) -> String {
     let key = key(model, prompt, seed);
@@ -51,7 +51,7 @@ pub fn embedding(model: &str, input: &str, dimensions: usize) -> Vec<f32> {
         .collect()
 }
 
-/// FNV-1a over `bytes`, by which a transcription names the file that it heard.
+/// FNV-1a of `bytes`; a transcription identifies its file by this hash.
 #[must_use]
 pub fn hash(bytes: &[u8]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
@@ -61,7 +61,7 @@ pub fn hash(bytes: &[u8]) -> u64 {
     hash
 }
 
-/// What cannot be heard or seen, only compared: `length` bytes of speech for `input`, or of an image for a prompt.
+/// Opaque output: `length` bytes of speech for `input`, or of an image for a prompt. Clients can only compare it.
 #[must_use]
 pub fn binary(model: &str, input: &str, length: usize) -> Vec<u8> {
     let key = key(model, input, 0);
@@ -75,13 +75,13 @@ pub fn score(model: &str, query: &str, document: &str) -> f64 {
     (mix(key) >> 40) as f64 / f64::from(1_u32 << 24)
 }
 
-/// Number of tokens that `text` counts as: one for each four bytes.
+/// Number of tokens in `text`: one for each four bytes.
 #[must_use]
 pub fn count(text: &str) -> u64 {
     (text.len() as u64).div_ceil(4)
 }
 
-/// Token ids of `text`, each holding up to four of its bytes.
+/// Token ids of `text`, each with up to four of its bytes.
 #[must_use]
 pub fn encode(text: &str) -> Vec<u32> {
     let pack = |chunk: &[u8]| chunk.iter().rev().fold(0, |id, byte| id << 8 | u32::from(*byte));

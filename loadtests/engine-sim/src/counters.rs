@@ -1,4 +1,4 @@
-//! What happened, as tests want to know it: not vLLM's metrics but the engine's own view of leaks, aborts and moments.
+//! Counters for tests: not vLLM's metrics, but the engine's own record of leaks, aborts and timestamps.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -13,7 +13,7 @@ use tokio::{sync::Notify, time::Instant};
 
 use crate::clock;
 
-/// Arrivals kept; a test reads them before so many more have come.
+/// Arrivals kept. A test reads them before this many more arrive.
 const MAX_ARRIVALS: usize = 1024;
 
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ pub(crate) struct SimCounters {
     pub(crate) aborts: AtomicU64,
     pub(crate) aborted_by_sleep: AtomicU64,
     pub(crate) requests_while_asleep: AtomicU64,
-    /// Requests that are not HTTP as RFC 9112 has it: a proxy that causes one is broken.
+    /// Requests that violate RFC 9112; a proxy that causes one is broken.
     pub(crate) malformed: AtomicU64,
     pub(crate) bytes_in: AtomicU64,
     pub(crate) bytes_out: AtomicU64,
@@ -37,18 +37,18 @@ pub(crate) struct SimCounters {
     pub(crate) prompt_tokens: AtomicU64,
     pub(crate) generation_tokens: AtomicU64,
     pub(crate) latency: LatencySums,
-    /// Tokens that running requests hold in the KV cache.
+    /// Tokens of running requests in the KV cache.
     pub(crate) cached_tokens: AtomicU64,
     pub(crate) last_abort_unix_us: AtomicU64,
     pub(crate) first_ready_unix_us: AtomicU64,
     pub(crate) last_wake_unix_us: AtomicU64,
     arrivals: Mutex<VecDeque<SimArrival>>,
-    /// Requests by path, of those in `total`.
+    /// The requests in `total`, by path.
     paths: Mutex<BTreeMap<String, u64>>,
     emptied: Notify,
 }
 
-/// Sums behind vLLM's latency histograms; times in microseconds.
+/// Sums behind vLLM's latency histograms, in microseconds.
 #[derive(Debug, Default)]
 pub(crate) struct LatencySums {
     pub(crate) first_tokens: AtomicU64,
@@ -57,7 +57,7 @@ pub(crate) struct LatencySums {
     pub(crate) between_tokens: AtomicU64,
 }
 
-/// One inference request's first byte.
+/// The arrival of one inference request.
 #[derive(Debug)]
 pub(crate) struct SimArrival {
     pub(crate) unix_us: u64,
@@ -80,11 +80,11 @@ impl SimCounters {
     }
 
     pub(crate) fn record_first_ready(&self) {
-        // Only the first one counts; a lost race is somebody else's first one.
+        // Only the first time counts; losing the race means that another thread recorded it.
         self.first_ready_unix_us.compare_exchange(0, clock::wall_us(), Relaxed, Relaxed).ok();
     }
 
-    /// Returns once no request runs or waits.
+    /// Waits until no request runs or waits.
     pub(crate) async fn wait_until_idle(&self) {
         loop {
             let emptied = self.emptied.notified();
@@ -143,13 +143,13 @@ impl SimCounters {
     }
 }
 
-/// A request's place in the counters, from admission to its end. Dropped without a word it is an abort: the connection's
-/// task ended because the client left.
+/// A request's slot in the counters, from admission to its end. Dropping it without an end counts as an abort: the
+/// connection's task ended because the client disconnected.
 pub(crate) struct RequestSlot {
     counters: Arc<SimCounters>,
     running: bool,
     cached_tokens: u64,
-    /// The arrival, then the last step's moment.
+    /// Time of the arrival, then of the last step.
     last_step: Instant,
     generated: u64,
     ended: bool,
@@ -188,7 +188,7 @@ impl RequestSlot {
         self.cache(tokens);
     }
 
-    /// One step: a token of each of `choices`.
+    /// Records one step: a token of each of `choices`.
     pub(crate) fn record_step(&mut self, choices: u64) {
         self.counters.generation_tokens.fetch_add(choices, Relaxed);
         self.cache(choices);
@@ -210,7 +210,7 @@ impl RequestSlot {
         self.counters.cached_tokens.fetch_add(tokens, Relaxed);
     }
 
-    /// Gives the place up; only the first call counts.
+    /// Releases the slot; only the first call counts.
     pub(crate) fn end(&mut self, end: RequestEnd) {
         if std::mem::replace(&mut self.ended, true) {
             return;

@@ -1,17 +1,19 @@
-//! A JSON document that fits a schema: what a model under structured output, or one that calls a tool, would have said.
-//! A function of (schema, key), so that the same request gets the same document.
+//! Generates a JSON document that fits a schema.
+//!
+//! A model would output such a document under structured output or for a tool call. It is a function of (schema, key),
+//! so the same request gets the same document.
 
 use serde_json::{Map, Value, json};
 
 use crate::content;
 
-/// Schemas that nest deeper, or refer to themselves, end in null.
+/// Deeper or recursive schemas end in null.
 const MAX_SCHEMA_DEPTH: u32 = 8;
 
-/// A document with every property that `schema` names.
+/// A document with every property of `schema`.
 pub(crate) fn fit_schema(schema: &Value, key: u64) -> Value {
     let mut writer = DocumentWriter { root: schema, key, made: 0 };
-    // The arguments of a tool and the answer to "any JSON" are objects, whatever the schema leaves open.
+    // Tool arguments and "any JSON" responses are objects, whatever the schema leaves open.
     let is_open =
         schema.as_object().is_none_or(|schema| !schema.contains_key("properties") && schema.len() < 2);
     if is_open { json!({"answer": writer.word()}) } else { writer.value(schema, MAX_SCHEMA_DEPTH) }
@@ -69,7 +71,7 @@ impl DocumentWriter<'_> {
         content::token(self.key, made).trim().to_owned()
     }
 
-    /// From the schema's minimum on, and within two digits of it.
+    /// A number from the schema's minimum to at most 99 above it.
     fn number(&mut self, schema: &Value) -> i64 {
         let bound = |name: &str| schema.get(name).and_then(Value::as_i64);
         let least = bound("minimum").or_else(|| bound("exclusiveMinimum").map(|n| n + 1)).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! What the parts of one engine share.
+//! State shared by the parts of one engine.
 
 use std::sync::{
     Arc,
@@ -21,7 +21,7 @@ pub(crate) struct EngineShared {
     pub(crate) fatal: ExitSignal,
 }
 
-/// Ends the process, from wherever it went wrong.
+/// Ends the process from any part of the engine.
 pub(crate) struct ExitSignal(watch::Sender<Option<u8>>);
 
 impl ExitSignal {
@@ -29,7 +29,7 @@ impl ExitSignal {
         self.0.send_replace(Some(code));
     }
 
-    /// The exit code, once there is a reason to exit.
+    /// Waits for a reason to exit, and returns the exit code.
     pub(crate) async fn wait(&self) -> u8 {
         let mut codes = self.0.subscribe();
         loop {
@@ -43,7 +43,7 @@ impl ExitSignal {
     }
 }
 
-/// The engine as its server sees it.
+/// The engine as its server uses it.
 pub(crate) struct SimEngine {
     shared: Arc<EngineShared>,
     view: watch::Receiver<LifecycleView>,
@@ -62,7 +62,7 @@ impl std::ops::Deref for SimEngine {
 }
 
 impl SimEngine {
-    /// Makes the engine and the future of its life, which starts it.
+    /// Creates the engine and the future of its lifecycle, which starts it.
     pub(crate) fn new(args: EngineSimArgs) -> (Arc<Self>, impl Future<Output = ()> + Send) {
         let faults = ActiveFaults::new(&args.faults);
         let counters = Arc::new(SimCounters::default());
@@ -81,15 +81,15 @@ impl SimEngine {
         *self.view.borrow()
     }
 
-    /// Returns once the engine has reached a state that `wanted` accepts.
+    /// Waits until the engine's state satisfies `wanted`.
     pub(crate) async fn wait_until(&self, wanted: impl FnMut(&LifecycleView) -> bool) {
         if self.view.clone().wait_for(wanted).await.is_err() {
-            // The life ended before: the process is about to.
+            // The lifecycle has ended, so the process is about to end.
             std::future::pending().await
         }
     }
 
-    /// Gives an order and returns its outcome, however long it takes.
+    /// Executes an order and returns its outcome, however long it takes.
     pub(crate) async fn execute(&self, order: LifecycleCommand) -> LifecycleResult {
         let gone = || LifecycleError { message: "EngineDeadError".to_owned(), fatal: false };
         let (told, outcome) = oneshot::channel();
@@ -97,14 +97,14 @@ impl SimEngine {
         outcome.await.map_err(|_| gone())?
     }
 
-    /// Tells of each time that a sleep aborts what runs, from now on.
+    /// Notifies, from now on, each time a sleep aborts the running requests.
     pub(crate) fn aborts(&self) -> watch::Receiver<u64> {
         let mut aborts = self.aborts.clone();
         aborts.mark_unchanged();
         aborts
     }
 
-    /// Waits for a place among the running requests; first come, first served.
+    /// Waits for a place among the running requests, in FIFO order.
     pub(crate) async fn acquire_running(&self) -> tokio::sync::SemaphorePermit<'_> {
         match self.running_permits.acquire().await {
             Ok(seat) => seat,
@@ -113,12 +113,12 @@ impl SimEngine {
         }
     }
 
-    /// A number for each request, from 0.
+    /// Numbers the requests from 0.
     pub(crate) fn serial(&self) -> u64 {
         self.serial.fetch_add(1, Relaxed)
     }
 
-    /// The names that requests may use; the first is shown in answers.
+    /// The model names that requests may use. Responses show the first.
     pub(crate) fn names(&self) -> Vec<String> {
         let wrong = self.faults.is_on(SimFault::WrongModelName);
         self.args

@@ -1,5 +1,5 @@
-//! The backend of load tests: an engine that costs next to nothing, so that it and the load client together, on one core,
-//! outrun a proxy on another. It parses no JSON and keeps no bodies; a client can check each byte of what it says (`wire`).
+//! The backend of load tests: an engine so cheap that it and the load client, together on one core, outpace a proxy on
+//! another core. It parses no JSON and keeps no bodies. A client can check each byte of its responses (`wire`).
 
 mod connection;
 mod dated_response;
@@ -18,25 +18,25 @@ use tokio::{net::TcpListener, task::JoinSet};
 use crate::{log, out_of_descriptors};
 use request::KeyFinders;
 
-/// Thousands of streams are opened within a second or two; the kernel's own limit (`somaxconn`) holds as well.
+/// Thousands of streams open within a second or two. The kernel's own limit (`somaxconn`) also applies.
 pub(crate) const BACKLOG: u32 = 16_384;
 
-/// What all connections share.
+/// State shared by all connections.
 struct FastEngine {
     responses: wire::FastResponses,
     finders: KeyFinders,
-    /// Streams so far; gives each of them a phase of its own.
+    /// Streams so far, which gives each stream its own phase.
     streams: AtomicU32,
 }
 
 impl FastEngine {
-    /// A share of an interval, in [0, 1), that is far from those of the streams just before: steps of the golden ratio.
+    /// A fraction of an interval, in [0, 1), far from those of the preceding streams: steps of the golden ratio.
     fn phase(&self) -> f64 {
         (f64::from(self.streams.fetch_add(1, Relaxed)) * 0.618_033_988_749_894_9).fract()
     }
 }
 
-/// Serves `model` on `listener` for as long as it is polled.
+/// Serves `model` on `listener` while polled.
 pub async fn serve(listener: TcpListener, model: &str) {
     let engine = Arc::new(FastEngine {
         responses: wire::FastResponses::new(model),

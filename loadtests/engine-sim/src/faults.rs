@@ -1,5 +1,5 @@
-//! What the engine does wrong, on request. Kept as one table of typed values that the command line and `/sim/faults`
-//! both write, so that every fault can be set at start, turned on in the middle of a stream and cleared again.
+//! The faults that the engine injects on request. The command line and `/sim/faults` share one table of typed values,
+//! so every fault can be set at start, enabled in the middle of a stream, and cleared again.
 
 use std::{collections::BTreeMap, str::FromStr, sync::Mutex, sync::PoisonError, time::Duration};
 
@@ -84,7 +84,7 @@ impl SimFault {
         <Self as ValueEnum>::from_str(name, false).map_err(|_| Error::Unknown(name.to_owned()))
     }
 
-    /// The value's type in words, `None` for a plain switch.
+    /// A description of the value's type; `None` for a switch.
     fn value_kind(self) -> Option<&'static str> {
         match self {
             Self::DieMidStream | Self::CutMidStream | Self::FinMidStream => Some("number of events"),
@@ -127,11 +127,11 @@ impl FromStr for FaultSetting {
     }
 }
 
-/// The faults now in force.
+/// The active faults.
 #[derive(Debug)]
 pub(crate) struct ActiveFaults {
     set: Mutex<BTreeMap<SimFault, FaultAmount>>,
-    /// Told of every change: who stands still because of a fault goes on when it is cleared.
+    /// Notifies of every change. Tasks stalled by a fault continue when it is cleared.
     changed: watch::Sender<()>,
 }
 
@@ -141,7 +141,7 @@ impl ActiveFaults {
         Self { set: Mutex::new(set), changed: watch::Sender::new(()) }
     }
 
-    /// Applies `{"name": value | null}`; all or nothing.
+    /// Applies `{"name": value | null}`, all or nothing.
     pub(crate) fn apply(&self, changes: &serde_json::Map<String, Value>) -> Result<(), Error> {
         let mut parsed = Vec::new();
         for (name, value) in changes {
@@ -182,7 +182,7 @@ impl ActiveFaults {
         self.get(fault).and_then(|a| if let FaultAmount::Share(s) = a { Some(s) } else { None })
     }
 
-    /// Uses a counted fault up by one; whether there was one left.
+    /// Decrements a counted fault. Returns whether any was left.
     pub(crate) fn take_one(&self, fault: SimFault) -> bool {
         let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
         match set.get_mut(&fault) {
@@ -194,9 +194,9 @@ impl ActiveFaults {
         }
     }
 
-    /// Returns once none of `faults` is in force.
+    /// Waits until none of `faults` is active.
     pub(crate) async fn wait_until_cleared(&self, faults: &[SimFault]) {
-        // The common case, for each token of each stream.
+        // The common case, checked for each token of each stream.
         if !faults.iter().any(|f| self.is_on(*f)) {
             return;
         }

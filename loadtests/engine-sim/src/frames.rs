@@ -1,4 +1,4 @@
-//! The answers' text, as vLLM writes it: server-sent events one by one, and whole bodies.
+//! Renders responses like vLLM: server-sent events and complete bodies.
 
 mod chat;
 mod messages;
@@ -21,14 +21,14 @@ pub(crate) struct FrameUsage {
 }
 
 impl FrameUsage {
-    /// As chat counts.
+    /// The usage in chat's form.
     pub(crate) fn json(self) -> Value {
         let Self { prompt, completion } = self;
         json!({"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion})
     }
 }
 
-/// What tells one answer from another that says the same.
+/// Distinguishes responses with the same content.
 pub(crate) struct AnswerIdentity {
     pub(crate) id: String,
     /// Seconds since the epoch.
@@ -47,17 +47,17 @@ impl AnswerIdentity {
     }
 }
 
-/// Writes one answer's events and bodies.
+/// Writes one response's events and bodies.
 pub(crate) struct AnswerWriter {
     api: SimApi,
     identity: AnswerIdentity,
     model: String,
-    /// Ready for a JSON string.
+    /// Escaped for a JSON string.
     escaped: String,
-    /// Events so far, where an API counts them.
+    /// Events so far, for APIs that number them.
     sequence: u64,
     prompt_tokens: u64,
-    /// What an answer repeats of its request.
+    /// Request fields that the response repeats.
     echoed_fields: Value,
 }
 
@@ -81,7 +81,7 @@ impl AnswerWriter {
         }
     }
 
-    /// What precedes the first token.
+    /// The events before the first token.
     pub(crate) fn opening(&mut self, voices: &[SimChoice]) -> Vec<String> {
         match self.api {
             SimApi::Chat => self.chat_opening(voices.len() as u64),
@@ -91,7 +91,7 @@ impl AnswerWriter {
         }
     }
 
-    /// One token of choice `n`; `finish` is the reason when it is the last one.
+    /// One token of choice `n`; `finish` is the reason if it is the last token.
     pub(crate) fn token(&mut self, n: u64, piece: &TokenPiece<'_>, finish: Option<&str>) -> Vec<String> {
         match self.api {
             SimApi::Chat => self.chat_token(n, piece, finish),
@@ -102,7 +102,7 @@ impl AnswerWriter {
         }
     }
 
-    /// What follows the last token, of which there were `made`; `finish` when something else than the voices decides.
+    /// The events after the last token, of which there were `made`. `finish` overrides the choices' own finish reason.
     pub(crate) fn closing(
         &mut self,
         voices: &[SimChoice],
@@ -121,7 +121,7 @@ impl AnswerWriter {
         }
     }
 
-    /// The body of an answer that is no stream.
+    /// The body of a non-streaming response.
     pub(crate) fn whole(&self, voices: &[SimChoice], made: u64, finish: Option<&str>) -> Value {
         match self.api {
             SimApi::Responses => self.responses_whole(voices, made, finish),
@@ -138,7 +138,7 @@ impl AnswerWriter {
         FrameUsage { prompt: self.prompt_tokens, completion }
     }
 
-    /// The id of another thing in this answer: its own with another beginning.
+    /// The id of another object in this response: the same id with another prefix.
     fn id_of(&self, prefix: &str) -> String {
         let rest = self.identity.id.split_once('-').map_or("", |(_, rest)| rest);
         format!("{prefix}_{rest}")
@@ -153,17 +153,17 @@ fn has_tool_calls(voices: &[SimChoice]) -> bool {
     voices.iter().any(SimChoice::is_tool_call)
 }
 
-/// Why the answer as a whole ended.
+/// The finish reason of the whole response.
 fn finish_reason<'a>(voices: &[SimChoice], finish: Option<&'a str>) -> &'a str {
     finish.unwrap_or_else(|| voices.first().map_or("stop", |voice| voice.finish))
 }
 
-/// An event that says its type twice, as Anthropic's and the responses API do.
+/// An event that names its type twice, as in Anthropic's messages and the responses API.
 fn named_event(name: &str, body: &Value) -> String {
     format!("event: {name}\ndata: {body}\n\n")
 }
 
-/// `text` as a JSON string; tokens need no escape, and this is done for each of them.
+/// Quotes `text` as a JSON string. Tokens need no escape, and this runs for each of them.
 fn quoted(text: &str) -> String {
     let is_plain = text.bytes().all(|byte| byte >= b' ' && byte != b'"' && byte != b'\\');
     if is_plain { format!("\"{text}\"") } else { Value::from(text).to_string() }

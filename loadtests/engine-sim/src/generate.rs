@@ -1,5 +1,5 @@
-//! One inference request from its body to its last byte: refused, queued, prefilled, generated, and at any of these moments
-//! abandoned by its client, aborted by a sleep, or hit by a fault.
+//! Serves one inference request from its body to its last byte. It is refused or queued, prefilled and generated; at
+//! any point its client can disconnect, a sleep can abort it, or a fault can hit it.
 
 mod immediate;
 mod plan;
@@ -24,12 +24,12 @@ use crate::{
 use immediate::ImmediateAnswer;
 use plan::InferencePlan;
 
-/// Faults under which nothing is generated.
+/// Faults that stop generation.
 const STALLING_FAULTS: [SimFault; 3] = [SimFault::Hang, SimFault::StallStreams, SimFault::HealthWhileDead];
-/// Between two moves of the prompt counter in a long prefill.
+/// Interval between updates of the prompt counter in a long prefill.
 const PREFILL_STEP: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// Counts one request on a route that is for clients.
+/// Counts one request on a client route.
 pub(crate) fn record_arrival(engine: &SimEngine, head: &SimRequestHead, body: &Bytes) {
     let request_id = head.header("x-request-id").map(str::to_owned);
     let (unix_us, path, body_bytes) = (head.unix_us, head.path.clone(), body.len() as u64);
@@ -54,7 +54,7 @@ pub(crate) async fn infer(
         Ok(plan) => plan,
         Err(reply) => return reply.send(conn, wire).await,
     };
-    // The seat before the look: a sleep that begins in between sees it and waits or aborts.
+    // Take the slot before checking: a sleep that begins in between sees the slot, and waits or aborts.
     let mut seat = RequestSlot::waiting(&engine.counters);
     let mut aborts = engine.aborts();
     if !engine.view().awake {
@@ -81,7 +81,7 @@ pub(crate) async fn infer(
             result
         }
         JobOutcome::AbortedBySleep => {
-            // Before the last words: a client that reads nothing must not hold up the sleep.
+            // End the slot before the last write: a client that does not read must not delay the sleep.
             job.slot.end(RequestEnd::AbortedBySleep);
             job.finish(conn, Some("abort")).await
         }
@@ -95,7 +95,7 @@ enum JobOutcome {
     AbortedBySleep,
 }
 
-/// What faults and the key have to say before the body is looked at.
+/// Checks faults and the API key before the body is parsed.
 fn refusal(engine: &SimEngine, api: SimApi, head: &SimRequestHead, serial: u64) -> Option<SimReply> {
     let faults = &engine.faults;
     let key = engine.args.api_key.as_ref().map(|key| format!("Bearer {key}"));
@@ -110,7 +110,7 @@ fn refusal(engine: &SimEngine, api: SimApi, head: &SimRequestHead, serial: u64) 
         return Some(reply::api_error(api, 503, "ServiceUnavailable", "A fault was asked for.", None));
     }
     let status = faults.count(SimFault::Status).and_then(|status| u16::try_from(status).ok());
-    // Spread evenly and without chance: a test with a rate of a quarter sees every fourth request fail.
+    // Spread evenly, without randomness: at a rate of a quarter exactly every fourth request fails.
     let share = faults.share(SimFault::ErrorRate).unwrap_or_default();
     let failed = (serial as f64 * share).floor() < ((serial + 1) as f64 * share).floor();
     let status = status.or_else(|| failed.then_some(500))?;
@@ -126,7 +126,7 @@ struct InferenceJob<'a> {
     stream: Option<EventStream<'a>>,
     /// Events sent, of any kind.
     events_sent: u64,
-    /// Tokens made of each choice.
+    /// Tokens generated for each choice.
     tokens_made: u64,
 }
 
@@ -135,7 +135,7 @@ impl InferenceJob<'_> {
         let long = self.engine.faults.time(SimFault::LongPrefill);
         self.unless_client_left(conn, self.engine.faults.wait_until_cleared(&[SimFault::HealthWhileDead]))
             .await?;
-        // The head goes out before there is a place, as vLLM's does.
+        // Send the head before a place is free, like vLLM.
         if long.is_none() {
             self.begin(conn).await?;
         }
@@ -188,7 +188,7 @@ impl InferenceJob<'_> {
                 next += self.engine.args.itl;
                 self.wait_until(conn, next).await?;
             }
-            // A late wake-up is made up for, a stall is not.
+            // Catch up after a late wake-up, but not after a stall.
             let now = Instant::now();
             if now > next + self.engine.args.itl {
                 next = now;
@@ -215,7 +215,7 @@ impl InferenceJob<'_> {
         Ok(())
     }
 
-    /// Sends what is left to send; `finish` is the reason when the voices did not come to their ends.
+    /// Sends the rest of the response. `finish` is the reason if the choices are incomplete.
     async fn finish(
         &mut self,
         conn: &mut SimConnection,
@@ -243,7 +243,7 @@ impl InferenceJob<'_> {
         }
     }
 
-    /// The whole answer, where none is streamed. What is made at once cannot end half-way.
+    /// The complete non-streaming response. An immediate answer cannot be truncated.
     fn answer(&self, finish: Option<&str>) -> Result<SimReply, SimConnectionError> {
         let InferencePlan { choices: voices, immediate: whole, text_only: bare, .. } = &self.plan;
         match whole {
@@ -292,7 +292,7 @@ impl InferenceJob<'_> {
         stream.event(conn, event.as_bytes()).await
     }
 
-    /// Waits until `then`, and on while a fault holds generation up; ends at once when the client leaves.
+    /// Waits until `then`, and longer while a fault stalls generation. Ends at once when the client disconnects.
     async fn wait_until(&self, conn: &mut SimConnection, then: Instant) -> Result<(), SimConnectionError> {
         let due = async {
             if then > Instant::now() {

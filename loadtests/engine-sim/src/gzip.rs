@@ -1,5 +1,5 @@
-//! Gzip without compression: stored blocks only. A client that decodes cannot tell, and one that must pass bytes on
-//! unread sees a coding it cannot look into, which is all that the fault is for.
+//! Gzip without compression: stored blocks only. A decoding client sees no difference, and a proxy that passes bytes on
+//! unread gets an opaque coding, which is the purpose of the fault.
 
 pub(crate) struct Gzip {
     crc: u32,
@@ -12,7 +12,7 @@ impl Gzip {
         Self { crc: u32::MAX, length: 0, begun: false }
     }
 
-    /// `data` as part of the member, flushed: it decodes as soon as it arrives.
+    /// `data` as a flushed part of the member, decodable on arrival.
     pub(crate) fn part(&mut self, data: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(data.len() + 32);
         if !std::mem::replace(&mut self.begun, true) {

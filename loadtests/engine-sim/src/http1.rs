@@ -1,9 +1,10 @@
-//! The connection: HTTP/1.1 read strictly and written by hand.
+//! A connection that reads HTTP/1.1 strictly and writes it by hand.
 //!
-//! Not hyper's server, since half of what an engine can do wrong on the wire (informational responses, a reset in the
-//! middle of a chunk, an answer before the body was read, an answer delimited by closing) is what a good server refuses to
-//! write; and one path that can do both is easier to trust than a good server with a second one behind it. Reading goes on
-//! while an answer is made, because a client's end of stream is how an engine learns that nobody wants the rest.
+//! Not hyper's server: a good server refuses to write half of the faults that an engine can have on the wire
+//! (informational responses, a reset in the middle of a chunk, a response before the body was read, a close-delimited
+//! response). One path that can do both is also easier to trust than a good server with a second path behind it.
+//! Reading continues while a response is made, because the end of the client's stream is how an engine learns that the
+//! client has disconnected.
 
 mod head;
 
@@ -27,17 +28,17 @@ pub(crate) use head::SimRequestHead;
 use head::{SimRequestFraming, parse};
 
 const MAX_HEAD_BYTES: usize = 64 << 10;
-/// What a client may send ahead while its answer is made; past it, reading stops as uvicorn's does.
+/// How many bytes a client may send ahead during a response. Beyond it reading stops, like uvicorn's.
 const MAX_READ_AHEAD_BYTES: usize = 64 << 10;
 
 /// Why a connection ends.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SimConnectionError {
-    /// The client left, or was idle for too long.
+    /// The client disconnected, or was idle for too long.
     ClientLeft,
-    /// What came is not HTTP as RFC 9112 has it.
+    /// The request violates RFC 9112.
     Malformed(&'static str),
-    /// The engine breaks it off, by a fault.
+    /// A fault breaks the connection.
     Fault,
 }
 
@@ -52,9 +53,9 @@ pub(crate) struct SimConnection {
     buf: BytesMut,
     counters: Arc<SimCounters>,
     unix_us: u64,
-    /// A write was begun and not completed.
+    /// A write was begun but not completed.
     write_incomplete: bool,
-    /// Whether what is written counts: the engine's own `/sim` paths do not.
+    /// Whether written bytes count. Those of the engine's own `/sim` paths do not.
     pub(crate) counts_bytes: bool,
 }
 
@@ -72,7 +73,7 @@ impl SimConnection {
         }
     }
 
-    /// The next request's head; [`SimConnectionError::ClientLeft`] when none begins within `idle`.
+    /// Reads the next request's head. [`SimConnectionError::ClientLeft`] if none begins within `idle`.
     pub(crate) async fn head(
         &mut self,
         idle: Option<Duration>,
@@ -81,7 +82,7 @@ impl SimConnection {
             self.unix_us = clock::wall_us();
         }
         loop {
-            // Old clients end a body with a stray CRLF; RFC 9112 (2.2) has servers skip it.
+            // Old clients end a body with a stray CRLF, which RFC 9112 (2.2) tells servers to skip.
             while matches!(self.buf.first(), Some(b'\r' | b'\n')) {
                 self.buf.advance(1);
             }
@@ -154,7 +155,7 @@ impl SimConnection {
 
     async fn fill_to(&mut self, length: usize) -> Result<(), SimConnectionError> {
         while self.buf.len() < length {
-            // By steps: a length is a claim, and memory is given for bytes that came.
+            // In steps: allocate for received bytes, not for the announced length.
             self.buf.reserve((length - self.buf.len()).min(1 << 20));
             self.fill().await?;
         }
@@ -168,7 +169,7 @@ impl SimConnection {
         if self.io.read_buf(&mut self.buf).await? == 0 { Err(SimConnectionError::ClientLeft) } else { Ok(()) }
     }
 
-    /// Returns when the client is gone; until then it keeps what comes.
+    /// Waits until the client disconnects, and buffers what it sends until then.
     pub(crate) async fn client_left(&mut self) -> SimConnectionError {
         while self.buf.len() < MAX_READ_AHEAD_BYTES {
             if let Err(broken) = self.fill().await {
@@ -178,9 +179,10 @@ impl SimConnection {
         std::future::pending().await
     }
 
-    /// Writes all of `bytes`, or learns that nobody reads them.
+    /// Writes all of `bytes`, or fails if the client has disconnected.
     pub(crate) async fn send(&mut self, mut bytes: &[u8]) -> Result<(), SimConnectionError> {
-        // Writing to a socket that has room costs no budget, and a stream without pauses would keep the thread.
+        // Writing to a socket with free buffer space uses no budget, so a stream without pauses would monopolize the
+        // thread.
         tokio::task::coop::consume_budget().await;
         self.write_incomplete = true;
         loop {
@@ -207,7 +209,7 @@ impl SimConnection {
         }
     }
 
-    /// Whether a write was given up in its middle: nothing that follows would be understood.
+    /// Whether a write was abandoned halfway, so that further bytes would be garbage.
     pub(crate) fn has_incomplete_write(&self) -> bool {
         self.write_incomplete
     }
@@ -223,9 +225,9 @@ impl SimConnection {
         }
     }
 
-    /// Makes the close that follows a reset.
+    /// Turns the following close into a reset.
     pub(crate) fn reset(&mut self) {
-        // On a socket that is already broken there is nothing left to reset.
+        // A broken socket needs no reset.
         self.io.set_zero_linger().ok();
     }
 }

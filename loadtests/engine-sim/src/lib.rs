@@ -1,7 +1,7 @@
-//! An inference server that behaves like vLLM as a gateway sees it: its routes, its streams, its sleep mode, its memory on
-//! accelerators that engines share, and its ways to fail. `README.md` lists flags, faults and the engine's own routes.
+//! A simulated inference server that behaves like vLLM towards a gateway: its routes, its streams, its sleep mode, its
+//! memory on shared accelerators, and its failures. `README.md` lists flags, faults and the engine's own routes.
 //!
-//! `content` says what an answer must be, byte for byte; `accelerator` is the shared memory, for meters and tests.
+//! `content` defines every byte of a response; `accelerator` is the shared memory, for meters and tests.
 
 pub mod accelerator;
 mod api;
@@ -50,14 +50,14 @@ use memory::SimMemory;
 /// uvicorn's backlog.
 const LISTEN_BACKLOG: u32 = 2048;
 
-/// Runs an engine until SIGTERM (exit code 0), or until it dies of itself (1, or what a fault says).
+/// Runs an engine until SIGTERM (exit code 0) or a failure (1, or the fault's code).
 ///
-/// Needs nothing but a current-thread runtime with I/O and time. Errors: the address cannot be bound, or is no address.
+/// Needs only a current-thread runtime with I/O and time. Errors: the address cannot be bound, or is not an address.
 pub async fn run(args: EngineSimArgs) -> anyhow::Result<ExitCode> {
     let mut signals =
         SimSignals { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? };
     raise_descriptor_limit();
-    // As vLLM does: the port is taken at once, and a port that is taken already is known at once; only later does it listen.
+    // Like vLLM: bind the port at once, so that a taken port fails at once, but listen later.
     let socket = bind(&args).await?;
     if args.fast {
         let model = args.model.first().map_or("sim", String::as_str);
@@ -77,19 +77,19 @@ pub async fn run(args: EngineSimArgs) -> anyhow::Result<ExitCode> {
         code = engine.fatal.wait() => code,
         () = signals.wait_for_shutdown(&engine) => 0,
     };
-    // Nothing is finished: what runs is cut off, as by vLLM.
+    // Like vLLM, cut running requests instead of finishing them.
     tasks.abort_all();
     match SimMemory::new(&engine.args, engine.faults.time(SimFault::LateMemory))
         .and_then(|memory| memory.release())
     {
         Ok(()) => {}
-        // What is left in the book is dropped by its next reader.
+        // The next reader drops the remaining entries.
         Err(error) => log::error(&error.to_string()),
     }
     Ok(ExitCode::from(code))
 }
 
-/// As vLLM does: many streams are many sockets.
+/// Like vLLM: many streams need many sockets.
 fn raise_descriptor_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
@@ -120,7 +120,7 @@ async fn serve(engine: &Arc<SimEngine>, socket: TcpSocket, tasks: &mut JoinSet<(
                 Ok((io, _)) => {
                     tasks.spawn(server::serve(Arc::clone(engine), io));
                 }
-                // Without descriptors the next accept fails as well: first one of these must end.
+                // Without descriptors the next accept fails too, so first wait for a connection to end.
                 Err(error) if out_of_descriptors(&error) => {
                     log::error(&error.to_string());
                     tasks.join_next().await;

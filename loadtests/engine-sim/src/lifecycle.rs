@@ -1,8 +1,8 @@
-//! The engine's life: start, sleep, wake. One task owns it, so that a sleep and a wake that arrive together happen one
-//! after the other; the rest of the engine sees a [`LifecycleView`].
+//! The engine's lifecycle: start, sleep, wake. One task owns it, so concurrent sleeps and wakes run one after the
+//! other. The rest of the engine sees a [`LifecycleView`].
 //!
-//! Level 2 is modelled for the mistakes it invites: the weights are discarded, so that a plain wake gives an engine that is
-//! healthy and talks garbage until it was told to reload them and to forget its prefix cache.
+//! Level 2 models the mistakes that it invites: it discards the weights, so after a plain wake the engine is healthy
+//! but generates garbage, until it reloads its weights and resets its prefix cache.
 
 use std::{sync::Arc, sync::atomic::Ordering::Relaxed};
 
@@ -19,14 +19,14 @@ use crate::{
     memory::{self, SimMemory},
 };
 
-/// What the rest of the engine knows of its life.
+/// The lifecycle state that the rest of the engine sees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LifecycleView {
     pub(crate) listening: bool,
     pub(crate) ready: bool,
-    /// What `/is_sleeping` says.
+    /// What `/is_sleeping` reports.
     pub(crate) sleeping: bool,
-    /// No sleep or wake is under way or has left parts asleep.
+    /// No sleep or wake is in progress, and no part is asleep.
     pub(crate) awake: bool,
     pub(crate) corrupt: bool,
     pub(crate) cache_bytes: u64,
@@ -38,7 +38,7 @@ pub(crate) enum LifecycleCommand {
         level: u8,
         wait: bool,
     },
-    /// Which parts; vLLM's tags.
+    /// The parts to wake, by vLLM's tags.
     Wake {
         weights: bool,
         cache: bool,
@@ -47,11 +47,11 @@ pub(crate) enum LifecycleCommand {
     ResetPrefixCache,
 }
 
-/// An order that was not carried out.
+/// Why an order failed.
 #[derive(Debug)]
 pub(crate) struct LifecycleError {
     pub(crate) message: String,
-    /// The process dies of it, once this was told.
+    /// The process exits after this error is reported.
     pub(crate) fatal: bool,
 }
 
@@ -64,9 +64,9 @@ pub(crate) struct EngineLifecycle {
     /// Counts the times that running requests were aborted.
     abort: watch::Sender<u64>,
     asleep: MemoryParts,
-    /// What a level-2 sleep discarded and nobody has made good.
+    /// Parts that a level-2 sleep discarded and that are not restored yet.
     stale: MemoryParts,
-    /// Damaged for good by a fault.
+    /// Permanently damaged by a fault.
     damaged: bool,
 }
 
@@ -100,7 +100,7 @@ impl EngineLifecycle {
         }
     }
 
-    /// Starts the engine and obeys `orders`; returns when it cannot start, or when nobody can give orders any more.
+    /// Starts the engine and executes `orders`. Returns if the start fails or all order senders are dropped.
     pub(crate) async fn run(mut self, mut orders: LifecycleReceiver) {
         let mut memory = match self.start().await {
             Ok(memory) => memory,
@@ -114,7 +114,7 @@ impl EngineLifecycle {
             memory.set_free_delay(self.engine.faults.time(SimFault::LateMemory));
             let outcome = self.execute(order, &memory).await;
             self.publish(&memory);
-            // Whoever asked may have left; the order is carried out all the same.
+            // The caller may have disconnected; the order was executed anyway.
             told.send(outcome).ok();
         }
     }
@@ -174,7 +174,7 @@ impl EngineLifecycle {
                 Ok(())
             }
             LifecycleCommand::ResetPrefixCache => {
-                // What is asleep cannot be reset: the stale prefixes come back with the cache.
+                // A sleeping cache cannot be reset: its stale prefixes return with it.
                 self.stale.cache &= self.asleep.cache;
                 Ok(())
             }

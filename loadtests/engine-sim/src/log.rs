@@ -1,5 +1,5 @@
-//! The engine's own output, in the form of vLLM's. Not `println!`: that panics when whoever read the output is gone, and an
-//! engine must outlive its parent.
+//! The engine's output in vLLM's form. Not `println!`, which panics when the output's reader is gone: an engine must
+//! outlive its parent.
 
 use std::io::{Write, stderr, stdout};
 
@@ -8,7 +8,7 @@ pub(crate) fn info(line: &str) {
 }
 
 pub(crate) fn plain(line: &str) {
-    // Nobody reads it any more: nothing to do about it.
+    // An error means that the reader is gone.
     writeln!(stdout(), "{line}").and_then(|()| stdout().flush()).ok();
 }
 

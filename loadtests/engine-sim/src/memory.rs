@@ -1,4 +1,4 @@
-//! The engine's own memory, part by part, as vLLM claims and gives it back.
+//! The engine's memory by part, allocated and freed like vLLM's.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::{
     args::EngineSimArgs,
 };
 
-/// Why the engine cannot go on; the text is what vLLM prints.
+/// Why the engine fails, in vLLM's words.
 #[derive(Debug, Error)]
 pub(crate) enum Error {
     #[error(
@@ -44,7 +44,7 @@ impl From<accelerator::Error> for Error {
     }
 }
 
-/// The memory of one engine; with no accelerator file nothing is accounted and nothing fails.
+/// The memory of one engine. Without an accelerator file, nothing is accounted and nothing fails.
 pub(crate) struct SimMemory {
     account: Option<MemoryAccount>,
     weights: u64,
@@ -71,7 +71,7 @@ impl SimMemory {
         })
     }
 
-    /// Bytes of the KV cache on each accelerator.
+    /// Size of the KV cache on each accelerator, in bytes.
     pub(crate) fn cache(&self) -> u64 {
         self.cache
     }
@@ -82,7 +82,7 @@ impl SimMemory {
         }
     }
 
-    /// Checks that the share which vLLM was told to take is free, and loads the weights.
+    /// Checks that vLLM's requested share is free, and loads the weights.
     pub(crate) fn load(&self) -> Result<(), Error> {
         let Some(holder) = &self.account else { return Ok(()) };
         if let Some(share) = self.share {
@@ -97,8 +97,8 @@ impl SimMemory {
         Ok(holder.resize(self.weights)?)
     }
 
-    /// Profiles until `until` and allocates the KV cache. vLLM measures the whole device, not its own process: what
-    /// another engine takes meanwhile counts as its own need, and its cache comes out that much smaller.
+    /// Profiles until `until` and allocates the KV cache. vLLM measures the whole device, not its own process: memory
+    /// that another engine takes meanwhile counts as its own use and makes its cache smaller.
     pub(crate) async fn profile(&mut self, until: Instant) -> Result<(), Error> {
         let Some(holder) = &self.account else {
             sleep_until(until).await;
@@ -110,7 +110,7 @@ impl SimMemory {
         };
         let before = usages(holder)?;
         sleep_until(until).await;
-        // Measured and taken under one lock: of two that profile at once, the second sees the first one's cache.
+        // Measured and allocated under one lock: of two concurrent profilers, the second sees the first one's cache.
         let weights = self.weights;
         self.cache = holder.transact(|session| {
             let measured = holder.ids().iter().zip(&before).map(|(id, before)| {
@@ -132,7 +132,7 @@ impl SimMemory {
         }
     }
 
-    /// Frees all but the residue; level 1 keeps the weights in host memory.
+    /// Frees all but the residue. Level 1 keeps the weights in host memory.
     pub(crate) fn sleep(&self, level: u8) -> Result<(), Error> {
         let Some(holder) = &self.account else { return Ok(()) };
         let host = if level == 1 { self.host * holder.ids().len() as u64 } else { 0 };
@@ -140,7 +140,7 @@ impl SimMemory {
         Ok(holder.resize(self.asleep.min(self.weights + self.cache))?)
     }
 
-    /// Takes back what a wake of the given parts needs.
+    /// Allocates what a wake of these parts needs.
     pub(crate) fn wake(&self, weights: bool, cache: bool) -> Result<(), Error> {
         let Some(holder) = &self.account else { return Ok(()) };
         let all = self.weights + self.cache;
@@ -157,7 +157,7 @@ impl SimMemory {
         Ok(())
     }
 
-    /// Gives all back, at the end of the process.
+    /// Frees all memory at the end of the process.
     pub(crate) fn release(&self) -> Result<(), Error> {
         let Some(holder) = &self.account else { return Ok(()) };
         holder.resize_host(0)?;
@@ -173,7 +173,7 @@ fn share_of(capacity: u64, share: f64) -> u64 {
     (capacity as f64 * share) as u64
 }
 
-/// The smallest cache that holds one request of the longest length.
+/// The smallest cache that holds one request of the maximum length.
 fn min_cache(weights: u64) -> u64 {
     weights / 8
 }

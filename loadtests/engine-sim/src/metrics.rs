@@ -1,5 +1,5 @@
-//! `/metrics` under vLLM's names, as far as a gateway or an autoscaler reads them. Histograms have the one bucket that
-//! makes them valid: what is read of them are sums and counts.
+//! `/metrics` under vLLM's names, as far as a gateway or an autoscaler reads them. Histograms have only the one bucket
+//! that makes them valid, because readers use their sums and counts.
 
 use std::{
     fmt::Write as _,
@@ -10,9 +10,9 @@ use serde_json::Value;
 
 use crate::engine::SimEngine;
 
-/// KV cache bytes of a token: what makes the usage gauge move in proportion.
+/// KV cache bytes per token, so that the usage gauge moves in proportion.
 const TOKEN_BYTES: u64 = 128 << 10;
-/// Tokens of a KV cache block.
+/// Tokens per KV cache block.
 const BLOCK_TOKENS: u64 = 16;
 
 pub(crate) fn text(engine: &SimEngine) -> String {
@@ -23,7 +23,7 @@ pub(crate) fn text(engine: &SimEngine) -> String {
     page.value("gauge", "num_requests_running", read(&counters.running));
     page.value("gauge", "num_requests_waiting", read(&counters.waiting));
     page.value("gauge", "kv_cache_usage_perc", full);
-    // The name before vLLM 0.11; both are shown so that either kind of reader is served.
+    // The name before vLLM 0.11; both are exported for either kind of reader.
     page.value("gauge", "gpu_cache_usage_perc", full);
     page.value("counter", "prompt_tokens_total", read(&counters.prompt_tokens));
     page.value("counter", "generation_tokens_total", read(&counters.generation_tokens));
@@ -68,7 +68,7 @@ impl MetricsPage {
     }
 
     fn family(&mut self, kind: &str, name: &str) {
-        // Writing to a String cannot fail; nor in the next function.
+        // Writing to a String cannot fail, here and in the next function.
         writeln!(self.out, "# HELP vllm:{name} See vLLM.\n# TYPE vllm:{name} {kind}").ok();
     }
 

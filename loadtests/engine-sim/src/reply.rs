@@ -1,4 +1,4 @@
-//! How an answer leaves: its framing, its coding, and the wire faults that a gateway has to survive.
+//! Sends responses: framing, coding, and the wire faults that a gateway must survive.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ use crate::{
 
 const TRAILER: &str = "x-sim-trailer: yes\r\n";
 
-/// One request's way of being answered.
+/// How one request's response is encoded.
 pub(crate) struct ResponseEncoding {
     http10: bool,
     bodiless: bool,
@@ -37,7 +37,7 @@ impl ResponseEncoding {
 
     pub(crate) fn with_faults(head: &SimRequestHead, faults: &ActiveFaults) -> Self {
         let mut wire = Self::without_faults(head);
-        // Probes and metrics stay readable: what these faults try is how answers are passed on.
+        // Probes and metrics stay readable, because these faults test how a proxy relays responses.
         if !head.path.starts_with("/v1/") && SimApi::from_path(&head.path).is_none() {
             return wire;
         }
@@ -58,7 +58,7 @@ impl ResponseEncoding {
         self.keep_alive
     }
 
-    /// Has the connection close after the answer.
+    /// Closes the connection after the response.
     pub(crate) fn close(&mut self) {
         self.keep_alive = false;
     }
@@ -108,7 +108,7 @@ impl ResponseEncoding {
     }
 }
 
-/// A refusal in the words of the API that was asked, as vLLM has them.
+/// An error in the form of the requested API, as in vLLM.
 pub(crate) fn api_error(
     api: SimApi,
     status: u16,
@@ -122,7 +122,7 @@ pub(crate) fn api_error(
     SimReply::json(status, &json!({"type": "error", "error": {"type": kind, "message": message}}))
 }
 
-/// An answer whose body is known when it begins.
+/// A response whose body is known at its beginning.
 pub(crate) struct SimReply {
     status: u16,
     content_type: &'static str,
@@ -158,7 +158,7 @@ impl SimReply {
         Self::json(status, &json!({ "error": error }))
     }
 
-    /// What FastAPI itself says, outside the OpenAI routes.
+    /// FastAPI's own error, outside the OpenAI routes.
     pub(crate) fn detail(status: u16, detail: &str) -> Self {
         Self::json(status, &json!({ "detail": detail }))
     }
@@ -193,7 +193,7 @@ impl SimReply {
     }
 }
 
-/// An answer that is made while it is sent, one write for each event.
+/// A response generated while it is sent, with one write for each event.
 pub(crate) struct EventStream<'a> {
     wire: &'a ResponseEncoding,
     gzip: Option<Gzip>,
@@ -239,7 +239,7 @@ impl<'a> EventStream<'a> {
 }
 
 fn chunk(bytes: &[u8]) -> Vec<u8> {
-    // An empty chunk would be the last one.
+    // An empty chunk would end the body.
     if bytes.is_empty() {
         return Vec::new();
     }

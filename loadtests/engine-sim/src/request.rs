@@ -1,5 +1,5 @@
-//! Requests as far as the engine reads them: the model, the prompt's text, how much to say and in which shape. All else is
-//! accepted and ignored, as an unknown field is by vLLM.
+//! Parses requests as far as the engine uses them: the model, the prompt's text, the length and form of the output.
+//! Like vLLM with unknown fields, it accepts and ignores the rest.
 
 mod form;
 mod text;
@@ -60,17 +60,17 @@ pub(crate) struct StreamOptions {
 }
 
 impl<'a> SimRequest<'a> {
-    /// Reads a body as `api` has it; errors are in words for the client.
+    /// Parses a body of `api`. Errors are messages for the client.
     pub(crate) fn parse(api: SimApi, content_type: &str, body: &'a [u8]) -> Result<Self, String> {
         if api.takes_audio() {
             return form::read(content_type, body);
         }
-        // As Python's parser, which finds out how bytes are encoded, skips it.
+        // Skip the byte order mark, like Python's parser, which detects the encoding.
         let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
         serde_json::from_slice(body).map_err(|error| error.to_string())
     }
 
-    /// The completion length that the request asks for.
+    /// The requested completion length.
     pub(crate) fn tokens(&self) -> Option<u64> {
         self.max_completion_tokens.or(self.max_tokens).or(self.max_output_tokens)
     }
@@ -83,7 +83,7 @@ impl<'a> SimRequest<'a> {
         self.stream_options.as_ref().is_some_and(|options| options.include_usage)
     }
 
-    /// The texts to answer to, at least one; `None` when the request has none.
+    /// The texts to respond to, at least one; `None` if the request has none.
     pub(crate) fn prompts(&self, api: SimApi) -> Option<Vec<String>> {
         let texts = match api {
             SimApi::Chat | SimApi::Messages | SimApi::CountTokens => {
@@ -99,12 +99,12 @@ impl<'a> SimRequest<'a> {
         (!texts.is_empty()).then_some(texts)
     }
 
-    /// What `prompts` are compared with, one for all of them or one for each.
+    /// The texts that `prompts` are compared with: one for all prompts or one for each.
     pub(crate) fn queries(&self) -> Option<Vec<String>> {
         self.query.as_ref().or(self.text_1.as_ref()).map(PromptInput::texts).filter(|texts| !texts.is_empty())
     }
 
-    /// Tokens that the whole prompt counts as: all messages, not only the one that is answered.
+    /// Number of tokens in the whole prompt: all messages, not only the last.
     pub(crate) fn prompt_tokens(&self, prompts: &[String]) -> u64 {
         let earlier = self.messages.iter().flatten().rev().skip(1).map(SimMessage::text);
         let earlier = earlier.chain(self.system.iter().map(TextContent::joined));
@@ -112,7 +112,7 @@ impl<'a> SimRequest<'a> {
         earlier + prompts.iter().map(|prompt| content::count(prompt)).sum::<u64>().max(1)
     }
 
-    /// The JSON schema that the answer must fit; an empty one for "any object".
+    /// The JSON schema that the response must fit; an empty schema for "any object".
     pub(crate) fn schema(&self) -> Option<Value> {
         let nested = |value: &Option<Value>| value.as_ref()?.get("format").cloned();
         let format = self.response_format.clone().or_else(|| nested(&self.text));
@@ -124,7 +124,7 @@ impl<'a> SimRequest<'a> {
         }
     }
 
-    /// The tools to call now: the one that is asked for, or all; none when the last message brings their results.
+    /// The tools to call now: the chosen one, or all. None if the last message holds their results.
     pub(crate) fn calls(&self) -> Vec<ToolDefinition> {
         let results =
             self.messages.as_deref().and_then(<[SimMessage]>::last).is_some_and(SimMessage::is_tool_result)

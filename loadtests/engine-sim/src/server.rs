@@ -1,4 +1,4 @@
-//! Connections and routes.
+//! Serves connections and routes.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -20,7 +20,7 @@ use crate::{
 
 /// Serves a connection until it ends.
 pub(crate) async fn serve(engine: Arc<SimEngine>, io: TcpStream) {
-    // Both are what asyncio does; without them the timing of small events is the kernel's.
+    // asyncio does both. Otherwise the kernel would determine the timing of small events.
     io.set_nodelay(true).ok();
     let mut conn = SimConnection::new(io, Arc::clone(&engine.counters));
     let mut served = false;
@@ -50,12 +50,12 @@ async fn answer_malformed(engine: &SimEngine, conn: &mut SimConnection, broken: 
         let text = format!(
             "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{what}"
         );
-        // It is closed either way.
+        // The connection closes either way.
         conn.send(text.as_bytes()).await.ok();
     }
 }
 
-/// One request and its answer; whether another may follow.
+/// Serves one request. Returns whether another may follow.
 async fn serve_one(
     engine: &SimEngine,
     conn: &mut SimConnection,
@@ -137,7 +137,7 @@ async fn answer(
     reply.send(conn, wire).await
 }
 
-/// vLLM's development routes; `None` when the request is for another one or they are off.
+/// Serves vLLM's development routes; `None` if they are off or the route is another.
 async fn handle_dev_route(
     engine: &SimEngine,
     head: &SimRequestHead,
@@ -192,7 +192,7 @@ fn outcome(outcome: LifecycleResult, done: Value) -> (SimReply, bool) {
     }
 }
 
-/// The routes that vLLM does not have.
+/// Serves the routes that vLLM does not have.
 fn handle_sim_route(engine: &SimEngine, head: &SimRequestHead, body: &Bytes) -> SimReply {
     match (head.method.as_str(), head.path.as_str()) {
         ("GET", "/sim/counters") => {

@@ -1,4 +1,4 @@
-//! Durations and sizes as people write them in flags and fault values: `50ms`, `1.5s`, `2m`; `1Gi`, `64MiB`, `4096`.
+//! Durations and sizes in flags and fault values: `50ms`, `1.5s`, `2m`; `1Gi`, `64MiB`, `4096`.
 
 use std::time::Duration;
 

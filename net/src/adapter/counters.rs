@@ -1,13 +1,13 @@
-//! An engine's own counters, picked out of its Prometheus text.
+//! Extracts an engine's own counters from its Prometheus text.
 
 use super::EngineKind;
 
-/// Summed over every label set (engines with data parallelism report one each).
+/// An engine's counters, summed over all label sets: an engine with data parallelism reports several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineCounters {
     pub running: u64,
     pub waiting: u64,
-    /// Tokens read and written since the engine started: moves whenever it makes progress.
+    /// Prompt and generated tokens since the engine started. Any progress raises this number.
     pub tokens: u64,
 }
 
@@ -37,7 +37,7 @@ const fn names(kind: EngineKind) -> CounterNames {
     }
 }
 
-/// `None` when the text does not have this kind's counter of running requests.
+/// Parses Prometheus text; `None` when this kind's counter of running requests is missing.
 pub(super) fn parse(text: &[u8], kind: EngineKind) -> Option<EngineCounters> {
     let names = names(kind);
     let mut counters = EngineCounters::default();
@@ -58,7 +58,8 @@ pub(super) fn parse(text: &[u8], kind: EngineKind) -> Option<EngineCounters> {
     known.then_some(counters)
 }
 
-/// `name{labels} value [timestamp]`. Label values may hold spaces, so the value is looked for behind the last brace.
+/// Parses `name{labels} value [timestamp]`. Label values may contain spaces, so the value is searched behind the last
+/// brace.
 fn sample(line: &str) -> Option<(&str, u64)> {
     if line.starts_with('#') {
         return None;

@@ -1,19 +1,20 @@
-//! Which of an engine's own paths the passthrough opens, by kind: nothing but what is named here, spelled as it is here.
+//! The engine paths that the passthrough opens, by kind of engine: only the paths listed here, byte for byte.
 //!
-//! An engine's listener carries its inference and its management side by side, and the latter puts models to sleep,
-//! changes weights and runs code. A list of what is forbidden would be wrong with the engine's next version, and with
-//! every spelling that its router forgives and ours does not; so there is a list of what is allowed, compared byte for
-//! byte. Whatever needs decoding, collapsing or trimming before it matches does not match.
+//! An engine serves inference and management on the same listener, and management puts models to sleep, changes weights
+//! and runs code. A deny list would miss paths of the engine's next version, and spellings that the engine's router
+//! accepts and ours does not. So this is an allow list, compared byte for byte: a path that needs decoding, collapsing
+//! or trimming does not match.
 //!
-//! The lists are those of vLLM 0.11 to 0.17, SGLang 0.5 and llama.cpp's server. What a version lacks it answers with
-//! its own 404. `/metrics` is not among them: it tells of other clients. Neither is SGLang's `/health_generate`, a GET
-//! that generates.
+//! The lists cover vLLM 0.11 to 0.17, SGLang 0.5 and llama.cpp's server. An engine version that lacks a path answers
+//! with its own 404. `/metrics` is left out because it exposes other clients. SGLang's `/health_generate` is left out
+//! because it is a GET that generates.
 
 use http::Method;
 
 use super::EngineKind;
 
-/// Segments by which engines are steered or tell of their inside, of any kind. No configuration opens a path with one.
+/// Path segments of any kind of engine that control it or expose its internals. No configuration opens a path that has
+/// one.
 pub const MANAGEMENT_SEGMENTS: &[&str] = &[
     "abort",
     "abort_request",
@@ -161,17 +162,17 @@ const LLAMA_CPP: &[&str] = &[
     "/detokenize",
 ];
 
-/// Methods of a path that tells something.
+/// Methods of paths that only read.
 pub const READ_METHODS: &[Method] = &[Method::GET, Method::HEAD];
-/// Methods of a path that makes the engine work.
+/// Methods of paths that make the engine work.
 pub const INFERENCE_METHODS: &[Method] = &[Method::POST];
 
 const VLLM_READS: &[&str] = &["/v1/models", "/health", "/ping", "/version"];
 const SGLANG_READS: &[&str] = &["/v1/models", "/health", "/model_info", "/get_model_info"];
 const LLAMA_CPP_READS: &[&str] = &["/v1/models", "/models", "/health", "/v1/health"];
 
-/// The methods with which this path of an engine of this kind may be asked; `None` when it may not be at all. Nothing is
-/// known of the paths of an engine of another kind.
+/// Returns the methods that a path accepts; `None` when the path is closed. Custom engines have no open paths, since
+/// their paths are unknown.
 #[must_use]
 pub fn allowed_methods(kind: EngineKind, path: &str) -> Option<&'static [Method]> {
     let (asks, reads) = match kind {
@@ -187,7 +188,7 @@ pub fn allowed_methods(kind: EngineKind, path: &str) -> Option<&'static [Method]
 mod tests {
     use super::*;
 
-    /// Whatever needs decoding or collapsing would be read differently by two routers.
+    /// Two routers may read a path differently when it needs decoding or collapsing.
     #[test]
     fn what_is_open_is_spelled_so_that_no_two_routers_can_disagree() {
         let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"/-_".contains(&byte);
@@ -200,7 +201,7 @@ mod tests {
         }
     }
 
-    /// As an engine's router might be talked into reading them.
+    /// Spellings that an engine's router might accept as `name`.
     fn spellings(name: &str) -> Vec<String> {
         let escaped: String = name.bytes().map(|byte| format!("%{byte:02x}")).collect();
         let upper = name.to_uppercase();

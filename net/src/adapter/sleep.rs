@@ -1,8 +1,7 @@
-//! Putting an engine to sleep and waking it, in the sequence of the calls it understands.
+//! Puts an engine to sleep and wakes it, with the calls that it understands.
 //!
-//! None of these calls has a deadline of its own worth the name: how long a sleep or a wake may take depends on the
-//! bytes it moves, and the decisions hold that clock. What is here only keeps a dead peer from being waited for for
-//! ever; the caller drops the call when it is told to stop.
+//! The duration of a sleep or a wake depends on the bytes that it moves, and the decisions in `rouse` set that
+//! deadline. The timeouts here only bound the wait for a dead peer. The caller drops the call when it must stop.
 
 use std::time::Duration;
 
@@ -12,25 +11,25 @@ use tokio::time::{self, Instant};
 use super::{Adapter, EngineHealth, SleepApi};
 use rouse::{engine::SLEEP_DENIAL_TIMEOUT, fault::FailureCause, model::SleepLevel};
 
-/// Longer than any deadline the decisions set.
+/// Exceeds every deadline that the decisions set.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(15 * 60);
-/// One small question.
+/// Timeout of one small query.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Requests that nobody waits for any more are gone from an engine within milliseconds; counters that show some for
-/// longer than this are stuck, or the engine is used behind our back.
+/// Abandoned requests leave an engine within milliseconds. Counters that show requests for longer than this are stuck,
+/// or another client uses the engine directly.
 const STUCK_COUNTERS_AFTER: Duration = Duration::from_millis(500);
-/// So long after the order the counters must be still.
+/// The counters must reach zero within this time, or the sleep is refused.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl Adapter {
-    /// Puts the engine to sleep; returns when it says that it sleeps, or that it does not.
+    /// Puts the engine to sleep. Returns once the engine reports that it sleeps, or denies it.
     ///
     /// # Errors
-    /// [`FailureCause::SleepDenied`]: it took the order, and is awake. It can serve at once.
+    /// [`FailureCause::SleepDenied`]: the engine accepted the order and stays awake. It can serve at once.
     pub async fn sleep(&self, level: SleepLevel) -> Result<(), FailureCause> {
         match self.profile.sleep {
             SleepApi::None => return Err(FailureCause::Refused),
-            // `mode=wait` finishes what runs instead of aborting it. Versions without it ignore the parameter.
+            // `mode=wait` finishes running requests instead of aborting them. Versions without it ignore the parameter.
             SleepApi::Vllm => {
                 self.wait_until_idle().await?;
                 let path = format!("/sleep?level={}&mode=wait", level.number());
@@ -45,10 +44,12 @@ impl Adapter {
         self.wait_until_asleep().await
     }
 
-    /// After the order to sleep was taken. Some versions answer then, and not when it is carried out.
+    /// Waits for the engine to fall asleep after it accepted the sleep order. Some versions answer the order before
+    /// they have carried it out.
     ///
-    /// Only an engine that says so itself is awake. One that gives no answer to the first question cannot tell, and its word that it took
-    /// the order counts; but once it has denied, nothing but its word that it sleeps does, and silence proves neither.
+    /// Only the engine's own report proves that it is awake. When the first query yields no answer, the engine cannot
+    /// report its state, and the accepted order counts as asleep. After one denial, only a report of sleep counts as
+    /// asleep: silence then proves neither state.
     async fn wait_until_asleep(&self) -> Result<(), FailureCause> {
         let (mut denied, mut denies_since): (bool, Option<Instant>) = (false, None);
         let mut gap = Duration::from_millis(5);
@@ -70,12 +71,12 @@ impl Adapter {
         }
     }
 
-    /// Gives the wake orders; the engine is usable once its health is good and [`Self::is_asleep`] denies.
+    /// Sends the wake calls. The engine is usable once [`Self::check_awake`] succeeds.
     pub async fn wake(&self, level: SleepLevel) -> Result<(), FailureCause> {
         match (self.profile.sleep, level) {
             (SleepApi::Vllm, SleepLevel::One) => self.post_command("/wake_up", None).await,
-            // Weights first, then their content, then the cache, which still describes what the engine held before:
-            // without the last two steps a level-2 sleeper answers with noise.
+            // Weights first, then their content, then the cache, which still describes the old content. Without the
+            // last two steps, an engine that slept at level 2 generates noise.
             (SleepApi::Vllm, SleepLevel::Two) => {
                 self.post_command("/wake_up?tags=weights", None).await?;
                 let reload = json!({"method": "reload_weights"});
@@ -99,7 +100,7 @@ impl Adapter {
         }
     }
 
-    /// Whether the engine says that it sleeps; `None` when it cannot tell.
+    /// Asks whether the engine sleeps; `None` when it does not report that.
     pub async fn is_asleep(&self, within: Duration) -> Option<bool> {
         if self.profile.sleep != SleepApi::Vllm {
             return None;
@@ -109,10 +110,10 @@ impl Adapter {
         answer.get("is_sleeping")?.as_bool()
     }
 
-    /// Health is good and the engine does not say that it sleeps.
+    /// Checks that the engine is healthy and does not report that it sleeps.
     ///
     /// # Errors
-    /// What it says instead, in words for people.
+    /// The reason, for humans.
     pub async fn check_awake(&self, within: Duration) -> Result<(), String> {
         match self.health_with_reason(within).await {
             (EngineHealth::Healthy, _) if self.is_asleep(within).await == Some(true) => {
@@ -123,10 +124,11 @@ impl Adapter {
         }
     }
 
-    /// Sleep with work in flight crashes engines: their own counters must agree that there is none.
+    /// Waits until the engine's own counters show no work. Sleep with work in flight crashes engines.
     ///
-    /// vLLM publishes its gauges with each step, and takes none when the last requests were aborted rather than
-    /// finished: they then stay up until somebody asks for something. So, when they seem stuck, one token is asked for.
+    /// vLLM publishes its gauges with each step, and takes no step after its last requests were aborted rather than
+    /// finished. The gauges then stay up until the next request. So when they seem stuck, this sends a probe for one
+    /// token. An engine without counters counts as idle.
     async fn wait_until_idle(&self) -> Result<(), FailureCause> {
         let began = Instant::now();
         let mut nudged = false;

@@ -17,8 +17,8 @@ use rouse::{engine::SLEEP_DENIAL_TIMEOUT, model::SleepLevel};
 
 const WITHIN: Duration = Duration::from_secs(5);
 
-/// Answers each `METHOD /path` from a table with 200, or with 404 what is not in it; an answer `NNN` is a status.
-/// `METHOD /path after CALL` goes before once that call was made. Remembers what was asked, with bodies.
+/// Answers each `METHOD /path` of its table with 200, and all other requests with 404. An answer `NNN` is a status. An
+/// entry `METHOD /path after CALL` takes precedence once CALL was made. Records all requests with their bodies.
 struct Engine {
     address: SocketAddr,
     asked: Arc<Mutex<Vec<String>>>,
@@ -107,7 +107,7 @@ async fn an_engine_that_still_works_is_not_put_to_sleep() {
     assert!(!engine.asked().iter().any(|call| call.contains("/sleep")));
 }
 
-/// vLLM's gauges stay up when its last requests were aborted, until its next step.
+/// vLLM's gauges stay up after its last requests were aborted, until its next step.
 #[tokio::test]
 async fn an_engine_whose_counters_are_stuck_is_asked_for_a_token_and_then_put_to_sleep() {
     let engine = Engine::new(&[
@@ -140,7 +140,7 @@ async fn an_engine_that_took_the_order_and_cannot_tell_counts_as_asleep() {
     }
 }
 
-/// It is neither asleep nor awake while it gives no answer: only its own word that it sleeps ends that.
+/// An engine that gives no answer is neither asleep nor awake: only its own report that it sleeps ends the wait.
 #[tokio::test]
 async fn an_engine_that_denied_and_then_says_nothing_is_asleep_once_it_says_so() {
     let later =

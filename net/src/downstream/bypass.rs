@@ -1,12 +1,13 @@
-//! Which answers pass without hyper, and their heads.
+//! Selects the responses that bypass hyper, and writes their heads.
 //!
-//! hyper holds two buffers for as long as a connection lives and looks at both its halves for every frame. For a stream of
-//! small events to a client of HTTP/1.1 that is most of what the stream costs, and nothing that hyper knows is needed
-//! until the stream is over. So the service keeps such an answer back, as an offer, and never returns; the task of the
-//! connection finds the offer, takes its socket back and lets the answer pass itself (`passing.rs`).
+//! hyper holds two buffers for the lifetime of a connection, and polls both its halves for every frame. For a stream of
+//! small events to an HTTP/1.1 client that is most of the stream's cost, and hyper has nothing to do until the stream
+//! is over. So the service puts such a response into the [`RawResponseSlot`] and never returns. The connection's task
+//! finds the response there, takes the socket back from hyper and forwards the response itself (`hand_off.rs`,
+//! `raw_response.rs`).
 //!
-//! Offered is only what hyper would have sent as chunks: an answer of unknown length to a request whose body was read to its
-//! end. All else is left to hyper, with everything that is rare: HTTP/1.0, HEAD, upgrades.
+//! Only responses that hyper would send in chunks bypass it: those of unknown length, to a request whose body was read
+//! to its end. hyper serves all others, and all rare cases: HTTP/1.0, HEAD, upgrades.
 
 use std::{cell::RefCell, rc::Rc};
 
@@ -16,8 +17,8 @@ use http_body::Body;
 use super::{DateCache, DownstreamIo, RawResponse};
 use crate::relay::ConnectionPool;
 
-/// Where an answer to this peer waits to be taken over: ready to pass, and in memory of its own, since nearly always there
-/// is none.
+/// Holds a response that is ready to bypass hyper, until the connection's task takes it. The response is boxed, since
+/// the slot is nearly always empty.
 #[derive(Debug)]
 pub struct RawResponseSlot<P, B> {
     pub(super) peer: Rc<P>,
@@ -27,13 +28,13 @@ pub struct RawResponseSlot<P, B> {
 }
 
 impl<P: DownstreamIo, B> RawResponseSlot<P, B> {
-    /// `pool` lends the memory that answers pass in.
+    /// `pool` lends the memory that responses are read into.
     #[must_use]
     pub fn new(peer: Rc<P>, pool: ConnectionPool, dates: Rc<DateCache>) -> Rc<Self> {
         Rc::new(Self { peer, pool, dates, response: RefCell::default() })
     }
 
-    /// `ends`: the client said that it wants no more.
+    /// Stores a response. `ends`: the client requested that the connection close after it.
     pub fn put(&self, mut answer: Response<B>, ends: bool) {
         if ends {
             answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -55,11 +56,11 @@ impl<P: DownstreamIo, B> RawResponseSlot<P, B> {
     }
 }
 
-/// The client is one to whom chunks can be sent.
+/// Reports whether the client of this request can receive a chunked response.
 #[must_use]
 pub fn accepts_chunked<B>(request: &Request<B>) -> bool {
     let headers = request.headers();
-    // hyper keeps no connection open behind a head with both, and nor do we.
+    // hyper closes a connection after a head with both headers, and so do we.
     let twice =
         headers.contains_key(header::TRANSFER_ENCODING) && headers.contains_key(header::CONTENT_LENGTH);
     let rare =
@@ -67,7 +68,7 @@ pub fn accepts_chunked<B>(request: &Request<B>) -> bool {
     request.version() == Version::HTTP_11 && !twice && !rare
 }
 
-/// Said by either side: the connection ends with this answer.
+/// Reports whether these headers end the connection after the present response. Either side may send them.
 #[must_use]
 pub fn has_connection_close(headers: &HeaderMap) -> bool {
     let mut tokens = headers
@@ -77,7 +78,7 @@ pub fn has_connection_close(headers: &HeaderMap) -> bool {
     tokens.any(|token| token.trim_ascii().eq_ignore_ascii_case(b"close"))
 }
 
-/// The answer would be sent in chunks, and its head says nothing of how it is sent.
+/// Reports whether hyper would send the response in chunks. Headers that set its framing rule that out.
 #[must_use]
 pub fn needs_chunking(answer: &Response<impl Body>) -> bool {
     const FRAMING: [HeaderName; 4] =
@@ -91,17 +92,17 @@ pub fn needs_chunking(answer: &Response<impl Body>) -> bool {
         && FRAMING.iter().all(|name| !answer.headers().contains_key(name))
 }
 
-/// Has the answer to a client of HTTP/1.0 say that its connection ends with it, where it does: without chunks, an answer of
-/// unknown length ends so. hyper would tell one that asked for its connection to be kept that it is.
+/// Marks a response to an HTTP/1.0 client with `Connection: close` where the connection ends with it: an unchunked
+/// response of unknown length ends that way. hyper would announce keep-alive to a client that asked for it.
 pub fn mark_http10_close<B: Body>(answer: &mut Response<B>) {
     if needs_chunking(answer) || has_connection_close(answer.headers()) {
         answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-        // To one of a later version hyper adds `keep-alive`.
+        // hyper adds `keep-alive` to responses of later versions.
         *answer.version_mut() = Version::HTTP_10;
     }
 }
 
-/// The head as hyper would have written it.
+/// Writes the head as hyper would.
 fn head(status: StatusCode, headers: &HeaderMap, dates: &DateCache) -> Vec<u8> {
     let mut out = Vec::with_capacity(512);
     let reason = status.canonical_reason().unwrap_or("<none>");

@@ -1,4 +1,4 @@
-//! The field `Date` of heads that are written here.
+//! The `Date` header of the heads that this crate writes.
 
 use std::{
     cell::Cell,
@@ -6,15 +6,15 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// How long a date is, in bytes.
+/// Length of a formatted date, in bytes.
 const DATE_BYTES: usize = 29;
 
-/// Of one core: formatted once a second, however many heads it writes in one.
+/// Per-core cache of the formatted date: formats once a second, for any number of heads.
 #[derive(Debug, Default)]
 pub struct DateCache(Cell<(u64, [u8; DATE_BYTES])>);
 
 impl DateCache {
-    /// Now, as `Date` has it.
+    /// Returns the current time as a `Date` value.
     #[must_use]
     pub fn now(&self) -> [u8; DATE_BYTES] {
         #[expect(
@@ -28,9 +28,9 @@ impl DateCache {
     fn at(&self, since_epoch: Duration) -> [u8; DATE_BYTES] {
         let second = since_epoch.as_secs();
         let (of, mut text) = self.0.get();
-        // Nothing has a date of 1970, and so nothing is formatted yet.
+        // Second 0 (1970) marks an empty cache.
         if of != second || second == 0 {
-            // Just long enough for it.
+            // The buffer has exactly the length of a date, so the write fits.
             drop(write!(
                 &mut text[..],
                 "{}",

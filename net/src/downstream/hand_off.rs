@@ -1,4 +1,4 @@
-//! A connection that is hyper's, but for the length of an answer that was offered.
+//! A connection that hyper serves, except while a response bypasses it.
 
 use std::{
     error::Error,
@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{DownstreamIo, RawResponse, RawResponseSlot, ScratchBody};
 
-/// A connection of HTTP/1.1. `H` makes hyper's side of it, as often as it is wanted anew.
+/// An HTTP/1.1 connection. `H` builds hyper's side of it, once at the start and again after each bypass.
 #[derive(Debug)]
 pub struct Http1Connection<P, I, S: HttpService<Incoming>, H> {
     stage: Http1Stage<P, I, S>,
@@ -24,7 +24,7 @@ pub struct Http1Connection<P, I, S: HttpService<Incoming>, H> {
 
 type HyperServerConnection<I, S> = http1::Connection<TokioIo<I>, S>;
 
-/// Boxed, so that what is not there takes no room.
+/// Boxed so that the unused variants take no space.
 #[derive(Debug)]
 enum Http1Stage<P, I, S: HttpService<Incoming>> {
     Hyper(Box<HyperServerConnection<I, S>>),
@@ -42,15 +42,15 @@ where
     <S::ResBody as http_body::Body>::Error: Into<Box<dyn Error + Send + Sync>>,
     H: Fn() -> Box<HyperServerConnection<I, S>>,
 {
-    /// Into `offer` the service puts those that may pass without hyper.
+    /// `offer` is the slot into which the service puts responses that can bypass hyper.
     pub fn new(offer: Rc<RawResponseSlot<P, S::ResBody>>, hyper: H) -> Self {
         Self { stage: Http1Stage::Hyper(hyper()), hyper, slot: offer, closing: false }
     }
 
-    /// Ready when it is over.
+    /// Ready when the connection is over.
     ///
     /// # Errors
-    /// As hyper's connection. A client that was cut off in the midst of an answer is none.
+    /// As hyper's connection. A response that was cut off is not an error.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<hyper::Result<()>> {
         loop {
             match &mut self.stage {
@@ -58,8 +58,8 @@ where
                     if let Poll::Ready(result) = Pin::new(&mut **connection).poll(cx) {
                         return Poll::Ready(result);
                     }
-                    // Never while hyper still holds something of an earlier answer: it writes until the socket takes no
-                    // more.
+                    // hyper writes until the socket is full. A blocked socket means that hyper may still hold bytes of
+                    // an earlier response, so wait.
                     if !self.slot.is_filled() || self.slot.peer.is_write_blocked() {
                         return Poll::Pending;
                     }
@@ -79,7 +79,7 @@ where
         }
     }
 
-    /// Ends it when what is under way is done.
+    /// Closes the connection after the exchange in progress.
     pub fn close(&mut self) {
         self.closing = true;
         if let Http1Stage::Hyper(connection) = &mut self.stage {

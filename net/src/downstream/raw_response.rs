@@ -1,9 +1,9 @@
-//! An answer on its way to a client of HTTP/1.1, without hyper.
+//! Forwards a response to an HTTP/1.1 client without hyper.
 //!
-//! It is the same body that hyper would have asked, asked in the same way: for the next frame only when the last one is
-//! written. So everything that a body decides (heartbeats, deadlines, the last word of a broken stream, what is counted)
-//! is decided once, here and there. What is left is the framing, which is always ours: what an engine puts between its
-//! chunks stays with us.
+//! This polls the same body that hyper would poll, and in the same way: it asks for the next frame only after the last
+//! one is written. So everything that a body decides (heartbeats, deadlines, the final event of a broken stream,
+//! metrics) has a single implementation. What remains is the framing, and it is always ours: the engine's own chunk
+//! framing is not forwarded.
 
 use std::{
     io,
@@ -19,31 +19,31 @@ use super::{DownstreamIo, ScratchBody};
 use crate::relay::{ConnectionPool, ScratchFrame};
 
 const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
-/// The size of a chunk and its line end, and what stands behind its payload, with the last chunk.
+/// Room for a chunk's framing: its size line in front of the payload, and the line end and the last chunk behind it.
 const CHUNK_PREFIX_BYTES: usize = 18;
 const CHUNK_SUFFIX_BYTES: usize = 7;
 
-/// An answer that passes.
+/// A response that bypasses hyper.
 #[derive(Debug)]
 pub struct RawResponse<P, B> {
     peer: Rc<P>,
     pool: ConnectionPool,
-    /// `None` when all of it was given to us.
+    /// `None` once the body has ended.
     reply: Option<B>,
-    /// What the socket did not take yet; begins with the head.
+    /// Bytes that the socket has not accepted yet. Begins with the head.
     unwritten: io::Cursor<Vec<u8>>,
-    /// The head waits for what is ready to follow it.
+    /// The head is held back. It is written together with the first frame if that is ready.
     head_pending: bool,
-    /// The connection ends with it.
+    /// The connection closes after this response.
     close_after: bool,
 }
 
-/// The client has a part of the answer, and no more will come.
+/// The client received part of the response, and the rest will not follow.
 #[derive(Clone, Copy, Debug)]
 pub struct TruncatedResponse;
 
 impl<P: DownstreamIo, B> RawResponse<P, B> {
-    /// `head`: as it is written.
+    /// `head`: the serialized response head.
     pub(super) fn new(
         peer: Rc<P>,
         pool: ConnectionPool,
@@ -60,17 +60,17 @@ impl<P: DownstreamIo, B> RawResponse<P, B> {
         })
     }
 
-    /// The connection ends with it.
+    /// Reports whether the connection closes after this response.
     pub(super) const fn closes_connection(&self) -> bool {
         self.close_after
     }
 }
 
 impl<P: DownstreamIo, B: ScratchBody> RawResponse<P, B> {
-    /// Ready when the client was given all.
+    /// Ready when the client has received the whole response.
     ///
     /// # Errors
-    /// Either side broke.
+    /// The client's connection or the engine's broke.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TruncatedResponse>> {
         loop {
             if !std::mem::take(&mut self.head_pending) {
@@ -83,7 +83,8 @@ impl<P: DownstreamIo, B: ScratchBody> RawResponse<P, B> {
                 let pool = self.pool.clone();
                 pool.with_scratch(|memory| self.poll_forward(memory, cx))
             } else {
-                // What still waits for its engine reads nothing into it, and may need the core's memory itself.
+                // A body that still waits for its engine does not read into scratch memory, and may itself need the
+                // core's.
                 self.poll_forward(&mut [], cx)
             };
             match passed {
@@ -93,7 +94,8 @@ impl<P: DownstreamIo, B: ScratchBody> RawResponse<P, B> {
         }
     }
 
-    /// The next frame is written, or what of it is not taken is kept. `memory`: lent for it, if any is.
+    /// Writes the next frame, and keeps the bytes that the socket does not accept. `memory` is lent for the frame, and
+    /// may be empty.
     fn poll_forward(
         &mut self,
         memory: &mut [u8],
@@ -136,7 +138,7 @@ impl<P: DownstreamIo, B: ScratchBody> RawResponse<P, B> {
     fn add(&mut self, payload: &[u8], ends: bool) {
         let out = self.unwritten.get_mut();
         if !payload.is_empty() {
-            // A vector takes all.
+            // Writing to a vector cannot fail.
             drop(write!(out, "{:X}\r\n", payload.len()));
             out.extend_from_slice(payload);
             out.extend_from_slice(b"\r\n");
@@ -154,13 +156,13 @@ impl<P: DownstreamIo, B: ScratchBody> RawResponse<P, B> {
             }
             self.unwritten.advance(written);
         }
-        // What waits for its next event holds no memory.
+        // A response that waits for its next event holds no buffer.
         self.unwritten = io::Cursor::default();
         self.peer.poll_flush(cx)
     }
 }
 
-/// Makes a chunk of `payload` where it lies, which must not be empty; tells where the chunk does.
+/// Frames the non-empty `payload` as a chunk, in place, and returns the chunk's range.
 #[expect(
     clippy::indexing_slicing,
     reason = "whoever lent the memory left BEFORE and BEHIND bytes around the payload"

@@ -1,10 +1,11 @@
-//! Reads on where hyper does not look.
+//! Reads a client's socket while hyper does not.
 //!
-//! hyper sees the end of a connection only while its own read buffer is empty: one stray byte after the body (a CRLF, as
-//! some clients send) blinds it. So the socket is shared between hyper and the task that drives the connection. Whenever
-//! hyper did not look at the socket during a poll, the task reads on in its place, up to [`MAX_READ_AHEAD_BYTES`] bytes. These belong to
-//! a pipelined request and are handed to hyper later; an end or a reset means that the client left, also when only its
-//! sending half was closed. A client that pipelines more than [`MAX_READ_AHEAD_BYTES`] bytes is noticed once it is written to.
+//! hyper sees the end of a connection only while its own read buffer is empty: one stray byte after the body (a CRLF,
+//! as some clients send) blinds it. So hyper and the task that drives the connection share the socket. When hyper did
+//! not read the socket during a poll, the task reads up to [`MAX_READ_AHEAD_BYTES`] bytes in its place. These bytes
+//! belong to a pipelined request, and hyper gets them later. An end or a reset means that the client disconnected, even
+//! if the client closed only its sending half. A client that pipelines more than [`MAX_READ_AHEAD_BYTES`] bytes is
+//! noticed at the next write.
 
 use std::{
     cell::{Cell, RefCell},
@@ -17,28 +18,29 @@ use std::{
 use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// Bytes read ahead of hyper at most, per connection.
+/// Most bytes that are read ahead of hyper, per connection.
 pub const MAX_READ_AHEAD_BYTES: usize = 16 * 1024;
 
-/// So much is read at a time.
+/// Bytes per read.
 const READ_CHUNK_BYTES: usize = 2048;
 
-/// What was read ahead of hyper.
+/// The bytes read ahead of hyper.
 #[derive(Debug, Default)]
 pub struct ReadAhead {
     bytes: RefCell<BytesMut>,
-    /// hyper met an empty socket during the present poll, so its waker is registered and nothing is to be read ahead.
+    /// hyper found the socket empty during the present poll. Its waker is registered, so nothing is read ahead.
     hyper_read_pending: Cell<bool>,
 }
 
 impl ReadAhead {
-    /// To be called before hyper is polled.
+    /// Call this before each poll of hyper.
     #[inline]
     pub fn before_poll(&self) {
         self.hyper_read_pending.set(false);
     }
 
-    /// To be called after hyper was polled during an exchange: true when the client left.
+    /// Detects a disconnect: true when the client has closed or reset its side. Call this after each poll of hyper
+    /// during an exchange.
     #[inline]
     pub fn detect_disconnect(&self, stream: &RefCell<impl AsyncRead + Unpin>, cx: &mut Context<'_>) -> bool {
         !self.hyper_read_pending.get() && self.fill_until_pending(stream, cx)
@@ -58,8 +60,9 @@ impl ReadAhead {
         }
     }
 
-    /// Waits until `wanted` bytes or the end have been read ahead; returns whether what came is the start of `wanted`
-    /// in full. Used before hyper owns the connection, to tell HTTP/2 by its preface. `came`: there is something.
+    /// Reports whether the connection begins with `wanted`: ready on a full match, a difference, or the connection's
+    /// end. Used before hyper owns the connection, to recognize HTTP/2 by its preface. Calls `came` after each read
+    /// that returned bytes.
     pub fn poll_starts_with(
         &self,
         stream: &RefCell<impl AsyncRead + Unpin>,
@@ -86,7 +89,7 @@ impl ReadAhead {
         }
     }
 
-    /// What hyper had read and not used, before it went.
+    /// Puts back the bytes that hyper had read but not used before it was dropped.
     pub fn unread(&self, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
@@ -98,7 +101,8 @@ impl ReadAhead {
         *ahead = all;
     }
 
-    /// Reads some bytes and forgets them; ready with false at the end.
+    /// Reads some bytes and discards them together with all that was read ahead; ready with `false` at the end of the
+    /// connection.
     pub fn poll_discard(
         &self,
         stream: &RefCell<impl AsyncRead + Unpin>,
@@ -109,7 +113,7 @@ impl ReadAhead {
         Poll::Ready(Ok(read > 0))
     }
 
-    /// As hyper reads: what was read ahead comes first. Ready with whether there was anything.
+    /// Serves hyper's read: bytes that were read ahead come first. Ready with whether there were any bytes.
     #[inline]
     pub fn poll_read(
         &self,

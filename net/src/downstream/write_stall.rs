@@ -1,4 +1,4 @@
-//! A TCP connection that knows since when its client has taken nothing.
+//! Measures how long a client has accepted no bytes.
 
 use std::{
     io,
@@ -13,8 +13,8 @@ use tokio::{
 
 use crate::tcp::Tcp;
 
-/// A TCP connection that knows since when its client has taken nothing. This is measured below TLS, which takes bytes
-/// into a buffer of its own when the client does not.
+/// A TCP connection that records since when its client accepts no bytes. It measures below TLS, because TLS keeps
+/// accepting bytes into a buffer of its own.
 #[derive(Debug)]
 pub struct StallTrackingTcp {
     tcp: Tcp,
@@ -27,14 +27,14 @@ impl StallTrackingTcp {
         Self { tcp: tcp.into(), blocked_since: None }
     }
 
-    /// Since when the client has taken none of the bytes that are ready for it.
+    /// When the client stopped accepting the bytes that are ready for it; `None` while it accepts them.
     #[inline]
     #[must_use]
     pub const fn blocked_since(&self) -> Option<Instant> {
         self.blocked_since
     }
 
-    /// The first byte that the client sent, left where it is; `None` when it sent nothing and left.
+    /// Peeks at the client's first byte; `None` when the client closed without sending one.
     ///
     /// # Errors
     /// The connection broke.

@@ -1,4 +1,4 @@
-//! An answer that comes line by line, for as long as it is listened to.
+//! Reads a response of unlimited duration line by line.
 
 use std::{
     future::Future,
@@ -17,24 +17,24 @@ use tokio::net::TcpStream;
 
 use super::HttpClientError;
 
-/// Nothing may come for hours, and a node that has lost its power says nothing either: the kernel asks after so long a silence,
-/// so often, and gives the connection up when nobody answers.
+/// TCP keepalive: idle time, interval and retries. A stream may be silent for hours, and a node that lost power stays
+/// silent too. The kernel probes the peer and closes the connection when all probes go unanswered.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_RETRIES: u32 = 3;
 
 type HyperClientConnection = Pin<Box<http1::Connection<TokioIo<TcpStream>, Full<Bytes>>>>;
 
-/// Lines as they come. Whoever drops it hangs up.
+/// The lines of a response. Dropping the stream closes the connection.
 #[derive(Debug)]
 pub struct LineStream {
     status: u16,
     body: Incoming,
-    /// None when it has nothing more to do.
+    /// `None` once the connection has finished its work.
     connection: Option<HyperClientConnection>,
-    /// What came of lines that were not taken yet.
+    /// Bytes received and not returned yet.
     buffer: BytesMut,
-    /// So much of it has no end of a line.
+    /// Length of the front part of `buffer` that is known to have no line end.
     scanned: usize,
     max_line_bytes: usize,
 }
@@ -61,13 +61,14 @@ impl LineStream {
         Ok(Self { status, body, connection, buffer: BytesMut::new(), scanned: 0, max_line_bytes: longest })
     }
 
-    /// With any but 200 the lines are those of an error.
+    /// The response status. With a status other than 200 the lines are those of an error.
     #[must_use]
     pub const fn status(&self) -> u16 {
         self.status
     }
 
-    /// The next line, without its end; none, when the answer has ended. Nothing is lost when it is dropped before it is done.
+    /// Returns the next line without its line end; `None` at the end of the response. Dropping the future before it
+    /// completes loses nothing.
     ///
     /// # Errors
     /// The connection broke, or a line is too long.
@@ -105,7 +106,7 @@ impl LineStream {
     }
 }
 
-/// Drives the connection as long as this takes.
+/// Awaits `what`, and drives the connection meanwhile.
 async fn drive_while<T>(connection: &mut Option<HyperClientConnection>, what: impl Future<Output = T>) -> T {
     let mut what = pin!(what);
     if let Some(open) = connection {
@@ -132,7 +133,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(30);
     const HEAD: &str = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
 
-    /// Lines of an answer whose bytes come in these pieces, at most ten bytes each.
+    /// Lines of a response whose bytes arrive in these pieces, with a limit of ten bytes per line.
     async fn lines(pieces: &'static [&'static str]) -> LineStream {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let caller = HttpClient::new(listener.local_addr().unwrap(), None);

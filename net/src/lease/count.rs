@@ -1,7 +1,7 @@
-//! The one word behind a gate: closed bit, queued bit, watched bit, count.
+//! The single word behind a gate: closed bit, queued bit, watched bit, count.
 //!
-//! Kept apart from everything that is not an atomic so that loom can try every interleaving of it: the crate `rouse-loom`
-//! compiles this file once more, with loom's atomics as `super::atomic`.
+//! This file uses nothing but atomics, so that loom can try every interleaving: the crate `rouse-loom` compiles it a
+//! second time, with loom's atomics as `super::atomic`.
 
 use super::atomic::{AtomicU32, Ordering};
 
@@ -18,11 +18,11 @@ pub struct GateWord(AtomicU32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseEffect {
     NoEffect,
-    /// The gate is closed and this was the last lease.
+    /// The gate is closed, and this was the last lease.
     Drained,
-    /// A place came free, and somebody queues for it.
+    /// A place became free while requests queue for it.
     Freed,
-    /// The last lease of a gate that was seen in use.
+    /// The last lease ended on a gate that the driver had seen in use.
     Idle,
 }
 
@@ -32,7 +32,7 @@ impl GateWord {
         Self(AtomicU32::new(CLOSED))
     }
 
-    /// One more lease, unless closed, at `limit`, or (for those who did not queue) somebody queues.
+    /// Adds a lease, unless the gate is closed or at `limit`. While requests queue, only a queued one gets a lease.
     pub fn take(&self, limit: u32, queued: bool) -> bool {
         let refuse = if queued { CLOSED } else { CLOSED | QUEUED };
         let mut word = self.0.load(Ordering::Relaxed);
@@ -40,7 +40,7 @@ impl GateWord {
             if word & refuse != 0 || word & MAX_LEASES >= limit {
                 return false;
             }
-            // Acquire: what the driver did before it opened is seen by whoever gets in.
+            // Acquire: a new lease sees everything the driver did before it opened the gate.
             match self.0.compare_exchange_weak(word, word + 1, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(seen) => word = seen,
@@ -48,12 +48,12 @@ impl GateWord {
         }
     }
 
-    /// Release: everything the holder did happens before the drain that this may complete.
+    /// Ends a lease. Release ordering: everything the holder did happens before the drain that this may complete.
     pub fn release(&self) -> ReleaseEffect {
         let mut word = self.0.load(Ordering::Relaxed);
         let before = loop {
             debug_assert!(word & MAX_LEASES > 0, "a lease was released twice");
-            // Whoever ends the last lease takes the watch along, in one step: set anew in between, it is for the next.
+            // The release of the last lease clears the watch in the same step. A watch set later is for the next lease.
             let after = if word & MAX_LEASES == 1 { (word - 1) & !WATCHED } else { word - 1 };
             match self.0.compare_exchange_weak(word, after, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(before) => break before,
@@ -72,7 +72,7 @@ impl GateWord {
         }
     }
 
-    /// The leases now. When there are any, the end of the last one will be [`ReleaseEffect::Idle`], once.
+    /// Returns the number of leases. If there are any, the end of the last one yields [`ReleaseEffect::Idle`], once.
     pub fn watch_for_idle(&self) -> u32 {
         let mut word = self.0.load(Ordering::Acquire);
         while word & MAX_LEASES > 0 && word & WATCHED == 0 {
@@ -88,12 +88,13 @@ impl GateWord {
         self.0.fetch_and(!CLOSED, Ordering::Release);
     }
 
-    /// Closes and returns the leases still out.
+    /// Closes the gate and returns the number of leases still out.
     pub fn close(&self) -> u32 {
         self.0.fetch_or(CLOSED, Ordering::AcqRel) & MAX_LEASES
     }
 
-    /// Whoever sets it tries to take once more afterwards: a place that came free just before told nobody.
+    /// Sets or clears the queued bit. After setting it, take once more: a place that became free just before caused no
+    /// notification.
     pub fn set_queued(&self, queued: bool) {
         if queued {
             self.0.fetch_or(QUEUED, Ordering::AcqRel);

@@ -1,4 +1,4 @@
-//! What a gate's word says to one who uses it alone; `rouse-loom` has it in every interleaving.
+//! The results of a gate's word on a single thread; `rouse-loom` checks every interleaving.
 
 use super::count::*;
 

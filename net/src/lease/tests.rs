@@ -20,7 +20,7 @@ fn gate(limit: Option<u32>) -> Fixture {
 }
 
 impl Fixture {
-    /// The driver was woken since the last look.
+    /// Whether the driver was woken since the last check.
     fn woken(&self) -> bool {
         let notified = pin!(self.driver.notified());
         notified.poll(&mut Context::from_waker(Waker::noop())).is_ready()
@@ -84,7 +84,7 @@ async fn a_revocation_reaches_those_who_wait_and_those_who_look_later() {
         told.await;
         waits.revoked().cloned()
     });
-    // Made, but not polled before the revocation.
+    // Created, but not polled before the revocation.
     let told = registers_late.on_revoke();
     tokio::task::yield_now().await;
     f.gate.close();

@@ -1,9 +1,9 @@
-//! Which API's words a client understands.
+//! The API schemas that clients understand.
 
-/// In whose words errors, events and heartbeats are written.
+/// The schema in which errors, events and heartbeats are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ApiSchema {
-    /// Chat, completions and everything else of OpenAI's.
+    /// Chat, completions and the rest of OpenAI's APIs.
     #[default]
     OpenAi,
     /// OpenAI's `/v1/responses`: the same envelope before the head, typed events after it.

@@ -1,17 +1,16 @@
-//! The one place that turns a [`Fault`] into what a client sees.
+//! The one place that turns a [`Fault`] into a client's view of it.
 //!
 //! Status, code, type, `Retry-After`, `x-should-retry`, log level and metric label all follow from the fault alone, so
-//! that the same failure looks the same on whichever path it happens: before the head as a response, after it as an
-//! event in the stream.
+//! the same failure looks the same on every path: before the head as a response, after it as an event in the stream.
 //!
-//! `x-should-retry` exists because the SDKs retry every 5xx by themselves unless told. A refusal that cost the engine
-//! nothing may be retried; what the engine may have begun may not, since a second copy of a long generation is what an
-//! engine in trouble needs least. A connection that closed at once and without a byte counts as not begun.
+//! `x-should-retry` exists because the SDKs retry every 5xx by default. A refusal that cost the engine nothing may be
+//! retried. A request that the engine may have begun may not, because a second copy of a long generation is the last
+//! thing that an engine in trouble needs. A connection that closed at once and without a byte counts as not begun.
 //!
-//! In whose words it is written is a [`ApiSchema`]; `code` and `details` are the same in all of them, since the SDKs hand
-//! on what they do not know.
+//! An [`ApiSchema`] selects the format. `code` and `details` are the same in all of them, since the SDKs pass on
+//! unknown fields.
 //!
-//! Texts come from the fault. An engine's own words reach a client only as that engine's own answer.
+//! Messages come from the fault. An engine's own message reaches a client only as that engine's own response.
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
@@ -30,18 +29,18 @@ mod render;
 
 use render::ErrorObject;
 
-/// Tells OpenAI's SDKs whether to try again; they obey it above their own rules.
+/// Instructs OpenAI's SDKs whether to retry; they follow it above their own rules.
 pub const SHOULD_RETRY: &str = "x-should-retry";
 
-/// The code of an engine's answer that a stream cannot hold: see [`engine_error_event`].
+/// The code of an engine's own error at the end of a stream: see [`engine_error_event`].
 pub const ENGINE_REFUSED: &str = "engine_refused";
 
-/// Another replica, or the same one after a restart, answers this soon.
+/// Another replica, or the same one after a restart, can answer after this time.
 const MIN_RETRY_AFTER: Millis = Millis::secs(1);
 /// A control plane that does not answer needs longer than a client's first back-off.
 const CONTROL_PLANE_RETRY_AFTER: Millis = Millis::secs(5);
 
-/// What is fixed for each kind of fault.
+/// The fixed properties of each kind of fault.
 struct FaultMapping {
     status: u16,
     code: &'static str,
@@ -50,17 +49,17 @@ struct FaultMapping {
 
 #[must_use]
 pub fn status(fault: &Fault) -> StatusCode {
-    // Every status of the table is a valid one; a test walks through all of them.
+    // All statuses in the table are valid; a test checks each of them.
     StatusCode::from_u16(mapping(fault).status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
-/// The envelope's `code`: what a program decides on.
+/// The envelope's `code`, for programs to branch on.
 #[must_use]
 pub fn code(fault: &Fault) -> &'static str {
     mapping(fault).code
 }
 
-/// The `type` of OpenAI's envelope: whose affair it is.
+/// The `type` of OpenAI's envelope: the class of the error.
 #[must_use]
 pub fn error_type(fault: &Fault) -> &'static str {
     match (mapping(fault).status, fault) {
@@ -78,7 +77,7 @@ pub fn should_retry(fault: &Fault) -> bool {
     mapping(fault).retry
 }
 
-/// After how long trying again makes sense: at least a second, `None` where it never does or no time can be named.
+/// Returns how long to wait before a retry: at least a second; `None` where a retry never helps or no time is known.
 #[must_use]
 pub fn retry_after(fault: &Fault) -> Option<Millis> {
     let after = match fault {
@@ -93,13 +92,13 @@ pub fn retry_after(fault: &Fault) -> Option<Millis> {
     Some(after.unwrap_or(MIN_RETRY_AFTER).max(MIN_RETRY_AFTER))
 }
 
-/// How loudly it is logged: a client's mistake quietly, an operator's affair aloud.
+/// Log level: low for a client's mistakes, high for an operator's problems.
 #[must_use]
 pub fn log_level(fault: &Fault) -> Level {
     match fault {
         Fault::Internal => Level::ERROR,
         Fault::ClientDisconnected { .. } | Fault::ShuttingDown => Level::INFO,
-        // Asked for by anybody, as often as they like.
+        // Any client can trigger this, at any rate.
         Fault::NotImplemented { .. } => Level::DEBUG,
         _ => match mapping(fault).status {
             500.. => Level::WARN,
@@ -109,7 +108,7 @@ pub fn log_level(fault: &Fault) -> Level {
     }
 }
 
-/// The envelope, as JSON.
+/// Renders the envelope as JSON.
 #[must_use]
 pub fn body(fault: &Fault, form: ApiSchema) -> Bytes {
     let mut json = Vec::with_capacity(256);
@@ -117,7 +116,7 @@ pub fn body(fault: &Fault, form: ApiSchema) -> Bytes {
     json.into()
 }
 
-/// The refusal as a whole response.
+/// Renders the refusal as a whole response.
 #[must_use]
 pub fn response(fault: &Fault, form: ApiSchema) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(body(fault, form)));
@@ -132,13 +131,14 @@ pub fn response(fault: &Fault, form: ApiSchema) -> Response<Full<Bytes>> {
     response
 }
 
-/// The failure as the end of a stream whose head has gone out and in which nothing else came. No `[DONE]` follows.
+/// Renders the failure as the end of a stream that had no events. The stream's head was sent already. No `[DONE]`
+/// follows.
 #[must_use]
 pub fn event(fault: &Fault, form: ApiSchema) -> Bytes {
     event_after(fault, form, 0)
 }
 
-/// The same, behind so many events of the engine's. The responses API numbers its events, from 0.
+/// As [`event`], after `events` events of the engine. The responses API numbers its events, from 0.
 #[must_use]
 pub fn event_after(fault: &Fault, form: ApiSchema, events: u64) -> Bytes {
     let mut out = Vec::with_capacity(512);
@@ -146,8 +146,9 @@ pub fn event_after(fault: &Fault, form: ApiSchema, events: u64) -> Bytes {
     out.into()
 }
 
-/// An engine's own answer with a status other than 2xx, or one that is no stream of events, as the end of a stream
-/// whose head has gone out. `body`: what the engine wrote, all of it; nothing, when it was no refusal.
+/// Renders an engine's own error as the end of a stream whose head was sent: a response with a status other than 2xx,
+/// or one that is not an event stream. `body`: the whole body of the engine's refusal; empty when the response was not
+/// a refusal.
 #[must_use]
 pub fn engine_error_event(status: StatusCode, body: &[u8], form: ApiSchema) -> Bytes {
     engine_error::event(status, body, form)
@@ -178,10 +179,10 @@ const fn mapping(fault: &Fault) -> FaultMapping {
             (502, "engine_unreachable", true)
         }
         Fault::EngineClosedConnection { may_have_started: begun, .. } => (502, "engine_closed", !*begun),
-        // With a wait it was refused while parked; without, it failed under a running exchange.
+        // A fault with a wait was raised while the request was parked; without one, a running exchange failed.
         Fault::EngineFailed { wait, .. } => (503, "engine_failed", wait.is_some()),
         Fault::ModelNotReady { cause, .. } => (503, "model_not_ready", !cause.is_permanent()),
-        // Asking again wakes it no more than asking did.
+        // A retry wakes the model no more than this request did.
         Fault::ModelNotAwake { .. } => (503, "model_not_ready", false),
         Fault::StubNotServing { .. } => (503, "not_serving", true),
         Fault::ShuttingDown => (503, "shutting_down", true),

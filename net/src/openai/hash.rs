@@ -1,8 +1,8 @@
-//! One hash for everything requests are matched by: sessions, prefixes, ids of answers.
+//! The hash that matches requests: of sessions, prefixes, and ids of responses.
 //!
-//! It must be the same in every gateway and after every restart, which the standard library's promises for none of
-//! its own, and it must be able to follow an id byte by byte through a stream. It keeps nobody out: who makes two ids
-//! collide gets two of his own conversations onto one engine.
+//! It must be the same in every gateway and after every restart, which the standard library guarantees for none of its
+//! hashers. It must also follow an id byte by byte through a stream. It is not a security measure: a client that makes
+//! two ids collide only routes two of its own conversations to one engine.
 
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -14,7 +14,7 @@ pub fn stable_hash(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// The same, for bytes that come piece by piece.
+/// Computes [`stable_hash`] of bytes that arrive in pieces.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StableHasher {
     state: u64,
@@ -28,7 +28,7 @@ impl StableHasher {
         let missing = self.length.wrapping_neg() % 8;
         let (first, rest) = bytes.split_at(bytes.len().min(missing as usize));
         self.write_bytes(first);
-        // Word by word where they lie on words, which is nearly all of a long text.
+        // Whole words at a time once aligned, which covers nearly all of a long text.
         let (words, last) = rest.as_chunks::<8>();
         for word in words {
             self.fold(u64::from_le_bytes(*word));
@@ -37,7 +37,7 @@ impl StableHasher {
         self.write_bytes(last);
     }
 
-    /// Fewer than fill a second word.
+    /// Writes single bytes. Together with the pending ones they fill at most one word.
     fn write_bytes(&mut self, bytes: &[u8]) {
         for &byte in bytes {
             let pending = self.length % 8;
@@ -53,7 +53,7 @@ impl StableHasher {
     pub(crate) const fn finish(mut self) -> u64 {
         self.fold(self.word);
         self.fold(self.length);
-        // The last bits go everywhere: rings and tables look at the first or the last few only.
+        // Mix the bits: rings and tables use only the first or the last few.
         let mut out = self.state;
         out = (out ^ out >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
         out = (out ^ out >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);

@@ -1,18 +1,18 @@
-//! What keeps a waiting stream alive, without any client taking it for a word of the model.
+//! Keeps a waiting stream alive with bytes that no client takes for the model's output.
 //!
-//! * **Chat, completions and the rest of OpenAI's**: a line of one space. Readers made by hand strip what they got and skip it
-//!   when nothing is left: sglang's `bench_serving` and llmperf by lines, vLLM's `bench serve` by whatever came at once. A comment
-//!   they would read as JSON, or put in front of the first event. To parsers of the standard the line is a field without a
-//!   colon whose name they do not know, which they ignore. It must not be empty: some SDKs dispatch an event without data
-//!   for an empty line, and then fail to parse nothing as JSON.
-//! * **Responses**: a comment with one newline. No such reader is known here.
+//! * **Chat, completions and the rest of OpenAI's APIs**: a line of one space. Hand-written readers strip their input
+//!   and skip it when nothing remains: sglang's `bench_serving` and llmperf by line, vLLM's `bench serve` by read. They
+//!   would parse a comment as JSON, or prepend it to the first event. To parsers of the standard, the line is a field
+//!   without a colon and with an unknown name, which they ignore. The line must not be empty: some SDKs dispatch an
+//!   event without data for an empty line, and then fail to parse nothing as JSON.
+//! * **Responses**: a comment with one newline. No hand-written reader of this API is known.
 //! * **Messages**: Anthropic's own `ping` event, which its SDKs skip by name.
 //! * **Responses, for clients whose parser drops comments before their idle timer sees them**: `response.in_progress`.
 //!   This is opt-in, since the `responses.stream()` helpers of both OpenAI SDKs refuse every event before
 //!   `response.created`, and an invented `response.created` would make them refuse the engine's own one, whose id
-//!   differs. Read as raw events (`responses.create(stream=True)`), any event will do: the SDKs choose its type by
-//!   `type` and check nothing else, and typed code reads `sequence_number` and `response.status`. Nothing more is said,
-//!   and in particular no id, since there is no response yet that it could be the id of.
+//!   differs. Clients that read raw events (`responses.create(stream=True)`) accept any event: the SDKs choose its
+//!   class by `type` and check nothing else, and typed code reads `sequence_number` and `response.status`. The event
+//!   has no other content, and in particular no id, since no response exists yet.
 
 use super::ApiSchema;
 
@@ -23,8 +23,8 @@ const IN_PROGRESS: &[u8] =
     b"event: response.in_progress\ndata: {\"type\":\"response.in_progress\",\"sequence_number\":0,\
     \"response\":{\"object\":\"response\",\"status\":\"in_progress\",\"error\":null,\"output\":[]}}\n\n";
 
-/// What is written while a stream waits, between events of its own. `events`: on the responses API, an event and no
-/// comment.
+/// Returns the bytes to write between events while a stream waits. `events`: send an event instead of a comment on the
+/// responses API.
 #[must_use]
 pub const fn heartbeat(form: ApiSchema, events: bool) -> &'static [u8] {
     match form {
@@ -54,7 +54,7 @@ mod tests {
             let facts = *scanner.facts();
             assert_eq!(facts.events, count, "{form:?}");
             assert!(!facts.done && !facts.error && facts.id.is_none(), "{form:?}");
-            // Its line has ended, and an event of ours may follow it.
+            // The heartbeat's line has ended, so an error event may follow it.
             scanner.feed(b"\n");
             assert!(scanner.at_event_boundary());
         }

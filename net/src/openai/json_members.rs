@@ -1,29 +1,29 @@
-//! The members of a JSON object that is all here, in one pass over its bytes.
+//! Splits a complete JSON object into its members, in one pass over its bytes.
 //!
-//! A way past the general parser for what nearly every body is: plain UTF-8, keys without escapes, nested a few levels. Long
-//! texts, which are nearly all of a body, are passed many bytes at a time. Whatever is not so plain, broken documents
-//! included, is not taken here at all: `None`, and the general parser decides and finds the words. So nothing is accepted
-//! here that it would not accept, and nothing is refused.
+//! This is a fast path around the general parser for nearly every body: plain UTF-8, keys without escapes, a few levels
+//! of nesting. Long texts, which are nearly all of a body, are skipped many bytes at a time. Everything else, including
+//! broken documents, yields `None`: then the general parser decides, and words the error. So this path accepts nothing
+//! that the general parser would not, and refuses nothing.
 
 use std::ops::Range;
 
 use memchr::memchr2;
 
-/// Brackets that may be open at a time inside a member.
+/// Most brackets that may be open at a time inside a member.
 const MAX_DEPTH: u32 = u64::BITS;
 
-/// Of a string that is looked through word by word, in words.
+/// The part of a string that is searched word by word, in words.
 const SHORT_STRING_WORDS: usize = 3;
 
 #[derive(Clone, Copy)]
 struct JsonBytes<'a> {
     bytes: &'a [u8],
-    /// There is no control character in it, nor anything but ASCII.
+    /// All bytes are ASCII without control characters, except possibly DEL.
     is_printable_ascii: bool,
 }
 
-/// Tells `member` of each member at the top: the key as it stands between its quotes, and the value as it stands. `None`:
-/// not taken, however many were told before.
+/// Calls `member` for each top-level member. It gets the key between its quotes and the value, both as written. `None`:
+/// not a plain document, whatever members were reported before.
 pub(super) fn for_each_member<'a>(
     document: &'a [u8],
     mut member: impl FnMut(&'a [u8], &'a [u8]),
@@ -55,7 +55,7 @@ pub(super) fn for_each_member<'a>(
     }
 }
 
-/// Nothing follows.
+/// Checks that nothing follows.
 fn expect_end(json: &[u8], at: usize) -> Option<()> {
     (skip_whitespace(json, at) == json.len()).then_some(())
 }
@@ -67,7 +67,8 @@ fn skip_whitespace(json: &[u8], mut at: usize) -> usize {
     at
 }
 
-/// Where the key that begins at `at` stands without its quotes, and what follows its colon. None with an escape is taken.
+/// Returns the range of the key at `at` without its quotes, and the position after its colon. `None` for a key with an
+/// escape.
 fn key(json: JsonBytes<'_>, at: usize) -> Option<(Range<usize>, usize)> {
     if json.bytes.get(at) != Some(&b'"') {
         return None;
@@ -80,10 +81,10 @@ fn key(json: JsonBytes<'_>, at: usize) -> Option<(Range<usize>, usize)> {
     (json.bytes.get(colon) == Some(&b':')).then_some((at + 1..end, colon + 1))
 }
 
-/// Where the value ends that begins at `at`. Without recursion: how deep it is, its sender says.
+/// Returns the end of the value that begins at `at`. Not recursive, because the sender determines the depth.
 fn value(json: JsonBytes<'_>, mut at: usize) -> Option<usize> {
     let bytes = json.bytes;
-    // Of the brackets that are open the last, and those before it: whether they are an object's.
+    // A bit for each open bracket, the innermost lowest: whether it is an object's.
     let (mut objects, mut depth) = (0_u64, 0);
     loop {
         let opened = *bytes.get(at)?;
@@ -91,7 +92,7 @@ fn value(json: JsonBytes<'_>, mut at: usize) -> Option<usize> {
             b'"' => string(json, at + 1)?,
             b'{' | b'[' => {
                 let inside = skip_whitespace(bytes, at + 1);
-                // As the tables have it: `}` and `]` stand two behind their counterparts.
+                // In ASCII, `}` and `]` come two after their counterparts.
                 if bytes.get(inside) == Some(&(opened + 2)) {
                     inside + 1
                 } else if depth == MAX_DEPTH {
@@ -108,7 +109,7 @@ fn value(json: JsonBytes<'_>, mut at: usize) -> Option<usize> {
             b'n' => word(bytes, at, b"null")?,
             _ => number(bytes, at)?,
         };
-        // A value ended, and with it perhaps what it was the last of.
+        // A value ended. It may have been the last of one or more containers.
         loop {
             if depth == 0 {
                 return Some(at);
@@ -158,7 +159,7 @@ fn number(json: &[u8], mut at: usize) -> Option<usize> {
     Some(at)
 }
 
-/// Behind the quote that ends the string whose first character is at `at`.
+/// Returns the position after the closing quote of the string whose first character is at `at`.
 fn string(json: JsonBytes<'_>, mut at: usize) -> Option<usize> {
     loop {
         at = find_quote_or_backslash(json, at)?;
@@ -173,10 +174,10 @@ fn string(json: JsonBytes<'_>, mut at: usize) -> Option<usize> {
     }
 }
 
-/// The next quote or backslash, with no control character before it.
+/// Returns the position of the next quote or backslash; `None` when a control character precedes it.
 fn find_quote_or_backslash(json: JsonBytes<'_>, from: usize) -> Option<usize> {
     let bytes = json.bytes.get(from..)?;
-    // Most strings are keys and other short words, for which the fast search takes longer to begin.
+    // Most strings are keys and other short words, for which starting the fast search takes longer.
     let (words, _) = bytes.as_chunks::<8>();
     let short = words.get(..SHORT_STRING_WORDS).unwrap_or(words);
     let near = short.iter().enumerate().find_map(|(at, word)| Some(8 * at + find_in_word(*word)?));
@@ -187,21 +188,21 @@ fn find_quote_or_backslash(json: JsonBytes<'_>, from: usize) -> Option<usize> {
     (json.is_printable_ascii || bytes.get(..found)?.iter().all(|byte| *byte >= b' ')).then_some(from + found)
 }
 
-/// Of eight bytes the first that is a quote or a backslash.
+/// Returns the position of the first quote or backslash among eight bytes.
 #[inline(always)]
 fn find_in_word(word: [u8; 8]) -> Option<usize> {
     let each = |byte: u8| u64::from_ne_bytes([byte; 8]);
     let word = u64::from_le_bytes(word);
-    // Where a byte is zero its highest bit is set in the end, and of those that are set wrongly none is before it.
+    // Sets the highest bit of each zero byte. A wrongly set bit never precedes the first right one.
     let zero = |word: u64| word.wrapping_sub(each(1)) & !word;
     let found = (zero(word ^ each(b'"')) | zero(word ^ each(b'\\'))) & each(0x80);
     (found != 0).then(|| found.trailing_zeros() as usize / 8)
 }
 
-/// There is nothing in it but printable ASCII, and perhaps its last character.
+/// Reports whether all bytes are printable ASCII or DEL.
 fn is_printable_ascii(bytes: &[u8]) -> bool {
     let mut others = 0;
-    // In this form the compiler looks at sixteen at a time.
+    // The compiler vectorizes this form, sixteen bytes at a time.
     for byte in bytes {
         others |= byte.wrapping_sub(b' ') | byte;
     }
@@ -217,7 +218,7 @@ mod tests {
 
     use super::*;
 
-    /// Key and value as they stand, in their order.
+    /// Keys and values as written, in order.
     fn found(json: &[u8]) -> Option<Vec<(String, String)>> {
         let mut members = Vec::new();
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
@@ -225,7 +226,7 @@ mod tests {
         Some(members)
     }
 
-    /// Whatever is taken, the general parser takes, with the same members.
+    /// Whatever this parser accepts, the general parser accepts too, with the same members.
     fn agrees(json: &[u8]) -> bool {
         let Some(members) = found(json) else { return false };
         let all: BTreeMap<String, Box<RawValue>> = serde_json::from_slice(json).unwrap();

@@ -1,12 +1,12 @@
-//! Which model an upload names: `multipart/form-data`, read strictly and where it lies.
+//! Reads the model that an upload names from `multipart/form-data`, strictly and in place.
 //!
-//! The engine reads the same bytes with a parser of its own, and where two readers of one body disagree, a client can
-//! show one model to the gateway and another one to the engine. Their parsers differ in dozens of corners: whether a
-//! bare LF ends a line, whether a backslash escapes, which of two names counts, what follows the last boundary. So this
-//! is no parser for every form that the RFCs allow. It takes the one form that all clients write and all servers read
-//! alike, and refuses the rest with a message that says which corner it was.
+//! The engine reads the same bytes with a parser of its own. Where two parsers disagree about a body, a client can show
+//! one model to the gateway and another one to the engine. Parsers differ in dozens of corners: whether a bare LF ends
+//! a line, whether a backslash escapes, which of two names counts, what follows the last boundary. So this parser does
+//! not cover every form that the RFCs allow. It accepts the one form that all clients write and all servers read alike,
+//! and refuses the rest with a message that names the corner.
 //!
-//! The file is neither copied nor looked into: parts are ranges of the body, found by their boundary.
+//! The file is neither copied nor inspected: parts are ranges of the body, found by their boundary.
 
 use std::{borrow::Cow, ops::Range};
 
@@ -21,11 +21,11 @@ mod part;
 
 use part::FormPart;
 
-/// As many as Starlette takes fields, which is more than any API has.
+/// Starlette's limit on fields, and more than any API has.
 const MAX_PARTS: usize = 1000;
-/// Of all header fields of one part together.
+/// All header fields of one part together.
 const MAX_PART_HEADER_BYTES: usize = 16 << 10;
-/// A name longer than this is nobody's model.
+/// No model has a longer name.
 const MAX_MODEL_NAME_BYTES: usize = 256;
 
 /// Why an upload cannot be routed.
@@ -45,7 +45,7 @@ pub enum Error {
     StreamNotBool,
 }
 
-/// The boundary that a request's `Content-Type` names.
+/// Returns the boundary that a request's `Content-Type` names.
 pub fn boundary(content_type: &HeaderValue) -> Result<&[u8], Error> {
     let value = content_type.as_bytes();
     let mut pieces = value.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
@@ -57,26 +57,27 @@ pub fn boundary(content_type: &HeaderValue) -> Result<&[u8], Error> {
         let Some((name, value)) = split_once(piece, b'=') else {
             return Err(Error::ContentType("a parameter has no value"));
         };
-        // In lower case, as all clients write it: some servers look for nothing else.
+        // In lower case, as all clients write it: some servers accept nothing else.
         if name == b"boundary" {
             if boundary.replace(unquoted(value)?).is_some() {
                 return Err(Error::ContentType("there are two"));
             }
         } else if !(name == b"charset" && is_utf8(value)) {
-            // Some servers decode the names of parts by it, and some find `boundary=` inside any other parameter.
+            // Some servers decode the names of parts by the charset, and some find `boundary=` inside any other
+            // parameter.
             return Err(Error::ContentType("no other parameter is allowed but charset=utf-8"));
         }
     }
     boundary.ok_or(Error::ContentType("there is none"))
 }
 
-/// Reads the head of an upload: the parts `model` and `stream`. `boundary`: of its [`boundary`].
+/// Reads the parts `model` and `stream` of an upload. `boundary` comes from [`boundary`].
 pub fn peek<'a>(body: &'a [u8], boundary: &[u8]) -> Result<RoutingFields<'a>, Error> {
     let head = peek_any(body, boundary)?;
     if head.model_range.is_empty() { Err(Error::MissingModel) } else { Ok(head) }
 }
 
-/// As [`peek`], of an upload that need not name a model: the name and its range are empty then.
+/// As [`peek`], for an upload that may name no model: its name and range are empty then.
 pub fn peek_any<'a>(body: &'a [u8], boundary: &[u8]) -> Result<RoutingFields<'a>, Error> {
     let mut model = None;
     let mut stream = None;
@@ -85,7 +86,7 @@ pub fn peek_any<'a>(body: &'a [u8], boundary: &[u8]) -> Result<RoutingFields<'a>
         let place = match *name {
             b"model" => &mut model,
             b"stream" => &mut stream,
-            // A form may say with it in which charset its other fields are.
+            // A form may set the charset of its other fields with this part.
             b"_charset_" => return Err(Error::Malformed("a part '_charset_' is not supported")),
             _ => continue,
         };
@@ -117,13 +118,13 @@ pub fn peek_any<'a>(body: &'a [u8], boundary: &[u8]) -> Result<RoutingFields<'a>
     })
 }
 
-/// The body with the value at `range` replaced by `name`, in pieces to be sent one after the other.
+/// Replaces the value at `range` by `name`; returns the body in pieces to send in order.
 #[must_use]
 pub fn splice(body: &Bytes, range: &Range<usize>, name: &str) -> [Bytes; 3] {
     [body.slice(..range.start), Bytes::copy_from_slice(name.as_bytes()), body.slice(range.end..)]
 }
 
-/// The parts, in their order. The body must consist of nothing else.
+/// Splits the body into its parts, in order. The body must contain nothing else.
 fn parts<'a>(body: &'a [u8], boundary: &[u8]) -> Result<Vec<FormPart<'a>>, Error> {
     let delimiter = [b"--", boundary].concat();
     let mut found = memmem::find_iter(body, &delimiter);
@@ -146,7 +147,7 @@ fn parts<'a>(body: &'a [u8], boundary: &[u8]) -> Result<Vec<FormPart<'a>>, Error
         let Some(next) = found.next() else {
             return Err(Error::Malformed("the last boundary is missing"));
         };
-        // What looks like a boundary inside a line is one to some readers.
+        // Some parsers take a boundary inside a line for a real one.
         let end = next.checked_sub(2).filter(|end| *end >= begin && slice_of(body, &(*end..next)) == b"\r\n");
         let Some(end) = end else {
             return Err(Error::Malformed("a boundary stands inside of a part"));
@@ -159,18 +160,18 @@ fn parts<'a>(body: &'a [u8], boundary: &[u8]) -> Result<Vec<FormPart<'a>>, Error
     }
 }
 
-/// A range of the body, as its boundaries have shown it.
+/// A range of the body that its boundaries delimit.
 fn slice_of<'a>(body: &'a [u8], range: &Range<usize>) -> &'a [u8] {
     body.get(range.clone()).unwrap_or_default()
 }
 
-/// What stands before the first of these bytes, and what behind it.
+/// Splits at the first `byte`, which neither half includes.
 fn split_once(text: &[u8], byte: u8) -> Option<(&[u8], &[u8])> {
     let at = memchr::memchr(byte, text)?;
     Some((text.get(..at)?, text.get(at + 1..)?))
 }
 
-/// As clients write a truth value into a form. Engines understand more words than these, not all of them the same.
+/// Parses a boolean as clients write it into forms. Engines accept more words, and differ in which ones.
 fn parse_stream(value: &[u8]) -> Result<bool, Error> {
     let is = |word: &[u8]| value.eq_ignore_ascii_case(word);
     match (is(b"true") || is(b"1"), is(b"false") || is(b"0")) {
@@ -185,11 +186,11 @@ fn model_name(value: &[u8]) -> Result<&str, Error> {
     match name {
         "" => Err(Error::Model("must not be empty")),
         _ if name.len() > MAX_MODEL_NAME_BYTES => Err(Error::Model("has more than 256 bytes")),
-        // Some readers cut a value at a line end or at a NUL.
+        // Some parsers cut a value at a line end or at a NUL.
         _ if name.contains(|char: char| char.is_control()) => {
             Err(Error::Model("has a control character in it"))
         }
-        // And some trim it.
+        // Some parsers trim it.
         _ if name.trim() != name => Err(Error::Model("has white space around it")),
         _ => Ok(name),
     }
@@ -211,7 +212,7 @@ fn is_utf8(charset: &[u8]) -> bool {
 }
 
 impl Error {
-    /// The field that is wrong, for the envelope's `param`.
+    /// The invalid field, for the envelope's `param`.
     #[must_use]
     pub const fn param(&self) -> Option<&'static str> {
         match self {

@@ -1,15 +1,15 @@
-//! Which model a request names, whether it wants a stream, and what helps to choose an engine: one pass over the bytes,
-//! and the bytes stay.
+//! Reads a request's model, its `stream` flag, and hints for choosing an engine. One pass over the bytes.
 //!
-//! The whole document is checked, although only a few keys are looked at: a body that is not JSON is refused here, and
-//! so is one that names `model` twice, since the engine might believe the other one. Values that are not looked at are
-//! skipped without recursion, so no depth of nesting can exhaust the stack.
+//! The pass checks the whole document, although it uses only a few keys. It refuses a body that is not JSON, and a body
+//! that names `model` twice, since the engine might use the other one. It skips other values without recursion, so no
+//! depth of nesting can exhaust the stack.
 //!
-//! Two kinds of keys are looked at. What decides (`model`, `stream`, `background`) must be there once and be clear. What
-//! only hints (where the conversation was served before, how long the answer may get) is taken as it comes, and never
-//! refused: a wrong hint costs a cache miss. `null` is as absent, as it is to the engines.
+//! Keys are of two kinds. Keys that decide (`model`, `stream`, `background`) may appear only once, and `model` and
+//! `stream` must be unambiguous. Keys that only hint (where the conversation was served before, how long the response
+//! may get) are taken as they are and never refused: a wrong hint costs a cache miss. `null` counts as absent, as it
+//! does to the engines.
 //!
-//! Nothing is serialised again. Where the engine knows the model by another name, [`splice`] puts the new name between
+//! Nothing is serialized again. Where the engine knows the model by another name, [`splice`] puts the new name between
 //! the bytes before and the bytes after, as three pieces that share the body's memory: a long prompt is not copied.
 
 use std::{borrow::Cow, fmt, ops::Range};
@@ -26,31 +26,32 @@ use rouse::fault::Fault;
 
 mod prefix;
 
-/// What some editors and Windows' shells put before a text in UTF-8. Engines skip it before JSON, as RFC 8259 lets them.
+/// The byte order mark that some editors and Windows shells put before UTF-8 text. Engines skip it before JSON, as RFC
+/// 8259 allows.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Larger bodies are read away from the threads that carry streams: a pass takes about a millisecond per mebibyte.
+/// Larger bodies are read off the threads that carry streams: a pass takes about a millisecond per mebibyte.
 pub const MAX_ON_CORE_BYTES: usize = 1 << 20;
 
-/// What routing needs of a request.
+/// The fields of a request that routing needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoutingFields<'a> {
     pub model: Cow<'a, str>,
-    /// It is asked for as a stream.
+    /// The client asked for a stream.
     pub stream: bool,
-    /// Where the value of `model` stands in the body: the JSON string with its quotes, or the part's content.
+    /// Range of the value of `model` in the body: the JSON string with its quotes, or the part's content.
     pub model_range: Range<usize>,
-    /// `background` is present, and neither `false` nor `null`: engines take much for true.
+    /// `background` is present, and neither `false` nor `null`: engines accept many values as true.
     pub background: bool,
     /// The hash of `prompt_cache_key`.
     pub session_hash: Option<u64>,
-    /// The hash of `user_hash`, or of `safety_identifier`, which goes by that name in newer clients.
+    /// The hash of `user`, or of `safety_identifier`, its name in newer clients.
     pub user_hash: Option<u64>,
     /// Where in the body the conversation begins.
     pub prefix: ConversationPrefix,
     /// The hash of `previous_response_id`.
     pub previous_response_hash: Option<u64>,
-    /// The most tokens the answer may have: `max_completion_tokens`, `max_output_tokens` or `max_tokens`.
+    /// The most tokens the response may have: `max_completion_tokens`, `max_output_tokens` or `max_tokens`.
     pub max_tokens: Option<u32>,
 }
 
@@ -73,13 +74,13 @@ pub enum Error {
     StreamNotBool,
 }
 
-/// Reads the head of a JSON request body.
+/// Reads the routing fields of a JSON request body.
 pub fn peek(body: &[u8]) -> Result<RoutingFields<'_>, Error> {
     let head = peek_any(body)?;
     if head.model_range.is_empty() { Err(Error::MissingModel) } else { Ok(head) }
 }
 
-/// As [`peek`], of a body that need not name a model: the name and its range are empty then.
+/// As [`peek`], for a body that may name no model: its name and range are empty then.
 pub fn peek_any(body: &[u8]) -> Result<RoutingFields<'_>, Error> {
     let json = body.strip_prefix(BYTE_ORDER_MARK).unwrap_or(body);
     let found = match RawFields::parse_plain(json) {
@@ -98,8 +99,8 @@ pub fn peek_any(body: &[u8]) -> Result<RoutingFields<'_>, Error> {
     if model.is_empty() && !range.is_empty() {
         return Err(Error::ModelEmpty);
     }
-    // Many engines take `1` or `"yes"` for true. Not to know what such a request is would be to give it the limits and
-    // the deadlines of another kind.
+    // Many engines accept `1` or `"yes"` as true. A request of unknown kind could get the limits and deadlines of the
+    // other kind.
     let stream = match found.get_non_null(BodyKey::Stream) {
         None | Some(b"false") => false,
         Some(b"true") => true,
@@ -124,23 +125,23 @@ pub fn peek_any(body: &[u8]) -> Result<RoutingFields<'_>, Error> {
     })
 }
 
-/// The body with the string at `range` replaced by `name`, in pieces to be sent one after the other.
+/// Replaces the string at `range` by `name`; returns the body in pieces to send in order.
 #[must_use]
 pub fn splice(body: &Bytes, range: &Range<usize>, name: &str) -> [Bytes; 3] {
     let name = serde_json::Value::from(name).to_string();
     [body.slice(..range.start), name.into(), body.slice(range.end..)]
 }
 
-/// Where in a body stands what a conversation begins with: what the system says apart from the messages, and these.
+/// Ranges of a conversation's beginning in the body: the two system prompts apart from the messages, and the messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConversationPrefix([Option<Range<usize>>; 3]);
 
 impl ConversationPrefix {
-    /// There is no conversation.
+    /// No conversation.
     pub const NONE: Self = Self([const { None }; 3]);
 
-    /// Its hash, which is the same on the conversation's every turn: of what the system says and of the first message of
-    /// somebody else, the first 4 KiB of each as they stand in the body.
+    /// Returns the conversation's hash, which stays the same on every turn. It covers the system prompts and the first
+    /// other message, the first 4 KiB of each as they stand in the body.
     #[must_use]
     pub fn hash(&self, body: &[u8]) -> Option<u64> {
         let [system, instructions, messages] =
@@ -150,7 +151,7 @@ impl ConversationPrefix {
 }
 
 impl RoutingFields<'_> {
-    /// The same, free of the body's lifetime.
+    /// Detaches the fields from the body's lifetime.
     #[must_use]
     pub fn into_owned(self) -> RoutingFields<'static> {
         RoutingFields { model: Cow::Owned(self.model.into_owned()), ..self }
@@ -158,7 +159,7 @@ impl RoutingFields<'_> {
 }
 
 impl Error {
-    /// The key that is wrong, for the envelope's `param`.
+    /// The invalid key, for the envelope's `param`.
     #[must_use]
     pub const fn param(&self) -> Option<&'static str> {
         match self {
@@ -176,7 +177,7 @@ impl From<Error> for Fault {
     }
 }
 
-/// Where a part of the body stands in it, which is the distance of the two addresses.
+/// Returns the range of a part of the body, from the distance of the two addresses.
 fn range_in(part: &[u8], body: &[u8]) -> Range<usize> {
     let start = part.as_ptr().addr() - body.as_ptr().addr();
     start..start + part.len()
@@ -192,14 +193,14 @@ fn parse_model(raw: &[u8]) -> Result<Cow<'_, str>, Error> {
     }
 }
 
-/// The hash of a name: of what stands between the quotes, so that it is found again in a stream.
+/// Hashes the bytes between the quotes, as they stand. A stream with the same id yields the same hash.
 fn hash_string(raw: &[u8]) -> u64 {
     let inner = raw.strip_prefix(b"\"").unwrap_or(raw);
     stable_hash(inner.strip_suffix(b"\"").unwrap_or(inner))
 }
 
-/// The values as they stand, and the first key that decides something and came twice. A duplicate does not end the
-/// pass: that the body is no JSON at all is the more useful thing to hear.
+/// The raw values, and the first deciding key that appeared twice. A duplicate does not end the pass: that the body is
+/// not JSON is the more useful error.
 #[derive(Default)]
 struct RawFields<'a> {
     values: [Option<&'a [u8]>; KEY_NAMES.len()],
@@ -207,7 +208,7 @@ struct RawFields<'a> {
 }
 
 impl<'a> RawFields<'a> {
-    /// Of nearly every body; of any other the general parser has to say more.
+    /// Parses nearly every body; `None` leaves the body to the general parser, which reports the error.
     fn parse_plain(body: &'a [u8]) -> Option<Self> {
         let mut found = Self::default();
         json_members::for_each_member(body, |key, value| {
@@ -229,7 +230,7 @@ impl<'a> RawFields<'a> {
         self.values.get(key as usize).copied().flatten()
     }
 
-    /// Unless it is `null`.
+    /// Returns the value unless it is `null`.
     fn get_non_null(&self, key: BodyKey) -> Option<&'a [u8]> {
         self.get(key).filter(|raw| *raw != b"null")
     }
@@ -264,7 +265,7 @@ impl<'de> Deserialize<'de> for RawFields<'de> {
     }
 }
 
-/// Whose values are kept.
+/// The keys whose values are kept.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum BodyKey {
     Model,
@@ -277,7 +278,7 @@ enum BodyKey {
     MaxTokens,
     System,
     Instructions,
-    /// Or `input`, or `prompt`: no API has two of them.
+    /// Also `input` or `prompt`: no API has two of them.
     Messages,
     User,
 }
@@ -318,10 +319,10 @@ const KEY_NAMES: [&str; 12] = [
     "user",
 ];
 
-/// A second value of these would leave open which one the engine believes.
+/// The last key that must be unique: with a second value, it would be unknown which one the engine uses.
 const LAST_UNIQUE_KEY: BodyKey = BodyKey::Background;
 
-/// Keys are compared after their escapes are resolved, as the engine will.
+/// A key after its escapes are resolved, as the engine compares it.
 struct DecodedKey(Option<BodyKey>);
 
 impl<'de> Deserialize<'de> for DecodedKey {

@@ -1,19 +1,19 @@
-//! Where one is in a stream of server-sent events, at whatever byte the network cut it.
+//! Tracks the position in a stream of server-sent events, wherever the network cuts it.
 //!
-//! The stream passes by; this looks on. It must know five things: whether the last byte ended an event (only there
-//! may a gateway write one of its own), whether the first datum came, whether the stream came to its own end, what its
-//! answer is called, and what its usage counted. A frame may be megabytes (one line with a whole tool call), so nothing
-//! is kept of it: the line and the JSON in it are followed by a state of fixed size, about two hundred bytes.
+//! The scanner only observes the stream. It determines whether the last byte ended an event (only there may a gateway
+//! write an event of its own), how many events carried data, whether the stream came to its own end or to an error, the
+//! response's id, and its usage. A frame may be megabytes (one line with a whole tool call), so none of it is kept: a
+//! state of fixed size, about two hundred bytes, follows the line and its JSON.
 //!
 //! **Every API at once.** A stream of chat ends with `[DONE]`, one of messages with `message_stop`, one of responses
-//! with one of three events, and none of them uses the others' words for anything else. So the scanner need not be told
-//! what it follows. Clients go by the event's name on one API and by the `type` in its data on another: either counts.
+//! with one of three events, and no API uses another's words for anything else. So the scanner needs no API to be set.
+//! Clients use the event's name on one API and the `type` in its data on another: either counts.
 //!
-//! Only what stands at the top of an event's JSON counts: `usage` and `error` inside a message's text are text. A key
-//! that is written with escapes is legal JSON, but no engine's habit, and is not recognised.
+//! Only top-level members of an event's JSON count: `usage` and `error` inside a message's text are text. A key that is
+//! written with escapes is legal JSON, but no engine writes it, and the scanner does not recognize it.
 //!
-//! Nearly every event arrives whole and says nothing of interest. One that has none of the words that could matter is
-//! only counted; see `fast_path`. Every other one is followed byte by byte, and only that decides.
+//! Nearly every event arrives whole and has nothing of interest. An event without any of the relevant words is only
+//! counted; see `fast_path`. Every other event is followed byte by byte, and only that decides.
 
 use memchr::{memchr, memchr2};
 
@@ -25,22 +25,23 @@ mod keyword;
 use json::JsonScanner;
 use keyword::{KeywordBuffer, StreamEnd};
 
-/// What a stream has shown so far.
+/// The facts that a stream has shown so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResponseFacts {
     /// Events that carried data, `[DONE]` not counted.
     pub events: u64,
-    /// It came to its own end: `[DONE]`, or the last event of an API that has one; or the document is whole.
+    /// The stream came to its own end: `[DONE]`, or the last event of an API that has one. Or the document is whole.
     pub done: bool,
-    /// An error event of the engine's own came.
+    /// The engine sent an error event.
     pub error: bool,
-    /// What was counted last of each.
+    /// The latest count of each kind.
     pub usage: Option<TokenUsage>,
-    /// [`stable_hash`](super::stable_hash) of the answer's id: the first `id` at the top, or in its `response` or `message`.
+    /// [`stable_hash`](super::stable_hash) of the response's id: the first `id` at the top, or in its `response` or
+    /// `message`.
     pub id: Option<u64>,
 }
 
-/// Tokens, as the engine counted them.
+/// Token counts, as the engine reported them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenUsage {
     pub prompt: u64,
@@ -51,23 +52,23 @@ pub struct TokenUsage {
 #[derive(Debug, Default)]
 pub struct ResponseScanner {
     facts: ResponseFacts,
-    /// There are no lines: all of it is one JSON document.
+    /// The input is a single JSON document and has no lines.
     is_document: bool,
     line: SseLineState,
     /// The last byte was a CR: an LF right after it belongs to the same line end.
     after_cr: bool,
     /// The current event has at least one line.
     in_event: bool,
-    /// What the current event's name says.
+    /// The meaning of the current event's name.
     name_end: StreamEnd,
     data: EventDataState,
     json: JsonScanner,
 }
 
-/// What the current line is.
+/// The kind of the current line, as far as read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SseLineState {
-    /// Still reading its field's name, so many bytes of it, and which names it may become.
+    /// In the field's name, after `at` bytes of it. `may` has a bit for each name that it can still become.
     Name {
         at: u8,
         may: u8,
@@ -82,12 +83,12 @@ enum SseLineState {
     Other,
 }
 
-/// What is known of the current event's data.
+/// The state of the current event's data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum EventDataState {
     #[default]
     None,
-    /// So many bytes of `[DONE]`, and nothing else.
+    /// The first bytes of `[DONE]`, this many, and nothing else.
     Done(u8),
     Json,
 }
@@ -104,7 +105,7 @@ impl ResponseScanner {
         Self::default()
     }
 
-    /// Of an answer that is one JSON document and no stream. It has no events, and nothing may be written into it.
+    /// A scanner for a response that is one JSON document. It has no events, and no event may be written into it.
     #[must_use]
     pub fn for_json() -> Self {
         Self { is_document: true, ..Self::default() }
@@ -115,13 +116,13 @@ impl ResponseScanner {
         &self.facts
     }
 
-    /// Nothing of an event is pending: another one may be written here.
+    /// Reports whether no event is in progress, so that another one may be written here.
     #[must_use]
     pub const fn at_event_boundary(&self) -> bool {
         !self.is_document && !self.in_event && matches!(self.line, SseLineState::Name { at: 0, .. })
     }
 
-    /// Takes the next bytes, cut anywhere.
+    /// Processes the next bytes, which may be cut anywhere.
     pub fn feed(&mut self, mut bytes: &[u8]) {
         if self.is_document {
             match self.json.is_untouched().then(|| document::read(bytes)).flatten() {
@@ -156,8 +157,8 @@ impl ResponseScanner {
         }
     }
 
-    /// Takes an event, if `bytes` begin with one that has nothing to tell but that it is one, and returns the rest.
-    /// To be called between two events.
+    /// Skips an event at the beginning of `bytes` that needs only counting, and returns the rest. Call this between two
+    /// events.
     fn skip_plain_event<'a>(&mut self, bytes: &'a [u8]) -> Option<&'a [u8]> {
         let mut rest = bytes;
         if let Some(line) = bytes.strip_prefix(b"event: ") {
@@ -178,9 +179,9 @@ impl ResponseScanner {
         Some(rest)
     }
 
-    /// Takes some of `bytes`, which begin inside a line, and returns the rest.
+    /// Consumes some of `bytes`, which begin inside a line, and returns the rest.
     fn in_line<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
-        // As nearly every line begins, and most arrive whole.
+        // The beginning of nearly every line, and usually the whole line has arrived.
         if let (SseLineState::Name { at: 0, .. }, Some(rest)) = (self.line, bytes.strip_prefix(b"data: ")) {
             self.in_event = true;
             self.begin_data();
@@ -252,7 +253,7 @@ impl ResponseScanner {
             if left == 0 { SseLineState::Other } else { SseLineState::Name { at: at + 1, may: left } };
     }
 
-    /// A `data` line begins; a second one goes on after a line end, which is white space to the JSON.
+    /// Begins a `data` line. A second one continues the first after a line end, which is white space in JSON.
     fn begin_data(&mut self) {
         self.data = match self.data {
             EventDataState::None => EventDataState::Done(0),
@@ -279,7 +280,7 @@ impl ResponseScanner {
         }
     }
 
-    /// What looked like the mark so far was the beginning of an array.
+    /// Feeds the JSON scanner the bytes that matched `[DONE]` so far: they were the beginning of an array.
     fn replay_as_json(&mut self, matched: u8) {
         self.json.feed(DONE.get(..usize::from(matched)).unwrap_or_default());
     }
@@ -287,7 +288,7 @@ impl ResponseScanner {
     fn end_line(&mut self) {
         match self.line {
             SseLineState::Name { at: 0, .. } => return self.end_event(),
-            // The last one counts.
+            // The last name counts.
             SseLineState::Event(word) => self.name_end = word.stream_end(),
             _ => {}
         }
@@ -298,7 +299,7 @@ impl ResponseScanner {
         self.in_event = false;
         let named = std::mem::take(&mut self.name_end);
         match std::mem::take(&mut self.data) {
-            // An error without a word is one nevertheless.
+            // An error event without data is an error nevertheless.
             EventDataState::None if named != StreamEnd::Failure => return,
             EventDataState::None => {}
             EventDataState::Done(matched) if usize::from(matched) == DONE.len() => {
@@ -313,7 +314,7 @@ impl ResponseScanner {
         self.facts.error |= named == StreamEnd::Failure || typed == StreamEnd::Failure;
     }
 
-    /// Takes over what the document has said so far.
+    /// Merges the facts from the current document.
     fn merge_json(&mut self) {
         let JsonScanner { error, prompt, completion, id, .. } = self.json;
         self.facts.error |= error;

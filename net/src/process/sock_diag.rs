@@ -1,8 +1,8 @@
-//! Listening sockets, from the kernel's socket diagnostics (`sock_diag(7)`).
+//! Lists listening sockets with the kernel's socket diagnostics (`sock_diag(7)`).
 //!
-//! The tables in `/proc/net` say the same, but to print them the kernel walks its whole hash of connections, which on a
-//! machine with much memory takes tens of milliseconds. A parked request waits for this answer, so only listeners are
-//! asked for, which are few.
+//! The tables in `/proc/net` have the same data. To print them the kernel walks its whole hash of connections, which
+//! takes tens of milliseconds on a machine with much memory. A parked request waits for this answer, so this queries
+//! only the listeners, which are few.
 
 use std::{
     io::{self, Read as _},
@@ -18,18 +18,18 @@ const SOCK_DIAG: i32 = 4;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLM_F_REQUEST_DUMP: u16 = 0x301;
 const NLMSG_DONE: u16 = 3;
-/// A set of TCP states with one member.
+/// The set of TCP states that has only `LISTEN`.
 const TCP_LISTEN_BIT: u32 = 1 << 10;
-/// Of a message before its payload.
+/// Length of a netlink message header.
 const NLMSG_HEADER_BYTES: usize = 16;
-/// `inet_diag_req_v2`.
+/// Length of `inet_diag_req_v2`.
 const DIAG_REQUEST_BYTES: usize = 56;
-/// `inet_diag_msg`, where in it things are.
+/// Offsets in `inet_diag_msg`.
 const PORT: usize = 4;
 const ADDRESS: usize = 8;
 const INODE: usize = 68;
 
-/// Who listens on this TCP port, in both families.
+/// Lists the sockets that listen on this TCP port, in both families.
 ///
 /// # Errors
 /// The kernel has no socket diagnostics, or this process may not use them.
@@ -55,7 +55,7 @@ fn dump(family: u8, mut each: impl FnMut(&[u8])) -> io::Result<()> {
                 NLMSG_DONE => return Ok(()),
                 _ => return Err(io::Error::other("the kernel refused")),
             }
-            // Messages begin at multiples of four.
+            // Messages are aligned to four bytes.
             rest = rest.get(length.max(NLMSG_HEADER_BYTES).next_multiple_of(4)..).unwrap_or_default();
         }
         if read == 0 {
@@ -89,7 +89,7 @@ fn parse_listener(answer: &[u8], port: u16) -> Option<ListeningSocket> {
     (at == port).then_some(ListeningSocket { address, inode: inode.into() })
 }
 
-/// An unsigned number of two or four bytes in the machine's own order.
+/// Reads an unsigned number of two or four bytes in native byte order.
 fn read_native_uint(bytes: &[u8], at: usize, size: usize) -> Option<u32> {
     let bytes = bytes.get(at..at + size)?;
     match size {

@@ -1,4 +1,4 @@
-//! What the process table says. Nothing recorded earlier is believed without asking it: pids are reused.
+//! Queries the process table. Recorded pids are checked against it before use, because pids are reused.
 
 use std::{
     fs,
@@ -7,12 +7,12 @@ use std::{
 
 use super::sock_diag;
 
-/// One living process. A zombie does not live: where nobody reaps (containers), it stays in its group for ever.
+/// One process. A zombie counts as dead: where no parent reaps (containers), it stays in its group forever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessStat {
     pub parent: i32,
     pub group: i32,
-    /// When it started, in clock ticks since boot: with the pid, its identity.
+    /// When it started, in clock ticks since boot. Together with the pid this identifies the process.
     pub start: u64,
     pub zombie: bool,
 }
@@ -24,7 +24,7 @@ pub struct ListeningSocket {
     pub inode: u64,
 }
 
-/// Tells this boot from others, in which the same pid with the same start time was something else.
+/// Identifies this boot. In another boot, the same pid with the same start time was a different process.
 pub fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned()).unwrap_or_default()
 }
@@ -33,7 +33,8 @@ pub fn stat(pid: i32) -> Option<ProcessStat> {
     parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The command's name is in parentheses and may itself hold some: what counts comes after the last.
+/// Parses `/proc/PID/stat`. The command's name is in parentheses and may contain some, so the fields start after the
+/// last one.
 fn parse_stat(text: &str) -> Option<ProcessStat> {
     let fields: Vec<&str> = text.rsplit_once(") ")?.1.split(' ').collect();
     Some(ProcessStat {
@@ -44,8 +45,8 @@ fn parse_stat(text: &str) -> Option<ProcessStat> {
     })
 }
 
-/// Living processes of `group`, if any, and those elsewhere whose environment carries `mark` (an engine's worker may have
-/// left the group).
+/// Lists the live processes of `group`, if given, and all others whose environment contains `mark`: an engine's worker
+/// may have left the group.
 pub fn members(group: Option<i32>, mark: &str) -> Vec<i32> {
     pids()
         .filter(|&pid| {
@@ -55,13 +56,13 @@ pub fn members(group: Option<i32>, mark: &str) -> Vec<i32> {
         .collect()
 }
 
-/// Children of this process, zombies too.
+/// Children of this process, including zombies.
 pub fn children() -> Vec<i32> {
     let me = i32::try_from(std::process::id()).ok();
     pids().filter(|&pid| stat(pid).is_some_and(|stat| Some(stat.parent) == me)).collect()
 }
 
-/// The mark in a process's environment, by the variable's name.
+/// Reads the value of `variable` from a process's environment.
 pub fn env_value(pid: i32, variable: &str) -> Option<String> {
     let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
     environment.split(|&b| b == 0).find_map(|entry| {
@@ -83,12 +84,12 @@ pub fn pids() -> impl Iterator<Item = i32> {
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Every socket that listens on `port`, whoever owns it.
+/// Lists every socket that listens on `port`, of any process.
 pub fn listeners(port: u16) -> Vec<ListeningSocket> {
     sock_diag::listeners(port).unwrap_or_else(|_| listeners_from_proc(port))
 }
 
-/// Where the quick way is barred.
+/// Fallback where socket diagnostics are not available.
 fn listeners_from_proc(port: u16) -> Vec<ListeningSocket> {
     ["/proc/net/tcp", "/proc/net/tcp6"]
         .into_iter()
@@ -110,7 +111,7 @@ fn parse_listeners(table: &str, port: u16) -> Vec<ListeningSocket> {
     table.lines().skip(1).filter_map(row).collect()
 }
 
-/// The kernel prints each 32-bit word in the machine's own order.
+/// The kernel prints each 32-bit word in native byte order.
 fn parse_address(hex: &str) -> Option<IpAddr> {
     let word = |at: usize| {
         let digits = hex.get(at * 8..at * 8 + 8)?;
@@ -124,7 +125,7 @@ fn parse_address(hex: &str) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
-/// Those of `listeners` that one of `pids` holds open.
+/// Those `listeners` that one of `pids` holds open.
 pub fn owned_by(listeners: &[ListeningSocket], pids: &[i32]) -> Vec<ListeningSocket> {
     let held: Vec<u64> = pids.iter().flat_map(|&pid| sockets(pid)).collect();
     let mine = listeners.iter().filter(|listener| held.contains(&listener.inode));

@@ -1,8 +1,8 @@
-//! What can end an exchange from outside: its deadline, and the revocation of its lease.
+//! Watches for the events that end an exchange from outside: its deadline, and the revocation of its lease.
 //!
-//! Both are looked at only when there is nothing else to do. The timer is set once; a frame moves the deadline, which
-//! is a number, and a timer that fires early is set again. The notification is registered once per task, because
-//! polling it takes a lock that all exchanges of an engine share.
+//! Both are checked only when the exchange would wait. The timer is set once: a frame only moves the deadline, a
+//! number, and a timer that fires early is set again. The notification is registered once per task, because polling it
+//! takes a lock that all exchanges of an engine share.
 
 use std::{
     pin::Pin,
@@ -29,15 +29,15 @@ pin_project! {
         timer: Sleep,
         #[pin]
         revoked: OwnedNotified,
-        // Whom the notification will wake.
+        // The task that the notification will wake.
         registered: Option<Waker>,
-        // The timer will wake the same one.
+        // The timer will wake the same task.
         timer_registered: bool,
         deadline: ExchangeDeadline,
     }
 }
 
-/// By when something must have happened.
+/// The current deadline of an exchange.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ExchangeDeadline {
     pub(super) at: Instant,
@@ -62,7 +62,7 @@ impl AbortWatch {
         }
     }
 
-    /// Moves the deadline. The timer learns of a later one when it fires; an earlier one waits for a poll.
+    /// Moves the deadline. A later one takes effect when the timer fires, an earlier one at the next poll.
     pub(super) fn set(self: Pin<&mut Self>, deadline: ExchangeDeadline) {
         let mut this = self.project();
         *this.deadline = deadline;
@@ -72,31 +72,31 @@ impl AbortWatch {
         }
     }
 
-    /// Makes sure that a revocation wakes this task.
+    /// Ensures that a revocation wakes this task.
     pub(super) fn register(self: Pin<&mut Self>, lease: &Lease, cx: &mut Context<'_>) {
         let this = self.project();
         let same = this.registered.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
-        // A notification that has come must not be polled again; the fault itself tells that it has.
+        // A completed notification must not be polled again; the fault shows that it completed.
         *this.timer_registered &= same;
         if !same && lease.revoked().is_none() && this.revoked.poll(cx).is_pending() {
             *this.registered = Some(cx.waker().clone());
         }
     }
 
-    /// Why the exchange must end now, if it must; else the task is woken when it must.
+    /// Returns why the exchange must end now, or registers the task for that moment.
     pub(super) fn poll(
         mut self: Pin<&mut Self>,
         lease: &Lease,
         model: &ModelName,
         cx: &mut Context<'_>,
     ) -> Poll<Fault> {
-        // Before the look: a revocation in between is then not missed.
+        // Register before the check, so that a revocation in between is not missed.
         self.as_mut().register(lease, cx);
         let mut this = self.project();
         if let Some(fault) = lease.revoked() {
             return Poll::Ready(fault.clone());
         }
-        // Once per frame, where to poll a timer that has nothing new to say would be a good part of the frame's cost.
+        // This runs once per frame, and polling a timer without news would be a good part of the frame's cost.
         if *this.timer_registered && !this.timer.is_elapsed() {
             return Poll::Pending;
         }
@@ -111,7 +111,7 @@ impl AbortWatch {
             }
             this.timer.as_mut().reset(deadline.at);
         }
-        // Without it the timer was not asked, and wakes nobody.
+        // Without budget the timer was not polled, and will wake no task.
         *this.timer_registered = coop::has_budget_remaining();
         Poll::Pending
     }

@@ -1,4 +1,4 @@
-//! What `net/benches/wire.rs` measures of what is nobody else's business.
+//! Exposes internals to `net/benches/wire.rs`.
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, uri::PathAndQuery};
@@ -9,12 +9,12 @@ use super::{
     headers::{self, HeaderOverrides},
 };
 
-/// The head of an engine's answer is at the front of `held` and was read.
+/// Parses an engine's response head at the front of `held`; true if it was complete.
 pub fn read_head(held: &mut Bytes) -> bool {
     matches!(head::parse(held, &Method::POST), Ok(Some(_)))
 }
 
-/// The head of a request as an engine gets it, the empty line apart.
+/// Writes a request head as an engine gets it, without the empty line.
 pub fn write_head(
     out: &mut Vec<u8>,
     method: &Method,
@@ -34,7 +34,7 @@ pub fn write_head(
     headers::to_engine(out, headers, ours);
 }
 
-/// A chunked body.
+/// Decodes a chunked body.
 #[derive(Debug)]
 pub struct BenchChunkedDecoder(BodyDecoder);
 
@@ -45,7 +45,7 @@ impl Default for BenchChunkedDecoder {
 }
 
 impl BenchChunkedDecoder {
-    /// How long the payload in `wire` is, which it is moved together in; `None` when it is not chunked.
+    /// Decodes `wire` in place and returns the length of its payload; `None` when it is not chunked.
     pub fn decode(&mut self, wire: &mut [u8]) -> Option<usize> {
         self.0.decode(wire).ok().map(|found| found.payload.len())
     }

@@ -1,4 +1,4 @@
-//! The engine's answer on its way to the client, and everything that ends with it.
+//! Forwards the engine's response body to the client, and ends the exchange.
 
 use std::{
     future::Future,
@@ -35,23 +35,23 @@ use rouse::{
     units::Millis,
 };
 
-/// How long the last event of a broken stream has to leave before the connection is torn down behind it. A server drops
-/// what it has not written when a body fails. One that can tell when it has written asks
+/// How long a server may take to write a broken stream's error event. The connection is torn down after that. A server
+/// drops unwritten data when a body fails. A server that knows when it has written the event checks
 /// [`RelayBody::is_broken`] instead of waiting for this.
 const DELAYED_CLOSE_TIMEOUT: Millis = Millis(50);
 
-/// An answer's body. Holds the engine's connection and the lease; both go when it ends or is dropped.
+/// The body of a response. Holds the engine's connection and the lease, and releases both when it ends or is dropped.
 #[derive(Debug)]
 pub struct RelayBody<O: RelayObserver> {
-    // Dropped in this order: the connection is closed before the lease is given back.
+    // Dropped in this order: the connection is closed before the lease is released.
     state: RelayBodyState,
     guard: RelayGuard<O>,
     model: ModelName,
-    /// Follows what can be read of it.
+    /// Follows the body, where it is readable.
     tracker: Option<StreamTracker>,
-    /// It is a stream of events with room for one of ours, and in whose words that is written.
+    /// The schema of an error event; `None` when the body is not an event stream that an event can be appended to.
     event_schema: Option<ApiSchema>,
-    /// Between two frames; `None` where one deadline covers the whole answer.
+    /// The deadline between two frames; `None` where one deadline covers the whole response.
     idle: Option<Millis>,
     /// [`RelayTimeouts::exit_wait`].
     exit_wait: Millis,
@@ -59,22 +59,22 @@ pub struct RelayBody<O: RelayObserver> {
     last_frame_at: Option<Instant>,
 }
 
-/// What passes next.
+/// One piece of the body.
 #[derive(Debug)]
 pub enum ScratchFrame {
-    /// It lies in the memory that was lent, here.
+    /// A range of the borrowed memory.
     InScratch(Range<usize>),
-    /// It has memory of its own: it came along with the head, or is the last word of a stream that broke.
+    /// Owns its memory: it arrived with the head, or is the error event of a broken stream.
     Owned(Bytes),
 }
 
-/// The client must not take what it has for the whole: the exchange broke. The fault was told in the stream already,
-/// where that was possible.
+/// The exchange broke: the client must not take the received bytes for the whole response. The stream ends with an
+/// error event where that was possible.
 #[derive(Debug, thiserror::Error)]
 #[error("the answer broke off: {0}")]
 pub struct RelayBodyError(pub Fault);
 
-/// What the request asked for, as far as its answer depends on it.
+/// The properties of the request that affect its response.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ResponseOptions {
     pub(super) stream: bool,
@@ -82,12 +82,12 @@ pub(super) struct ResponseOptions {
     pub(super) schema: ApiSchema,
 }
 
-/// What follows an answer as it passes.
+/// Follows a response as it passes.
 #[derive(Debug)]
 enum StreamTracker {
-    /// The events of a stream, or one document.
+    /// The events of a stream, or one JSON document.
     Events(ResponseScanner),
-    /// Only where a stream stands.
+    /// Only the position in the stream.
     Tail(StreamTail),
 }
 
@@ -97,25 +97,26 @@ enum RelayBodyState {
         upstream: Pin<Box<UpstreamStream>>,
         decoder: BodyDecoder,
     },
-    /// It broke, and its client will be told of it: as soon as the lease is revoked, or as all that is known after a while.
+    /// The stream broke, and its client gets an error event: with the lease's fault once it is revoked, or with a
+    /// generic one after a while.
     AwaitingCause(Pin<Box<UpstreamStream>>, Pin<Box<Sleep>>),
-    /// The error event is out, and is given time to leave.
+    /// The error event was handed out, and has some time to be written.
     DelayedClose(Pin<Box<Sleep>>, Box<Fault>),
     Broken(Box<Fault>),
     Ended,
 }
 
 pin_project! {
-    /// An exchange's watch, and from the answer's head on the connection that carries the answer: in one piece of memory,
-    /// made when the exchange begins and never moved.
+    /// An exchange's abort watch, and its connection once the response head has arrived. One allocation, made when the
+    /// exchange begins and never moved.
     pub(super) struct UpstreamStream {
         #[pin]
         abort_watch: AbortWatch,
         pool: ConnectionPool,
         connection: Option<UpstreamConnection>,
-        // What the engine had not read of the request when it began to answer.
+        // The part of the request that the engine had not read when it began to answer.
         unsent: UnsentRequest,
-        // Where in the pool the connection goes afterwards, when it can be used again.
+        // The pool key to return the connection under; `None` when it cannot be reused.
         pool_key: Option<ConnectionKey>,
     }
 }
@@ -133,7 +134,8 @@ impl<O: RelayObserver + Unpin> RelayBody<O> {
         let readable = headers::is_readable_stream(&headers);
         let document =
             wanted.inspection == ResponseInspection::EventsAndJson && headers::is_readable_json(&headers);
-        // With a length given there is no room for an event of ours; encoded, nothing can be read or written.
+        // A body with a given length has no room for an error event, and an encoded one can be neither read nor
+        // appended to.
         let events = readable && decoder.remaining().is_none();
         let follow = match (wanted.inspection, wanted.schema) {
             (ResponseInspection::StreamEnd, ApiSchema::OpenAi | ApiSchema::Anthropic) => {
@@ -167,14 +169,14 @@ impl<O: RelayObserver + Unpin> RelayBody<O> {
         response
     }
 
-    /// The exchange broke, and its last event, if there is one, is out of here: nothing comes any more but the error. A
-    /// server that knows when it has written that event need not poll on.
+    /// Reports whether the exchange broke and its error event, if any, was handed out: only the error follows. A server
+    /// that knows when it has written that event need not poll further.
     #[must_use]
     pub const fn is_broken(&self) -> bool {
         matches!(self.state, RelayBodyState::DelayedClose(..) | RelayBodyState::Broken(_))
     }
 
-    /// When its last frame passed; a server need not ask the clock again for each.
+    /// When the last frame passed. Spares a server from reading the clock for each frame.
     #[must_use]
     pub const fn last_frame_at(&self) -> Option<Instant> {
         self.last_frame_at
@@ -186,7 +188,7 @@ impl<O: RelayObserver + Unpin> RelayBody<O> {
         self.guard.complete(now);
     }
 
-    /// Takes note of a frame that is about to pass at `now`.
+    /// Records a frame that passes at `now`.
     fn note_frame(&mut self, frame: &[u8], now: Instant) {
         match &mut self.tracker {
             Some(StreamTracker::Events(scanner)) => scanner.feed(frame),
@@ -210,8 +212,8 @@ impl<O: RelayObserver + Unpin> RelayBody<O> {
         }
     }
 
-    /// The next of the answer, as a body gives it, and for those who pass it on at once without a copy: it is read into
-    /// `memory`, which is lent for this call, and left there.
+    /// Polls the next piece for a caller that forwards it without a copy: the piece is read into the borrowed `memory`
+    /// and left there.
     pub fn poll_frame_into(
         &mut self,
         memory: &mut [u8],
@@ -248,12 +250,13 @@ impl<O: RelayObserver + Unpin> RelayBody<O> {
                         continue;
                     };
                     if self.last_frame_at.is_none() {
-                        // An engine that floods never makes this wait, and yet a revocation must find its task.
+                        // An engine that floods never makes this wait, and yet a revocation must wake its task.
                         flow.as_mut().abort_watch().register(&open.lease, cx);
                     }
                     let next = flow.as_mut().poll_next(decoder, &open.lease, &self.model, memory, cx);
                     let next = match ready!(next) {
-                        // An end by closing looks the same when the engine died: only the stream can tell.
+                        // An end by closing looks the same when the engine died: only the stream's content shows the
+                        // difference.
                         Ok(None)
                             if !decoder.is_done()
                                 && self
@@ -298,12 +301,13 @@ impl<O: RelayObserver + Unpin> RelayBody<O> {
         }
     }
 
-    /// The stream has room for an event of ours.
+    /// Reports whether an error event can be appended to the stream.
     fn can_append_event(&self) -> bool {
         self.event_schema.is_some() && self.tracker.as_ref().is_some_and(|follow| !follow.is_over())
     }
 
-    /// Waits for the word that the engine died. An engine that lives hears at once that nobody reads on.
+    /// Waits for the report that the engine died. Closes the connection, so that a live engine notices the disconnect
+    /// at once.
     fn await_cause(&mut self) {
         if let RelayBodyState::Streaming { upstream: mut flow, .. } =
             std::mem::replace(&mut self.state, RelayBodyState::Ended)
@@ -313,7 +317,7 @@ impl<O: RelayObserver + Unpin> RelayBody<O> {
         }
     }
 
-    /// Ends the exchange with a fault. Gives the last event, where the stream has room for one.
+    /// Ends the exchange with a fault. Returns the error event, if one can be appended to the stream.
     fn fail(&mut self, fault: Fault) -> Option<Bytes> {
         let told = self.event_schema.zip(self.tracker.as_ref()).filter(|_| self.can_append_event());
         let farewell = told.map(|(form, follow)| error_event(&fault, form, follow));
@@ -377,7 +381,7 @@ impl UpstreamStream {
         self.project().abort_watch
     }
 
-    /// The answer's head came over this connection.
+    /// Attaches the connection over which the response head arrived.
     pub(super) fn attach_connection(
         self: Pin<&mut Self>,
         connection: UpstreamConnection,
@@ -394,7 +398,7 @@ impl UpstreamStream {
         *self.project().connection = None;
     }
 
-    /// The next piece of payload, as much as is there; `None` at the end.
+    /// Polls the next piece of payload; `None` at the end.
     fn poll_next(
         self: Pin<&mut Self>,
         decoder: &mut BodyDecoder,
@@ -434,7 +438,7 @@ impl UpstreamStream {
             let Some(Ok(found)) = memory.get_mut(..read).map(|read| decoder.decode(read)) else {
                 return Poll::Ready(Err(broken_off_fault(model)));
             };
-            // It says more than it was asked.
+            // The engine sent more than one response.
             connection.must_close |= found.used < read;
             if !found.payload.is_empty() {
                 return Poll::Ready(Ok(Some(ScratchFrame::InScratch(found.payload))));
@@ -443,7 +447,7 @@ impl UpstreamStream {
         Poll::Ready(Ok(None))
     }
 
-    /// The answer is complete: the connection waits for its next use, if there can be one.
+    /// Returns the connection of a complete response to the pool, if it can be reused.
     fn finish(self: Pin<&mut Self>, now: Instant) {
         let this = self.project();
         let Some(connection) = this.connection.take() else { return };
@@ -455,7 +459,7 @@ impl UpstreamStream {
 }
 
 impl StreamTracker {
-    /// It came to its own end, or to an error of its own.
+    /// Reports whether the stream has reached its own end, or an error event of the engine's.
     fn is_over(&self) -> bool {
         match self {
             Self::Events(scanner) => scanner.facts().done || scanner.facts().error,
@@ -465,7 +469,7 @@ impl StreamTracker {
 }
 
 impl ScratchFrame {
-    /// In bytes.
+    /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -479,7 +483,7 @@ impl ScratchFrame {
         self.len() == 0
     }
 
-    /// `memory`: what was lent when it was asked for.
+    /// Returns the bytes. `memory`: the memory that was lent to the poll.
     #[must_use]
     pub fn bytes<'a>(&'a self, memory: &'a [u8]) -> &'a [u8] {
         match self {
@@ -488,7 +492,7 @@ impl ScratchFrame {
         }
     }
 
-    /// The same, to be kept.
+    /// As [`Self::bytes`], but owned.
     #[must_use]
     pub fn into_bytes(self, memory: &[u8]) -> Bytes {
         match self {
@@ -504,16 +508,17 @@ impl std::fmt::Debug for UpstreamStream {
     }
 }
 
-/// The engine died, or what it sends is no longer HTTP. Why it died, others will find out.
+/// Fault for an engine that died or no longer sends HTTP. The supervisor determines why it died.
 fn broken_off_fault(model: &ModelName) -> Fault {
     Fault::EngineFailed { model: model.clone(), cause: FailureCause::ConnectionBroken, wait: None }
 }
 
-/// The error event; what the engine left unfinished is closed first, lest ours become a part of it.
+/// Renders the error event. An unfinished event of the engine is ended first, so that the error does not become part of
+/// it.
 fn error_event(fault: &Fault, form: ApiSchema, stream: &StreamTracker) -> Bytes {
     let (events, at_border) = match stream {
         StreamTracker::Events(scanner) => (scanner.facts().events, scanner.at_event_boundary()),
-        // Only the events of the responses API are numbered, and those are followed.
+        // Only the events of the responses API are numbered, and those are tracked with a scanner.
         StreamTracker::Tail(tail) => (0, tail.at_event_boundary()),
     };
     let event = error::event_after(fault, form, events);

@@ -1,4 +1,4 @@
-//! One HTTP/1.1 connection to an engine: a socket and the bytes read from it that nobody has taken yet.
+//! One HTTP/1.1 connection to an engine: a socket, and the bytes that were read from it and not consumed yet.
 
 use std::{
     io::{self, IoSlice},
@@ -15,8 +15,8 @@ use super::{
 };
 use crate::{backend_origin::Duplex, tcp::Tcp, yield_to_reactor};
 
-/// So many bytes are sent in one turn. No call offers the kernel more: it copies for as long as the engine, on another core,
-/// takes what comes, and meanwhile the streams of this one stand still.
+/// Most bytes sent per poll, and per write. The kernel copies for as long as an engine on another core keeps reading,
+/// and meanwhile the streams of this core stall.
 const MAX_SEND_BYTES_PER_POLL: usize = 1 << 20;
 
 #[derive(Debug)]
@@ -28,15 +28,15 @@ enum UpstreamSocket {
 #[derive(Debug)]
 pub(super) struct UpstreamConnection {
     stream: UpstreamSocket,
-    /// What was read and nobody has taken yet: a head that is not all there, or what came along with one.
+    /// Bytes that were read and not consumed: an incomplete head, or the bytes that arrived with one.
     pub(super) read_buffer: Bytes,
-    /// Whom it leads to, as a `Host` names it.
+    /// Value of the `Host` header.
     pub(super) host: Box<str>,
-    /// It has carried an exchange before.
+    /// The connection has carried an exchange before.
     pub(super) reused: bool,
-    /// Bytes of an answer to the present request came.
+    /// The present request has received response bytes.
     pub(super) answered: bool,
-    /// It can carry no other exchange: the engine no longer reads from it, or said more than was asked.
+    /// The connection cannot be reused: the engine no longer reads from it, or sent more than one response.
     pub(super) must_close: bool,
 }
 
@@ -49,7 +49,7 @@ impl UpstreamSocket {
         }
     }
 
-    /// What TLS has taken is sent. A socket keeps nothing back.
+    /// Sends the bytes that TLS has buffered. A plain socket buffers nothing.
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Plain(_) => Poll::Ready(Ok(())),
@@ -78,15 +78,15 @@ impl UpstreamConnection {
         })
     }
 
-    /// The engine has neither closed it nor said anything unasked, as far as is known. Asks the kernel only when the
-    /// runtime has heard of something: the last read took all there was.
+    /// Reports whether the connection is open and idle: no close and no unsolicited bytes, as far as known. This makes
+    /// a system call only when the runtime has seen an event, since the last read emptied the socket.
     pub(super) fn is_reusable(&mut self) -> bool {
         match &mut self.stream {
             UpstreamSocket::Plain(stream) => {
                 let read = stream.try_read(&mut [0]);
                 read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
             }
-            // TLS may have said something of its own, which is nothing to be read here.
+            // TLS may have received records of its own, which carry no data for this layer.
             UpstreamSocket::Tls(stream) => {
                 let mut cx = Context::from_waker(Waker::noop());
                 Pin::new(stream).poll_read(&mut cx, &mut ReadBuf::new(&mut [0])).is_pending()
@@ -94,8 +94,8 @@ impl UpstreamConnection {
         }
     }
 
-    /// Reads what is there into the beginning of `memory`; 0 is the end. No buffer is kept: that is what an idle stream
-    /// would hold.
+    /// Reads the available bytes into the beginning of `memory`; 0 is the end. Keeps no buffer, so an idle stream holds
+    /// none.
     pub(super) fn poll_read(&mut self, memory: &mut [u8], cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let mut room = ReadBuf::new(memory);
         ready!(match &mut self.stream {
@@ -105,7 +105,7 @@ impl UpstreamConnection {
         Poll::Ready(Ok(room.filled().len()))
     }
 
-    /// Reads what is there, behind what is held already; 0 is the end.
+    /// Reads the available bytes and appends them to `read_buffer`; 0 is the end.
     pub(super) fn poll_fill(
         &mut self,
         pool: &ConnectionPool,
@@ -123,8 +123,8 @@ impl UpstreamConnection {
         })
     }
 
-    /// Sends head and body as far as the socket takes them at once. A small body is written behind the head in the same
-    /// memory: the kernel takes one piece more cheaply than two.
+    /// Sends as much of head and body as the socket accepts at once. A small body is copied behind the head: the kernel
+    /// takes one slice more cheaply than two.
     pub(super) fn start_send(
         &mut self,
         head: &mut Vec<u8>,
@@ -138,13 +138,13 @@ impl UpstreamConnection {
         } else {
             self.stream.poll_write(&body.slices_after(head, MAX_SEND_BYTES_PER_POLL), cx)
         };
-        // An error comes again when the rest is sent.
+        // An error recurs when the rest is sent.
         let sent = if let Poll::Ready(Ok(sent)) = written { sent } else { 0 };
         UnsentRequest::after(sent, head.get(..length).unwrap_or_default(), body)
     }
 
-    /// Sends until nothing is left. A long prompt goes in turns with what else its core has to do, however fast the
-    /// engine takes it.
+    /// Sends until nothing is left. A long prompt is sent in turns with the core's other work, however fast the engine
+    /// reads it.
     pub(super) fn poll_send(
         &mut self,
         unsent: &mut UnsentRequest,
@@ -170,7 +170,7 @@ impl UpstreamConnection {
         self.stream.poll_flush(cx)
     }
 
-    /// Before it waits for its next use.
+    /// Resets the state of the last exchange before the connection waits for its next one.
     pub(super) const fn reset_for_reuse(&mut self) {
         self.reused = true;
         self.answered = false;

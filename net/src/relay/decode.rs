@@ -1,7 +1,7 @@
-//! Takes the payload out of an HTTP/1.1 body's framing, in place.
+//! Extracts the payload from an HTTP/1.1 body's framing, in place.
 //!
-//! Several chunks that arrived in one read become one frame: their payloads are moved together inside the memory they
-//! were read into, which costs a short `memmove` and saves a wake-up and a write for each of them.
+//! Several chunks that arrive in one read become one frame: their payloads are moved together inside the memory they
+//! were read into. That costs a short `memmove`, and saves a wake-up and a write for each chunk.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use super::head::MalformedResponse;
 
-/// What ends a body, and how much is left of it.
+/// The framing of a body, with the part that is still to come.
 #[derive(Debug)]
 pub(super) enum BodyDecoder {
     Length(u64),
@@ -17,31 +17,31 @@ pub(super) enum BodyDecoder {
     UntilClose,
 }
 
-/// What some bytes turned out to be.
+/// The result of decoding some bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DecodedBytes {
-    /// Where their payload now lies, as one piece. What they held besides it is no longer whole.
+    /// The payload, moved together into one range. The bytes outside it are no longer intact.
     pub(super) payload: Range<usize>,
-    /// So many of them belong to the body: all, but at its end.
+    /// How many of the bytes belong to the body: all of them, except at its end.
     pub(super) used: usize,
 }
 
-/// Where one is in a chunked body.
+/// The position in a chunked body.
 #[derive(Debug)]
 pub(super) struct ChunkedDecoder {
     state: ChunkedState,
-    /// Bytes of framing since the last payload; an engine that sends only framing is cut off.
+    /// Bytes of framing since the last payload. Limited, so that an engine that sends only framing is cut off.
     framing: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChunkedState {
-    /// In the size, with so many digits read.
+    /// In the size, after `digits` digits.
     Size {
         value: u64,
         digits: u8,
     },
-    /// In what may follow the size on its line.
+    /// In a chunk extension, which may follow the size.
     Extension {
         value: u64,
     },
@@ -53,7 +53,7 @@ enum ChunkedState {
     },
     DataCr,
     DataLf,
-    /// At the beginning of a trailer's line, or of the empty one that ends the body.
+    /// At the beginning of a trailer line, or of the empty line that ends the body.
     Trailer,
     InTrailer,
     LastLf,
@@ -61,7 +61,7 @@ enum ChunkedState {
 }
 
 const MAX_FRAMING_BYTES: usize = 64 << 10;
-/// Of a chunk's size.
+/// Hexadecimal digits of a chunk's size.
 const MAX_SIZE_DIGITS: usize = 15;
 
 const CHUNK_START: ChunkedState = ChunkedState::Size { value: 0, digits: 0 };
@@ -71,7 +71,7 @@ impl BodyDecoder {
         Self::Chunked(ChunkedDecoder { state: CHUNK_START, framing: 0 })
     }
 
-    /// The body is complete by its own account.
+    /// Reports whether the framing shows that the body is complete.
     pub(super) fn is_done(&self) -> bool {
         match self {
             Self::Length(left) => *left == 0,
@@ -80,7 +80,7 @@ impl BodyDecoder {
         }
     }
 
-    /// Payload bytes still to come, where that is known.
+    /// Payload bytes still to come, where known.
     pub(super) const fn remaining(&self) -> Option<u64> {
         match self {
             Self::Length(left) => Some(*left),
@@ -88,14 +88,14 @@ impl BodyDecoder {
         }
     }
 
-    /// What came along with the head cannot be the beginning of this body.
+    /// Reports whether the bytes that arrived with the head cannot begin this body.
     pub(super) fn refuses(&self, held: &Bytes) -> bool {
         matches!(self, Self::Chunked(_))
             && !held.is_empty()
             && Self::chunked().decode_buffered(&mut held.clone()).is_err()
     }
 
-    /// Takes the next bytes, cut anywhere.
+    /// Decodes the next bytes, which may be cut anywhere.
     pub(super) fn decode(&mut self, bytes: &mut [u8]) -> Result<DecodedBytes, MalformedResponse> {
         match self {
             Self::UntilClose => Ok(DecodedBytes { payload: 0..bytes.len(), used: bytes.len() }),
@@ -108,7 +108,7 @@ impl BodyDecoder {
         }
     }
 
-    /// The same for what came with the head; the bytes that were looked at are taken from `held`.
+    /// As [`Self::decode`], for bytes that arrived with the head. Removes the consumed bytes from `held`.
     pub(super) fn decode_buffered(&mut self, held: &mut Bytes) -> Result<Bytes, MalformedResponse> {
         if let Self::Chunked(chunks) = self {
             let mut bytes = held.to_vec();
@@ -129,7 +129,7 @@ impl BodyDecoder {
 
 impl ChunkedDecoder {
     fn decode(&mut self, bytes: &mut [u8]) -> Result<DecodedBytes, MalformedResponse> {
-        // Payload found so far lies at begin..end; everything before `at` has been looked at.
+        // Payload found so far is at begin..end; everything before `at` is consumed.
         let (mut begin, mut end, mut at) = (0, 0, 0);
         while at < bytes.len() && self.state != ChunkedState::Done {
             if let ChunkedState::Data { left } = self.state {
@@ -170,8 +170,8 @@ impl ChunkedDecoder {
     }
 }
 
-/// The size of a chunk that is not the last, and the length of its line, when `bytes` begin with one that is whole and says
-/// nothing else, as nearly all do.
+/// Parses a size line that is complete and has no extension, as nearly all are; returns the size and the line's length.
+/// `None` for all other lines, and for the last chunk.
 fn size_line(bytes: &[u8]) -> Option<(u64, usize)> {
     let mut size = 0;
     for (digits, &byte) in bytes.iter().enumerate().take(MAX_SIZE_DIGITS + 1) {
@@ -188,7 +188,7 @@ fn size_line(bytes: &[u8]) -> Option<(u64, usize)> {
 }
 
 impl ChunkedState {
-    /// One byte of framing.
+    /// Advances by one byte of framing.
     fn after(self, byte: u8) -> Result<Self, MalformedResponse> {
         Ok(match (self, byte) {
             (Self::Size { value, digits }, _)

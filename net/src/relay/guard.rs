@@ -1,6 +1,6 @@
-//! Who is told how an exchange ended, and the lease that ends with it.
+//! Ends an exchange: releases its lease and notifies its observer.
 //!
-//! One value holds both, so that there is one place where an exchange ends: by name, or by being dropped.
+//! One value holds both, so that an exchange ends in one place: explicitly, or by being dropped.
 
 use tokio::time::Instant;
 
@@ -12,9 +12,9 @@ use rouse::fault::DisconnectPhase;
 pub(super) struct RelayGuard<O: RelayObserver> {
     live: Option<LiveExchange<O>>,
     pub(super) phase: DisconnectPhase,
-    /// Some of the request went to the engine, over this connection or one before.
+    /// Part of the request was sent to the engine, on this connection or an earlier one.
     pub(super) sent: bool,
-    /// The engine may be working on it.
+    /// The engine may be working on the request.
     pub(super) begun: bool,
 }
 
@@ -34,17 +34,17 @@ impl<O: RelayObserver> RelayGuard<O> {
         }
     }
 
-    /// `None` once it has ended.
+    /// `None` once the exchange has ended.
     pub(super) const fn live(&mut self) -> Option<&mut LiveExchange<O>> {
         self.live.as_mut()
     }
 
-    /// Ends it at `now`, by a whole answer.
+    /// Ends the exchange at `now`, with a whole response.
     pub(super) fn complete(&mut self, now: Instant) {
         self.end_at(ExchangeOutcome::Complete, || now);
     }
 
-    /// Ends it; a second time nothing happens. The caller has closed or given away the connection before.
+    /// Ends the exchange; a second call does nothing. The caller has closed or handed over the connection before.
     pub(super) fn end(&mut self, outcome: ExchangeOutcome) {
         self.end_at(outcome, Instant::now);
     }

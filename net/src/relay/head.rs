@@ -1,4 +1,4 @@
-//! Heads as they stand on the wire: ours written, the engine's read.
+//! Writes request heads and parses response heads.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, uri::PathAndQuery};
@@ -9,14 +9,14 @@ use super::{
 };
 use crate::stub_api::{GATED_HEADER, NOT_READY_HEADER};
 
-/// An engine whose head is larger is not one.
+/// No engine has a larger response head.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 const MAX_HEADERS: usize = 128;
 const TYPICAL_HEADERS: usize = 24;
-/// For so many more of its own a server finds room: without it the table grows, and all that is in it moves.
+/// Room for the headers that a server adds. Without it the table grows, and all entries move.
 const EXTRA_HEADER_CAPACITY: usize = 8;
 
-/// An engine's answer, up to its body. Of its headers only those that may reach a client.
+/// An engine's response head, with only those headers that may reach a client.
 #[derive(Debug)]
 pub(super) struct UpstreamResponseHead {
     pub(super) status: StatusCode,
@@ -24,32 +24,32 @@ pub(super) struct UpstreamResponseHead {
     pub(super) decoder: BodyDecoder,
     /// The connection can carry another exchange after this one.
     pub(super) keep_alive: bool,
-    /// A 503 with the mark of a stub that lets nobody in.
+    /// A 503 with a stub's mark: its gate is closed, or it does not know its engine yet.
     pub(super) gated: bool,
 }
 
-/// What came is not an answer to the request.
+/// The bytes received are not a response to the request.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("malformed answer")]
 pub(super) struct MalformedResponse;
 
-/// Writes the first line of a request, whose path is put behind this one.
+/// Writes the first line of a request. `behind` is a prefix of the path.
 pub(super) fn write_request_line(out: &mut Vec<u8>, method: &Method, behind: &str, path: &PathAndQuery) {
     for piece in [method.as_str(), " ", behind, path.as_str(), " HTTP/1.1\r\n"] {
         out.extend_from_slice(piece.as_bytes());
     }
 }
 
-/// Takes a head from the front of `held`, when it is all there. Interim answers (1xx) are skipped: they are between
-/// two hops, and the client was not asked whether it understands them.
+/// Takes a complete head from the front of `held`; `None` while it is incomplete. Interim responses (1xx) are skipped:
+/// they concern one hop, and the client may not understand them.
 ///
-/// The values share the memory they were read into: an answer's head takes no memory of its own but the table.
+/// The values share the memory they were read into, so a head allocates only its table.
 pub(super) fn parse(
     held: &mut Bytes,
     method: &Method,
 ) -> Result<Option<UpstreamResponseHead>, MalformedResponse> {
     loop {
-        // Clearing room for many takes longer than most heads take to read.
+        // Clearing space for many headers takes longer than parsing most heads.
         let parsed = match parse_with(&mut [httparse::EMPTY_HEADER; TYPICAL_HEADERS], held, method) {
             Err(httparse::Error::TooManyHeaders) => {
                 parse_with(&mut [httparse::EMPTY_HEADER; MAX_HEADERS], held, method)
@@ -69,7 +69,7 @@ pub(super) fn parse(
     }
 }
 
-/// A head and its length, `None` for that of an interim answer.
+/// A head and its length in bytes. The head of an interim response is `None`.
 type ParsedHead = httparse::Status<(usize, Option<Result<UpstreamResponseHead, MalformedResponse>>)>;
 
 fn parse_with<'a>(
@@ -87,7 +87,7 @@ fn parse_with<'a>(
     Ok(httparse::Status::Complete((length, head)))
 }
 
-/// What decides over the body and the connection, gathered while the headers are.
+/// The headers that determine the framing and the connection's reuse, collected while parsing.
 #[derive(Default)]
 struct ResponseFraming<'a> {
     connection_tokens: ConnectionTokens,
@@ -131,7 +131,7 @@ fn read(
     Ok(UpstreamResponseHead { status, headers, decoder, keep_alive: keep, gated })
 }
 
-/// Asked of the few answers that may be: the mark itself passes on to nobody.
+/// Checks for a stub's mark, only on the few responses that may have one: the mark itself is never forwarded.
 fn is_marked(answer: &httparse::Response<'_, '_>) -> bool {
     let marks =
         |name: &str| [GATED_HEADER, NOT_READY_HEADER].iter().any(|mark| name.eq_ignore_ascii_case(mark));
@@ -155,14 +155,14 @@ impl<'a> ResponseFraming<'a> {
         }
     }
 
-    /// There is no body, by the rules, and yet its head speaks of one: an engine that sends it all the same would put it
-    /// in front of the next answer.
+    /// Reports whether the engine may send a body where none is allowed: after any HEAD request, and when a head that
+    /// rules out a body announces one. Such a body would precede the next response on the connection.
     fn may_send_stray_body(&self, decoder: &BodyDecoder, method: &Method) -> bool {
         let speaks = self.coding.is_some() || self.length.is_some_and(|length| length != b"0");
         matches!(decoder, BodyDecoder::Length(0)) && (*method == Method::HEAD || speaks)
     }
 
-    /// How the body ends (RFC 9112, 6.3). Chunked goes before a length; anything but plain chunked is refused.
+    /// Determines how the body ends (RFC 9112, 6.3). Chunked takes precedence over a length; other codings are refused.
     fn decoder(&self, status: StatusCode, method: &Method) -> Result<BodyDecoder, MalformedResponse> {
         if *method == Method::HEAD || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED {
             return Ok(BodyDecoder::Length(0));

@@ -1,8 +1,8 @@
-//! What may pass between a client and an engine, by name.
+//! Filters headers between a client and an engine, by name.
 //!
-//! The two sides are two connections: what belongs to a connection stays with it. Beyond that a client's credentials,
-//! cookies and claims about where it comes from are nobody's business behind the gateway, and the names that begin
-//! with `x-rouse-` are ours: from outside they are a forgery.
+//! The two sides are two connections, so headers that belong to a connection are not forwarded. Nor are a client's
+//! credentials, its cookies, and its claims about its origin, which must not reach the engine. Names that begin with
+//! `x-rouse-` are reserved: from outside they are forged.
 
 use std::{cell::Cell, collections::hash_map::RandomState, hash::BuildHasher};
 
@@ -13,7 +13,7 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const RESERVED_PREFIX: &str = "x-rouse-";
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
-/// Belong to one connection, in either direction (RFC 9110, 7.6.1, and what predates it).
+/// Belong to one connection, in either direction (RFC 9110, 7.6.1, and older practice).
 const HOP_BY_HOP: [HeaderName; 7] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -24,23 +24,23 @@ const HOP_BY_HOP: [HeaderName; 7] = [
     header::UPGRADE,
 ];
 
-/// What a request is written with that its client did not say.
+/// Headers that the gateway sets itself.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeaderOverrides<'a> {
-    /// Address and port of the engine.
+    /// The engine's address and port, or the backend's host name.
     pub(super) host: &'a str,
     /// Sent instead of the client's key.
     pub(super) authorization: Option<&'a HeaderValue>,
     /// Sent instead of the client's id.
     pub(super) request_id: Option<&'a HeaderValue>,
-    /// Of the body, in bytes; `None` for one that goes in chunks.
+    /// The body's length in bytes; `None` sends it in chunks.
     pub(super) length: Option<u64>,
-    /// The answer will be read on the way, so it must not be compressed.
+    /// The response is inspected on the way, so it must not be compressed.
     pub(super) identity_encoding: bool,
 }
 
-/// Writes a client's headers as they go to an engine: what must not pass is left out, `Host`, `Content-Length` and the
-/// engine's own key are set. One pass, and nothing is copied but the bytes that leave.
+/// Writes a client's headers for an engine. Drops headers that must not be forwarded, and sets `Host`, the body's
+/// framing and the engine's own key. This is one pass, and it copies only the bytes that are sent.
 pub(super) fn to_engine(out: &mut Vec<u8>, headers: &HeaderMap, ours: HeaderOverrides<'_>) {
     let HeaderOverrides { host, authorization, request_id, length, identity_encoding: identity } = ours;
     let named =
@@ -77,7 +77,7 @@ fn write_header(out: &mut Vec<u8>, name: &str, value: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// `number` in decimal digits, at the end of `digits`: a tenth of the time that the standard library's formatting takes.
+/// Formats `number` in decimal at the end of `digits`. Takes a tenth of the standard library's time.
 #[must_use]
 #[expect(clippy::indexing_slicing, reason = "no number of 64 bits has more than twenty digits")]
 pub fn decimal(mut number: u64, digits: &mut [u8; 20]) -> &[u8] {
@@ -92,13 +92,14 @@ pub fn decimal(mut number: u64, digits: &mut [u8; 20]) -> &[u8] {
     }
 }
 
-/// A request's header of this name (in lower case) passes on. By length first: most names meet one comparison.
+/// Reports whether a request header (in lower case) is forwarded. Matches by length first: most names meet one
+/// comparison.
 fn is_for_engine(name: &str) -> bool {
     let stays = match name.len() {
         2 => name == "te",
         3 => name == "via",
         4 => name == "host",
-        // An engine that trusts some origins would judge the gateway's clients by them.
+        // An engine that trusts some origins would judge the gateway's clients by theirs.
         6 => matches!(name, "cookie" | "expect" | "origin"),
         7 => matches!(name, "trailer" | "upgrade" | "api-key"),
         9 => matches!(name, "forwarded" | "x-api-key" | "x-real-ip"),
@@ -114,7 +115,7 @@ fn is_for_engine(name: &str) -> bool {
         || name.starts_with("x-forwarded-"))
 }
 
-/// An answer's header of this name (in lower case) passes on.
+/// Reports whether a response header (in lower case) is forwarded.
 pub(super) fn is_for_client(name: &str) -> bool {
     let stays = match name.len() {
         2 => name == "te",
@@ -123,14 +124,15 @@ pub(super) fn is_for_client(name: &str) -> bool {
         17 => name == "transfer-encoding",
         _ => false,
     };
-    // Which pages may use the API, and what a browser keeps for it, is not for an engine to say: many allow everybody.
+    // The gateway, not the engine, decides which pages may use the API and what browsers cache for that: many engines
+    // allow every origin.
     !(stays
         || name.starts_with(RESERVED_PREFIX)
         || name.starts_with("proxy-")
         || name.starts_with("access-control-"))
 }
 
-/// What a peer's `UpstreamConnection` names: it goes no further either.
+/// The headers that a peer's `Connection` header names: they are not forwarded either.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionTokens(Vec<HeaderName>);
 
@@ -144,7 +146,7 @@ impl ConnectionTokens {
     }
 
     pub(super) fn add(&mut self, value: &[u8]) {
-        // These two are no headers that pass, and nearly always the only ones.
+        // These two tokens name no header that is forwarded, and are nearly always the only ones.
         let tokens = value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii).filter(|token| {
             !token.eq_ignore_ascii_case(b"keep-alive") && !token.eq_ignore_ascii_case(b"close")
         });
@@ -166,8 +168,8 @@ impl ConnectionTokens {
     }
 }
 
-/// Makes an engine's headers, of which [`is_for_client`] was asked, fit for a client. `events`: the body is a stream of
-/// events, which no proxy in between may hold back. `unsized_body`: its length is not known, whatever the engine said.
+/// Prepares an engine's headers, already filtered by [`is_for_client`], for a client. `events`: the body is an event
+/// stream, which proxies must not buffer. `unsized_body`: its length is unknown, whatever the engine's headers claim.
 pub(super) fn to_client(headers: &mut HeaderMap, events: bool, unsized_body: bool) {
     if unsized_body {
         headers.remove(header::CONTENT_LENGTH);
@@ -180,13 +182,13 @@ pub(super) fn to_client(headers: &mut HeaderMap, events: bool, unsized_body: boo
     }
 }
 
-/// The body is a stream of events that can be read, and written into, as it passes: it is not encoded.
+/// Reports whether the body is an event stream without encoding: it can be read, and appended to, as it passes.
 #[must_use]
 pub fn is_readable_stream(headers: &HeaderMap) -> bool {
     is_readable(headers, b"text/event-stream")
 }
 
-/// The body is one JSON document that can be read as it passes.
+/// Reports whether the body is one JSON document that can be read as it passes.
 pub(super) fn is_readable_json(headers: &HeaderMap) -> bool {
     is_readable(headers, b"application/json")
 }
@@ -201,10 +203,10 @@ fn is_readable(headers: &HeaderMap, kind: &[u8]) -> bool {
     essence.trim_ascii().eq_ignore_ascii_case(kind) && !encoded
 }
 
-/// Makes request ids. One per core: no two makers share a seed, and none repeats itself.
+/// Generates request ids. One per core: no two generators share a seed, and none repeats an id.
 #[derive(Debug, Default)]
 pub struct RequestIdGenerator {
-    // Randomly seeded by the standard library, and all the randomness an id needs: it must be unique, not secret.
+    // The standard library seeds this randomly. An id needs no other randomness: it must be unique, not secret.
     seed: RandomState,
     made: Cell<u64>,
 }
@@ -215,12 +217,13 @@ impl RequestIdGenerator {
         Self::default()
     }
 
-    /// The client's id if it has 1 to 128 characters of `[A-Za-z0-9._-]`, otherwise one made here. An id is written to
-    /// logs and sent to engines, so one that could forge a log line or a header is replaced.
+    /// Returns the client's id if it is valid, otherwise a new one. A valid id has 1 to 128 characters of
+    /// `[A-Za-z0-9._-]`. Ids are logged and sent to engines, so an id that could forge a log line or a header is
+    /// replaced.
     #[must_use]
     pub fn keep_or_make(&self, sent: Option<&HeaderValue>) -> HeaderValue {
         match sent {
-            // A copy: a part of the head would keep all of it for as long as a record of the request waits.
+            // A copy, since a slice would keep the whole head alive for as long as the request's record is pending.
             Some(id) if is_id(id.as_bytes()) => {
                 HeaderValue::from_bytes(id.as_bytes()).unwrap_or_else(|_| self.make())
             }
@@ -232,16 +235,16 @@ impl RequestIdGenerator {
         let number = self.made.get();
         self.made.set(number.wrapping_add(1));
         let (high, low) = (self.seed.hash_one((number, 0)), self.seed.hash_one((number, 1)));
-        // In the form of a random UUID, since there are engines that take no other.
+        // Formatted as a random UUID, because some engines accept nothing else.
         let id = uuid(u128::from(high) << 64 | u128::from(low));
-        // Shared with its count in one piece of memory: it goes into two heads.
+        // Shares one allocation with its reference count, since it is written into two heads.
         HeaderValue::from_maybe_shared(bytes::Bytes::from_owner(id))
             .unwrap_or_else(|_| HeaderValue::from(number))
     }
 }
 
-/// A UUID of version 4, of these random bits. By hand: the standard library's formatting took a twentieth of all that a
-/// request costs.
+/// Formats these random bits as a UUID of version 4. Hand-written, because the standard library's formatting took a
+/// twentieth of a request's total cost.
 #[expect(clippy::indexing_slicing, reason = "there is room for 32 digits and four dashes")]
 fn uuid(bits: u128) -> [u8; 36] {
     let bits = bits & !(0xf << 76 | 0x3 << 62) | 4 << 76 | 2 << 62;
@@ -255,7 +258,7 @@ fn uuid(bits: u128) -> [u8; 36] {
     id
 }
 
-/// 8-4-4-4-12 hexadecimal digits.
+/// Reports whether an id has the form of a UUID: 8-4-4-4-12 hexadecimal digits.
 #[must_use]
 pub fn is_uuid(id: &HeaderValue) -> bool {
     let id = id.as_bytes();
@@ -271,8 +274,8 @@ fn is_id(id: &[u8]) -> bool {
         && id.iter().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'))
 }
 
-/// Removes what belongs to one connection, whatever `UpstreamConnection` names included. To be called before anything of ours
-/// is added: a peer may name that as well.
+/// Removes the headers that belong to one connection, including those that the `Connection` header names. Call this
+/// before any of our own headers are added, because a peer may name those too.
 pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)

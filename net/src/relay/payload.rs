@@ -1,4 +1,4 @@
-//! A request's body in up to three pieces, what may follow them as it comes, and what of a request is not sent yet.
+//! A request's body: its pieces, the rest that is still arriving, and the unsent part.
 
 use std::{
     fmt, io,
@@ -15,13 +15,13 @@ use rouse::fault::Fault;
 /// A body up to this size, in bytes, is copied behind its head.
 pub(super) const MAX_COPIED_BODY_BYTES: usize = 8 << 10;
 
-/// A request's body. Three pieces, because a body whose model name was replaced is the bytes before, the name and the
-/// bytes after, and joining them would copy a prompt that may be hundreds of mebibytes. Cheap to clone.
+/// A request's body. It has three pieces because replacing the model name splits it into the bytes before, the name and
+/// the bytes after. Joining them would copy a prompt that may be hundreds of mebibytes. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Payload([Bytes; 3]);
 
 impl Payload {
-    /// In bytes.
+    /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.iter().map(Bytes::len).sum()
@@ -36,7 +36,7 @@ impl Payload {
         self.0.iter().for_each(|piece| head.extend_from_slice(piece));
     }
 
-    /// For one write of both, as far as `most` bytes.
+    /// Slices for one write of head and body, up to `most` bytes.
     pub(super) fn slices_after<'a>(&'a self, head: &'a [u8], most: usize) -> [IoSlice<'a>; 4] {
         let [a, b, c] = &self.0;
         limit_slices(most, [head, a, b, c])
@@ -44,7 +44,7 @@ impl Payload {
 }
 
 impl Payload {
-    /// The same as one chunk; nothing, where there is nothing.
+    /// Returns the body framed as one chunk; an empty body stays empty.
     pub(super) fn as_chunk(&self) -> Self {
         if self.is_empty() {
             return self.clone();
@@ -55,7 +55,7 @@ impl Payload {
     }
 }
 
-/// The first bytes of pieces, `most` of them.
+/// Cuts the pieces to `most` bytes in total.
 fn limit_slices(most: usize, pieces: [&[u8]; 4]) -> [IoSlice<'_>; 4] {
     let mut room = most;
     pieces.map(|piece| {
@@ -65,22 +65,22 @@ fn limit_slices(most: usize, pieces: [&[u8]; 4]) -> [IoSlice<'_>; 4] {
     })
 }
 
-/// The rest of a body that is not all here yet: it is passed on as it comes. A request with one goes out on a connection
-/// of its own and is never sent again.
+/// The rest of a body that is still arriving and is forwarded as it arrives. A request with one uses a new connection
+/// and is never sent again.
 pub struct RequestBodyStream {
-    /// In bytes, where the client said how much there is. All of it must come.
+    /// Bytes still to come, where the client declared the length. All of them must arrive.
     pub remaining: Option<u64>,
     pub body: Pin<Box<dyn Body<Data = Bytes, Error = Fault>>>,
 }
 
 impl RequestBodyStream {
-    /// The next of it, as it goes out: in chunks, where its length is not known. `None` when that was all.
+    /// Polls the next piece as it is sent: framed as a chunk when the length is unknown. `None` at the end.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<[Bytes; 4], Fault>>> {
         loop {
             let data =
                 match ready!(self.body.as_mut().poll_frame(cx)).map(|frame| frame.map(|f| f.into_data())) {
                     Some(Ok(Ok(data))) => data,
-                    // Trailers: they are between two hops.
+                    // Trailers concern one hop.
                     Some(Ok(Err(_))) => continue,
                     Some(Err(fault)) => return Poll::Ready(Some(Err(fault))),
                     None => return Poll::Ready(None),
@@ -89,7 +89,7 @@ impl RequestBodyStream {
             match &mut self.remaining {
                 _ if data.is_empty() => {}
                 Some(left) => {
-                    // More than was said would be taken for another request.
+                    // The engine would take bytes beyond the declared length for another request.
                     *left = match left.checked_sub(data.len() as u64) {
                         Some(left) => left,
                         None => return Poll::Ready(Some(Err(Fault::Internal))),
@@ -123,15 +123,15 @@ impl From<[Bytes; 3]> for Payload {
     }
 }
 
-/// What of head and body the socket has not taken. Usually nothing, and then it costs nothing.
+/// The part of head and body that the socket has not accepted. Usually empty, and then it costs nothing.
 #[derive(Debug)]
 pub(super) struct UnsentRequest {
     pieces: Option<Box<[Bytes; 4]>>,
-    /// The socket took some of it: whoever is at the other end may have read that.
+    /// The socket accepted some bytes, and the peer may have read them.
     begun: bool,
-    /// What comes behind.
+    /// The rest of the body, which follows `pieces`.
     upload: Option<Box<RequestBodyStream>>,
-    /// Why it does not come.
+    /// Why the rest of the body does not arrive.
     fault: Option<Box<Fault>>,
 }
 
@@ -140,7 +140,7 @@ impl UnsentRequest {
         Self { pieces: None, begun: false, upload: None, fault: None }
     }
 
-    /// What is left when the first `sent` bytes are out.
+    /// What remains unsent after the first `sent` bytes.
     pub(super) fn after(sent: usize, head: &[u8], body: &Payload) -> Self {
         let mut unsent = Self { pieces: None, begun: sent > 0, upload: None, fault: None };
         if sent < head.len() + body.len() {
@@ -162,20 +162,20 @@ impl UnsentRequest {
         self.pieces.is_none() && self.upload.is_none()
     }
 
-    /// This comes behind it.
+    /// Appends the rest of the body.
     pub(super) fn append(&mut self, upload: RequestBodyStream) {
         self.upload = Some(Box::new(upload));
     }
 
-    /// Why the rest of it does not come, when that is the client's doing.
+    /// Returns why the rest of the body does not arrive, when the client caused that.
     pub(super) fn take_fault(&mut self) -> Option<Fault> {
         self.fault.take().map(|fault| *fault)
     }
 
-    /// Ready when there is something to send, or nothing at all is left.
+    /// Ready when there are bytes to send, or nothing is left.
     ///
     /// # Errors
-    /// The rest does not come.
+    /// The rest of the body does not arrive.
     #[inline]
     pub(super) fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.pieces.is_some() { Poll::Ready(Ok(())) } else { self.poll_upload(cx) }
@@ -203,7 +203,7 @@ impl UnsentRequest {
         Poll::Ready(Ok(()))
     }
 
-    /// For one write, as far as `most` bytes.
+    /// Slices for one write, up to `most` bytes.
     pub(super) fn slices(&self, most: usize) -> [IoSlice<'_>; 4] {
         let Some(pieces) = &self.pieces else {
             return [IoSlice::new(&[]); 4];
@@ -224,7 +224,7 @@ impl UnsentRequest {
         }
     }
 
-    /// The engine reads no more of it.
+    /// Drops the unsent rest, because the engine no longer reads it.
     pub(super) fn abandon(&mut self) {
         self.pieces = None;
         self.upload = None;

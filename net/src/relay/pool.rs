@@ -1,13 +1,13 @@
 //! Idle connections to engines, per core.
 //!
-//! Last in, first out: the connection used most recently is the one least likely to have been closed meanwhile, its
-//! buffers are warm, and those that load no longer needs grow old and go.
+//! Last in, first out: the most recently used connection is the least likely to have been closed meanwhile, and its
+//! buffers are warm. Connections beyond the present load age and expire.
 //!
-//! A connection is kept for the engine's *life*, address and generation, since another engine may listen on the same
-//! port tomorrow. It is kept for less time than engines keep theirs (uvicorn: 5 s), so that it is this side which
-//! closes: a connection closed by the engine in the instant it is picked costs a replay, or a failed request.
+//! A connection is kept per engine *generation*: by address and generation, since another engine may listen on the same
+//! port tomorrow. Connections expire sooner than engines close theirs (uvicorn: 5 s), so that this side closes first: a
+//! connection that the engine closes in the instant it is picked costs a replay, or a failed request.
 //!
-//! Not shared between cores, hence no lock: a clone is the same pool.
+//! Not shared between cores, hence no lock. A clone is the same pool.
 
 use std::{
     cell::{Cell, RefCell},
@@ -28,9 +28,9 @@ use rouse::units::{Generation, Millis};
 
 /// Shorter than uvicorn's 5 s.
 pub const DEFAULT_IDLE_TIMEOUT: Millis = Millis::secs(4);
-/// Idle connections kept for one engine. More than an engine runs requests at a time.
+/// Idle connections kept per engine. An engine runs fewer requests at a time.
 pub const DEFAULT_MAX_IDLE_PER_ENGINE: usize = 256;
-/// What a core reads into, in bytes.
+/// Size of a core's read memory, in bytes.
 pub const SCRATCH_BYTES: usize = 64 << 10;
 
 #[derive(Clone)]
@@ -40,20 +40,20 @@ struct ConnectionPoolInner {
     idle: RefCell<BTreeMap<ConnectionKey, Vec<IdleConnection>>>,
     age: Duration,
     per_engine: usize,
-    /// The pool was empty and is no longer.
+    /// Notified when the empty pool gets a connection.
     filled: Notify,
-    /// Empty while it is lent, and before it is asked for.
+    /// Empty while it is lent, and before its first use.
     scratch: Cell<Vec<u8>>,
-    /// The same for what is written.
+    /// The buffer for writes; lent in the same way as `scratch`.
     write_buffer: Cell<Vec<u8>>,
 }
 
-/// One engine's life.
+/// The generation of an engine, or a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ConnectionKey {
     pub(super) address: SocketAddr,
     pub(super) generation: Generation,
-    /// Of a backend: several may have one address. 0 of an engine.
+    /// `BackendOrigin::id` of a backend, since several may share one address; 0 for an engine.
     pub(super) origin: u64,
 }
 
@@ -77,9 +77,9 @@ impl ConnectionPool {
         }))
     }
 
-    /// Lends the core's memory for reads, [`SCRATCH_BYTES`] bytes of anything, for the length of one call. What shall outlive the
-    /// call is copied out: then an idle stream holds no memory to read into, however many there are. Asked for inside of
-    /// `with`, there is another one for that time.
+    /// Lends the core's read memory, [`SCRATCH_BYTES`] bytes of arbitrary content, for one call. Data that outlives the
+    /// call is copied out, so that idle streams hold no read memory, however many there are. A nested call inside
+    /// `with` gets temporary memory.
     pub fn with_scratch<T>(&self, with: impl FnOnce(&mut [u8]) -> T) -> T {
         let mut scratch = self.0.scratch.take();
         if scratch.is_empty() {
@@ -90,7 +90,7 @@ impl ConnectionPool {
         result
     }
 
-    /// Lends memory to put a request together in.
+    /// Lends an empty buffer to assemble a request in.
     pub(super) fn with_write_buffer<T>(&self, with: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let mut draft = self.0.write_buffer.take();
         draft.clear();
@@ -99,7 +99,7 @@ impl ConnectionPool {
         result
     }
 
-    /// Connections now idle.
+    /// Number of idle connections.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.idle.borrow().values().map(Vec::len).sum()
@@ -110,8 +110,8 @@ impl ConnectionPool {
         self.0.idle.borrow().values().all(Vec::is_empty)
     }
 
-    /// Closes connections as they grow too old; never returns. To be run once per pool, beside the core's listeners:
-    /// without it the last connections to an engine that nobody asks any more stay open.
+    /// Closes connections that are too old; never returns. Run it once per pool, beside the core's listeners: without
+    /// it, the last connections to an unused engine stay open.
     pub async fn expire(&self) {
         loop {
             match self.sweep(Instant::now()) {
@@ -121,11 +121,11 @@ impl ConnectionPool {
         }
     }
 
-    /// The most recently used connection that is still good.
+    /// Takes the most recently used connection that is still good.
     pub(super) fn take(&self, key: &ConnectionKey, now: Instant) -> Option<UpstreamConnection> {
         let mut idle = self.0.idle.borrow_mut();
         let stack = idle.get_mut(key)?;
-        // An empty stack stays until the next sweep: its memory is wanted again as soon as this exchange ends.
+        // An empty stack stays until the next sweep: this exchange needs its memory again as soon as it ends.
         while let Some(mut top) = stack.pop() {
             if now < top.since + self.0.age && top.connection.is_reusable() {
                 return Some(top.connection);
@@ -142,13 +142,13 @@ impl ConnectionPool {
         }
         let stack = idle.entry(key).or_default();
         if stack.len() >= self.0.per_engine {
-            // The oldest lies at the bottom.
+            // The oldest connection is at the bottom.
             drop(stack.remove(0));
         }
         stack.push(IdleConnection { connection, since: now });
     }
 
-    /// Closes what is too old at `now`; tells when the next one will be.
+    /// Closes connections that are too old at `now`; returns when the next one will be.
     fn sweep(&self, now: Instant) -> Option<Instant> {
         let age = self.0.age;
         let mut idle = self.0.idle.borrow_mut();

@@ -1,4 +1,4 @@
-//! From the request to the engine's head.
+//! Sends the request and waits for the engine's response head.
 
 use std::{
     future::poll_fn,
@@ -25,14 +25,15 @@ use super::{
 use crate::{backend_origin::BackendOrigin, lease::Lease};
 use rouse::fault::{DisconnectPhase, ExchangeTimeout, Fault};
 
-/// An engine that closes an idle connection in the instant in which it is used does so this soon, also one whose loop is
-/// busy. What it could have begun in this time is little.
+/// The longest delay of a close that raced with the request, even from an engine whose event loop is busy. In this time
+/// an engine can have begun little of the request.
 const STALE_CONNECTION_WINDOW: Duration = Duration::from_millis(250);
 
-/// Sends the request and waits for the engine's head. Dropping the future closes the connection at once.
+/// Sends the request and waits for the engine's response head. Dropping the future closes the connection at once.
 ///
 /// # Errors
-/// There is no answer: the engine could not be reached, closed, was too slow, or the lease was revoked.
+/// The engine could not be reached, closed the connection, timed out, or sent no valid response, or the lease was
+/// revoked.
 pub async fn exchange<O: RelayObserver + Unpin>(
     pool: &ConnectionPool,
     exchange: Exchange<'_, O>,
@@ -54,11 +55,11 @@ pub async fn exchange<O: RelayObserver + Unpin>(
     }
 }
 
-/// Why a connection gave no head.
+/// Why a connection yielded no head.
 enum NoHeadReason {
-    /// It closed, or never opened, without a byte of an answer.
+    /// The connection closed without a response byte.
     Empty,
-    /// What came is no answer, or only a part of one.
+    /// The bytes received are no response, or only a part of one.
     Broken,
     Fault(Fault),
 }
@@ -82,7 +83,8 @@ async fn run<O: RelayObserver>(
         return Err(Fault::Internal);
     };
     let mut flow = UpstreamStream::new(AbortWatch::new(&open.lease, deadline), pool.clone());
-    // A kept one may be closed this moment, and what has come of an upload is not kept.
+    // A kept connection may be closing at this moment, and the parts of an upload that were sent are not kept for a
+    // replay.
     let mut pooled = if upload.is_none() { pool.take(&key, now) } else { None };
     loop {
         record.phase = DisconnectPhase::Connecting;
@@ -98,7 +100,7 @@ async fn run<O: RelayObserver>(
                 connect(target, timeouts, &open.lease, flow.as_mut().abort_watch()).await.map_err(
                     |fault| {
                         match fault {
-                            // That nobody is there any more follows from what happened: it took the request and closed.
+                            // The engine accepted the request and closed: that it is unreachable now follows from that.
                             Fault::EngineUnreachable { model } if record.sent => {
                                 Fault::EngineClosedConnection { model, may_have_started: record.begun }
                             }
@@ -149,8 +151,8 @@ async fn run<O: RelayObserver>(
         if replays {
             open.observer.replayed();
         }
-        // An end without a byte does not say that nothing was read, and a request may be what ended it. The same engine
-        // is asked again if it is still there; no other one is.
+        // A close without a byte does not prove that the engine read nothing, and the request itself may have crashed
+        // it. So only the same engine gets a replay, if it is still there; other engines do not.
         record.sent |= unsent.is_begun();
         record.begun |= begun;
         match silence {
@@ -166,7 +168,7 @@ async fn run<O: RelayObserver>(
     }
 }
 
-/// Sends what the socket takes at once, which is nearly always all.
+/// Sends as much as the socket accepts at once, which is nearly always the whole request.
 fn start_request(
     pool: &ConnectionPool,
     connection: &mut UpstreamConnection,
@@ -175,7 +177,7 @@ fn start_request(
     cx: &mut Context<'_>,
 ) -> UnsentRequest {
     let UpstreamRequest { method, path, headers, request_id, body, stream, inspection: look, .. } = outgoing;
-    // What has come of a body without a length is its first chunk.
+    // The part of a body that has already arrived is its first chunk when the length is unknown.
     let chunk = upload.is_some_and(|upload| upload.remaining.is_none()).then(|| body.as_chunk());
     let length = upload.map_or(Some(0), |upload| upload.remaining).map(|left| body.len() as u64 + left);
     let body = chunk.as_ref().unwrap_or(body);
@@ -222,7 +224,7 @@ async fn connect(
     }
 }
 
-/// Sends and listens at once: an engine may answer before it has read the body, and may then never read it.
+/// Sends and reads at once: an engine may answer before it has read the body, and may then never read it.
 fn poll_head(
     pool: &ConnectionPool,
     connection: &mut UpstreamConnection,
@@ -231,7 +233,7 @@ fn poll_head(
     cx: &mut Context<'_>,
 ) -> Poll<Result<UpstreamResponseHead, NoHeadReason>> {
     if let Poll::Ready(Err(_)) = connection.poll_send(unsent, cx) {
-        // It reads no more. It may have said why, so what it said is read first.
+        // The engine stopped reading. It may have sent the reason, so read its response first.
         unsent.abandon();
         connection.must_close = true;
         if let Some(fault) = unsent.take_fault() {
@@ -244,7 +246,7 @@ fn poll_head(
         };
         let closed = !matches!(read, Ok(1..));
         match head::parse(&mut connection.read_buffer, method) {
-            // Nobody was told of the head yet.
+            // The head has not been reported to any caller yet, so the exchange can still fail.
             Ok(Some(head)) if head.decoder.refuses(&connection.read_buffer) => {
                 return Poll::Ready(Err(NoHeadReason::Broken));
             }

@@ -1,21 +1,20 @@
-//! The last bytes of a stream of events, and the first ones of its last event: enough to write one more behind them, and to
-//! see that none is missing.
+//! Keeps the end of an event stream: its last bytes, and the first bytes of its last event. That is enough to append an
+//! event, and to detect that the stream is complete.
 
 use memchr::memrchr2;
 
 use crate::openai::sse::ResponseScanner;
 
-/// Longer than the last event of any API, as engines write it, and than what tells an error from other events.
+/// Longer than any API's final event as engines write it. Also longer than the prefix that identifies an error event.
 const TAIL_BYTES: usize = 64;
 
-/// What a stream ends with so far. A frame costs a look for its last line ends and a copy of a few bytes, however long it
-/// is.
+/// The tail of a stream so far. A frame of any length costs a search for its last line ends, and a copy of a few bytes.
 #[derive(Debug)]
 pub(super) struct StreamTail {
     bytes: [u8; TAIL_BYTES],
-    /// So many of them, at the end.
+    /// The number of valid bytes, at the end of `bytes`.
     length: usize,
-    /// How the last event begins: the one that is under way, and between two of them the one before.
+    /// The beginning of the last event: of the event in progress, or of the previous one between two events.
     start: [u8; TAIL_BYTES],
     started: usize,
 }
@@ -44,7 +43,7 @@ impl StreamTail {
         self.length = (self.length + frame.len()).min(TAIL_BYTES);
     }
 
-    /// Where in `frame` the last event begins of which there is something; `None` when that was before it.
+    /// Returns where in `frame` the last non-empty event begins; `None` when it began in an earlier frame.
     #[inline]
     fn last_start(&self, frame: &[u8]) -> Option<usize> {
         let mut end = 1 + frame.iter().rposition(|byte| !is_line_end(*byte))?;
@@ -66,13 +65,13 @@ impl StreamTail {
         self.started += length;
     }
 
-    /// An event may begin here.
+    /// Reports whether an event may begin here.
     pub(super) fn at_event_boundary(&self) -> bool {
         let kept = self.last_bytes();
         kept.is_empty() || ends_event(kept, &[])
     }
 
-    /// The last event is one that ends a stream, or an error of the engine's own.
+    /// Reports whether the last event ends the stream, or is an error of the engine's own.
     pub(super) fn is_over(&self) -> bool {
         let kept = self.last_bytes().trim_ascii_end();
         if kept.ends_with(b"data: [DONE]") || kept.ends_with(b"data:[DONE]") {
@@ -81,7 +80,7 @@ impl StreamTail {
         if !self.at_event_boundary() {
             return false;
         }
-        // What such events look like is known in one place. Theirs is told by how they begin.
+        // The scanner alone defines these events. The beginning of an event is enough to recognize one.
         let mut scanner = ResponseScanner::new();
         scanner.feed(self.start.get(..self.started).unwrap_or_default());
         scanner.feed(b"\n\n");
@@ -97,7 +96,7 @@ const fn is_line_end(byte: u8) -> bool {
     matches!(byte, b'\n' | b'\r')
 }
 
-/// Behind both, one after the other, an event is over.
+/// Reports whether an event ends after `before` followed by `bytes`.
 #[inline]
 fn ends_event(before: &[u8], bytes: &[u8]) -> bool {
     let mut last = before.iter().chain(bytes).rev();
@@ -146,7 +145,7 @@ mod tests {
         }
     }
 
-    /// Whatever its last event says, the scanner that follows all of a stream and the look at its end agree.
+    /// The scanner, which follows the whole stream, and the tail agree on the last event.
     #[test]
     fn a_last_event_is_known_as_such_by_its_beginning() {
         let (delta, text) = ("data: {\"id\":\"c\",\"choices\":[]}", "z".repeat(300));
@@ -168,7 +167,7 @@ mod tests {
                 let mut scanner = ResponseScanner::new();
                 scanner.feed(whole.as_bytes());
                 assert_eq!(scanner.facts().done || scanner.facts().error, over, "{whole:?}");
-                // Of half an event nothing is known, and what comes behind the last one was not foreseen.
+                // Half an event is not recognized, and an event after the final one means that the stream is not over.
                 let (half, more) = (whole.trim_end(), format!("{whole}{delta}{end}{end}"));
                 for size in SIZES {
                     assert_eq!(after(&whole, size).is_over(), over, "{whole:?} by {size}");

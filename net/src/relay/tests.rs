@@ -1,4 +1,4 @@
-//! Real sockets on loopback, and engines that do exactly what a test says, byte by byte.
+//! Real sockets on loopback, and engines that follow a test's script byte by byte.
 
 use std::{
     cell::RefCell,
@@ -30,17 +30,17 @@ mod endings;
 mod responses;
 mod reuse;
 
-/// As long as an engine may take to see that its client left.
+/// How long an engine may take to see that its client disconnected.
 const AT_ONCE: Duration = Duration::from_millis(50);
 const LONG: Duration = Duration::from_secs(10);
 
 /// A listening engine.
 struct Engine(TcpListener);
 
-/// One connection, seen by the engine.
+/// The engine's side of one connection.
 struct Peer(TcpStream);
 
-/// One core's side: a pool, and one engine's gate.
+/// A core's side: a pool, and one engine's gate.
 struct Core {
     pool: ConnectionPool,
     gate: Arc<Gate>,
@@ -109,7 +109,7 @@ impl Engine {
 }
 
 impl Peer {
-    /// Reads one request, body and all.
+    /// Reads one request with its body.
     async fn request(&mut self) -> String {
         let mut seen = Vec::new();
         loop {
@@ -136,9 +136,9 @@ impl Peer {
         self.write(&format!("{:x}\r\n{text}\r\n", text.len())).await;
     }
 
-    /// The other side closes, and so soon.
+    /// Checks that the other side closes within [`AT_ONCE`].
     async fn expect_close(&mut self) {
-        // Megabytes may be on their way, and to read them is not the closing.
+        // Megabytes may be in flight, and must be read before the close is seen.
         let mut room = vec![0; 1 << 20];
         let closed = timeout(AT_ONCE, async { while matches!(self.0.read(&mut room).await, Ok(1..)) {} });
         closed.await.expect("the connection is closed at once");
@@ -214,7 +214,7 @@ async fn frame(body: &mut RelayBody<RecordingObserver>) -> Option<Result<Bytes, 
     frame.map(|frame| frame.map(|frame| frame.into_data().expect("only data")))
 }
 
-/// Every byte until the end, and how it ended.
+/// Reads to the end; returns all bytes, and how the body ended.
 async fn drain(body: &mut RelayBody<RecordingObserver>) -> (String, Result<(), Fault>) {
     let mut text = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-//! A connection that may be a pipe in memory, with as much of [`TcpStream`] as the data path uses.
+//! A connection that may be an in-memory pipe. It has the part of [`TcpStream`]'s API that the data path uses.
 
 use std::{
     cell::RefCell,
@@ -16,22 +16,22 @@ use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
 };
 
-/// What a pipe holds before its writer waits, per direction.
+/// Bytes that a pipe holds per direction before its writer waits.
 pub const PIPE_CAPACITY_BYTES: usize = 256 << 10;
 
 thread_local! {
-    /// Who listens on this thread. A connection is made deep inside a request, where nobody could be handed this.
+    /// The listeners of this thread. A connection is made deep inside a request, where no listener can be passed in.
     static LISTENERS: RefCell<BTreeMap<SocketAddr, UnboundedSender<DuplexStream>>> = RefCell::default();
 }
 
 #[derive(Debug)]
 pub enum Tcp {
     Socket(TcpStream),
-    /// As a socket is, it is read and written through a shared reference.
+    /// Behind a lock, so that a shared reference suffices, as it does for a socket.
     Pipe(Mutex<DuplexStream>),
 }
 
-/// From here on this thread's connections to `address` are pipes, and come out here.
+/// Turns this thread's later connections to `address` into pipes. The receiver yields their other ends.
 #[must_use]
 pub fn listen(address: SocketAddr) -> UnboundedReceiver<DuplexStream> {
     let (tell, told) = unbounded_channel();
@@ -40,6 +40,8 @@ pub fn listen(address: SocketAddr) -> UnboundedReceiver<DuplexStream> {
 }
 
 impl Tcp {
+    /// Opens a connection: a pipe where this thread listens, else a socket.
+    ///
     /// # Errors
     /// As those of [`TcpStream::connect`].
     pub async fn connect(address: SocketAddr) -> io::Result<Self> {
@@ -52,6 +54,8 @@ impl Tcp {
         Ok(near.into())
     }
 
+    /// Sets `TCP_NODELAY`; a pipe ignores it.
+    ///
     /// # Errors
     /// As those of [`TcpStream::set_nodelay`].
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
@@ -61,8 +65,10 @@ impl Tcp {
         }
     }
 
+    /// Reads bytes without consuming them.
+    ///
     /// # Errors
-    /// As those of [`TcpStream::peek`]; a pipe cannot be looked into.
+    /// As those of [`TcpStream::peek`]; a pipe does not support it.
     pub async fn peek(&self, bytes: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Socket(socket) => socket.peek(bytes).await,
@@ -70,6 +76,8 @@ impl Tcp {
         }
     }
 
+    /// Reads the available bytes without waiting.
+    ///
     /// # Errors
     /// As those of [`TcpStream::try_read`].
     pub fn try_read(&self, bytes: &mut [u8]) -> io::Result<usize> {

@@ -1,13 +1,14 @@
-//! Which waiter gets which of a model's engines.
+//! Assigns waiters to the engines of a model.
 //!
-//! Waiters are taken in turn, and each goes where there is least to do, so that engines fill evenly. Two things stand
-//! against that, and both are the data path's knowledge, told as data so that a journal holds them:
+//! Waiters are taken in turn, and each goes to the engine with the fewest leases, so that engines fill evenly. There
+//! are two exceptions. Both come from the data path as data, so a journal contains them:
 //!
-//! * An engine that is *left out* since requests to it fail. One that fails at once always has the least to do, so it
-//!   would be given nearly everybody who waits, while the engines that answer are full. It gets nobody until its pause is
-//!   over and then one, whose answer decides; at most half of those that serve are left out, however many fail.
-//! * A waiter that can be answered by *one* engine's life only, which holds the response it goes on from. It waits for a
-//!   place there while that life serves. Afterwards no engine knows the response, and any of them may say so.
+//! * An *ejected* engine, whose requests fail. An engine that fails at once always has the fewest leases, so it would
+//!   get nearly all waiters while the working engines are full. It gets no waiter until its pause is over, and then
+//!   one, whose answer decides. At most half of the serving engines are ejected, however many fail.
+//! * A waiter that only *one* generation of an engine can answer, because that generation holds the response that the
+//!   request continues. It waits for a place there while that generation serves. Afterwards no engine knows the
+//!   response, and any engine may report that.
 
 use crate::{
     fleet::{event::Waiter, plan::PlanBuilder},
@@ -15,10 +16,10 @@ use crate::{
     units::Generation,
 };
 
-/// The places of one model's engines at this moment.
+/// The free places of one model's engines at this moment.
 pub(in crate::fleet) struct WaiterAssigner<'w> {
     serving: Vec<AssignableEngine<'w>>,
-    /// Each of these must prove itself first, and gets one stream to do it with.
+    /// Engines that must prove themselves first, with one stream each.
     awaiting_canary: Vec<EngineId>,
 }
 
@@ -26,15 +27,15 @@ struct AssignableEngine<'w> {
     engine: EngineId,
     generation: Generation,
     leases: u32,
-    /// Leases at a time, and how many of them it gets for those who may go anywhere.
+    /// Maximum number of leases; `unpinned_limit`: the maximum for waiters that may go to any engine.
     limit: u32,
     unpinned_limit: u32,
-    /// Who goes here and nowhere else, and how many of the others.
+    /// Waiters that require this engine; `unpinned_count`: how many of the others it gets.
     pinned_waiters: Vec<&'w Waiter>,
     unpinned_count: usize,
 }
 
-/// One that is served now.
+/// A waiter with the engine that serves it now.
 pub(in crate::fleet) struct AssignedWaiter<'w> {
     pub(in crate::fleet) waiter: &'w Waiter,
     pub(in crate::fleet) engine: EngineId,
@@ -70,14 +71,14 @@ impl<'w> WaiterAssigner<'w> {
             }
         };
         let awake = engines().filter(|e| e.serves()).map(seat).collect();
-        // The last is taken first.
+        // `assign` takes the last one first.
         let proves = |e: &&crate::engine::Engine| draft.planner.role.decides() && e.needs_probe();
         let mut proving: Vec<_> = engines().filter(proves).map(|e| e.id.clone()).collect();
         proving.reverse();
         Self { serving: awake, awaiting_canary: proving }
     }
 
-    /// Who of these goes where, engine by engine.
+    /// Assigns these waiters to engines, and returns them engine by engine.
     pub(in crate::fleet) fn assign(
         mut self,
         turn: impl Iterator<Item = &'w Waiter>,
@@ -121,7 +122,7 @@ impl<'w> WaiterAssigner<'w> {
         seated
     }
 
-    /// Whoever comes, nobody gets one.
+    /// Whether no engine can take another waiter.
     pub(in crate::fleet) fn is_full(&self) -> bool {
         self.awaiting_canary.is_empty() && self.serving.iter().all(|seat| seat.leases >= seat.limit)
     }

@@ -1,27 +1,28 @@
-//! Fairness between keys: who of a model's waiters goes next, by what each key was served.
+//! Fairness between keys: the order of a model's waiters by what each key was served.
 //!
-//! Start-time fair queueing with tokens for a measure ("Fairness in Serving Large Language Models", OSDI 2024, calls it
-//! the virtual token counter). Each key has a counter; a place goes to the key whose counter is lowest, and among its
-//! own requests, as among equals, to the earliest. A key that floods moves only its own counter.
+//! Start-time fair queueing measured in tokens ("Fairness in Serving Large Language Models", OSDI 2024, calls it the
+//! virtual token counter). Each key has a counter. A place goes to the key with the lowest counter, and within a key,
+//! or between equal counters, to the earliest request. A key that floods the queue moves only its own counter.
 //!
-//! * Absence is no credit. A key that comes to wait starts no lower than where the last grant was made (and no higher
-//!   than anybody who waits): else whoever was away all night would have the morning to itself.
-//! * What an answer will cost is known only at its end. A grant is charged what an answer usually takes for as long as it
-//!   is under way, so that many grants at one moment are as fair as the same grants one by one. Of a model's grants as
-//!   many are taken to be under way as it has leases, the latest ones: whose answer is over is known for certain only of
-//!   all together. A charge is a guess that changes as more is learned, so it is never mixed with what was served, and
-//!   nobody's start is counted from it: who came while it was too high would be put behind those who had it when it falls.
-//! * Who comes back to the queue was not served: the place was gone before the lease could be taken, or an engine's
-//!   first answer failed. It is no longer charged.
-//! * Counters live as long as a model is busy. Once nobody waits and nothing runs, nothing is owed.
+//! * Absence earns no credit. A key that starts to wait begins no lower than where the last grant was made (and no
+//!   higher than any waiting key). Otherwise a key that was away all night would have the morning to itself.
+//! * The cost of an answer is known only at its end. While an answer is in flight, its grant is charged the usual cost,
+//!   so that many grants at one moment are as fair as the same grants one by one. As many of a model's grants count as
+//!   in flight as the model has leases, the latest ones: which answers have ended is known only for all together. A
+//!   charge is an estimate that changes as more is learned, so it is never mixed with served tokens, and no key's start
+//!   is computed from it. Otherwise a key that arrived while the estimate was too high would be behind the charged keys
+//!   when it falls.
+//! * A request that returns to the queue was not served: its place was gone before it could take the lease, or an
+//!   engine's first answer failed. It is no longer charged.
+//! * Counters last as long as a model is busy. Once no request waits and none runs, nothing is owed.
 //!
-//! The counters are a model's own, not one for all that a key does. What keys compete for here is the next place of one
-//! model, and tokens of different models are no common currency: with one counter, heavy use of a small embedding
-//! model would bar a key from a large one for as long as others want that. They are a band's own as well, since a
-//! higher band is served first in any case, and its progress must not age those below it.
+//! Each model has its own counters; there is no common one for all that a key does. Keys compete here for the next
+//! place of one model, and tokens of different models are no common currency: with one counter, heavy use of a small
+//! embedding model would bar a key from a large one for as long as other keys want that. Each band has its own counters
+//! as well, since a higher band is served first in any case, and its progress must not age the bands below it.
 //!
-//! Which model has its turn is not decided here: it goes by the oldest waiter (`turn_order`), of whom a flood has one, as
-//! has everybody.
+//! The choice of the model is not made here: it goes by the oldest waiter (`turn_order`), and a flood has only one of
+//! these, like every other key.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -32,47 +33,49 @@ use crate::{
     units::Tick,
 };
 
-/// What an answer is taken to cost before any was seen, in weighted tokens.
+/// Assumed cost of an answer before any was seen, in weighted tokens.
 const DEFAULT_CHARGE_TOKENS: u64 = 512;
-/// So many grants are remembered in full in what an answer usually costs.
+/// Number of grants at which the sums behind the average are halved.
+///
+/// This gives older answers less weight.
 const MAX_AVERAGED_GRANTS: u64 = 256;
 
-/// So many of the last grants are remembered one by one: most that come back do so within a turn or two.
+/// Number of latest grants remembered one by one: most returns happen within a turn or two.
 const MAX_RECENT_GRANTS: usize = 64;
 
 /// The counters of one model's keys in one band, in weighted tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FairnessCounters {
     keys: BTreeMap<String, KeyCounter>,
-    /// Where the last grant was made: what its key had been served.
+    /// Served tokens of the key of the last grant, at that grant.
     virtual_time: u64,
-    /// What a grant is charged.
+    /// The charge per grant in flight.
     charge: u64,
-    /// What the charge is learned from.
+    /// Served tokens and grants that the charge is averaged over.
     tokens: u64,
     grants: u64,
-    /// The latest first.
+    /// Latest grants, the latest first.
     recent: VecDeque<RecentGrant>,
-    /// Of these so many are under way.
+    /// Number of the latest grants that count as in flight.
     #[serde(default)]
     in_flight: usize,
 }
 
-/// One grant, for as long as its request may come back.
+/// One grant, for as long as its request may return.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct RecentGrant {
     id: WaiterId,
     key: String,
     arrived: Tick,
     deadline: Tick,
-    /// It may come back under another number.
+    /// A canary may return under another number.
     canary: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct KeyCounter {
     served: u64,
-    /// Grants that are taken to be under way.
+    /// Grants that count as in flight.
     #[serde(default)]
     in_flight: u32,
 }
@@ -98,7 +101,7 @@ impl FairnessCounters {
         })
     }
 
-    /// What the next grant adds to its key's counter.
+    /// The amount that the next grant adds to its key's counter.
     pub(in crate::fleet) const fn charge(&self) -> u64 {
         self.charge
     }
@@ -111,7 +114,7 @@ impl FairnessCounters {
         self.keys.keys().map(String::as_str)
     }
 
-    /// The key comes to wait, where it had nobody waiting; the others that have are `waiting`.
+    /// Adds a key that had no waiters. `waiting`: the other keys with waiters.
     pub(in crate::fleet) fn add_key<'k>(&mut self, key: &str, waiting: impl Iterator<Item = &'k str>) {
         let lowest = waiting.map(|other| self.keys.get(other).map_or(0, |share| share.served)).min();
         let from = lowest.map_or(self.virtual_time, |lowest| lowest.min(self.virtual_time));
@@ -131,7 +134,7 @@ impl FairnessCounters {
         self.recent.truncate(MAX_RECENT_GRANTS.max(self.in_flight));
     }
 
-    /// It waits again, or for the first time.
+    /// Cancels the charge of a request that returned to the queue. Does nothing for a new one.
     pub(in crate::fleet) fn record_return(&mut self, waiter: &Waiter) {
         let same = |grant: &RecentGrant| {
             let came = (&grant.key, grant.arrived, grant.deadline);
@@ -145,12 +148,12 @@ impl FairnessCounters {
         self.recent.remove(at);
     }
 
-    /// `leases`: how many answers of this model are under way, whoever's they are.
+    /// Records served tokens. `leases`: all answers of this model in flight, of any key.
     pub(in crate::fleet) fn record_served(&mut self, key: &str, tokens: u64, leases: u32) {
         let Some(share) = self.keys.get_mut(key) else { return };
         share.served = share.served.saturating_add(tokens);
         self.tokens = self.tokens.saturating_add(tokens);
-        // Those under way have been granted and not counted to their end.
+        // Grants in flight are counted, but their tokens are not complete.
         if self.grants >= 2 * u64::from(leases).max(1) {
             self.charge = (self.tokens / self.grants).max(1);
         }
@@ -159,12 +162,14 @@ impl FairnessCounters {
         }
     }
 
-    /// More grants are taken to be under way than the model has leases.
+    /// Whether more grants count as in flight than the model has leases.
     pub(in crate::fleet) const fn exceeds_in_flight(&self, leases: u32) -> bool {
         self.in_flight > leases as usize
     }
 
-    /// The model has so many leases, on all of its engines: no more than the latest so many grants are under way.
+    /// Keeps at most `leases` grants in flight, the latest ones.
+    ///
+    /// `leases`: the model's leases on all of its engines.
     pub(in crate::fleet) fn limit_in_flight(&mut self, leases: u32) {
         while self.exceeds_in_flight(leases) {
             self.end_grant(self.in_flight - 1);
@@ -172,7 +177,7 @@ impl FairnessCounters {
         self.recent.truncate(MAX_RECENT_GRANTS.max(self.in_flight));
     }
 
-    /// This grant, one of those under way, no longer is.
+    /// Ends a grant that counts as in flight.
     fn end_grant(&mut self, at: usize) {
         self.in_flight -= 1;
         let key = self.recent.get(at).map(|grant| grant.key.as_str());
@@ -200,7 +205,7 @@ mod tests {
         }
     }
 
-    /// As it is told: how many leases there are, then what was served.
+    /// Reports the leases first, then the served tokens, as the driver does.
     fn served(shares: &mut FairnessCounters, key: &str, tokens: u64, leases: u32) {
         shares.limit_in_flight(leases);
         shares.record_served(key, tokens, leases);

@@ -1,7 +1,7 @@
-//! Those who wait for one model, in the order in which they are served: highest band first, then as `fairness` says.
+//! The waiters of one model in serving order: highest band first, then by `fairness`.
 //!
-//! The order between keys moves with every grant and every token, so it is never kept: it is merged from the keys'
-//! own queues when somebody is to be served, as far as it is needed.
+//! The order between keys changes with every grant and every token, so it is never stored. The keys' own queues are
+//! merged when a waiter is to be served, as far as needed.
 
 use std::{
     cmp::Reverse,
@@ -19,7 +19,7 @@ use crate::{
     units::Tick,
 };
 
-/// A key's own order: the earliest arrival first.
+/// Order within a key: the earliest arrival first.
 type ArrivalKey = (Tick, WaiterId);
 
 #[derive(Clone, Debug, Default)]
@@ -84,7 +84,7 @@ impl ModelQueue {
         self.bands.entry(Reverse(band)).or_default().counters = shares.clone();
     }
 
-    /// What the bands' keys were served, but for those without any.
+    /// The counters of the bands that have named keys.
     pub(in crate::fleet) fn keyed_counters(&self) -> impl Iterator<Item = (i32, &FairnessCounters)> {
         let keyed = |shares: &FairnessCounters| shares.keys().any(|key| !key.is_empty());
         self.counters().filter(move |(_, shares)| keyed(shares))
@@ -120,12 +120,12 @@ impl ModelQueue {
         self.deadlines.first().is_some_and(|(deadline, _)| *deadline <= now)
     }
 
-    /// The first deadline after this moment.
+    /// Returns the first deadline after this moment.
     pub(in crate::fleet) fn deadline_after(&self, moment: Tick) -> Option<Tick> {
         self.deadlines.range((Tick(moment.0.saturating_add(1)), WaiterId(0))..).next().map(|(at, _)| *at)
     }
 
-    /// Everybody, as they would be served from here on.
+    /// Returns all waiters in the order in which they would be served.
     pub(in crate::fleet) fn in_fair_order(&self) -> impl Iterator<Item = &Waiter> {
         self.bands.values().flat_map(PriorityBand::in_fair_order)
     }
@@ -143,9 +143,9 @@ impl PriorityBand {
     }
 }
 
-/// The keys' queues merged; each grant is charged to its key as it would be in truth.
+/// Merges the keys' queues, charging each grant to its key as a real grant would.
 struct FairOrderIter<'q> {
-    /// The first of each key, lowest counter first.
+    /// The first waiter of each key, lowest counter first.
     heads: BinaryHeap<Reverse<(u64, Tick, WaiterId, usize)>>,
     key_queues: Vec<Peekable<Values<'q, ArrivalKey, Arc<Waiter>>>>,
     charge: u64,

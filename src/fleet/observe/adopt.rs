@@ -1,4 +1,4 @@
-//! Taking over engines that already run, and orders by people: what enters the state from outside a plan.
+//! Adoption of running engines, and what operators see and may order.
 
 use std::sync::Arc;
 
@@ -18,8 +18,9 @@ use crate::{
 };
 
 impl Planner {
-    /// An engine enters as it is, also when that exceeds what may be granted: nothing new is granted there until it
-    /// fits again.
+    /// Adds a running engine as it is, even beyond what may be granted.
+    ///
+    /// Its accelerators then grant nothing new until everything fits again.
     pub(in crate::fleet) fn adopt(
         &mut self,
         id: &EngineId,
@@ -48,7 +49,7 @@ impl Planner {
         engine.address = Some(found.address);
         engine.last_lease_end = found.last_lease_end;
         engine.last_progress = now;
-        // Found in the middle of its start, it may be measuring at this moment.
+        // An engine found during its start may be measuring memory right now.
         let measures = self.spec(&id.model).is_none_or(ModelSpec::profiles_memory);
         engine.profiled = found.ready || found.asleep.is_some() || !measures;
         let (state, bytes) = match (found.asleep, found.ready) {
@@ -57,12 +58,12 @@ impl Planner {
             (None, true) => (LifecycleState::Awake, awake),
             (None, false) => (LifecycleState::Loading, awake),
         };
-        // One that does not answer may be busy, however long it has been running: it gets the time of a start.
+        // An engine that does not answer may be busy, however long it has run: it gets the time of a start.
         engine.startup_began = if state == LifecycleState::Loading { now } else { found.started };
-        // Its turn began when it did, as far as anybody remembers; its idle clock goes on.
+        // The turn starts at the last known use, and the idle clock continues.
         engine.turn_start = found.last_lease_end.max(found.started).min(now);
         engine.probe_state = ProbeState::NotReady;
-        // A sleeper is stopped so long after it fell asleep, which was not later than now and not before it was used.
+        // The stop of a sleeper counts from when it fell asleep: not later than now, not before its last use.
         engine.since = if matches!(state, LifecycleState::Asleep { .. }) { engine.turn_start } else { now };
         engine.state = state;
         if followed {
@@ -77,7 +78,7 @@ impl Planner {
         self.ensure_model(&id.model, now);
     }
 
-    /// An engine may be there of a model that is not configured.
+    /// Adds the model of a running engine if it is not configured.
     pub(in crate::fleet) fn ensure_model(&mut self, model: &ModelName, now: Tick) {
         if self.models.contains_key(model) {
             return;
@@ -93,7 +94,7 @@ impl Planner {
         });
     }
 
-    /// For texts: how much there is of what.
+    /// Counts of models, accelerators and running engines, for texts.
     pub(in crate::fleet) fn summary(&self) -> String {
         let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
         let running = self.engines.values().filter(|e| e.state.has_process()).count();
@@ -102,7 +103,7 @@ impl Planner {
         format!("{models}, {gpus}, {} running", count(running, "engine"))
     }
 
-    /// What an engine of this model keeps on each accelerator, or of its pool, while it sleeps.
+    /// Memory that an engine of this model keeps on each accelerator, or in its pool, while it sleeps.
     pub(in crate::fleet) fn residue_of(&self, id: &EngineId) -> Bytes {
         let model = self.models.get(&id.model);
         let residue =
@@ -110,7 +111,7 @@ impl Planner {
         residue.unwrap_or_default()
     }
 
-    /// Host RAM a level-1 sleeper takes, over all its accelerators.
+    /// Host RAM that a level-1 sleeper uses, over all its accelerators.
     pub(in crate::fleet) fn host_need(&self, id: &EngineId) -> Bytes {
         let Some(spec) = self.spec(&id.model) else { return Bytes::ZERO };
         let places = self.engines.get(id).map_or(1, |e| e.accelerators.len().max(1)) as u64;
@@ -178,7 +179,7 @@ impl Planner {
         self.engines.of_model(model)
     }
 
-    /// The best of its engines' states, as people see it.
+    /// The best state of the model's engines, as people see it.
     pub(in crate::fleet) fn model_state(&self, model: &ModelName) -> ModelState {
         let rank = |e: &Engine| match &e.state {
             LifecycleState::Awake | LifecycleState::Draining { .. } => ModelState::Awake,

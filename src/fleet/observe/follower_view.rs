@@ -1,7 +1,7 @@
-//! Engines as somebody else knows them: published by the gateway that leads, or found by the one that takes over.
+//! Engines as another gateway knows them: published by the leader, or found by a gateway that takes over.
 //!
-//! What is told replaces what was known of an engine's life, whatever lies between: states in between may never be
-//! heard of. What is this gateway's own stays: its leases, its gate, and when it last used the engine.
+//! Published values replace what was known of an engine's lifecycle, whatever lies between: intermediate states may
+//! never arrive. This gateway's own values stay: its leases, its gate, and when it last used the engine.
 
 use crate::{
     engine::{Admission, Engine, ProbeState, backoff, last_outcome::LastOutcome, state::LifecycleState},
@@ -41,7 +41,7 @@ impl Planner {
         self.book_as_observed(id, now);
     }
 
-    /// Nothing is left of it.
+    /// Ends an engine of which nothing is left.
     pub(in crate::fleet) fn record_vanished(&mut self, id: &EngineId, now: Tick) {
         let runs = self.engines.get(id).is_some_and(|e| e.state != LifecycleState::Cold);
         if runs {
@@ -50,7 +50,7 @@ impl Planner {
         }
     }
 
-    /// Its memory is booked as what it does needs it, whether or not there is room.
+    /// Sets the engine's reservation to what its state needs, whether or not there is room.
     pub(in crate::fleet) fn book_as_observed(&mut self, id: &EngineId, now: Tick) {
         let Some(e) = self.engines.get(id) else { return };
         let spec = self.spec(&id.model);
@@ -79,8 +79,9 @@ impl Planner {
         }
     }
 
-    /// An engine that this gateway saw awake while it followed, and that is found running, goes on as it is: its gate
-    /// stays open, and nobody who uses it notices. True when that is so.
+    /// Keeps an engine running that this gateway saw awake while it followed; returns whether it did.
+    ///
+    /// The engine's gate stays open, and its requests notice nothing.
     pub(in crate::fleet) fn adopt_in_place(
         &mut self,
         id: &EngineId,
@@ -104,14 +105,14 @@ impl Planner {
             e.address = Some(found.address);
             e.last_lease_end = e.last_lease_end.max(found.last_lease_end);
             e.last_progress = now;
-            // One that does not answer is watched like any other that was awake and does not.
+            // An unresponsive engine is watched like any other awake engine that stops responding.
             e.failing_since = (!found.ready).then_some(now);
         });
         self.book_as_observed(id, now);
         true
     }
 
-    /// What stays of an engine that this gateway followed and that is found otherwise than it was known.
+    /// Carries over values of a followed engine that was found in another state.
     pub(in crate::fleet) fn carry_over(&mut self, engine: &mut Engine, now: Tick) {
         let id = engine.id.clone();
         self.ledger.shrink(&id, Bytes::ZERO, false, now);
@@ -123,7 +124,7 @@ impl Planner {
         engine.unclosed_gate = before.unclosed_gate;
         if before.generation == engine.generation {
             engine.last_lease_end = engine.last_lease_end.max(before.last_lease_end);
-            // Whoever is still inside an engine that sleeps has nobody there to be answered by.
+            // A sleeping engine cannot answer the requests that still hold leases on it.
             let asleep =
                 matches!(engine.state, LifecycleState::Asleep { .. } | LifecycleState::FallingAsleep { .. });
             engine.has_stranded_leases = asleep && leases > 0;
@@ -133,7 +134,7 @@ impl Planner {
 }
 
 impl Engine {
-    /// Becomes what was published of it.
+    /// Takes over the published state.
     fn apply_published(&mut self, generation: Generation, told: &PublishedEngine, explicit: bool, now: Tick) {
         let since = told.since.min(now);
         if generation != self.generation {
@@ -167,8 +168,10 @@ impl Engine {
         self.stub_gate_closed &= self.state == LifecycleState::Awake;
     }
 
-    /// As the leader leaves it alone. Clocks differ, and objects keep moments to the second: here that lasts no longer than
-    /// the leader's own pause, and long enough for those who wait to be told.
+    /// Enters the leader's back-off.
+    ///
+    /// Clocks differ, and Kubernetes objects keep moments to the second. So the back-off here lasts no longer than the
+    /// leader's pause, and long enough to refuse the waiters.
     fn enter_published_backoff(
         &mut self,
         failure: &PublishedFailure,
@@ -187,7 +190,7 @@ impl Engine {
         LifecycleState::Backoff { until, cause: failure.cause.clone() }
     }
 
-    /// Its process is no more, by somebody else's word.
+    /// Ends the process as published or found by others.
     fn end_process(&mut self, state: LifecycleState, now: Tick) {
         let cause = if let LifecycleState::Backoff { cause, .. } = &state {
             cause.clone()
@@ -200,7 +203,7 @@ impl Engine {
         (self.stub_gate_closed, self.stub_gate_watched) = (false, false);
     }
 
-    /// An open gate is to be shut, and whoever is inside told, though this life is over.
+    /// Marks an open gate of an ended generation: close it and revoke its leases.
     fn mark_gate_unclosed(&mut self, cause: FailureCause) {
         if self.admission != Admission::Closed {
             self.unclosed_gate = Some((self.generation, cause));
@@ -210,7 +213,7 @@ impl Engine {
 }
 
 impl PublishedEngineState {
-    /// As a state of the engine; what is not published of it makes no difference to who only follows.
+    /// Converts to an engine state. Unpublished details make no difference to a follower.
     fn to_engine_state(self, before: &LifecycleState, since: Tick) -> LifecycleState {
         match self {
             Self::Launching => LifecycleState::Launching,
@@ -236,13 +239,13 @@ impl PublishedEngineState {
                 LifecycleState::Stopping { .. } => before.clone(),
                 _ => LifecycleState::Stopping { cause: FailureCause::Stopped },
             },
-            // It was not said until when, and why.
+            // The publication lacks the end and the cause of the back-off.
             Self::Backoff => LifecycleState::Backoff { until: since, cause: FailureCause::Unhealthy },
         }
     }
 }
 
-/// The level is published only of one that sleeps.
+/// Level of a transition; the leader publishes the level only of a sleeping engine.
 const fn sleep_level_of(state: &LifecycleState) -> SleepLevel {
     match state {
         LifecycleState::Asleep { level }

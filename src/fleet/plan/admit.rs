@@ -1,7 +1,7 @@
-//! Who starts: models that are wanted, in the order of their turns.
+//! Starts wanted models in the order of their turns.
 //!
-//! A model that cannot start yet claims the memory it will take, so that nobody behind it in line can take that away,
-//! and nobody can be starved by a stream of smaller ones.
+//! A model that cannot start yet claims the memory it will take. So no model behind it in line can take that memory,
+//! and a stream of smaller models cannot starve it.
 
 pub(in crate::fleet) mod closure;
 pub(in crate::fleet) mod turn_order;
@@ -25,18 +25,19 @@ use crate::{
     units::{Bytes, Millis, Tick},
 };
 
-/// What came of an engine's turn in line.
+/// Result of an engine's turn in line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::fleet) enum AdmitOutcome {
-    /// Its memory is being reserved, or could be.
+    /// The engine's memory is being reserved, or could be.
     Placed,
-    /// It will have room without anybody else's turn: that is looked for, or being made.
+    /// The engine gets room without another model's turn: room is being checked, or being made.
     RoomPending,
     Blocked,
 }
 
-/// Failures in a row, none of which came after it had served, after which those who wait are told, instead of trying on
-/// for them. One that served and then died, or did not wake, has a start of its own coming, however often that happened.
+/// Failed starts in a row since the engine last served, after which waiters are refused.
+///
+/// An engine that served and then died, or did not wake, gets a start of its own, however often that happened.
 const MAX_FAILED_STARTS: u32 = 2;
 
 impl PlanBuilder<'_> {
@@ -56,8 +57,9 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Somebody waits for it, and it is left alone for a while: others in line may have its place in the meantime, but no
-    /// spare, whose start would take longer than that.
+    /// Claims room for an engine in back-off whose model has waiters.
+    ///
+    /// Other models in line may use that place meanwhile, but no spare engine, whose start would outlast the back-off.
     fn claim_during_backoff(&mut self, id: &EngineId) {
         let Some(spec) = self.planner.shared_spec(&id.model) else { return };
         let left_alone = self.engine(id).is_some_and(|e| matches!(e.state, LifecycleState::Backoff { .. }));
@@ -100,7 +102,7 @@ impl PlanBuilder<'_> {
                 AdmitOutcome::Blocked
             }
             state => {
-                // On its way down while it is wanted: it comes back in its turn, and its place is kept for it.
+                // Going down while it is wanted: the engine starts again in its turn, and its place stays claimed.
                 let text = format!("it is {state}, and starts again afterwards");
                 let candidate = self.candidates(id, &spec, true).into_iter().next();
                 self.set_reason(id, ModelReason::starting(&text));
@@ -142,7 +144,7 @@ impl PlanBuilder<'_> {
             |r| matches!(r, PlacementStatus::AwaitingRelease { .. }),
             |r| *r == PlacementStatus::Freeing,
         ];
-        // What others give up is not for a spare.
+        // Memory that other engines release is not for a spare.
         let awaited = awaited.into_iter().take(if may_evict { 4 } else { 3 });
         if let Some(candidate) = awaited.into_iter().find_map(at) {
             let room = self.placement_status(id, spec, candidate);
@@ -180,8 +182,10 @@ impl PlanBuilder<'_> {
         AdmitOutcome::Blocked
     }
 
-    /// A candidate with more room than the first that is known to have it, which only was not looked at for a while.
-    /// Taking the one that happens to have been read would crowd all models onto it. Not when its meter is silent.
+    /// A candidate with more room than the first ready one, whose meter reading is only stale.
+    ///
+    /// Taking the candidate that happens to have been read would crowd all models onto it. `None` if the better
+    /// candidate's meter does not answer.
     fn better_unread_candidate<'c>(
         &self,
         mut candidates: impl Iterator<Item = (&'c PlacementCandidate, &'c PlacementStatus)>,
@@ -194,7 +198,7 @@ impl PlanBuilder<'_> {
         (*room != PlacementStatus::Ready && first.accelerators.iter().all(answers)).then_some(first)
     }
 
-    /// `queue.policy: reject`, and only engines in use could make room: that would be waiting.
+    /// Whether `queue.policy` is `reject` and only busy engines could make room, which would mean waiting.
     fn refuses_to_wait(&self, candidates: &[PlacementCandidate], id: &EngineId) -> bool {
         self.rejects_waiting(id)
             && self.victims(id, candidates).is_some_and(|(_, set)| set.iter().any(Victim::is_busy))
@@ -209,7 +213,7 @@ impl PlanBuilder<'_> {
         policy == QueuePolicy::Reject
     }
 
-    /// There is room for it.
+    /// Reserves a candidate that has room.
     fn place(&mut self, id: &EngineId, spec: &ModelSpec, candidate: &PlacementCandidate) -> AdmitOutcome {
         if self.is_dry_run() {
             self.claim(id, candidate);
@@ -219,7 +223,7 @@ impl PlanBuilder<'_> {
             return AdmitOutcome::Placed;
         }
         let asleep = self.engine(id).is_some_and(|e| e.state.has_process());
-        // Those that are reserved together wait for the wakes beside them later on.
+        // Engines that are reserved together wait for neighbouring wakes later.
         if !asleep
             && spec.profiles_memory()
             && self.closure_attempt.is_none()
@@ -245,7 +249,9 @@ impl PlanBuilder<'_> {
         self.set_reason(id, ModelReason::starting("its memory is being reserved"));
     }
 
-    /// A launch keeps its accelerators to itself for long; a wake that fits beside it takes a moment. Starts those.
+    /// Reserves the wakes that fit beside a launch and go first.
+    ///
+    /// A launch keeps its accelerators to itself for long; a wake takes a moment.
     fn reserve_waiting_wakes(&mut self, id: &EngineId, candidate: &PlacementCandidate) -> bool {
         let near = self.planner.engines.on_accelerators(&candidate.accelerators).into_iter();
         let sleepers = near.filter(|e| {
@@ -288,8 +294,9 @@ impl PlanBuilder<'_> {
         first
     }
 
-    /// An asleep engine whose accelerators will not have room for longer than a cold start takes is stopped, and started
-    /// where there is room now.
+    /// Stops an asleep engine to start it where there is room now.
+    ///
+    /// Only if its own accelerators will not have room within the time of a cold start.
     fn relocate(&mut self, id: &EngineId, spec: &ModelSpec, candidates: &[PlacementCandidate]) -> bool {
         if !self.engine(id).is_some_and(|e| matches!(e.state, LifecycleState::Asleep { .. })) {
             return false;
@@ -318,7 +325,7 @@ impl PlanBuilder<'_> {
         false
     }
 
-    /// What the meter shows for somebody's memory may end at any time, and nothing but the meter tells.
+    /// Requests readings where the meter shows other programs' memory, which only the meter can show as freed.
     fn reread_meters(&mut self, candidates: &[PlacementCandidate]) {
         let accounts = &self.planner.ledger.accelerators;
         let settled = |a: &AcceleratorId| {
@@ -331,7 +338,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Room is there or coming, and nothing needs to be decided but to look.
+    /// Waits for room that exists or is being freed; the next readings or events decide.
     fn await_room(
         &mut self,
         id: &EngineId,
@@ -374,7 +381,7 @@ impl PlanBuilder<'_> {
         AdmitOutcome::RoomPending
     }
 
-    /// Idle drains that this model counts on can no longer be cancelled.
+    /// Makes idle drains that this model relies on irrevocable.
     fn commit_idle_drains(&mut self, id: &EngineId, candidate: &PlacementCandidate) {
         let near = self.planner.engines.on_accelerators(&candidate.accelerators);
         let idle = near.into_iter().filter(|e| {
@@ -395,7 +402,7 @@ impl PlanBuilder<'_> {
 
     fn evict(&mut self, id: &EngineId, candidate: &PlacementCandidate, victims: &[Victim]) {
         for victim in victims {
-            // It goes once those who need it are asleep or gone.
+            // The victim goes once its dependents are asleep or gone.
             if self.engine(&victim.engine).is_some_and(|e| self.planner.keeping_dependent(e).is_some()) {
                 continue;
             }
@@ -413,7 +420,7 @@ impl PlanBuilder<'_> {
         self.set_memory_reason(id, candidate, text);
     }
 
-    /// Nobody may be put away yet: it keeps its place in line for the candidate that comes free first.
+    /// Keeps the model's place in line for the candidate, when no engine may be evicted yet.
     fn wait_for_turn(&mut self, id: &EngineId, candidate: &PlacementCandidate) {
         let mut reason = self.memory_reason(id, candidate);
         if self.rejects_waiting(id) {
@@ -424,7 +431,7 @@ impl PlanBuilder<'_> {
         self.set_reason(id, reason);
     }
 
-    /// When the engines in the way of a candidate may first be put away.
+    /// When an engine in the way of a candidate may first be evicted.
     fn earliest_eviction(&self, id: &EngineId, candidate: &PlacementCandidate) -> Tick {
         let near = self.planner.engines.on_accelerators(&candidate.accelerators);
         let in_the_way = near.into_iter().filter(|e| {
@@ -435,7 +442,7 @@ impl PlanBuilder<'_> {
         in_the_way.filter_map(|e| self.evictable_at(e)).min().unwrap_or(Tick(u64::MAX))
     }
 
-    /// Books nothing, but keeps others behind in line from taking it.
+    /// Claims the candidate's memory against models behind in line, without reserving it.
     fn claim(&mut self, id: &EngineId, candidate: &PlacementCandidate) {
         for accelerator in &candidate.accelerators {
             let account = self.planner.ledger.accelerators.get(accelerator);
@@ -459,7 +466,7 @@ impl PlanBuilder<'_> {
         Arc::make_mut(&mut self.reasons).entry(id.model.clone()).or_insert(reason);
     }
 
-    /// It waits for memory of which more can be said than who holds it.
+    /// Sets a memory reason whose text says more than who holds the memory.
     fn set_memory_reason(&mut self, id: &EngineId, candidate: &PlacementCandidate, text: String) {
         let mut reason = self.memory_reason(id, candidate);
         reason.text = text;

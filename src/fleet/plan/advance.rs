@@ -1,5 +1,6 @@
-//! What each engine's own life demands, whoever else waits: launches that may proceed, gates that close, drains that
-//! end, deadlines that passed, sleep and stop by idleness.
+//! Advances each engine as its own state demands, whatever other models wait for.
+//!
+//! This covers confirmed launches, closing gates, finished drains, passed deadlines, and sleep or stop by idleness.
 
 pub(in crate::fleet) mod residue;
 
@@ -20,7 +21,7 @@ impl PlanBuilder<'_> {
         self.check_lost_accelerators();
     }
 
-    /// Looks at every engine that may demand something.
+    /// Advances every engine that may need a command.
     pub(in crate::fleet) fn advance_due(&mut self) {
         let astir = self.planner.due_engines(self.now);
         if cfg!(debug_assertions) {
@@ -39,7 +40,7 @@ impl PlanBuilder<'_> {
         self.shrink_to_residue(id);
     }
 
-    /// Looks at every engine, and finds that those who were passed by demand nothing indeed.
+    /// Advances every engine, and asserts that engines outside the due index need no command.
     fn advance_all(&mut self, astir: &[EngineId]) {
         let all: Vec<EngineId> = self.planner.engines.values().map(|e| e.id.clone()).collect();
         for id in &all {
@@ -62,7 +63,7 @@ impl PlanBuilder<'_> {
         self.planner.engines.get(id)
     }
 
-    /// The gate of a process that ended by itself: shut, and its holders told.
+    /// Closes the gate of a process that ended on its own, and revokes its leases.
     fn close_orphaned_gate(&mut self, id: &EngineId) {
         let Some((generation, cause)) = self.engine(id).and_then(|e| e.unclosed_gate.clone()) else {
             return;
@@ -98,11 +99,11 @@ impl PlanBuilder<'_> {
                 {
                     self.abandon_start(id);
                 } else if self.planner.shutdown.is_some() && e.admission != Admission::Closed {
-                    // It goes on starting; only its first exchange ends.
+                    // The start continues; only its first exchange ends.
                     self.close_gate(id, CloseReason::Shutdown, AfterDrain::Stop);
                     self.revoke_leases(id, Fault::ShuttingDown);
                 } else if e.must_await_stub() && self.planner.shutdown.is_none() {
-                    // Once everything ends nobody is let in anyhow, and a closed gate stays so.
+                    // During shutdown no request is admitted anyway, and a closed gate stays closed.
                     self.emit(Command::AwaitStub { engine: id.clone(), generation });
                 }
             }
@@ -131,7 +132,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// A reservation that was confirmed is used; one whose model went away in between is given back.
+    /// Launches a confirmed reservation, or releases it if it is no longer wanted.
     fn launch_if_reserved(&mut self, id: &EngineId) {
         let Some(e) = self.engine(id) else { return };
         let Some(placing) = e.pending_reservation.clone().filter(|p| p.confirmed) else {
@@ -192,7 +193,7 @@ impl PlanBuilder<'_> {
             self.close_gate(id, CloseReason::Shutdown, AfterDrain::Stop);
             self.revoke_leases(id, Fault::ShuttingDown);
         } else if self.planner.shutdown.is_some() {
-            // Engines live on; their gate stays shut.
+            // Engines keep running; their gates stay closed.
         } else if self.is_unwanted(id) {
             self.close_gate(id, CloseReason::Outdated, AfterDrain::Stop);
         } else if self.ordered_stop(id) {
@@ -205,7 +206,7 @@ impl PlanBuilder<'_> {
         } else if e.must_await_stub() {
             self.emit(Command::AwaitStub { engine: id.clone(), generation });
         } else if e.stub_gate_closed {
-            // Until its stub says otherwise.
+            // The engine stays held until its stub opens the gate.
         } else if e.admission != Admission::Public {
             self.emit(Command::OpenGate { engine: id.clone(), generation, public: true });
         } else {
@@ -213,7 +214,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// One reading once it is awake, for what it really takes: its next reservation goes by that.
+    /// Reads each meter once after the engine became awake. Its next reservation uses that reading.
     fn read_meters_once_awake(&mut self, id: &EngineId) {
         let Some(e) = self.engine(id) else { return };
         let unread = |a: &&AcceleratorId| {
@@ -254,7 +255,7 @@ impl PlanBuilder<'_> {
             self.close_gate(id, CloseReason::Operator, AfterDrain::Stop);
             return self.revoke_leases(id, self.engine_failed_fault(id, FailureCause::Stopped));
         }
-        // Also when it is drained already and only waits for a neighbour.
+        // Also an engine that is drained and only waits for a neighbour.
         let kept = why == CloseReason::SleepDenied
             && (self.planner.is_kept_awake(id) || self.ordered_awake(&id.model));
         let wanted = kept || self.waiting(&id.model) > 0 || self.is_wanted_by_dependents(id);
@@ -263,7 +264,7 @@ impl PlanBuilder<'_> {
             return self.emit(Command::OpenGate { engine: id.clone(), generation, public: true });
         }
         if drained {
-            // While another engine measures free memory on the same accelerator, nothing may give any back.
+            // While another engine measures free memory on the same accelerator, no engine may release any.
             if !self.has_profiling_neighbour(id) {
                 self.sleep_or_stop(id, then);
             }
@@ -274,12 +275,12 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Nothing but its idleness speaks against its serving on.
+    /// Whether only idleness is a reason to stop the engine.
     fn may_keep_serving(&self, id: &EngineId) -> bool {
         !self.is_unwanted(id) && !self.ordered_stop(id) && self.planner.lost_accelerator(id).is_none()
     }
 
-    /// The gate is drained: asleep if it can, else stopped.
+    /// Puts a drained engine to sleep if it can sleep, else stops it.
     fn sleep_or_stop(&mut self, id: &EngineId, then: AfterDrain) {
         let generation = self.generation(id);
         match then {
@@ -291,8 +292,9 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// How deep it may sleep; `None`: not at all. Level 1 only while the host's RAM has room, and in `auto` only for
-    /// a model that usually comes back before it would be stopped.
+    /// Level at which the engine may sleep; `None`: not at all.
+    ///
+    /// Level 1 needs room in host RAM, and in `auto` also a model that usually returns before it would be stopped.
     pub(in crate::fleet) fn sleep_level(
         &self,
         id: &EngineId,
@@ -321,7 +323,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Unused for long enough: what to do with it.
+    /// Returns how to deactivate an engine that has been unused for long enough.
     fn idle_action(&self, id: &EngineId) -> Option<AfterDrain> {
         let e = self.engine(id)?;
         let spec = self.planner.spec(&id.model)?;
@@ -342,7 +344,7 @@ impl PlanBuilder<'_> {
         (!self.is_wanted_by_dependents(id)).then_some(then)
     }
 
-    /// Asks for a reading, unless one is under way.
+    /// Requests a reading, unless one is in progress.
     pub(in crate::fleet) fn request_reading(&mut self, accelerator: &AcceleratorId, after: Millis) {
         let account = self.planner.ledger.accelerators.get(accelerator);
         if account.is_some_and(|a| a.metered && a.may_read(self.now)) {
@@ -358,7 +360,7 @@ impl PlanBuilder<'_> {
         self.planner.is_unwanted(id)
     }
 
-    /// Some other engine measures free memory on one of its accelerators.
+    /// Whether another engine measures free memory on one of this engine's accelerators.
     pub(in crate::fleet) fn has_profiling_neighbour(&self, id: &EngineId) -> bool {
         let Some(e) = self.engine(id) else { return false };
         self.planner.engines.on_accelerators(&e.accelerators).into_iter().any(|other| {
@@ -368,7 +370,7 @@ impl PlanBuilder<'_> {
         })
     }
 
-    /// Ends a start whose model is not wanted any more; a canary that is out is told first.
+    /// Ends a start that is no longer wanted; a canary in flight fails first.
     fn abandon_start(&mut self, id: &EngineId) {
         if self.admission(id) == Admission::Closed {
             self.stop(id);
@@ -381,7 +383,7 @@ impl PlanBuilder<'_> {
         self.emit_stop(id, None);
     }
 
-    /// Ends a sleeper, or a start that nobody waits for, so that this engine has the memory.
+    /// Stops a sleeper, or a start that no request waits for, so that `to` gets the memory.
     pub(in crate::fleet) fn stop_for(&mut self, id: &EngineId, to: &EngineId) {
         self.emit_stop(id, Some(to.clone()));
     }
@@ -403,7 +405,7 @@ impl PlanBuilder<'_> {
         });
     }
 
-    /// Ends a turn for another model, which is to have the next one.
+    /// Ends a turn for another engine, which gets the next one.
     pub(in crate::fleet) fn close_gate_for(&mut self, id: &EngineId, then: AfterDrain, to: &EngineId) {
         let (engine, generation) = (id.clone(), self.generation(id));
         self.emit(Command::CloseGate {
@@ -420,7 +422,7 @@ impl PlanBuilder<'_> {
         self.emit(Command::RevokeLeases { engine: id.clone(), generation, fault });
     }
 
-    /// Gate, tell the holders, and stop once they are gone.
+    /// Closes the gate and revokes the leases; the engine is stopped once they end.
     fn fail_engine(&mut self, id: &EngineId, cause: FailureCause) {
         self.close_gate(id, CloseReason::Fault, AfterDrain::Stop);
         let fault = self.engine_failed_fault(id, cause);

@@ -1,16 +1,17 @@
-//! Whom to put away so that another model fits.
+//! Chooses the engines to evict so that another model fits.
 //!
-//! All or nothing: a set is touched only when it frees enough on every accelerator of the candidate. Gentler sets are
-//! tried first, whole tiers before the next: idle engines asleep; sleepers stopped as well; idle engines stopped; then
-//! spare engines in use, whose model is served by another one; only then, when a turn has lasted its maximum, the
-//! others in use. A spare has no turn of its own, and nothing protects it: nobody was put away for it. One that still
-//! starts is of no use to anybody yet: it goes as an idle engine does.
+//! All or nothing: a set is evicted only if it frees enough on every accelerator of the candidate. Gentler tiers are
+//! tried first, each completely before the next: idle engines put to sleep; sleepers stopped as well; idle engines
+//! stopped; spare engines in use, whose model another engine serves; and, once a turn has lasted its maximum, the other
+//! engines in use. A spare has no turn of its own, and nothing protects it, because no engine was evicted for it. A
+//! spare that still starts serves no request yet, so it counts as idle.
 //!
-//! An idle engine goes at once, unless its clients are expected back sooner than it could be: then it is left alone for as
-//! long as bringing it back would take. Waiting longer than that would cost more than it could save, whether they come or
-//! not. Whoever alone used it in this turn, and now waits for another model, will not be back before that one has served.
+//! An idle engine is evicted at once, unless its clients are expected back sooner than it could be restored. Then it is
+//! protected for as long as restoring it would take: waiting longer would cost more than it could save, whether they
+//! return or not. A client that alone used the engine in this turn, and now waits for another model, will not return
+//! before that model has served.
 //!
-//! What others need goes only along with them, and is told to when they are asleep or gone.
+//! An engine with dependents is evicted only along with them, once they are asleep or gone.
 
 use crate::{
     engine::{Admission, Engine, state::LifecycleState},
@@ -24,7 +25,7 @@ use crate::{
     units::{Bytes, Millis, Tick},
 };
 
-/// One engine to put away, and how.
+/// One engine to evict, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::fleet) struct Victim {
     pub(in crate::fleet) engine: EngineId,
@@ -34,26 +35,28 @@ pub(in crate::fleet) struct Victim {
     last_used: Tick,
     restore_time: Millis,
     tier: u8,
-    /// Another engine of its model goes on serving.
+    /// Another engine of its model continues serving.
     spare: bool,
-    /// No lease was ever given on it since it began to start or to sleep: nothing has to be drained.
+    /// No lease was given since its start or sleep began, so there is nothing to drain.
     needs_no_drain: bool,
-    /// Those that need it, and have to go with it.
+    /// The dependents that must be evicted with it.
     dependents: Vec<EngineId>,
 }
 
-/// Subsets of so many victims are tried exhaustively; beyond, only the longest unused are considered.
+/// Number of options whose subsets are tried exhaustively: the gentlest, longest unused ones.
+///
+/// If none of these subsets suffices, a greedy search over all options follows.
 const MAX_EXHAUSTIVE_VICTIMS: usize = 10;
-/// What a cold start and a wake are taken to last before one was seen.
+/// Assumed durations of a cold start and a wake before any was measured.
 const DEFAULT_COLD_START_TIME: Millis = Millis::secs(60);
 const DEFAULT_WAKE_TIME: Millis = Millis::secs(1);
-/// Idle, asleep (stopped), idle (stopped), spare in use, in use.
+/// Tiers in order: idle to sleep, asleep to stop, idle to stop, spare in use, in use.
 const TIER_COUNT: u8 = 5;
 const TIER_SPARE_IN_USE: u8 = 3;
 const TIER_IN_USE: u8 = 4;
 
 impl PlanBuilder<'_> {
-    /// The best set of victims over all candidates, with the candidate it is for.
+    /// Returns the best set of victims over all candidates, and its candidate.
     pub(in crate::fleet) fn victims<'c>(
         &self,
         id: &EngineId,
@@ -67,7 +70,7 @@ impl PlanBuilder<'_> {
         })
     }
 
-    /// `None`: all of them together are not enough.
+    /// Returns the ways to make room; `None` if all of them together are not enough.
     fn eviction_options(&self, id: &EngineId, candidate: &PlacementCandidate) -> Option<EvictionOptions> {
         let short: Vec<(AcceleratorId, ResourceAmount)> = candidate
             .accelerators
@@ -85,11 +88,11 @@ impl PlanBuilder<'_> {
             .collect();
         self.add_dependents(id, &mut options);
         let all: Vec<&Victim> = options.iter().collect();
-        // Counted with both ways of an engine, where it has two: more than there is, never less.
+        // Counts both ways of an engine that has two: this can overestimate, never underestimate.
         covers(&all, &short).then(|| EvictionOptions::new(options, short))
     }
 
-    /// Wherever they are, they have to go as well.
+    /// Adds the dependents of victims, which must be evicted too, on any accelerator.
     fn add_dependents(&self, id: &EngineId, options: &mut Vec<Victim>) {
         let mut at = 0;
         while let Some(victim) = options.get(at) {
@@ -101,7 +104,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Those that need this engine and are not leaving yet, where each of them may be made to; `None`: one may not.
+    /// Returns the dependents of this engine that are not leaving yet; `None` if one of them may not be evicted.
     fn dependents_to_evict(&self, requester: &EngineId, e: &Engine) -> Option<Vec<EngineId>> {
         let planner = &self.planner;
         let mut with = Vec::new();
@@ -124,7 +127,7 @@ impl PlanBuilder<'_> {
         Some(with)
     }
 
-    /// How this engine could make room, if it may be made to.
+    /// Returns the ways in which this engine may make room.
     fn victim_options(&self, requester: &EngineId, e: &Engine) -> Vec<Victim> {
         let planner = &self.planner;
         let asker = self.on_behalf_of(requester);
@@ -162,8 +165,8 @@ impl PlanBuilder<'_> {
                 }
             }
             LifecycleState::Awake if e.serves() || e.is_blocked_by_stub() => {
-                // In use in a higher band, it is waited for: taking turns would let the lower band in by halves, with a
-                // swap each time.
+                // A busy engine of a higher band has waiters: taking turns would give half the time to the lower band,
+                // with a swap each time.
                 let above = self.band(&e.id) > self.band(asker);
                 let in_use = if planner.is_spare(e) { TIER_SPARE_IN_USE } else { TIER_IN_USE };
                 let way = |then, frees, tier, back| {
@@ -194,8 +197,10 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// It starts beside another of its model, and nobody has been sent to it. As whatever gives memory back, it waits for
-    /// a neighbour that measures it. A warm one is there in a moment, and sleeps rather than ends.
+    /// Whether this start is a spare without any request, which may be stopped.
+    ///
+    /// Like every release of memory, this waits for a neighbour that measures free memory. A waking spare is ready in a
+    /// moment and can then sleep instead, so it is in a later tier than a cold start.
     fn is_superfluous_start(&self, e: &Engine) -> bool {
         self.planner.eviction_of(&e.id.model) == EvictionPolicy::Residency
             && e.admission == Admission::Closed
@@ -203,8 +208,10 @@ impl PlanBuilder<'_> {
             && !self.has_profiling_neighbour(&e.id)
     }
 
-    /// `Some(busy)` when policy lets this awake engine be put away now: idle and not protected, or in use for longer than a
-    /// turn may last. `back`: what it would take to bring it back.
+    /// Whether policy allows evicting this awake engine now: `Some(busy)` if so.
+    ///
+    /// That is, the engine is idle and not protected, or its turn has lasted its maximum. `back`: the time to restore
+    /// it.
     fn evictable_now(&self, e: &Engine, back: Millis) -> Option<bool> {
         let settings = &self.planner.settings;
         let turns = &settings.turns;
@@ -218,7 +225,7 @@ impl PlanBuilder<'_> {
             }
             EvictionPolicy::Residency if self.planner.is_spare(e) => Some(self.planner.in_use_count(e) > 0),
             EvictionPolicy::Residency => {
-                // Who has just been woken for waiters has no lease before they are granted theirs.
+                // An engine that just woke for waiters has no lease before their grants.
                 let used = self.planner.in_use_count(e) > 0 || self.waiting(&e.id.model) > 0;
                 let over = e.turn_start + turns.max_turn <= self.now;
                 let leaves = over || !used && self.protected_until(e, back) <= self.now;
@@ -227,7 +234,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Until when this idle engine is left alone, by what bringing it back would take; past when it is not.
+    /// End of this idle engine's protection, which depends on the time to restore it; in the past if unprotected.
     pub(in crate::fleet) fn protected_until(&self, e: &Engine, back: Millis) -> Tick {
         let always = self.planner.settings.turns.protection == ProtectionPolicy::Always;
         let elsewhere = e.last_remote_use > Tick(0) && e.last_remote_use >= e.turn_start;
@@ -239,7 +246,9 @@ impl PlanBuilder<'_> {
 }
 
 impl Planner {
-    /// Until when this engine is protected if anybody other than those who wait has used it, and nobody uses it before.
+    /// End of this engine's protection if clients that do not wait now have used it.
+    ///
+    /// Assumes that no use follows.
     pub(in crate::fleet) fn protection_end(&self, e: &Engine, back: Millis) -> Option<Tick> {
         let turns = &self.settings.turns;
         let span = match turns.protection {
@@ -252,12 +261,12 @@ impl Planner {
         Some(e.idle_since() + span)
     }
 
-    /// How long a start of this model takes, learned or supposed.
+    /// Duration of a start of this model, learned or assumed.
     pub(in crate::fleet) fn start_time_of(&self, model: &ModelName) -> Millis {
         self.learned_of(model).start.unwrap_or(DEFAULT_COLD_START_TIME)
     }
 
-    /// The same of a wake.
+    /// Duration of a wake of this model, learned or assumed.
     pub(in crate::fleet) fn wake_time_of(&self, model: &ModelName) -> Millis {
         self.learned_of(model).wake.unwrap_or(DEFAULT_WAKE_TIME)
     }
@@ -267,14 +276,14 @@ impl Planner {
     }
 }
 
-/// How room may be made on one candidate.
+/// The ways to make room on one candidate.
 struct EvictionOptions {
     shortfalls: Vec<(AcceleratorId, ResourceAmount)>,
     options: Vec<Victim>,
 }
 
 impl EvictionOptions {
-    /// The gentlest first, then those unused for longest.
+    /// Sorts the gentlest first, then the longest unused.
     fn new(mut options: Vec<Victim>, short: Vec<(AcceleratorId, ResourceAmount)>) -> Self {
         options.sort_by_key(|v| (v.tier, v.last_used));
         Self { shortfalls: short, options }
@@ -301,15 +310,16 @@ fn subset(options: &[Victim], mask: u32) -> Vec<&Victim> {
     options.iter().enumerate().filter(|(i, _)| mask & (1 << i) != 0).map(|(_, v)| v).collect()
 }
 
-/// Where it takes more victims than can be tried in every combination: as many as are needed, in their order, less
-/// those that turn out to be superfluous.
+/// Takes options in order until they suffice, then drops the superfluous ones.
+///
+/// Used if there are more victims than can be tried in every combination.
 fn greedy<'v>(options: &'v [Victim], short: &[(AcceleratorId, ResourceAmount)]) -> Option<Vec<&'v Victim>> {
     let mut set: Vec<&Victim> = Vec::new();
     for option in options {
         if covers(&set, short) {
             break;
         }
-        // The gentler way stands first; the other takes its place when there is nothing else left.
+        // The gentler way comes first; the other replaces it if nothing else is left.
         set.retain(|v| v.engine != option.engine);
         set.push(option);
         while let Some(with) =
@@ -331,7 +341,7 @@ fn greedy<'v>(options: &'v [Victim], short: &[(AcceleratorId, ResourceAmount)]) 
     Some(set)
 }
 
-/// No engine stands in the set twice, once to sleep and once to stop.
+/// Whether the set has no engine twice, once to sleep and once to stop.
 fn has_no_duplicate_engine(set: &[&Victim]) -> bool {
     set.iter().enumerate().all(|(i, v)| set.iter().skip(i + 1).all(|w| w.engine != v.engine))
 }
@@ -340,7 +350,7 @@ fn contains_engine(set: &[&Victim], engine: &EngineId) -> bool {
     set.iter().any(|v| v.engine == *engine)
 }
 
-/// Those that need one of the set are in it, too.
+/// Whether the set includes the dependents of its members.
 fn includes_dependents(set: &[&Victim]) -> bool {
     set.iter().all(|v| v.dependents.iter().all(|with| contains_engine(set, with)))
 }
@@ -355,8 +365,10 @@ fn covers(set: &[&Victim], short: &[(AcceleratorId, ResourceAmount)]) -> bool {
     })
 }
 
-/// Smaller is better: accelerators disturbed that the newcomer does not need, then whether spare engines are not
-/// enough, then bytes freed, then how lately any of them was used, then the time until all of them are back.
+/// Score of a set; smaller is better.
+///
+/// In order: accelerators disturbed that the newcomer does not need, whether the set has other engines than spares,
+/// bytes freed, the latest use of any engine, the time to restore all of them.
 fn score(candidate: &PlacementCandidate, set: &[&Victim]) -> (usize, bool, Bytes, Tick, Millis) {
     let outside =
         set.iter().flat_map(|v| &v.accelerators).filter(|a| !candidate.accelerators.contains(a)).count();
@@ -372,17 +384,17 @@ impl Victim {
         self.needs_no_drain
     }
 
-    /// Somebody uses it: its drain has to be waited for.
+    /// Whether the engine is in use, so its drain takes time.
     pub(in crate::fleet) const fn is_busy(&self) -> bool {
         self.tier >= TIER_SPARE_IN_USE
     }
 
-    /// For texts.
+    /// Name for texts.
     pub(in crate::fleet) fn display_name(&self) -> String {
         if self.spare { self.engine.to_string() } else { self.engine.model.to_string() }
     }
 
-    /// For texts: what becomes of it.
+    /// The action on the engine, for texts.
     pub(in crate::fleet) const fn action_text(&self) -> &'static str {
         match self.after_drain {
             AfterDrain::Sleep(Some(SleepLevel::One | SleepLevel::Two) | None) => "put to sleep",

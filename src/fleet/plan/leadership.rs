@@ -1,16 +1,16 @@
-//! Who decides, where several gateways of a cluster have the same fleet.
+//! Leadership: which of several gateways of a cluster decides about the fleet.
 //!
-//! One of them leads. The others follow: they know engines as that one publishes them (`apply_published`), give leases on those
-//! that are awake to their own waiters, and order nothing of an engine's life. What they would decide they find out all
-//! the same, since a waiter is to be told what it waits for, and then throw it away.
+//! One gateway leads. The others follow: they know engines as the leader publishes them (`apply_published`), grant
+//! leases on awake engines to their own waiters, and command nothing about an engine's lifecycle. They still compute
+//! what they would decide, because waiters want to know what they wait for, and then discard it.
 //!
-//! A follower knows less than the leader: nothing of memory that is booked and not used yet, of leases at other
-//! gateways that did not say. So it refuses only what no such knowledge could change; when in doubt somebody waits, and
-//! the leader's next word decides. Of a start that failed that word is published: those who wait here are refused as
-//! those who wait at the leader are, or their demand would have it started again and again.
+//! A follower knows less than the leader: neither reservations that are not in use yet, nor leases at gateways that
+//! have not reported them. So it refuses only what no such knowledge could change; when in doubt, the request waits for
+//! the leader's next publication. The leader publishes a failed start: followers refuse their waiters as the leader
+//! refuses its own, or their demand would start the engine again and again.
 //!
-//! Who comes to lead adopts what runs before it decides anything, as after a restart. Requests do not notice: what was
-//! awake goes on serving meanwhile.
+//! A new leader adopts what runs before it decides anything, as after a restart. Requests do not notice: awake engines
+//! continue serving meanwhile.
 
 use std::sync::Arc;
 
@@ -27,35 +27,36 @@ use crate::{
     units::{Generation, Millis, Tick},
 };
 
-/// What this gateway is to the cluster; a gateway alone always leads.
+/// This gateway's role in the cluster; a gateway alone always leads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(in crate::fleet) enum LeadershipRole {
     #[default]
     Leader,
-    /// Another gateway does, or none at this moment.
+    /// Another gateway leads, or none at this moment.
     Follower,
-    /// It leads from now on, and what runs is not known yet but for what it saw while it followed.
+    /// This gateway leads from now on, and knows running engines only from its time as a follower.
     TakingOver,
 }
 
-/// What a gateway that does not decide does to an engine's gate.
+/// Gate action of a gateway that does not decide.
 enum FollowerGateAction {
     Open,
     Close,
     AwaitStub,
-    /// Whoever is inside is told why: this gateway ends, or the engine has failed.
+    /// Exchanges end with the reason: this gateway shuts down, or the engine has failed.
     CloseAndRevoke(CloseReason),
 }
 
-/// So long after this gateway leads, or hears of the cluster again, every other that there is has said what it has in use:
-/// each tries to say it every few seconds.
+/// Time within which every other gateway reports its use.
+///
+/// It starts when this gateway leads or reaches the API server again. Each gateway tries to report every few seconds.
 const PEER_REPORT_TIMEOUT: Millis = Millis::secs(15);
 
 pub(in crate::fleet) const NOT_LEADER_MESSAGE: &str = "another gateway leads: give the order there";
 
 impl LeadershipRole {
-    /// It orders engines about.
+    /// Whether this gateway commands engines.
     pub(in crate::fleet) const fn decides(&self) -> bool {
         matches!(self, Self::Leader)
     }
@@ -75,13 +76,14 @@ impl Planner {
         self.due_index.invalidate();
     }
 
-    /// Engines stay as they are until the one that leads now says otherwise. What was reserved and not used is given up:
-    /// who leads finds that out by itself.
+    /// Becomes a follower. Engines keep their state until the new leader publishes another one.
+    ///
+    /// Reservations that are not in use yet are dropped: the new leader computes its own.
     fn step_down(&mut self, now: Tick) {
         self.role = LeadershipRole::Follower;
         self.unconfirmed_engines.clear();
         for model in Arc::make_mut(&mut self.models).values_mut() {
-            // Only the one who gave the order could take it back, and would do so where it is known.
+            // Only the operator who gave the order could withdraw it, and would do that at the leader.
             model.pin_override = None;
         }
         let all: Vec<EngineId> = self.engines.values().map(|e| e.id.clone()).collect();
@@ -94,8 +96,9 @@ impl Planner {
         }
     }
 
-    /// Engines that have no life begin their next one above this; of which that is true is not known before all is found
-    /// that runs.
+    /// Makes engines without a process start their next generation above this one.
+    ///
+    /// While taking over this waits for the end of adoption, because running engines are not known before.
     pub(in crate::fleet) fn raise_generation_floor(&mut self, generation: Generation) {
         self.last_generation = self.last_generation.max(generation);
         if self.role != LeadershipRole::TakingOver {
@@ -116,7 +119,7 @@ impl Planner {
         }
     }
 
-    /// Everything that already ran is known. Whatever was only believed to run does not.
+    /// Ends adoption: all engines that already ran are known, so unconfirmed ones do not run.
     pub(in crate::fleet) fn adoption_done(&mut self, now: Tick) {
         self.adopted = true;
         if self.role != LeadershipRole::TakingOver {
@@ -131,7 +134,7 @@ impl Planner {
         self.due_index.invalidate();
     }
 
-    /// Whether the cluster's API does.
+    /// Records whether the cluster's API server answers.
     pub(in crate::fleet) fn set_api_answers(&mut self, answers: bool, now: Tick) {
         if answers && self.api_unreachable_since.take().is_some() {
             self.remote_use_unknown_until = Some(now + PEER_REPORT_TIMEOUT);
@@ -141,8 +144,10 @@ impl Planner {
         self.due_index.invalidate();
     }
 
-    /// When an engine that nobody is known to use has been idle for so long. Never while others cannot say that they use it,
-    /// and, of one that they may have used before they could, not before they have had the time to.
+    /// When an unused engine has been idle for `after`.
+    ///
+    /// `None` while the API server does not answer, because other gateways cannot report that they use the engine. If
+    /// they may have used it before they could report that, the moment is not before they have had time to report.
     pub(in crate::fleet) fn idle_at(&self, e: &Engine, after: Millis) -> Option<Tick> {
         let unheard = self
             .remote_use_unknown_until
@@ -151,13 +156,15 @@ impl Planner {
         self.api_unreachable_since.is_none().then(|| (e.idle_since() + after).max(unheard))
     }
 
-    /// What its gate needs of a gateway that does not decide: it follows what is published, and nothing else does.
+    /// Gate action that an engine needs at a gateway that does not decide.
+    ///
+    /// The gate follows what the leader publishes, and nothing else.
     fn follower_gate_action(&self, e: &Engine) -> Option<FollowerGateAction> {
         let open = e.admission != Admission::Closed;
         if self.shutdown.is_some() {
             return open.then_some(FollowerGateAction::CloseAndRevoke(CloseReason::Shutdown));
         }
-        // Its first request was sent while this gateway led, and is not over.
+        // The engine's first request was sent while this gateway led, and is still in flight.
         let proves = e.state.is_starting()
             && e.admission != Admission::Public
             && matches!(e.probe_state, ProbeState::InFlight(_));
@@ -174,12 +181,12 @@ impl Planner {
         }
     }
 
-    /// It needs nothing until something befalls it.
+    /// Whether the gate needs nothing until the next event of the engine.
     pub(in crate::fleet) fn is_gate_in_sync(&self, e: &Engine) -> bool {
         e.unclosed_gate.is_none() && self.follower_gate_action(e).is_none()
     }
 
-    /// It can be said what a model waits for.
+    /// Whether this gateway can explain what a model waits for.
     pub(in crate::fleet) const fn can_explain(&self) -> bool {
         match self.role {
             LeadershipRole::Leader => self.adopted,
@@ -190,7 +197,7 @@ impl Planner {
 }
 
 impl PlanBuilder<'_> {
-    /// What a gateway decides that does not lead, or not yet.
+    /// Plans for a gateway that does not lead, or not yet.
     pub(in crate::fleet) fn plan_as_follower(&mut self) {
         self.advance_due();
         if self.planner.role != LeadershipRole::Follower {
@@ -230,12 +237,12 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// What the leader would say to those who wait here, did it know no more.
+    /// Computes what the leader would answer to this gateway's waiters if it knew no more.
     fn forecast_reasons(&mut self) {
         let mut ahead = PlanBuilder::new(self.planner.clone(), self.demand, self.waiting_clients, self.now);
         ahead.planner.role = LeadershipRole::Leader;
         ahead.admit();
-        // Where anything is to be decided, the leader may have decided otherwise, and this gateway has not heard yet.
+        // If the plan has any decision, the leader may have decided otherwise without this gateway knowing yet.
         let reads = |command: &Command| matches!(command, Command::ReadMeter { .. });
         let settled = ahead.claims.is_empty() && ahead.take_commands().iter().all(reads);
         let mut reasons = ahead.into_reasons();

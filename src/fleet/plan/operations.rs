@@ -1,8 +1,8 @@
-//! Operators' orders: what they ask of each engine, when they are done, and when they have failed.
+//! Operators' orders: what they change on each engine, and when they are done or failed.
 //!
-//! An order means the engines as they were when it was given. One that was awake is put to sleep once; if somebody
-//! wants the model again, it may wake, and the order does not put it to sleep a second time. The latest of the orders
-//! that contradict each other counts, and none stays open for ever.
+//! An order refers to the engines as they were when it was given. A `sleep` order puts an awake engine to sleep once;
+//! if requests want the model again, it may wake, and the order does not put it to sleep a second time. Of orders that
+//! contradict each other the latest counts, and none stays open forever.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use crate::{
     units::Tick,
 };
 
-/// An order that is being carried out.
+/// An order in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::fleet) struct OperatorOperation {
     pub(in crate::fleet) model: ModelName,
@@ -32,12 +32,12 @@ impl PlanBuilder<'_> {
         self.planner.operations.values().any(|op| op.model == *model && op.action == OperatorAction::Wake)
     }
 
-    /// An operator wants this life of the engine ended.
+    /// Whether an operator ordered this generation of the engine to stop.
     pub(in crate::fleet) fn ordered_stop(&self, id: &EngineId) -> bool {
         self.planner.ordered_stop(id)
     }
 
-    /// The level at which an operator wants this engine asleep, if one does.
+    /// The level at which an operator ordered this engine to sleep, if any.
     pub(in crate::fleet) fn ordered_sleep(&self, id: &EngineId) -> Option<Option<SleepLevel>> {
         let turn = self.engine(id)?.turn_start;
         self.planner.operations.values().find_map(|op| match op.action {
@@ -46,7 +46,7 @@ impl PlanBuilder<'_> {
         })
     }
 
-    /// Orders that a later one contradicts are given up before anything is decided by them.
+    /// Fails orders that a later one contradicts, before any decision follows them.
     pub(in crate::fleet) fn finish_superseded(&mut self) {
         let orders = &self.planner.operations;
         let overtaken = orders.iter().filter(|(id, op)| {
@@ -69,7 +69,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// How an order stands: `None` while it is being carried out.
+    /// Returns the outcome of an order; `None` while it is in progress.
     fn operation_outcome(&self, op: &OperatorOperation) -> Option<Result<(), String>> {
         let mut engines = self.planner.engines_of(&op.model);
         if self.planner.spec(&op.model).is_none() && !matches!(op.action, OperatorAction::Stop) {
@@ -98,7 +98,7 @@ impl PlanBuilder<'_> {
                 }
                 let starting = self.planner.engines_of(&op.model).any(|e| e.state.is_starting());
                 let reason = self.reasons.get(&op.model)?;
-                // It waits as long as a request would.
+                // The order waits as long as a request would.
                 let late = op.issued_at + self.planner.max_wait_of(&op.model) <= self.now && !starting;
                 (reason.is_final() || late).then(|| Err(reason.text.clone()))
             }
@@ -116,7 +116,7 @@ impl Planner {
     }
 }
 
-/// Orders as a list: a tagged form cannot read numbers back that are keys of a map.
+/// Serializes operations as a list: a tagged enum cannot read back numbers that are keys of a map.
 pub(in crate::fleet) mod as_list {
     use super::{BTreeMap, Deserialize, Deserializer, OperationId, OperatorOperation, Serialize, Serializer};
 
@@ -134,7 +134,7 @@ pub(in crate::fleet) mod as_list {
 }
 
 impl OperatorAction {
-    /// Not both can be carried out.
+    /// Whether the two orders exclude each other.
     const fn contradicts(self, other: Self) -> bool {
         use OperatorAction::{Sleep, Stop, Wake};
         matches!(

@@ -1,4 +1,4 @@
-//! Where an engine may go: candidate sets of accelerators, and whether one has room.
+//! Placement: candidate sets of accelerators for an engine, and whether one has room.
 
 pub(in crate::fleet) mod feasibility;
 
@@ -12,43 +12,45 @@ use crate::{
     units::{Bytes, Millis},
 };
 
-/// One way of placing an engine.
+/// One way to place an engine.
 #[derive(Clone, Debug)]
 pub(in crate::fleet) struct PlacementCandidate {
     pub(in crate::fleet) accelerators: Vec<AcceleratorId>,
-    /// What the engine will have booked and taken on each of them.
+    /// Amount that the engine will reserve and take on each of them.
     pub(in crate::fleet) need: ResourceAmount,
 }
 
-/// Whether a candidate can be used.
+/// Whether a candidate has room.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::fleet) enum PlacementStatus {
-    /// Now.
+    /// The engine can start there now.
     Ready,
     /// An engine there measures free memory, or is about to change it.
     Blocked {
         by: EngineId,
     },
-    /// The ledger has room; the meter was not asked since the last change.
+    /// The ledger has room; the meter was not read since the last change.
     MeterStale {
         accelerator: AcceleratorId,
     },
-    /// The ledger has room; the meter does not show it free yet.
+    /// The ledger has room; the meter does not show it as free yet.
     AwaitingRelease {
         accelerator: AcceleratorId,
         after: Millis,
         missing: Bytes,
     },
-    /// It will, once what is on its way out is gone.
+    /// Engines that are going down will make room.
     Freeing,
     NoRoom,
 }
 
-/// More combinations than this are not looked at; those with the most free memory come first.
+/// Limit on combinations; those with the most free memory come first.
 pub(in crate::fleet) const MAX_CANDIDATES: usize = 64;
 
 impl Planner {
-    /// Accelerators, or sets of them, on which an engine of this model could be that needs so much of each.
+    /// Returns the sets of accelerators on which an engine of this model could run.
+    ///
+    /// `need`: the amount on each of them.
     pub(in crate::fleet) fn candidates_for(
         &self,
         spec: &ModelSpec,
@@ -63,9 +65,9 @@ impl Planner {
             AcceleratorRequirement::Ids(ids) => vec![ids.clone()],
             AcceleratorRequirement::InPool { pool, .. } => vec![vec![pool.clone()]],
             AcceleratorRequirement::Count(n) => {
-                // A pool is no accelerator of this machine: it is for those who name it.
+                // A pool is no accelerator of this machine; only models that name it may use it.
                 let single = |a: &&AcceleratorId| accounts.get(a).is_some_and(|a| a.units.is_none());
-                // No more of them can be in the first combinations.
+                // The first combinations never contain more accelerators than this.
                 let most = (*n as usize).saturating_add(MAX_CANDIDATES);
                 let free = accounts.most_free_first().filter(single);
                 let ids: Vec<AcceleratorId> = free.filter(|a| usable(a)).take(most).cloned().collect();
@@ -78,7 +80,10 @@ impl Planner {
 }
 
 impl PlanBuilder<'_> {
-    /// Every candidate, those with the most free memory first. Empty: it fits nowhere, even were all else put away.
+    /// Returns every candidate, most free memory first. Empty if no eviction could make the engine fit.
+    ///
+    /// An engine with a process has its own accelerators as the only candidate. `healthy_only` leaves out lost
+    /// accelerators.
     pub(in crate::fleet) fn candidates(
         &self,
         id: &EngineId,
@@ -106,7 +111,7 @@ impl PlanBuilder<'_> {
         self.planner.candidates_for(spec, need, usable)
     }
 
-    /// Where an asleep engine could be, were it started anew.
+    /// Returns where an asleep engine could run if it were started anew, off its present accelerators.
     pub(in crate::fleet) fn relocation_candidates(
         &self,
         id: &EngineId,
@@ -124,8 +129,9 @@ impl PlanBuilder<'_> {
         places
     }
 
-    /// What is still missing on one accelerator of a candidate: first after what is free, then after what is on its way
-    /// out as well, which is never more.
+    /// Returns the shortfalls on one accelerator: beyond the free amount, and beyond what will be free.
+    ///
+    /// The second counts what engines on their way out will release, so it is never more than the first.
     pub(in crate::fleet) fn shortfalls(
         &self,
         id: &EngineId,
@@ -145,7 +151,7 @@ impl PlanBuilder<'_> {
         )
     }
 
-    /// What is neither booked nor known to be somebody else's.
+    /// Amount that is neither reserved nor known to be used by others.
     fn free_amount(&self, id: &EngineId, on: &AcceleratorId, account: &AcceleratorAccount) -> ResourceAmount {
         let mut free = account.free();
         if account.is_usage_confirmed() {
@@ -159,8 +165,10 @@ impl PlanBuilder<'_> {
         ResourceAmount { bytes: free, units: account.free_units() }
     }
 
-    /// What will be in use beside this engine. Where the meter names nobody and several sleep, what this one was found to
-    /// keep beyond its declared residue may be another's, and counts as such.
+    /// Memory that others use beside this engine.
+    ///
+    /// If the meter names no engines and several sleep, this engine's excess over its declared residue may belong to
+    /// another one, and counts as such.
     fn used_by_others(&self, id: &EngineId, on: &AcceleratorId) -> Bytes {
         let Some(account) = self.planner.ledger.accelerators.get(on) else {
             return Bytes::ZERO;
@@ -182,8 +190,9 @@ impl PlanBuilder<'_> {
         used.max(doubtful)
     }
 
-    /// Whether it could ever have this candidate: what is free and what may be put away, by policy or by idleness, is
-    /// enough. What it can never have it must not keep from others.
+    /// Whether the engine could ever get this candidate: free memory plus evictable engines suffice.
+    ///
+    /// Engines count as evictable by policy or by idleness. An engine does not claim a candidate that is out of reach.
     pub(in crate::fleet) fn is_reachable(&self, id: &EngineId, candidate: &PlacementCandidate) -> bool {
         candidate.accelerators.iter().all(|on| {
             let Some(account) = self.planner.ledger.accelerators.get(on) else {
@@ -216,7 +225,7 @@ impl PlanBuilder<'_> {
         e.state.is_winding_down() || (own && self.may_dependents_ever_be_evicted(e))
     }
 
-    /// Those that need it, for whose sake it stays.
+    /// Whether the dependents for which the engine stays may ever be evicted.
     fn may_dependents_ever_be_evicted(&self, e: &Engine) -> bool {
         let planner = &self.planner;
         if planner.keeping_dependent(e).is_none() {
@@ -227,7 +236,7 @@ impl PlanBuilder<'_> {
         engines.all(|e| !e.state.has_process() || self.may_ever_be_evicted(e))
     }
 
-    /// Of one that may go: not only to sleep, which keeps the accelerators of its pool.
+    /// Whether an evictable engine may stop, too: sleep keeps the accelerators of its pool.
     fn may_ever_stop(&self, e: &Engine) -> bool {
         let Some(spec) = self.planner.spec(&e.id.model) else {
             return true;
@@ -236,18 +245,18 @@ impl PlanBuilder<'_> {
         !only_sleeps || self.planner.settings.eviction_of(spec) != EvictionPolicy::Never
     }
 
-    /// What engines on their way out will give back on an accelerator.
+    /// Amount that engines on their way out will release on an accelerator.
     fn freeing_amount(&self, id: &EngineId, on: &AcceleratorId) -> ResourceAmount {
         self.planner.engines.winding_down_on(on).filter(|e| e.id != *id).map(|e| self.will_free(e, on)).sum()
     }
 
-    /// What this engine will give back on its own.
+    /// Amount that this engine will release on its own.
     pub(in crate::fleet) fn will_free(&self, e: &Engine, on: &AcceleratorId) -> ResourceAmount {
         let Some(account) = self.planner.ledger.accelerators.get(on) else {
             return ResourceAmount::default();
         };
         let all = account.amount_of(&e.id);
-        // The accelerators of its pool are its own while it sleeps.
+        // A sleeping engine keeps the accelerators of its pool.
         let asleep =
             ResourceAmount { bytes: all.bytes.saturating_sub(self.planner.residue_of(&e.id)), units: 0 };
         match &e.state {
@@ -267,7 +276,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Whether the engine can be started on this candidate, and if not why.
+    /// Returns whether the engine can start on this candidate, and if not, why.
     pub(in crate::fleet) fn placement_status(
         &self,
         id: &EngineId,
@@ -285,7 +294,7 @@ impl PlanBuilder<'_> {
         if awaits {
             return PlacementStatus::Freeing;
         }
-        // Those that are reserved together start one by one, and each looks again.
+        // Engines that are reserved together start one by one, and each checks again.
         if self.closure_attempt.is_none()
             && let Some(by) = self.blocking_engine(id, spec, candidate)
         {
@@ -312,8 +321,9 @@ impl PlanBuilder<'_> {
         unseen.unwrap_or(PlacementStatus::Ready)
     }
 
-    /// An engine that must be let finish first: on one accelerator a launch that measures free memory excludes every
-    /// other change of it.
+    /// Returns an engine that must finish first.
+    ///
+    /// A launch that measures free memory excludes every other memory change on its accelerators.
     fn blocking_engine(
         &self,
         id: &EngineId,
@@ -326,7 +336,7 @@ impl PlanBuilder<'_> {
             let held = e.pending_reservation.as_ref().map_or(&e.accelerators, |p| &p.accelerators);
             e.id != *id && held.iter().any(|a| candidate.accelerators.contains(a))
         };
-        // What is reserved for one that lacks something is not about to be used.
+        // An engine that lacks a dependency is not about to use its reservation.
         let about_to =
             |e: &Engine| e.pending_reservation.is_some() && self.planner.first_missing(&e.id.model).is_none();
         let engines = self.planner.engines.on_accelerators(&candidate.accelerators);
@@ -334,15 +344,16 @@ impl PlanBuilder<'_> {
         engines.into_iter().filter(near).find(blocks).map(|e| e.id.clone())
     }
 
-    /// What this engine does, or is about to, must be over before another one takes memory beside it. `launch`: one that
-    /// measures how much is free.
+    /// Whether this engine's current or next step must end before another engine allocates memory beside it.
+    ///
+    /// `launch`: the other engine measures free memory.
     fn interferes(&self, e: &Engine, launch: bool, about_to: bool) -> bool {
         let profiles = self.planner.spec(&e.id.model).is_none_or(ModelSpec::profiles_memory);
         if e.is_profiling() || (about_to && !e.state.has_process() && profiles) {
             return true;
         }
-        // One with explicit bytes lets others start beside it at once, but takes its memory only as it loads: whoever
-        // measures meanwhile would measure wrong.
+        // An engine with explicit bytes lets others start beside it at once, but allocates its memory only while it
+        // loads: a neighbour that measures meanwhile would measure wrong.
         let takes =
             e.state.is_starting() && e.probe_state == ProbeState::NotReady && !(profiles && e.profiled);
         let moves = about_to
@@ -357,8 +368,10 @@ impl PlanBuilder<'_> {
         launch && moves
     }
 
-    /// Another engine does so on these, where this one has something reserved. Who waits for nobody else starts as soon as it
-    /// is reserved for; of those that do wait, the first goes ahead.
+    /// Whether another engine interferes on these accelerators with the start of this reserved engine.
+    ///
+    /// A reservation outside a dependency group starts at once, so it interferes; of those that wait for dependencies,
+    /// the first goes ahead.
     pub(in crate::fleet) fn has_interference(&self, id: &EngineId, accelerators: &[AcceleratorId]) -> bool {
         let cold = !self.engine(id).is_some_and(|e| e.state.has_process());
         let launch = cold && self.planner.spec(&id.model).is_none_or(ModelSpec::profiles_memory);
@@ -366,14 +379,14 @@ impl PlanBuilder<'_> {
             |e: &Engine| e.pending_reservation.as_ref().is_some_and(|placing| !placing.in_dependency_group);
         let near = self.planner.engines.on_accelerators(accelerators).into_iter().filter(|e| e.id != *id);
         let mut near = near.filter(|e| e.state.has_process() || about_to(e));
-        // One that fails may be measuring until it is told to end.
+        // A failing engine may measure until it is stopped.
         near.any(|e| {
             matches!(e.state, LifecycleState::Failing { .. }) || self.interferes(e, launch, about_to(e))
         })
     }
 }
 
-/// Sets of `n`, in the order of the list, at most [`MAX_CANDIDATES`].
+/// Returns sets of `n`, in the order of the list, at most [`MAX_CANDIDATES`].
 fn combinations(ids: &[AcceleratorId], n: usize) -> Vec<Vec<AcceleratorId>> {
     let mut out = Vec::new();
     let mut chosen = Vec::new();

@@ -1,6 +1,6 @@
-//! Recording a command: what is true from the moment it is given, whatever its outcome will be.
+//! Records a command: what holds from the moment it is issued, whatever its outcome will be.
 //!
-//! The one place where a decision changes the state; planning and `issued` both come through here.
+//! Only this module changes the state by a decision; both planning and [`crate::fleet::Fleet::issued`] use it.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ impl Planner {
                 let fingerprint = spec.map(|spec| spec.fingerprint).filter(|_| patient);
                 self.ledger.book(engine, &placing.accelerators, *bytes, units);
                 self.update_engine(engine, |e| {
-                    // What waits for long is started as it was reserved for, or not at all.
+                    // A reservation that may wait long starts with the configuration it was made for, or not at all.
                     if let Some(fingerprint) = fingerprint.filter(|_| !e.state.has_process()) {
                         e.fingerprint = fingerprint;
                     }
@@ -117,7 +117,7 @@ impl Planner {
         self.engines.change(engine, change);
     }
 
-    /// Copies nothing when that is known already.
+    /// Changes a model's measurements. Copies nothing if the values stay the same.
     pub(in crate::fleet) fn update_learned(
         &mut self,
         model: &ModelName,
@@ -154,7 +154,9 @@ impl Planner {
         });
     }
 
-    /// What was reserved for long, until all that it needs served, takes no longer to start for that.
+    /// Restarts the startup clock of an engine whose reservation waited for dependencies.
+    ///
+    /// The time of that wait does not count as startup.
     fn restart_startup_clock(&mut self, engine: &EngineId, now: Tick) {
         let patient =
             |e: &Engine| e.pending_reservation.as_ref().is_some_and(|placing| placing.in_dependency_group);
@@ -182,7 +184,7 @@ impl Planner {
         });
     }
 
-    /// Host RAM is booked here, before the call that makes the engine take it.
+    /// Reserves host RAM here, before the call that makes the engine use it.
     fn record_sleep(&mut self, engine: &EngineId, level: SleepLevel, now: Tick) {
         if level == SleepLevel::One {
             let host = self.host_need(engine);
@@ -193,7 +195,7 @@ impl Planner {
 
     fn record_gate_open(&mut self, engine: &EngineId, public: bool, now: Tick) {
         if self.engines.get(engine).is_some_and(Engine::denied_sleep) {
-            // It holds nothing there, as after a wake.
+            // An awake engine holds no host RAM, as after a wake.
             self.ledger.host.booked.remove(engine);
         }
         self.update_engine(engine, |e| {
@@ -222,21 +224,22 @@ impl Planner {
             }
             e.admission = Admission::Closed;
             if !decides {
-                // Its state is somebody else's to say.
+                // Another gateway decides the engine's state.
                 return;
             }
             match (&mut e.state, why) {
                 (LifecycleState::Failing { .. }, _) => {}
                 (state, CloseReason::Shutdown) if state.is_starting() => {}
                 (_, CloseReason::Fault) => {
-                    // One that drains is given up only when it hangs.
+                    // A draining engine reaches this with cause `Stopped` only if it hangs.
                     let drains =
                         matches!(e.state, LifecycleState::Draining { .. }) && cause == FailureCause::Stopped;
                     let cause = if drains { FailureCause::Hung } else { cause };
                     e.transition_to(LifecycleState::Failing { cause, drained: false }, now);
                 }
                 (LifecycleState::Draining { reason: old, after_drain: old_then, .. }, _) => {
-                    // An idle drain that somebody now counts on, or an order on top of a turn: the clock goes on.
+                    // An idle drain that another model now relies on, or an order on top of a turn: the drain deadline
+                    // keeps running.
                     *old = why;
                     *old_then = then;
                 }
@@ -255,7 +258,9 @@ impl Planner {
 }
 
 impl Planner {
-    /// Why an engine that sleeps is stopped now; `None` of any other, and where it is no decision of ours.
+    /// Why a sleeping engine is stopped now.
+    ///
+    /// `None` for any other engine, and for a lost accelerator, which is no decision of ours.
     fn asleep_stop_reason(&self, id: &EngineId) -> Option<CloseReason> {
         let is_asleep =
             self.engines.get(id).is_some_and(|e| matches!(e.state, LifecycleState::Asleep { .. }));
@@ -273,8 +278,10 @@ impl Planner {
         })
     }
 
-    /// Why an engine is being ended, from what it was doing. What nobody wants any more, or what makes room, has not
-    /// failed, nor has what does not fall asleep: it served. What should have been ready by now has.
+    /// Why an engine ends, derived from its state.
+    ///
+    /// An engine that is no longer wanted, makes room for another, or does not fall asleep has served, so its cause is
+    /// [`FailureCause::Stopped`]. A start past its deadline is [`FailureCause::Timeout`].
     pub(in crate::fleet) fn stop_cause(&self, id: &EngineId, now: Tick) -> FailureCause {
         let Some(e) = self.engines.get(id) else { return FailureCause::Stopped };
         match &e.state {

@@ -1,11 +1,11 @@
-//! Which models need which, and what follows for each of their engines.
+//! Dependencies between models, and what follows for each of their engines.
 //!
-//! A model with `dependencies` is launched or woken only when all that it needs serve, and what they need as well: its
-//! *closure*. Demand for it is demand for all of them. While it has an engine that is more than asleep, of each of them
-//! one engine that serves stays: no other model and no idleness puts it away. How a model and its closure come to be
-//! reserved together is told in [`crate::fleet::plan::admit::closure`].
+//! A model with `dependencies` is launched or woken only when all its dependencies serve, and their dependencies too:
+//! its *closure*. Demand for the model is demand for all of them. While the model has an engine that is more than
+//! asleep, one serving engine of each dependency stays: neither another model nor idleness evicts it.
+//! [`crate::fleet::plan::admit::closure`] describes how a model and its closure are reserved together.
 //!
-//! Most models need nobody and nobody needs them: then everything here is one look into an empty map.
+//! Most models have neither dependencies nor dependents; then everything here is one lookup in an empty map.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,24 +20,24 @@ use crate::{
 
 type ModelMap = BTreeMap<ModelName, ModelRecord>;
 
-/// Who needs more than this is not served: every one of them is looked at whenever something is decided about it.
+/// A model with more dependencies is not served: every decision about the model checks each of them.
 const MAX_CLOSURE_MODELS: usize = 256;
 
-/// Made from the models' specs, so it makes no difference between two states.
+/// Derived from the models' specs, so two states never differ by it.
 #[derive(Clone, Debug, Default)]
 pub(in crate::fleet) struct DependencyGraph {
-    /// Of every model that needs others.
+    /// The closure of every model that has dependencies.
     closures: Arc<BTreeMap<ModelName, DependencyClosure>>,
-    /// Of every model that is needed: who needs it, be it by way of others.
+    /// The direct and indirect dependents of every model that has any.
     dependents: Arc<BTreeMap<ModelName, BTreeSet<ModelName>>>,
 }
 
 /// All that one model needs.
 #[derive(Clone, Debug, Default)]
 struct DependencyClosure {
-    /// Each behind those that it needs itself.
+    /// Each model comes after its own dependencies.
     models: Vec<ModelName>,
-    /// Why it can never have them all.
+    /// Why the model can never have all its dependencies.
     error: Option<String>,
 }
 
@@ -63,39 +63,40 @@ impl DependencyGraph {
         Self { closures: Arc::new(closures), dependents: Arc::new(dependents) }
     }
 
-    /// No model needs another.
+    /// Whether no model has dependencies.
     pub(in crate::fleet) fn is_empty(&self) -> bool {
         self.closures.is_empty()
     }
 
-    /// All that this model needs, each behind those that it needs itself.
+    /// Returns all that this model needs, each after its own dependencies.
     pub(in crate::fleet) fn closure(&self, model: &ModelName) -> &[ModelName] {
         self.closures.get(model).map_or(&[], |closure| &closure.models)
     }
 
-    /// Why this model can never have all that it needs, if so.
+    /// Returns why this model can never have all its dependencies, if so.
     pub(in crate::fleet) fn closure_error(&self, model: &ModelName) -> Option<&str> {
         self.closures.get(model)?.error.as_deref()
     }
 
-    /// Every model that needs others.
+    /// Returns every model that has dependencies.
     pub(in crate::fleet) fn models_with_dependencies(&self) -> impl Iterator<Item = &ModelName> {
         self.closures.keys()
     }
 
-    /// Who needs this model.
+    /// Returns the models that need this model.
     pub(in crate::fleet) fn dependents(&self, model: &ModelName) -> impl Iterator<Item = &ModelName> {
         self.dependents.get(model).into_iter().flatten()
     }
 
-    /// It needs others, or they need it: it may be reserved long before it can start.
+    /// Whether the model has dependencies or dependents, so its reservation may wait long before the start.
     pub(in crate::fleet) fn involves(&self, model: &ModelName) -> bool {
         !self.is_empty() && (self.closures.contains_key(model) || self.dependents.contains_key(model))
     }
 }
 
 impl DependencyClosure {
-    /// Depth first. What is in a circle needs itself: it is never started, and nobody waits for its sake.
+    /// Computes the closure depth first. A model on a cycle needs itself: it never starts, nor does it make others
+    /// wait.
     fn of(name: &ModelName, models: &ModelMap) -> Self {
         let direct = |of: &ModelName| {
             let spec = models.get(of).and_then(|model| model.spec.as_deref());
@@ -129,12 +130,12 @@ impl DependencyClosure {
 }
 
 impl Planner {
-    /// An engine of this model takes requests.
+    /// Whether an engine of this model takes requests.
     pub(in crate::fleet) fn serves(&self, model: &ModelName) -> bool {
         self.engines.of_model(model).any(Engine::serves)
     }
 
-    /// An engine of this model serves, or will without any further decision.
+    /// Whether an engine of this model serves, or will without any further decision.
     pub(in crate::fleet) fn is_coming_up(&self, model: &ModelName) -> bool {
         let comes = |e: &Engine| {
             e.pending_reservation.is_some()
@@ -144,7 +145,7 @@ impl Planner {
         self.engines.of_model(model).any(comes)
     }
 
-    /// An engine of this model is reserved for, or has a process that does not sleep.
+    /// Whether an engine of this model has a reservation, or a process that does not sleep.
     pub(in crate::fleet) fn is_active(&self, model: &ModelName) -> bool {
         let active = |e: &Engine| {
             e.pending_reservation.is_some()
@@ -153,7 +154,7 @@ impl Planner {
         self.engines.of_model(model).any(active)
     }
 
-    /// An engine of this model is reserved for, starts, is awake or drains.
+    /// Whether an engine of this model has a reservation, starts, is awake or drains.
     pub(in crate::fleet) fn is_up(&self, model: &ModelName) -> bool {
         let up = |e: &Engine| {
             e.pending_reservation.is_some()
@@ -163,30 +164,31 @@ impl Planner {
         self.engines.of_model(model).any(up)
     }
 
-    /// Of all that this model needs and that does not serve, the engines that would.
+    /// Returns the primary engines of the dependencies that do not serve.
     pub(in crate::fleet) fn missing_engines(&self, model: &ModelName) -> impl Iterator<Item = EngineId> {
         let lacking = self.dependencies.closure(model).iter().filter(|needed| !self.serves(needed));
         lacking.filter_map(|needed| self.primary_engine(needed)).map(|e| e.id.clone())
     }
 
-    /// The first of all that this model needs that does not serve.
+    /// Returns the first dependency that does not serve.
     pub(in crate::fleet) fn first_missing(&self, model: &ModelName) -> Option<&ModelName> {
         self.dependencies.closure(model).iter().find(|needed| !self.serves(needed))
     }
 
-    /// All that this model needs serve, or will without any further decision.
+    /// Whether all dependencies serve, or will without any further decision.
     pub(in crate::fleet) fn can_be_satisfied(&self, model: &ModelName) -> bool {
         self.dependencies.closure_error(model).is_none()
             && self.dependencies.closure(model).iter().all(|m| self.is_coming_up(m))
     }
 
-    /// A model that needs this one, and is more than asleep.
+    /// Returns a dependent of this model that is more than asleep.
     pub(in crate::fleet) fn active_dependent(&self, model: &ModelName) -> Option<&ModelName> {
         self.dependencies.dependents(model).find(|dependent| self.is_active(dependent))
     }
 
-    /// Of its model this is the engine that those who need it rely on: one that serves, else one whose stub lets nobody
-    /// in.
+    /// Whether the dependents rely on this engine of its model.
+    ///
+    /// They rely on a serving engine, else on an awake one whose stub's gate is closed.
     pub(in crate::fleet) fn is_relied_on(&self, e: &Engine) -> bool {
         let rank = |e: &Engine| (!e.serves(), e.failing_since.is_some(), e.id.replica);
         let others =
@@ -194,7 +196,7 @@ impl Planner {
         others.min_by_key(|other| rank(other)).is_some_and(|first| first.id == e.id)
     }
 
-    /// Who keeps this engine from being put away, because it needs it.
+    /// Returns the dependent that keeps this engine from being evicted.
     pub(in crate::fleet) fn keeping_dependent(&self, e: &Engine) -> Option<&ModelName> {
         if self.dependencies.is_empty() {
             return None;
@@ -204,20 +206,20 @@ impl Planner {
 }
 
 impl PlanBuilder<'_> {
-    /// Somebody asks for this model itself, or it is to run in any case.
+    /// Whether the model has waiters or a wake order, or is kept awake.
     pub(in crate::fleet) fn is_wanted(&self, model: &ModelName) -> bool {
         self.waiting(model) > 0
             || self.planner.models.get(model).is_some_and(|m| m.keeps_awake(0))
             || self.ordered_awake(model)
     }
 
-    /// A model that needs this one, and is more than asleep or is to be.
+    /// Returns a dependent of this model that is more than asleep or wanted.
     pub(in crate::fleet) fn wanting_dependent(&self, model: &ModelName) -> Option<&ModelName> {
         let wants = |m: &&ModelName| self.planner.is_active(m) || self.is_wanted(m);
         self.planner.dependencies.dependents(model).find(wants)
     }
 
-    /// A model that needs this one keeps this engine of it from being idle.
+    /// Whether a dependent keeps this engine from being idle.
     pub(in crate::fleet) fn is_wanted_by_dependents(&self, id: &EngineId) -> bool {
         if self.planner.dependencies.is_empty() || self.wanting_dependent(&id.model).is_none() {
             return false;
@@ -232,8 +234,9 @@ impl PlanBuilder<'_> {
         placing.in_dependency_group || self.planner.dependencies.involves(&id.model)
     }
 
-    /// What is reserved for this engine is of no use to it: something that it needs will not serve by itself, or it could not
-    /// start there as it is now.
+    /// Whether this engine cannot use its reservation.
+    ///
+    /// A dependency will not serve without a decision, or the engine could not start there as it is configured now.
     pub(in crate::fleet) fn is_reservation_useless(
         &self,
         id: &EngineId,
@@ -250,7 +253,7 @@ impl PlanBuilder<'_> {
         hopeless || self.is_reservation_outdated(id, placing) || !placing.accelerators.iter().all(well)
     }
 
-    /// It was reserved for as it is no longer configured.
+    /// Whether the reservation was made for an older configuration.
     fn is_reservation_outdated(&self, id: &EngineId, placing: &PendingReservation) -> bool {
         let (Some(e), Some(spec)) = (self.engine(id), self.planner.spec(&id.model)) else { return true };
         e.fingerprint != spec.fingerprint
@@ -259,7 +262,7 @@ impl PlanBuilder<'_> {
                 && self.planner.ledger.booked_amount(id).units < spec.accelerators.units().unwrap_or(0))
     }
 
-    /// Something that this engine needs does not serve yet, or another one on its accelerators moves memory.
+    /// Whether a dependency does not serve yet, or another engine on the accelerators moves memory.
     pub(in crate::fleet) fn must_wait_to_start(&self, id: &EngineId, placing: &PendingReservation) -> bool {
         self.is_in_dependency_group(id, placing)
             && (self.planner.first_missing(&id.model).is_some()

@@ -1,14 +1,13 @@
-//! Whom a turn need not look at.
+//! Index of the engines that a turn may skip.
 //!
-//! A turn is made for every event, and nearly every engine is as it was. What its own life demands is asked only of
-//! those that may demand something now. Of every other it is known until when it rests, if nothing befalls it: that is
-//! found out by a glance whenever it, its accelerators or what is ordered of its model have changed. The glance may find
-//! too early a moment, never one too late: it knows nothing of waiters or pins, which only ever keep an engine from
-//! being put away, and it leaves to the full look every state that does not last.
+//! Every event causes a turn, and nearly every engine is unchanged. So a turn advances only the engines that may need a
+//! command now. For every other engine the index has the moment until which it rests if no event affects it. `next_due`
+//! computes that moment whenever the engine, its accelerators or its model's operations have changed. The moment may be
+//! too early, never too late: the computation ignores waiters and pins, which only keep engines from being evicted, and
+//! leaves every transient state to the full check.
 //!
-//! What is known before anything is decided holds although decisions follow: a decision about one engine moves another
-//! only through what makes that one astir in any case (it drains, it is ordered about, its accelerator is not
-//! configured any more).
+//! Entries made before a decision hold during it. A decision about one engine moves another only through what makes
+//! that one due in any case (it drains, it has an operation, its accelerator is no longer configured).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,22 +24,22 @@ use crate::{
     units::{Bytes, Tick},
 };
 
-/// Until when each engine rests. Made from the rest of the state, so it makes no difference between two of them.
+/// Until when each engine rests. Derived from the other state, so two states never differ by it.
 #[derive(Clone, Debug, Default)]
 pub(in crate::fleet) struct DueIndex {
-    /// Not of those that rest until something befalls them.
+    /// Engines without an entry rest until an event affects them.
     by_engine: Arc<BTreeMap<EngineId, Tick>>,
-    /// The same, by the moment.
+    /// The same entries, ordered by time.
     by_time: Arc<BTreeSet<(Tick, EngineId)>>,
-    /// Every engine is in it that has to be.
+    /// Whether every engine that needs an entry has one.
     complete: bool,
 }
 
-/// It may demand something at any time.
+/// Marks an engine that may need a command at any time.
 const DUE_NOW: Tick = Tick(0);
 
 impl DueIndex {
-    /// What holds for all engines has changed.
+    /// Discards the index, because something changed that affects all engines.
     pub(in crate::fleet) const fn invalidate(&mut self) {
         self.complete = false;
     }
@@ -73,7 +72,7 @@ impl PartialEq for DueIndex {
 }
 
 impl Planner {
-    /// Every engine whose own life may demand something at this moment, in the order of names.
+    /// Returns every engine that may need a command at this moment, ordered by name.
     pub(in crate::fleet) fn due_engines(&self, now: Tick) -> Vec<EngineId> {
         if self.shutdown.is_some() || !self.due_index.complete {
             return self.engines.values().map(|e| e.id.clone()).collect();
@@ -84,7 +83,7 @@ impl Planner {
         astir
     }
 
-    /// Finds out anew until when those rest that something has befallen.
+    /// Recomputes the entries of changed engines and of engines on changed accelerators.
     pub(in crate::fleet) fn refresh_due_index(&mut self) {
         let mut touched = self.engines.take_dirty();
         let accounts = match self.ledger.accelerators.take_dirty() {
@@ -102,7 +101,7 @@ impl Planner {
         }
     }
 
-    /// Those of whom more rest is known than they have.
+    /// Returns the engines that are due earlier than the index has them.
     pub(in crate::fleet) fn overlooked_engines(&self) -> Vec<EngineId> {
         let engines = self.engines.values().filter(|_| self.due_index.complete);
         let until = |at: Option<Tick>| at.unwrap_or(Tick(u64::MAX));
@@ -111,8 +110,9 @@ impl Planner {
         late.map(|e| e.id.clone()).collect()
     }
 
-    /// Every model that has engines, with them, in the order of names: both are kept by name, so that one walk over both
-    /// spares the looking up.
+    /// Visits every model that has engines, with these engines, ordered by name.
+    ///
+    /// Both maps are ordered by name, so one merged walk avoids lookups.
     pub(in crate::fleet) fn each_model<'a>(
         &'a self,
         mut visit: impl FnMut(Option<&'a ModelRecord>, &[&'a Engine]),
@@ -127,7 +127,7 @@ impl Planner {
         }
     }
 
-    /// `None`: until something befalls it.
+    /// When the engine is next due; `None`: not before an event affects it.
     fn next_due(&self, e: &Engine) -> Option<Tick> {
         if !self.role.decides() {
             return (!self.is_gate_in_sync(e)).then_some(DUE_NOW);
@@ -167,7 +167,7 @@ impl Planner {
         if rests { until } else { Some(DUE_NOW) }
     }
 
-    /// All its accelerators are configured and well, and this can be said of each.
+    /// Whether all accelerators of the engine are configured and healthy, and `also` holds for each.
     fn are_accelerators_usable(&self, e: &Engine, also: impl Fn(&AcceleratorAccount) -> bool) -> bool {
         let accounts = &self.ledger.accelerators;
         let stands =
@@ -175,7 +175,7 @@ impl Planner {
         e.accelerators.iter().all(|a| accounts.get(a).is_some_and(stands))
     }
 
-    /// A meter that names engines may have seen that less is kept by this sleeper than it has booked.
+    /// Whether a meter that names engines may have seen that this sleeper keeps less than its reservation.
     fn may_shrink_residue(&self, e: &Engine, spec: &ModelSpec) -> bool {
         let mut accounts = e.accelerators.iter().filter_map(|a| self.ledger.accelerators.get(a));
         let named = |account: &AcceleratorAccount| {

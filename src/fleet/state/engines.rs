@@ -1,8 +1,8 @@
-//! Every engine, and who is near whom.
+//! All engines, with indexes of which engines share an accelerator.
 //!
-//! A decision is made on a copy of the state, and most decisions change nothing: what is copied is shared until it is
-//! written to, and then engine by engine. The indexes are kept here and nowhere else, since an engine can be changed
-//! only through [`EngineTable::change`].
+//! Planning works on a copy of the state, and most decisions change nothing. So copies share the engines until a write,
+//! which copies engine by engine. Only this module maintains the indexes, since an engine changes only through
+//! [`EngineTable::change`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,21 +26,21 @@ type EnginesByAccelerator = BTreeMap<AcceleratorId, BTreeSet<EngineId>>;
 #[serde(from = "EngineMap", into = "EngineMap")]
 pub(in crate::fleet) struct EngineTable {
     engines: Arc<EngineMap>,
-    /// Who is on an accelerator, or is to be.
+    /// Engines on each accelerator, including pending reservations.
     by_accelerator: Arc<EnginesByAccelerator>,
-    /// Who will give memory back on an accelerator without any further decision.
+    /// Engines that will release memory on each accelerator without any further decision.
     winding_down: Arc<EnginesByAccelerator>,
-    /// Who must prove itself, and has nobody to do it with.
+    /// Engines that are ready for their first request and have none yet.
     awaiting_probe: Arc<BTreeSet<EngineId>>,
-    /// To whom the passing of time alone does something, whatever they do.
+    /// Engines that the passing of time alone may change.
     time_driven: Arc<BTreeSet<EngineId>>,
-    /// Who has been changed since somebody took note of it.
+    /// Engines changed since the last [`EngineTable::take_dirty`].
     dirty: Vec<EngineId>,
-    /// More than one engine.
+    /// Models with more than one engine.
     multi_engine_models: Arc<BTreeSet<ModelName>>,
-    /// Who has come, or holds nothing any more: it may have to be forgotten.
+    /// Engines that are new or hold nothing any more: [`EngineTable::retain`] may remove them.
     removal_candidates: BTreeSet<EngineId>,
-    /// Models with an engine that requests see otherwise than when this was last taken.
+    /// Models with an engine whose routing changed since the last [`EngineTable::take_rerouted`].
     rerouted_models: Arc<BTreeSet<ModelName>>,
 }
 
@@ -62,7 +62,7 @@ impl EngineTable {
         self.engines.range(id(0)..=id(u32::MAX)).map(|(_, e)| &**e)
     }
 
-    /// Those on any of these accelerators, or to be there, in the order of names.
+    /// Returns the engines on any of these accelerators, including pending reservations, ordered by name.
     pub(in crate::fleet) fn on_accelerators(&self, accelerators: &[AcceleratorId]) -> Vec<&Engine> {
         let mut ids: Vec<&EngineId> =
             accelerators.iter().filter_map(|a| self.by_accelerator.get(a)).flatten().collect();
@@ -73,7 +73,7 @@ impl EngineTable {
         ids.into_iter().filter_map(|id| self.get(id)).collect()
     }
 
-    /// Those who will give memory back on this accelerator without any further decision.
+    /// Returns the engines that will release memory on this accelerator without any further decision.
     pub(in crate::fleet) fn winding_down_on(
         &self,
         accelerator: &AcceleratorId,
@@ -85,7 +85,7 @@ impl EngineTable {
         self.awaiting_probe.iter().cloned().collect()
     }
 
-    /// The indexes are what they would be, were they made anew.
+    /// Whether the indexes equal newly built ones.
     pub(in crate::fleet) fn has_consistent_indexes(&self) -> bool {
         let anew = Self::from(EngineMap::clone(&self.engines));
         let holds = |index: &EnginesByAccelerator| -> EnginesByAccelerator {
@@ -134,12 +134,12 @@ impl EngineTable {
         self.update_multi_engine(&id.model);
     }
 
-    /// Who has been changed since this was last asked.
+    /// Returns the engines changed since the last call.
     pub(in crate::fleet) fn take_dirty(&mut self) -> Vec<EngineId> {
         std::mem::take(&mut self.dirty)
     }
 
-    /// What is asked of them all has changed.
+    /// Marks all engines of a model as changed, because its operations or remote demand changed.
     pub(in crate::fleet) fn mark_model_dirty(&mut self, model: &ModelName) {
         let ids: Vec<EngineId> = self.of_model(model).map(|e| e.id.clone()).collect();
         self.dirty.extend(ids);
@@ -162,8 +162,10 @@ impl EngineTable {
         }
     }
 
-    /// Forgets those that do not stay; they are returned. Only those that may have to go are asked about: a fleet adopts
-    /// its engines one event after the other, and would look at each of them each time.
+    /// Removes and returns the engines for which `stays` is false.
+    ///
+    /// Checks only the removal candidates: a fleet adopts its engines one event at a time, and checking all engines
+    /// each time would be quadratic.
     pub(in crate::fleet) fn retain(&mut self, stays: impl Fn(&Engine) -> bool) -> Vec<Arc<Engine>> {
         let loose = std::mem::take(&mut self.removal_candidates);
         let leave = |e: &&Arc<Engine>| !stays(e);
@@ -178,7 +180,7 @@ impl EngineTable {
         left
     }
 
-    /// What is configured has changed: any of them may have to be forgotten.
+    /// Makes every engine a removal candidate, because the configuration changed.
     pub(in crate::fleet) fn mark_all_removable(&mut self) {
         self.removal_candidates = self.engines.keys().cloned().collect();
     }
@@ -229,7 +231,7 @@ fn set_in_index(index: &mut Arc<BTreeSet<EngineId>>, id: &EngineId, before: bool
     }
 }
 
-/// What the indexes go by.
+/// The values of an engine that the indexes depend on.
 #[derive(Default, PartialEq, Eq)]
 struct IndexKeys {
     accelerators: Vec<AcceleratorId>,
@@ -240,7 +242,7 @@ struct IndexKeys {
     routing: Option<RoutingKey>,
 }
 
-/// What those who send requests see of an engine.
+/// The values of an engine that affect request routing.
 type RoutingKey = (Generation, Discriminant<LifecycleState>, Admission, Option<SocketAddr>, u64);
 
 impl IndexKeys {

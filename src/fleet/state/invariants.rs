@@ -1,4 +1,5 @@
-//! The invariants, checked against the state. Cheap enough for the simulator's every step; a debug build of the gateway runs it too.
+//! Checks the invariants of the state. Cheap enough for every step of the simulator; debug builds of the gateway run it
+//! too.
 
 use crate::{
     engine::{Admission, state::LifecycleState},
@@ -60,8 +61,8 @@ impl Planner {
             if e.must_await_stub() && self.adopted && self.shutdown.is_none() {
                 broken.push(format!("{id} is not held, and its stub lets nobody in"));
             }
-            // Seen in another gateway's words, which come one by one, an engine may be where nothing is configured, or asleep
-            // before it was heard that its last request ended.
+            // A follower receives publications one by one: an engine may be where nothing is configured, or asleep
+            // before the end of its last request is known.
             let decides = self.role.decides();
             if decides
                 && e.state.has_process()

@@ -1,8 +1,8 @@
-//! The ledger: what is booked on every accelerator and of host RAM, beside what the meter last saw.
+//! The ledger: reservations on every accelerator and of host RAM, beside the last meter readings.
 //!
-//! Two truths are kept apart on purpose. A *reservation* is a right: it is what we promised, and the sum of rights
+//! It keeps two truths apart on purpose. A *reservation* is a right: it is what we promised, and the sum of rights
 //! never exceeds the capacity. An *observation* is a fact: memory may come back late, an engine may take more than it
-//! declared, and somebody else may use the accelerator. Room exists only where both agree.
+//! declared, and another program may use the accelerator. Room exists only where both agree.
 
 pub(in crate::fleet) mod accounts;
 pub(in crate::fleet) mod amount;
@@ -33,26 +33,26 @@ pub(in crate::fleet) struct AcceleratorAccount {
     pub(in crate::fleet) capacity: Bytes,
     pub(in crate::fleet) metered: bool,
     pub(in crate::fleet) healthy: bool,
-    /// In the configuration.
+    /// Whether the configuration lists the accelerator.
     #[serde(default = "default_configured", skip_serializing_if = "Clone::clone")]
     pub(in crate::fleet) configured: bool,
-    /// Of a pool: how many accelerators are in it, where that counts.
+    /// Number of accelerators in a pool, if the pool counts them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::fleet) units: Option<u32>,
-    /// Booked, by engine.
+    /// Reserved bytes by engine.
     pub(in crate::fleet) booked: Bookings,
     #[serde(default, skip_serializing_if = "UnitBookings::is_empty")]
     pub(in crate::fleet) units_taken: UnitBookings,
     pub(in crate::fleet) reading: Option<MeterReading>,
-    /// A reading is under way, ordered at this moment.
+    /// When the reading in progress was requested.
     pub(in crate::fleet) reading_requested: Option<Tick>,
-    /// When a reading was last ordered, or the accelerator lost.
+    /// When a reading was last requested, or the accelerator's health changed.
     pub(in crate::fleet) last_attempt: Tick,
-    /// Readings since memory was last given back here or seen to come back: the next one is asked for later.
+    /// Readings since memory was last released here or seen to come back; each delays the next one.
     pub(in crate::fleet) readings_without_release: u32,
-    /// The first of them.
+    /// Usage at the first of these readings.
     pub(in crate::fleet) baseline_used: Option<Bytes>,
-    /// When something here last changed hands: a reading from before says nothing.
+    /// When memory here was last released: an earlier reading says nothing.
     pub(in crate::fleet) changed_at: Tick,
 }
 
@@ -69,20 +69,20 @@ pub(in crate::fleet) struct HostAccount {
     pub(in crate::fleet) booked: Bookings,
 }
 
-/// Journals from before it was recorded had no others.
+/// Journals from before this field had only configured accelerators.
 const fn default_configured() -> bool {
     true
 }
 
-/// A reading older than this is taken again before memory is granted on its word.
+/// A reading older than this is repeated before memory is granted.
 const MAX_READING_AGE: Millis = Millis(1000);
-/// An unanswered reading is asked for again after this.
+/// An unanswered reading is requested again after this time.
 const READING_TIMEOUT: Millis = Millis(3000);
-/// A lost accelerator is asked so often whether it is back.
+/// Interval of checks whether a lost accelerator is back.
 const LOST_RETRY_INTERVAL: Millis = Millis(5000);
-/// Readings that show no less in use, at up to 100 ms each: about two seconds.
+/// Limit on readings that show no release: at up to 100 ms each, about two seconds.
 const MAX_READINGS_WITHOUT_RELEASE: u32 = 20;
-/// What falls by less may be an engine's caches breathing, or somebody's desktop.
+/// A smaller decrease may be an engine's caches, or a desktop.
 const MIN_RELEASED_BYTES: Bytes = Bytes::mib(64);
 
 impl AcceleratorAccount {
@@ -110,31 +110,31 @@ impl AcceleratorAccount {
         self.booked.sum()
     }
 
-    /// What may still be booked.
+    /// Bytes that may still be reserved.
     #[must_use]
     pub(in crate::fleet) fn free(&self) -> Bytes {
         self.capacity.saturating_sub(self.reserved())
     }
 
-    /// How many of its accelerators may still be taken: any number where they are not counted.
+    /// How many of its accelerators may still be taken; unlimited if they are not counted.
     #[must_use]
     pub(in crate::fleet) fn free_units(&self) -> u32 {
         self.units.map_or(u32::MAX, |units| units.saturating_sub(self.units_taken.sum()))
     }
 
-    /// It would hold this much, were it empty.
+    /// Whether it would hold this much if it were empty.
     #[must_use]
     pub(in crate::fleet) fn could_hold(&self, takes: ResourceAmount) -> bool {
         self.capacity >= takes.bytes && self.units.is_none_or(|units| units >= takes.units)
     }
 
-    /// What the engine has booked and taken here.
+    /// Amount that the engine has reserved and taken here.
     #[must_use]
     pub(in crate::fleet) fn amount_of(&self, engine: &EngineId) -> ResourceAmount {
         ResourceAmount { bytes: self.booked_by(engine), units: self.units_taken.of(engine) }
     }
 
-    /// It is configured, also where there is nothing of it at present, or somebody is still there.
+    /// Whether the account is configured, even with no accelerator at present, or still has reservations.
     fn must_be_kept(&self) -> bool {
         self.configured || !self.booked.is_empty()
     }
@@ -144,15 +144,17 @@ impl AcceleratorAccount {
         self.booked.of(engine).unwrap_or_default()
     }
 
-    /// The meter has been read since the last change, and lately.
+    /// Whether the meter has been read since the last change, and recently.
     #[must_use]
     pub(in crate::fleet) fn is_fresh(&self, now: Tick) -> bool {
         !self.metered
             || self.reading.as_ref().is_some_and(|r| r.at >= self.changed_at && r.at + MAX_READING_AGE > now)
     }
 
-    /// What will be in use beside `engine` once everybody has taken what is theirs: the larger of right and fact for
-    /// each engine we can tell apart, and all that is nobody's of ours.
+    /// Memory in use besides `engine`, once every engine has taken what is reserved for it.
+    ///
+    /// For each engine that the meter can tell apart, this is the larger of right and fact. Usage of other programs is
+    /// added.
     #[must_use]
     pub(in crate::fleet) fn used_by_others(&self, engine: &EngineId) -> Bytes {
         let booked = self.booked.sum_without(engine);
@@ -172,8 +174,9 @@ impl AcceleratorAccount {
         larger + reading.used.saturating_sub(ours)
     }
 
-    /// Memory in use here, by a fresh reading of a meter that names no processes. `None` if another engine has a booking here, or if
-    /// the meter tells processes apart.
+    /// Memory in use here, by a fresh reading of a meter that names no processes.
+    ///
+    /// `None` if another engine has a reservation here, or if the meter tells processes apart.
     #[must_use]
     pub(in crate::fleet) fn used_if_alone(&self, engine: &EngineId, now: Tick) -> Option<Bytes> {
         let reading =
@@ -182,19 +185,19 @@ impl AcceleratorAccount {
         (self.metered && alone).then_some(reading.used)
     }
 
-    /// No reading is under way, or the one that is has been lost.
+    /// Whether no reading is in progress, or the one in progress is lost.
     #[must_use]
     pub(in crate::fleet) fn may_read(&self, now: Tick) -> bool {
         self.reading_requested.is_none_or(|at| at + READING_TIMEOUT <= now)
     }
 
-    /// Nothing says that its meter does not: no reading was asked for and lost.
+    /// Whether no reading was requested and lost, so the meter may well answer.
     #[must_use]
     pub(in crate::fleet) fn meter_answers(&self, now: Tick) -> bool {
         self.reading_requested.is_none_or(|at| at + READING_TIMEOUT > now)
     }
 
-    /// It could be read, was not since this moment, and nobody is about to.
+    /// Whether the meter was not read since this moment, and no reading is in progress.
     #[must_use]
     pub(in crate::fleet) fn is_unread_since(&self, moment: Tick) -> bool {
         self.metered
@@ -202,20 +205,20 @@ impl AcceleratorAccount {
             && self.reading.as_ref().is_none_or(|r| r.at < moment)
     }
 
-    /// When a lost accelerator is next looked for: only a reading can tell that it is back.
+    /// When to check again for a lost accelerator: only a reading can show that it is back.
     #[must_use]
     pub(in crate::fleet) fn recovery_check_at(&self) -> Option<Tick> {
         (self.metered && !self.healthy).then(|| self.last_attempt + LOST_RETRY_INTERVAL)
     }
 
-    /// When a reading that was asked for counts as lost.
+    /// When the requested reading counts as lost.
     #[must_use]
     pub(in crate::fleet) fn reading_timeout_at(&self) -> Option<Tick> {
         self.reading_requested.map(|at| at + READING_TIMEOUT)
     }
 
-    /// Takes note of a reading. Only memory that comes back is news to those who wait for it: a meter that moves up and
-    /// down all the time must not keep them waiting for ever.
+    /// Records a reading. Only released memory resets the count: a meter that moves up and down all the time must not
+    /// make waiters wait forever.
     pub(in crate::fleet) fn record_reading(&mut self, reading: MeterReading) {
         match self.baseline_used {
             Some(first) if reading.used + MIN_RELEASED_BYTES > first => {
@@ -227,12 +230,14 @@ impl AcceleratorAccount {
         self.reading = Some(reading);
     }
 
-    /// Memory here is on its way back: what was seen before says nothing of how long that takes.
+    /// Restarts the count because memory is being released: earlier readings do not show how long that takes.
     pub(in crate::fleet) const fn reset_readings(&mut self) {
         (self.readings_without_release, self.baseline_used) = (0, None);
     }
 
-    /// The meter has shown the shortage for so long that what it shows is no lag: it is somebody's memory.
+    /// Whether the meter has shown this usage for too long to be a lag.
+    ///
+    /// The memory then belongs to another program.
     #[must_use]
     pub(in crate::fleet) const fn is_usage_confirmed(&self) -> bool {
         self.readings_without_release >= MAX_READINGS_WITHOUT_RELEASE
@@ -256,7 +261,7 @@ impl AcceleratorAccount {
         Some(format!("{taken} taken of {units}: more than there are, nothing new is granted here"))
     }
 
-    /// Observed bytes of one engine, where that can be told or inferred.
+    /// Observed bytes of one engine, if known or inferable.
     #[must_use]
     pub(in crate::fleet) fn observed_of(&self, engine: &EngineId) -> Option<Bytes> {
         let reading = self.reading.as_ref()?;
@@ -269,7 +274,7 @@ impl AcceleratorAccount {
         })
     }
 
-    /// The pause before the next reading: 10 ms at first, doubling to 100 ms while it shows nothing new.
+    /// The pause before the next reading: 10 ms at first, doubling to 100 ms while no reading shows a release.
     #[must_use]
     pub(in crate::fleet) fn reading_delay(&self) -> Millis {
         Millis((10 << self.readings_without_release.min(4)).min(100))
@@ -289,8 +294,10 @@ impl HostAccount {
 }
 
 impl MemoryLedger {
-    /// Takes over a new list of accelerators; bookings on those that stay are kept, and so are accounts that are no
-    /// longer listed but still hold something (they grant nothing: their capacity is zero).
+    /// Applies a new list of accelerators.
+    ///
+    /// Accounts that stay keep their reservations. Unlisted accounts that still hold something stay too, but grant
+    /// nothing: their capacity is zero.
     pub(in crate::fleet) fn configure(&mut self, accelerators: &[Accelerator], host: Bytes) {
         self.host.capacity = host;
         self.accelerators.rebuild(|all| {
@@ -313,8 +320,9 @@ impl MemoryLedger {
         });
     }
 
-    /// Books exactly so much for the engine on each of these, in place of what it had there. `units`: what it takes of a
-    /// pool, unless it has that already.
+    /// Sets the engine's reservation on each of these accelerators, in place of what it had there.
+    ///
+    /// `units`: what it takes of a pool, unless it has units there already.
     pub(in crate::fleet) fn book(
         &mut self,
         engine: &EngineId,
@@ -331,8 +339,9 @@ impl MemoryLedger {
         }
     }
 
-    /// Sets the engine's bookings to so much wherever it has any; zero ends them, unless the engine is still there
-    /// (`stays`) and has accelerators of a pool.
+    /// Reduces the engine's reservations to `bytes` wherever it has any.
+    ///
+    /// Zero ends them, unless the engine keeps its process (`stays`) and has accelerators of a pool.
     pub(in crate::fleet) fn shrink(&mut self, engine: &EngineId, bytes: Bytes, stays: bool, now: Tick) {
         for id in self.accelerators.account_ids_of(engine) {
             let part = self.accelerators.change(&id, |account| {
@@ -348,13 +357,13 @@ impl MemoryLedger {
         }
     }
 
-    /// The most the engine has booked on any accelerator.
+    /// The most that the engine has reserved on any account.
     #[must_use]
     pub(in crate::fleet) fn booked_bytes(&self, engine: &EngineId) -> Bytes {
         self.booked_amount(engine).bytes
     }
 
-    /// The most the engine has booked and taken anywhere.
+    /// The largest amount that the engine has reserved and taken on any account.
     #[must_use]
     pub(in crate::fleet) fn booked_amount(&self, engine: &EngineId) -> ResourceAmount {
         let parts = self.accelerators.accounts_of(engine).map(|(_, account)| account.amount_of(engine));

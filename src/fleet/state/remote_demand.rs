@@ -1,11 +1,12 @@
-//! What other gateways say of their own requests.
+//! Demand that other gateways report for their own requests.
 //!
-//! In a cluster every gateway queues for itself, and one decides about engines for all of them. What waits elsewhere is
-//! demand like any other, in the band of its model; what is in flight elsewhere keeps a model from being idle. Which of
-//! a model's engines those requests are at is not told, so each one that serves counts as used.
+//! In a cluster every gateway has its own queue, and one gateway decides about engines for all of them. Requests that
+//! wait at other gateways are demand like any other, in the band of their model; requests in flight at other gateways
+//! keep a model from being idle. The report does not say at which of a model's engines those requests are, so each
+//! serving engine counts as used.
 //!
-//! Who waits elsewhere has waited since that was first heard: a gateway reports numbers, and a number that only changes
-//! moves nobody's place in line.
+//! Requests at other gateways count as waiting since the first report of them. A gateway reports numbers, and a number
+//! that only changes moves no model's place in line.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,45 +27,45 @@ use crate::{
 
 type RemoteDemandMap = BTreeMap<String, BTreeMap<ModelName, RemoteModelDemand>>;
 
-/// Every other gateway's requests. Cheap to clone until one of them says something else.
+/// The demand of every other gateway. Cheap to clone until a report changes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "RemoteDemandMap", into = "RemoteDemandMap")]
 pub(in crate::fleet) struct RemoteDemand {
     by_gateway: Arc<RemoteDemandMap>,
-    /// Of all gateways together, and only where there is any.
+    /// Sums over all gateways, for models that have any demand.
     totals: Arc<BTreeMap<ModelName, RemoteDemandTotal>>,
 }
 
-/// What one gateway said last of one model.
+/// One gateway's last report on one model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct RemoteModelDemand {
     waiting: u32,
     in_flight: u32,
     last_request: Tick,
-    /// When it was first heard that somebody waits there, for as long as somebody does.
+    /// When the first report of waiters arrived; kept while there are some.
     since: Tick,
 }
 
-/// What all other gateways have of one model.
+/// The demand of all other gateways for one model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::fleet) struct RemoteDemandTotal {
     pub(in crate::fleet) waiting: u32,
     pub(in crate::fleet) in_flight: u32,
-    /// Since when somebody waits at one of them.
+    /// Since when a request waits at one of them.
     oldest: Tick,
 }
 
-/// What became different of one model.
+/// Change of one model by a report.
 struct RemoteDemandChange {
     model: ModelName,
-    /// Somebody waits elsewhere, where nobody did.
+    /// A request waits at another gateway, and none did before.
     newly_waiting: bool,
-    /// The latest moment at which it is known to have been used.
+    /// The latest moment at which the model is known to have been used.
     last_used: Tick,
 }
 
 impl RemoteDemand {
-    /// The map replaces what this gateway said before; `None`: it is gone.
+    /// Replaces the gateway's former report; `None`: the gateway is gone.
     fn update(
         &mut self,
         gateway: &str,
@@ -108,7 +109,7 @@ impl RemoteDemand {
             None => sums.remove(&model),
         };
         let in_flight = |said: Option<&RemoteModelDemand>| said.is_some_and(|said| said.in_flight > 0);
-        // An answer may have lasted for long: what counts is its end, of which nobody tells but by its absence.
+        // An answer may have lasted long. Its end counts, which shows only as its absence from the report.
         let ended = in_flight(before.get(&model)) && !in_flight(after.get(&model));
         // Another machine's clock may be ahead.
         let last = after.get(&model).map_or(Tick(0), |said| said.last_request.min(now));
@@ -151,7 +152,7 @@ impl From<RemoteDemand> for RemoteDemandMap {
 }
 
 impl Planner {
-    /// Another gateway says what it has of each model.
+    /// Applies another gateway's report of its demand.
     pub(in crate::fleet) fn apply_remote_demand(
         &mut self,
         gateway: &str,
@@ -176,13 +177,13 @@ impl Planner {
         }
     }
 
-    /// What is asked for at this gateway, and at all others as well.
+    /// Adds the demand of all other gateways to this gateway's own.
     pub(in crate::fleet) fn with_remote_demand(
         &self,
         mut here: BTreeMap<ModelName, QueueDemand>,
     ) -> BTreeMap<ModelName, QueueDemand> {
         for (model, sum) in self.remote_demand.totals.iter().filter(|(_, sum)| sum.waiting > 0) {
-            // Of what is not configured nobody here knows the band, and nothing could be done about it.
+            // The band of an unconfigured model is unknown here, and nothing could be done for it.
             let Some(band) = self.spec(model).map(|spec| spec.priority) else { continue };
             let there = QueueDemand { waiting: sum.waiting, remote: sum.waiting, band, oldest: sum.oldest };
             here.entry(model.clone()).and_modify(|here| *here = here.combined_with(there)).or_insert(there);
@@ -190,7 +191,7 @@ impl Planner {
         here
     }
 
-    /// How many requests may be at this engine: its leases, and whatever other gateways have in flight at its model.
+    /// How many requests may be at this engine: its leases, and all that other gateways have in flight for its model.
     pub(in crate::fleet) fn in_use_count(&self, e: &Engine) -> u32 {
         let serves = matches!(e.state, LifecycleState::Awake | LifecycleState::Draining { .. });
         let elsewhere = if serves { self.remote_demand.of(&e.id.model).in_flight } else { 0 };

@@ -16,7 +16,7 @@ fn short(of: &[(&str, u64)]) -> AcceleratorShortage {
     AcceleratorShortage { accelerators }
 }
 
-/// What one would do accelerator by accelerator: the oldest first, until it is enough there.
+/// The choice accelerator by accelerator: the oldest first, until enough is free there.
 fn one_by_one(sleepers: &[Sleeper], short: &AcceleratorShortage) -> Vec<usize> {
     let mut set = BTreeSet::new();
     for (accelerator, bytes) in &short.accelerators {
@@ -49,7 +49,7 @@ fn nothing_is_deleted_when_nothing_is_short_and_nothing_in_vain() {
 
 #[test]
 fn one_accelerator_each_the_oldest_that_is_enough_goes_alone() {
-    // Oldest first would delete the small one, and then still the large one.
+    // Oldest first would delete the small sleeper, and then still the large one.
     let all = [sleeper(&["a"], 1, 1), sleeper(&["a"], 4, 2), sleeper(&["a"], 4, 3)];
     let short = short(&[("a", 4)]);
     assert_eq!(one_by_one(&all, &short), [0, 1]);
@@ -64,7 +64,7 @@ fn one_accelerator_each_several_old_ones_go_before_a_young_one() {
 
 #[test]
 fn two_accelerators_each_one_on_both_goes_instead_of_one_on_each() {
-    // The oldest of a is also on c, and that of b on d, which are within budget.
+    // The oldest sleeper of a is also on c, and the oldest of b on d. Both c and d are within budget.
     let all = [sleeper(&["a", "c"], 2, 1), sleeper(&["b", "d"], 2, 2), sleeper(&["a", "b"], 2, 5)];
     let short = short(&[("a", 2), ("b", 2)]);
     assert_eq!(one_by_one(&all, &short), [0, 1]);
@@ -81,7 +81,7 @@ fn four_accelerators_each_two_halves_go_and_the_eight_wide_stays() {
     let all = [wide.clone(), left.clone(), right.clone(), exact];
     assert_eq!(one_by_one(&all, &short), [0]);
     assert_eq!(choose_eviction_set(&all, &short), Some(vec![3]), "e to h are within their budgets");
-    // Without the one that fits, the wide one disturbs as much as both halves, and was used longest ago.
+    // Without the exact fit, the wide sleeper frees as much surplus as both halves, and was used longest ago.
     assert_eq!(choose_eviction_set(&[wide, left, right], &short), Some(vec![0]));
 }
 
@@ -98,7 +98,7 @@ fn what_is_outdated_goes_first_and_what_somebody_waits_for_last() {
 fn what_frees_least_beyond_need_goes_before_what_was_used_longer_ago() {
     let all = [sleeper(&["a"], 6, 1), sleeper(&["a"], 2, 9), sleeper(&["a"], 3, 5)];
     assert_eq!(choose_eviction_set(&all, &short(&[("a", 2)])), Some(vec![1]));
-    // Over all accelerators together, and not at the price of one that is within its budget.
+    // The surplus counts over all accelerators together, and never outweighs sparing one that is within its budget.
     let all = [sleeper(&["a", "b"], 5, 1), sleeper(&["a", "b"], 3, 9), sleeper(&["a", "b", "c"], 2, 2)];
     assert_eq!(choose_eviction_set(&all, &short(&[("a", 2), ("b", 2)])), Some(vec![1]));
 }
@@ -132,7 +132,7 @@ fn with_more_sleepers_than_can_be_tried_the_oldest_that_are_needed_go() {
     assert_eq!(choose_eviction_set(&all, &short(&[("a", 41)])), None);
 }
 
-/// Every set by brute force says the same, and no chosen set has a member too many.
+/// A brute-force search over every set gives the same score. No chosen set has a superfluous member.
 #[test]
 fn no_other_set_is_better() {
     let mut random = crate::sim::SplitMix64::new(7);
@@ -162,7 +162,7 @@ fn no_other_set_is_better() {
     }
 }
 
-/// Also where there are too many for every set to be tried.
+/// Covers also numbers of sleepers too large to try every set.
 #[test]
 fn no_other_goes_where_an_outdated_one_frees_the_same() {
     let mut random = crate::sim::SplitMix64::new(11);

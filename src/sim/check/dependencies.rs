@@ -1,4 +1,4 @@
-//! What models need of each other.
+//! Checks the dependencies between models.
 
 use super::super::{gate::SimulatedGate, process::SimulatedProcessPhase, world::SimulatedWorld};
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
 };
 
 impl SimulatedWorld {
-    /// All that a model needs, and what they need.
+    /// All models that `model` depends on, directly or indirectly.
     fn dependency_closure(&self, model: &ModelName) -> Vec<ModelName> {
         let models = &self.scenario.configuration.models;
         let spec = |name: &ModelName| models.iter().find(|spec: &&ModelSpec| spec.name == *name);
@@ -35,7 +35,7 @@ impl SimulatedWorld {
         self.gates.iter().any(serves)
     }
 
-    /// Nothing is launched or woken before all that it needs serve.
+    /// An engine may launch or wake only when its model's whole closure serves.
     pub(in crate::sim) fn check_dependencies(&mut self, engine: &EngineId, what: &str) {
         let needed = self.dependency_closure(&engine.model);
         if needed.is_empty() {
@@ -49,7 +49,7 @@ impl SimulatedWorld {
         }
     }
 
-    /// An engine that is more than asleep, of a model that needs this one.
+    /// An engine that is not asleep, of a model that depends on this engine's model.
     fn active_dependent(&self, engine: &EngineId) -> Option<EngineId> {
         let awake =
             self.machine.processes.values().filter(|p| !matches!(p.phase, SimulatedProcessPhase::Asleep(_)));
@@ -57,7 +57,7 @@ impl SimulatedWorld {
         needing.next().map(|p| p.engine.clone())
     }
 
-    /// The last engine that serves what others need goes for nobody and for no idleness.
+    /// The last engine that serves a dependency must not close for another model's turn or for idleness.
     pub(in crate::sim) fn check_no_dependents(&mut self, engine: &EngineId, why: CloseReason) {
         let open = self.gates.get(engine).is_some_and(|gate| gate.open && gate.public);
         if !open || !matches!(why, CloseReason::Turn | CloseReason::Idle) {
@@ -73,7 +73,7 @@ impl SimulatedWorld {
         }
     }
 
-    /// It stays for those that need it, and no other engine of its model serves.
+    /// Whether dependents need this engine because no other engine of its model serves.
     pub(super) fn is_needed_by_dependents(&self, engine: &EngineId) -> bool {
         let mut models = self.scenario.configuration.models.iter();
         let kept = models.any(|spec| {

@@ -1,4 +1,4 @@
-//! What may be booked, and when a booking may become smaller.
+//! Checks what may be reserved, and when a reservation may shrink.
 
 use super::super::world::SimulatedWorld;
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
 };
 
 impl SimulatedWorld {
-    /// Accelerators that an engine of this model takes of its pool.
+    /// Number of the pool's accelerators that an engine of this model takes.
     pub(in crate::sim) fn units_of(&self, engine: &EngineId) -> u32 {
         let mut models = self.scenario.configuration.models.iter();
         models.find(|spec| spec.name == engine.model).and_then(|spec| spec.accelerators.units()).unwrap_or(1)
@@ -31,7 +31,7 @@ impl SimulatedWorld {
             let others = self.machine.reserved_on(id).saturating_sub(own);
             let beside = self.machine.reservations_on(id).filter(|(other, _)| *other != engine);
             let taken: u32 = beside.map(|(_, booking)| booking.units).sum();
-            // What it has it keeps, though the pool be smaller by now.
+            // An engine keeps its units even if the pool has become smaller.
             let units = self.units_of(engine).max(has);
             if others + bytes > device.configured_capacity {
                 self.record_violation(format!(
@@ -48,9 +48,9 @@ impl SimulatedWorld {
         }
     }
 
-    /// A booking may not become smaller than what is really held. Where the meter cannot tell whose memory it shows, it
-    /// is enough that all bookings together cover it, or that a sleeper whose wake is called off has what it was adopted with: the rest
-    /// counts as somebody else's for as long as it sleeps.
+    /// A reservation may not shrink below the memory that is really held. If the meter cannot attribute memory to a
+    /// process, either of two conditions suffices: all reservations together cover the reading, or a sleeper whose wake
+    /// is cancelled keeps the reservation that it was adopted with. The rest counts as foreign memory while it sleeps.
     pub(in crate::sim) fn check_shrink(&mut self, engine: &EngineId, generation: Generation, bytes: Bytes) {
         let Some(process) = self.machine.process(engine, generation) else {
             return;

@@ -1,4 +1,4 @@
-//! Written scenarios, and their stories in words.
+//! Scripted actions, and descriptions of events for transcripts.
 
 use super::{ClusterFault, SimulatedCluster};
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     units::Millis,
 };
 
-/// Something that a script lets happen.
+/// An action at a time after the start.
 #[derive(Clone, Debug)]
 pub struct TimedClusterAction {
     pub after: Millis,
@@ -15,9 +15,9 @@ pub struct TimedClusterAction {
 
 #[derive(Clone, Debug)]
 pub enum ClusterAction {
-    /// The owner with this number wants a requester, or none.
+    /// The owner with this number wants a requester, or wants none.
     SetWanted(usize, bool),
-    /// The requester of this owner is killed without grace.
+    /// The requester of this owner is killed without a grace period.
     KillRequester(usize),
     InjectFault(ClusterFault),
 }
@@ -48,7 +48,7 @@ impl SimulatedCluster {
     }
 }
 
-/// An event in words.
+/// Describes an event for the transcript.
 pub(super) fn describe_event(event: &PairingEvent) -> String {
     match event {
         PairingEvent::LeadershipGained { epoch } => format!("leader {} begins", epoch.0),

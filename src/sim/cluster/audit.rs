@@ -1,4 +1,4 @@
-//! The second bookkeeper: knows what every process really holds, and judges the controller by that.
+//! An independent audit that knows what every process really holds and judges the controller by it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,13 +23,13 @@ use crate::{
 pub(super) struct ClusterAudit {
     pub(super) replies_to_drop: BTreeSet<CommandKey>,
     pub(super) in_flight: BTreeMap<CommandKey, PairingCommand>,
-    /// The Pod that a call was sent to, and its container: what is late does not reach the next one.
+    /// The Pod that a call was sent to, and its restart count. A late call does not reach the next Pod or container.
     pub(super) target_containers: BTreeMap<CommandKey, (Uid, u32)>,
     /// When an engine last fell asleep on an accelerator.
     last_sleep: BTreeMap<(NodeName, AcceleratorId), Tick>,
-    /// Since when sleepers are over their budget where something is awake.
+    /// Since when the sleepers exceed their budget on an accelerator with an awake engine.
     over_budget_since: BTreeMap<(NodeName, AcceleratorId), Tick>,
-    /// Nobody led before this moment.
+    /// When the present leader began to lead.
     leader_since: Tick,
 }
 
@@ -40,7 +40,7 @@ impl ClusterAudit {
         }
     }
 
-    /// Nobody led until now.
+    /// Restarts the time limits for a new leader.
     pub(super) fn reset_for_leader(&mut self, now: Tick) {
         self.leader_since = now;
         self.over_budget_since.clear();
@@ -55,7 +55,7 @@ impl SimulatedCluster {
         all.collect()
     }
 
-    /// What is really in use on an accelerator.
+    /// The memory really in use on an accelerator.
     pub(super) fn memory_in_use(&self, node: &NodeName, accelerator: &AcceleratorId) -> Bytes {
         let on = self
             .processes()
@@ -131,7 +131,7 @@ impl SimulatedCluster {
         broken
     }
 
-    /// What a process holds is reserved for it.
+    /// Every process has a reservation for what it holds.
     fn check_reservations(&self) -> Vec<String> {
         let short = self.processes().filter_map(|(node, engine, process)| {
             let known = self.pairing.node(node).and_then(|known| known.engines.get(engine));
@@ -147,7 +147,7 @@ impl SimulatedCluster {
         short.chain(self.check_vanished_processes()).collect()
     }
 
-    /// What is left of a Pod that vanished is reserved, too.
+    /// Memory of vanished Pods is reserved, too.
     fn check_vanished_processes(&self) -> impl Iterator<Item = String> {
         self.known_vanished_processes().filter_map(
             |VanishedProcess { node, engine, pod, process, .. }| {
@@ -177,9 +177,9 @@ impl SimulatedCluster {
         )
     }
 
-    /// No requester is kept from going for longer than it may be.
+    /// No requester is held longer than allowed.
     fn check_hold_times(&self) -> Vec<String> {
-        // Calls that fail are tried again, the watch may be broken for a while.
+        // Allows 70 s more: failed calls are retried, and the watch may be broken for a while.
         let held = self.requesters.iter().filter(|(_, requester)| {
             let most = self.scenario.settings.max_hold(&requester.requested.sizes) + Millis::secs(70);
             let since = requester.deleting_since.map(|since| since.max(self.audit.leader_since));
@@ -198,7 +198,7 @@ impl SimulatedCluster {
                 continue;
             }
             let since = *self.audit.over_budget_since.entry(at).or_insert(self.now);
-            // A leader that has just come counts its sleeps from then; a watch may be broken.
+            // A new leader counts its sleepers from its start, and a watch may be broken.
             if since + settle + Millis::secs(30) < self.now {
                 broken.push(format!(
                     "the sleepers of {accelerator} of {node} are over their budget since {since}"
@@ -207,7 +207,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// Something is awake there, and sleepers that nobody has ended yet hold more than they may.
+    /// Whether an engine is awake there and the sleepers that are not being stopped exceed the budget.
     fn is_over_budget(&self, node: &NodeName, accelerator: &AcceleratorId) -> bool {
         let facts = self.nodes.get(node).and_then(|machine| machine.accelerators.get(accelerator));
         let Some(budget) = facts.and_then(|facts| facts.sleeping_memory) else { return false };
@@ -226,7 +226,7 @@ impl SimulatedCluster {
         on().any(|(.., process)| process.has_full_memory()) && sleepers > budget
     }
 
-    /// An open gate points to an engine that is awake, or that was when it died.
+    /// An open gate points to an engine that is awake, or was when it died.
     fn check_open_gates(&self) -> Vec<String> {
         let open = self.requesters.iter().filter_map(|(id, requester)| {
             let (engine, pod) = requester.stub.as_ref()?.open_to.as_ref()?;
@@ -249,7 +249,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// Everything has come to rest: who wants a requester has one, and it is served or cannot be.
+    /// The cluster has come to rest: every wanted requester exists and is served, unless it is too large.
     pub(super) fn check_quiescent(&mut self) {
         let mut broken = Vec::new();
         for (id, requester) in &self.requesters {
@@ -279,7 +279,7 @@ impl SimulatedCluster {
         self.violations.extend(broken);
     }
 
-    /// By policy, by an engine that is in it, or by somebody who waits for one.
+    /// Whether policy, an engine in the launcher, or a requester needs the launcher.
     fn is_launcher_needed(&self, node: &NodeName, launcher: &ProviderId) -> bool {
         let Some(known) = self.pairing.node(node) else { return false };
         let mut waiting = known
@@ -299,7 +299,7 @@ impl SimulatedCluster {
         requester.accelerators.iter().any(small)
     }
 
-    /// Why this requester is not served, as the last plan said.
+    /// Why this requester is not served, according to the last plan.
     #[must_use]
     pub fn reason(&self, node: &NodeName, requester: &RequesterId) -> Option<&str> {
         self.reasons.get(&(node.clone(), requester.clone())).map(String::as_str)

@@ -1,4 +1,4 @@
-//! LauncherConfigs: what launchers are made from, and how many engines each may hold.
+//! LauncherConfigs: what launchers are created from, and how many engines each may hold.
 
 use super::{SimulatedCluster, pods::ProviderKey};
 use crate::pairing::{
@@ -6,17 +6,17 @@ use crate::pairing::{
     ids::{LauncherBuild, PairingEngineId, RequesterId},
 };
 
-/// Editions of one LauncherConfig are told apart by what is below.
+/// Number of build ids per LauncherConfig; the offset within them is the revision.
 const REVISIONS_PER_CONFIG: u64 = 1 << 32;
 
-/// Of the LauncherConfig with this number, as it is at first.
+/// The first build of the LauncherConfig with this number.
 #[must_use]
 pub(super) const fn first_build(config: u64) -> LauncherBuild {
     LauncherBuild(config * REVISIONS_PER_CONFIG)
 }
 
 impl SimulatedCluster {
-    /// Of the same LauncherConfig, as it is now.
+    /// The current build of the same LauncherConfig.
     pub(super) fn current_build(&self, of: LauncherBuild) -> LauncherBuild {
         let config = of.0 / REVISIONS_PER_CONFIG;
         let edition =
@@ -30,13 +30,13 @@ impl SimulatedCluster {
         LauncherBuildPolicy { obsolete: self.current_build(of) != of, max_engines: most }
     }
 
-    /// What the launcher is made from that is made for this requester.
+    /// The build of a launcher that is created for this requester.
     pub(super) fn build_for(&self, asker: Option<&RequesterId>) -> LauncherBuild {
         let asked = asker.and_then(|asker| self.requesters.get(asker)?.requested.build);
         self.current_build(asked.unwrap_or(first_build(0)))
     }
 
-    /// Every edition that there was.
+    /// The policies of all builds so far.
     pub(super) fn build_events(&self) -> Vec<PairingEvent> {
         let all = (0_u64..).zip(&self.launcher_config_revisions).flat_map(|(config, edition)| {
             (0..=*edition).map(move |edition| LauncherBuild(first_build(config).0 + edition))
@@ -44,7 +44,7 @@ impl SimulatedCluster {
         all.map(|build| PairingEvent::LauncherBuild { build, policy: self.build_policy(build) }).collect()
     }
 
-    /// A LauncherConfig becomes another one, and who asked for its launchers asks for other launchers.
+    /// Edits a LauncherConfig. Requesters of its launchers request the new build from now on.
     pub(super) fn edit_launcher_config(&mut self) {
         let configs: Vec<usize> = (0..self.launcher_config_revisions.len()).collect();
         let Some(config) = self.random.pick(&configs).copied() else { return };
@@ -56,7 +56,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// No launcher has more engines than it may hold.
+    /// No launcher holds more engines than allowed.
     pub(super) fn check_launcher_capacity(&mut self, key: &ProviderKey, engine: &PairingEngineId) {
         let Some(launcher) = self.providers.get(key) else { return };
         let Some(most) = launcher.build.and_then(|build| self.build_policy(build).max_engines) else {
@@ -71,7 +71,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// Where nobody is bound to an engine, launchers are of what is there now.
+    /// A launcher without a bound engine is of a current build.
     pub(super) fn check_builds(&self) -> Vec<String> {
         let old = self.providers.iter().filter(|(_, launcher)| {
             launcher.build.is_some_and(|build| self.build_policy(build).obsolete) && !launcher.has_finalizer()

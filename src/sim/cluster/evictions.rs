@@ -1,4 +1,4 @@
-//! Judges which sleepers were deleted: none too early, and no other one should have gone instead.
+//! Checks which sleepers were deleted: none too early, and none in place of an outdated one.
 
 use super::SimulatedCluster;
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl SimulatedCluster {
-    /// To be called once the plan has been recorded: what it deletes holds still what it held.
+    /// Call after the plan has been recorded. The engines that it deletes still hold their memory.
     pub(super) fn check_evictions(&mut self, plan: &PairingPlan) {
         let gone = plan.commands.iter().filter_map(|command| match &command.action {
             PairingAction::Engine { engine, step: EngineStep::Stop { reason: why }, .. } => {
@@ -26,7 +26,7 @@ impl SimulatedCluster {
             gone.filter(|(.., why)| matches!(why, EngineStopReason::Evicted | EngineStopReason::Displaced))
         {
             let Some(known) = self.pairing.node(node) else { continue };
-            // One that does not obey is ordered to end again.
+            // Skips repeated stops of engines that did not obey.
             let Some(engine) = known.engines.get(id).filter(|engine| engine.since == self.now) else {
                 continue;
             };
@@ -48,7 +48,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// For the sake of the budget, which is not judged before the last sleep has settled.
+    /// Whether an eviction for the budget came before the last sleep had settled.
     fn is_too_early(&self, node: &PairingNode, engine: &PairingEngine) -> bool {
         let settle = self.scenario.settings.meter_lag;
         let recent = |a: &AcceleratorId| {
@@ -58,7 +58,7 @@ impl SimulatedCluster {
         engine.id.accelerators.iter().all(recent) && !Self::is_needed_for_memory(node, engine)
     }
 
-    /// Somebody is there who needs what it keeps of an accelerator.
+    /// Whether a requester needs the memory that this engine keeps.
     fn is_needed_for_memory(node: &PairingNode, engine: &PairingEngine) -> bool {
         node.requesters.values().filter(|r| r.stays()).any(|requester| {
             let ask = &requester.observed.requested;
@@ -76,7 +76,7 @@ impl SimulatedCluster {
         self.pairing.template_status(id.fingerprint) != TemplateStatus::Current
     }
 
-    /// A sleeper of an outdated template that nobody waits for, that would have freed the same as this one, and stays.
+    /// An outdated, unwanted sleeper that would have freed the same as `gone`, but stays.
     fn outdated_alternative<'a>(
         &self,
         node: &'a PairingNode,

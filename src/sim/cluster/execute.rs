@@ -1,4 +1,4 @@
-//! What becomes of commands: they arrive late or not at all, have an effect and lose the answer, or come from a leader of before.
+//! Executes commands: late or never, with the reply lost, or from an earlier leader.
 
 use super::{
     ClusterEvent, SimulatedCluster,
@@ -14,7 +14,7 @@ use crate::{
     units::{Generation, Millis},
 };
 
-/// What a command came to; `None`: that will be known when it has finished.
+/// The reply to a command; `None` if the reply comes when the command has finished.
 type ImmediateReply = Option<Result<CommandReply, CommandFailure>>;
 
 const DONE: ImmediateReply = Some(Ok(CommandReply::Done));
@@ -23,7 +23,7 @@ const CONFLICT: ImmediateReply = Some(Err(CommandFailure::Conflict));
 const ABSENT: ImmediateReply = Some(Ok(CommandReply::Condition(QueriedCondition::Absent)));
 
 impl SimulatedCluster {
-    /// A command leaves the controller.
+    /// Sends a command of the controller.
     pub(super) fn send(&mut self, command: PairingCommand) {
         let (call, troubles) = (self.scenario.settings.call_timeout, self.scenario.fault_rates);
         let key = (command.epoch, command.serial);
@@ -41,7 +41,7 @@ impl SimulatedCluster {
             PairingAction::Engine { step: EngineStep::Launch | EngineStep::Create { .. }, .. }
         );
         if starts && self.chance(troubles.starts_late) {
-            // Given up, and carried out all the same.
+            // The caller gives up, but the command is executed all the same.
             self.audit.replies_to_drop.insert(key);
             self.reply_after(call, &command, Err(CommandFailure::Unreachable));
             let after = self.random_duration((call.0, call.0 * 2 - 100));
@@ -63,7 +63,7 @@ impl SimulatedCluster {
         self.schedule(after, ClusterEvent::CommandArrives(command));
     }
 
-    /// Of a leader of before, if somebody can refuse it.
+    /// Sends a command of an earlier leader, if the target can refuse it.
     pub(super) fn send_from_old_leader(&mut self, command: PairingCommand) {
         if is_fenced(&command.action) {
             let after = self.random_duration(self.scenario.network_delay);
@@ -71,8 +71,8 @@ impl SimulatedCluster {
         }
     }
 
-    /// Who leads next does so only after every write of the leader before has been carried out or can be no more. Calls to stubs and
-    /// launchers stay under way: those are told the epoch.
+    /// Executes or drops every pending write of the previous leader. The next leader starts only after that. Calls to
+    /// stubs and launchers stay in flight, because those check the epoch.
     pub(super) fn flush_writes(&mut self) {
         for (_, command) in std::mem::take(&mut self.audit.in_flight) {
             if is_fenced(&command.action) {
@@ -186,7 +186,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// The stub of this requester, if it runs, can be reached, and has heard of no younger leader.
+    /// The stub of this requester, if it runs, is reachable, and knows no newer leader.
     fn reachable_stub(&mut self, command: &PairingCommand, id: &RequesterId) -> Option<&mut SimulatedStub> {
         if self.is_cut_off(&command.node) {
             return None;
@@ -273,7 +273,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// Where this engine runs or is to run.
+    /// The provider where this engine runs or will run.
     fn provider_of(&self, command: &PairingCommand, engine: &PairingEngineId) -> Option<ProviderKey> {
         let node = self.pairing.node(&command.node);
         let known = node.and_then(|node| node.engines.get(engine)).map(|known| known.provider.clone());
@@ -303,7 +303,7 @@ impl SimulatedCluster {
         DONE
     }
 
-    /// What is asked of the launcher, the engine, or the stub before the engine.
+    /// Executes a call to the launcher, the engine, or the stub in front of the engine.
     fn call(
         &mut self,
         command: &PairingCommand,
@@ -354,7 +354,7 @@ impl SimulatedCluster {
         }
         let there = provider.processes.get(id).filter(|process| process.generation == generation).cloned();
         match (step, there) {
-            // It was obeyed before, and the answer was lost.
+            // The command was executed before, and the reply was lost.
             (EngineStep::Launch, Some(_)) => DONE,
             (EngineStep::Launch, _) if provider.exited.get(id) == Some(&generation) => DONE,
             (EngineStep::Launch, _)
@@ -394,7 +394,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// The engine itself is told. A hung one says nothing.
+    /// Executes a call to the engine itself. A hung engine does not reply.
     fn call_engine(
         &mut self,
         command: &PairingCommand,
@@ -437,7 +437,7 @@ impl SimulatedCluster {
         }
         if matches!(step, EngineStep::Sleep { .. }) && self.chance(troubles.sleep_denied) {
             self.count("sleeps denied");
-            // It is awake all the time, and that is found out.
+            // The engine stays awake, and the caller finds that out.
             if !self.audit.replies_to_drop.remove(&(command.epoch, command.serial)) {
                 self.reply_after(SLEEP_DENIAL_TIMEOUT, command, Err(CommandFailure::Refused));
             }
@@ -506,7 +506,7 @@ fn query_condition(process: &PodProcess, knows_level: bool) -> Result<CommandRep
     }))
 }
 
-/// A stub or launcher hears it, and knows which leader is the last.
+/// Whether a stub or launcher receives the command and checks its epoch.
 fn is_fenced(order: &PairingAction) -> bool {
     match order {
         PairingAction::Engine { engine, step, .. } => match step {
@@ -529,5 +529,5 @@ fn is_fenced(order: &PairingAction) -> bool {
     }
 }
 
-/// Of which leader a command is, and which of its commands.
+/// The epoch and serial number of a command.
 pub(super) type CommandKey = (Epoch, u64);

@@ -1,4 +1,4 @@
-//! What goes wrong, by chance or by a script.
+//! Faults, injected at random or by a script.
 
 use super::{
     ClusterEvent, SimulatedCluster,
@@ -12,13 +12,13 @@ use crate::{
     units::Millis,
 };
 
-/// Something that goes wrong, or that somebody does.
+/// A fault, or a disruptive action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClusterFault {
     DeleteRequester,
-    /// Without grace: its containers end at once.
+    /// Without a grace period: its containers end at once.
     KillRequester,
-    /// Its stub's container is started anew.
+    /// Its stub's container restarts.
     RestartStub,
     DeleteProvider,
     CrashProvider,
@@ -33,7 +33,7 @@ pub enum ClusterFault {
     LoseLeader,
     BreakWatch,
     OutdateTemplate,
-    /// A provider's object goes, with its finalizer, and what runs in it goes on.
+    /// A provider's object vanishes with its finalizer, and its processes continue.
     VanishProvider,
     /// A LauncherConfig is edited.
     EditLaunchers,
@@ -163,7 +163,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// The container ends with everything in it, and the kubelet starts it again.
+    /// The container ends with all its processes, and the kubelet restarts it.
     fn restart_launcher(&mut self, key: &ProviderKey) {
         if !key.1.is_launcher() {
             return;
@@ -173,7 +173,7 @@ impl SimulatedCluster {
         let after = if trouble { (1000, 20_000) } else { (50, 2000) };
         let Some(provider) = self.providers.get_mut(key) else { return };
         provider.restarts += 1;
-        // Now and then it is not started at once: the kubelet waits, too.
+        // In half of the restarts the container is slow: the kubelet backs off.
         provider.phase = if trouble { ProviderPhase::Crashed } else { ProviderPhase::Running };
         provider.hung = false;
         let uid = provider.uid.clone();
@@ -209,7 +209,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// The machine is switched off and its Node object deleted; the Pods' objects go later.
+    /// Switches the machine off and deletes its Node object. The Pods' objects are deleted later.
     pub(super) fn lose_node(&mut self, node: &NodeName) {
         let Some(machine) = self.nodes.get_mut(node).filter(|machine| machine.exists) else { return };
         machine.exists = false;
@@ -228,7 +228,7 @@ impl SimulatedCluster {
         self.schedule(Millis::secs(60), ClusterEvent::HealNode(node.clone()));
     }
 
-    /// What was on a lost node is seen ended and is deleted.
+    /// Deletes the Pods of a lost node, and reports them terminated.
     pub(super) fn delete_lost_pods(&mut self, node: &NodeName) {
         let keys: Vec<_> = self.providers.keys().filter(|key| key.0 == *node).cloned().collect();
         for key in keys {
@@ -247,14 +247,14 @@ impl SimulatedCluster {
         }
     }
 
-    /// Whatever was wrong with the node is over.
+    /// Ends all faults of the node.
     pub(super) fn heal_node(&mut self, node: &NodeName) {
         let Some(machine) = self.nodes.get_mut(node) else { return };
         if !machine.exists
             && (self.providers.keys().any(|key| key.0 == *node)
                 || self.requesters.values().any(|r| r.node == *node))
         {
-            // The name comes back once nothing of before is left.
+            // The node name returns once no Pod of the old node is left.
             return self.schedule(Millis::secs(5), ClusterEvent::HealNode(node.clone()));
         }
         machine.exists = true;
@@ -277,7 +277,7 @@ impl SimulatedCluster {
     fn outdate_template(&mut self) {
         let fingerprints: Vec<_> =
             self.scenario.owners.iter().map(|owner| owner.requested.fingerprint).collect();
-        // Of an obsolete one no sleeper is left that could go before others.
+        // Weighted towards `Outdated`: an obsolete template has no sleeper left that could be evicted before others.
         let outdated = [TemplateStatus::Outdated; 3];
         let standings: Vec<_> =
             outdated.into_iter().chain([TemplateStatus::Current, TemplateStatus::Obsolete]).collect();
@@ -289,7 +289,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// No troubles from here on, and those there are are over soon.
+    /// Stops further faults; the present ones end soon.
     pub(super) fn stop_faults(&mut self) {
         self.quiescing = true;
         self.record_line(|| "! calm".to_owned());
@@ -300,7 +300,7 @@ impl SimulatedCluster {
             provider.hung = false;
             provider.processes.values_mut().filter(|process| process.hung)
         });
-        // A process that hangs stays so; one that hangs at its start never answers.
+        // A hung process stays hung, and a process that hangs at its start never answers.
         let stuck = hung.filter(|process| process.phase == PodProcessPhase::Awake).count();
         if stuck > 0 {
             self.count("hung to the end");

@@ -1,4 +1,4 @@
-//! Owners, scheduler and kubelets: Pods come, run, end and go.
+//! Owners, scheduler and kubelets: Pods are created, run, end and are deleted.
 
 use super::{
     ClusterEvent, SimulatedCluster,
@@ -16,11 +16,11 @@ use crate::{
     units::{Bytes, Generation, Millis},
 };
 
-/// A kubelet that has heard that a Pod's object is gone has ended it within this.
+/// Longest time until the kubelet has stopped a Pod whose object vanished.
 const VANISHED_POD_GRACE: Millis = Millis::secs(10);
 
 impl SimulatedCluster {
-    /// Makes a requester if one is wanted, none is there that stays, and a node has room for it.
+    /// Creates a requester if its owner wants one, has none that stays, and a node has room.
     pub(super) fn ensure_requester(&mut self, number: usize) {
         let Some(owner) = self.scenario.owners.get(number).cloned() else { return };
         let there = self
@@ -32,7 +32,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// As scheduler and kubelet do: any node that takes Pods, any accelerators that nobody has.
+    /// Picks a node and accelerators as scheduler and kubelet do: any node that accepts Pods, any free accelerators.
     pub(super) fn create_requester(&mut self, number: usize) -> bool {
         let Some(owner) = self.scenario.owners.get(number).cloned() else { return false };
         let free = |name: &NodeName| {
@@ -46,7 +46,7 @@ impl SimulatedCluster {
         let fitting: Vec<_> =
             nodes.map(|n| (free(&n), n)).filter(|(a, _)| a.len() >= owner.accelerator_count).collect();
         let Some((mut accelerators, node)) = self.random.pick(&fitting).cloned() else { return false };
-        // Mostly the same ones again.
+        // Mostly picks the same accelerators again.
         if self.random.chance(0.3) {
             accelerators.rotate_left(1);
         }
@@ -82,7 +82,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// Its containers end, and its accelerators are anybody's.
+    /// Ends the requester's containers and frees its accelerators.
     pub(super) fn stub_ends(&mut self, id: &RequesterId) {
         let Some(requester) = self.requesters.get_mut(id).filter(|r| !r.terminated) else { return };
         requester.terminated = true;
@@ -104,14 +104,14 @@ impl SimulatedCluster {
         requester.deleting_since = Some(self.now);
         let owner = requester.owner;
         self.emit_requester(id);
-        // With the hold the stub waits to be released; without, it ends on its own soon.
+        // With the hold, the stub waits for its release; without, it ends on its own soon.
         let grace = if self.scenario.stubs_await_release { hold } else { self.random_duration((5, 2000)) };
         self.schedule(grace, ClusterEvent::StubEnds(id.clone()));
         self.collect_requester(id);
         self.schedule(Millis(50), ClusterEvent::EnsureRequester(owner));
     }
 
-    /// The object goes once it is deleted, has ended, and nobody's finalizer is on it.
+    /// Removes the object once it is deleted, has ended, and has no finalizer.
     pub(super) fn collect_requester(&mut self, id: &RequesterId) {
         let over = |r: &SimulatedRequester| r.deleting_since.is_some() && r.terminated && !r.finalizer;
         if self.requesters.get(id).is_some_and(over)
@@ -183,7 +183,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// A process begins to load, with all the memory that it is to have.
+    /// Starts a process that loads with its full memory.
     pub(super) fn start_process(
         &mut self,
         key: &ProviderKey,
@@ -241,7 +241,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// A process ends by itself. A launcher keeps that in mind until it is told to put it away.
+    /// Ends a process by itself. A launcher keeps the exited instance until it is ordered to remove it.
     pub(super) fn process_exits(&mut self, key: &ProviderKey, engine: &PairingEngineId) {
         if !key.1.is_launcher() {
             return self.remove_process(key, engine);
@@ -252,13 +252,13 @@ impl SimulatedCluster {
         self.emit_engine(key, engine, process.generation, Some(false));
     }
 
-    /// What stopped is put away.
+    /// Removes an exited instance from its launcher.
     pub(super) fn remove_exited(&mut self, key: &ProviderKey, engine: &PairingEngineId) {
         let stopped = self.providers.get_mut(key).and_then(|provider| provider.exited.remove(engine));
         stopped.into_iter().for_each(|life| self.emit_engine(key, engine, life, None));
     }
 
-    /// A process ends, and nothing is left of it. That of a direct provider takes its Pod along.
+    /// Ends a process completely. A direct provider's Pod ends with it.
     pub(super) fn remove_process(&mut self, key: &ProviderKey, engine: &PairingEngineId) {
         let Some(provider) = self.providers.get_mut(key) else { return };
         let Some(process) = provider.processes.remove(engine) else { return };
@@ -281,7 +281,7 @@ impl SimulatedCluster {
     }
 
     pub(super) fn pod_ends(&mut self, key: &ProviderKey, uid: &Uid) {
-        // Where there is no node any more, the object is not waited for.
+        // On a lost node the Pod ends at once: no kubelet has to report it.
         let silent = self.nodes.get(&key.0).is_some_and(|machine| machine.exists && machine.cut_off);
         let same = |p: &&mut SimulatedProvider| p.uid == *uid && p.phase != ProviderPhase::Terminated;
         if silent && self.providers.get_mut(key).filter(same).is_some() {
@@ -295,7 +295,7 @@ impl SimulatedCluster {
         self.collect_provider(key);
     }
 
-    /// Its object goes, finalizer and all; the kubelet ends what ran in it when it comes to it.
+    /// Removes the provider's object with its finalizer. The kubelet stops its processes later.
     pub(super) fn vanish_provider(&mut self, key: &ProviderKey) {
         let Some(provider) = self.providers.remove(key) else { return };
         self.count("Pods vanished");
@@ -318,7 +318,7 @@ impl SimulatedCluster {
         self.emit_provider_vanished(key, provider.uid);
     }
 
-    /// A kubelet that is cut off has not heard of it yet.
+    /// Ends a process of a vanished Pod. A kubelet that is cut off does not know of the deletion yet.
     pub(super) fn vanished_process_ends(&mut self, number: u64) {
         let node = self
             .vanished_processes

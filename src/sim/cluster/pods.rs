@@ -1,4 +1,4 @@
-//! What is really there: machines, Pods, processes and what they hold.
+//! The real state: machines, Pods, processes, and the memory they hold.
 
 use std::collections::BTreeMap;
 
@@ -14,14 +14,14 @@ use crate::{
     units::{Bytes, Generation, Tick},
 };
 
-/// A node, its accelerators, and the kubelet's book of who has them.
+/// A node, its accelerators, and the kubelet's allocation of them.
 #[derive(Clone, Debug)]
 pub(super) struct SimulatedNode {
     pub(super) facts: PairingNodeFacts,
     pub(super) exists: bool,
-    /// Nobody reaches it, and its kubelet reports nothing.
+    /// The node is unreachable, and its kubelet reports nothing.
     pub(super) cut_off: bool,
-    /// Its Node object says so by now.
+    /// The Node object shows the kubelet as silent.
     pub(super) kubelet_silent: bool,
     pub(super) accelerators: BTreeMap<AcceleratorId, AcceleratorFacts>,
     pub(super) allocated: BTreeMap<AcceleratorId, RequesterId>,
@@ -41,12 +41,12 @@ pub(super) struct SimulatedRequester {
     pub(super) finalizer: bool,
 }
 
-/// The proxy in it.
+/// The stub in a requester.
 #[derive(Clone, Debug)]
 pub(super) struct SimulatedStub {
     pub(super) container: Uid,
     pub(super) epoch: Epoch,
-    /// The gate is open to this engine in this Pod: in a launcher its next life has the same address.
+    /// The engine and Pod that the gate is open to. In a launcher the engine's next generation has the same address.
     pub(super) open_to: Option<(PairingEngineId, Uid)>,
 }
 
@@ -57,22 +57,23 @@ pub(super) struct SimulatedProvider {
     pub(super) phase: ProviderPhase,
     pub(super) deleting: bool,
     pub(super) restarts: u32,
-    /// Of a launcher.
+    /// Launchers only.
     pub(super) build: Option<LauncherBuild>,
     /// The memory limit of its Pod.
     pub(super) memory_limit: Option<Bytes>,
     pub(super) epoch: Epoch,
-    /// A launcher that answers nobody.
+    /// A launcher that answers no call.
     pub(super) hung: bool,
     pub(super) records: Vec<EngineRecord>,
     pub(super) processes: BTreeMap<PairingEngineId, PodProcess>,
-    /// Of a launcher: engines that ended by themselves, which are there until they are put away.
+    /// Launchers only: engines that ended by themselves, until they are removed.
     pub(super) exited: BTreeMap<PairingEngineId, Generation>,
-    /// Of a launcher: the last life of each engine that it was told to end, which it starts no more.
+    /// Launchers only: the last generation of each engine that it was ordered to stop. The launcher refuses to start
+    /// that generation or an older one.
     pub(super) last_stopped: BTreeMap<PairingEngineId, Generation>,
 }
 
-/// An engine whose Pod's object vanished, and which has not been ended yet.
+/// An engine whose Pod's object vanished and which still runs.
 #[derive(Clone, Debug)]
 pub(super) struct VanishedProcess {
     pub(super) number: u64,
@@ -80,17 +81,17 @@ pub(super) struct VanishedProcess {
     pub(super) engine: PairingEngineId,
     pub(super) pod: Uid,
     pub(super) process: PodProcess,
-    /// The leader that sees, sooner or later, that the object went. Another one cannot know of it.
+    /// The leader that will learn that the object vanished. No other leader can know of it.
     pub(super) observed_by: Option<Epoch>,
 }
 
-/// An engine that really runs.
+/// A running engine.
 #[derive(Clone, Debug)]
 pub(super) struct PodProcess {
     pub(super) generation: Generation,
     pub(super) phase: PodProcessPhase,
     pub(super) awake_bytes: Bytes,
-    /// What it keeps asleep, which may be more than was declared.
+    /// Memory that it keeps asleep, which may be more than declared.
     pub(super) residue: Bytes,
     pub(super) host_bytes: Bytes,
     pub(super) hung: bool,
@@ -112,12 +113,12 @@ impl PodProcess {
         !matches!(self.phase, PodProcessPhase::Asleep(_))
     }
 
-    /// What it holds of each of its accelerators.
+    /// Memory that it holds on each of its accelerators.
     pub(super) const fn memory_held(&self) -> Bytes {
         if self.has_full_memory() { self.awake_bytes } else { self.residue }
     }
 
-    /// What it keeps of host RAM: from when it begins to fall asleep until it is awake again.
+    /// Host RAM that it holds, from the start of its sleep until it is awake again.
     pub(super) const fn host_memory_held(&self) -> Bytes {
         match self.phase {
             PodProcessPhase::FallingAsleep(SleepLevel::One)
@@ -156,7 +157,7 @@ impl SimulatedProvider {
         }
     }
 
-    /// Our finalizer is on it.
+    /// Whether our finalizer is on it.
     pub(super) fn has_finalizer(&self) -> bool {
         self.records.iter().any(|record| record.requester.is_some())
     }

@@ -1,4 +1,4 @@
-//! A cluster by chance: every seed other nodes, other wishes, other troubles.
+//! Random clusters: every seed gives other nodes, owners and faults.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::{
     units::{Bytes, Millis},
 };
 
-/// What a cluster is like, and what happens in it.
+/// A cluster, its owners and its faults.
 #[derive(Clone, Debug)]
 pub struct ClusterScenario {
     pub seed: u64,
@@ -26,16 +26,16 @@ pub struct ClusterScenario {
     pub host_memory: Bytes,
     /// The memory limit of each provider.
     pub provider_memory_limit: Option<Bytes>,
-    /// So many accelerators of each node are to have a launcher, whether somebody asks for it or not.
+    /// How many accelerators of each node always want a launcher.
     pub launchers_per_node: u32,
-    /// For each LauncherConfig how many engines its launchers may hold.
+    /// For each LauncherConfig, how many engines its launchers may hold.
     pub launcher_max_engines: Vec<Option<u32>>,
     pub owners: Vec<SimulatedOwner>,
     pub fault_rates: ClusterFaultRates,
-    /// Stubs hold on when they are told to end, until they are released.
+    /// A stub ordered to terminate holds on until it is released.
     pub stubs_await_release: bool,
     pub metered: bool,
-    /// An engine that is asked whether it sleeps says how deeply.
+    /// An engine that is queried while asleep reports its level.
     pub reports_sleep_level: bool,
     // All in milliseconds, from and to.
     pub watch_delay: (u64, u64),
@@ -45,12 +45,12 @@ pub struct ClusterScenario {
     pub load_time: (u64, u64),
     pub sleep_time: (u64, u64),
     pub wake_time: (u64, u64),
-    /// How often an owner changes its mind.
+    /// Mean time between an owner's changes of mind.
     pub toggle_interval: Option<Millis>,
     pub actions: Vec<TimedClusterAction>,
 }
 
-/// Somebody who wants one requester of a kind, or none.
+/// An owner, which wants one requester of a kind, or none.
 #[derive(Clone, Debug)]
 pub struct SimulatedOwner {
     pub requested: RequestedEngine,
@@ -60,17 +60,17 @@ pub struct SimulatedOwner {
     pub wants_requester: bool,
 }
 
-/// How probable each thing is to go wrong.
+/// The probability of each fault.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ClusterFaultRates {
     pub mean_interval: Option<Millis>,
-    /// Commands without effect, and those whose effect nobody hears of.
+    /// Commands without effect, and commands whose reply is lost.
     pub calls_lost: f64,
     pub replies_lost: f64,
     pub starts_late: f64,
     pub start_fails: f64,
     pub sleep_fails: f64,
-    /// The order to sleep is taken, and the engine stays awake.
+    /// The engine accepts the sleep command and stays awake.
     pub sleep_denied: f64,
     pub wake_fails: f64,
     pub canary_fails: f64,
@@ -79,7 +79,7 @@ pub struct ClusterFaultRates {
 }
 
 impl ClusterScenario {
-    /// Any plot; the seed says which.
+    /// A random scenario, determined by the seed.
     #[must_use]
     pub fn from_seed(seed: u64) -> Self {
         let mut random = SplitMix64::new(seed);
@@ -88,7 +88,7 @@ impl ClusterScenario {
         let residues = random.between(1, 3);
         let accelerators = random.between(1, 4) as u32;
         let mode = [ProviderMode::Plain, ProviderMode::Sleep, ProviderMode::Launcher];
-        // Some clusters have one mode, most a mixture.
+        // Some clusters use one mode, most mix them.
         let only = random.chance(0.4).then(|| random.pick(&mode).copied()).flatten();
         let owners = (0..random.between(3, 8))
             .map(|i| {
@@ -142,7 +142,7 @@ impl ClusterScenario {
         plot
     }
 
-    /// One node without troubles, on which only what a script says happens.
+    /// One node without faults, on which only the scripted actions happen.
     #[must_use]
     pub fn quiet(accelerators: u32, owners: Vec<SimulatedOwner>, deeds: Vec<TimedClusterAction>) -> Self {
         Self {
@@ -192,7 +192,7 @@ impl ClusterScenario {
         (0..self.nodes).map(|i| (format!("node-{i}").into(), machine())).collect()
     }
 
-    /// After so long without troubles nothing is under way any more.
+    /// Time without faults after which nothing is in flight any more.
     pub(super) fn quiescence_timeout(&self) -> Millis {
         let settings = &self.settings;
         let most = MemorySizes { awake: self.capacity, asleep: Bytes::ZERO, host: self.capacity };
@@ -224,7 +224,7 @@ fn settings(random: &mut SplitMix64) -> PairingSettings {
         stop_timeout: Millis::secs(random.between(10, 20)),
         call_timeout: Millis::secs(random.between(1, 5)),
         hold_margin: Millis::secs(5),
-        // A kubelet ends what vanished within ten seconds; a watch may be broken for twenty.
+        // A kubelet stops a vanished Pod within ten seconds; a watch may be broken for twenty.
         vanished_retention: Millis::secs(45),
     }
 }
@@ -262,7 +262,7 @@ fn owner(
     }
 }
 
-/// Each seed has some of the troubles, so that each is met with and without the others.
+/// Each seed has some of the faults, so that each fault occurs with and without the others.
 fn fault_rates(random: &mut SplitMix64) -> ClusterFaultRates {
     if random.chance(0.1) {
         return ClusterFaultRates::default();
@@ -307,7 +307,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// The owner wants its requester no more, or wants one again.
+    /// The owner stops wanting its requester, or wants one again.
     pub(super) fn toggle_owner(&mut self, number: usize) {
         if self.quiescing {
             return;

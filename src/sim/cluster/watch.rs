@@ -1,5 +1,5 @@
-//! What the controller gets to see: what each watch shows in its order, and nothing in the order of two of them; late, and now and
-//! then not at all until it lists again.
+//! The controller's watches. Each delivers its own events in order, but two watches are not ordered with each other.
+//! Deliveries lag, and stop now and then until the next list.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,28 +15,28 @@ use crate::{
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct SimulatedWatch {
-    /// The last delivery of each watch: nothing of the same overtakes it.
+    /// The last delivery of each watch: no event of the same watch overtakes it.
     last_delivery: BTreeMap<WatchKind, Tick>,
     broken: bool,
-    /// Nobody watches.
+    /// No leader watches.
     has_no_leader: bool,
     requesters: BTreeSet<(NodeName, RequesterId)>,
     providers: BTreeSet<(ProviderKey, Uid)>,
-    /// Of these it was told that their kubelet is silent.
+    /// Nodes whose kubelet was reported silent.
     reported_silent: BTreeSet<NodeName>,
-    /// Engines of launchers whose process was there.
+    /// Engines of launchers whose process existed.
     engines: BTreeSet<(ProviderKey, PairingEngineId, Generation)>,
 }
 
 impl SimulatedCluster {
-    /// The controller will see this.
+    /// Schedules the delivery of an event to the controller.
     fn emit(&mut self, event: PairingEvent) {
         if self.watch.broken {
             return;
         }
         let late = if self.quiescing { (1, 20) } else { self.scenario.watch_delay };
         let kind = watch_kind(&event);
-        // Who has heard of everything has heard of each, and before who leads nobody hears of anything.
+        // A leader event follows all earlier deliveries, and every event follows the last leader event.
         let barrier = kind == WatchKind::Leader;
         let before = self
             .watch
@@ -76,7 +76,7 @@ impl SimulatedCluster {
         self.emit(PairingEvent::RequesterGone { node, requester: id });
     }
 
-    /// Told in the order of the Pods: nobody asks for what nobody has heard of.
+    /// Emits the builds through the Pods' watch, so that no requester is observed before its build.
     pub(super) fn emit_builds(&mut self) {
         self.build_events().into_iter().for_each(|event| self.emit(event));
     }
@@ -108,14 +108,14 @@ impl SimulatedCluster {
         self.emit(PairingEvent::ProviderVanished { node: key.0.clone(), provider: key.1.clone(), uid });
     }
 
-    /// Who leads has seen this Pod, and will be told that it went.
+    /// Whether the present leader has observed this Pod, and so will learn that it vanished.
     pub(super) fn is_observed(&self, key: &ProviderKey, uid: &Uid) -> bool {
         let node = self.pairing.node(&key.0).filter(|_| !self.watch.has_no_leader);
         let known = node.and_then(|node| node.providers.get(&key.1));
         known.is_some_and(|provider| provider.uid.as_ref() == Some(uid))
     }
 
-    /// Whether the node's kubelet reports, as its Node object says.
+    /// Updates the Node object, and emits whether its kubelet reports.
     pub(super) fn emit_kubelet_silence(&mut self, node: &NodeName) {
         if let Some(machine) = self.nodes.get_mut(node) {
             machine.kubelet_silent = machine.cut_off;
@@ -143,7 +143,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// A process in a launcher answers, or has stopped, or nothing is left of it, as the launcher's own watch says.
+    /// Emits what the launcher's own watch reports of an engine: it answers, has stopped, or is gone.
     pub(super) fn emit_engine(
         &mut self,
         key: &ProviderKey,
@@ -182,7 +182,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// Everything as it is now, and what is no longer there. What happened in between nobody saw.
+    /// Emits everything as it is now, and what no longer exists. Events in between are lost.
     pub(super) fn relist(&mut self) {
         if self.watch.has_no_leader || !std::mem::take(&mut self.watch.broken) {
             return;
@@ -195,7 +195,7 @@ impl SimulatedCluster {
         }
         for (key, uid) in self.watch.providers.clone() {
             if self.providers.get(&key).is_none_or(|provider| provider.uid != uid) {
-                // Whose finalizer was taken off by ourselves had ended.
+                // A Pod that did not vanish had ended before the controller removed its finalizer.
                 if self.vanished_pods.contains(&uid) {
                     self.emit_provider_vanished(&key, uid);
                 } else {
@@ -204,7 +204,7 @@ impl SimulatedCluster {
             }
         }
         for (key, engine, generation) in self.watch.engines.clone() {
-            // Where there is no launcher any more, nobody says of its engines that they died.
+            // If the launcher no longer exists, no watch reports the end of its engines.
             let Some(provider) = self.providers.get(&key) else { continue };
             let life = provider.processes.get(&engine).map(|process| process.generation);
             if life.or_else(|| provider.exited.get(&engine).copied()) != Some(generation) {
@@ -238,7 +238,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// The controller is gone; after a while another one leads.
+    /// The leader fails; another one starts after a while.
     pub(super) fn lose_leader(&mut self) {
         self.count("leaders lost");
         self.listed = false;
@@ -260,8 +260,9 @@ impl SimulatedCluster {
         self.schedule(gap, ClusterEvent::LeaderStarts);
     }
 
-    /// It does what it would have done then, beside the one that leads now. Writes that nobody can refuse it does not begin: its claim
-    /// is too old. Stubs and launchers that have heard of the younger leader refuse it, and it freezes at the first that does.
+    /// Executes what the paused leader would have done, beside the present leader. The paused leader starts no write
+    /// that cannot be refused: its claim is too old. Stubs and launchers that know the newer leader refuse it, and it
+    /// stops at the first refusal.
     pub(super) fn resume_paused_leader(&mut self) {
         let Some((epoch, mut pairing)) = self.paused_leader.take() else { return };
         self.count("leaders continued");
@@ -304,19 +305,19 @@ impl SimulatedCluster {
             let event = PairingEvent::MeterRead { node, accelerator, used, at: self.now };
             self.schedule(after, ClusterEvent::DeliverWatchEvent(self.epoch, event));
         }
-        // While nothing happens there is little to read.
+        // An idle cluster needs few readings.
         self.schedule(Millis::secs(if self.quiescing { 60 } else { 10 }), ClusterEvent::ReadMeters);
     }
 }
 
-/// Each of these is watched by itself.
+/// Kinds of events that share one watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum WatchKind {
-    /// Not watched: who leads begins, and has listed everything.
+    /// Not a watch: the leader starts, or has listed everything.
     Leader,
     Pods,
     Nodes,
-    /// What launchers say of their engines.
+    /// Reports of launchers about their engines.
     Launchers,
     Templates,
 }

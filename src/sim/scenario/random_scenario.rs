@@ -1,4 +1,4 @@
-//! A world by chance: every seed another machine, other models, other clients, other faults.
+//! Random worlds: every seed gives another machine, other models, clients and faults.
 
 use super::{FaultRates, HardwareProfile, Scenario};
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
 };
 
 impl Scenario {
-    /// Any scenario; the seed says which.
+    /// A random scenario, determined by the seed.
     #[must_use]
     pub fn from_seed(seed: u64) -> Self {
         let mut random = SplitMix64::new(seed);
@@ -156,7 +156,7 @@ fn randomize_policy(spec: &mut ModelSpec, random: &mut SplitMix64) {
     spec.eviction = random.pick(&evictions).copied().filter(|_| random.chance(0.5));
 }
 
-/// Some models run without requests, with some of their engines or all.
+/// Some models keep some or all of their engines awake without requests.
 fn set_min_replicas(models: &mut [ModelSpec], random: &mut SplitMix64) {
     for spec in models {
         if random.chance(0.3) {
@@ -165,7 +165,7 @@ fn set_min_replicas(models: &mut [ModelSpec], random: &mut SplitMix64) {
     }
 }
 
-/// Some models need others, in one direction of their names or the other.
+/// Makes some models depend on others: all on earlier ones or all on later ones, so that no cycle forms.
 fn add_dependencies(models: &mut [ModelSpec], names: &[ModelName], random: &mut SplitMix64) {
     let forwards = random.chance(0.5);
     for (at, spec) in models.iter_mut().enumerate() {
@@ -179,11 +179,11 @@ fn add_dependencies(models: &mut [ModelSpec], names: &[ModelName], random: &mut 
     }
 }
 
-/// A pool beside the accelerators, with most of the models in it; and some model may need none.
+/// Adds a pool with most of the models in it. Some other models need no accelerator.
 fn add_pool(configuration: &mut FleetConfig, random: &mut SplitMix64) {
     let each = configuration.accelerators.first().map_or(Bytes::ZERO, |a| a.capacity);
     let units = random.between(1, 6);
-    // Now and then there is less memory than the accelerators could hold.
+    // In some pools there is less memory than the accelerators could hold.
     let tenths = if random.chance(0.3) { 7 } else { 10 };
     let pool = AcceleratorId::from("pool-0");
     configuration.accelerators.push(Accelerator {
@@ -241,7 +241,7 @@ fn sources(model: &ModelName, random: &mut SplitMix64) -> Vec<RequestSource> {
         behaviour: habits,
         offset: Millis(random.between(0, every.0)),
     };
-    // A model that nobody asks for is in the way of the others all the same.
+    // A model without requests still competes with the others.
     if random.chance(0.1) { Vec::new() } else { vec![source] }
 }
 
@@ -261,13 +261,13 @@ fn hardware_profile(random: &mut SplitMix64, faults: &FaultRates) -> HardwarePro
         },
         release_time: (Millis::ZERO, Millis(30)),
         health_interval: Millis::secs(5),
-        // Somebody else's memory that comes and goes beside ours cannot be told apart without this.
+        // Without this, changing foreign memory cannot be told from ours.
         meter_per_process: faults.foreign_memory.is_some() || random.chance(0.6),
         meter_period: random.chance(0.5).then(|| Millis::secs(10)),
     }
 }
 
-/// Each seed has some of the faults, so that each is met with and without the others.
+/// Each seed has some of the faults, so that each fault occurs with and without the others.
 fn fault_rates(random: &mut SplitMix64) -> FaultRates {
     if random.chance(0.15) {
         return FaultRates::default();

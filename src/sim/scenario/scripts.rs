@@ -1,5 +1,4 @@
-//! Worlds written by hand, one for each thing a reader should see happen. Their stories are golden: see
-//! `tests/scenarios.rs`.
+//! Scripted worlds, one for each behaviour worth showing. Their transcripts are golden: see `tests/scenarios.rs`.
 
 mod dependencies;
 
@@ -14,7 +13,7 @@ use crate::{
     units::{Bytes, Millis},
 };
 
-/// A scenario and how long it is watched.
+/// A scenario and its duration.
 pub type ScriptedScenario = (Scenario, Millis);
 
 /// Every script.
@@ -41,7 +40,7 @@ pub fn all() -> Vec<ScriptedScenario> {
     all
 }
 
-/// Neither fits beside the other: the first is put to sleep for the second, and woken again.
+/// Neither model fits beside the other: the first is put to sleep for the second, and woken again.
 fn two_models_on_one_gpu() -> ScriptedScenario {
     let scenario = base_scenario("two-models-on-one-gpu", 1, vec![model("qwen", 20), model("llama", 20)]);
     let scenario = with_request(scenario, 1, "qwen", 2);
@@ -49,7 +48,7 @@ fn two_models_on_one_gpu() -> ScriptedScenario {
     (with_request(scenario, 60, "qwen", 2), Millis::secs(70))
 }
 
-/// Five requests every three seconds, by turns for one model and the other: a swap for each burst would be thrash.
+/// Bursts of five requests every three seconds alternate between two models. A swap per burst would be thrash.
 fn alternating_bursts() -> ScriptedScenario {
     let mut scenario = base_scenario("alternating-bursts", 1, vec![model("qwen", 20), model("llama", 20)]);
     for burst in 0..12 {
@@ -63,7 +62,7 @@ fn alternating_bursts() -> ScriptedScenario {
     (scenario, Millis::secs(60))
 }
 
-/// A request waits in vain for a pinned model's memory; once it is unpinned, the next one is served.
+/// A request waits in vain for a pinned model's memory. After the unpin, the next one is served.
 fn a_pinned_model_in_the_way() -> ScriptedScenario {
     let mut pinned = model("llama", 20);
     pinned.pinned = true;
@@ -88,7 +87,8 @@ fn two_victims_for_a_model_on_two_gpus() -> ScriptedScenario {
     (with_request(scenario, 30, "large", 1), Millis::secs(50))
 }
 
-/// The engine says that it sleeps, and its memory is free only two seconds later: nothing is launched on its word.
+/// The engine reports that it sleeps, but its memory is free only two seconds later. No engine is launched on the
+/// report alone.
 fn memory_that_comes_back_late() -> ScriptedScenario {
     let mut scenario =
         base_scenario("memory-that-comes-back-late", 1, vec![model("qwen", 20), model("llama", 20)]);
@@ -98,7 +98,7 @@ fn memory_that_comes_back_late() -> ScriptedScenario {
     (with_request(scenario.at(Millis::secs(20), late), 30, "llama", 1), Millis::secs(50))
 }
 
-/// The engine refuses to wake: it is stopped and started from nothing, and whoever waited is served.
+/// The engine refuses to wake. It is stopped and started cold, and its waiters are served.
 fn a_wake_that_fails() -> ScriptedScenario {
     let scenario = base_scenario("a-wake-that-fails", 1, vec![model("qwen", 20)]);
     let scenario = with_request(scenario, 1, "qwen", 1);
@@ -111,7 +111,8 @@ fn a_wake_that_fails() -> ScriptedScenario {
     (with_request(scenario, 30, "qwen", 1), Millis::secs(50))
 }
 
-/// Starts fail: whoever waits is told, and what failed is remembered until somebody asks again. Another model fits nowhere.
+/// Starts fail: the waiters are refused, and the failure is remembered until the next request. Another model fits on no
+/// accelerator.
 fn a_start_that_fails() -> ScriptedScenario {
     let mut scenario = base_scenario("a-start-that-fails", 1, vec![model("qwen", 20), model("huge", 90)]);
     scenario.fault_rates.exit_at_start = 1.0;
@@ -119,7 +120,7 @@ fn a_start_that_fails() -> ScriptedScenario {
     (with_request(scenario, 40, "qwen", 1), Millis::secs(60))
 }
 
-/// A model that is never idle has its turn; then its gate closes, its streams run out, and the other has its own.
+/// A model that is never idle has its turn. Then its gate closes, its streams finish, and the other has its turn.
 fn a_busy_model_gives_up_its_turn() -> ScriptedScenario {
     let mut scenario =
         base_scenario("a-busy-model-gives-up-its-turn", 1, vec![model("qwen", 20), model("llama", 20)]);
@@ -132,7 +133,7 @@ fn a_busy_model_gives_up_its_turn() -> ScriptedScenario {
     (with_request(scenario, 15, "llama", 1), Millis::secs(65))
 }
 
-/// As before, but a stream runs longer than policy lets a drain last: it is cut.
+/// A stream runs longer than policy lets a drain last: it is cut.
 fn a_stream_outlasts_its_turn() -> ScriptedScenario {
     let mut scenario =
         base_scenario("a-stream-outlasts-its-turn", 1, vec![model("qwen", 20), model("llama", 20)]);
@@ -141,7 +142,7 @@ fn a_stream_outlasts_its_turn() -> ScriptedScenario {
     (with_request(scenario, 15, "llama", 1), Millis::secs(60))
 }
 
-/// Two engines start for one burst, each on its own accelerator, and each takes half of it; unused, both fall asleep.
+/// Two engines start for one burst, each on its own accelerator, and each takes half of it. Unused, both fall asleep.
 fn two_replicas_share_the_load() -> ScriptedScenario {
     let mut twice = model("qwen", 20);
     twice.replicas = 2;
@@ -153,8 +154,8 @@ fn two_replicas_share_the_load() -> ScriptedScenario {
     (scenario, Millis::secs(40))
 }
 
-/// The second engine has the only accelerator that another model could have: in use as it is, it gives way at once,
-/// and comes back once the other has been put away.
+/// The second engine has the only accelerator that another model could have. It gives way at once although in use, and
+/// returns once the other model sleeps.
 fn a_replica_makes_room() -> ScriptedScenario {
     let mut twice = model("qwen", 20);
     twice.replicas = 2;
@@ -166,7 +167,7 @@ fn a_replica_makes_room() -> ScriptedScenario {
     (scenario, Millis::secs(50))
 }
 
-/// One engine becomes three while it is in use, and one again: the two that are too many end their streams first.
+/// One engine becomes three while in use, and one again: the two surplus engines finish their streams first.
 fn replicas_by_reload() -> ScriptedScenario {
     let scenario = base_scenario("replicas-by-reload", 3, vec![model("qwen", 20)]);
     let mut three = scenario.configuration.clone();
@@ -180,7 +181,7 @@ fn replicas_by_reload() -> ScriptedScenario {
     (scenario.at(Millis::secs(30), ScenarioAction::ReloadConfig(Box::new(one))), Millis::secs(50))
 }
 
-/// Six requests of one key wait before the first of another comes: it is next all the same.
+/// Six requests of one key wait before the first of another arrives. The other key's request is still next.
 fn two_keys_take_turns() -> ScriptedScenario {
     let mut narrow = model("qwen", 20);
     narrow.max_concurrency = Some(1);
@@ -199,7 +200,8 @@ fn two_keys_take_turns() -> ScriptedScenario {
     (scenario, Millis::secs(30))
 }
 
-/// Streams run when the stub closes its gate; those that come wait, and are let in by their arrival when it opens.
+/// Streams run when the stub closes its gate. New requests wait, and are admitted in the order of their arrival when it
+/// opens.
 fn a_stub_closes_its_gate() -> ScriptedScenario {
     let scenario = base_scenario("a-stub-closes-its-gate", 1, vec![model("qwen", 20)]);
     let scenario = with_request(with_request(scenario, 1, "qwen", 1), 15, "qwen", 3);
@@ -216,8 +218,8 @@ fn a_stub_closes_its_gate() -> ScriptedScenario {
     )
 }
 
-/// One of two engines is behind a gate that stays closed: the other serves everybody, and the first falls asleep in its
-/// time and is there for others.
+/// One of two engines is behind a gate that stays closed. The other serves all requests; the first falls asleep when
+/// idle and is then available to others.
 fn a_stub_that_never_opens() -> ScriptedScenario {
     let mut twice = model("qwen", 20);
     twice.replicas = 2;

@@ -1,11 +1,11 @@
-//! Accelerators by UUID, and how CUDA is told to show each: a whole one by its place in PCI order, which is NVML's too; a
-//! part of one (MIG) by its UUID, since it has no number there.
+//! Maps accelerator UUIDs to `CUDA_VISIBLE_DEVICES`: a whole accelerator by its index in PCI order, which is also
+//! NVML's order; a partition (MIG) by its UUID, since it has no index.
 //!
-//! The driver is asked when the first instance wants some, and not again once it told. It may hang, so the question has
-//! a thread that nobody waits for and one deadline, counted from its beginning and shared by all who want the answer:
-//! however many they are, and whenever they come, it costs one thread, and none of them waits longer than
-//! [`nvml::QUERY_TIMEOUT`]. Who comes after that is told at once. One that answers after all is believed from then on; one
-//! that fails is asked anew by whoever comes next.
+//! The first instance that needs accelerators triggers the driver query, and a successful answer is kept for good. The
+//! driver may hang, so the query runs on a detached thread with one deadline, counted from the start of the query and
+//! shared by all waiters. Any number of waiters therefore costs one thread, and none waits longer than
+//! [`nvml::QUERY_TIMEOUT`]. A request after the deadline fails at once. A late answer is used from then on. After a
+//! failed query the next request starts a new query.
 
 use std::{
     collections::BTreeMap,
@@ -25,10 +25,10 @@ use crate::{
     accelerators::{self, AcceleratorEntry, read_accelerators_file},
 };
 
-/// UUIDs, and the word for each in `CUDA_VISIBLE_DEVICES`.
+/// UUIDs, each with its entry for `CUDA_VISIBLE_DEVICES`.
 type CudaDeviceNames = BTreeMap<String, String>;
 
-/// What the driver said, once it did.
+/// The driver's answer, once it has come.
 type ListingResult = Option<Result<Arc<CudaDeviceNames>, Arc<nvml::Error>>>;
 
 /// Why the accelerators that a caller named cannot be used.
@@ -48,7 +48,7 @@ fn known_text(known: &[String]) -> String {
     if known.is_empty() { "it has none".to_owned() } else { format!("it has {}", known.join(", ")) }
 }
 
-/// What there is on this node.
+/// The accelerators of this node.
 #[derive(Debug)]
 pub(crate) struct NodeAccelerators {
     driver: Arc<dyn AcceleratorDriver>,
@@ -56,21 +56,21 @@ pub(crate) struct NodeAccelerators {
     listing: Mutex<Option<AcceleratorListing>>,
 }
 
-/// One question to the driver, answered or not.
+/// One driver query, answered or pending.
 #[derive(Clone, Debug)]
 struct AcceleratorListing {
     result_rx: watch::Receiver<ListingResult>,
-    /// Nobody waits for the answer beyond this.
+    /// Waiters give up at this time.
     deadline: Instant,
 }
 
 impl NodeAccelerators {
-    /// As the driver will tell them.
+    /// Lists the accelerators from the driver, on first use.
     pub(crate) fn from_driver(driver: Arc<dyn AcceleratorDriver>) -> Self {
         Self { driver, timeout: nvml::QUERY_TIMEOUT, listing: Mutex::default() }
     }
 
-    /// These and no others.
+    /// Uses a fixed list.
     pub(crate) fn from_entries(listed: Vec<AcceleratorEntry>) -> Self {
         let (_, answer) = watch::channel(Some(Ok(Arc::new(device_names(listed)))));
         let known = Self::from_driver(Arc::new(Nvml::default()));
@@ -80,17 +80,17 @@ impl NodeAccelerators {
         }
     }
 
-    /// Stand-ins, named as the public launcher names them: GPU-0, GPU-1 and so on.
+    /// Stand-ins with the public launcher's names: GPU-0, GPU-1 and so on.
     pub(crate) fn mock(count: u32) -> Self {
         let listed =
             |index| AcceleratorEntry { id: format!("GPU-{index}").as_str().into(), index: Some(index) };
         Self::from_entries((0..count).map(listed).collect())
     }
 
-    /// The value for `CUDA_VISIBLE_DEVICES`, in the order in which they were named.
+    /// Returns the value for `CUDA_VISIBLE_DEVICES`, in the order of `uuids`.
     pub(crate) async fn visible_devices(&self, uuids: &[String]) -> Result<String, Error> {
         let words = match self.device_names().await {
-            // Without a driver there are no accelerators: the caller is told that this one is not here, and that none is.
+            // Without a driver the node has no accelerators, so the error reports an unknown UUID and an empty list.
             Err(Error::Driver(error)) if matches!(*error, nvml::Error::NoDriver(_)) => Arc::default(),
             other => other?,
         };
@@ -111,12 +111,12 @@ impl NodeAccelerators {
         }
     }
 
-    /// The one that was answered or waits for an answer; else a new one.
+    /// Returns the answered or pending query, or else starts a new query.
     fn listing(&self) -> AcceleratorListing {
         let mut question = self.listing.lock().unwrap_or_else(PoisonError::into_inner);
         let holds = |question: &AcceleratorListing| match &*question.result_rx.borrow() {
             Some(answer) => answer.is_ok(),
-            // Somebody still owes it.
+            // The query thread still holds the sender.
             None => question.result_rx.has_changed().is_ok(),
         };
         match question.as_ref().filter(|question| holds(question)) {
@@ -150,7 +150,7 @@ fn device_names(listed: Vec<AcceleratorEntry>) -> CudaDeviceNames {
     listed.into_iter().map(word).collect()
 }
 
-/// Where the list comes from.
+/// The source of the accelerator list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum AcceleratorListSource {
     #[default]
@@ -160,6 +160,8 @@ pub(crate) enum AcceleratorListSource {
 }
 
 impl AcceleratorListSource {
+    /// Loads the list; the driver is queried later.
+    ///
     /// # Errors
     /// The file cannot be read, or holds no list.
     pub(crate) fn load(&self) -> Result<NodeAccelerators, accelerators::Error> {

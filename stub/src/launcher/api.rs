@@ -1,4 +1,4 @@
-//! The paths of the REST API, version 2, as the public launcher has them.
+//! The routes of the public launcher's REST API, version 2.
 
 use std::{collections::BTreeMap, str::FromStr, sync::Arc};
 
@@ -24,14 +24,15 @@ use super::{
     rejection::{LauncherRejection, ValidationProblem, json_text},
 };
 
-/// Where the log begins, when what was asked for is no longer there.
+/// Offset at which the log begins, sent when the requested range was trimmed.
 const LOG_START_HEADER: HeaderName = HeaderName::from_static("x-rouse-log-start");
 
 type LauncherResponse = Result<Response, LauncherRejection>;
 type QueryParams = Query<BTreeMap<String, String>>;
 type ReadBodyResult = Result<Bytes, BytesRejection>;
 
-/// All paths. Where there are tokens, what says or does something about instances demands one; probes do not have any.
+/// Builds the router. With tokens, all routes about instances and the epoch require a token. Probes send no token, so
+/// `/` and `/health` never require one.
 pub(crate) fn router(launcher: Arc<Launcher>, tokens: Arc<[BearerToken]>) -> Router {
     let demands = !tokens.is_empty();
     let mut instances = Router::new()
@@ -64,7 +65,7 @@ fn detail_response(status: StatusCode, text: &str) -> Response {
     (status, Json(json!({"detail": text}))).into_response()
 }
 
-/// In the order of the public launcher, which a `Value` would not keep.
+/// Keeps the public launcher's key order, which a `Value` would lose.
 async fn index() -> Response {
     const INDEX: &str = concat!(
         r#"{"name":"Multi-Instance vLLM Management API","version":"2.0","endpoints":{"index":"GET /","#,
@@ -88,7 +89,7 @@ async fn create(
     launcher.fence.check_headers(&headers)?;
     let id = super::random_id()
         .map_err(|error| LauncherRejection::Failed(format!("no id can be had: {error}")))?;
-    // The public launcher takes an unknown accelerator for a failure here, and for a conflict below.
+    // For an unknown accelerator the public launcher returns 500 here and 409 in `create_named`.
     let created = launcher.create(id, &read_body(body)?, StatusCode::INTERNAL_SERVER_ERROR).await?;
     Ok(json_text(StatusCode::CREATED, created))
 }
@@ -104,7 +105,7 @@ async fn create_named(
     Ok(json_text(StatusCode::CREATED, created))
 }
 
-/// Too long, or cut off.
+/// Rejects a body that is too long or cut off.
 fn read_body(body: ReadBodyResult) -> Result<Bytes, LauncherRejection> {
     body.map_err(|rejection| LauncherRejection::Status(rejection.status(), rejection.body_text()))
 }
@@ -113,7 +114,7 @@ async fn status(State(launcher): State<Arc<Launcher>>, Path(id): Path<String>) -
     launcher.registry.status(&id).map(|text| json_text(StatusCode::OK, text))
 }
 
-/// A new leader says so before it orders anything: no leader before it is obeyed from here on.
+/// Records the epoch that a new leader announces before its first order. Lower epochs are refused from then on.
 async fn announce_epoch(State(launcher): State<Arc<Launcher>>, body: ReadBodyResult) -> LauncherResponse {
     let body = read_body(body)?;
     let EpochAnnouncement { epoch } = serde_json::from_slice(&body).map_err(|error| {
@@ -130,7 +131,8 @@ async fn list(State(launcher): State<Arc<Launcher>>, Query(words): QueryParams) 
     Ok(json_text(StatusCode::OK, text))
 }
 
-/// `?generation=`: an order to start this life of the engine, or one before, that is still under way is not obeyed any more.
+/// Deletes an instance. `?generation=` also refuses start orders of this or an earlier generation that are still in
+/// flight.
 async fn delete(
     State(launcher): State<Arc<Launcher>>,
     Path(id): Path<String>,
@@ -227,7 +229,7 @@ fn parse_number<T: FromStr>(
     Ok(Some(text.parse().map_err(|_| problem())?))
 }
 
-/// Truth as the public launcher understands it.
+/// Parses a boolean like the public launcher.
 fn parse_flag(
     words: &BTreeMap<String, String>,
     name: &str,

@@ -30,8 +30,8 @@ pub struct LauncherArgs {
     /// How many of them
     #[arg(long, value_name = "N", default_value_t = 8)]
     mock_gpu_count: u32,
-    /// Take the accelerators' UUIDs from this file instead of the driver: one a line or a JSON array in the order of their
-    /// indices, or a JSON object of UUIDs and indices
+    /// Take the accelerators' UUIDs from this file instead of the driver: one a line or a JSON array in the order of
+    /// their indices, or a JSON object of UUIDs and indices
     #[arg(long, value_name = "FILE", conflicts_with = "mock_gpus")]
     accelerators_file: Option<PathBuf>,
     /// What an instance's options are appended to; split like them
@@ -52,7 +52,8 @@ pub struct LauncherArgs {
     /// Demand there the bearer token that has this SHA-256, as hexadecimal digits; with both, either is obeyed
     #[arg(long, env = "ROUSE_TOKEN_SHA256", value_name = "HASH")]
     token_sha256: Option<TokenHash>,
-    /// Demand none: whoever reaches the port may start any program here, with all accelerators. For controllers that show none
+    /// Demand none: whoever reaches the port may start any program here, with all accelerators. For controllers that
+    /// show none
     #[arg(long)]
     no_token: bool,
     /// Instances at a time, stopped ones too
@@ -76,7 +77,7 @@ enum LauncherLogLevel {
     Debug,
 }
 
-/// What the flags mean.
+/// The launcher's settings, resolved from its flags.
 #[derive(Debug)]
 pub(crate) struct LauncherSettings {
     pub(crate) host: String,
@@ -86,7 +87,7 @@ pub(crate) struct LauncherSettings {
     pub(crate) log_dir: PathBuf,
     pub(crate) log_cap: u64,
     pub(crate) grace: Duration,
-    /// Of which one is to be shown; none, where nobody has to show any.
+    /// Accepted tokens. Empty if no token is required.
     pub(crate) tokens: Arc<[BearerToken]>,
     pub(crate) max_instances: usize,
     pub(crate) public_conflicts: bool,
@@ -103,8 +104,10 @@ impl LauncherArgs {
         }
     }
 
+    /// Resolves the flags into settings.
+    ///
     /// # Errors
-    /// What cannot work, before anything is begun.
+    /// A setting that cannot work, before any engine starts.
     pub(crate) fn settings(self) -> anyhow::Result<LauncherSettings> {
         let command = shell_words::split(&self.command).context("--command")?;
         ensure!(!command.is_empty(), "--command is empty: say what runs an engine, as in 'vllm serve'");

@@ -1,4 +1,4 @@
-//! Answers that come piece by piece.
+//! Response bodies that stream piece by piece.
 
 use std::{
     io,
@@ -22,10 +22,11 @@ use super::{
     registry::{InstanceRegistry, WatchStep},
 };
 
-/// Of a log, at a time.
+/// Bytes of a log that are read at a time.
 const LOG_PIECE_BYTES: usize = 256 << 10;
 
-/// What another task sends. That task waits while nobody takes it, and hears when nobody will.
+/// A body fed by another task. That task waits while the client is slow, and its send fails after the client
+/// disconnects.
 #[derive(Debug)]
 pub(crate) struct ChannelBody {
     pieces: Receiver<io::Result<Bytes>>,
@@ -48,10 +49,10 @@ impl Body for ChannelBody {
     }
 }
 
-/// A part of a log. It ends with an error where it is no longer there: fewer bytes come than were announced, which no
-/// client takes for the whole.
+/// Streams a part of a log. The body ends with an error if the part is trimmed meanwhile: it is then shorter than its
+/// announced length, which no client takes for the whole.
 pub(crate) fn log_body(part: LogPart) -> ChannelBody {
-    // One piece is read while the one before is sent.
+    // One piece is read while the previous piece is sent.
     let (sender, pieces) = mpsc::channel(1);
     let length = Some(part.len());
     task::spawn(send_log(part, sender));
@@ -81,8 +82,8 @@ async fn send_log(part: LogPart, sender: Sender<io::Result<Bytes>>) {
     }
 }
 
-/// Events after `seen`, as they come, after those that `first` holds. It ends when the watcher is too slow, or the
-/// launcher ends.
+/// Streams `first`, then the events after `seen` as they happen. The stream ends when the watcher falls too far behind
+/// or the launcher ends.
 pub(crate) fn watch_body(
     registry: Arc<InstanceRegistry>,
     first: Bytes,

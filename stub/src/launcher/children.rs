@@ -1,7 +1,8 @@
-//! Whose child is whose: engines' first processes, which their keepers wait for, and orphans, which nobody does.
+//! Tracks child processes: engines' first processes and orphans.
 //!
-//! An engine's worker whose parent died becomes the launcher's child (it is the first process of its container, or asks
-//! the kernel for it), so that none of them can slip away; and dead ones must be reaped, or they stay in the table for ever.
+//! Each engine's supervisor waits for its first process; orphans are reaped here. A worker whose parent died becomes
+//! the launcher's child, because the launcher is the container's first process or a child subreaper. So no worker
+//! escapes, and dead workers are reaped; otherwise they stay in the process table forever.
 
 use std::{
     collections::BTreeSet,
@@ -27,7 +28,7 @@ use tokio::{
 #[derive(Debug)]
 pub(crate) struct ChildProcesses {
     engines: Mutex<BTreeSet<i32>>,
-    /// Children that were there before any engine: not ours to end.
+    /// Children that existed before any engine; the launcher does not kill them.
     preexisting: BTreeSet<i32>,
 }
 
@@ -36,8 +37,8 @@ impl ChildProcesses {
         Self { engines: Mutex::default(), preexisting: table::children().into_iter().collect() }
     }
 
-    /// Kills and reaps what engines left behind, and what that leaves behind. To be called when no engine is left. Blocks
-    /// for as long as processes take to die.
+    /// Kills and reaps the processes that engines left behind, and their descendants. Call it when no engine is left.
+    /// Blocks until the processes have died.
     pub(crate) fn kill_leftovers(&self) {
         loop {
             let mut left = table::children();
@@ -52,8 +53,8 @@ impl ChildProcesses {
         }
     }
 
-    /// Makes a process that is an engine's first; `start` tells its id. Nobody is reaped meanwhile: before its id is
-    /// known, it would pass for an orphan.
+    /// Starts an engine's first process; `start` returns its pid. Reaping waits meanwhile: the new process would pass
+    /// for an orphan until its pid is registered.
     pub(crate) fn register<T>(&self, start: impl FnOnce() -> io::Result<(T, i32)>) -> io::Result<T> {
         let mut engines = self.engines();
         let (process, pid) = start()?;
@@ -61,7 +62,7 @@ impl ChildProcesses {
         Ok(process)
     }
 
-    /// It was reaped.
+    /// Forgets a reaped first process.
     pub(crate) fn forget(&self, pid: i32) {
         self.engines().remove(&pid);
     }
@@ -75,17 +76,17 @@ impl ChildProcesses {
         for pid in table::children().into_iter().filter(|pid| !engines.contains(pid)) {
             match waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG)) {
                 Ok(status) => tracing::debug!(pid, ?status, "an orphan has ended"),
-                // Somebody was quicker: an engine's end looks after what is left of its group.
+                // The engine's supervisor, which cleans up its process group, reaped it first.
                 Err(error) => tracing::debug!(pid, %error, "not reaped"),
             }
         }
     }
 }
 
-/// Reaps orphans, as they come, for ever.
+/// Reaps orphans forever.
 ///
 /// # Errors
-/// No signals can be had.
+/// The SIGCHLD handler cannot be installed.
 pub(crate) fn reaper(family: Arc<ChildProcesses>) -> io::Result<impl Future<Output = ()>> {
     if let Err(error) = set_child_subreaper(true) {
         tracing::warn!(%error, "orphans of engines may end up with the first process of this container");

@@ -1,53 +1,53 @@
-//! What happened to the instances, in order, for whoever watches.
+//! The ordered log of instance events, for watchers.
 //!
-//! Each watcher has a place in one common record and takes from there what it has not seen, so a slow one costs nothing
-//! but its place; when the record no longer reaches back to it, its stream ends, and it lists and watches anew.
+//! All watchers read one shared log, each from its own position, so a slow watcher costs only its position. When the
+//! log no longer reaches back to that position, the watcher's stream ends, and the client lists and watches again.
 
 use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
 use serde::Serialize;
 
-/// Events that are kept for those who come back.
+/// Events kept for reconnecting watchers.
 pub(crate) const MAX_EVENTS: usize = 1000;
-/// What they may take, in bytes: an instance is as large as whoever made it said, up to the largest body that is taken.
-/// Usual ones come nowhere near.
+/// Limit of the kept events in bytes. An instance can be as large as its creator's request, up to the largest accepted
+/// body. Usual events stay far below.
 pub(crate) const MAX_EVENT_BYTES: usize = 8 << 20;
 
-/// Grows by one with every event.
+/// The number of an event; each event increments it.
 pub(crate) type EventRevision = u64;
 
-/// What happened to an instance.
+/// The kind of an instance event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(crate) enum InstanceEventKind {
     Created,
-    /// Its process ended by itself.
+    /// The process ended by itself.
     Stopped,
     Deleted,
-    /// It became ready, or is so no longer: only for those who ask for it, since the public launcher has no such event.
+    /// The readiness changed. Sent only to watchers that request it, since the public launcher has no such event.
     Updated,
 }
 
 #[derive(Debug)]
 struct InstanceEvent {
     revision: EventRevision,
-    /// Of [`InstanceEventKind::Updated`]: the instance.
+    /// The instance, for [`InstanceEventKind::Updated`].
     updated_instance: Option<String>,
     line: Bytes,
 }
 
-/// The last events.
+/// The most recent events.
 #[derive(Debug, Default)]
 pub(crate) struct InstanceEventLog {
     events: VecDeque<InstanceEvent>,
-    /// Of the lines that are kept.
+    /// Total bytes of the kept lines.
     bytes: usize,
-    /// Of the newest event that is not kept any more.
+    /// Revision of the newest dropped event.
     last_dropped: EventRevision,
 }
 
-/// One line of the stream.
+/// Renders one line of the stream.
 pub(crate) fn event_line(kind: InstanceEventKind, object: &impl Serialize) -> Bytes {
     #[derive(Serialize)]
     struct EventLine<'a, T> {
@@ -61,7 +61,7 @@ pub(crate) fn event_line(kind: InstanceEventKind, object: &impl Serialize) -> By
 }
 
 impl InstanceEventLog {
-    /// Adds an event. `revision` is larger than all before.
+    /// Adds an event. `revision` must exceed all previous revisions.
     pub(crate) fn publish(
         &mut self,
         kind: InstanceEventKind,
@@ -70,7 +70,8 @@ impl InstanceEventLog {
         object: &impl Serialize,
     ) {
         let about = (kind == InstanceEventKind::Updated).then(|| instance.to_owned());
-        // Of each instance only the newest is kept: one that comes and goes would push out what others wait for.
+        // Keep only the newest update of each instance. An instance whose readiness flaps would otherwise push out
+        // other events.
         if about.is_some() {
             self.events.retain(|event| event.updated_instance != about);
             self.bytes = self.events.iter().map(|event| event.line.len()).sum();
@@ -78,7 +79,7 @@ impl InstanceEventLog {
         let line = event_line(kind, object);
         self.bytes += line.len();
         self.events.push_back(InstanceEvent { revision, updated_instance: about, line });
-        // The newest stays, whatever its size: those who watch wait for it.
+        // Keep the newest event whatever its size: watchers wait for it.
         while self.events.len() > MAX_EVENTS || self.events.len() > 1 && self.bytes > MAX_EVENT_BYTES {
             let Some(event) = self.events.pop_front() else { break };
             self.bytes -= event.line.len();
@@ -86,15 +87,15 @@ impl InstanceEventLog {
         }
     }
 
-    /// Who has not seen what came up to here has missed something.
+    /// Revision of the newest dropped event. A watcher that has not read up to it has missed events.
     pub(crate) const fn last_dropped(&self) -> EventRevision {
         self.last_dropped
     }
 
-    /// The lines of all events after `seen`, and the revision of the last; nothing, when there is none.
+    /// Returns the lines of all events after `seen`, with the last event's revision. `None` if there is none.
     ///
     /// # Errors
-    /// Some of them are not kept any more.
+    /// Some of these events were dropped.
     pub(crate) fn events_after(
         &self,
         seen: EventRevision,
@@ -115,7 +116,7 @@ impl InstanceEventLog {
     }
 }
 
-/// There were more events than are kept.
+/// Events that the watcher has not read were dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EventsMissed;
 
@@ -153,7 +154,7 @@ mod tests {
         let events = published(3);
         assert_eq!(text(&events, 1, false).lines().count(), 2);
         assert!(text(&events, 2, false).contains(r#"{"i":3}"#));
-        // One that was announced and did not happen yet is waited for.
+        // A revision ahead of the newest event waits.
         assert_eq!(events.events_after(7, false), Ok(None));
     }
 
@@ -176,7 +177,7 @@ mod tests {
         assert_eq!((events.events.len(), events.last_dropped()), (3, 7));
         assert_eq!(events.events_after(6, false), Err(EventsMissed));
         assert_eq!(events.events_after(7, false).unwrap().unwrap().1, 10);
-        // Of one instance only the newest update counts.
+        // Only the newest update of an instance counts.
         for revision in 11..=20 {
             events.publish(InstanceEventKind::Updated, revision, "a", &"");
         }
@@ -208,7 +209,7 @@ mod tests {
         let all = text(&events, 0, true);
         assert_eq!(all.lines().nth(1).unwrap(), r#"{"type":"UPDATED","object":2999}"#);
         assert_eq!(all.lines().count(), 4);
-        // What is left out was seen all the same.
+        // Filtered events still advance the revision.
         assert_eq!(events.events_after(1, false).unwrap().unwrap().1, 3001);
     }
 }

@@ -1,5 +1,5 @@
-//! Who may order: whoever has the token, and no leader that was replaced. And what is not obeyed any more: an order to start an
-//! engine that comes after the order to end it.
+//! Authorizes orders: requires a token and refuses replaced leaders. Also refuses a start order that arrives after the
+//! order to end that generation.
 
 use std::{
     collections::BTreeMap,
@@ -17,16 +17,16 @@ use rouse_net::stub_api::{EPOCH_HEADER, Epoch};
 use super::rejection::{LauncherRejection, ValidationProblem};
 use crate::{epoch::check_plausible, token::BearerToken};
 
-/// The newest epoch that was heard. Orders of an older one are refused; those without one are not asked.
+/// The newest accepted epoch. Orders with an older epoch are refused; orders without an epoch skip this check.
 #[derive(Debug, Default)]
 pub(crate) struct LauncherFence {
     newest_epoch: Mutex<Epoch>,
-    /// The last life of each instance that was ordered to end, where the order named one.
+    /// The last generation of each instance that was ordered to end. Only orders that named a generation count.
     last_ended: Mutex<BTreeMap<String, u64>>,
 }
 
 impl LauncherFence {
-    /// Of a write.
+    /// Checks the epoch header of a write.
     pub(crate) fn check_headers(&self, headers: &HeaderMap) -> Result<(), LauncherRejection> {
         let Some(value) = headers.get(EPOCH_HEADER) else {
             return Ok(());
@@ -39,7 +39,7 @@ impl LauncherFence {
         self.accept_epoch(told)
     }
 
-    /// No leader before this one is obeyed from here on.
+    /// Accepts an epoch; lower epochs are refused from then on.
     pub(crate) fn accept_epoch(&self, told: Epoch) -> Result<(), LauncherRejection> {
         let mut newest = self.newest_epoch.lock().unwrap_or_else(PoisonError::into_inner);
         if told < *newest {
@@ -51,14 +51,14 @@ impl LauncherFence {
         Ok(())
     }
 
-    /// This life of the instance, and each before it, is not started from here on.
+    /// Refuses starts of this and all earlier generations of the instance from then on.
     pub(crate) fn mark_ended(&self, id: &str, life: u64) {
         let mut ended = self.last_ended.lock().unwrap_or_else(PoisonError::into_inner);
         let last = ended.entry(id.to_owned()).or_default();
         *last = life.max(*last);
     }
 
-    /// Whether this life may be started. One without a number is anybody's.
+    /// Checks whether this generation may start. A request without a generation always may.
     pub(crate) fn may_start(&self, id: &str, life: Option<u64>) -> Result<(), LauncherRejection> {
         let ended = self.last_ended.lock().unwrap_or_else(PoisonError::into_inner).get(id).copied();
         match (life, ended) {
@@ -70,7 +70,7 @@ impl LauncherFence {
     }
 }
 
-/// Lets pass what shows one of the tokens.
+/// Passes only requests that present one of the tokens.
 pub(crate) async fn require_token(
     State(tokens): State<Arc<[BearerToken]>>,
     request: Request,

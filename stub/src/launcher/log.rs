@@ -1,13 +1,12 @@
-//! An instance's log: a file that the engine itself appends to, so that nothing stands between it and its output.
+//! An instance's log: a file that the engine appends to directly.
 //!
-//! Clients read it by offset, so an offset must mean the same byte for as long as the instance lives. Where a log outgrows
-//! its cap, the blocks at its head are therefore given back to the file system by a hole, and the file keeps its length.
-//! On a file system without holes the whole file is emptied, and what it held is counted in; what the engine writes in
-//! that very instant may be lost there.
+//! Clients read the log by offset, so an offset must mean the same byte for as long as the instance exists. When a log
+//! exceeds its cap, the launcher therefore punches a hole at its head, which frees the blocks and keeps the file's
+//! length. On a file system without holes the whole file is truncated, and its length is added to the base offset;
+//! output that the engine writes at that very moment may be lost.
 //!
-//! What is being sent may be given back meanwhile, since a slow client must not keep it: then there are zeros in its
-//! place, or the bytes of another offset. So reading and trimming exclude each other, and a reader that comes too late is
-//! told.
+//! A trim may free bytes that are being sent, since a slow client must not hold them. A read would then return zeros or
+//! the bytes of another offset. So reads and trims exclude each other, and a read of trimmed bytes fails.
 
 use std::{
     fs::{self, File},
@@ -27,9 +26,9 @@ use nix::{
 
 use super::range::LogRange;
 
-/// What an answer holds at most when its end is not named.
+/// Longest response to a request that names no end, in bytes.
 pub(crate) const MAX_PART_BYTES: u64 = 1 << 20;
-/// Holes are made of whole blocks, and a block is no larger than this anywhere.
+/// Alignment of holes, which free only whole blocks. No file system has larger blocks.
 const HOLE_BLOCK_BYTES: u64 = 64 << 10;
 
 #[derive(Debug)]
@@ -40,27 +39,27 @@ pub(crate) struct InstanceLog {
     removed: AtomicBool,
 }
 
-/// What is no longer there.
+/// How much of the log's head was trimmed.
 #[derive(Clone, Copy, Debug, Default)]
 struct TrimmedHead {
-    /// Offset of the first byte that is kept.
+    /// Offset of the first kept byte.
     first_kept: u64,
-    /// Offset of the file's first byte: more than 0 once the file was emptied.
+    /// Offset of the file's first byte. Above 0 once the file was truncated.
     file_base: u64,
 }
 
-/// A part of a log, to be read for as long as it is kept.
+/// A readable part of a log. Trimming may remove it.
 #[derive(Debug)]
 pub(crate) struct LogPart {
     pub(crate) start: u64,
-    /// The last byte that is part of it.
+    /// Offset of the last byte, inclusive.
     pub(crate) end: u64,
-    /// Length of the whole log, with what is not kept any more.
+    /// Length of the whole log, trimmed bytes included.
     pub(crate) total: u64,
     log: Arc<InstanceLog>,
 }
 
-/// No byte of the range is there.
+/// The log has no byte of the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the log has {total} bytes, and those before {first} are not kept")]
 pub(crate) struct LogOutOfRange {
@@ -68,7 +67,7 @@ pub(crate) struct LogOutOfRange {
     pub(crate) first: u64,
 }
 
-/// Why nothing is read.
+/// Why a read fails.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error(transparent)]
@@ -78,21 +77,22 @@ pub(crate) enum Error {
 }
 
 impl InstanceLog {
-    /// An empty log in `folder`; removed with this value at the latest.
+    /// Creates an empty log in `folder`. Dropping this value removes the file.
     pub(crate) fn create(folder: &Path, instance: &str) -> io::Result<Self> {
         let path = folder.join(file_name(instance));
-        // What engines log may be what clients asked: it is for the launcher's user alone.
+        // Engines may log what clients send, so only the launcher's user may read it.
         let file =
             File::options().create(true).truncate(true).read(true).write(true).mode(0o600).open(&path)?;
         Ok(Self { path, file, head: Mutex::default(), removed: AtomicBool::new(false) })
     }
 
-    /// For the engine's output: whoever writes there appends.
+    /// Opens the file for the engine's output, in append mode.
     pub(crate) fn writer(&self) -> io::Result<File> {
         File::options().append(true).open(&self.path)
     }
 
-    /// The range, as far as it is there. Without one, from the first byte that is kept. Blocks while the log is trimmed.
+    /// Returns the range, clipped to the kept bytes. Without a range, starts at the first kept byte. Blocks while the
+    /// log is trimmed.
     pub(crate) fn part(self: &Arc<Self>, range: Option<LogRange>) -> Result<LogPart, Error> {
         let head = self.head();
         let total = head.file_base + self.file.metadata()?.len();
@@ -108,8 +108,7 @@ impl InstanceLog {
         Ok(LogPart { start, end, total, log: Arc::clone(self) })
     }
 
-    /// Gives back what is more than `cap`, or four times a block where that is more. Blocks for as long as the file
-    /// system takes.
+    /// Frees what exceeds `cap`, which is at least four blocks. Blocks as long as the file system takes.
     pub(crate) fn trim(&self, cap: u64) -> io::Result<()> {
         let cap = cap.max(4 * HOLE_BLOCK_BYTES);
         let mut head = self.head();
@@ -117,7 +116,7 @@ impl InstanceLog {
         if head.file_base + length <= head.first_kept + cap {
             return Ok(());
         }
-        // More than is needed, or it would be done anew for every line.
+        // Trim to three quarters of the cap, so that the next line does not trigger another trim.
         let keep = cap - cap / 4;
         let hole = (length - keep) / HOLE_BLOCK_BYTES * HOLE_BLOCK_BYTES;
         match self.punch_hole(hole) {
@@ -134,7 +133,7 @@ impl InstanceLog {
         fallocate(&self.file, flags, 0, length)
     }
 
-    /// For file systems that know no holes.
+    /// Truncates the file, on file systems without holes.
     fn truncate(&self, head: &mut TrimmedHead, length: u64) -> io::Result<()> {
         self.file.set_len(0)?;
         head.file_base += length;
@@ -146,7 +145,7 @@ impl InstanceLog {
         self.head.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Removes the file, once: another instance may have the name then.
+    /// Removes the file, once: another instance may have the name afterwards.
     pub(crate) fn remove(&self) {
         if self.removed.swap(true, Ordering::Relaxed) {
             return;
@@ -170,11 +169,11 @@ impl LogPart {
         self.end - self.start + 1
     }
 
-    /// Fills the buffer from `at`, an offset within the part, as far as the part goes; how much that was. Blocks while the
+    /// Fills the buffer from the offset `at`, up to the part's end. Returns the number of bytes read. Blocks while the
     /// log is trimmed.
     ///
     /// # Errors
-    /// The file cannot be read, or what was at this offset is not kept any more.
+    /// The file cannot be read, or the byte at this offset was trimmed.
     pub(crate) fn read(&self, at: u64, buffer: &mut [u8]) -> io::Result<usize> {
         let head = self.log.head();
         if at < head.first_kept {
@@ -188,7 +187,8 @@ impl LogPart {
     }
 }
 
-/// Ids may hold what names of files cannot: that is spelled `%XX`, so that no two share a file.
+/// Builds the file's name. Bytes of the id that are unsafe in a file name become `%XX`, so that no two ids share a
+/// file.
 fn file_name(instance: &str) -> String {
     let mut name = format!("launcher-{}-vllm-", std::process::id());
     for byte in instance.bytes() {

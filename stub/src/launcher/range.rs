@@ -1,13 +1,13 @@
-//! The `LogRange` header as the launcher's clients may send it: one range, with a beginning.
+//! Parses the `Range` header: one range with a first byte.
 
-/// Bytes from `start` to `end`, both of them included; to the end of the log, or to the usual limit, without `end`.
+/// Bytes from `start` to `end`, inclusive. Without `end`, up to the end of the log or the usual limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LogRange {
     pub(crate) start: u64,
     pub(crate) end: Option<u64>,
 }
 
-/// Why a header is none.
+/// Why the header is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
     #[error("Range '{0}' is not served: say bytes=FIRST-LAST or bytes=FIRST-")]
@@ -16,7 +16,7 @@ pub(crate) enum Error {
     Backwards { start: u64, end: u64 },
 }
 
-/// Reads a header's value. Suffixes (`bytes=-500`) and lists of ranges are refused.
+/// Parses the header's value. Suffixes (`bytes=-500`) and lists of ranges are refused.
 pub(crate) fn parse(header: &str) -> Result<LogRange, Error> {
     let malformed = || Error::Malformed(header.to_owned());
     let (start, end) =
@@ -29,7 +29,8 @@ pub(crate) fn parse(header: &str) -> Result<LogRange, Error> {
     }
 }
 
-/// Digits alone: `parse` would take a sign too. What is too large for a number lies past every log.
+/// Parses digits only, because `str::parse` also accepts a sign. A number beyond `u64` becomes `u64::MAX`, past the end
+/// of every log.
 fn number(text: &str) -> Option<u64> {
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     digits.then(|| text.parse().unwrap_or(u64::MAX))

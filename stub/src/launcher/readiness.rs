@@ -1,4 +1,4 @@
-//! Whether an engine can be asked: it answers health requests, and does not say that it sleeps.
+//! Probes whether an engine is ready: it answers health checks and does not report that it sleeps.
 
 use std::{
     convert::Infallible,
@@ -12,15 +12,15 @@ use rouse_net::{
 };
 use tokio::{task, time};
 
-/// Between two questions: short at first, since small engines are up in no time, and never longer than the last.
+/// Delay between probes. It starts short, since small engines start at once, and grows up to the maximum.
 const MIN_PROBE_INTERVAL: Duration = Duration::from_millis(10);
 const MAX_PROBE_INTERVAL: Duration = Duration::from_secs(1);
 const PROBE_INTERVAL_GROWTH: f64 = 1.3;
-/// An engine that computes may be slow to answer.
+/// A busy engine may answer slowly.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
-/// So many questions in a row without an answer, and a ready engine is no longer that.
+/// A ready engine becomes unready after this many unanswered probes in a row.
 const MAX_SILENT_PROBES: u32 = 3;
-/// vLLM's.
+/// vLLM's default port.
 const DEFAULT_ENGINE_PORT: u16 = 8000;
 
 #[derive(Debug)]
@@ -32,9 +32,9 @@ pub(crate) struct ReadinessProbe {
 }
 
 impl ReadinessProbe {
-    /// `words`: the engine's command line; `group` and `mark` tell its processes.
+    /// `words` is the engine's command line. `group` and `mark` identify its processes.
     pub(crate) fn new(words: &[String], group: i32, mark: String) -> Self {
-        // Not vLLM's: other programs may be told to run, and some have no route for health.
+        // A custom profile, since the command may be a program other than vLLM, and some have no health route.
         let manner = EngineProfile {
             kind: EngineKind::Custom,
             sleep: SleepApi::Vllm,
@@ -46,7 +46,7 @@ impl ReadinessProbe {
         Self { adapter: Adapter::new(manner, address), port: address.port(), group, mark }
     }
 
-    /// Asks for ever, and tells each change.
+    /// Probes forever and reports each change.
     pub(crate) async fn watch(&self, tell: impl Fn(bool)) -> Infallible {
         let (mut ready, mut silent, mut gap) = (false, 0_u32, MIN_PROBE_INTERVAL);
         loop {
@@ -57,7 +57,7 @@ impl ReadinessProbe {
                     self.adapter.is_asleep(PROBE_TIMEOUT).await != Some(true)
                         && (ready || self.is_own_listener().await)
                 }
-                // No stub stands here: an engine that says so is none to believe.
+                // No stub stands in front of the engine here, so an engine that reports a closed gate is not ready.
                 EngineHealth::Unhealthy | EngineHealth::Gated => false,
                 EngineHealth::Unreachable => ready && silent < MAX_SILENT_PROBES,
             };
@@ -75,8 +75,9 @@ impl ReadinessProbe {
         }
     }
 
-    /// Whether it is this engine that listens. With one port in two options the second engine finds it taken, and what
-    /// answers there is the first. Where the kernel does not tell whose a socket is, whoever answers is believed.
+    /// Whether this engine owns the listener. If two engines have the same port in their options, the second fails to
+    /// bind, and the first answers the probe. If the kernel does not reveal the owner of the socket, the answer is
+    /// accepted.
     async fn is_own_listener(&self) -> bool {
         let (port, group, mark) = (self.port, self.group, self.mark.clone());
         let own = task::spawn_blocking(move || {
@@ -87,7 +88,7 @@ impl ReadinessProbe {
     }
 }
 
-/// Where the engine will listen, as seen from here.
+/// The address at which the launcher reaches the engine.
 fn address(words: &[String]) -> SocketAddr {
     let port = flag_value(words, "--port").and_then(|port| port.parse().ok()).unwrap_or(DEFAULT_ENGINE_PORT);
     let host = flag_value(words, "--host").and_then(|host| host.parse().ok());
@@ -99,7 +100,7 @@ fn address(words: &[String]) -> SocketAddr {
     SocketAddr::new(host, port)
 }
 
-/// The value of `--name VALUE` or `--name=VALUE`; the last one counts.
+/// Returns the value of `--name VALUE` or `--name=VALUE`; the last occurrence wins.
 fn flag_value<'a>(words: &'a [String], name: &str) -> Option<&'a str> {
     let value = |(at, word): (usize, &'a String)| match word.strip_prefix(name)? {
         "" => words.get(at + 1).map(String::as_str),

@@ -1,5 +1,5 @@
-//! The instances as clients see them, and the record of what happened to them: always changed together, so that a list
-//! and the watch that begins with its revision miss nothing between them.
+//! The instances and the log of their events, always changed together: a list and a watch from its revision miss
+//! nothing in between.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,10 +14,10 @@ use super::{
     spec::InstanceSpec,
 };
 
-/// What became of a stop: the instance as it was last, or why it is still there.
+/// Result of a stop: the instance's last state, or why it still exists.
 pub(crate) type StopResult = Result<String, String>;
 
-/// A client's hand on an instance's keeper.
+/// Stops an instance through its supervisor.
 #[derive(Clone, Debug)]
 pub(crate) struct StopHandle {
     pub(crate) stop: Arc<Notify>,
@@ -64,24 +64,24 @@ impl HostedInstance {
 struct RegistryState {
     revision: EventRevision,
     events: InstanceEventLog,
-    /// In the order of their creation.
+    /// In creation order.
     instances: Vec<HostedInstance>,
-    /// Ids of those that are being made.
+    /// Ids of instances that are starting.
     starting: Vec<Arc<str>>,
-    /// Nothing more is started.
+    /// New instances are refused.
     shutting_down: bool,
-    /// Nothing more will happen.
+    /// No further event will happen.
     finished: bool,
 }
 
-/// All instances.
+/// All instances and their events.
 #[derive(Debug, Default)]
 pub(crate) struct InstanceRegistry {
     state: Mutex<RegistryState>,
     change_tx: watch::Sender<()>,
 }
 
-/// An id that nobody else can take until the instance is there, or this is dropped.
+/// Reserves an id until the instance is registered or this value is dropped.
 #[derive(Debug)]
 pub(crate) struct InstanceIdReservation {
     registry: Arc<InstanceRegistry>,
@@ -95,12 +95,12 @@ impl Drop for InstanceIdReservation {
     }
 }
 
-/// What a watcher gets next.
+/// A watcher's next step.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum WatchStep {
     Lines(Bytes, EventRevision),
     Wait,
-    /// The watcher has missed something, or the launcher ends.
+    /// The watcher has missed events, or the launcher ends.
     End,
 }
 
@@ -109,12 +109,12 @@ impl InstanceRegistry {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes with everything that happens.
+    /// Notifies of every change.
     pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
         self.change_tx.subscribe()
     }
 
-    /// `most`: instances there may be, with those that are being made.
+    /// Reserves an id. `most` limits the instances, starting ones included.
     pub(crate) fn reserve(
         self: &Arc<Self>,
         id: &str,
@@ -135,7 +135,7 @@ impl InstanceRegistry {
         Ok(InstanceIdReservation { registry: Arc::clone(self), id })
     }
 
-    /// It runs; the answer to whoever created it.
+    /// Registers a started instance and returns the response to its creator.
     pub(crate) fn add_started(
         &self,
         reservation: InstanceIdReservation,
@@ -158,12 +158,12 @@ impl InstanceRegistry {
             inner.instances.push(instance);
             inner.publish(InstanceEventKind::Created, &id, None)
         };
-        // Tells the news, too.
+        // The drop also notifies the watchers.
         drop(reservation);
         text
     }
 
-    /// Its process ended by itself.
+    /// Records that the process ended by itself.
     pub(crate) fn mark_stopped(&self, id: &str, exit_code: Option<i32>) {
         self.change(id, |instance| {
             (instance.alive, instance.ready) = (false, false);
@@ -178,7 +178,7 @@ impl InstanceRegistry {
         });
     }
 
-    /// Nothing of it is left; its last state.
+    /// Removes an instance whose processes are all gone, and returns its last state.
     pub(crate) fn remove(&self, id: &str) -> String {
         let text = self.change(id, |instance| {
             (instance.alive, instance.ready) = (false, false);
@@ -257,7 +257,7 @@ impl InstanceRegistry {
         Ok(Arc::clone(&instance.log))
     }
 
-    /// The state as events that would lead to it, and the revision that goes on from there.
+    /// Returns the state as the events that produce it, with the revision to continue from.
     pub(crate) fn snapshot(&self) -> (Bytes, EventRevision) {
         let inner = self.state();
         let mut lines = BytesMut::new();
@@ -267,12 +267,12 @@ impl InstanceRegistry {
         (lines.freeze(), inner.revision)
     }
 
-    /// Of the newest event that is not kept any more.
+    /// Revision of the newest dropped event.
     pub(crate) fn last_dropped(&self) -> EventRevision {
         self.state().events.last_dropped()
     }
 
-    /// What happened after `seen`.
+    /// Returns the events after `seen`.
     pub(crate) fn events_after(&self, seen: EventRevision, updates: bool) -> WatchStep {
         let inner = self.state();
         match inner.events.events_after(seen, updates) {
@@ -282,7 +282,7 @@ impl InstanceRegistry {
         }
     }
 
-    /// Starts nothing more.
+    /// Refuses new instances from then on.
     pub(crate) fn stop_accepting(&self) {
         self.state().shutting_down = true;
     }
@@ -292,7 +292,7 @@ impl InstanceRegistry {
         inner.instances.is_empty() && inner.starting.is_empty()
     }
 
-    /// Lets watchers go.
+    /// Ends all watch streams.
     pub(crate) fn end_watches(&self) {
         self.state().finished = true;
         self.change_tx.send_replace(());
@@ -304,7 +304,7 @@ impl RegistryState {
         self.instances.iter().find(|instance| *instance.id == *id)
     }
 
-    /// The next event, about this instance; its object.
+    /// Publishes the next event about this instance and returns its object.
     fn publish(&mut self, kind: InstanceEventKind, id: &str, exit_code: Option<i32>) -> String {
         self.revision += 1;
         let Some(instance) = self.instances.iter_mut().find(|instance| *instance.id == *id) else {
@@ -318,7 +318,7 @@ impl RegistryState {
 }
 
 fn json(value: &impl Serialize) -> String {
-    // Nothing here has a key that is no string, the only thing that can fail.
+    // Serialization fails only for keys that are not strings, and these types have none.
     serde_json::to_string(value).unwrap_or_default()
 }
 

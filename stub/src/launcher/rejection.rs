@@ -1,4 +1,4 @@
-//! Answers as the public launcher gives them: `{"detail": …}` for whatever is not done.
+//! Error responses in the public launcher's form: `{"detail": …}`.
 
 use axum::{
     Json,
@@ -9,17 +9,17 @@ use axum::{
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Why a request is not done.
+/// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(crate) enum LauncherRejection {
-    /// What was sent is not what is expected: each problem with its place.
+    /// The request is malformed: each problem with its location.
     #[error("the request is not valid: {0:?}")]
     Invalid(Vec<ValidationProblem>),
     #[error("there is no instance {0}")]
     Unknown(String),
     #[error("instance {0} already exists: delete it first, or choose another id")]
     Exists(String),
-    /// What is not there or cannot be taken, with the status that clients expect.
+    /// A missing or unacceptable input, with the status that clients expect.
     #[error("{1}")]
     Status(StatusCode, String),
     #[error("ordered with epoch {told}, but epoch {newest} has spoken: another leader is in charge")]
@@ -42,7 +42,7 @@ pub(crate) enum LauncherRejection {
     Failed(String),
 }
 
-/// One thing that is wrong, in the form that clients of the public launcher read.
+/// One validation problem, in the form that clients of the public launcher parse.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct ValidationProblem {
     #[serde(rename = "type")]
@@ -98,7 +98,7 @@ impl IntoResponse for LauncherRejection {
     }
 }
 
-/// JSON that is text already.
+/// Builds a response from JSON text.
 pub(crate) fn json_text(status: StatusCode, text: impl Into<Body>) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], text.into()).into_response()
 }

@@ -1,4 +1,4 @@
-//! From a spec to a running process.
+//! Spawns an engine process from a spec.
 
 use std::{
     fs::File,
@@ -14,16 +14,16 @@ use super::{children::ChildProcesses, log::InstanceLog, spec::InstanceSpec};
 /// The variable that marks every process of an engine, wherever it moves.
 const ENGINE_MARK_ENV: &str = "ROUSE_ENGINE";
 
-/// Everything that a process is made from.
+/// How to spawn an engine's process.
 #[derive(Debug)]
 pub(crate) struct SpawnPlan {
     /// Program and arguments.
     pub(crate) command_line: Vec<String>,
-    /// Told apart from every other engine's on this machine.
+    /// Unique among all engines on this machine.
     pub(crate) mark: String,
 }
 
-/// Why no process came of it.
+/// Why the process was not started.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("the log cannot be written: {0}")]
@@ -33,12 +33,12 @@ pub(crate) enum Error {
 }
 
 impl SpawnPlan {
-    /// The mark as it stands in the environment.
+    /// The mark as an environment entry.
     pub(crate) fn mark_entry(&self) -> String {
         format!("{ENGINE_MARK_ENV}={}", self.mark)
     }
 
-    /// Starts it, in a group of its own, with its output in `log`. Blocks for as long as a process takes to be made.
+    /// Starts the process in its own group with its output in `log`. Blocks while the process is created.
     pub(crate) fn spawn(
         &self,
         spec: &InstanceSpec,
@@ -62,12 +62,12 @@ impl SpawnPlan {
     fn command(&self, spec: &InstanceSpec, output: File, errors: File) -> Command {
         let mut words = self.command_line.iter();
         let mut command = Command::new(words.next().map_or("", String::as_str));
-        // Our own secrets and settings are none of an engine's business.
+        // Keep our own secrets and settings from the engine.
         let ours = std::env::vars_os().map(|(name, _)| name);
         for name in ours.filter(|name| name.as_encoded_bytes().starts_with(b"ROUSE_")) {
             command.env_remove(name);
         }
-        // The driver's order, which is what the indices mean: CUDA's own default is the fastest first.
+        // The driver's order, which the indices refer to. CUDA's default is fastest first.
         let order = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
         command.envs([order]);
         if let Some(variables) = &spec.env_vars {
@@ -91,7 +91,7 @@ impl SpawnPlan {
 mod tests {
     use super::*;
 
-    /// What a process of this spec would have in its environment beyond ours.
+    /// The variables that a process of this spec has beyond ours.
     fn environment(body: &str) -> Vec<(String, String)> {
         let dir = tempfile::tempdir().unwrap();
         let log = InstanceLog::create(dir.path(), "x").unwrap();

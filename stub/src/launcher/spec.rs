@@ -1,6 +1,6 @@
-//! What an instance is made from: the body of a creation, checked, and kept as it was sent.
+//! An instance's spec: the validated body of a create request, kept as sent.
 //!
-//! Objects keep the order of their keys, since the answer shows them as the public launcher would.
+//! Objects keep their key order, because responses show them like the public launcher.
 
 use std::fmt;
 
@@ -12,14 +12,14 @@ use serde_json::{Value, value::RawValue};
 
 use super::rejection::{LauncherRejection, ValidationProblem};
 
-/// The annotation in which our controller says which life of an engine it starts.
+/// The annotation in which our controller sends the engine's generation.
 const GENERATION_ANNOTATION: &str = "rouse.dev/generation";
 
-/// Names and values, in the order in which they came. A name that comes again replaces the value.
+/// Name-value pairs in insertion order. A repeated name replaces the value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OrderedPairs<T = String>(Vec<(String, T)>);
 
-/// A request to run an engine; also the part of an instance that its creator chose.
+/// A request to run an engine, and the part of an instance that its creator chose.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct InstanceSpec {
     pub(crate) options: String,
@@ -32,10 +32,10 @@ pub(crate) struct InstanceSpec {
 }
 
 impl InstanceSpec {
-    /// Reads a body. Unknown fields are ignored, and `null` is the same as nothing.
+    /// Parses a body. Unknown fields are ignored, and `null` equals an absent field; `options` must be a string.
     ///
     /// # Errors
-    /// All that is wrong with it.
+    /// All problems of the body.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, LauncherRejection> {
         if body.is_empty() {
             return Err(ValidationProblem::new("missing", &["body"], "Field required", Value::Null).into());
@@ -76,12 +76,12 @@ impl InstanceSpec {
         }
     }
 
-    /// Which life of the engine it is, where whoever ordered it counts them.
+    /// The engine's generation, if the caller sent one.
     pub(crate) fn generation(&self) -> Option<u64> {
         self.annotations.as_ref()?.get(GENERATION_ANNOTATION)?.parse().ok()
     }
 
-    /// Shows the engine these accelerators and no others, whatever its environment said.
+    /// Limits the engine to these accelerators and overrides its environment.
     pub(crate) fn set_visible_devices(&mut self, accelerators: String) {
         self.env_vars.get_or_insert_default().set("CUDA_VISIBLE_DEVICES".to_owned(), accelerators);
     }
@@ -114,7 +114,7 @@ fn parse_uuids(raw: &RawValue, problems: &mut Vec<ValidationProblem>) -> Option<
     for (at, item) in items.iter().enumerate() {
         let before = problems.len();
         uuids.extend(parse_string(item, &loc, problems));
-        // A place in a list is a number.
+        // A position in a list is a number.
         problems.iter_mut().skip(before).for_each(|problem| problem.loc.push(at.into()));
     }
     Some(uuids)

@@ -1,4 +1,4 @@
-//! Stays with one engine from its start until nothing of it is left.
+//! Supervises one engine from its start until all its processes are gone.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -23,34 +23,34 @@ use super::{
     registry::{InstanceRegistry, StopHandle, StopResult},
 };
 
-/// How often a log's length is looked at. inotify could tell of each write instead, but its instances are few on a node
-/// and everybody's, while this is one question to the file system.
+/// How often the log's length is checked. A check is one system call. inotify would report each write, but all
+/// processes of a node share its few instances.
 const LOG_TRIM_INTERVAL: Duration = Duration::from_secs(1);
-/// A driver gives memory back before it lets a killed process go, which takes seconds; more than this is a fault.
+/// A driver frees memory before a killed process goes, which takes seconds. A longer delay is a fault.
 const KILL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// One engine's.
+/// Supervises one engine.
 pub(crate) struct EngineSupervisor {
     pub(crate) id: String,
     pub(crate) process: ProcessGroup,
     pub(crate) probe: ReadinessProbe,
     pub(crate) log: Arc<InstanceLog>,
     pub(crate) log_cap: u64,
-    /// Between SIGTERM and SIGKILL.
+    /// Time between SIGTERM and SIGKILL.
     pub(crate) grace: Duration,
     pub(crate) registry: Arc<InstanceRegistry>,
     pub(crate) children: Arc<ChildProcesses>,
     pub(crate) stop_receiver: StopReceiver,
 }
 
-/// The keeper's end of its line to clients.
+/// The supervisor's end of the stop channel.
 #[derive(Debug)]
 pub(crate) struct StopReceiver {
     stop: Arc<Notify>,
     outcome: watch::Sender<Option<StopResult>>,
 }
 
-/// Both ends of such a line.
+/// Creates both ends of a stop channel.
 pub(crate) fn stop_channel() -> (StopHandle, StopReceiver) {
     let stop = Arc::new(Notify::new());
     let (outcome, heard) = watch::channel(None);
@@ -58,7 +58,7 @@ pub(crate) fn stop_channel() -> (StopHandle, StopReceiver) {
 }
 
 impl StopHandle {
-    /// Orders the stop, and waits until it is done. It goes on when nobody waits any more.
+    /// Orders the stop and waits until it is done. The stop continues if the caller drops this future.
     pub(crate) async fn stop(mut self) -> StopResult {
         self.stop.notify_one();
         match self.outcome.wait_for(Option::is_some).await {
@@ -69,7 +69,7 @@ impl StopHandle {
 }
 
 impl EngineSupervisor {
-    /// To the engine's end, by itself or by order, and to the order to forget it.
+    /// Supervises the engine until a stop order has removed the instance. The engine ends by itself or by that order.
     pub(crate) async fn run(self) {
         let by_itself = tokio::select! {
             biased;
@@ -90,7 +90,7 @@ impl EngineSupervisor {
                 tracing::warn!(instance = id, ?grace, "it did not end after SIGTERM: killing it");
             }
         }
-        // Kills what is left of the group, workers too.
+        // Also kills the remaining processes of the group, such as workers.
         let mut end = task::spawn(reap(process, family));
         if by_itself {
             orders.stop.notified().await;
@@ -104,14 +104,14 @@ impl EngineSupervisor {
                 tracing::error!(instance = id, %error, "its end is not known");
             }
         }
-        // Before the id is free: the next of this name has a log of this name.
+        // Before the id is released, because the next instance of this id has a log file of the same name.
         log.remove();
         let last = registry.remove(&id);
         tracing::info!(instance = id, "gone");
         orders.outcome.send_replace(Some(Ok(last)));
     }
 
-    /// Asks whether it is ready, and keeps its log small.
+    /// Probes readiness and trims the log.
     async fn watch_engine(&self) -> Infallible {
         let tell = |ready| {
             tracing::info!(instance = self.id, ready, "readiness");
@@ -147,8 +147,8 @@ async fn reap(process: ProcessGroup, family: Arc<ChildProcesses>) {
     family.forget(pid);
 }
 
-/// As Python would say it: what the process returned, or the signal that ended it, negative. The process stays for
-/// whoever reaps it.
+/// The exit code like Python's: the process's exit status, or the negative signal number. The process remains to be
+/// reaped.
 fn exit_code(pid: i32) -> Option<i32> {
     let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
     match waitid(Id::Pid(Pid::from_raw(pid)), flags) {

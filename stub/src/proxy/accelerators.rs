@@ -1,11 +1,12 @@
-//! Which accelerators this Pod was given: `GET /v1/dual-pods/accelerators`.
+//! Discovers this Pod's accelerators: `GET /v1/dual-pods/accelerators`.
 //!
-//! Four may tell, and the first that names any is believed: our own device plugin, by [`PLUGIN_ENV`]; NVIDIA's, by
-//! [`RUNTIME_ENV`]; the driver, which shows a container only what was put into it; a file, for machines without one. They
-//! are asked once, at the start: what a container was given does not change while it lives.
+//! Four sources are queried in this order, and the first that names any accelerator wins: our device plugin, through
+//! [`PLUGIN_ENV`]; NVIDIA's device plugin, through [`RUNTIME_ENV`]; the driver, which shows a container only its own
+//! devices; a file, for machines without a driver. They are queried once, at the start, because a container's devices
+//! do not change.
 //!
-//! The driver may hang. So it is asked on a thread that nobody waits for (not on the runtime's, which would then not
-//! end), while all ports are served already; whoever asks before it has answered waits [`nvml::QUERY_TIMEOUT`] at most.
+//! The driver may hang. So it is queried on a detached thread while all ports already serve; a thread of the runtime
+//! would keep the runtime from ending. A request before the answer waits at most [`nvml::QUERY_TIMEOUT`].
 
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
@@ -27,12 +28,12 @@ use crate::{
 
 pub(crate) const PATH: &str = "/v1/dual-pods/accelerators";
 
-/// Set by our device plugin when it allocates: UUIDs with commas between them.
+/// Set by our device plugin on allocation: UUIDs, comma-separated.
 pub(crate) const PLUGIN_ENV: &str = "ROUSE_ACCELERATORS";
 /// Set by NVIDIA's device plugin, or by an image, for NVIDIA's container runtime.
 pub(crate) const RUNTIME_ENV: &str = "NVIDIA_VISIBLE_DEVICES";
 
-/// What the accelerators are asked of.
+/// The sources of the accelerator list, the driver aside.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DiscoverySources {
     plugin: Option<String>,
@@ -49,7 +50,7 @@ pub(crate) enum AcceleratorSource {
     File,
 }
 
-/// The accelerators, or, where there are none, what each source said instead.
+/// The accelerators, or each source's failure if no source names any.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct DiscoveredAccelerators {
     pub(crate) ids: Vec<AcceleratorId>,
@@ -57,17 +58,17 @@ pub(crate) struct DiscoveredAccelerators {
     pub(crate) failed_sources: Vec<(AcceleratorSource, String)>,
 }
 
-/// Why no accelerators can be told.
+/// Why no accelerators are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
-    /// The words are a part of the contract.
+    /// The error text is part of the contract.
     #[error("no GPUs found")]
     None,
     #[error("the accelerators are not known yet: NVML has not answered within {0:?}")]
     Hung(Duration),
 }
 
-/// The accelerators, as soon as they are known.
+/// The pending or finished discovery.
 #[derive(Clone, Debug)]
 pub(crate) struct AcceleratorDiscovery {
     result_rx: watch::Receiver<Option<Arc<DiscoveredAccelerators>>>,
@@ -75,9 +76,9 @@ pub(crate) struct AcceleratorDiscovery {
 }
 
 impl DiscoverySources {
-    /// Those of this process.
+    /// Reads the sources of this process.
     pub(crate) fn from_env(file: Option<PathBuf>) -> Self {
-        // Text that is no UTF-8 names no UUID, and saying so is better than to pass it over.
+        // A value that is not UTF-8 names no UUID; keeping it makes the failure report it.
         let variable = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
         Self { plugin: variable(PLUGIN_ENV), runtime: variable(RUNTIME_ENV), file }
     }
@@ -87,7 +88,7 @@ impl DiscoverySources {
         Self { file: Some(file), ..Self::default() }
     }
 
-    /// Asks one after the other. Blocks, and for ever if the driver hangs.
+    /// Queries the sources in order. Blocks, forever if the driver hangs.
     fn discover(&self, driver: &dyn AcceleratorDriver) -> DiscoveredAccelerators {
         let mut silent = Vec::new();
         let mut ask = |source, answer: Result<Vec<AcceleratorId>, String>| match answer {
@@ -130,7 +131,7 @@ impl DiscoverySources {
 }
 
 impl AcceleratorDiscovery {
-    /// Begins to ask, on a thread of its own, and returns at once.
+    /// Starts the discovery on its own thread and returns at once.
     pub(crate) fn discover(sources: DiscoverySources, driver: Arc<dyn AcceleratorDriver>) -> Self {
         Self::discover_with_timeout(sources, driver, nvml::QUERY_TIMEOUT)
     }
@@ -152,7 +153,7 @@ impl AcceleratorDiscovery {
         Self { result_rx: found, timeout: within }
     }
 
-    /// What was found, as soon as it is.
+    /// Waits for the discovered accelerators.
     ///
     /// # Errors
     /// There are none, or the driver hangs.
@@ -165,7 +166,7 @@ impl AcceleratorDiscovery {
         }
     }
 
-    /// What is known by now; `None` while the driver is still asked.
+    /// Returns the result so far; `None` while the discovery runs.
     pub(crate) fn current(&self) -> Option<Arc<DiscoveredAccelerators>> {
         self.result_rx.borrow().clone()
     }
@@ -197,7 +198,7 @@ impl fmt::Display for AcceleratorSource {
     }
 }
 
-/// Answers [`PATH`].
+/// Serves [`PATH`].
 pub(crate) fn routes(accelerators: AcceleratorDiscovery) -> Router {
     Router::new().route(PATH, get(list)).with_state(accelerators)
 }
@@ -222,7 +223,7 @@ fn ids(listed: Vec<AcceleratorEntry>) -> Vec<AcceleratorId> {
     listed.into_iter().map(|listed| listed.id).collect()
 }
 
-/// Names with commas between them, each once.
+/// Splits comma-separated UUIDs and drops duplicates.
 fn parse_uuids(text: &str) -> Vec<AcceleratorId> {
     let mut ids = Vec::new();
     for id in text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(AcceleratorId::from) {
@@ -233,8 +234,8 @@ fn parse_uuids(text: &str) -> Vec<AcceleratorId> {
     ids
 }
 
-/// What NVIDIA's runtime is told. UUIDs are taken as they are, numbers are the driver's. `all` names nothing, and
-/// neither does `void`, with which the devices come by another way (CDI): the driver knows.
+/// Parses the value for NVIDIA's container runtime. UUIDs are taken as they are; numbers are the driver's indices.
+/// `all` and `void` name no accelerator; with `void` the devices come through CDI, and the driver knows them.
 fn parse_visible_devices(text: &str, driver: &dyn AcceleratorDriver) -> Result<Vec<AcceleratorId>, String> {
     let text = text.trim();
     if matches!(text, "" | "all" | "void" | "none") {
@@ -256,7 +257,7 @@ fn parse_visible_devices(text: &str, driver: &dyn AcceleratorDriver) -> Result<V
     Ok(ids)
 }
 
-/// `3`, or `3:1`: the part 1 of the device 3.
+/// Parses `3`, or `3:1` for partition 1 of device 3.
 fn parse_device_index(name: &str) -> Option<(u32, Option<u32>)> {
     match name.split_once(':') {
         Some((index, part)) => Some((index.parse().ok()?, Some(part.parse().ok()?))),

@@ -1,14 +1,14 @@
-//! Sleep and wake of the engine behind the relays.
+//! Puts the engine behind the relays to sleep and wakes it.
 //!
-//! An order goes on when its caller hangs up: half a sleep is worse than one that nobody waits for. So it is a task of
-//! its own, and a caller that comes back finds the engine as the order left it, and asks again without harm.
+//! An order completes even if its caller disconnects, since an interrupted sleep is worse than an unobserved one. So
+//! each order runs as its own task. A caller that returns finds the engine as the order left it, and can safely retry.
 //!
-//! A sleeping engine cannot be put to sleep at another level: vLLM takes such an order and does nothing, and says
-//! afterwards that it sleeps, which is true and not what was meant. The only way leads over a full wake, for which the
-//! accelerator's memory may long be somebody else's; whoever keeps the accounts must order it. So such an order is
-//! refused. Engines do not tell at which level they sleep, so the stub remembers what it did. Of an engine that was put
-//! to sleep by others, or before a restart of the stub, it knows nothing; level 1 is believed of it, which is how
-//! public controllers order sleep.
+//! An engine cannot change its sleep level while it sleeps: vLLM accepts such an order, does nothing, and then
+//! truthfully reports that it sleeps. Only a full wake leads to the other level, and the accelerator's memory may
+//! belong to another engine by then, so the leader, which keeps the ledger, must order it. The stub therefore refuses
+//! such an order. Engines do not report their sleep level, so the stub remembers the level that it ordered. For an
+//! engine that another client put to sleep, or that slept before the stub restarted, the level is unknown; the stub
+//! then assumes level 1, which public controllers use.
 
 use std::{
     collections::BTreeMap,
@@ -37,11 +37,11 @@ use super::{
     state::Proxy,
 };
 
-/// One small question to the engine.
+/// Timeout of one short query to the engine.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
-/// After it has taken the order to wake, an engine that does not come up within this will not.
+/// An engine that accepted a wake order must be up within this time, else it has failed.
 const WAKE_TIMEOUT: Duration = Duration::from_secs(120);
-/// The weights of the largest engines go to the host's memory within this.
+/// The weights of the largest engines move to host memory within this time.
 const SLEEP_TIMEOUT: Duration = Duration::from_secs(300);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,7 @@ enum Actuation {
     Wake,
 }
 
-/// How deep an engine was put to sleep from here.
+/// The sleep level that this stub last ordered.
 #[derive(Debug, Default)]
 pub(crate) struct SleepLevelRecord(Mutex<Option<(SocketAddr, SleepLevel)>>);
 
@@ -65,10 +65,10 @@ impl SleepLevelRecord {
     }
 }
 
-/// Why an order was not carried out.
+/// Why an order failed.
 enum ActuationError {
     Engine(FailureCause),
-    /// It sleeps, and not as was ordered.
+    /// The engine sleeps at another level than ordered.
     WrongLevel(&'static str),
 }
 
@@ -135,7 +135,7 @@ async fn actuate(State(proxy): State<Arc<Proxy>>, order: Actuation, body: &[u8])
     task.await.unwrap_or_else(|_| text_response(StatusCode::INTERNAL_SERVER_ERROR, "a defect of the stub"))
 }
 
-/// The gate may not be opened while this is there.
+/// Blocks opening the gate until dropped.
 struct OpenBlockGuard(Arc<Proxy>);
 
 impl Drop for OpenBlockGuard {
@@ -157,13 +157,14 @@ async fn execute(
             check_sleep_level(depth.level_of(target), level).map_err(ActuationError::WrongLevel)
         }
         Actuation::Sleep => {
-            // Before it is done: an order whose answer is lost may be carried out all the same.
+            // Record the level before the order: an order whose response is lost may still take effect.
             depth.record(target, Some(level));
             Ok(timeout(SLEEP_TIMEOUT, engine.sleep(level)).await.map_err(|_| FailureCause::Timeout)??)
         }
         Actuation::Wake => {
             if asleep != Some(false) {
-                // What wakes a deep sleeper wakes a light one too; the other way round its answers would be noise.
+                // The level-2 wake also wakes a level-1 sleeper. A level-1 wake would make a level-2 sleeper answer
+                // with noise.
                 engine.wake(depth.level_of(target).map_or(level, |deep| deep.max(level))).await?;
                 timeout(WAKE_TIMEOUT, wait_until_up(&engine)).await.map_err(|_| FailureCause::Timeout)?;
             }
@@ -173,7 +174,7 @@ async fn execute(
     }
 }
 
-/// Whether an engine that sleeps at `now`, where that is known, sleeps as it was ordered.
+/// Checks whether an engine that sleeps at level `now`, if known, sleeps as ordered.
 fn check_sleep_level(now: Option<SleepLevel>, ordered: SleepLevel) -> Result<(), &'static str> {
     match (now, ordered) {
         (Some(SleepLevel::One) | None, SleepLevel::One) | (Some(SleepLevel::Two), SleepLevel::Two) => Ok(()),
@@ -217,7 +218,7 @@ fn parse_level(said: Option<u8>) -> Option<SleepLevel> {
     said.map_or(Some(SleepLevel::One), SleepLevel::from_number)
 }
 
-/// As it is read now, where it can be read.
+/// Reads the memory in use; `None` if the read fails.
 async fn read_memory(proxy: &Proxy) -> Option<BTreeMap<String, u64>> {
     let read = proxy.memory.read().await;
     read.inspect_err(|error| tracing::warn!(%error, "the memory is not known")).ok()

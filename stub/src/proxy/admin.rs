@@ -1,4 +1,4 @@
-//! The SPI: what controllers call, on the SPI port and on the admin port alike.
+//! The SPI for controllers, served on the SPI port and the admin port.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::{actuation, gate, state::Proxy, target};
 use crate::{browser_guard, serve::PeerDisconnect};
 
-/// Why an order was refused, beside the gate as it stands.
+/// Why an order was refused, with the current gate.
 #[derive(Debug, Serialize)]
 struct GateRejectionBody {
     reason: String,
@@ -27,14 +27,14 @@ struct GateRejectionBody {
     gate: stub_api::GateStatus,
 }
 
-/// `?wait=true`
+/// The query `?wait=true`.
 #[derive(Debug, Default, Deserialize)]
 struct CloseGateQuery {
     #[serde(default)]
     wait: bool,
 }
 
-/// All paths; `more` are those of the proxy's other parts.
+/// Builds the router; `more` holds the routes of the proxy's other parts.
 pub(super) fn router(proxy: &Arc<Proxy>, more: Router) -> Router {
     Router::new()
         .route("/v1/gate", get(get_gate).post(close_gate).delete(open_gate))
@@ -48,7 +48,7 @@ pub(super) fn router(proxy: &Arc<Proxy>, more: Router) -> Router {
         .layer(middleware::from_fn_with_state(Arc::clone(proxy), guard))
 }
 
-/// Refuses web pages, and demands the token where there is one.
+/// Refuses web pages and requires the token if one is configured.
 async fn guard(State(proxy): State<Arc<Proxy>>, request: Request, next: Next) -> Response {
     if let Some(why) = browser_guard::refusal_reason(request.headers(), proxy.token.is_some()) {
         return text_response(StatusCode::FORBIDDEN, why);
@@ -62,12 +62,12 @@ async fn guard(State(proxy): State<Arc<Proxy>>, request: Request, next: Next) ->
     }
 }
 
-/// Changes nothing, whatever the request says of an epoch.
+/// Reports the gate. Ignores any epoch in the request.
 async fn get_gate(State(proxy): State<Arc<Proxy>>) -> Json<stub_api::GateStatus> {
     Json(proxy.gate.view())
 }
 
-/// A new leader says so before it orders anything: no leader before it is obeyed from here on.
+/// Records the epoch that a new leader announces before its first order. Lower epochs are refused from then on.
 async fn announce_epoch(State(proxy): State<Arc<Proxy>>, body: Bytes) -> Response {
     match accept_epoch(&proxy, &body) {
         Ok(()) => Json(proxy.gate.view()).into_response(),
@@ -87,7 +87,7 @@ async fn close_gate(
     };
     match proxy.gate.close(&order, Instant::now()) {
         Ok(view) if query.wait => {
-            // The drain goes on without its caller; only the answer does not.
+            // The drain continues if the caller disconnects.
             let view = match gone {
                 None => proxy.gate.wait_drained().await,
                 Some(Extension(gone)) => tokio::select! {
@@ -126,27 +126,27 @@ async fn release(State(proxy): State<Arc<Proxy>>, body: Bytes) -> Response {
     Json(proxy.gate.view()).into_response()
 }
 
-/// Takes note of who orders, where nothing but that is in the body.
+/// Accepts the epoch of a body that holds nothing else.
 fn accept_epoch(proxy: &Proxy, body: &[u8]) -> Result<(), Response> {
     let EpochAnnouncement { epoch } = parse_body(body)?;
     proxy.gate.accept_epoch(epoch).map_err(IntoResponse::into_response)
 }
 
-/// An order's body; a refusal with what is wrong with it.
+/// Parses an order's body, or returns a response that describes the problem.
 pub(super) fn parse_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, Response> {
     serde_json::from_slice(body)
         .map_err(|error| text_response(StatusCode::BAD_REQUEST, format!("not as expected: {error}")))
 }
 
-/// An answer in words.
+/// Builds a plain text response.
 pub(super) fn text_response(status: StatusCode, words: impl Into<String>) -> Response {
     let mut words = words.into();
     words.push('\n');
     (status, words).into_response()
 }
 
-/// Takes note of who orders, where a call says so in its head; the refusal of an older leader's order. One that names none is
-/// not asked: a public controller's.
+/// Accepts the epoch of a request's header. Returns a refusal for an older leader's order. A request without the header
+/// passes, as public controllers send none.
 pub(super) fn accept_epoch_header(proxy: &Proxy, headers: &HeaderMap) -> Result<(), Response> {
     let Some(value) = headers.get(stub_api::EPOCH_HEADER) else { return Ok(()) };
     let epoch: Option<Epoch> = value.to_str().ok().and_then(|value| value.parse().ok());

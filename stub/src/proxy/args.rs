@@ -1,4 +1,4 @@
-//! The flags: two sets of ports, of two designs that this program stands in for, and what both have in common.
+//! The flags: two sets of ports, for the two designs that this program replaces, and the flags that both share.
 
 use std::{net::IpAddr, path::PathBuf, time::Duration};
 
@@ -7,7 +7,7 @@ use rouse_net::adapter::EngineKind;
 
 use crate::token::TokenHash;
 
-/// What the earlier design's ports are when any of them is named.
+/// The earlier design's default ports, used when any of its port flags is given.
 const DEFAULT_RELAY_PORT: u16 = 8000;
 const DEFAULT_ADMIN_PORT: u16 = 8001;
 const DEFAULT_METRICS_PORT: u16 = 8002;
@@ -53,8 +53,8 @@ pub struct ProxyArgs {
     /// Clients' connections at a time, over all ports for requests; further ones wait until one of them ends
     #[arg(long, value_name = "COUNT", default_value_t = 2048)]
     pub(super) max_connections: usize,
-    /// Start with the gate closed and without a target, and hold after SIGTERM until released: for controllers that send
-    /// epochs
+    /// Start with the gate closed and without a target, and hold after SIGTERM until released: for controllers that
+    /// send epochs
     #[arg(long)]
     pub(super) epoch_gate: bool,
     /// How long the hold after SIGTERM lasts at most; requests that still run then are cut
@@ -102,7 +102,7 @@ pub(super) struct LegacyPorts {
 }
 
 impl ProxyArgs {
-    /// Some, when any of them was named.
+    /// Returns the earlier design's ports if any of them was given.
     pub(super) fn legacy_ports(&self) -> Option<LegacyPorts> {
         let named = !self.relay_port.is_empty()
             || [self.admin_port, self.metrics_port, self.debug_port].iter().any(Option::is_some);

@@ -1,9 +1,8 @@
-//! The debug port, on loopback: `GET /debug/state`, all that this process believes, and `GET /debug/heap`, where its
-//! memory is.
+//! The debug port, on loopback: `GET /debug/state` dumps the process's state, and `GET /debug/heap` its memory.
 //!
-//! The allocator is the C library's, and its own account of itself cannot be had without unsafe code, so the heap is shown
-//! as the kernel sees it: what is resident and what of that is written by this process alone (heap and stacks) tells a
-//! leak from a large file in the cache.
+//! The allocator is the C library's, and its statistics need unsafe code. So the dump shows the kernel's view: the
+//! resident size, and the part that only this process has written (heap and stacks), which distinguishes a leak from a
+//! large file in the cache.
 
 use std::{collections::BTreeMap, io, sync::Arc};
 
@@ -21,22 +20,22 @@ use tokio::task;
 
 use crate::browser_guard;
 
-/// Tells all that is believed now.
+/// Dumps the current state.
 pub(crate) type StateDumpFn = Arc<dyn Fn() -> Value + Send + Sync>;
 
-/// Memory of this process, in bytes, by the kernel's own names.
+/// Memory of this process in bytes, under the kernel's names.
 #[derive(Debug, Serialize)]
 struct HeapUsage {
-    /// From `/proc/self/status`: the sizes, and what they were at most.
+    /// Sizes and their peaks from `/proc/self/status`.
     status: BTreeMap<String, u64>,
     threads: u64,
-    /// From `/proc/self/smaps_rollup`: the sums over all mappings. Empty where the kernel does not make it.
+    /// Sums over all mappings from `/proc/self/smaps_rollup`. Empty on a kernel without that file.
     rollup: BTreeMap<String, u64>,
-    /// From `/proc/self/smaps`: of the mapping that grows by brk, from which small pieces are allocated first.
+    /// The brk mapping from `/proc/self/smaps`, where small allocations start.
     brk: BTreeMap<String, u64>,
 }
 
-/// Answers `/debug/state` and `/debug/heap`.
+/// Serves `/debug/state` and `/debug/heap`.
 pub(crate) fn routes(state: StateDumpFn) -> Router {
     let dump = move || std::future::ready(Json(state()));
     Router::new()
@@ -45,7 +44,7 @@ pub(crate) fn routes(state: StateDumpFn) -> Router {
         .layer(middleware::from_fn(refuse_browsers))
 }
 
-/// A person's browser reaches loopback, whoever made the page.
+/// Refuses web pages: any page in a user's browser can reach loopback.
 async fn refuse_browsers(request: Request, next: Next) -> Response {
     match browser_guard::refusal_reason(request.headers(), false) {
         Some(why) => (StatusCode::FORBIDDEN, format!("{why}\n")).into_response(),
@@ -54,7 +53,7 @@ async fn refuse_browsers(request: Request, next: Next) -> Response {
 }
 
 async fn heap() -> Response {
-    // The kernel walks all pages for it.
+    // The kernel walks all pages to make `smaps`.
     match task::spawn_blocking(HeapUsage::read).await {
         Ok(Ok(heap)) => Json(heap).into_response(),
         Ok(Err(error)) => proc_read_error(&error),
@@ -77,13 +76,13 @@ impl HeapUsage {
             threads: threads.unwrap_or_default(),
             status: parse_sizes(status.lines()),
             rollup: parse_sizes(rollup.lines()),
-            // A mapping ends with its flags.
+            // The flags end a mapping's entry.
             brk: parse_sizes(brk.lines().take_while(|line| !line.starts_with("VmFlags"))),
         })
     }
 }
 
-/// Lines like `VmRSS:      5120 kB`.
+/// Parses lines like `VmRSS:      5120 kB`.
 fn parse_sizes<'a>(lines: impl Iterator<Item = &'a str>) -> BTreeMap<String, u64> {
     let size = |line: &'a str| {
         let (name, rest) = line.split_once(':')?;

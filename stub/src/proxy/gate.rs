@@ -1,12 +1,12 @@
-//! The gate with its epochs, and where requests go while it is open.
+//! The fenced gate, and the target of requests while it is open.
 //!
-//! Relays read one thing, the [`GateRoute`]: the present life's gate, and the engine's address. Orders change it under a lock
-//! that no request takes. A life is one generation of an engine; a gate that was closed for good, by a revocation or by
-//! a newer generation, is never opened again, so that no lease of a former life counts for the present one. What it has
-//! out still does count against a drain: an engine is not unused because it got another number.
+//! Relays read only the [`GateRoute`]: the current generation's gate, and the engine's address. Orders change it under
+//! a lock that no request takes. A gate that a revocation or a newer generation has closed for good is never opened
+//! again, so no lease of an earlier generation counts as one of the current generation. Leases of earlier generations
+//! still count against a drain: a new generation number does not make the engine idle.
 //!
-//! An order is fenced by (epoch, generation), compared in that order: whoever leads now knows best which life it means.
-//! An order that came before changes nothing when it comes again, but that a drain may be hastened.
+//! An order is fenced by (epoch, generation), compared in that order, because the current leader knows best which
+//! generation it means. A repeated order changes nothing, except that it may bring a drain's deadline forward.
 
 use std::{
     net::SocketAddr,
@@ -33,30 +33,30 @@ use tokio::{
 
 use crate::epoch::{EpochTooFarAhead, check_plausible};
 
-/// One generation of the engine.
+/// The gate and the counters of one engine generation.
 #[derive(Debug)]
 pub(crate) struct GateGeneration {
     pub(crate) generation: Generation,
     pub(crate) gate: Arc<Gate>,
-    /// Exchanges whose end is not told yet; a lease ends a moment before.
+    /// Exchanges whose end is not recorded yet. Their leases end a moment earlier.
     unfinished_exchanges: AtomicU32,
     /// Exchanges that a revocation ended.
     cut_exchanges: AtomicU32,
     notify: Arc<Notify>,
 }
 
-/// What a request needs to know.
+/// The gate and the target that a request needs.
 #[derive(Clone, Debug)]
 pub(crate) struct GateRoute {
     pub(crate) current: Arc<GateGeneration>,
     pub(crate) target: Option<SocketAddr>,
 }
 
-/// One request's part in a life, from its lease until its end is told.
+/// One request's exchange within a generation, from its lease until its end is recorded.
 #[derive(Debug)]
 pub(crate) struct ExchangeTracker(Arc<GateGeneration>);
 
-/// Why an order was not followed.
+/// Why an order was refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GateRejection {
     #[error("an order of epoch {} and generation {} was heard before", .0.epoch, .0.generation.0)]
@@ -67,14 +67,14 @@ pub(crate) enum GateRejection {
     EpochTooFarAhead(stub_api::GateStatus, EpochTooFarAhead),
 }
 
-/// Closes and opens.
+/// Opens, closes and drains the gate.
 #[derive(Debug)]
 pub(crate) struct GateController {
     state: Mutex<GateState>,
     route: ArcSwap<GateRoute>,
-    /// Something ended, or an order came.
+    /// Notified when an exchange ends or an order arrives.
     notify: Arc<Notify>,
-    /// A drain came to its end.
+    /// Notified when a drain ends.
     drain_ended_tx: watch::Sender<()>,
     clock: TickClock,
     model: ModelName,
@@ -85,24 +85,24 @@ struct GateState {
     epoch: Epoch,
     generation: Generation,
     current: Arc<GateGeneration>,
-    /// Former ones that have leases out.
+    /// Earlier generations with outstanding leases.
     previous: Vec<Arc<GateGeneration>>,
     drain: Option<GateDrain>,
-    /// What the last drain cut.
+    /// The generations that the last drain revoked.
     cut: CutGenerations,
-    /// Why the gate may not be opened now.
+    /// Why the gate must not open now.
     open_blocker: Option<&'static str>,
-    /// It will not be opened again.
+    /// The gate will not open again.
     shutting_down: bool,
     target: Option<SocketAddr>,
 }
 
-/// The lives that one drain revoked. A life is revoked once, so that what is cut of it is of that drain, also when it ends
-/// after the gate was opened again.
+/// The generations that one drain revoked. A generation is revoked once, so its cut exchanges belong to that drain even
+/// if they end after the gate reopens.
 #[derive(Debug, Default)]
 struct CutGenerations {
     generations: Vec<Arc<GateGeneration>>,
-    /// The drain is over.
+    /// The drain has ended.
     drain_over: bool,
 }
 
@@ -116,7 +116,7 @@ struct GateDrain {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum DrainStage {
     Running,
-    /// The deadline passed, and what was under way goes on, or ends just now.
+    /// The deadline passed. Depending on the action, the remaining exchanges continue or are being cut.
     DeadlinePassed,
     Done,
 }
@@ -150,7 +150,7 @@ impl GateController {
         }
     }
 
-    /// For one request.
+    /// Returns the route for one request.
     pub(crate) fn route(&self) -> Guard<Arc<GateRoute>> {
         self.route.load()
     }
@@ -171,14 +171,14 @@ impl GateController {
         self.route.load().current.gate.is_open()
     }
 
-    /// Closes the gate: no lease is given from here on.
+    /// Closes the gate; no lease is granted from then on.
     pub(crate) fn close(
         &self,
         order: &CloseGateRequest,
         now: Instant,
     ) -> Result<stub_api::GateStatus, GateRejection> {
         self.update(|inner| {
-            // At the end of the process an order may hasten the last drain, and not put it off.
+            // During shutdown an order may bring the last drain's deadline forward, but not postpone it.
             let again = inner.accept(order.epoch, order.generation)? || inner.shutting_down;
             let drain = GateDrain {
                 deadline: order.drain_deadline.map(|ms| now + Millis(ms).duration()),
@@ -190,7 +190,7 @@ impl GateController {
         })
     }
 
-    /// Opens the gate for this life.
+    /// Opens the gate for this generation.
     pub(crate) fn open(&self, order: &OpenGateRequest) -> Result<stub_api::GateStatus, GateRejection> {
         let opened = self.update(|inner| {
             if let Some(bar) =
@@ -203,28 +203,28 @@ impl GateController {
             let spent =
                 inner.current.gate.revoked().is_some() || inner.current.generation != order.generation;
             if spent {
-                // Nobody gets in there any more, also not by a route that was read before.
+                // No request takes a lease there any more, even with a route that it read earlier.
                 inner.current.gate.close();
                 let life = GateGeneration::new(order.generation, self.clock, &self.notify);
                 inner.previous.push(std::mem::replace(&mut inner.current, life));
             }
             inner.drain = None;
             inner.previous.retain(|life| life.is_used());
-            // Nobody knows a new gate yet: the route shows it a moment later.
+            // No request sees the new gate until the route is updated.
             inner.current.gate.open();
             Ok(inner.view())
         })?;
-        // Whoever waits for the end of a drain waits for nothing now.
+        // An open gate ends the wait for the drain.
         self.drain_ended_tx.send_replace(());
         Ok(opened)
     }
 
-    /// An order about the engine itself: heard like one about the gate.
+    /// Accepts an order about the engine, fenced like an order about the gate.
     pub(crate) fn accept(&self, epoch: Epoch, generation: Generation) -> Result<(), GateRejection> {
         self.update(|inner| inner.accept(epoch, generation).map(drop))
     }
 
-    /// An order that names no life.
+    /// Accepts an order that names no generation.
     pub(crate) fn accept_epoch(&self, epoch: Epoch) -> Result<(), GateRejection> {
         self.update(|inner| {
             let generation = inner.generation;
@@ -232,7 +232,8 @@ impl GateController {
         })
     }
 
-    /// Keeps the gate from being opened while `bar` holds. `unused`: only when it is closed and nothing is under way.
+    /// Keeps the gate closed until [`Self::unblock_open`]; `bar` is the reason. With `unused`, fails unless the gate is
+    /// closed and no request is in flight.
     pub(crate) fn block_open(&self, bar: &'static str, unused: bool) -> Result<(), GateRejection> {
         self.update(|inner| {
             let why = match inner.open_blocker {
@@ -257,7 +258,7 @@ impl GateController {
         self.update(|inner| inner.open_blocker = None);
     }
 
-    /// Closes for good, whoever leads: this process ends.
+    /// Closes the gate for good, whatever the epoch, because the process ends.
     pub(crate) fn close_for_shutdown(&self, deadline: Instant) {
         self.update(|inner| {
             inner.shutting_down = true;
@@ -266,12 +267,15 @@ impl GateController {
                 on_deadline: DrainDeadlineAction::Cut,
                 stage: DrainStage::Running,
             };
-            // A drain that is to cut already is not given more time by the end, and one that is not is given all of it.
+            // The shutdown does not extend a drain that already cuts at its deadline. A drain that keeps its requests
+            // gets the whole hold.
             inner.close(drain, true);
         });
     }
 
-    /// Completes when nothing is under way, or the deadline of the present drain has passed and it is kept all the same.
+    /// Waits for the end of the drain.
+    ///
+    /// A drain ends when no request is in flight, or at its deadline if it keeps its requests.
     pub(crate) async fn wait_drained(&self) -> stub_api::GateStatus {
         let mut ends = self.drain_ended_tx.subscribe();
         loop {
@@ -282,7 +286,7 @@ impl GateController {
         }
     }
 
-    /// Ends drains; never returns. To be run once.
+    /// Advances drains forever. Run it once.
     pub(crate) async fn run(&self) {
         loop {
             let woken = self.notify.notified();
@@ -293,7 +297,7 @@ impl GateController {
         }
     }
 
-    /// Looks whether a drain is over, and when it is to be looked at again.
+    /// Advances the drain, and returns when to check it again.
     fn advance_drain(&self, inner: &mut GateState, now: Instant) -> Option<Instant> {
         let used = inner.is_used();
         let drain = inner.drain.as_mut()?;
@@ -345,7 +349,7 @@ impl GateState {
         }
     }
 
-    /// Takes note of an order; returns whether one of the same leader and life was heard before.
+    /// Records an order. Returns whether the same leader has already sent an order for this generation.
     fn accept(&mut self, epoch: Epoch, generation: Generation) -> Result<bool, GateRejection> {
         let again = self.fence(epoch, generation)?;
         (self.epoch, self.generation) = (epoch, generation);
@@ -396,7 +400,8 @@ impl GateState {
 }
 
 impl CutGenerations {
-    /// `None` while it may still grow, or where a drain was given up before its deadline.
+    /// Returns the number of cut exchanges; `None` while it may grow, or if the drain was abandoned before its
+    /// deadline.
     fn count(&self) -> Option<u32> {
         let ended = !self.generations.is_empty() && !self.generations.iter().any(|life| life.is_used());
         (self.drain_over || ended)
@@ -405,8 +410,8 @@ impl CutGenerations {
 }
 
 impl GateDrain {
-    /// The same order again. It counts from the first time, or somebody who repeats it would put its deadline off.
-    /// Whoever is cut is cut at a deadline that was given for that, and never at one at which they were to be kept.
+    /// Merges a repeated order. The deadline counts from the first order, so that a repeat cannot postpone it.
+    /// Exchanges are cut only at a deadline given with `Cut`, never at one given with `Keep`.
     fn tighten(&mut self, again: Self) {
         match (self.stage, self.on_deadline, again.on_deadline) {
             (DrainStage::Running, before, now) if before == now => {
@@ -437,7 +442,7 @@ impl GateGeneration {
         self.gate.leases() > 0 || self.unfinished_exchanges.load(Ordering::Acquire) > 0
     }
 
-    /// A lease for one request, when the gate is open.
+    /// Takes a lease for one request if the gate is open.
     pub(crate) fn take_lease(self: &Arc<Self>) -> Option<(Lease, ExchangeTracker)> {
         self.unfinished_exchanges.fetch_add(1, Ordering::AcqRel);
         let part = ExchangeTracker(Arc::clone(self));
@@ -446,7 +451,7 @@ impl GateGeneration {
 }
 
 impl ExchangeTracker {
-    /// It did not end by itself. True, when a revocation is why.
+    /// Records that the exchange did not end by itself. Returns whether a revocation ended it.
     pub(crate) fn record_abnormal_end(&self) -> bool {
         let cut = self.0.gate.revoked().is_some();
         if cut {

@@ -1,4 +1,4 @@
-//! Sockets that listen.
+//! Binds listening sockets.
 
 use std::{
     io,
@@ -10,11 +10,11 @@ use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 4096;
-/// A peer that is silent for so long is asked whether it is there: a machine that lost its power says nothing, and its
-/// request would hold the engine.
+/// A peer silent for this long gets keepalive probes. A machine that lost power sends nothing, and its request would
+/// hold the engine.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 
-/// A port that cannot be opened.
+/// A port that cannot be bound.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot listen on the {name} port {address}: {source}; free it, or choose another one with --{name}-port"
@@ -25,7 +25,7 @@ pub(crate) struct Error {
     pub(crate) source: io::Error,
 }
 
-/// Binds one port, for IPv4 and IPv6 where `host` says nothing else, and says so in the log.
+/// Binds one port and logs it. Without a `host` it listens on IPv4 and IPv6.
 pub(super) fn bind(name: &'static str, host: Option<IpAddr>, port: u16) -> Result<TcpListener, Error> {
     let any = || bind_socket(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)));
     let (address, bound) = match host {
@@ -33,7 +33,7 @@ pub(super) fn bind(name: &'static str, host: Option<IpAddr>, port: u16) -> Resul
         None => {
             let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
             let bound = match any() {
-                // A kernel without IPv6.
+                // The kernel has no IPv6.
                 Err(error) if error.kind() != io::ErrorKind::AddrInUse => bind_socket(address),
                 bound => bound,
             };
@@ -54,7 +54,7 @@ fn bind_socket(address: SocketAddr) -> io::Result<TcpListener> {
     if address.is_ipv6() {
         socket.set_only_v6(false)?;
     }
-    // Connections have it from the listener that accepts them.
+    // Accepted connections inherit it from the listener.
     socket.set_tcp_keepalive(
         &TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_IDLE / 3).with_retries(3),
     )?;

@@ -1,12 +1,12 @@
-//! How much of the accelerators' memory is in use now: `GET /v1/dual-pods/accelerator-memory-usage`.
+//! Reads the accelerators' memory in use: `GET /v1/dual-pods/accelerator-memory-usage`.
 //!
-//! *Now* is a promise: who asks after an engine was put to sleep must not be shown what was so before. So nobody is
-//! given a reading that had begun before he asked. *Nothing blocks* is the other one: a driver that hangs must cost one
-//! thread, not one for each question. Both follow from one rule: at most one reading runs, and all who come meanwhile
-//! share the next. Whoever has waited [`nvml::QUERY_TIMEOUT`] is told at which accelerator the driver hangs; while it hangs,
-//! those who come later are told at once.
+//! The endpoint makes two promises. *Fresh*: a request after an engine's sleep must not see memory from before, so no
+//! request gets a reading that began before the request. *Bounded*: a hung driver costs one thread, not one for each
+//! request. One rule gives both: at most one reading runs, and all requests that arrive meanwhile share the next
+//! reading. A request that has waited [`nvml::QUERY_TIMEOUT`] fails and names the accelerator at which the driver
+//! hangs. While the reading is overdue, later requests fail at once.
 //!
-//! The reading has a thread of its own, and not one of the runtime's, which would wait for it when it ends.
+//! The reading runs on its own thread, because the runtime would wait for one of its threads at shutdown.
 
 use std::{
     collections::BTreeMap,
@@ -40,12 +40,12 @@ pub(crate) const PATH: &str = "/v1/dual-pods/accelerator-memory-usage";
 /// UUID to MiB in use.
 pub(crate) type UsedMibByUuid = BTreeMap<String, u64>;
 
-/// Why there is no usage: a reading of some of the accelerators would look like one of all of them.
+/// Why there is no usage. Partial readings are errors, since they would look like complete ones.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
     #[error(transparent)]
     Accelerators(#[from] accelerators::Error),
-    /// Which, and why; one or more.
+    /// One or more accelerators, each with the reason.
     #[error("{}", error_lines(.0))]
     Failed(Vec<(AcceleratorId, String)>),
 }
@@ -63,7 +63,7 @@ struct MemoryReaderInner {
     queue: Mutex<ReadingQueue>,
 }
 
-/// The reading that runs, and the one after it, as soon as somebody wants it.
+/// The running reading, and the next reading once a request needs it.
 #[derive(Default)]
 struct ReadingQueue {
     running: Option<RunningReading>,
@@ -75,7 +75,7 @@ struct RunningReading {
     started_at: Instant,
 }
 
-/// What was read so far, in the order of the accelerators.
+/// The results so far, in the accelerators' order.
 type MemoryReadingTx = Arc<watch::Sender<Vec<Result<Bytes, String>>>>;
 
 impl MemoryReader {
@@ -98,10 +98,10 @@ impl MemoryReader {
         }
     }
 
-    /// Reads all accelerators, from now on.
+    /// Reads all accelerators, in a reading that begins after this call.
     ///
     /// # Errors
-    /// There are none, or one of them does not tell, or the driver hangs.
+    /// There are no accelerators, an accelerator cannot be read, or the driver hangs.
     pub(crate) async fn read(&self) -> Result<UsedMibByUuid, Error> {
         let found = self.inner.accelerators.get().await?;
         let ids = &found.ids;
@@ -126,7 +126,7 @@ impl MemoryReader {
 }
 
 impl MemoryReaderInner {
-    /// A reading that begins after this call; `None` when the one that runs is overdue, and none will begin.
+    /// Joins a reading that begins after this call. `None` if the running reading is overdue, so that no other starts.
     fn join(self: &Arc<Self>, ids: &[AcceleratorId]) -> Option<watch::Receiver<Vec<Result<Bytes, String>>>> {
         let mut turn = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(running) = &turn.running {
@@ -140,7 +140,7 @@ impl MemoryReaderInner {
             .name("accelerator-memory".to_owned())
             .spawn(move || shared.run_readings(&ids));
         if let Err(error) = begun {
-            // Nobody holds the sender, so whoever waits is told.
+            // The sender is dropped, so waiting requests fail.
             tracing::error!(%error, "no thread on which to read the accelerators' memory");
         } else {
             turn.running = Some(RunningReading { reading, started_at: Instant::now() });
@@ -163,7 +163,7 @@ impl MemoryReaderInner {
         }
     }
 
-    /// What is to be said while the driver hangs.
+    /// The error while the driver hangs.
     fn hung_error(&self, ids: &[AcceleratorId]) -> Error {
         let turn = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(running) = &turn.running else {
@@ -188,7 +188,7 @@ fn error_lines(failed: &[(AcceleratorId, String)]) -> String {
     })
 }
 
-/// Answers [`PATH`].
+/// Serves [`PATH`].
 pub(crate) fn routes(memory: MemoryReader) -> Router {
     Router::new().route(PATH, get(usage)).with_state(memory)
 }

@@ -1,9 +1,9 @@
-//! What is counted, for Prometheus: `GET /metrics` on the metrics port.
+//! Prometheus metrics: `GET /metrics` on the metrics port.
 //!
-//! The registry is a value and is passed down. What the relays touch once in a request costs one atomic operation each. Bytes
-//! are counted with every frame, so that a long stream is seen while it runs; for them each thread has a place of its own,
-//! and they are added up when somebody asks. What follows from a state (the gate, the readiness) is read then, too, so it
-//! cannot be forgotten where the state changes.
+//! The registry is a value that is passed down. Metrics that the relays touch once a request cost one atomic operation
+//! each. Bytes are counted with every frame, so that long streams show while they run. Each thread counts bytes in its
+//! own counters, and a scrape adds them up. Metrics that mirror state (the gate, the readiness) are read at the scrape,
+//! so no state change can miss an update.
 
 use std::{
     cell::Cell,
@@ -25,30 +25,30 @@ use rouse_net::stub_api::Epoch;
 /// How a request at a relay port ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RelayRequestOutcome {
-    /// The engine's answer was passed on whole.
+    /// The whole response was relayed.
     Complete,
-    /// The client left first.
+    /// The client disconnected first.
     ClientLeft,
-    /// The engine gave no answer, or broke off.
+    /// The engine did not respond, or its response broke off.
     Failed,
-    /// It was under way at a drain's deadline.
+    /// A drain's deadline cut it.
     Cut,
-    /// The gate was closed: no engine has seen it.
+    /// The gate was closed; the engine did not see the request.
     Gated,
-    /// There was no target: no engine has seen it.
+    /// There was no target; no engine saw the request.
     NotReady,
-    /// What it asked for does not pass.
+    /// The policy does not let the request pass.
     Refused,
 }
 
-/// Which way bytes of bodies go.
+/// The direction of body bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ByteDirection {
     ToEngine,
     ToClient,
 }
 
-/// What is true at the moment of a scrape.
+/// The state at a scrape.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ScrapeSnapshot {
     pub(crate) leases: u32,
@@ -58,7 +58,7 @@ pub(crate) struct ScrapeSnapshot {
     pub(crate) ready: bool,
     /// How often `ready` has changed.
     pub(crate) readiness_changes: u64,
-    /// Bytes of the engine's log that came by set-log.
+    /// Bytes of the engine's log received by set-log.
     pub(crate) log_bytes: u64,
 }
 
@@ -85,20 +85,20 @@ struct ScrapedMetrics {
     log_bytes: IntCounter,
 }
 
-/// Counts the bytes of bodies that one thread passes on.
+/// Counts the body bytes that one thread relays.
 #[derive(Debug)]
 pub(crate) struct ThreadTraffic {
     counts: Arc<ThreadByteCounts>,
-    /// For one thread alone: what it counts is read and written in two steps.
+    /// For one thread only: the counter is read and written in two steps.
     _not_sync: PhantomData<Cell<()>>,
 }
 
-/// By direction. Apart from those of other threads, whose processors would wait for each other else.
+/// Counts by direction. Separate for each thread, because processors would contend for shared counters.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct ThreadByteCounts([AtomicU64; ByteDirection::ALL.len()]);
 
-/// One of those that are there now; gone when dropped.
+/// Counts one open item in a gauge until dropped.
 #[derive(Debug)]
 pub(crate) struct GaugeGuard(IntGauge);
 
@@ -177,37 +177,37 @@ impl ProxyMetrics {
         }
     }
 
-    /// Requests that ended so.
+    /// The counter of requests with this outcome.
     #[expect(clippy::indexing_slicing, reason = "there is a counter for each outcome")]
     pub(crate) fn request_counter(&self, outcome: RelayRequestOutcome) -> IntCounter {
         self.requests[outcome as usize].clone()
     }
 
-    /// For one thread of the relays.
+    /// Creates the counters of one relay thread.
     pub(crate) fn thread_traffic(&self) -> ThreadTraffic {
         let passed = Arc::<ThreadByteCounts>::default();
         self.scraped().thread_counts.push(Arc::clone(&passed));
         ThreadTraffic { counts: passed, _not_sync: PhantomData }
     }
 
-    /// A client's connection, as long as it is open.
+    /// Counts a client's connection while it is open.
     pub(crate) fn connection(&self) -> GaugeGuard {
         GaugeGuard::new(&self.connections)
     }
 
-    /// An answer, as long as it is passed on.
+    /// Counts a response while it is relayed.
     pub(crate) fn stream(&self) -> GaugeGuard {
         GaugeGuard::new(&self.streams)
     }
 
-    /// Open connections of clients, and answers that are being passed on.
+    /// Open client connections, and responses being relayed.
     pub(crate) fn open_counts(&self) -> (i64, i64) {
         (self.connections.get(), self.streams.get())
     }
 
-    /// Prometheus's text format, version 0.0.4.
+    /// Renders Prometheus's text format, version 0.0.4.
     pub(crate) fn encode(&self, now: &ScrapeSnapshot) -> String {
-        // Held until all is gathered: else a second scrape could set a counter between the two halves of the first.
+        // Hold the lock until all metrics are gathered. A concurrent scrape could otherwise change a counter halfway.
         let state = self.scraped();
         state.set(now);
         TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_default()
@@ -219,7 +219,7 @@ impl ProxyMetrics {
 }
 
 impl ThreadTraffic {
-    /// Bytes of a body passed on.
+    /// Adds bytes of a relayed body.
     pub(crate) fn add(&self, direction: ByteDirection, bytes: usize) {
         let Some(passed) = self.counts.0.get(direction as usize) else { return };
         passed.store(passed.load(Relaxed) + bytes as u64, Relaxed);
@@ -262,7 +262,7 @@ impl Drop for GaugeGuard {
     }
 }
 
-/// Has a counter show what was counted elsewhere.
+/// Raises a counter to a count kept in another place.
 fn raise_to(counter: &IntCounter, count: u64) {
     counter.inc_by(count.saturating_sub(counter.get()));
 }
@@ -272,12 +272,12 @@ fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -
     collector
 }
 
-/// Names and labels are constants of this module: an error is a defect that the first test finds.
+/// Unwraps a registration. Names and labels are constants of this module, so the first test finds an error.
 fn expect_valid<T>(result: prometheus::Result<T>) -> T {
     result.expect("the names and labels of metrics are valid and different")
 }
 
-/// Answers `/metrics`; `now` is asked at each scrape.
+/// Serves `/metrics`; every scrape calls `now`.
 pub(crate) fn routes(
     metrics: Arc<ProxyMetrics>,
     now: Arc<dyn Fn() -> ScrapeSnapshot + Send + Sync>,

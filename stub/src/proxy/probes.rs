@@ -1,7 +1,7 @@
-//! The probes port: what the kubelet asks. `/ready` of the engine behind this stub, `/health` of the stub itself.
+//! The probes port for the kubelet: `/ready` for the engine behind this stub, `/health` for the stub itself.
 //!
-//! A closed gate makes unready, whatever the engine says: a request that Kubernetes' own Services would send here could
-//! only be refused.
+//! A closed gate makes the Pod unready, whatever the engine's readiness: the stub could only refuse requests from
+//! Kubernetes Services.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ struct ProbesState {
     is_gated: IsGatedFn,
 }
 
-/// Answers `/ready` and `/health`.
+/// Serves `/ready` and `/health`.
 pub(crate) fn routes(readiness: Arc<Readiness>, gated: IsGatedFn) -> Router {
     Router::new()
         .route("/ready", get(ready))

@@ -1,14 +1,15 @@
-//! Whether the engine behind this stub serves, as the kubelet is told.
+//! Whether the engine behind this stub is ready, as reported to the kubelet.
 //!
-//! One bit, and two who may set it. A controller of the public design watches the engine itself and posts
-//! `become-ready` and `become-unready`. One of the older design posts the URL of the engine's own readiness, and the
-//! stub polls it. **The newest order holds**: an explicit word ends a poller, and a URL replaces the one before it, in
-//! the same step under one lock, so that no answer to an older order can still be noted ([`Readiness::record_response`]).
-//! A URL of another place makes unready at once, since nothing is known of that place; the same place again changes
-//! nothing but begins to poll anew, quickly: whoever sends it has just woken the engine there. Without a poller nobody
-//! knows any more, so the end of one (`DELETE`) makes unready.
+//! Two parties can set this bit. A controller of the public design watches the engine itself and posts `become-ready`
+//! and `become-unready`. A controller of the older design posts the engine's readiness URL, and the stub polls it.
+//! **The newest order wins**: an explicit order ends polling, and a URL replaces the previous URL, in one step under
+//! one lock, so that no response to an older order is recorded ([`Readiness::record_response`]). A URL with a different
+//! endpoint makes the engine unready at once, because the new endpoint's state is unknown. The same endpoint keeps the
+//! bit and restarts polling at short intervals, because its sender has just woken the engine. The end of polling
+//! (`DELETE`) makes the engine unready, because nothing reports its state any more.
 //!
-//! When to ask, and what follows from the answers, is [`tracker`]'s, without a clock; what may be asked is [`endpoint`]'s.
+//! [`tracker`] decides when to poll and what the responses mean, without a clock. [`endpoint`] decides which URLs may
+//! be polled.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -39,14 +40,14 @@ pub(crate) const BECOME_READY_PATH: &str = "/v1/become-ready";
 pub(crate) const BECOME_UNREADY_PATH: &str = "/v1/become-unready";
 pub(crate) const READINESS_URL_PATH: &str = "/v1/readiness-url";
 
-/// While ready, where nothing is said: as often as a person would notice, and no burden for an engine.
+/// Default poll interval while ready: fast enough for a person, and no load for an engine.
 const DEFAULT_PERIOD: Millis = Millis::secs(1);
-/// As Kubernetes has it: one lost answer of a busy engine means nothing.
+/// Kubernetes' default. One lost response of a busy engine means nothing.
 const DEFAULT_FAILURE_THRESHOLD: u32 = 3;
-/// More would be no watch any more.
+/// Longest accepted poll interval.
 const MAX_PERIOD: Millis = Millis::secs(3600);
 
-/// `POST /v1/readiness-url`.
+/// Body of `POST /v1/readiness-url`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct ReadinessUrlRequest {
@@ -58,7 +59,7 @@ struct ReadinessUrlRequest {
     failure_threshold: u32,
 }
 
-/// What is to be polled, once it was understood.
+/// A validated polling order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct PollSpec {
     endpoint: PolledEndpoint,
@@ -66,7 +67,7 @@ struct PollSpec {
     threshold: u32,
 }
 
-/// Why an order is none.
+/// Why an order is invalid.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("the body is not {{\"url\", \"period\"?, \"failureThreshold\"?}}: {0}")]
@@ -79,7 +80,7 @@ enum Error {
     Threshold,
 }
 
-/// The bit, and who keeps it.
+/// The readiness bit and its poller.
 #[derive(Debug, Default)]
 pub(crate) struct Readiness {
     state: Mutex<ReadinessState>,
@@ -89,7 +90,7 @@ pub(crate) struct Readiness {
 struct ReadinessState {
     ready: bool,
     changes: u64,
-    /// Counts the orders: an answer to an older one is not noted.
+    /// Counts orders. A response to an older order is dropped.
     order_seq: u64,
     poller: Option<Poller>,
 }
@@ -98,12 +99,12 @@ struct ReadinessState {
 struct Poller {
     endpoint: PolledEndpoint,
     tracker: ReadinessTracker,
-    /// The last answer, in words.
+    /// The last response as text.
     last: Option<String>,
     task: AbortHandle,
 }
 
-/// Everything that is known, for people.
+/// The readiness state for `/debug/state`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct ReadinessDump {
     pub(crate) ready: bool,
@@ -126,19 +127,19 @@ impl Readiness {
         self.state().ready
     }
 
-    /// The explicit word; whatever was polled is polled no more.
+    /// Sets readiness explicitly and ends polling.
     pub(crate) fn become_ready(&self, ready: bool) {
         let mut known = self.state();
         known.end_poller();
         known.set(ready);
     }
 
-    /// Nobody polls any more, and nobody knows.
+    /// Ends polling and becomes unready.
     pub(crate) fn stop_polling(&self) {
         self.become_ready(false);
     }
 
-    /// Polls from now on, and until another order comes.
+    /// Polls until another order arrives.
     fn start_polling(self: &Arc<Self>, watched: PollSpec) {
         let mut known = self.state();
         let same = known.poller.as_ref().is_some_and(|poller| poller.endpoint == watched.endpoint);
@@ -147,7 +148,7 @@ impl Readiness {
             known.set(false);
         }
         let judge = ReadinessTracker::new(&watched, known.ready, Instant::now());
-        // Its first answer can be noted only when this lock is free.
+        // The task can record its first response only after this lock is released.
         let task = tokio::spawn(poll::run(Arc::clone(self), known.order_seq, watched.endpoint.clone()));
         known.poller = Some(Poller {
             endpoint: watched.endpoint,
@@ -157,8 +158,8 @@ impl Readiness {
         });
     }
 
-    /// An answer that the order of this `life` has got, to a question of the moment `asked`; when to ask again, or `None`
-    /// when a newer order came.
+    /// Records the response to the poll sent at `asked`, for order number `life`. Returns when to poll again, or `None`
+    /// if a newer order arrived.
     fn record_response(
         &self,
         life: u64,
@@ -233,18 +234,18 @@ const fn threshold() -> u32 {
     DEFAULT_FAILURE_THRESHOLD
 }
 
-/// Why an order with this head must not be followed. It is asked when nothing is left to wait for, so that no order of a
-/// newer leader comes between the answer and what follows from it.
+/// Checks an order's headers and returns the refusal. Called after the last await, so that no order of a newer leader
+/// comes between the check and its effect.
 type ReadinessFenceFn = Arc<dyn Fn(&HeaderMap) -> Result<(), Response> + Send + Sync>;
 
-/// What an order meets.
+/// State of the readiness routes.
 #[derive(Clone)]
 struct ReadinessRouteState {
     readiness: Arc<Readiness>,
     fence: ReadinessFenceFn,
 }
 
-/// Answers [`BECOME_READY_PATH`], [`BECOME_UNREADY_PATH`] and [`READINESS_URL_PATH`].
+/// Serves [`BECOME_READY_PATH`], [`BECOME_UNREADY_PATH`] and [`READINESS_URL_PATH`].
 pub(crate) fn routes(readiness: Arc<Readiness>, fence: ReadinessFenceFn) -> Router {
     let word = |ready| {
         post(move |State(met): State<ReadinessRouteState>, headers: HeaderMap| async move {

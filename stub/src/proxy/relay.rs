@@ -1,4 +1,4 @@
-//! The relays: threads that each run their own connections, and take every listener they are given.
+//! The relays: threads that each run their own connections and accept from all listeners.
 
 use std::{
     cell::{Cell, RefCell},
@@ -32,32 +32,33 @@ mod socket;
 
 use socket::RelaySocket;
 
-/// After an accept that failed for want of descriptors: until a connection of ours ends, or so long.
+/// Pause after a failed accept, for example without free descriptors. It ends earlier when a connection of this thread
+/// ends.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(500);
-/// So often at the end of the process.
+/// Accept errors tolerated at shutdown.
 const MAX_FINAL_ACCEPT_ERRORS: u32 = 8;
 
-/// The way to the threads.
+/// Sends listeners and the shutdown to the relay threads.
 #[derive(Debug)]
 pub(super) struct RelayThreads {
-    /// A few listeners each, in the life of a process.
+    /// Unbounded is safe: each thread gets only a few listeners per process.
     listener_txs: Vec<UnboundedSender<TcpListener>>,
     shutdown_tx: watch::Sender<bool>,
 }
 
-/// What a thread starts with.
+/// What a relay thread starts with.
 pub(super) struct RelayThreadSetup {
     listener_rx: UnboundedReceiver<TcpListener>,
     shutdown_rx: watch::Receiver<bool>,
-    /// For connections, of all threads together.
+    /// Connection permits, shared by all threads.
     connection_permits: Arc<Semaphore>,
 }
 
-/// The threads while they run.
+/// The running relay threads.
 pub(super) struct RunningRelays(Vec<oneshot::Receiver<()>>);
 
 impl RelayThreads {
-    /// So many threads, with `most` connections at a time among them.
+    /// Creates `count` threads' setups, with at most `most` connections in all.
     pub(super) fn new(count: usize, most: usize) -> (Self, Vec<RelayThreadSetup>) {
         let closes = watch::Sender::new(false);
         let places = Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
@@ -77,7 +78,7 @@ impl RelayThreads {
         (Self { listener_txs: ways, shutdown_tx: closes }, starts)
     }
 
-    /// Has every thread accept from this listener; returns its address.
+    /// Makes every thread accept from this listener, and returns its address.
     pub(super) fn serve(&self, listener: TcpListener) -> Result<SocketAddr, listen::Error> {
         let failed = |source| listen::Error { name: "relay", address: ([0; 4], 0).into(), source };
         let address = listener.local_addr().map_err(failed)?;
@@ -88,14 +89,14 @@ impl RelayThreads {
         Ok(address)
     }
 
-    /// Ends the threads when their requests are over.
+    /// Ends the threads once their requests have finished.
     pub(super) fn close(&self) {
         self.shutdown_tx.send_replace(true);
     }
 }
 
 impl RunningRelays {
-    /// Completes when no request runs any more.
+    /// Waits until no request runs any more.
     pub(super) async fn join(self) {
         for end in self.0 {
             end.await.unwrap_or_default();
@@ -113,7 +114,7 @@ pub(super) fn start(proxy: &Arc<Proxy>, starts: Vec<RelayThreadSetup>) -> io::Re
             if let Err(error) = run_thread(proxy, start) {
                 tracing::error!(%error, "a relay's thread ended");
             }
-            // Nobody listens any more when the control thread has ended.
+            // The receiver is gone once the control thread has ended.
             tell.send(()).unwrap_or_default();
         })?;
         ends.push(end);
@@ -121,7 +122,7 @@ pub(super) fn start(proxy: &Arc<Proxy>, starts: Vec<RelayThreadSetup>) -> io::Re
     Ok(RunningRelays(ends))
 }
 
-/// What the connections of one thread share.
+/// State that the connections of one thread share.
 struct RelayThreadContext {
     proxy: Arc<Proxy>,
     pool: ConnectionPool,
@@ -135,7 +136,7 @@ struct RelayConnections {
     open: RefCell<BTreeMap<u64, Rc<RelaySocket>>>,
     next_id: Cell<u64>,
     permits: Arc<Semaphore>,
-    /// One has ended.
+    /// Notified when a connection ends.
     connection_ended: Notify,
 }
 
@@ -178,7 +179,7 @@ fn run_thread(proxy: Arc<Proxy>, start: RelayThreadSetup) -> io::Result<()> {
     })
 }
 
-/// Accepts until the proxy goes, and then what already queued.
+/// Accepts until shutdown, then accepts the connections already queued.
 async fn accept(
     listener: tokio::net::TcpListener,
     connections: Rc<RelayConnections>,
@@ -203,11 +204,11 @@ async fn accept(
             Err(error) => connections.wait_after_accept_error(&error).await,
         }
     }
-    // Off the poller, which need not have heard of those that came last.
+    // Use the blocking socket, because the poller may not have reported the last connections yet.
     let Ok(listener) = listener.into_std() else { return };
     let served = |stream: std::net::TcpStream| {
         if let Ok(stream) = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)) {
-            // No more come after these, and each ends behind its request.
+            // No permit: no further connections follow, and each ends after its current request.
             connections.serve(stream, None);
         }
     };
@@ -219,7 +220,7 @@ async fn accept(
     .await;
 }
 
-/// All that queued. What fails may be the affair of one connection, or be over in a moment.
+/// Accepts all queued connections. An error may concern one connection only, or pass in a moment.
 async fn accept_queued<T>(
     mut accept: impl FnMut() -> io::Result<T>,
     mut serve: impl FnMut(T),
@@ -239,14 +240,14 @@ async fn accept_queued<T>(
     }
 }
 
-/// The peer was gone before it was accepted.
+/// The peer disconnected before its connection was accepted.
 fn is_transient(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted)
 }
 
 impl RelayConnections {
-    /// Without a place it is one more than there may be.
+    /// Serves a connection. Without a permit the connection exceeds the limit.
     fn serve(self: &Rc<Self>, stream: TcpStream, place: Option<OwnedSemaphorePermit>) {
         if stream.set_nodelay(true).is_err() {
             return;
@@ -264,13 +265,13 @@ impl RelayConnections {
         });
     }
 
-    /// After an accept that failed. The socket stays readable, so trying again at once would spin.
+    /// Waits after a failed accept. The socket stays readable, so an immediate retry would spin.
     async fn wait_after_accept_error(&self, error: &io::Error) {
         tracing::warn!(%error, "cannot accept connections");
         drop(timeout(ACCEPT_RETRY_DELAY, self.connection_ended.notified()).await);
     }
 
-    /// Ends every connection behind its present request; returns when none is left.
+    /// Ends every connection after its current request, and returns when none is left.
     async fn drain(&self) {
         loop {
             let ended = self.connection_ended.notified();
@@ -307,7 +308,7 @@ mod tests {
         let (mut served, mut pauses) = (Vec::new(), 0);
         accept_queued(|| queue.next().unwrap(), |stream| served.push(stream), async |_| pauses += 1).await;
         assert_eq!((served, pauses), (vec![1, 2, 3], 2), "and the queue is empty then");
-        // One that does not get over it is given up.
+        // A permanent error ends the loop.
         accept_queued(|| failed(HostUnreachable), |_: i32| (), async |_| pauses += 1).await;
         assert_eq!(pauses, 2 + MAX_FINAL_ACCEPT_ERRORS);
     }

@@ -1,4 +1,4 @@
-//! What answers at which port, beside the orders (`admin`) and the relays.
+//! Builds each port's router, except for the order routes (`admin`) and the relays.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::{
 };
 
 impl Proxy {
-    /// The paths of the SPI that are no orders about the gate, the target or the engine.
+    /// The SPI routes that are not orders about the gate, the target or the engine.
     pub(super) fn spi_router(self: &Arc<Self>) -> Router {
         let proxy = Arc::clone(self);
         let fence = Arc::new(move |headers: &HeaderMap| admin::accept_epoch_header(&proxy, headers));
@@ -24,19 +24,19 @@ impl Proxy {
             .merge(set_log::routes(self.log.clone()))
     }
 
-    /// The probes port.
+    /// The probes port's router.
     pub(super) fn probes_router(self: &Arc<Self>) -> Router {
         let proxy = Arc::clone(self);
         probes::routes(Arc::clone(&self.readiness), Arc::new(move || !proxy.gate.is_open()))
     }
 
-    /// The metrics port.
+    /// The metrics port's router.
     pub(super) fn metrics_router(self: &Arc<Self>) -> Router {
         let proxy = Arc::clone(self);
         metrics::routes(Arc::clone(&self.metrics), Arc::new(move || proxy.scrape_snapshot()))
     }
 
-    /// The debug port.
+    /// The debug port's router.
     pub(super) fn debug_router(self: &Arc<Self>) -> Router {
         let proxy = Arc::clone(self);
         debug::routes(Arc::new(move || proxy.debug_state()))
@@ -62,7 +62,7 @@ impl Proxy {
         json!({
             "gate": self.gate.view(),
             "target": self.gate.target(),
-            // Unknown for the moment in which it begins to listen.
+            // Unknown while another task is binding the port.
             "proxyPort": self.proxy_port_address.try_lock().ok().and_then(|listening| *listening),
             "readiness": self.readiness.dump(),
             "accelerators": self.accelerators.current(),

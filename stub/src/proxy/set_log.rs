@@ -1,13 +1,12 @@
-//! `POST /v1/set-log?startPos=N`: whoever holds the engine's log copies it here, piece by piece, so that it can be read as
-//! this container's output.
+//! `POST /v1/set-log?startPos=N` copies the engine's log to this container's output, piece by piece.
 //!
-//! A piece says where in the log it begins. What this output has already is left out, so a piece may be sent again,
-//! overlapping or whole; what would leave a gap is refused. Because every byte has its position, a body needs no bound
-//! and no memory: each of its frames is appended as it comes, also between those of another caller's piece. Only the
-//! append itself is for one at a time ([`ContainerLog`]); it may block, as long as nobody reads this container's output, and so runs
-//! on a thread that may.
+//! A piece names its position in the log. Bytes that the output already has are skipped, so a piece may be resent,
+//! overlapping or whole. A piece that would leave a gap is refused. Because every byte has a position, a body needs
+//! neither a size limit nor a buffer: each frame is appended on arrival, even between the frames of another caller's
+//! piece. Only the append itself is exclusive ([`ContainerLog`]). It blocks while this container's output is not read,
+//! so it runs on a blocking thread.
 //!
-//! The log of one process of the stub begins at 0: that of the engine is then to be sent from its beginning.
+//! The log starts at 0 with each process of the stub, so the engine's log must then be sent from its beginning.
 
 use std::{
     io::{self, Write},
@@ -47,7 +46,7 @@ enum Error {
     Write { end: u64, error: io::Error },
 }
 
-/// The log, as far as it is here.
+/// The copied log so far.
 #[derive(Clone)]
 pub(crate) struct ContainerLog {
     output: Arc<Mutex<Box<dyn Write + Send>>>,
@@ -55,21 +54,21 @@ pub(crate) struct ContainerLog {
 }
 
 impl ContainerLog {
-    /// Appends to `out`, which is to be this container's output.
+    /// Appends to `out`, usually this container's output.
     pub(crate) fn new(out: impl Write + Send + 'static) -> Self {
         Self { output: Arc::new(Mutex::new(Box::new(out))), end: Arc::default() }
     }
 
-    /// Its length by now.
+    /// The current length.
     pub(crate) fn end(&self) -> u64 {
         self.end.load(Ordering::SeqCst)
     }
 
-    /// Appends what is new of the bytes that begin at `start`; how many those were.
+    /// Appends the new part of the bytes at `start`, and returns its length.
     async fn append(&self, start: u64, bytes: Bytes) -> Result<u64, Error> {
         let mut out = Arc::clone(&self.output).lock_owned().await;
         let end = Arc::clone(&self.end);
-        // The lock goes along: a caller who leaves must not let the next one in while this still writes.
+        // The task owns the lock: a caller that disconnects must not admit the next caller while this write runs.
         let written = task::spawn_blocking(move || append_unseen(&mut **out, &end, start, &bytes)).await;
         written.unwrap_or_else(|error| {
             Err(Error::Write { end: self.end(), error: io::Error::other(error.to_string()) })
@@ -84,7 +83,7 @@ impl ContainerLog {
         let (mut position, mut appended) = (start, 0);
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| Error::Body { end: self.end(), error })?;
-            // Trailers are no part of the log.
+            // Trailers are not part of the log.
             let Ok(bytes) = frame.into_data() else { continue };
             let next = position.saturating_add(bytes.len() as u64);
             if next > self.end() {
@@ -96,13 +95,13 @@ impl ContainerLog {
     }
 }
 
-/// Blocks as long as the output does.
+/// Appends the unseen part of the bytes. Blocks as long as the output does.
 fn append_unseen(out: &mut dyn Write, end: &AtomicU64, start: u64, bytes: &[u8]) -> Result<u64, Error> {
     let before = end.load(Ordering::SeqCst);
     let known = usize::try_from(before.saturating_sub(start)).unwrap_or(usize::MAX);
     let mut fresh = bytes.get(known..).unwrap_or_default();
     let failed = |error| Error::Write { end: end.load(Ordering::SeqCst), error };
-    // Piece by piece, so that after an error it is known how much is there.
+    // Count each write, so that after an error the end of the log is known.
     while !fresh.is_empty() {
         match out.write(fresh) {
             Ok(0) => return Err(failed(io::ErrorKind::WriteZero.into())),
@@ -118,7 +117,7 @@ fn append_unseen(out: &mut dyn Write, end: &AtomicU64, start: u64, bytes: &[u8])
     Ok(end.load(Ordering::SeqCst) - before)
 }
 
-/// Answers [`PATH`].
+/// Serves [`PATH`].
 pub(crate) fn routes(log: ContainerLog) -> Router {
     Router::new().route(PATH, post(set_log)).with_state(log)
 }
@@ -141,7 +140,7 @@ async fn set_log(State(log): State<ContainerLog>, RawQuery(query): RawQuery, bod
     }
 }
 
-/// The first `startPos`.
+/// Parses the first `startPos`.
 fn parse_start_pos(query: Option<&str>) -> Result<u64, Error> {
     let pairs = query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
     let (_, text) = { pairs }.find(|(name, _)| *name == "startPos").ok_or(Error::Missing)?;

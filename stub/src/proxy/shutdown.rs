@@ -1,8 +1,9 @@
-//! The end of the process.
+//! Shuts the process down.
 //!
-//! A requester Pod that is deleted still holds its accelerators, on which its engine is awake. So with `--epoch-gate`
-//! SIGTERM only closes the gate; the process stays until whoever leads has put the engine away and says so, or until it is
-//! held no longer. Without it nobody would ever say so, and SIGTERM is what it is for any server.
+//! A deleted requester Pod still holds its accelerators while its engine is awake on them. So with `--epoch-gate`
+//! SIGTERM only closes the gate. The process stays until the leader has put the engine to sleep or stopped it and
+//! releases the stub, or until the hold ends. Without `--epoch-gate` no release will come, and SIGTERM ends the process
+//! as usual.
 
 use std::{io, sync::Arc};
 
@@ -13,7 +14,7 @@ use tokio::{
 
 use super::{args::ProxyArgs, relay, state::Proxy};
 
-/// For what was cut to be told so.
+/// Time to send the error to cut requests.
 const CUT_NOTICE_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) struct StubShutdownSignals {
@@ -34,7 +35,7 @@ impl StubShutdownSignals {
     }
 }
 
-/// Returns when the process may end: some time after the first signal, or at the second.
+/// Waits until the process may end: some time after the first signal, or at the second signal.
 pub(super) async fn run_shutdown(
     proxy: &Arc<Proxy>,
     args: &ProxyArgs,
@@ -64,7 +65,7 @@ async fn hold_until_released(proxy: &Arc<Proxy>, until: Instant) {
     tracing::info!("the gate is closed; waits to be released");
     let mut released = proxy.released.subscribe();
     let unused_and_released = async {
-        // Its sender lives as long as the proxy.
+        // The proxy holds the sender.
         drop(released.wait_for(|released| *released).await);
         proxy.gate.wait_drained().await;
     };

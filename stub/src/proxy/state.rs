@@ -1,4 +1,4 @@
-//! What the proxy's listeners share.
+//! State that the proxy's listeners share.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{accelerator_driver::AcceleratorDriver, token::BearerToken};
 
-/// All of it. Made once, and passed down.
+/// The proxy's state, created once and passed down.
 pub(crate) struct Proxy {
     pub(crate) settings: ProxySettings,
     pub(crate) gate: GateController,
@@ -37,14 +37,14 @@ pub(crate) struct Proxy {
     pub(crate) memory: MemoryReader,
     pub(crate) log: ContainerLog,
     pub(crate) token: Option<BearerToken>,
-    /// The process may go after SIGTERM; no longer so when the gate is opened again.
+    /// The process may end after SIGTERM. Reset when the gate opens again.
     pub(super) released: watch::Sender<bool>,
-    /// The relays' threads, and where the public proxy port listens once it does.
+    /// The relay threads, and the public proxy port's address once it listens.
     pub(super) relays: relay::RelayThreads,
     pub(super) proxy_port_address: Mutex<Option<SocketAddr>>,
 }
 
-/// What the flags say.
+/// Settings from the flags.
 #[derive(Clone, Debug)]
 pub(crate) struct ProxySettings {
     pub(crate) host: Option<IpAddr>,
@@ -58,21 +58,21 @@ pub(crate) struct ProxySettings {
     pub(crate) model: ModelName,
 }
 
-/// What is counted, from the start of the process on.
+/// Counters since the start of the process.
 #[derive(Debug)]
 pub(crate) struct RelayCounts {
-    /// Exchanges with the engine, by how they ended.
+    /// Exchanges with the engine, by outcome.
     pub(crate) complete: OutcomeCounter,
     pub(crate) client_left: OutcomeCounter,
     pub(crate) failed: OutcomeCounter,
     pub(crate) cut: OutcomeCounter,
-    /// Requests that saw no engine.
+    /// Requests that reached no engine.
     pub(crate) gated: OutcomeCounter,
     pub(crate) not_ready: OutcomeCounter,
     pub(crate) refused: OutcomeCounter,
 }
 
-/// Grows by one.
+/// A counter of one outcome.
 #[derive(Debug)]
 pub(crate) struct OutcomeCounter(IntCounter);
 
@@ -113,7 +113,7 @@ impl Proxy {
         })
     }
 
-    /// The public proxy port listens from the first call on; returns where.
+    /// Binds the public proxy port at the first call, and returns its address.
     pub(super) async fn listen_proxy_port(&self) -> Result<SocketAddr, listen::Error> {
         let mut listening = self.proxy_port_address.lock().await;
         if let Some(address) = *listening {
@@ -128,7 +128,7 @@ impl Proxy {
 
 #[cfg(test)]
 impl Proxy {
-    /// With these flags, and threads that nobody starts.
+    /// Builds a proxy with these flags and without running relay threads.
     pub(super) fn from_flags(flags: &[&str]) -> Arc<Self> {
         #[derive(clap::Parser)]
         struct ProxyCommandLine {

@@ -1,4 +1,4 @@
-//! Where the relays send requests: told once, by a controller or by a file.
+//! The relays' target, set by a controller or by a file.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -24,7 +24,7 @@ use super::{
     state::Proxy,
 };
 
-/// `GET` and `PUT /v1/proxy/config`.
+/// Body of `GET` and `PUT /v1/proxy/config`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct TargetConfig {
     #[serde(default)]
@@ -33,7 +33,7 @@ pub(super) struct TargetConfig {
     port: u16,
 }
 
-/// `?retarget=true`
+/// The query `?retarget=true`.
 #[derive(Debug, Deserialize)]
 pub(super) struct RetargetQuery {
     #[serde(default)]
@@ -49,7 +49,7 @@ pub(super) async fn get(State(proxy): State<Arc<Proxy>>) -> Response {
     }
 }
 
-/// Returns when requests go there, and the public proxy port listens.
+/// Sets the target. Returns once requests go there and the public proxy port listens.
 pub(super) async fn put(
     State(proxy): State<Arc<Proxy>>,
     Query(how): Query<RetargetQuery>,
@@ -76,11 +76,11 @@ pub(super) async fn put(
     if let Err(error) = proxy.listen_proxy_port().await {
         return text_response(StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
     }
-    // Another leader may have spoken while the port was opened.
+    // Another leader may have sent an order while the port was being opened.
     if let Err(refusal) = accept_epoch_header(&proxy, &headers) {
         return refusal;
     }
-    // Two that came at once: the first one holds.
+    // Of two concurrent calls the first wins.
     match proxy.gate.target() {
         Some(present) if present != target && !(how.retarget && proxy.token.is_some()) => {
             text_response(StatusCode::CONFLICT, format!("requests go to {present} already"))
@@ -93,8 +93,8 @@ pub(super) async fn put(
     }
 }
 
-/// Has requests go where this file says, as often as it says something else; never returns. It is mounted into the
-/// container, so that whoever can write it may retarget. `port`: of an address without one.
+/// Follows the target in this file forever. The file is mounted into the container, so its writers may retarget. `port`
+/// applies to an address without a port.
 pub(super) async fn follow_file(proxy: Arc<Proxy>, file: PathBuf, port: u16) {
     let watch =
         FileWatcher::new(vec![file.clone()], WRITTEN_FLAGS | AddWatchFlags::IN_CREATE, Duration::ZERO);
@@ -103,7 +103,7 @@ pub(super) async fn follow_file(proxy: Arc<Proxy>, file: PathBuf, port: u16) {
         Err(error) => return tracing::error!(%error, "--server-ip-file is not followed"),
     };
     loop {
-        // What the file says while there is no provider is nothing.
+        // The file is empty while there is no provider.
         let said = std::fs::read_to_string(&file).unwrap_or_default();
         match parse_target(said.trim(), port) {
             Some(target) => retarget(&proxy, target).await,
@@ -127,14 +127,14 @@ async fn retarget(proxy: &Proxy, target: SocketAddr) {
     }
 }
 
-/// `ADDRESS` or `ADDRESS:PORT`.
+/// Parses `ADDRESS` or `ADDRESS:PORT`.
 fn parse_target(said: &str, port: u16) -> Option<SocketAddr> {
     let target = said.parse().ok().or_else(|| Some(SocketAddr::new(said.parse().ok()?, port)))?;
     let target = SocketAddr::new(target.ip().to_canonical(), target.port());
     (is_possible_pod_ip(target.ip()) && target.port() > 0).then_some(target)
 }
 
-/// An address of one machine. Names are refused: what they mean may change, and would be asked of whoever answers then.
+/// Parses a possible Pod address. Names are refused, because a name may resolve to another machine later.
 fn address(config: &TargetConfig) -> Result<SocketAddr, Response> {
     let refused = |why: &str| Err(text_response(StatusCode::BAD_REQUEST, why));
     if config.address.is_empty() {

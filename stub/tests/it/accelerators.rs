@@ -1,4 +1,4 @@
-//! `GET /v1/dual-pods/set_accelerators` and `/v1/dual-pods/accelerator-memory-usage`.
+//! `GET /v1/dual-pods/accelerators` and `/v1/dual-pods/accelerator-memory-usage`.
 
 use crate::support::StubBuilder;
 
@@ -6,7 +6,7 @@ const LIST: &str = "/v1/dual-pods/accelerators";
 const MEMORY: &str = "/v1/dual-pods/accelerator-memory-usage";
 
 fn missing() -> StubBuilder {
-    // No library is found in an empty folder, nor where this machine has one.
+    // This invalid file hides any real library of this machine.
     let setting = StubBuilder::new();
     let empty = setting.dir().join("libnvidia-ml.so.1");
     std::fs::write(&empty, "no library").unwrap();
@@ -85,7 +85,7 @@ fn memory_is_as_it_is_now_and_an_accelerator_that_fails_is_named() {
     fake.set_accelerators(&["GPU-a - 101", "GPU-b - lost"]);
     let answer = stub.get("spi", MEMORY);
     assert_eq!((answer.status, &*answer.text()), (500, "GPU-b: accelerator GPU-b is gone\n"));
-    // The set was read once.
+    // The accelerators were read once, at the start.
     fake.set_accelerators(&["GPU-a - 102"]);
     assert_eq!(stub.get("spi", LIST).text(), "[\"GPU-a\",\"GPU-b\"]\n");
     fake.set_accelerators(&["GPU-a - 102", "GPU-b - 3"]);

@@ -1,13 +1,13 @@
-//! What it may hold: a stub lies beside each engine's requester and is nobody's affair.
+//! Memory limits of the stub: it runs beside each engine's requester, so it must stay small.
 
 use std::{fs, path::PathBuf};
 
 use crate::support::{StubProcess, StubTestExchange, client::chat, engine::sim, stub, stub_before, until};
 
-/// KiB.
+/// Limits in KiB.
 const IDLE: u64 = 15 << 10;
 const BUSY: u64 = 64 << 10;
-/// The memory limit of a requester in the documentation's example.
+/// A requester's memory limit in the documentation's example, in KiB.
 const EXAMPLE: u64 = 250 << 10;
 
 fn streams(stub: &StubProcess, count: usize) -> Vec<StubTestExchange> {
@@ -34,7 +34,7 @@ fn a_thousand_open_streams_are_small_too() {
     let stub = stub_before(engine.address, &[]);
     let mut open = streams(&stub, 1000);
     assert_eq!(stub.leases(), 1000);
-    // Each has passed something since.
+    // Each stream has relayed something since.
     open.iter_mut().for_each(|open| assert!(open.more()));
     let rss = stub.memory("Rss");
     eprintln!("a thousand streams: {rss} KiB");
@@ -43,7 +43,7 @@ fn a_thousand_open_streams_are_small_too() {
     until("all of them have left", || stub.leases() == 0);
 }
 
-/// Makes a memory cgroup with this limit in bytes. Errors: this machine does not allow it.
+/// Creates a memory cgroup with this limit in bytes. Errors: this machine does not allow it.
 fn cgroup(limit: u64) -> Result<PathBuf, String> {
     let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
     let at = |mark: &str| {
@@ -57,7 +57,7 @@ fn cgroup(limit: u64) -> Result<PathBuf, String> {
     };
     let made = parent.join(format!("rouse-stub-test-{}", std::process::id()));
     fs::create_dir(&made).map_err(|error| format!("{}: {error}", made.display()))?;
-    // Not made by the write, where it is no cgroup.
+    // Opened without creating it, in case the folder is not a cgroup.
     let limited = fs::OpenOptions::new().write(true).open(made.join(limits));
     let limited =
         limited.and_then(|mut file| std::io::Write::write_all(&mut file, limit.to_string().as_bytes()));
@@ -67,8 +67,8 @@ fn cgroup(limit: u64) -> Result<PathBuf, String> {
     })
 }
 
-/// Where this machine lets the test make a memory cgroup, the kernel enforces the example's limit. The peak of the stub's resident
-/// memory must stay within that limit on every machine.
+/// Where this machine lets the test make a memory cgroup, the kernel enforces the example's limit. On every machine the
+/// stub's peak resident memory must stay within that limit.
 #[test]
 fn in_the_memory_of_the_example_two_thousand_streams_do_not_kill_it() {
     rouse_net::fd_limit::raise().unwrap();
@@ -92,7 +92,7 @@ fn in_the_memory_of_the_example_two_thousand_streams_do_not_kill_it() {
     }
 }
 
-/// The peak of this stub's resident memory so far, in KiB.
+/// The stub's peak resident memory so far, in KiB.
 fn peak(stub: &StubProcess) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", stub.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();

@@ -1,5 +1,5 @@
-//! A client that leaves takes its request with it, in every phase, within 50 ms: also when stray bytes follow its body,
-//! and when it closes its sending half alone.
+//! A client that disconnects cancels its request within 50 ms, in every phase: also if stray bytes follow its body, or
+//! if it closes only its sending half.
 
 use std::{
     io::Read as _,
@@ -16,14 +16,14 @@ use crate::{
 };
 
 const AT_ONCE: Duration = Duration::from_millis(50);
-/// For what another thread does in its own time.
+/// Timeout for the work of another thread.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PATH: &str = "/v1/chat/completions";
 const EVENTS: &[u8] =
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\nA\r\ndata: {}\n\n\r\n";
 const SIZED: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 1000\r\n\r\ndata: ";
 
-/// Tells that a request came, says something, and tells when its side of the connection is closed.
+/// An engine that reports each request, sends `says`, and reports when its connection is closed by the peer.
 fn engine(says: &'static [u8]) -> (SocketAddr, mpsc::Receiver<()>, mpsc::Receiver<Instant>) {
     let (meet, met) = mpsc::channel();
     let (tell, told) = mpsc::channel();
@@ -37,12 +37,12 @@ fn engine(says: &'static [u8]) -> (SocketAddr, mpsc::Receiver<()>, mpsc::Receive
     (address, met, told)
 }
 
-/// The best of three: a machine that is busy with something else is late at times.
+/// The best of three tries, since a busy machine is sometimes late.
 fn soon(mut once: impl FnMut() -> Duration) -> Duration {
     (0..3).map(|_| once()).min().unwrap()
 }
 
-/// How the client goes.
+/// The ways in which a client disconnects.
 const WAYS: [fn(StubTestExchange) -> Option<StubTestExchange>; 2] = [
     |open| {
         drop(open);
@@ -104,7 +104,7 @@ fn it_leaves_in_the_midst_of_its_body() {
     }
 }
 
-/// An engine whose queue for new connections is full: to connect takes as long as one lets it.
+/// An engine whose accept queue is full, so that connecting hangs.
 fn full() -> (TcpListener, Vec<TcpStream>) {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();

@@ -1,4 +1,4 @@
-//! Every path of the SPI that belongs to the proxy itself, and every status it may answer with.
+//! Every SPI path of the proxy itself, with every status that it may return.
 
 use std::{net::TcpListener, process::Command};
 
@@ -93,7 +93,7 @@ fn a_target_is_named_once_and_the_proxy_port_listens_from_then_on() {
     );
     assert_eq!(spi.get(path).text(), target);
     assert_eq!(spi.post(path, "").header("allow"), "GET,HEAD,PUT");
-    // It listens already.
+    // The proxy port already listens.
     drop(std::net::TcpStream::connect(stub.port("proxy").address).unwrap());
     let older = spi.clone().with("x-rouse-epoch: 3").send("PUT", path, &target);
     assert_eq!((older.status, stub.gate()["epoch"].as_u64()), (200, Some(3)));
@@ -122,14 +122,14 @@ fn readiness_is_set_by_nobody_who_was_replaced() {
         assert_eq!(of("five").send(method, path, body).status, 400, "{method} {path}");
         assert_eq!(ready(), 200, "{method} {path} changed nothing");
     }
-    // Who leads, and who knows no epochs.
+    // The leader, and a controller without epochs.
     for client in [of("5"), stub.spi(), of("6")] {
         for (method, path, body) in orders {
             assert_eq!(client.send(method, path, body).status, 200, "{method} {path}");
             assert_eq!(ready(), if path.ends_with("become-ready") { 200 } else { 503 });
         }
     }
-    // It is the same fence for all orders.
+    // All orders share one fence.
     assert_eq!(stub.spi().post("/v1/gate", r#"{"epoch":5,"generation":1}"#).status, 409);
     assert_eq!(of("5").post("/v1/become-ready", "").status, 409);
 }
@@ -197,7 +197,7 @@ fn a_token_is_demanded_where_there_is_one_and_read_again_when_it_changes() {
         assert_eq!(shows(wrong), 401, "{wrong}");
     }
     assert_eq!((shows("Bearer first"), shows("bearer first")), (200, 200));
-    // As Kubernetes does it: another file in its place.
+    // Like Kubernetes: a new file replaces the old.
     let next = dir.path().join("next");
     std::fs::write(&next, "second").unwrap();
     std::fs::rename(next, &file).unwrap();
@@ -205,7 +205,7 @@ fn a_token_is_demanded_where_there_is_one_and_read_again_when_it_changes() {
     assert_eq!(shows("Bearer first"), 401);
     std::fs::remove_file(&file).unwrap();
     assert_eq!(shows("Bearer second"), 200);
-    // With the token another target may be named.
+    // With the token, a caller may change the target.
     let spi = stub.spi().with("Authorization: Bearer second");
     let put = |query: &str, port| {
         let body = format!(r#"{{"address":"127.0.0.1","port":{port}}}"#);
@@ -260,7 +260,7 @@ fn a_port_that_is_taken_a_bad_token_file_and_a_bad_flag_have_exit_codes() {
     }
 }
 
-/// As the downward API writes it: a link to a folder is exchanged.
+/// As the downward API writes it: a symlink to a folder is replaced.
 #[test]
 fn an_address_in_a_file_is_followed() {
     let dir = tempfile::tempdir().unwrap();
@@ -292,13 +292,14 @@ fn an_address_in_a_file_is_followed() {
     assert!(shown().contains("fd00::1"));
 }
 
-/// The command line of the earlier design's example, to which the test adds only `--host`. The example's ports are fixed, so the stub
-/// gets a loopback address of its own, on which no other process of this machine holds them.
+/// Runs the command line of the earlier design's example, plus `--host`. The example's ports are fixed, so the stub
+/// gets its own loopback address, on which no other process of this machine holds them.
 #[test]
 fn the_example_of_the_earlier_design_runs_as_it_is_written() {
     let [.., high, low] = std::process::id().to_be_bytes();
     let own = format!("127.250.{high}.{low}");
-    // The stub opens its debug port on 127.0.0.1 whatever `--host` says, so another run of this test may hold it for a moment.
+    // The stub opens its debug port on 127.0.0.1 whatever `--host` says, so another run of this test may hold it
+    // briefly.
     until("port 8003 of 127.0.0.1 is free", || TcpListener::bind(("127.0.0.1", 8003)).is_ok());
     let dir = tempfile::tempdir().unwrap();
     let proxy = dir.path().join("proxy");

@@ -1,5 +1,4 @@
-//! What must be so within a time. Where it is the program's own time that is bounded, what its threads waited for a
-//! processor is none of it.
+//! Time limits. Where the program's own time is limited, its threads' waits for a processor do not count.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -31,7 +30,7 @@ fn poller(stub: &StubProcess) -> serde_json::Value {
     stub.get("debug", "/debug/state").json()["readiness"]["poller"].clone()
 }
 
-/// Asks without pause.
+/// Polls without pause.
 fn look_until(what: &str, mut is_so: impl FnMut() -> bool) -> Instant {
     let end = Instant::now() + Duration::from_secs(10);
     while !is_so() {
@@ -77,7 +76,7 @@ fn unready_after_the_threshold_and_not_before() {
     let began = Instant::now();
     within("it is unready", Duration::from_secs(5), || !stub.ready());
     let (took, bad) = (began.elapsed(), engine.bad());
-    // Four questions, 200 ms apart.
+    // Four polls, 200 ms apart.
     assert!(bad >= 4, "unready after {bad} bad answers");
     assert!(
         took >= Duration::from_millis(600) && turns.without_waits(took) < Duration::from_millis(1500),
@@ -104,7 +103,7 @@ fn by_itself_the_period_is_a_second_and_the_threshold_three() {
     assert!(took >= Duration::from_secs(2) && turns.without_waits(took) < Duration::from_secs(5), "{took:?}");
 }
 
-/// What is under way meanwhile makes no difference.
+/// Requests in flight make no difference.
 #[test]
 fn a_gate_is_shown_closed_within_5_ms_of_the_order() {
     let _alone = lock_timed_tests();
@@ -138,13 +137,13 @@ fn a_driver_that_hangs_is_told_after_its_deadline_and_blocks_nobody() {
 
     let names = || {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", stub.pid())).unwrap();
-        // One may end meanwhile.
+        // The thread may have ended meanwhile.
         let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
         tasks.filter_map(|task| name(task.unwrap())).collect::<Vec<_>>()
     };
     let asking = |name: &str| names().iter().filter(|comm| comm.starts_with(name)).count();
     let readers = || asking("accelerator-mem");
-    // Also the one that asked once for their names: it would be counted below, or not.
+    // Also the thread that queried their names at the start: it would be counted below, or not.
     within("nobody asks the driver", Duration::from_secs(2), || asking("accelerator") == 0);
     let before = names().len();
     let answered = AtomicUsize::new(0);
@@ -187,7 +186,7 @@ fn a_driver_that_hangs_is_told_after_its_deadline_and_blocks_nobody() {
     within("it reads again", Duration::from_secs(5), || stub.get("spi", MEMORY).status == 200);
     assert_eq!(stub.get("spi", MEMORY).text(), "{\"GPU-a\":1,\"GPU-b\":5,\"GPU-c\":3}\n");
 
-    // It hangs once more, and the process can end all the same.
+    // The driver hangs again, and the process can still end.
     fake.set_accelerators(&["GPU-a - hang", "GPU-b - 5", "GPU-c - 3"]);
     assert_eq!(stub.get("spi", MEMORY).status, 500);
     stub.signal(nix::sys::signal::Signal::SIGTERM);

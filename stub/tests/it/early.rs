@@ -1,5 +1,5 @@
-//! An engine that answers before it has read a request, as one does that wants no such request: its answer arrives, and
-//! whoever still sends is not thrown out.
+//! Tests an engine that responds before it has read the request, for example to refuse it. Its response arrives, and a
+//! client that is still sending is not cut off.
 
 use std::{
     io::{Read as _, Write as _},
@@ -21,10 +21,11 @@ const CHUNKED: &str =
 const CLOSES: &str =
     "HTTP/1.1 413 Payload Too Large\r\nConnection: close\r\nContent-Length: 9\r\n\r\ntoo large";
 
-/// More than all sockets on the way hold together, and less; and how often.
+/// Body sizes above and below what all sockets on the way hold, each with its number of tries.
 const SIZES: [(usize, usize); 2] = [(24 << 20, 3), (300 << 10, 40)];
 
-/// An engine that reads so much of a body, answers and closes; with bytes unread, so that its kernel resets the connection.
+/// An engine that reads this much of a body, responds and closes. Its unread bytes make the kernel reset the
+/// connection.
 fn hasty(says: &'static str, reads: usize) -> SocketAddr {
     scripted(move |mut stream, _| {
         let (mut left, mut buffer) = (reads, [0; 4096]);
@@ -35,7 +36,7 @@ fn hasty(says: &'static str, reads: usize) -> SocketAddr {
     })
 }
 
-/// An engine that answers, reads nothing more, and keeps the connection as long as its other side is not dropped.
+/// An engine that responds, reads no further, and keeps the connection until its other end is dropped.
 fn patient(says: &'static str) -> (SocketAddr, mpsc::Receiver<TcpStream>) {
     let (keep, kept) = mpsc::channel();
     let address = scripted(move |mut stream, _| {
@@ -48,7 +49,7 @@ fn patient(says: &'static str) -> (SocketAddr, mpsc::Receiver<TcpStream>) {
 fn request(size: usize, chunked: bool) -> Vec<u8> {
     let framing =
         if chunked { "Transfer-Encoding: chunked".into() } else { format!("Content-Length: {size}") };
-    // Of the smaller one all may have come in time, and then only the client knows of a reason to end the connection.
+    // A small body may arrive in time as a whole, and then only the client can ask to end the connection.
     let close = if size < 1 << 20 { "Connection: close\r\n" } else { "" };
     let mut request = format!("POST {PATH} HTTP/1.1\r\nHost: a\r\n{close}{framing}\r\n\r\n").into_bytes();
     let body = vec![b'x'; size];
@@ -65,7 +66,7 @@ fn request(size: usize, chunked: bool) -> Vec<u8> {
     request
 }
 
-/// Sends all of it, as simple clients do, and only then reads; the connection must not break before its end.
+/// Sends the whole request before it reads, like simple clients. The connection must not break before its end.
 fn asked(relay: &StubTestClient, request: &[u8]) -> StubTestResponse {
     let mut open = relay.open("");
     assert!(open.try_write(request), "the client can send all of it");
@@ -83,7 +84,7 @@ fn is_refused(relay: &StubTestClient) {
                     (answer.status, answer.text().as_str(), answer.complete),
                     (413, "too large", true)
                 );
-                // Else a client could use the connection for its next request.
+                // Otherwise a client could reuse the connection for its next request.
                 assert_eq!(answer.header("connection"), "close");
             }
         }

@@ -1,4 +1,4 @@
-//! SIGTERM, with the hold and without it.
+//! SIGTERM, with and without a hold.
 
 use std::{
     io::{Read as _, Write as _},
@@ -90,7 +90,7 @@ fn a_second_signal_ends_it_at_once() {
         let _stream = stub.relay().stream(100_000);
         let relay = stub.relay();
         stub.signal(Signal::SIGTERM);
-        // Two that come before the first is heard are one.
+        // Two signals that arrive before the first is handled count as one.
         until("it stops taking requests", || match flags.len() {
             1 => TcpStream::connect(relay.address).is_err(),
             _ => relay.post("/v1/chat/completions", &chat(1)).status == 503,
@@ -130,7 +130,7 @@ fn close(stub: &StubProcess, more: &str) {
     assert_eq!(answer.status, 202, "{}", answer.text());
 }
 
-/// It is cut, with an error in its stream.
+/// Asserts that the stream was cut, with an error in it.
 fn is_cut(stream: StubTestExchange) {
     let text = stream.all();
     assert!(text.contains("turn_over") && !text.contains("[DONE]"), "{text}");
@@ -145,7 +145,7 @@ fn release(mut stub: StubProcess) {
 #[test]
 fn a_drain_that_is_to_cut_keeps_its_deadline_through_the_signal() {
     let engine = sim("--ttft 1ms --itl 20ms");
-    // Longer than a test's patience.
+    // Longer than the test waits.
     let mut stub = held(&engine, "--hold=1h");
     let stream = stub.relay().stream(100_000);
     close(&stub, r#","drainDeadline":500,"onDeadline":"cut""#);
@@ -193,7 +193,7 @@ fn who_waits_for_a_drain_is_answered_though_the_process_ends() {
         until("it drains", || stub.gate()["gated"] == true);
         waits
     };
-    // By itself, and while it is held.
+    // A drain that ends by itself during the hold.
     let mut stub = held(&engine, "--hold=1h");
     let stream = stub.relay().stream(40);
     let waits = wait(&stub);
@@ -205,7 +205,7 @@ fn who_waits_for_a_drain_is_answered_though_the_process_ends() {
     );
     assert!(stream.all().contains("[DONE]") && stub.is_running());
     release(stub);
-    // At the end of the hold.
+    // A drain that the end of the hold cuts.
     let mut stub = held(&engine, "--hold=300ms");
     let stream = stub.relay().stream(100_000);
     let waits = wait(&stub);
@@ -281,7 +281,7 @@ fn the_answer_that_is_being_given_is_waited_for() {
     assert_eq!(stub.wait_exit_within(Duration::from_secs(10)).code(), Some(0));
 }
 
-/// A request whose body of ten bytes never comes.
+/// A request whose body of ten bytes never arrives.
 const LATE: &str = "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n";
 
 #[test]

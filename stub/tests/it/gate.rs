@@ -1,4 +1,4 @@
-//! The gate under load: from the order on nobody gets in, who is in ends or is cut, and the count is right.
+//! The gate under load: after the order no request passes, requests in flight end or are cut, and the count is right.
 
 use std::{
     io::Write as _,
@@ -38,7 +38,7 @@ fn with_a_hundred_streams_open_those_beyond_the_deadline_are_cut_and_counted() {
     let stub = stub_before(engine.address, &["--epoch-gate"]);
     let spi = stub.spi();
     assert_eq!(spi.send("DELETE", "/v1/gate?epoch=1&generation=1", "").status, 200);
-    // 40 end by themselves in time, 60 never would.
+    // 40 streams end by themselves in time; 60 never would.
     let (short, long) = (streams(&stub, STREAMS - 60, 40), streams(&stub, 60, 100_000));
     let closed =
         spi.post("/v1/gate", r#"{"epoch":1,"generation":1,"drainDeadline":3000,"onDeadline":"cut"}"#);
@@ -67,17 +67,19 @@ fn with_a_hundred_streams_open_those_beyond_the_deadline_are_cut_and_counted() {
         assert!(!text.ends_with("0\r\n\r\n"), "it must not look whole");
     }
     until("the engine has heard of it", || engine.counter("running") == 0);
-    // The next life counts from the beginning.
+    // The next generation counts from zero.
     assert_eq!(spi.send("DELETE", "/v1/gate?epoch=1&generation=2", "").status, 200);
     drop(streams(&stub, 1, 1));
     let closed = spi.post("/v1/gate?wait=true", r#"{"epoch":1,"generation":2}"#).json();
     assert_eq!((&closed["cut"], &closed["generation"]), (&0.into(), &2.into()));
 }
 
-/// A crowd asks without pause while the gate is closed and opened, and somebody looks at the gate without pause. Whoever
-/// sends a request after that one was shown a closed gate is refused, unless somebody began to open it before the
-/// answer came: an order of things, however busy the machine is. And what begins at the engine behind a closed gate would show
-/// there.
+/// No request passes a gate that was seen closed.
+///
+/// A crowd of clients sends requests without pause while the gate closes and opens, and an observer polls the gate. A
+/// request sent after the observer saw a closed gate is refused, unless the gate's opening began before the response
+/// arrived. This order of events holds however busy the machine is. A request that passed a closed gate would show at
+/// the engine.
 #[test]
 fn from_the_moment_that_the_gate_is_shown_closed_nobody_gets_in() {
     let engine = sim("--ttft 0ms --itl 0ms");
@@ -93,14 +95,14 @@ fn from_the_moment_that_the_gate_is_shown_closed_nobody_gets_in() {
             until("somebody is answered", || crowd.served.load(Ordering::SeqCst) > before);
             let said = format!(r#"{{"epoch":1,"generation":{generation}}}"#);
             let looks = scope.spawn(|| {
-                // Perhaps before whoever closed it has heard so.
+                // Possibly before the closing call returns.
                 while stub.gate()["gated"] == false {}
                 crowd.phase.fetch_add(1, Ordering::SeqCst);
             });
             assert_eq!(spi.post("/v1/gate", &said).status, 202);
             looks.join().unwrap();
             assert_eq!(spi.post("/v1/gate?wait=true", &said).json()["leases"], 0);
-            // All that got in before has ended by now.
+            // All requests that passed before have ended by now.
             let (total, refused) = (engine.counter("total"), crowd.refused.load(Ordering::SeqCst));
             until("many more were refused", || crowd.refused.load(Ordering::SeqCst) >= refused + 20);
             assert_eq!(engine.counter("total"), total);
@@ -116,13 +118,13 @@ fn from_the_moment_that_the_gate_is_shown_closed_nobody_gets_in() {
     });
 }
 
-/// Clients that ask and ask.
+/// Clients that send requests without pause.
 #[derive(Default)]
 struct Crowd {
-    /// Odd from the moment at which the gate was shown closed until somebody begins to open it.
+    /// Odd from the moment the gate was seen closed until its opening begins.
     phase: AtomicU64,
     served: AtomicU64,
-    /// Sent and answered in one odd phase.
+    /// Requests sent and answered within one odd phase.
     refused: AtomicU64,
     let_in: AtomicU64,
     over: AtomicBool,
@@ -146,7 +148,7 @@ impl Crowd {
     }
 }
 
-/// The crowd goes home, also when the test fails.
+/// Stops the crowd on drop, even if the test fails.
 struct Stop<'a>(&'a Crowd);
 
 impl Drop for Stop<'_> {
@@ -186,7 +188,7 @@ fn what_is_kept_at_the_deadline_goes_on_behind_a_closed_gate_until_it_is_cut_aft
             assert!(open.more())
         }
     });
-    // Sleep would crash it.
+    // A sleep would crash the engine.
     let refused = spi.post("/v1/engine/sleep", r#"{"epoch":1,"generation":1}"#);
     assert_eq!(refused.json()["reason"], "requests are under way: wait until they are drained");
     let cut =
@@ -194,7 +196,7 @@ fn what_is_kept_at_the_deadline_goes_on_behind_a_closed_gate_until_it_is_cut_aft
     assert_eq!((&cut.json()["leases"], &cut.json()["cut"]), (&0.into(), &2.into()));
 }
 
-/// What it waits for does not come any more.
+/// The drain that the call waits for never ends.
 #[test]
 fn who_waits_for_a_drain_is_answered_when_the_gate_is_opened_again() {
     let engine = endless();
@@ -210,7 +212,7 @@ fn who_waits_for_a_drain_is_answered_when_the_gate_is_opened_again() {
     assert_eq!((answer.status, &answer.json()["gated"]), (200, &false.into()), "{}", answer.text());
 }
 
-/// Leases of a life that is over still use the engine.
+/// Leases of an ended generation still use the engine.
 #[test]
 fn an_engine_that_got_another_number_is_as_used_as_before() {
     let engine = endless();
@@ -226,7 +228,7 @@ fn an_engine_that_got_another_number_is_as_used_as_before() {
     until("they have left", || stub.leases() == 0);
 }
 
-/// An engine that says more than sockets hold, and tells when nobody takes it any more.
+/// An engine that sends more than sockets hold, and reports when its writes stall.
 fn flooding() -> (SocketAddr, mpsc::Receiver<TcpStream>) {
     let (tell, stuck) = mpsc::channel();
     let address = scripted(move |mut stream, _| {
@@ -239,7 +241,7 @@ fn flooding() -> (SocketAddr, mpsc::Receiver<TcpStream>) {
     (address, stuck)
 }
 
-/// A client that takes nothing is thrown out some time after it was cut; nobody waits for that to open the gate again.
+/// A client that reads nothing is disconnected some time after it was cut. Reopening the gate does not wait for that.
 #[test]
 fn what_one_drain_cut_is_never_counted_for_the_next() {
     let (engine, stuck) = flooding();
@@ -251,8 +253,8 @@ fn what_one_drain_cut_is_never_counted_for_the_next() {
         assert_eq!(spi.send("DELETE", &next, "").status, 200);
     };
     let mut cut = 0;
-    // The relay looks at clients that take nothing twice a second, and on a busy machine that may be before the gate is open again. Its
-    // log tells; such a round shows nothing, and three others come.
+    // The relay checks stalled clients twice a second, which on a busy machine may be before the gate is open again.
+    // Its log shows that; such a round proves nothing and is repeated with three new clients.
     let mut cut_and_opened_again = |mut generation: u64| {
         for _ in 0..20 {
             let stalled: Vec<StubTestExchange> = (0..3).map(|_| relay.open(&asked)).collect();
@@ -277,7 +279,7 @@ fn what_one_drain_cut_is_never_counted_for_the_next() {
     let (opened, _stalled, _held) = cut_and_opened_again(1);
     let closed = spi.post("/v1/gate?wait=true", &format!(r#"{{"epoch":1,"generation":{opened}}}"#)).json();
     assert_eq!((&closed["leases"], &closed["cut"]), (&0.into(), &0.into()));
-    // Nothing is lost of it either where no other drain follows.
+    // The count is also complete if no other drain follows.
     opens(opened + 1);
     let _second = cut_and_opened_again(opened + 1);
     until("all of them have ended", || stub.gate()["cut"] == 3);
@@ -312,7 +314,7 @@ fn an_engine_sleeps_and_wakes_behind_its_gate() {
         (engine.counter("sleeps"), engine.client().get("/is_sleeping").json()["is_sleeping"].as_bool()),
         (1, Some(true))
     );
-    // A caller that hangs up: it wakes all the same.
+    // The wake completes even if its caller disconnects.
     drop(spi.open(spi.request("POST", "/v1/engine/wake", "", said)));
     until("it is awake", || engine.client().get("/is_sleeping").json()["is_sleeping"] == false);
     let woken = || spi.post("/v1/engine/wake", said);
@@ -333,7 +335,7 @@ fn an_engine_that_takes_the_order_to_sleep_and_stays_awake_is_told_of_and_may_se
     assert!(stub.relay().stream(3).all().contains("[DONE]"));
 }
 
-/// Engines take an order to sleep deeper, say that they sleep, and have done nothing.
+/// Engines accept an order to sleep deeper, report that they sleep, and do nothing.
 #[test]
 fn an_engine_that_sleeps_is_not_said_to_sleep_at_another_level() {
     let engine = endless();
@@ -352,19 +354,19 @@ fn an_engine_that_sleeps_is_not_said_to_sleep_at_another_level() {
     assert_eq!(order("sleep", 1), done);
     assert_eq!(order("sleep", 2), refused(1, 2));
     assert_eq!((order("sleep", 1), engine.counter("sleeps")), (done.clone(), 1));
-    // An order that was refused bars nothing, and the way that it names leads there.
+    // A refused order blocks nothing, and the steps that it names succeed.
     assert_eq!(
         (order("wake", 1), order("sleep", 2), order("sleep", 2)),
         (done.clone(), done.clone(), done.clone())
     );
     assert_eq!((order("sleep", 1), engine.counter("sleeps")), (refused(2, 1), 2));
-    // Whoever believes that it sleeps at level 1 gets no noise either.
+    // A caller that assumes level 1 does not get noise either.
     assert_eq!(order("wake", 1), done);
     assert_eq!(spi.send("DELETE", "/v1/gate?epoch=1&generation=1", "").status, 200);
     let said = stub.relay().stream(3).all();
     assert!(said.contains("[DONE]") && !said.contains(engine_sim::content::CORRUPT), "{said}");
 
-    // What others did is not known: level 1 is believed, as public controllers order it, and nothing more.
+    // Another client's sleep is unknown: the stub assumes level 1, which public controllers use, and nothing more.
     let gate = r#"{"epoch":1,"generation":1}"#;
     assert_eq!(spi.post("/v1/gate?wait=true", gate).status, 200);
     assert_eq!(engine.client().post("/sleep?level=1", "").status, 200);
@@ -374,7 +376,7 @@ fn an_engine_that_sleeps_is_not_said_to_sleep_at_another_level() {
     assert_eq!(order("sleep", 1), done);
 }
 
-/// An engine that falls asleep when it is told so, and tells when it was asked to.
+/// An engine that falls asleep on command, and reports when it was asked to.
 fn drowsy() -> (SocketAddr, mpsc::Receiver<()>, mpsc::Sender<()>) {
     let ((tell, told), (go, goes)) = (mpsc::channel(), mpsc::channel());
     let (goes, asleep) = (Arc::new(Mutex::new(goes)), Arc::new(AtomicBool::new(false)));

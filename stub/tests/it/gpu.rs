@@ -1,10 +1,10 @@
-//! What the stub says of accelerators that are really there, beside what `nvidia-smi` says.
+//! Compares the stub's view of real accelerators with `nvidia-smi`.
 
 use std::{collections::BTreeMap, process::Command};
 
 use crate::support::StubBuilder;
 
-/// UUID to MiB in use; why there is none.
+/// Returns the MiB in use by UUID, or why there is none.
 fn nvidia_smi() -> Result<BTreeMap<String, u64>, String> {
     let query = ["--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits"];
     let output = Command::new("nvidia-smi").args(query).output().map_err(|error| error.to_string())?;
@@ -45,7 +45,7 @@ fn uuids_and_used_memory_are_those_of_nvidia_smi() {
     assert_eq!(list.iter().collect::<Vec<_>>(), before.keys().collect::<Vec<_>>());
     assert_eq!(usage.keys().collect::<Vec<_>>(), before.keys().collect::<Vec<_>>());
     for (uuid, used) in usage {
-        // Somebody else may use it meanwhile.
+        // Another process may use the accelerator meanwhile.
         let (least, most) = (before[&uuid].min(after[&uuid]), before[&uuid].max(after[&uuid]));
         assert!((least..=most).contains(&used), "{uuid}: {used} MiB, and nvidia-smi: {least} to {most}");
         println!("{uuid}: {used} MiB, and nvidia-smi: {least} to {most}");

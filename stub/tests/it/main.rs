@@ -1,5 +1,5 @@
-//! The real `rouse-stub proxy`, over real sockets, before engine-sim or an engine that does as it is told. What holds a time
-//! of its is in `timed.rs`.
+//! The real `rouse-stub proxy` over real sockets, in front of engine-sim or a scripted engine. Tests with time limits
+//! are in `timed.rs`.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 

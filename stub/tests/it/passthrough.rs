@@ -1,4 +1,4 @@
-//! What steers an engine does not reach it, however it is spelled.
+//! Management requests do not reach an engine in any spelling.
 
 use std::sync::{Arc, Mutex};
 
@@ -50,7 +50,7 @@ const MANAGEMENT: [&str; 40] = [
     "/v1/sleep",
 ];
 
-/// Ways to write a path that one parser or another reads as the plain one.
+/// Spellings of a path that some parser reads as the plain path.
 fn spellings(path: &str) -> Vec<String> {
     let bare = path.trim_start_matches('/');
     let escape = |text: &str| text.bytes().map(|byte| format!("%{byte:02x}")).collect::<String>();
@@ -159,7 +159,7 @@ fn a_head_with_as_many_fields_as_the_gateway_takes_and_adds_passes() {
     open.until("HTTP/1.1 200");
 }
 
-/// Neither a path nor a method of an engine: they are for the connection, or for a server as a whole.
+/// These target the connection or the server as a whole, not a path or method of an engine.
 #[test]
 fn what_is_for_the_connection_or_for_the_server_reaches_no_engine() {
     let came = Arc::new(Mutex::new(Vec::new()));
@@ -199,7 +199,7 @@ fn what_is_for_the_connection_or_for_the_server_reaches_no_engine() {
     assert_eq!(*came.lock().unwrap(), Vec::<String>::new());
 }
 
-/// A tunnel that was refused is none: what follows is the next request, and no less looked at.
+/// After a refused tunnel the following bytes are the next request, which is checked like any other.
 #[test]
 fn nothing_passes_behind_a_connect_or_an_upgrade_that_was_refused() {
     let engine = sim("");

@@ -1,4 +1,4 @@
-//! The probes port, and the two words by which a controller sets what it says.
+//! The probes port, and the two orders by which a controller sets its readiness.
 
 use crate::support::StubBuilder;
 
@@ -13,7 +13,7 @@ fn a_thousand_flips_are_all_seen_in_order() {
         assert_eq!((answer.status, &*answer.text()), (200, "OK\n"));
         assert_eq!(stub.ready(), ready, "flip {flip}");
     }
-    // Each again, which changes nothing.
+    // Repeated orders change nothing.
     assert_eq!(stub.port("admin").post("/v1/become-ready", "").status, 200);
     assert_eq!(stub.port("admin").post("/v1/become-ready", "").status, 200);
     assert!(stub.ready());

@@ -1,4 +1,4 @@
-//! The cases by which the public stub tests itself, each by its name there.
+//! The public stub's own test cases, under their names there.
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
@@ -28,7 +28,7 @@ fn named(target: SocketAddr) -> String {
     format!(r#"{{"address":"{}","port":{}}}"#, target.ip(), target.port())
 }
 
-/// The stub that the public one is: probes, SPI, and a proxy port, of which it is known where it will be.
+/// A stub with the public stub's ports: probes, SPI, and a proxy port at a reserved number.
 fn public() -> (StubProcess, ReservedPort) {
     let proxy = ReservedPort::bind();
     let stub = StubBuilder::with_ports(&[("spi", 0), ("probes", 0), ("proxy", proxy.number())]).start();
@@ -70,7 +70,7 @@ fn request_before_serve() {
     let setting = StubBuilder::with_ports(&ports).env("ROUSE_ACCELERATORS", "a");
     assert!(refuses(spi.address()));
     let _stub = setting.spawn();
-    // The first connection that is taken gets its answer, however early it comes.
+    // The first accepted connection gets its response, however early it is.
     let mut stream = None;
     within("it listens", Duration::from_secs(20), || {
         stream = TcpStream::connect(spi.address()).ok();
@@ -102,7 +102,7 @@ fn shutdown() {
 fn probes_shutdown_before_serve() {
     let mut stub = StubBuilder::with_ports(&[("spi", 0), ("probes", 0)]).spawn();
     stub.signal(Signal::SIGTERM);
-    // By the signal itself where it came before anything else.
+    // The signal itself ends a process that has not installed its handler yet.
     let code = stub.wait_exit_within(Duration::from_secs(10)).code();
     assert!(matches!(code, None | Some(0)), "{code:?}");
 }
@@ -117,12 +117,12 @@ fn a_port_that_is_taken_ends_it_with_the_public_stubs_code() {
     }
 }
 
-/// Every byte there is, in a body that is nobody else's.
+/// A body with every byte value, different for each `own`.
 fn body(size: usize, own: usize) -> Vec<u8> {
     (0..=u8::MAX).cycle().skip(own).take(size).collect()
 }
 
-/// What comes back of it.
+/// Returns the echo of a body.
 fn round_trip(proxy: &StubTestClient, sent: &[u8]) -> Vec<u8> {
     let head = format!(
         "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
@@ -144,7 +144,7 @@ fn proxy_echo_round_trip() {
         let sent = body(size, 0);
         assert!(round_trip(&proxy, &sent) == sent, "{size} bytes came back as others");
     }
-    // Many at once, each of them its own.
+    // Many requests at once; each gets its own body back.
     std::thread::scope(|scope| {
         for own in 0..16 {
             let proxy = &proxy;
@@ -163,7 +163,7 @@ fn proxy_no_listener_before_configure() {
     assert_eq!(stub.spi().get(CONFIG).status, 404);
     assert!(refuses(proxy.address()), "to ask configures nothing");
     assert_eq!(stub.set_target(echo()), 200);
-    // The answer to the order comes when it listens, and not before.
+    // The response to the order comes once the port listens, not before.
     assert!(!refuses(proxy.address()));
     assert_eq!(stub.address("proxy"), proxy.address());
 }
@@ -171,7 +171,7 @@ fn proxy_no_listener_before_configure() {
 #[test]
 fn proxy_configure_lifecycle() {
     for _ in 0..2 {
-        // A process that is started anew knows nothing of what the one before it was told.
+        // A restarted process does not remember its predecessor's target.
         let (mut stub, reserved) = public();
         let (spi, proxy, engine) = (stub.spi(), StubTestClient::new(reserved.address()), echo());
         assert_eq!(spi.get(CONFIG).status, 404);
@@ -180,7 +180,7 @@ fn proxy_configure_lifecycle() {
         assert_eq!((shown.status, shown.header("content-type")), (200, "application/json"));
         assert_eq!(shown.text(), named(engine));
         assert_eq!(round_trip(&proxy, b"hello"), b"hello");
-        // The same again changes nothing.
+        // Repeating the same target changes nothing.
         assert_eq!(spi.send("PUT", CONFIG, &named(engine)).status, 200);
         assert_eq!(round_trip(&proxy, b"again"), b"again");
         for method in ["POST", "DELETE", "PATCH"] {
@@ -239,7 +239,7 @@ fn proxy_different_target_conflict() {
     assert_eq!(other.accept().unwrap_err().kind(), ErrorKind::WouldBlock, "somebody was sent there");
 }
 
-/// Several controllers that each believe to be the only one: one of them is told so, and all others are told otherwise.
+/// Several controllers each believe to be the only one: one succeeds, and all others get a conflict.
 #[test]
 fn proxy_different_targets_at_once_conflict() {
     const COUNT: u16 = 12;

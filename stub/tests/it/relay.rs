@@ -1,4 +1,4 @@
-//! What passes, passes as it is: bytes, framing, and the ways in which both may come.
+//! Requests and responses pass unchanged: bytes and framing, in all their forms.
 
 use std::io::{Read as _, Write as _};
 
@@ -39,7 +39,7 @@ fn a_stream_is_the_engines_byte_for_byte() {
     assert_eq!(stub.relay().get("/metrics").status, 200);
 }
 
-/// Answers with these bytes, then closes.
+/// An engine that sends these bytes, then closes.
 fn answers(bytes: &'static str) -> std::net::SocketAddr {
     scripted(move |mut stream, _| stream.write_all(bytes.as_bytes()).unwrap())
 }
@@ -74,7 +74,7 @@ fn every_framing_of_an_answer_passes() {
 
 #[test]
 fn an_answer_that_breaks_off_never_looks_whole() {
-    // Of an answer with a length hyper may not have sent a byte yet.
+    // hyper may not have sent any byte of a response with a length yet.
     let stub = stub_before(answers("HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhello"), &[]);
     let short = stub.relay();
     let came = short.open(short.request("POST", PATH, "Connection: close\r\n", "")).all();
@@ -92,7 +92,7 @@ fn an_answer_that_breaks_off_never_looks_whole() {
     assert_eq!(garbage.status, 502);
 }
 
-/// What a body in chunks says, to its last chunk.
+/// Decodes a chunked body up to its last chunk.
 fn unchunked(mut body: &str) -> String {
     let mut whole = String::new();
     loop {
@@ -131,7 +131,7 @@ fn a_request_passes_with_its_body_in_every_framing_and_size() {
         }
         assert!(open.try_write("0\r\n\r\n"));
         let came = open.rest().text();
-        // The answer is the request as the engine had it.
+        // The response is the request as the engine received it.
         let (head, body) = came.split_once("\r\n\r\n").unwrap();
         let chunked = chunks * 5000 > 64 << 10;
         assert_eq!(head.contains("transfer-encoding: chunked"), chunked, "{head}");
@@ -200,7 +200,7 @@ fn a_connection_is_kept_for_the_next_request_on_both_sides() {
         }
     }
     assert!(open.text().matches("HTTP/1.1 200").count() == 5);
-    // Two at once, as a pipelining client sends them.
+    // Two requests at once, like a pipelining client.
     let two = relay.request("POST", PATH, "", &chat(2))
         + &relay.request("POST", PATH, "Connection: close\r\n", &chat(3));
     let text = relay.open(two).all();
@@ -226,7 +226,7 @@ fn without_an_engine_and_with_one_that_is_not_there_it_says_so() {
         (unreachable.status, &unreachable.json()["error"]["code"]),
         (502, &"engine_unreachable".into())
     );
-    // In the words of the API that was asked.
+    // The error has the form of the requested API.
     let messages = stub.relay().post("/v1/messages", "{}");
     assert_eq!((messages.status, &messages.json()["type"]), (502, &"error".into()));
     // An engine's claim to be a stub does not pass.

@@ -1,4 +1,4 @@
-//! `POST /v1/set-log`: what may go wrong. What it does is among the public stub's cases.
+//! Errors of `POST /v1/set-log`. The public stub's cases test its function.
 
 use std::{fs::File, io::Write as _, net::TcpStream, time::Duration};
 
@@ -55,7 +55,7 @@ fn an_output_that_nobody_reads_holds_up_nothing_else_nor_the_end() {
         format!("POST /v1/set-log?startPos=0 HTTP/1.1\r\nhost: stub\r\ncontent-length: {size}\r\n\r\n");
     stream.write_all(head.as_bytes()).unwrap();
     stream.set_nonblocking(true).unwrap();
-    // It takes as much as fits into the pipe and the sockets, and waits.
+    // The stub takes as much as the pipe and the sockets hold, then waits.
     let mut sent = 0;
     while let Ok(count) = stream.write(&piece) {
         sent += count;

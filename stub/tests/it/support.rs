@@ -1,4 +1,4 @@
-//! A stub in a process of its own, engines behind it, and a client that shows the bytes.
+//! A stub in its own process, engines behind it, and a client that exposes the bytes.
 
 use std::{
     collections::BTreeMap,
@@ -27,29 +27,29 @@ pub(crate) mod run_queue_meter;
 pub(crate) use client::{StubTestClient, StubTestExchange, StubTestResponse};
 pub(crate) use rouse_testing::port::ReservedPort;
 
-/// Longer than anything that is waited for takes.
+/// Longer than any wait takes.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Every port, of both designs.
+/// All ports of both designs.
 const PORTS: [&str; 7] = ["probes", "spi", "proxy", "relay", "admin", "metrics", "debug"];
 
-/// What a test says about the stub it wants. Nothing of this machine's accelerators is known to it.
+/// Configures a stub for a test. It sees none of this machine's accelerators.
 pub(crate) struct StubBuilder {
     dir: TempDir,
     command: Command,
-    /// Are to listen once it has started.
+    /// Ports that listen after the start.
     ports: Vec<&'static str>,
     host: Option<&'static str>,
 }
 
-/// A running stub; killed by its own pid when dropped.
+/// A running stub. Killed by its pid on drop.
 pub(crate) struct StubProcess {
     child: Child,
     log: Arc<StubLog>,
     dir: TempDir,
 }
 
-/// What the stub wrote to stderr, as it comes.
+/// The stub's stderr so far.
 #[derive(Default)]
 struct StubLog {
     text: Mutex<StubLogText>,
@@ -59,16 +59,16 @@ struct StubLog {
 #[derive(Default)]
 struct StubLogText {
     text: String,
-    /// No more will come.
+    /// The stub has closed stderr.
     ended: bool,
 }
 
-/// A stub with all ports, each of them free, and more flags.
+/// A stub with all ports at free numbers, and these flags.
 pub(crate) fn stub(flags: &[&str]) -> StubProcess {
     StubBuilder::new().flags(flags).start()
 }
 
-/// The same, and requests go to this engine.
+/// A stub with all ports, these flags, and this engine as its target.
 pub(crate) fn stub_before(engine: SocketAddr, flags: &[&str]) -> StubProcess {
     let stub = stub(flags);
     assert_eq!(stub.set_target(engine), 200);
@@ -76,30 +76,30 @@ pub(crate) fn stub_before(engine: SocketAddr, flags: &[&str]) -> StubProcess {
 }
 
 impl StubBuilder {
-    /// With all ports, each of them free.
+    /// A builder with all ports at free numbers.
     pub(crate) fn new() -> Self {
         Self::without_ports(&[])
     }
 
-    /// With all ports but these, which flags are to name.
+    /// A builder with all ports except these, which flags must set.
     pub(crate) fn without_ports(these: &[&str]) -> Self {
         let ports: Vec<_> =
             PORTS.iter().filter(|port| !these.contains(port)).map(|port| (*port, 0)).collect();
         Self::with_ports(&ports)
     }
 
-    /// With these ports only, on loopback.
+    /// A builder with only these ports, on loopback.
     pub(crate) fn with_ports(ports: &[(&'static str, u16)]) -> Self {
         let mut setting = Self::from_command(Command::new(env!("CARGO_BIN_EXE_rouse-stub"))).flag("proxy");
         for (port, number) in ports {
             setting = setting.flag(format!("--{port}-port={number}"));
         }
-        // The proxy port does not listen before it has a target.
+        // The proxy port listens only once it has a target.
         setting.ports = ports.iter().map(|(port, _)| *port).filter(|port| *port != "proxy").collect();
         setting.host("127.0.0.1")
     }
 
-    /// A command line as it stands; nothing is added to it.
+    /// A builder for an unchanged command line.
     pub(crate) fn from_command(mut command: Command) -> Self {
         let dir = tempfile::tempdir().unwrap();
         command
@@ -132,7 +132,7 @@ impl StubBuilder {
         self
     }
 
-    /// With accelerators as [`nvml`] describes them.
+    /// Adds accelerators, described as in [`nvml`].
     pub(crate) fn nvml(mut self, lines: &[&str]) -> (Self, nvml::FakeNvmlLibrary) {
         let fake = nvml::FakeNvmlLibrary::new(lines);
         self.command.envs(fake.environment());
@@ -144,13 +144,13 @@ impl StubBuilder {
         self
     }
 
-    /// Where its output goes, instead of into a file.
+    /// Redirects its output from the usual file.
     pub(crate) fn stdout(mut self, to: impl Into<Stdio>) -> Self {
         self.command.stdout(to);
         self
     }
 
-    /// Starts it, and does not wait for anything.
+    /// Starts the stub without waiting.
     pub(crate) fn spawn(mut self) -> StubProcess {
         self.command.args(self.host.map(|host| format!("--host={host}")));
         let mut child = self.command.spawn().unwrap();
@@ -170,7 +170,7 @@ impl StubBuilder {
         StubProcess { child, log, dir: self.dir }
     }
 
-    /// Returns when all its ports listen.
+    /// Starts the stub and waits until all its ports listen.
     pub(crate) fn start(self) -> StubProcess {
         let ports = self.ports.clone();
         let stub = self.spawn();
@@ -182,7 +182,7 @@ impl StubBuilder {
 }
 
 impl StubProcess {
-    /// Waits for a line of the log that has all of this in it.
+    /// Waits for a log line that contains all of these texts.
     pub(crate) fn until_logged(&self, wanted: &[&str]) -> String {
         let said = self.log.text.lock().unwrap();
         let waits = |said: &mut StubLogText| !said.ended && said.line(wanted).is_none();
@@ -194,17 +194,17 @@ impl StubProcess {
         self.log.text.lock().unwrap().line(wanted).is_some()
     }
 
-    /// How many lines of its log so far have this in them.
+    /// Counts the occurrences of this text in the log so far.
     pub(crate) fn count_logged(&self, wanted: &str) -> usize {
         self.log.text.lock().unwrap().text.matches(wanted).count()
     }
 
-    /// What it wrote to its output so far.
+    /// Returns its output so far.
     pub(crate) fn output(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("stdout")).unwrap()
     }
 
-    /// Where this port listens; waits until it does.
+    /// Waits until this port listens, and returns a client for it.
     pub(crate) fn port(&self, name: &str) -> StubTestClient {
         let line = self.until_logged(&["listening", &format!("port=\"{name}\""), "address="]);
         let address = line.split("address=").nth(1).unwrap().split_whitespace().next().unwrap();
@@ -231,12 +231,12 @@ impl StubProcess {
         self.port(port).get(path)
     }
 
-    /// An order, at the SPI.
+    /// Posts an order to the SPI.
     pub(crate) fn post(&self, path: &str, body: &str) -> StubTestResponse {
         self.spi().post(path, body)
     }
 
-    /// Names the engine; the status of the answer.
+    /// Sets the engine as target, and returns the status.
     pub(crate) fn set_target(&self, engine: SocketAddr) -> u16 {
         let (address, port) = (engine.ip(), engine.port());
         let body = format!(r#"{{"address":"{address}","port":{port}}}"#);
@@ -268,7 +268,7 @@ impl StubProcess {
         kill(Pid::from_raw(i32::try_from(self.pid()).unwrap()), signal).unwrap();
     }
 
-    /// Its exit, which must come soon.
+    /// Waits for its exit, up to [`TEST_TIMEOUT`].
     pub(crate) fn wait_exit(&mut self) -> ExitStatus {
         self.wait_exit_within(TEST_TIMEOUT)
     }
@@ -286,7 +286,7 @@ impl StubProcess {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// A value of its memory, in KiB.
+    /// Returns one of its memory values in KiB.
     pub(crate) fn memory(&self, name: &str) -> u64 {
         let rollup = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid())).unwrap();
         let values: BTreeMap<&str, u64> = rollup
@@ -314,12 +314,12 @@ impl StubLogText {
     }
 }
 
-/// Looks until it is so.
+/// Polls until the condition holds.
 pub(crate) fn until(what: &str, is_so: impl FnMut() -> bool) {
     within(what, TEST_TIMEOUT, is_so);
 }
 
-/// The same, where it is said how soon it must be so.
+/// Polls until the condition holds, at most for `span`.
 #[expect(clippy::disallowed_methods, reason = "a test polls another process, which sends no event")]
 pub(crate) fn within(what: &str, span: Duration, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + span;

@@ -1,5 +1,5 @@
-//! The same where it is a time that counts: one test at a time, and none of the others meanwhile, whose work would be
-//! measured with it.
+//! Proxy tests with time limits. They run one at a time and apart from the other tests, whose work would disturb the
+//! measurements.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
@@ -10,7 +10,7 @@ mod support;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Held by each test from its beginning to its end.
+/// Each test holds this lock from its beginning to its end.
 fn lock_timed_tests() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

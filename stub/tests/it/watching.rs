@@ -111,7 +111,7 @@ fn the_debug_port_is_on_loopback_wherever_the_others_are() {
     assert!(stub.address("debug").to_string().starts_with("127.0.0.1:"));
 }
 
-/// A stream may last for an hour, and what it carries is seen while it runs.
+/// A stream may last an hour, and its bytes show while it runs.
 #[test]
 fn bytes_are_counted_as_they_pass() {
     let (more, goes) = mpsc::channel();
@@ -124,7 +124,7 @@ fn bytes_are_counted_as_they_pass() {
     });
     let stub = stub_before(engine, &["--relay-threads=2"]);
     let head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\n\r\n";
-    // Whichever of the threads has them.
+    // The streams may be on any of the threads.
     let _open: Vec<_> = (0..4).map(|_| stub.relay().open(head)).collect();
     let shown = || stub.port("metrics").get("/metrics").text();
     for pieces in 1..=20 {

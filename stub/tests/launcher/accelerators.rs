@@ -1,4 +1,4 @@
-//! Accelerators as a driver and a file list them, and a driver that does not answer.
+//! Accelerators listed by a driver or a file, and a driver that does not answer.
 
 use std::{io::Write as _, thread};
 
@@ -11,7 +11,7 @@ use crate::{
     support::{LauncherProcess, start, start_with_env},
 };
 
-/// What an engine with these accelerators finds in its environment; the instance is called after the first.
+/// Returns the environment that an engine with these accelerators sees. The instance is named after the first.
 fn seen(launcher: &LauncherProcess, uuids: &[&str]) -> String {
     let id = uuids[0];
     let script = "'echo \"sees $CUDA_VISIBLE_DEVICES\"; exec sleep 100'";
@@ -23,7 +23,7 @@ fn seen(launcher: &LauncherProcess, uuids: &[&str]) -> String {
     sees
 }
 
-/// The number of a whole one is the driver's own: the one that is cut has its place there too.
+/// A whole accelerator's index is the driver's own, in which a partitioned accelerator has an index too.
 #[test]
 fn a_part_goes_by_its_uuid_and_a_whole_one_by_the_drivers_number() {
     let lines = ["GPU-a - 0", "GPU-b - 0", "MIG-b0 GPU-b 0", "MIG-b1 GPU-b 0", "GPU-c - 0"];
@@ -31,7 +31,7 @@ fn a_part_goes_by_its_uuid_and_a_whole_one_by_the_drivers_number() {
     let launcher = start_with_env(&fake.environment(), &["--command", "sh -c"]);
     assert_eq!(seen(&launcher, &["MIG-b1"]), "MIG-b1");
     assert_eq!(seen(&launcher, &["GPU-c", "GPU-a"]), "2,0");
-    // As a whole it cannot be used.
+    // The partitioned accelerator cannot be used as a whole.
     let cut = launcher.put("x", &json!({"options": "", "gpu_uuids": ["GPU-b"]}));
     assert_eq!(cut.status, 422);
     let why = "accelerator GPU-b is not on this node: it has GPU-a, GPU-c, MIG-b0, MIG-b1";
@@ -86,7 +86,7 @@ fn a_driver_that_hangs_costs_all_who_wait_one_deadline_and_others_nothing() {
     let took = asked.elapsed();
     println!("six callers were answered after {took:?}; {served} engines started and stopped meanwhile");
     assert!(served > 3, "{served}");
-    // One after the other they would have waited six times as long.
+    // In sequence they would have waited six times as long.
     assert!(took < QUERY_TIMEOUT * 2, "{took:?}");
     let late = Instant::now();
     assert_eq!(launcher.put("late", &body).status, 500);

@@ -1,4 +1,4 @@
-//! Every path with every status it has, as the public launcher's clients know them. Names are those of its own tests.
+//! Every path with every status, as the public launcher's clients know them. The tests have the names of its own tests.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ fn is_json(answer: &LauncherTestResponse, status: u16) {
     assert_eq!(answer.header("content-type"), Some("application/json"));
 }
 
-/// An error says in `detail` what happened.
+/// Asserts that an error describes itself in `detail`.
 fn refused(answer: &LauncherTestResponse, status: u16, what: &str) {
     is_json(answer, status);
     let detail = answer.json()["detail"].to_string();
@@ -107,7 +107,7 @@ fn what_cannot_be_read_is_422_with_its_place() {
     assert_eq!(launcher.get(INSTANCES).json()["total_instances"], 0);
 }
 
-/// The longest that is taken is still read, and found to be no JSON.
+/// The longest accepted body is still read, and is then invalid JSON.
 #[test]
 fn a_body_beyond_two_mebibytes_is_413() {
     let launcher = launcher();
@@ -136,7 +136,7 @@ fn an_unknown_accelerator_is_422_or_what_the_public_launcher_says() {
     refused(&public.put("a", &nothing), 500, "'vllm' cannot be run");
 }
 
-/// Whether there is a driver here or not: it has none, or others.
+/// With a driver or without, this machine does not have this accelerator.
 #[test]
 fn an_accelerator_that_the_driver_does_not_know_is_422() {
     let launcher = start(&["--command", "sh -c"]);
@@ -153,7 +153,7 @@ fn accelerators_may_come_from_a_file() {
     assert_eq!(answer.json()["env_vars"]["CUDA_VISIBLE_DEVICES"], "3,0");
 }
 
-/// 2 is clap's for what is no command line, 64 ours for what cannot work, 1 for what does not.
+/// 2 is clap's code for an invalid command line, 64 ours for unusable settings, 1 for a failure.
 #[test]
 fn exit_codes_tell_what_is_wrong() {
     let code = |flags: &[&str]| {
@@ -267,13 +267,13 @@ fn writes_of_an_older_epoch_are_refused_and_reads_are_not() {
     refused(&launcher.request("PUT", &format!("{INSTANCES}/b"), &epoch(4), body), 409, "epoch 4");
     is_json(&launcher.request("DELETE", &path, "x-rouse-epoch: new\r\n", ""), 422);
     assert_eq!(launcher.request("GET", &path, &epoch(4), "").status, 200);
-    // A public controller says none, and is obeyed.
+    // A public controller sends no epoch, and its order is executed.
     assert_eq!(launcher.delete(&path).status, 200);
-    // What reads says nothing of who leads, and no number shuts leaders out.
+    // The epoch of a read is ignored, and no number locks leaders out.
     refused(&launcher.request("GET", &path, &epoch(u64::MAX), ""), 404, "a");
     refused(&launcher.request("PUT", &path, &epoch(u64::MAX), body), 400, "further ahead");
     assert_eq!(launcher.request("PUT", &path, &epoch(6), body).status, 201);
-    // A new leader says so before it orders anything.
+    // A new leader announces its epoch before its first order.
     let lead = |epoch: u64| launcher.request("POST", "/v1/epoch", "", &json!({"epoch": epoch}).to_string());
     assert_eq!(lead(7).status, 200);
     refused(&lead(6), 409, "epoch 6");
@@ -310,7 +310,7 @@ fn what_was_told_to_end_is_not_started_by_an_order_that_comes_later() {
     assert_eq!(put(7).status, 201);
     assert_eq!(launcher.delete(&format!("{path}?generation=7")).status, 200);
     refused(&put(7), 410, "life 7 of instance a");
-    // Told before the order to start it has come.
+    // The order to end arrives before the order to start.
     refused(&launcher.delete(&format!("{path}?generation=9")), 404, "a");
     refused(&put(9), 410, "life 9 of instance a");
     is_json(&launcher.delete(&format!("{path}?generation=last")), 422);
@@ -337,10 +337,10 @@ fn with_a_token_file_all_but_the_probes_demand_it() {
     }
     let listed = || launcher.request("GET", INSTANCES, "authorization: Bearer secret\r\n", "").status;
     assert_eq!(listed(), 200);
-    // A new one counts at once.
+    // A new token is valid at once.
     std::fs::write(file.path(), "other").unwrap();
     assert_eq!(listed(), 401);
-    // And holds while the file says nothing.
+    // The token stays valid while the file is empty.
     std::fs::write(file.path(), "").unwrap();
     assert_eq!(launcher.request("GET", INSTANCES, "authorization: Bearer other\r\n", "").status, 200);
     assert_eq!((listed(), launcher.get(INSTANCES).status), (401, 401));
@@ -372,7 +372,7 @@ fn so_many_instances_there_are_and_no_more() {
     );
     refused(&launcher.put("c", &body), 503, "--max-instances");
     refused(&launcher.put("a", &body), 409, "already exists");
-    // One that stopped by itself counts until it is deleted.
+    // An instance that stopped by itself counts until it is deleted.
     assert_eq!(launcher.delete(&format!("{INSTANCES}/b")).status, 200);
     assert_eq!(launcher.put("c", &body).status, 201);
 }

@@ -1,5 +1,4 @@
-//! The page on the launcher: its examples do what they are shown for. That its paths and flags are the program's is shown
-//! beside them, in `src/page.rs`.
+//! Runs the examples on the launcher's documentation page. `src/docs_check.rs` checks the page's paths and flags.
 
 use std::{
     fs,
@@ -21,7 +20,7 @@ fn page() -> String {
         .to_owned()
 }
 
-/// Blocks with the tag `sh launcher`.
+/// Returns the code blocks tagged `sh launcher`.
 fn examples(page: &str) -> Vec<&str> {
     page.split("```sh launcher\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }

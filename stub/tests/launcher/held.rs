@@ -18,8 +18,8 @@ fn launcher() -> LauncherProcess {
     start(&["--command", "sh -c", "--grace", "100ms"])
 }
 
-/// A process that a debugger holds can be killed, but stays in the table until the debugger has looked at it: nobody else
-/// can make it go, which is what a driver that hangs does to an engine. The debugger is the thread that calls this.
+/// Attaches a debugger to an engine. The killed process then stays in the process table until the debugger reaps it,
+/// and no other process can remove it: like an engine on a hung driver. The debugger is the calling thread.
 fn held(launcher: &LauncherProcess, id: &str) -> Pid {
     launcher.run(id, "echo $$; exec sleep 100");
     let pid = Pid::from_raw(first_logged_number(launcher, id));
@@ -39,14 +39,14 @@ fn an_engine_that_cannot_be_ended_is_500_and_stays_until_it_can() {
     assert_eq!(watch.next(), "CREATED held");
     let address = launcher.address;
     let stop = thread::spawn(move || delete_with_long_timeout(address, "/v2/vllm/instances/held"));
-    // Nobody else waits for it.
+    // No other request waits for it.
     launcher.run("other", "exec sleep 100");
     assert_eq!(launcher.instance("held")["instance_id"], "held");
     assert_eq!(launcher.put("held", &json!({"options": "x"})).status, 409);
     let why = "instance held still has processes 30s after SIGKILL, and stays listed";
     let answer = stop.join().unwrap();
     assert_eq!((answer.status, &answer.json()["detail"]), (500, &json!(why)));
-    // From now on that is known; and the others are stopped all the same.
+    // From now on the failure is known, and the other instances stop all the same.
     for path in ["/v2/vllm/instances/held", "/v2/vllm/instances"] {
         let answer = launcher.delete(path);
         assert_eq!((answer.status, &answer.json()["detail"]), (500, &json!(why)), "{path}");

@@ -1,4 +1,4 @@
-//! Processes: how they begin, how they end, and that none is left.
+//! Processes: how they start and end, and that none is left.
 
 use std::{collections::BTreeMap, fs, io::Write as _, net::TcpStream, thread};
 
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::support::{LauncherProcess, first_logged_number, request, start, until};
 
-/// Says that it does, so that nobody stops it before.
+/// Prints once the trap is set, so that no test stops it earlier.
 const STUBBORN: &str = "trap \"\" TERM; echo deaf; while :; do sleep 0.1; done";
 
 fn launcher(grace: &str) -> LauncherProcess {
@@ -54,7 +54,7 @@ fn a_stop_goes_on_when_whoever_ordered_it_is_gone_and_several_share_one() {
 #[test]
 fn a_worker_ends_with_its_engine_whichever_way_that_goes() {
     let launcher = launcher("10s");
-    // One in the group, one that left it.
+    // One worker in the process group, and one that has left it.
     let script = "sleep 100 & setsid sleep 100 & echo $$; wait";
     launcher.run("deleted", script);
     first_logged_number(&launcher, "deleted");
@@ -96,7 +96,7 @@ fn an_engine_sees_its_own_environment_and_no_socket() {
     }
     assert!(!said.contains("ROUSE_SECRET") && !said.contains("socket:"), "{said}");
     assert!(said.contains("/dev/null"), "{said}");
-    // Without accelerators of its own it sees what the launcher saw.
+    // Without its own accelerators the engine sees those of the launcher.
     launcher.run("b", script);
     assert!(launcher.until_logged("b", "done").lines().any(|line| line == "CUDA_VISIBLE_DEVICES=7"));
 }
@@ -119,7 +119,7 @@ fn others_are_answered_while_a_stop_waits() {
         launcher.run(&id, "exec sleep 100");
         assert_eq!(launcher.delete(&path(&id)).status, 200);
         if answered == 0 {
-            // Who is being stopped is there until it is gone.
+            // A stopping instance exists until its processes are gone.
             assert_eq!(launcher.instance("stubborn")["status"], "running");
             assert_eq!(launcher.put("stubborn", &json!({"options": "x"})).status, 409);
         }
@@ -176,7 +176,7 @@ fn sigterm_ends_all_engines_side_by_side_and_leaves_nothing_behind() {
     }
     launcher.run("stubborn", STUBBORN);
     launcher.until_logged("stubborn", "deaf");
-    // This one hides as well as it can: another session, nothing in its environment, its parent gone.
+    // This process hides as well as it can: another session, an empty environment, an exited parent.
     launcher.run("hidden", "(env -i setsid sleep 100 & echo $!); exec sleep 100");
     let hidden = first_logged_number(&launcher, "hidden");
     until("it hides", || {

@@ -1,4 +1,4 @@
-//! Logs: what an instance writes, by offset.
+//! Logs: an instance's output, by offset.
 
 use crate::support::{LauncherProcess, LauncherTestResponse, launcher, start, until};
 
@@ -6,7 +6,7 @@ fn range(launcher: &LauncherProcess, range: &str) -> LauncherTestResponse {
     launcher.request("GET", "/v2/vllm/instances/test-id/log", &format!("range: {range}\r\n"), "")
 }
 
-/// Thirty bytes on both of its outputs.
+/// Thirty bytes over both of its outputs.
 fn with_log() -> LauncherProcess {
     let launcher = launcher();
     launcher.run("test-id", "printf \"Log line 1Log line 2\"; printf \"Log line 3\" >&2; exec sleep 100");
@@ -76,12 +76,12 @@ fn get_instance_logs_suffix_range_rejected() {
 fn get_instance_logs_nonexistent_endpoint() {
     let launcher = launcher();
     assert_eq!(range(&launcher, "bytes=0-").status, 404);
-    // In this order, as with the public launcher.
+    // The checks have the public launcher's order.
     assert_eq!(range(&launcher, "bytes=-1").status, 400);
 }
 
-/// Numbered lines of eight bytes, so that an offset says what must be there; more than the cap of them, and more than
-/// one answer holds.
+/// Numbered lines of eight bytes, so that an offset has a predictable content. They exceed the cap and the longest
+/// response.
 #[test]
 fn a_long_log_is_kept_within_its_cap_and_its_offsets_hold() {
     let launcher = start(&["--command", "sh -c", "--log-cap", "1Mi"]);
@@ -103,16 +103,17 @@ fn a_long_log_is_kept_within_its_cap_and_its_offsets_hold() {
     assert!(whole().text().starts_with(&format!("{:07}\n", start / 8 + 1)), "{start}");
     let last = range(&launcher, &format!("bytes={}-", lines * 8 - 8));
     assert_eq!(last.text(), format!("{lines:07}\n"));
-    // Of what is not kept any more, the rest is given, and none where there is no rest.
+    // A range that was partly trimmed returns the kept rest; a fully trimmed range fails.
     let across = range(&launcher, &format!("bytes=0-{}", start + 7));
     assert_eq!((across.status, across.text()), (206, format!("{:07}\n", start / 8 + 1)));
     let gone = range(&launcher, "bytes=0-7");
     assert_eq!((gone.status, gone.header("x-rouse-log-start")), (416, Some(&*start.to_string())));
-    // A named end is not held to one mebibyte, a missing one is.
+    // A range with an end is not limited to one mebibyte; a range without an end is.
     assert!(whole().body.len() <= 1 << 20);
 }
 
-/// What a client has not taken yet is not kept for it. It gets what was there, and sees that this is not all.
+/// Bytes that a client has not read yet are not kept for it. The client gets a correct prefix and sees that it is
+/// incomplete.
 #[test]
 fn an_answer_that_is_overtaken_by_the_cap_ends_early_and_has_no_other_bytes() {
     const HALF: u64 = 32 << 20;
@@ -137,7 +138,7 @@ fn an_answer_that_is_overtaken_by_the_cap_ends_early_and_has_no_other_bytes() {
     println!("{} bytes of {HALF} came", body.len());
     assert!(!body.is_empty() && (body.len() as u64) < HALF, "{}", body.len());
     assert!(body.chunks(8).all(|line| b"1234567\n".starts_with(line)), "other bytes are among them");
-    // From there on it goes on with what is kept.
+    // From there on a client can continue with the kept bytes.
     let rest = range(&launcher, &format!("bytes={}-{}", body.len(), 2 * HALF - 1));
     assert_eq!(rest.status, 206);
     assert!(rest.body.chunks(8).all(|line| b"1234567\n".starts_with(line)));

@@ -1,4 +1,4 @@
-//! The real launcher, as a process, over small children and engine-sim: what its clients and its node see.
+//! The real launcher as a process, as its clients and its node see it. Its engines are small children and engine-sim.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 

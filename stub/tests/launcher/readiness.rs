@@ -1,4 +1,4 @@
-//! Readiness, as the instance object and those who ask for it on the watch see it.
+//! Readiness, in the instance object and on watches that request it.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,7 @@ struct LaunchedEngineCli {
     args: engine_sim::EngineSimArgs,
 }
 
-/// An engine, when another test runs this binary as one; among the tests it does nothing.
+/// Runs an engine when another test starts this binary as one; otherwise it does nothing.
 #[test]
 fn engine() {
     let Ok(arguments) = std::env::var("ENGINE_ARGS") else { return };
@@ -30,7 +30,7 @@ fn free_port() -> u16 {
     rouse_net::port::free().unwrap()
 }
 
-/// The options end as a real engine's do.
+/// The options end like a real engine's.
 fn run_engine(launcher: &LauncherProcess, id: &str, port: u16) {
     let exe = std::env::current_exe().unwrap();
     let script = format!(
@@ -65,16 +65,16 @@ fn an_instance_is_ready_while_its_engine_is_awake() {
     update(false);
     assert_eq!(request(engine, "POST", "/wake_up", "", "").status, 200);
     update(true);
-    // Killed, it is ready no longer, at once.
+    // A killed engine becomes unready at once.
     let pid = launcher.descendants()[0];
     kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
     let stopped = asking.event().unwrap();
     assert_eq!((&*stopped.named(), &stopped.json()["object"]["ready"]), ("STOPPED a", &json!(false)));
-    // Who did not ask saw nothing of it.
+    // A watcher that did not request updates sees none.
     assert_eq!([plain.next(), plain.next()], ["CREATED a", "STOPPED a"]);
 }
 
-/// The answer on a port is not the answer of whoever was told to use it.
+/// A response on a port may come from another engine than the one configured for it.
 #[test]
 fn an_instance_is_not_ready_by_another_ones_engine() {
     let launcher = launcher();
@@ -87,7 +87,7 @@ fn an_instance_is_not_ready_by_another_ones_engine() {
     launcher.until_logged("second", "up");
     let watch = launcher.watch("?ready=true");
     assert_eq!([watch.next(), watch.next()], ["CREATED first", "CREATED second"]);
-    // Several questions later it still is not: the first has changed twice meanwhile, and nothing else has.
+    // It is still unready several probes later: the first engine has changed twice meanwhile, and nothing else has.
     let engine = SocketAddr::from(([127, 0, 0, 1], port));
     for path in ["/sleep?level=1", "/wake_up"] {
         assert_eq!(request(engine, "POST", path, "", "").status, 200);

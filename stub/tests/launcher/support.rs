@@ -1,4 +1,4 @@
-//! A launcher, a client that speaks to it byte by byte, and the table of processes.
+//! A launcher, a raw HTTP client for it, and the process table.
 
 use std::{
     io::{BufRead, BufReader, ErrorKind, Read as _, Write as _},
@@ -19,10 +19,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::Instant;
 
-/// Longer than anything takes here, also on a busy machine: it only bounds a failure.
+/// Longer than any step takes on a busy machine; it only bounds a failure.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// In the environment of the launcher, and so of every process it makes.
+/// In the environment of the launcher, and so of every process that it starts.
 const MARK_ENV: &str = "LAUNCHER_TEST";
 
 pub(crate) struct LauncherProcess {
@@ -38,25 +38,25 @@ pub(crate) struct LauncherTestResponse {
     pub(crate) body: Vec<u8>,
 }
 
-/// One whose body is not taken yet.
+/// A response whose body is not read yet.
 pub(crate) struct UnreadResponse {
     head: String,
     stream: BufReader<TcpStream>,
 }
 
-/// One event, and when it came.
+/// One event and its arrival time.
 pub(crate) struct WatchedEvent {
     pub(crate) received_at: Instant,
     pub(crate) line: String,
 }
 
-/// The stream of events, as it comes.
+/// A live event stream.
 pub(crate) struct EventWatch {
     pub(crate) head: String,
     lines: Receiver<WatchedEvent>,
 }
 
-/// Instances are scripts: their options are one.
+/// A launcher whose instances are scripts, given by their options.
 pub(crate) fn launcher() -> LauncherProcess {
     start(&["--command", "sh -c", "--mock-gpus", "--mock-gpu-count", "3"])
 }
@@ -65,7 +65,7 @@ pub(crate) fn start(flags: &[&str]) -> LauncherProcess {
     start_with_env(&[], flags)
 }
 
-/// With these variables in its environment.
+/// Starts a launcher with these variables in its environment.
 pub(crate) fn start_with_env(environment: &[(&'static str, PathBuf)], flags: &[&str]) -> LauncherProcess {
     let dir = tempfile::tempdir().unwrap();
     let mark = dir.path().display().to_string();
@@ -93,7 +93,7 @@ pub(crate) fn start_with_env(environment: &[(&'static str, PathBuf)], flags: &[&
             break address.trim().parse().unwrap();
         }
     };
-    // What it says later is shown with a failure, and must not fill the pipe.
+    // Print its later output with a failing test, and keep the pipe from filling.
     thread::spawn(move || errors.lines().map_while(Result::ok).for_each(|line| println!("{line}")));
     LauncherProcess { child, address, dir, mark }
 }
@@ -113,7 +113,7 @@ impl LauncherProcess {
         request(self.address, method, path, headers, body)
     }
 
-    /// Asks, and takes the head of the answer.
+    /// Sends a request and reads the response's head.
     pub(crate) fn open(&self, method: &str, path: &str, headers: &str) -> UnreadResponse {
         let mut stream = connect(self.address);
         send(&mut stream, method, path, headers, "");
@@ -134,7 +134,7 @@ impl LauncherProcess {
         self.request("PUT", &format!("/v2/vllm/instances/{id}"), "", &body.to_string())
     }
 
-    /// An instance that runs this script.
+    /// Starts an instance that runs this script.
     pub(crate) fn run(&self, id: &str, script: &str) -> Value {
         assert!(!script.contains('\''));
         let answer = self.put(id, &json!({"options": format!("'{script}'")}));
@@ -150,7 +150,7 @@ impl LauncherProcess {
         self.get(&format!("/v2/vllm/instances/{id}/log")).text()
     }
 
-    /// What it logs once it has logged so much of it.
+    /// Waits until the log contains this text, and returns the log.
     pub(crate) fn until_logged(&self, id: &str, what: &str) -> String {
         until(&format!("{id} says {what}"), || self.log(id).contains(what));
         self.log(id)
@@ -158,9 +158,9 @@ impl LauncherProcess {
 
     pub(crate) fn watch(&self, query: &str) -> EventWatch {
         let mut stream = connect(self.address);
-        // How long nothing may be heard is for who waits for an event.
+        // The caller that waits for an event sets the timeout.
         stream.set_read_timeout(None).unwrap();
-        // With the earlier version nothing frames the body but its end.
+        // With HTTP/1.0 only the end of the connection frames the body.
         write!(stream, "GET /v2/vllm/instances/watch{query} HTTP/1.0\r\n\r\n").unwrap();
         let mut reader = BufReader::new(stream);
         let head = read_head(&mut reader);
@@ -176,7 +176,7 @@ impl LauncherProcess {
         EventWatch { head, lines }
     }
 
-    /// Processes that live and were made by this launcher, however far away.
+    /// Returns the live processes that this launcher started, at any depth.
     pub(crate) fn descendants(&self) -> Vec<i32> {
         let mark = format!("{MARK_ENV}={}", self.mark);
         table::members(None, &mark).into_iter().filter(|&pid| pid != self.pid()).collect()
@@ -187,7 +187,7 @@ impl LauncherProcess {
         table::pids().filter(|&pid| table::stat(pid).is_some_and(zombie)).collect()
     }
 
-    /// How long the thread that serves has kept a processor busy.
+    /// CPU time of the serving thread.
     pub(crate) fn cpu_time(&self) -> Duration {
         let text = std::fs::read_to_string(format!("/proc/{}/schedstat", self.pid())).unwrap();
         Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
@@ -197,7 +197,7 @@ impl LauncherProcess {
         kill(Pid::from_raw(self.pid()), signal).unwrap();
     }
 
-    /// Waits for its end; the exit code.
+    /// Waits for its end, and returns the exit code.
     pub(crate) fn wait(&mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
     }
@@ -231,7 +231,7 @@ impl UnreadResponse {
         header(&self.head, name)
     }
 
-    /// What comes of the body, up to the end of the connection, however that comes.
+    /// Reads the body up to the end of the connection, even by a reset.
     pub(crate) fn rest(&mut self) -> Vec<u8> {
         let mut body = Vec::new();
         match self.stream.read_to_end(&mut body) {
@@ -246,7 +246,7 @@ impl EventWatch {
         header(&self.head, name)
     }
 
-    /// The next event; none, when the stream has ended.
+    /// Returns the next event; `None` once the stream has ended.
     pub(crate) fn event(&self) -> Option<WatchedEvent> {
         match self.lines.recv_timeout(TEST_TIMEOUT) {
             Ok(event) => Some(event),
@@ -255,7 +255,7 @@ impl EventWatch {
         }
     }
 
-    /// The next event as `CREATED id`.
+    /// Returns the next event as `CREATED id`.
     pub(crate) fn next(&self) -> String {
         self.event().map_or_else(|| "end".into(), |event| event.named())
     }
@@ -303,7 +303,7 @@ fn read_head(reader: &mut impl BufRead) -> String {
     head
 }
 
-/// `headers`: whole lines.
+/// Sends a request. `headers` are whole lines.
 pub(crate) fn request(
     address: SocketAddr,
     method: &str,
@@ -316,7 +316,7 @@ pub(crate) fn request(
     answer(stream)
 }
 
-/// What waits for as long as a killed engine is waited for, and then is told that it did not end.
+/// Deletes with a timeout longer than the launcher's wait for a killed engine.
 pub(crate) fn delete_with_long_timeout(address: SocketAddr, path: &str) -> LauncherTestResponse {
     let mut stream = connect(address);
     stream.set_read_timeout(Some(TEST_TIMEOUT * 3)).unwrap();
@@ -338,7 +338,7 @@ pub(crate) fn first_logged_number(launcher: &LauncherProcess, id: &str) -> i32 {
     launcher.until_logged(id, "\n").lines().next().unwrap().trim().parse().unwrap()
 }
 
-/// Waits until something is so that no event tells of.
+/// Polls for a condition that no event reports.
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + TEST_TIMEOUT;
     while !is_so() {

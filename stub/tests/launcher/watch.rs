@@ -1,4 +1,4 @@
-//! The stream of events.
+//! The event stream.
 
 use nix::{
     sys::signal::{Signal, kill},
@@ -55,7 +55,7 @@ fn watch_with_since_streams_events() {
     assert_eq!(revision, 3);
     let watch = launcher.watch("?since=1");
     assert_eq!((watch.next(), watch.next()), ("CREATED b".into(), "DELETED a".into()));
-    // Resumed where it stands, it tells what comes.
+    // A watch from the current revision reports the following events.
     let (here, ahead) = (launcher.watch(&format!("?since={revision}")), launcher.watch("?since=4"));
     launcher.run("c", "exec sleep 100");
     launcher.run("d", "exec sleep 100");
@@ -71,7 +71,7 @@ fn a_revision_that_is_not_kept_is_gone() {
     assert!(answer.json()["detail"].as_str().unwrap().contains("the oldest is 0"), "{}", answer.text());
 }
 
-/// Of large instances fewer events are kept than of usual ones; who was away for longer lists anew.
+/// Fewer large events are kept than usual ones. A client that was away longer lists again.
 #[test]
 fn a_revision_that_fell_out_of_the_record_is_gone() {
     let launcher = launcher();
@@ -92,7 +92,7 @@ fn a_revision_that_fell_out_of_the_record_is_gone() {
     assert_eq!(refused(oldest - 1), oldest);
     let watch = launcher.watch(&format!("?since={oldest}"));
     assert_eq!(watch.next(), format!("CREATED i{oldest}"));
-    // All there is now is told whatever was before.
+    // A watch without a revision starts with all current instances.
     let watch = launcher.watch("");
     assert_eq!([(); 6].map(|()| watch.next()), [0, 1, 2, 3, 4, 5].map(|n| format!("CREATED i{n}")));
 }
@@ -119,7 +119,7 @@ fn sentinel_publishes_stopped_event() {
     }
     stopped.sort();
     assert_eq!(stopped, [("failed".into(), 3), ("killed".into(), -9)]);
-    // It is listed until it is deleted, and its code is told once.
+    // The instance is listed until it is deleted, and its exit code is reported once.
     let object = launcher.instance("failed");
     assert_eq!((&object["status"], object.get("exit_code")), (&json!("stopped"), None));
     assert_eq!(launcher.delete("/v2/vllm/instances/failed").json()["status"], "stopped");
@@ -136,7 +136,7 @@ fn sentinel_cancelled_on_explicit_stop() {
     assert_eq!([watch.next(), watch.next(), watch.next()], ["CREATED a", "DELETED a", "CREATED b"]);
 }
 
-/// The median of several, as a promise of time on a machine that others use as well.
+/// The median of several, since other processes use the machine too.
 #[test]
 fn a_killed_engine_is_told_within_50_ms() {
     let launcher = launcher();

@@ -1,5 +1,6 @@
-//! Every interleaving of what the driver and the holders of leases may do at the same time, and every reordering that
-//! the memory model allows.
+//! Every interleaving of concurrent operations by the driver and the lease holders.
+//!
+//! This includes every reordering that the memory model allows.
 
 use loom::{
     sync::{
@@ -142,7 +143,7 @@ fn a_drain_called_off_by_opening_leaves_no_lease_behind() {
         let leases = count.close();
         count.open();
         let released = holder.join().unwrap();
-        // A drain that came before the opening is stale news, which the driver finds out by looking at the gate.
+        // A drain from before the opening is stale, which the driver detects by checking the gate.
         assert!(released == ReleaseEffect::NoEffect || leases == 1);
         assert!(count.is_open());
         assert_eq!(count.leases(), 0);

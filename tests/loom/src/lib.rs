@@ -1,7 +1,7 @@
-//! The lease's count under loom: every interleaving of taking, closing and releasing.
+//! The lease count under loom: every interleaving of taking, closing and releasing.
 //!
-//! The count's own file is compiled here with loom's atomics. A crate of its own needs no compiler flag, which would have
-//! everything that `rouse` depends on built a second time.
+//! This crate compiles the count's own file with loom's atomics. A separate crate needs no compiler flag, which would
+//! rebuild all dependencies of `rouse`.
 
 #![cfg(test)]
 
@@ -9,7 +9,7 @@
 pub mod count;
 mod interleavings;
 
-/// What [`count`] is made of.
+/// The atomics that [`count`] uses.
 mod atomic {
     pub(super) use loom::sync::atomic::{AtomicU32, Ordering};
 }

@@ -1,4 +1,4 @@
-//! Of a Pod's worker: what the API server is told, and the end of the object.
+//! Reports a Pod's status to the API server and deletes its object.
 
 use std::time::Duration;
 
@@ -12,17 +12,17 @@ use tokio::time::{self, Instant};
 use super::{PodWorker, RETRY_DELAY};
 use crate::podrunner::status::{self, PodStatusInputs};
 
-/// Longer a worker does not wait for the API server: containers are restarted and killed in time also when that hangs.
+/// Longest wait for the API server. Containers must be restarted and killed in time even if it hangs.
 const API_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl PodWorker {
-    /// Whether a controller wrote over what we said, as one that gave the node up does.
+    /// Whether a controller overwrote our status, as after it gave the node up.
     pub(super) fn is_overwritten(&self) -> bool {
         let ours = self.last_reported.as_ref().is_some_and(|(_, version)| version_of(&self.pod) >= *version);
         ours && !self.conditions.iter().all(|condition| condition.matches(&self.pod))
     }
 
-    /// Tells the API server what the Pod is, where that is news.
+    /// Reports the Pod's status if it has changed.
     pub(super) async fn report(&mut self, ended: bool) {
         if self.deleted || !self.node.reports_pods() || self.report_at > Instant::now() {
             return;
@@ -51,7 +51,7 @@ impl PodWorker {
         };
         match time::timeout(API_TIMEOUT, written).await {
             Ok(Ok(made)) => self.last_reported = Some((patch, version_of(&made))),
-            // The object is gone, or another's by now: the watch will say so.
+            // The object is gone or replaced; the watch will report it.
             Ok(Err(kube::Error::Api(status))) if status.is_not_found() || status.is_conflict() => {}
             failed => {
                 let why =
@@ -62,7 +62,7 @@ impl PodWorker {
         }
     }
 
-    /// Deletes the object of a Pod that was told to go and has; says whether there is nothing more to do.
+    /// Deletes the object of a terminated Pod. Returns whether nothing is left to do.
     pub(super) async fn delete(&mut self) -> bool {
         let told = self.last_reported.is_some() && self.report_at <= Instant::now();
         if self.pod.metadata.deletion_timestamp.is_none() || !self.node.reports_pods() || !told {
@@ -91,7 +91,8 @@ impl PodWorker {
     }
 }
 
-/// Kubernetes promises no order of versions; etcd keeps one, and this is about nothing but what is written twice.
+/// The object's version as a number. Kubernetes promises no order of versions, but etcd keeps one, and an error would
+/// only cause a redundant write.
 fn version_of(pod: &Pod) -> u64 {
     pod.resource_version().and_then(|version| version.parse().ok()).unwrap_or(0)
 }

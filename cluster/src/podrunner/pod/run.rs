@@ -1,4 +1,4 @@
-//! Of a Pod's worker: the processes of its containers, begun, probed and ended.
+//! Starts, probes and ends the processes of a Pod's containers.
 
 use std::{collections::BTreeMap, fs::File, sync::Arc};
 
@@ -19,7 +19,7 @@ use crate::{
 };
 
 impl PodWorker {
-    /// Starts the container's process. What prevents it is the container's state.
+    /// Starts the container's process. A failure becomes the container's state.
     pub(super) fn start_container(&mut self, place: usize) {
         let Some(spec) = self.containers.get(place).map(|container| container.spec.clone()) else { return };
         let next = self.containers.get(place).map_or(0, |container| container.runs);
@@ -69,7 +69,7 @@ impl PodWorker {
         Ok((ProcessGroup::from_child(child, format!("{PART_MARK_ENV}={part}")).map_err(said)?, log))
     }
 
-    /// Makes a command of this container, with the value of its mark.
+    /// Builds a command of this container, with the value of its mark.
     fn build_command(
         &self,
         place: usize,
@@ -100,7 +100,8 @@ impl PodWorker {
         Ok((make(&launch, log)?, part))
     }
 
-    /// Of the Pod's devices those that this container asked for. Init containers have theirs before the others.
+    /// Returns the part of the Pod's devices that this container requested. Init containers take theirs before the
+    /// others.
     fn container_devices(&self, place: usize) -> BTreeMap<String, Vec<String>> {
         let asked = |container: &PodContainer, resource: &str| {
             let count = schedule::container_demand(&container.spec).get(resource).copied();
@@ -144,7 +145,7 @@ impl PodWorker {
                 started_at: since,
                 finished_at: Timestamp::now(),
             };
-            // Nobody hears it when the Pod's worker is gone.
+            // The Pod's worker may have ended.
             happens.send((place, run, ContainerEventKind::Exited(end))).await.ok();
         });
         let kinds: &[ProbeKind] = if container.started {
@@ -157,7 +158,7 @@ impl PodWorker {
         }
     }
 
-    /// Begins to ask, where there is such a probe.
+    /// Starts probing if the container has such a probe.
     fn start_probe(&mut self, place: usize, kind: ProbeKind, log: &File) {
         let Some(container) = self.containers.get(place) else { return };
         let Some(asked) = kind.spec_of(&container.spec).cloned() else { return };
@@ -180,7 +181,7 @@ impl PodWorker {
         }
     }
 
-    /// What makes the command of a probe or hook that is one; its process is the container's.
+    /// Returns a factory for the command of a probe or hook. Its process belongs to the container.
     fn hook_command_factory(
         &self,
         place: usize,
@@ -193,7 +194,7 @@ impl PodWorker {
             _ => Vec::new(),
         };
         let made = self.build_command(place, run, log, |launch, log| launch.hook_command(&words, log));
-        // A command is made for each time it is run, of what the first one was.
+        // Each run gets a new command, cloned from the first.
         let made = made.map(|(command, _)| Arc::new(command)).map_err(|refused| refused.message);
         move || made.clone().map(|command| clone_command(&command))
     }
@@ -217,7 +218,7 @@ impl PodWorker {
                 }
             }
             (ProbeKind::Liveness, true) => {}
-            // A Pod that ends already is left to that.
+            // A terminating Pod is already ending its containers.
             (ProbeKind::Startup | ProbeKind::Liveness, false) if self.termination.is_some() => {}
             (ProbeKind::Startup | ProbeKind::Liveness, false) => {
                 self.stop_container(place, Instant::now() + grace)
@@ -225,7 +226,8 @@ impl PodWorker {
         }
     }
 
-    /// Runs the container's last hook, then sends SIGTERM; SIGKILL comes at the deadline. Once told, it is only told to be quicker.
+    /// Runs the preStop hook, then sends SIGTERM; SIGKILL follows at the deadline. A repeated call can only bring the
+    /// deadline forward.
     pub(super) fn stop_container(&mut self, place: usize, deadline: Instant) {
         let ip = self.ip;
         let Some(container) = self.containers.get_mut(place) else { return };
@@ -240,7 +242,7 @@ impl PodWorker {
         running.kill_at = Some(deadline);
         let signals = running.signals.clone();
         let Some(action) = hook.map(|hook| hook_action(&hook, ip, &ports)) else {
-            // No room for one more means that it has been told already.
+            // A full queue means that a signal is already pending.
             signals.try_send(Signal::SIGTERM).ok();
             return;
         };
@@ -251,12 +253,12 @@ impl PodWorker {
             if let Err(message) = action.run(beside).await {
                 shared.emit_warning(&pod, "FailedPreStopHook", &format!("container {name}: {message}"));
             }
-            // One that has gone meanwhile takes no signal.
+            // The process may have ended meanwhile.
             signals.send(Signal::SIGTERM).await.ok();
         });
     }
 
-    /// Kills what was told to end and has not by its deadline.
+    /// Kills processes past their deadline.
     pub(super) fn kill_overdue(&mut self) {
         let now = Instant::now();
         for container in &mut self.containers {
@@ -285,7 +287,7 @@ fn hook_action(
     }
 }
 
-/// The same program, arguments, environment and folder once more.
+/// Clones a command's program, arguments, environment and folder.
 fn clone_command(command: &Command) -> Command {
     let first = command.as_std();
     let mut next = Command::new(first.get_program());

@@ -34,7 +34,7 @@ fn a_node_is_full_until_a_pod_on_it_is_terminal() {
     assert_eq!(chosen(&[]), Ok("a".to_owned()));
     let refused = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.";
     assert_eq!(chosen(&[&placed(1, "a", "Running")]), Err(refused.to_owned()));
-    // Pods that hold nothing yet have a node, and so hold all the same.
+    // A pending Pod with a node already holds its units.
     assert_eq!(chosen(&[&placed(1, "a", "Pending")]), Err(refused.to_owned()));
     for phase in ["Succeeded", "Failed"] {
         assert_eq!(chosen(&[&placed(1, "a", phase)]), Ok("a".to_owned()));
@@ -71,7 +71,7 @@ fn a_pod_goes_where_those_are_that_it_prefers() {
     let mut stranger = there(json!({ "app": "x", "asleep": "true" }));
     stranger.metadata.namespace = Some("another".to_owned());
     assert_eq!(chosen(stranger), "a");
-    // Nothing is preferred to what it needs.
+    // A preference never overrides a requirement.
     let full = [&there(json!({ "app": "x", "asleep": "true" })), &placed(2, "b", "Running")];
     assert_eq!(choose_node(&own, nodes.iter(), &full).unwrap(), "a");
 }

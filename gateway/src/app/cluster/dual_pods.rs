@@ -1,4 +1,4 @@
-//! What the controller of dual pods is started with.
+//! Inputs of the dual-pods controller.
 
 use std::{collections::BTreeSet, fmt::Debug, time::Duration};
 
@@ -22,12 +22,12 @@ use crate::{
     pairing::{GPU_MAP, NODE_READY_CONDITION, PairingControllerSettings, PairingWatches},
 };
 
-/// Changes that may wait; more of them wait at the API server.
+/// Capacity of each watch's queue; further changes wait at the API server.
 const WATCH_QUEUE_CAPACITY: usize = 1024;
-/// An API server without launchers' kinds is asked again after this: somebody may have told it of them.
+/// How often to check for launcher kinds that the API server lacks: an operator may install them at any time.
 const KIND_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Watches what the controller wants to see.
+/// Starts the controller's watches.
 pub(super) fn watch(
     client: &Client,
     namespaces: &[Option<String>],
@@ -73,7 +73,7 @@ pub(super) fn watch(
     }
 }
 
-/// Objects of one of the public project's kinds, once the API server has it.
+/// Watches objects of one of the public project's kinds, once the API server has that kind.
 fn watch_fma_objects<K>(
     client: &Client,
     namespaces: &[Option<String>],
@@ -132,7 +132,7 @@ fn pod_watches<'a>(
     })
 }
 
-/// What it is, and whether it is there, takes something new, and reports.
+/// Keeps only the labels, taints, schedulability, readiness and allocatable resources of a node.
 fn slim_node(node: &mut Node) {
     let metadata = node.meta_mut();
     (metadata.managed_fields, metadata.annotations) = (None, None);

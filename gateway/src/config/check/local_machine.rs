@@ -1,5 +1,6 @@
-//! What a configuration counts on and this machine lacks. Only warnings: a file may be checked on another machine than the
-//! one that uses it, and by another user.
+//! Finds what a configuration relies on and this machine lacks.
+//!
+//! All findings are warnings: a file may be checked on another machine than the one that uses it, and by another user.
 
 use std::path::{Path, PathBuf};
 
@@ -9,10 +10,10 @@ use rouse::model::ModelName;
 use super::super::{Config, ConfigProblem, EngineConfig, SourceLocation};
 use crate::{platform::local, serve};
 
-/// A model's path follows one of these.
+/// Options and subcommands that a model's path follows.
 const MODEL_FLAGS: [&str; 6] = ["-m", "--model", "--model-path", "--mmproj", "--lora", "serve"];
 
-/// Looks at programs, model files, the state directory and ports.
+/// Checks programs, model files, the state directory and ports.
 #[must_use]
 pub fn check_local_machine(config: &Config) -> Vec<ConfigProblem> {
     let mut warnings = Vec::new();
@@ -22,7 +23,7 @@ pub fn check_local_machine(config: &Config) -> Vec<ConfigProblem> {
     {
         warn(SourceLocation::default(), text);
     }
-    // A gateway that runs with this file already has its ports.
+    // A gateway that runs with this file already holds its ports.
     if config.kubernetes.is_some() || !local::is_in_use(&config.state) {
         for error in serve::bind_errors(config.api, config.admin.address) {
             warn(SourceLocation::default(), error.to_string());
@@ -38,7 +39,7 @@ pub fn check_local_machine(config: &Config) -> Vec<ConfigProblem> {
 
 fn state_directory_problem(folder: &Path) -> Option<String> {
     let shown = folder.display();
-    // The gateway makes the folder, so the nearest one that exists must take it.
+    // The gateway creates the directory, so its nearest existing ancestor must be writable.
     let there = folder.ancestors().find(|path| path.exists()).unwrap_or_else(|| Path::new("."));
     if !there.is_dir() {
         return Some(format!("state: {} is no folder: write the path of one", there.display()));
@@ -51,7 +52,7 @@ fn state_directory_problem(folder: &Path) -> Option<String> {
     ))
 }
 
-/// What a shell is given to run, in words; `None` where the command is no shell's. Quotations are only taken off.
+/// Returns the words of a shell's script; `None` if the command is no shell. Quotes are only stripped.
 fn shell_script_words(model: &EngineConfig) -> Option<impl Iterator<Item = &str>> {
     let [program, flag, line, ..] = model.command.as_slice() else { return None };
     let is_shell =
@@ -59,7 +60,7 @@ fn shell_script_words(model: &EngineConfig) -> Option<impl Iterator<Item = &str>
     (is_shell && flag == "-c").then(|| line.split_whitespace().map(|word| word.trim_matches(['"', '\''])))
 }
 
-/// The command's program, and the one that its shell becomes.
+/// Checks the command's program, and the program that its shell executes with `exec`.
 fn missing_programs(model: &EngineConfig) -> Vec<String> {
     let executed = shell_script_words(model).and_then(|mut words| {
         words.find(|word| *word == "exec")?;
@@ -76,7 +77,7 @@ fn missing_programs(model: &EngineConfig) -> Vec<String> {
 }
 
 fn missing_program(model: &EngineConfig, program: &str) -> Option<String> {
-    // A placeholder, or a variable of a shell.
+    // Placeholders and shell variables cannot be checked.
     if program.contains('$') {
         return None;
     }
@@ -111,11 +112,11 @@ fn missing_model_files(model: &EngineConfig) -> Vec<String> {
     let behind = words.iter().zip(words.iter().skip(1)).map(|(flag, path)| (*flag, *path));
     let joined = words.iter().filter_map(|word| word.split_once('='));
     let paths = behind.chain(joined).filter(|(flag, _)| MODEL_FLAGS.contains(flag)).map(|(_, path)| path);
-    // A shell knows homes and variables.
+    // A shell expands `~` and variables.
     paths.filter(|path| !(is_shell && path.starts_with('~'))).filter_map(missing_model_file).collect()
 }
 
-/// Why a path leads to no model. What does not look like a path may be a name, which the engine fetches.
+/// Describes why a path leads to no model. Text that does not look like a path may be a name that the engine fetches.
 fn missing_model_file(path: &str) -> Option<String> {
     let is_path = path.starts_with(['/', '.', '~']) || path.ends_with(".gguf");
     if !is_path || path.contains('$') || Path::new(path).exists() {

@@ -1,22 +1,24 @@
-//! Pinned models that cannot all be awake. None of them makes room for another, so the last one would never start.
+//! Finds pinned models that cannot all be awake.
+//!
+//! No pinned model makes room for another, so the last one would never start.
 
 use rouse::{
     model::{AcceleratorRequirement, FleetConfig, ModelName, ModelSpec},
     units::Bytes,
 };
 
-/// Steps of the search for a placement. Past them it is given up and nothing is reported: the file may be right.
+/// Limit of the placement search. Past it, nothing is reported, since the file may be right.
 const MAX_PLACEMENT_STEPS: u32 = 10_000;
 
-/// What one engine takes of one accelerator.
+/// One engine's share of one accelerator.
 struct PinnedShare {
     model: usize,
     need: Bytes,
-    /// The accelerator's index, where the model names it.
+    /// Index of the accelerator, if the model names it.
     required_index: Option<usize>,
 }
 
-/// Each pinned model that does not fit beside the pinned ones before it, and why. `fits`: whether a model fits alone.
+/// Returns each pinned model that does not fit beside the earlier ones, and why. `fits`: whether a model fits alone.
 pub(super) fn unplaceable_pinned(
     core: &FleetConfig,
     fits: impl Fn(&ModelSpec) -> bool,
@@ -52,7 +54,7 @@ fn all_fit(core: &FleetConfig, models: &[&ModelSpec]) -> bool {
                 let only = core.accelerators.iter().position(|device| device.id == *id);
                 PinnedShare { model, need, required_index: only }
             })),
-            // No file can say that.
+            // The file has no syntax for this.
             AcceleratorRequirement::InPool { .. } => {}
         }
     }
@@ -60,8 +62,9 @@ fn all_fit(core: &FleetConfig, models: &[&ModelSpec]) -> bool {
     place_shares(&shares, &mut free, 0, &mut tries)
 }
 
-/// Places the shares one by one, and takes back what leads nowhere. Shares of one model go to different accelerators, in
-/// ascending order: `from` is the first that the next one may have.
+/// Places the shares one by one, with backtracking.
+///
+/// Shares of one model go to different accelerators in ascending order: `from` is the first one for the next share.
 #[expect(clippy::indexing_slicing, reason = "candidates are indices of `free`")]
 fn place_shares(shares: &[PinnedShare], free: &mut [Bytes], from: usize, tries: &mut u32) -> bool {
     let Some((share, rest)) = shares.split_first() else { return true };
@@ -123,7 +126,7 @@ mod tests {
         assert!(
             crowded(&[("one", there), ("two", there)]).starts_with("model 'two': it is pinned beside 'one',")
         );
-        // The larger one fits only on the accelerator that the search tries first for the other.
+        // The larger model fits only on the accelerator that the search tries first for the other.
         assert_eq!(
             crowded(&[
                 ("any", "memory: {awake: 4Gi}, pinned: true"),

@@ -1,4 +1,4 @@
-//! docs/configuration.md says what the code does.
+//! Checks docs/configuration.md against the code.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ fn every_example_of_the_document_is_valid() {
     }
 }
 
-/// Asks every section for its keys by giving it one that it does not know.
+/// Finds every section's keys by giving it an unknown key.
 #[test]
 fn the_document_has_every_key_and_no_other() {
     let mut known = BTreeSet::new();

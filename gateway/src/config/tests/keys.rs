@@ -1,4 +1,4 @@
-//! Who may use the API.
+//! Tests of who may use the API.
 
 use rouse::model::ModelName;
 

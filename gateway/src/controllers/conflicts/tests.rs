@@ -1,6 +1,6 @@
 use super::*;
 
-/// An object of this age; greater is newer.
+/// A claim of this age; a greater `age` is newer.
 fn claim(name: &str, age: i64) -> ModelClaim {
     ModelClaim {
         object: ObjectName::new("team-a", name),
@@ -35,7 +35,7 @@ fn a_name_belongs_to_the_oldest_that_has_it() {
     let found = reasons(&[named("new", "m", 2), named("old", "m", 1), named("other", "n", 3)]);
     let holder = ObjectName::new("team-a", "old");
     assert_eq!(found, [("new".to_owned(), Rejection::DuplicateName { name: "m".into(), holder })].into());
-    // Of one second, over namespaces; and one that was never stored.
+    // Objects from the same second in several namespaces, and one that was never stored.
     let found = find_conflicts(&[
         same("b", "x"),
         same("a", "y"),
@@ -44,7 +44,7 @@ fn a_name_belongs_to_the_oldest_that_has_it() {
     ]);
     let refused: Vec<_> = found.keys().map(ToString::to_string).collect();
     assert_eq!(refused, ["0/0", "x/b", "y/a"]);
-    // A mistake in the oldest does not give its name away.
+    // A mistake in the oldest object does not give its name away.
     let found = reasons(&[named("new", "m", 2), ModelClaim { sound: false, ..named("old", "m", 1) }]);
     assert_eq!(found["new"].reason(), "DuplicateName");
 }
@@ -59,7 +59,7 @@ fn an_alias_is_a_name_like_any_other() {
         aliased("first", &["gpt"], 1),
         aliased("gpt", &[], 2),
         aliased("third", &["x", "gpt"], 3),
-        // What a refused object has besides is free.
+        // The other names of a refused object are free.
         aliased("fourth", &["x", "first"], 4),
         aliased("fifth", &["x"], 5),
     ]);

@@ -1,4 +1,4 @@
-//! How an engine is spoken to.
+//! Converts the engine settings of an InferenceModel.
 
 use std::sync::Arc;
 
@@ -69,7 +69,9 @@ pub(super) fn engine(
     }
 }
 
-/// The engine was told its KV cache's bytes, or is of a kind that does not measure free memory when it starts.
+/// Whether the engine's memory use is fixed rather than measured at start.
+///
+/// True if the command sets the KV cache's bytes, or if the kind does not measure free memory when it starts.
 pub(super) fn explicit_memory(kind: written::EngineKindSpec, run: &ModelHosting) -> bool {
     match kind {
         written::EngineKindSpec::LlamaCpp | written::EngineKindSpec::Custom => true,
@@ -87,7 +89,7 @@ fn sleep(mode: SleepMode, kind: EngineKind, run: Option<&ModelHosting>) -> Sleep
         (SleepMode::Auto, Some(run @ ModelHosting::DualPods(_))) => {
             sleep_api_by_command(kind, false, &pod_template::command(run))
         }
-        // Its Pod would keep the accelerator from all others, asleep or not.
+        // The engine's Pod would hold the accelerator even while asleep, so sleeping would free it for no other Pod.
         (SleepMode::Auto, Some(ModelHosting::Deployment(_))) => SleepApi::None,
     }
 }
@@ -140,8 +142,10 @@ pub(super) const fn level(level: SleepLevelSpec) -> SleepLevelPolicy {
     }
 }
 
-/// Whether the engine's template starts it with LoRA adapters, which level 2 loses. An engine of an InferenceServerConfig has no
-/// command in a template; [`crate::pairing`] checks that one.
+/// Whether the engine's template starts it with LoRA adapters, which level 2 loses.
+///
+/// An engine of an InferenceServerConfig has no command in a template; [`crate::pairing`] checks the command of the
+/// config.
 pub(super) fn has_adapters(
     kind: written::EngineKindSpec,
     run: Option<&ModelHosting>,
@@ -152,7 +156,7 @@ pub(super) fn has_adapters(
     matches!(kind, written::EngineKindSpec::Vllm) && !configured && has_lora_by_command(&command())
 }
 
-/// The level policy of an engine whose weights do not fit into its Pod's memory limit.
+/// Returns the level policy of an engine whose weights do not fit into its Pod's memory limit.
 pub(super) const fn without_host_memory(level: SleepLevelPolicy) -> SleepLevelPolicy {
     match level {
         SleepLevelPolicy::One | SleepLevelPolicy::Two | SleepLevelPolicy::Auto => SleepLevelPolicy::Two,

@@ -1,4 +1,4 @@
-//! What an engine's Pod is made of.
+//! Builds an engine's Pod template and fingerprint from an InferenceModel.
 
 use std::collections::BTreeMap;
 
@@ -20,9 +20,9 @@ use crate::{
     },
 };
 
-/// The container of a short form.
+/// Container name in a template built from `containerImage`.
 const CONTAINER: &str = "engine";
-/// What a short form asks for accelerators by, and the taint that its Pods tolerate.
+/// Extended resource that a `containerImage` template requests, and the key of the taint that its Pods tolerate.
 const GPU: &str = "nvidia.com/gpu";
 
 type NodeLabels = BTreeMap<String, String>;
@@ -50,7 +50,7 @@ pub(super) fn engine_pod_template(
     Some(EnginePodTemplate { container, template, port: spec.engine.port })
 }
 
-/// The model's template with what is different for a variant, merged as an API server would.
+/// Merges a variant's patch into the model's template, as an API server merges a strategic merge patch.
 pub(super) fn template(
     reader: &mut SpecReader,
     run: Option<&ModelHosting>,
@@ -66,7 +66,7 @@ pub(super) fn template(
     }
 }
 
-/// The name of the engine's container.
+/// Finds the name of the engine's container.
 fn container(reader: &mut SpecReader, template: &PodTemplateJson, wanted: Option<&str>) -> Option<String> {
     let containers = template.containers();
     let names: Vec<_> = containers.iter().filter_map(|container| container.get("name")?.as_str()).collect();
@@ -91,7 +91,7 @@ fn short_form(image: &str, spec: &InferenceModelSpec) -> PodTemplateJson {
     let given = |amounts: &Option<ResourceAmounts>| amounts.as_ref().and_then(|amounts| amounts.gpu.clone());
     let gpu = given(limits).or_else(|| given(requests)).unwrap_or_else(|| spec.accelerators.to_string());
     let needed = gpu != "0";
-    // An API server wants what is counted in whole pieces to be requested as it is limited; limits alone say both.
+    // An API server requires requests to equal limits for extended resources. Limits alone imply both.
     let mut limits = amounts(limits.as_ref());
     if needed {
         limits.insert(GPU.to_owned(), gpu.into());
@@ -118,12 +118,12 @@ fn amounts(amounts: Option<&ResourceAmounts>) -> Map<String, Value> {
     named.filter_map(|(name, amount)| Some((name.to_owned(), Value::from(amount?)))).collect()
 }
 
-/// Command and arguments of the engine's container; empty where its image says them.
+/// Returns command and arguments of the engine's container; empty if the image defines them.
 pub(super) fn command(run: &ModelHosting) -> Vec<String> {
     command_of(run, None)
 }
 
-/// Command and arguments of the engine's container in the variant's own template, else in the model's.
+/// Returns command and arguments of the engine's container, from the variant's own template or else the model's.
 pub(super) fn command_of(run: &ModelHosting, own: Option<&PodTemplateJson>) -> Vec<String> {
     let (ModelHosting::Deployment(pods) | ModelHosting::DualPods(pods)) = run else {
         return Vec::new();
@@ -136,8 +136,9 @@ pub(super) fn command_of(run: &ModelHosting, own: Option<&PodTemplateJson>) -> V
     words("command").chain(words("args")).filter_map(|word| word.as_str().map(str::to_owned)).collect()
 }
 
-/// The memory limit of the engine's container or of its Pod, whichever is lower, in mode deployment. `own` is the variant's template.
-/// In mode dualPods the limit is read from the running Pod.
+/// Returns the lower memory limit of the engine's container and its Pod, in mode deployment.
+///
+/// `own` is the variant's template. In mode dualPods the limit comes from the running Pod.
 pub(super) fn memory_limit(run: Option<&ModelHosting>, own: Option<&PodTemplateJson>) -> Option<Bytes> {
     let ModelHosting::Deployment(pods) = run? else { return None };
     let template = own.unwrap_or(&pods.template).value();
@@ -153,7 +154,7 @@ pub(super) fn memory_limit(run: Option<&ModelHosting>, own: Option<&PodTemplateJ
     bytes.min()
 }
 
-/// Of what an engine is started with, and of the nodes that it may be on.
+/// Hashes an engine's start settings and the labels of the nodes that it may run on.
 pub(super) fn fingerprint(run: &ModelHosting, kind: &str, served_name: &str, nodes: &NodeLabels) -> u64 {
     let mut hash = FingerprintHasher::new();
     hash.feed_text(kind);
@@ -165,13 +166,13 @@ pub(super) fn fingerprint(run: &ModelHosting, kind: &str, served_name: &str, nod
         hash.feed_text(pods.template.text());
     }
     if let ModelHosting::External(BackendAddress { tls, host, port, path }) = run {
-        // Another backend is another engine: what was known of the former one does not hold.
+        // Another backend is another engine: state learned from the former backend does not apply.
         hash.feed_text(&format!("{tls} {host:?} {port} {path}"));
     }
     hash.value()
 }
 
-/// Of a variant whose model has this one.
+/// Derives a variant's fingerprint from its model's fingerprint, its patch and its node labels.
 pub(super) fn variant_fingerprint(
     fingerprint: u64,
     patch: Option<&PodTemplateJson>,

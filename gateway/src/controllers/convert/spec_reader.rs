@@ -1,4 +1,6 @@
-//! Reads values, and goes on after a mistake: what is put in for a bad one is thrown away in the end.
+//! Reads spec values and collects errors instead of stopping at the first.
+//!
+//! A placeholder replaces each invalid value. `finish` discards all placeholders if there was any error.
 
 use rouse::{
     model::{EngineMemory, ModelName},
@@ -15,7 +17,7 @@ use crate::{
 #[derive(Default)]
 pub(super) struct SpecReader {
     rejections: Vec<Rejection>,
-    /// What the texts begin with: the variant that is being read.
+    /// Prefix of error messages: names the variant that is being read.
     pub(super) prefix: String,
 }
 
@@ -28,7 +30,7 @@ impl SpecReader {
         self.reject(Rejection::Spec(format!("{}{text}", self.prefix)));
     }
 
-    /// The value, when nothing was wrong anywhere. A value that is not there was noted.
+    /// Returns the value if no error was recorded. A missing value implies a recorded error.
     pub(super) fn finish<T>(self, value: Option<T>) -> Result<T, Rejections> {
         match value {
             Some(value) if self.rejections.is_empty() => Ok(value),
@@ -52,7 +54,7 @@ impl SpecReader {
         ModelName::from(spec.model_name.as_str())
     }
 
-    /// What has no place in mode external.
+    /// Rejects fields that mode external does not allow.
     pub(super) fn external(&mut self, spec: &InferenceModelSpec) {
         let given = [
             ("template", spec.template.is_some()),
@@ -85,7 +87,7 @@ impl SpecReader {
         }
     }
 
-    /// `kv_cache`: what of an accelerator's memory is no weights, where the command says it.
+    /// `kv_cache`: the bytes of an accelerator's memory that hold no weights, if the command sets them.
     pub(super) fn memory(
         &mut self,
         spec: &InferenceModelSpec,
@@ -142,7 +144,7 @@ impl SpecReader {
         Millis::ZERO
     }
 
-    /// `None`: never.
+    /// Reads a time span; `None` means never.
     pub(super) fn span_or_never(&mut self, field: &str, span: &SpanOrNever) -> Option<Millis> {
         match span.millis() {
             Ok(span) => span,

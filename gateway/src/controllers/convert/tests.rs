@@ -6,7 +6,7 @@ use crate::{
     controllers::backend_address::BackendHost,
 };
 
-/// An object whose spec is the smallest good one with these fields over it; `null` takes one out.
+/// The smallest valid object with these spec fields on top; `null` removes a field.
 fn object(fields: Value) -> InferenceModel {
     let mut spec = json!({"modelName": "llama", "memory": "80Gi", "containerImage": "vllm:1"});
     for (name, value) in fields.as_object().unwrap() {

@@ -1,19 +1,19 @@
-//! How a Pod that asks for no accelerator comes to where they are and gets at them, as its node's pool has it.
+//! Gives Pods that request no accelerator access to their node's accelerators, as configured in the pool.
 
 use k8s_openapi::api::core::v1::{EnvVar, PodSpec, Toleration};
 
 use super::keys;
 use crate::controllers::{crd::pool::GpuAccess, index::PoolTerms};
 
-/// All of the node: which of them an engine uses is told to CUDA, by their numbers among all.
+/// Exposes all accelerators of the node. CUDA gets an engine's subset by their numbers among all.
 const VISIBLE: (&str, &str) = ("NVIDIA_VISIBLE_DEVICES", "all");
-/// As NVIDIA's operator calls it.
+/// RuntimeClass name that NVIDIA's operator uses.
 const RUNTIME_CLASS: &str = "nvidia";
 
-/// Of one pool.
+/// Accelerator access of one pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AcceleratorAccess {
-    /// The key of the taint that keeps others off.
+    /// Key of the taint that keeps other Pods off the pool's nodes.
     taint: Option<String>,
     gpu: GpuAccess,
     runtime_class: Option<String>,
@@ -29,8 +29,9 @@ impl AcceleratorAccess {
         }
     }
 
-    /// Gives the Pod what it needs, and its container for engines. What the user has said of it stays, but for a Pod that must be
-    /// privileged.
+    /// Adds the pool's tolerations and access settings to the Pod and its engine container.
+    ///
+    /// Values that the user set stay. The exception is `privileged`, which the access mode Privileged forces to true.
     pub fn grant(&self, spec: &mut PodSpec) {
         if let Some(key) = &self.taint {
             tolerate(spec, key);

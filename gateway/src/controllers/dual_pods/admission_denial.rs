@@ -1,12 +1,12 @@
-//! What admission policies keep gateways from writing on Pods.
+//! Explains denials by admission policies that block gateway writes on Pods.
 //!
-//! The public project's installation brings such policies, and they exempt its own controllers by their accounts' names. Under
-//! another name nothing can be bound, and no status can be written either.
+//! The public project's installation has such policies, and they exempt its own controllers by their account names.
+//! Under another account name a gateway can bind no Pod and write no status.
 
-/// The ending of the accounts' names that the public project's policies exempt.
+/// Suffix of the account names that the public project's policies exempt.
 const EXEMPT: &str = "-fma-controllers";
 
-/// What an administrator has to do, where a policy has denied a write; `None`: none has.
+/// Returns advice for the administrator if a policy denied the write, else `None`.
 #[must_use]
 pub fn advice(refusal: &str) -> Option<String> {
     let (_, rest) = refusal.split_once("ValidatingAdmissionPolicy '")?;

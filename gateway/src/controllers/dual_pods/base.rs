@@ -1,4 +1,4 @@
-//! What of a requester its provider begins with.
+//! Builds the part of a requester that its provider starts from.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,12 @@ use super::keys::is_reserved;
 
 type PodLabels = BTreeMap<String, String>;
 
-/// A ReplicaSet's, on its Pods: with it the provider would be one of them.
+/// A ReplicaSet's label on its Pods; with it the provider would count as a Pod of the set.
 pub(super) const TEMPLATE_HASH: &str = "pod-template-hash";
-/// The token that every Pod is given; the provider gets its own.
+/// Volume of the token that every Pod gets; the provider gets its own.
 const TOKEN_VOLUME: &str = "kube-api-access-";
 
-/// Labels, namespace and spec, without what is only the requester's own.
+/// Returns labels, namespace and spec, without the fields that belong to the requester alone.
 pub(super) fn base(requester: &Pod) -> Map<String, Value> {
     let labels: PodLabels = requester.metadata.labels.clone().unwrap_or_default();
     let labels = labels.into_iter().filter(|(key, _)| key != TEMPLATE_HASH && !is_reserved(key));
@@ -34,19 +34,19 @@ pub(super) fn base(requester: &Pod) -> Map<String, Value> {
 fn spec(requester: PodSpec) -> PodSpec {
     let mut spec = PodSpec {
         ephemeral_containers: None,
-        // Where the requester is was its scheduler's to say, by rules about requesters. The provider goes to the same node.
+        // The scheduler placed the requester by rules for requesters. The provider goes to the same node.
         node_name: None,
         scheduler_name: None,
         scheduling_gates: None,
         topology_spread_constraints: None,
         affinity: requester.affinity.as_ref().and_then(node_affinity),
-        // What these are follows from the class, and an API server refuses a Pod that says otherwise.
+        // The priority class defines these fields, and an API server refuses a Pod that contradicts the class.
         priority: None,
         preemption_policy: None,
-        // A name among the Pods of a set.
+        // Identifies a Pod within a set.
         hostname: None,
         subdomain: None,
-        // The former spelling of the next one, of which a patch would have to change both.
+        // Deprecated alias of `service_account_name`; a patch would otherwise have to change both fields.
         service_account: requester
             .service_account
             .clone()
@@ -63,8 +63,8 @@ fn spec(requester: PodSpec) -> PodSpec {
     spec
 }
 
-/// What is said of nodes. What is said of other Pods was about requesters: a provider that may not be beside a requester could
-/// not be beside its own.
+/// Keeps the node affinity only. Pod affinity was meant for requesters: a provider that may not run beside a requester
+/// could not run beside its own.
 fn node_affinity(affinity: &Affinity) -> Option<Affinity> {
     let node_affinity = Some(affinity.node_affinity.clone()?);
     Some(Affinity { node_affinity, ..Affinity::default() })

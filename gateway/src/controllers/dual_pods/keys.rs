@@ -1,67 +1,71 @@
-//! What dual pods are marked with, in the public project's words. Seed 1 spells their prefix `dual-pod.`, which is read as well
-//! and never written.
+//! Annotation, label and finalizer keys of dual pods, as the public project names them. Seed 1 spells the prefix
+//! `dual-pod.`, which Rouse reads and never writes.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use rouse::model::AcceleratorId;
 
-/// The container that counts, in requesters and providers.
+/// Name of the engine's container in requesters and providers.
 pub const CONTAINER: &str = "inference-server";
 
-/// Annotations of requesters. The first makes a Pod one.
+/// Annotations of requesters. Either one makes a Pod a requester.
 pub const SERVER_PATCH: &str = "dual-pods.llm-d.ai/server-patch";
 pub const SERVER_CONFIG: &str = "dual-pods.llm-d.ai/inference-server-config";
-/// What the engine of its InferenceServerConfig is to be called, where that says no name.
+/// Served model name of the InferenceServerConfig's engine, if the config sets none.
 pub const SERVED_NAME: &str = "rouse.dev/served-name";
-/// `plain` or `sleep`: how its engine is made and put away, whatever the installation does.
+/// Provider mode of this requester, `plain` or `sleep`; overrides the installation's mode.
 pub const MODE: &str = "rouse.dev/provider-mode";
-/// Of a model's requesters: the uid of the InferenceModel whose token their stubs demand.
+/// On a model's requesters: uid of the InferenceModel whose token their stubs require.
 pub const TOKEN_OF: &str = "rouse.dev/stub-token-of";
 pub const ADMIN_PORT: &str = "dual-pods.llm-d.ai/admin-port";
-/// `{"ConfigErrors": null}` or `{"ConfigErrors": ["…"]}`.
+/// `{"Errors": null}` or `{"Errors": ["…"]}`.
 pub const STATUS: &str = "dual-pods.llm-d.ai/status";
-/// The same under a key of Rouse's own, where a policy keeps the public project's from being written.
+/// Rouse's own key for the value of [`STATUS`].
+///
+/// It serves clusters where a policy denies writes to the public project's key.
 pub const OWN_STATUS: &str = "rouse.dev/status";
-/// Where its engine is, for a stub that reads it by the downward API.
+/// Address of the requester's engine, for a stub that reads it through the downward API.
 pub const SERVER_IP: &str = "dual-pods.llm-d.ai/inference-server-ip";
 
-/// Of both Pods: UUIDs, `a,b`.
+/// On both Pods: UUIDs, as `a,b`.
 pub const ACCELERATORS: &str = "dual-pods.llm-d.ai/accelerators";
-/// A label of both while they are bound: the other's name.
+/// Label of both Pods while they are bound: the name of the other Pod.
 pub const DUAL: &str = "dual-pods.llm-d.ai/dual";
 /// Label of a requester whose engine runs in a launcher: the engine's instance id there. Rouse does not read it back.
 pub const INSTANCE: &str = "dual-pods.llm-d.ai/instance";
 
-/// A label of the providers of a model's engines: its name, as [`crate::controllers::label::value`] has it.
+/// Label of a provider of a model's engine: hash of the model's name, see [`crate::controllers::label::value`].
 pub const ENGINE_OF: &str = "rouse.dev/engine-of";
 
-/// Of providers: `UID NAME` of the requester. This is the binding.
+/// On providers: `UID NAME` of the requester. This annotation is the binding.
 pub const REQUESTER: &str = "dual-pods.llm-d.ai/requester";
 pub const SERVER_PORT: &str = "dual-pods.llm-d.ai/server-port";
-/// Of a launcher, beside the two before: which of its engines was bound last. For others to read; what is decided by is in
-/// [`super::launcher_engines`].
+/// On launchers, beside [`REQUESTER`] and [`SERVER_PORT`]: the instance id of the engine that was bound last.
+///
+/// For other readers only; Rouse decides by [`super::launcher_engines`].
 pub const INSTANCE_ID: &str = "dual-pods.llm-d.ai/instance-id";
-/// Annotations of a launcher: how the bound engine is started, and its routing metadata, as JSON. Rouse does not read them back.
+/// Annotations of a launcher: start options of the bound engine, and its routing metadata, as JSON. Rouse does not read
+/// them back.
 pub const VLLM_CONFIG: &str = "dual-pods.llm-d.ai/vllm-config";
 pub const ROUTING: &str = "dual-pods.llm-d.ai/isc-routing-metadata";
-/// Annotation of a provider with one engine: a hash that providers share when they can serve each other's requesters. Rouse does
-/// not read it back.
+/// Annotation of a provider with one engine: a hash that interchangeable providers share. Rouse does not read it back.
 pub const NOMINAL: &str = "dual-pods.llm-d.ai/nominal";
-/// A label: `true` or `false`.
+/// Label: `true` or `false`.
 pub const SLEEPING: &str = "dual-pods.llm-d.ai/sleeping";
-/// Of providers: the revision of the requester's template that it was made for; see [`super::template_revision`].
+/// On providers: the template revision of the requester that the provider was made for; see
+/// [`super::template_revision`].
 pub const TEMPLATE_REVISION: &str = "rouse.dev/edition";
-/// All else that is kept of an engine; [`super::record`] says what.
+/// Annotation of a provider: all other engine state, see [`super::record`].
 pub const ENGINE: &str = "rouse.dev/engine";
 
 pub const REQUESTER_FINALIZER: &str = "dual-pods.llm-d.ai/requester";
 pub const PROVIDER_FINALIZER: &str = "dual-pods.llm-d.ai/provider";
 
-/// What an engine takes of each accelerator awake and asleep, and of its node's RAM asleep.
+/// Memory of the engine: on each accelerator awake and asleep, and in the node's RAM asleep.
 pub const MEMORY: &str = "rouse.dev/gpu-memory";
 pub const MEMORY_ASLEEP: &str = "rouse.dev/gpu-memory-asleep";
 pub const HOST_MEMORY: &str = "rouse.dev/host-memory";
-/// How deep an engine sleeps (`1`, `2`, `auto`, `never`), and after how long asleep it is ended (`1h`, `never`).
+/// How deep an engine sleeps (`1`, `2`, `auto`, `never`), and how long it sleeps before it stops (`1h`, `never`).
 pub const SLEEP_LEVEL: &str = "rouse.dev/sleep-level";
 pub const STOP_AFTER: &str = "rouse.dev/stop-after";
 
@@ -69,7 +73,7 @@ const PREFIX: &str = "dual-pods.llm-d.ai/";
 const SEED_PREFIX: &str = "dual-pod.llm-d.ai/";
 const DEFAULT_ADMIN_PORT: u16 = 8081;
 
-/// An annotation of the public project's, in either spelling.
+/// Reads an annotation with the public project's prefix, in either spelling.
 #[must_use]
 pub fn read<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     let all = pod.annotations();
@@ -77,7 +81,7 @@ pub fn read<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     all.get(key).or_else(seeds).map(String::as_str)
 }
 
-/// Whether a user asks for a server by this Pod.
+/// Whether this Pod is a requester.
 #[must_use]
 pub fn is_requester(pod: &Pod) -> bool {
     let role = format!("{PREFIX}role");
@@ -85,13 +89,13 @@ pub fn is_requester(pod: &Pod) -> bool {
         || read(pod, &role) == Some("requester")
 }
 
-/// What its user was told last.
+/// Returns the last status that was written for the Pod's user.
 #[must_use]
 pub fn status(pod: &Pod) -> Option<&str> {
     pod.annotations().get(OWN_STATUS).map(String::as_str).or_else(|| read(pod, STATUS))
 }
 
-/// What its user has to mend, as its status says it.
+/// Returns the errors in the Pod's status that its user must correct.
 #[must_use]
 pub fn errors(pod: &Pod) -> Option<String> {
     #[derive(serde::Deserialize)]
@@ -103,27 +107,27 @@ pub fn errors(pod: &Pod) -> Option<String> {
     status.errors.filter(|errors| !errors.is_empty()).map(|errors| errors.join("; "))
 }
 
-/// Where its stub takes orders; `None`: what is said there is no port.
+/// Returns the admin port of the Pod's stub; `None` if invalid.
 #[must_use]
 pub fn admin_port(pod: &Pod) -> Option<u16> {
     read(pod, ADMIN_PORT)
         .map_or(Some(DEFAULT_ADMIN_PORT), |text| text.trim().parse().ok().filter(|port| *port > 0))
 }
 
-/// What was heard of its accelerators before.
+/// Returns the accelerators that were last recorded on the Pod.
 #[must_use]
 pub fn accelerators(pod: &Pod) -> Vec<AcceleratorId> {
     let text = read(pod, ACCELERATORS).unwrap_or_default();
     text.split(',').map(str::trim).filter(|id| !id.is_empty()).map(AcceleratorId::from).collect()
 }
 
-/// Labels with these are written by who runs dual pods, and by nobody else.
+/// Whether a label key is reserved for the controllers of dual pods.
 #[must_use]
 pub fn is_reserved(key: &str) -> bool {
     [PREFIX, SEED_PREFIX, "rouse.dev/"].iter().any(|prefix| key.starts_with(prefix))
 }
 
-/// `a,b`, as annotations have it.
+/// Joins ids as `a,b`, the format of the annotations.
 #[must_use]
 pub fn join_ids(accelerators: &[AcceleratorId]) -> String {
     accelerators.iter().map(AcceleratorId::as_str).collect::<Vec<_>>().join(",")

@@ -1,5 +1,6 @@
-//! What a launcher's Pod says of its engines, so that whoever leads next knows them: an annotation for each. So what is written of
-//! one is no write of another, however many are under way at once.
+//! Records a launcher's engines on its Pod, so that the next leader finds them.
+//!
+//! Each engine has an annotation of its own, which keeps concurrent writes for different engines independent.
 
 use std::collections::BTreeMap;
 
@@ -17,10 +18,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::platform::kubernetes::launcher::instance_id;
 
-/// Of these annotations; what follows is the id under which the launcher holds the engine.
+/// Prefix of these annotations; the launcher's instance id of the engine follows.
 const PREFIX: &str = "engines.rouse.dev/";
 
-/// What leads requests to an engine: the Pod has it while the engine serves.
+/// Labels and annotations that route requests to an engine; the Pod has them while the engine serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoutingMetadata {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -29,15 +30,15 @@ pub struct RoutingMetadata {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// An engine of a launcher.
+/// One engine in a launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LauncherEngine {
     pub record: EngineRecord,
-    /// At which level it was put to sleep, if that was written.
+    /// Level at which the engine sleeps, if recorded.
     pub sleep_level: Option<SleepLevel>,
-    /// Where it listens in its Pod.
+    /// Port that the engine listens on in its Pod.
     pub port: u16,
-    /// Of one that serves.
+    /// Routing metadata of a serving engine.
     pub routing: RoutingMetadata,
 }
 
@@ -45,7 +46,7 @@ pub struct LauncherEngine {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct LauncherEngineAnnotation {
     accelerators: Vec<AcceleratorId>,
-    /// In hexadecimal: not every reader of JSON has whole numbers of 64 bits.
+    /// Hexadecimal: some JSON readers have no 64-bit integers.
     fingerprint: String,
     generation: Generation,
     sizes: MemorySizes,
@@ -69,7 +70,9 @@ impl RoutingMetadata {
     }
 }
 
-/// The labels and annotations that a Pod is to have once this engine no longer serves: those of its others stay, or come back.
+/// Returns the labels and annotations to change on the Pod once this engine no longer serves.
+///
+/// Keys that another engine of the Pod also has keep, or get back, that engine's value.
 #[must_use]
 pub fn metadata_without(
     routing: &RoutingMetadata,
@@ -82,16 +85,16 @@ pub fn metadata_without(
     (left(&routing.labels, |all| &all.labels), left(&routing.annotations, |all| &all.annotations))
 }
 
-/// What is written to a Pod, by key; `None`: it goes.
+/// Changes to a Pod's metadata by key; `None` removes the key.
 pub type MetadataChanges = BTreeMap<String, Option<String>>;
 
-/// The annotation of this engine.
+/// Returns the annotation key of this engine.
 #[must_use]
 pub fn key(engine: &PairingEngineId) -> String {
     format!("{PREFIX}{}", instance_id(engine.fingerprint, &engine.accelerators))
 }
 
-/// What it says.
+/// Renders the annotation's value.
 #[must_use]
 pub fn text(inside: &LauncherEngine) -> String {
     let LauncherEngine { record, sleep_level: slept, port, routing } = inside;
@@ -108,11 +111,11 @@ pub fn text(inside: &LauncherEngine) -> String {
         port: *port,
         routing: routing.clone(),
     };
-    // Numbers and words: nothing of it can fail.
+    // Serializing numbers and strings cannot fail.
     serde_json::to_string(&kept).unwrap_or_default()
 }
 
-/// All engines of this Pod. What cannot be read is left to whoever wrote it, and said.
+/// Reads all engines of this Pod. Logs unreadable annotations and leaves them in place.
 #[must_use]
 pub fn read(pod: &Pod) -> Vec<LauncherEngine> {
     let inside = ours(pod).filter_map(|(key, text)| match parse_engine(text) {
@@ -125,7 +128,7 @@ pub fn read(pod: &Pod) -> Vec<LauncherEngine> {
     inside.collect()
 }
 
-/// How many there are, whether they can be read or not.
+/// Counts the Pod's engine annotations, readable or not.
 #[must_use]
 pub fn count(pod: &Pod) -> usize {
     ours(pod).count()

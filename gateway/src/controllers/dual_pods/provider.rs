@@ -1,4 +1,4 @@
-//! The Pod of an engine, made of the Pod that asks for it.
+//! Builds an engine's Pod from the Pod that requests it.
 
 mod forced;
 mod name;
@@ -31,10 +31,10 @@ use crate::{
 
 pub use name::name;
 
-/// What is the same for all providers.
+/// Settings that all providers share.
 #[derive(Clone, Debug)]
 pub struct ProviderSettings {
-    /// The extended resource of which a provider asks for none, and so has all.
+    /// Extended resource that a provider requests zero of, so that it can use all accelerators.
     pub resource: String,
 }
 
@@ -44,23 +44,23 @@ impl Default for ProviderSettings {
     }
 }
 
-/// Where it is to run.
+/// Node and accelerators that a provider runs on.
 #[derive(Clone, Copy, Debug)]
 pub struct ProviderPlacement<'a> {
     pub node: &'a NodeName,
     pub accelerators: &'a [AcceleratorId],
-    /// Their numbers on the node; `None` where nothing says them.
+    /// The accelerators' indices on the node, if known.
     pub numbers: Option<&'a [u32]>,
 }
 
-/// A provider that is to be made.
+/// A provider to create.
 #[derive(Clone, Debug)]
 pub struct BuiltProvider {
     pub pod: Pod,
     pub name: String,
 }
 
-/// What a user has to mend. It is told as it stands here.
+/// An error that the user must correct. The user sees this text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("there is no annotation {}: it says how the server is made of this Pod", keys::SERVER_PATCH)]
@@ -87,30 +87,30 @@ pub enum Error {
     Selected { owner: String },
 }
 
-/// Who made the requester, and selects Pods by this.
+/// The owner of the requester, with the selector that it counts Pods by.
 #[derive(Clone, Debug)]
 pub struct RequesterOwner {
     pub name: String,
     pub selector: LabelSelector,
 }
 
-/// What a requester asks for.
+/// The engine that a requester asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PatchedEngine {
-    /// What engines have in common that can stand in for each other: the patched Pod, without what only leads requests to it.
+    /// Identifies interchangeable engines: a hash of the patched Pod without its routing metadata.
     pub fingerprint: EngineFingerprint,
-    /// What does that.
+    /// The labels that route requests to the engine.
     pub labels: BTreeMap<String, String>,
-    /// Of each accelerator, where its command says it.
+    /// Bytes on each accelerator, if the command sets them.
     pub kv_cache: Option<Bytes>,
-    /// It has some in memory, by its command, which level 2 loses.
+    /// Whether the command loads LoRA adapters, which level 2 loses.
     pub adapters: bool,
 }
 
-/// Reads what a requester on this node asks for.
+/// Reads the engine that a requester on this node asks for.
 ///
 /// # Errors
-/// As [`Error`] says.
+/// See [`Error`].
 pub fn patched_engine(requester: &Pod, node: &NodeName) -> Result<PatchedEngine, Error> {
     let mut pod = decoded(patched(requester, node)?)?;
     let labels = pod.metadata.labels.take().unwrap_or_default();
@@ -126,12 +126,12 @@ pub fn patched_engine(requester: &Pod, node: &NodeName) -> Result<PatchedEngine,
     Ok(PatchedEngine { fingerprint, labels, kv_cache, adapters })
 }
 
-/// What an engine is. Objects of serde_json are sorted: one Pod has one text.
+/// Serializes a Pod for hashing. serde_json sorts objects, so equal Pods have equal text.
 fn text(pod: &Pod) -> Result<Vec<u8>, Error> {
     serde_json::to_vec(pod).map_err(|error| Error::NoPod(error.to_string()))
 }
 
-/// Stands for the engine as its patch has it, where it is to be: in base64, as the public project has it.
+/// Hashes the patched engine and its placement, in base64 as the public project does.
 fn nominal(patched: &Pod, place: &ProviderPlacement<'_>) -> Result<String, Error> {
     let mut pod = patched.clone();
     (pod.metadata.labels, pod.metadata.annotations) = (None, None);
@@ -145,10 +145,10 @@ fn nominal(patched: &Pod, place: &ProviderPlacement<'_>) -> Result<String, Error
     Ok(base64.as_str().unwrap_or_default().trim_end_matches('=').to_owned())
 }
 
-/// The provider of this engine.
+/// Builds the provider of this engine.
 ///
 /// # Errors
-/// As [`Error`] says.
+/// See [`Error`].
 pub fn build(
     requester: &Pod,
     place: &ProviderPlacement<'_>,
@@ -161,7 +161,7 @@ pub fn build(
     let requester_name = requester.metadata.name.clone().unwrap_or_default();
     let name = name(place, &own.engine);
     let labels = pod.metadata.labels.get_or_insert_default();
-    // Of the ReplicaSet that made the requester.
+    // Label of the requester's ReplicaSet.
     labels.remove("pod-template-hash");
     if let Some(owner) = owner.filter(|owner| forced::selects(&owner.selector, labels)) {
         return Err(Error::Selected { owner: owner.name.clone() });
@@ -177,15 +177,16 @@ pub fn build(
     Ok(BuiltProvider { pod, name })
 }
 
-/// The requester with its patch, as the patch sees it: what the API server, the scheduler and the kubelet have put there is no
-/// part of what the user wrote.
+/// Applies the server patch to the requester as its user wrote it.
+///
+/// Fields that the API server, the scheduler and the kubelet added are left out first.
 fn patched(requester: &Pod, node: &NodeName) -> Result<Value, Error> {
     let text = keys::read(requester, keys::SERVER_PATCH).ok_or(Error::NoPatch)?;
     let text = template::render(text, &TemplateFields { node: node.as_str() })?;
     let patch: Value = serde_saphyr::from_str(&text).map_err(|error| Error::Text(error.to_string()))?;
     let Value::Object(patch) = patch else { return Err(Error::Text("it is no object".to_owned())) };
     let mut merged = strategic_merge::merge(base(requester), patch)?;
-    // Whatever the patch says of the rest of these is not its to say.
+    // The patch may change labels and annotations only; the other metadata and the status are not its own.
     merged.remove("status");
     let metadata = merged.remove("metadata").unwrap_or_default();
     let kept =
@@ -196,7 +197,7 @@ fn patched(requester: &Pod, node: &NodeName) -> Result<Value, Error> {
     Ok(Value::Object(merged))
 }
 
-/// As a Pod, every field of it one that Pods have.
+/// Decodes a Pod and refuses fields that Pods do not have.
 fn decoded(merged: Value) -> Result<Pod, Error> {
     let pod: Pod = serde_json::from_value(merged.clone()).map_err(|error| Error::NoPod(error.to_string()))?;
     let again = serde_json::to_value(&pod).map_err(|error| Error::NoPod(error.to_string()))?;
@@ -206,7 +207,7 @@ fn decoded(merged: Value) -> Result<Pod, Error> {
     }
 }
 
-/// The first field that did not come through.
+/// Finds the first field that the round trip dropped.
 fn first_lost_field(before: &Value, after: &Value) -> Option<String> {
     match (before, after) {
         (Value::Object(before), Value::Object(after)) => before.iter().find_map(|(field, value)| {

@@ -1,25 +1,25 @@
-//! Where an engine in a provider Pod is asked whether it is ready.
+//! Finds the readiness endpoint of an engine in a provider Pod.
 
 use k8s_openapi::{
     api::core::v1::{Container, HTTPGetAction},
     apimachinery::pkg::util::intstr::IntOrString,
 };
 
-/// What engines listen on and answer at when nothing is said.
+/// Default port and path of engines.
 const PORT: u16 = 8000;
 const PATH: &str = "/health";
 const FLAG: &str = "--port";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ReadinessEndpoint {
-    /// It listens there for requests, too.
+    /// The engine also serves requests on this port.
     pub port: u16,
     pub path: String,
-    /// The Pod is ready only when the engine is; without a probe it is ready as soon as its container runs.
+    /// Whether the Pod becomes ready only with its engine; without a probe it is ready once its container runs.
     pub probed: bool,
 }
 
-/// As the container's readiness probe has it; where that is none of HTTP, the port of its command line.
+/// Reads the container's HTTP readiness probe, or else the port in its command line.
 #[must_use]
 pub(super) fn readiness_endpoint(container: &Container) -> ReadinessEndpoint {
     let probe = container.readiness_probe.as_ref();
@@ -40,7 +40,7 @@ fn probe_port(container: &Container, http: &HTTPGetAction) -> Option<u16> {
     u16::try_from(number).ok().filter(|port| *port > 0)
 }
 
-/// The last one counts. A shell's script is looked into as far as its words go.
+/// Reads the port flag from the command line; the last one counts. Splits shell scripts at white space.
 fn flag(container: &Container) -> Option<u16> {
     let all = container.command.iter().chain(&container.args).flatten();
     let mut words = all.flat_map(|word| word.split_whitespace());

@@ -1,4 +1,6 @@
-//! What a provider's Pod says of its engine, so that whoever leads next knows it, and what a requester says of the memory it wants.
+//! Records an engine on its provider's Pod, so that the next leader finds it.
+//!
+//! Also reads a requester's memory and sleep settings.
 
 use std::collections::BTreeMap;
 
@@ -16,35 +18,35 @@ use serde_json::{Value, json};
 
 use super::keys;
 
-/// What a requester wants, as far as it says it.
+/// The memory settings of a requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRequest {
-    /// Of each accelerator; `None`: all that sleepers may not keep.
+    /// Bytes on each accelerator; `None` means everything except what asleep engines may keep.
     pub awake: Option<Bytes>,
     pub asleep: Bytes,
-    /// RAM of its node for its weights while it sleeps; `None`: as much as it takes awake, less its KV cache where that is known.
+    /// RAM of the node for weights while asleep; `None` means as much as awake, less a known KV cache.
     pub host: Option<Bytes>,
 }
 
-/// How a requester wants its engine put away, as far as it says it.
+/// The sleep settings of a requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SleepPolicy {
     pub level: SleepLevelPolicy,
-    /// `None`: it sleeps until it is in somebody's way.
+    /// `None` means that the engine sleeps until another engine needs its memory.
     pub stop_after: Option<Millis>,
 }
 
-/// As a model has it.
+/// Takes the sleep settings of a model.
 impl From<IdlePolicy> for SleepPolicy {
     fn from(IdlePolicy { level, stop_after, .. }: IdlePolicy) -> Self {
         Self { level, stop_after }
     }
 }
 
-/// What a sleeper is taken to keep when nobody says: vLLM keeps one or two.
+/// Default residue of an asleep engine: vLLM keeps 1 to 2 GiB.
 const DEFAULT_RESIDUE: Bytes = Bytes(2 << 30);
 
-/// Why annotations mean nothing.
+/// Why annotations are invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("the annotation {key} is '{text}', which is no amount of memory: write 40Gi")]
@@ -59,24 +61,24 @@ pub enum Error {
     Missing { key: &'static str },
 }
 
-/// An engine that was found.
+/// An engine that was found on a provider's Pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderRecord {
     pub node: NodeName,
     pub record: EngineRecord,
-    /// At which level it was put to sleep, if that was written.
+    /// Level at which the engine sleeps, if recorded.
     pub sleep_level: Option<SleepLevel>,
-    /// Where it listens.
+    /// Port that the engine listens on.
     pub port: u16,
 }
 
-/// What no annotation of the public project's holds.
+/// Engine state that no annotation of the public project holds.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct ProviderEngineAnnotation {
     node: NodeName,
     mode: ProviderMode,
-    /// In hexadecimal: not every reader of JSON has whole numbers of 64 bits.
+    /// Hexadecimal: some JSON readers have no 64-bit integers.
     fingerprint: String,
     generation: Generation,
     sizes: MemorySizes,
@@ -88,10 +90,10 @@ struct ProviderEngineAnnotation {
     sleep_level: Option<SleepLevel>,
 }
 
-/// The memory that a requester asks for.
+/// Reads the memory settings of a requester.
 ///
 /// # Errors
-/// An amount that is none.
+/// An annotation is not an amount of memory.
 pub fn memory_request(pod: &Pod) -> Result<MemoryRequest, Error> {
     let amount = |key: &'static str| {
         let text = pod.metadata.annotations.as_ref().and_then(|all| all.get(key));
@@ -104,10 +106,10 @@ pub fn memory_request(pod: &Pod) -> Result<MemoryRequest, Error> {
     })
 }
 
-/// How its engine is to be put away.
+/// Reads the sleep settings of a requester.
 ///
 /// # Errors
-/// What is neither a level nor a time.
+/// An annotation is neither a level nor a time.
 pub fn sleep_policy(pod: &Pod) -> Result<SleepPolicy, Error> {
     let said = |key: &str| pod.metadata.annotations.as_ref().and_then(|all| all.get(key)).map(String::as_str);
     let level = match said(keys::SLEEP_LEVEL) {
@@ -121,7 +123,7 @@ pub fn sleep_policy(pod: &Pod) -> Result<SleepPolicy, Error> {
     Ok(SleepPolicy { level, stop_after })
 }
 
-/// As annotations say it.
+/// Renders sleep settings as annotations.
 #[must_use]
 pub fn sleep_policy_annotations(SleepPolicy { level, stop_after }: SleepPolicy) -> Value {
     // The annotation has no word for `OneOrStop`; the reader derives it again from the engine's command.
@@ -144,8 +146,9 @@ fn level_of(text: &str) -> Option<SleepLevelPolicy> {
     LEVELS.iter().find(|(known, _)| *known == text).map(|(_, level)| *level)
 }
 
-/// Everything that says whose the engine is and what it is. `name`: of the requester, where it has one. `slept`: how deeply it
-/// sleeps, which no engine can be asked.
+/// Renders the annotations that identify an engine and its requester.
+///
+/// `name`: the requester's name, if there is one. `slept`: the engine's sleep level, which no engine reports.
 #[must_use]
 pub fn annotations(
     node: &NodeName,
@@ -168,12 +171,12 @@ pub fn annotations(
     json!({
         keys::REQUESTER: requester,
         keys::ACCELERATORS: keys::join_ids(&record.engine.accelerators),
-        // Numbers and words: nothing of it can fail.
+        // Serializing numbers and strings cannot fail.
         keys::ENGINE: serde_json::to_string(&kept).unwrap_or_default(),
     })
 }
 
-/// What is written on a new provider.
+/// Writes the annotations of a new provider.
 pub fn write(pod: &mut Pod, node: &NodeName, name: &str, record: &EngineRecord, port: u16) {
     let all = pod.metadata.annotations.get_or_insert_default();
     let Value::Object(written) = annotations(node, record, Some(name), None) else { return };
@@ -181,7 +184,7 @@ pub fn write(pod: &mut Pod, node: &NodeName, name: &str, record: &EngineRecord, 
     all.insert(keys::SERVER_PORT.to_owned(), port.to_string());
 }
 
-/// The engine of a provider's Pod. `None`: it is not one of Rouse's.
+/// Reads the engine of a provider's Pod; `None` if the Pod is not Rouse's.
 #[must_use]
 pub fn read(pod: &Pod) -> Option<Result<ProviderRecord, Error>> {
     let all = pod.metadata.annotations.as_ref()?;

@@ -1,14 +1,15 @@
-//! Server patches are written as templates of Go's `text/template`. Of that language there is here what says something about a
-//! node: the two fields, comments, and the markers that eat white space. All else is refused by name: a patch that means something
-//! else here than there must not be carried out.
+//! Renders server patches, which use a subset of Go's `text/template`.
+//!
+//! Supported are the two fields of a node, comments, and markers that trim white space. Everything else is an error
+//! that names it: Rouse must not apply a patch that means something else in Go.
 
-/// What a template may say.
+/// The values that a template can refer to.
 #[derive(Clone, Debug)]
 pub struct TemplateFields<'a> {
     pub node: &'a str,
 }
 
-/// Why a template means nothing.
+/// Why a template is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("'{{{{' in line {line} is never closed: write '}}}}' after it")]
@@ -29,10 +30,10 @@ impl TemplateFields<'_> {
     }
 }
 
-/// The text with everything in its place.
+/// Renders the template.
 ///
 /// # Errors
-/// As [`Error`] says, with the line of what is wrong.
+/// See [`Error`]; it has the line of the mistake.
 pub fn render(text: &str, fields: &TemplateFields<'_>) -> Result<String, Error> {
     let mut out = String::with_capacity(text.len());
     let (mut rest, mut line, mut trims) = (text, 1, false);
@@ -56,7 +57,7 @@ fn lines(text: &str) -> usize {
     text.bytes().filter(|byte| *byte == b'\n').count()
 }
 
-/// What stands between the braces.
+/// The content of one pair of double braces.
 struct TemplateAction<'a> {
     inner: &'a str,
     words: &'a str,
@@ -67,7 +68,7 @@ struct TemplateAction<'a> {
 
 impl<'a> TemplateAction<'a> {
     fn of(text: &'a str) -> Option<Self> {
-        // A comment may have braces in it.
+        // A comment may contain braces.
         let (inner, after) = match text.trim_start_matches("- ").strip_prefix("/*") {
             Some(comment) => {
                 let skipped = text.len() - comment.len();
@@ -77,7 +78,7 @@ impl<'a> TemplateAction<'a> {
             }
             None => text.split_once("}}")?,
         };
-        // Go wants white space beside a marker, without which it is a sign.
+        // Go requires white space beside a trim marker; without it the `-` is a minus sign.
         let (trims_before, words) = match inner.strip_prefix('-') {
             Some(rest) if rest.starts_with(char::is_whitespace) => (true, rest),
             _ => (false, inner),

@@ -1,5 +1,6 @@
-//! Which edition of whose template a requester is of. An engine that only former editions ask for is outdated: nobody is likely to
-//! come for it again.
+//! Identifies which revision of which template a requester comes from.
+//!
+//! An engine that only requesters of older revisions ask for is outdated: a new request for it is unlikely.
 
 use aws_lc_rs::digest;
 use k8s_openapi::api::core::v1::Pod;
@@ -8,17 +9,18 @@ use kube::ResourceExt as _;
 use super::{base::TEMPLATE_HASH, keys};
 use crate::controllers::label;
 
-/// Of a requester, and of the provider that was made for it.
+/// The template revision of a requester, and of the provider that was made for it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TemplateRevision {
-    /// Whose requesters replace each other: a model's, or those of a ReplicaSet or of its Deployment. Within a namespace.
+    /// Groups requesters that replace each other: those of a model, or of a ReplicaSet or its Deployment. Unique within
+    /// a namespace.
     pub origin: String,
-    /// Stands for the text of the server patch.
+    /// Hash of the server patch's text.
     pub version: u64,
 }
 
 impl TemplateRevision {
-    /// `None`: it has no server patch, or nobody made it who makes others.
+    /// Returns the revision; `None` without a server patch, or without a model or controller that owns the Pod.
     #[must_use]
     pub fn of(requester: &Pod) -> Option<Self> {
         let patch = keys::read(requester, keys::SERVER_PATCH)?;
@@ -28,7 +30,7 @@ impl TemplateRevision {
         let set = || owners.clone().find(|own| own.controller == Some(true));
         let origin = model.or_else(|| {
             let name = set()?.name.as_str();
-            // A ReplicaSet of a Deployment has its name, and a hash that is each edition's own.
+            // A Deployment's ReplicaSet is named after the Deployment plus a hash for each revision.
             let hash = labels.get(TEMPLATE_HASH);
             let whole = hash.and_then(|hash| name.strip_suffix(hash.as_str())?.strip_suffix('-'));
             Some(format!("set/{}", whole.unwrap_or(name)))
@@ -38,7 +40,7 @@ impl TemplateRevision {
         Some(Self { origin, version })
     }
 
-    /// As [`Self::text`] was written on a provider.
+    /// Reads the revision that [`Self::text`] wrote on a provider.
     #[must_use]
     pub fn read(provider: &Pod) -> Option<Self> {
         let (origin, version) = provider.annotations().get(keys::TEMPLATE_REVISION)?.split_once(' ')?;

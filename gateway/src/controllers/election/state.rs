@@ -1,4 +1,4 @@
-//! What follows from a lease as it was seen. Pure: moments come in, orders come out.
+//! The election's state machine. It is pure: times and records come in, actions come out.
 
 use std::time::Duration;
 
@@ -6,25 +6,25 @@ use tokio::time::Instant;
 
 use super::{LEASE_DURATION, RENEW_DEADLINE};
 
-/// Who looked so long ago has not seen what happened since.
+/// Age at which an observation is too old to rule out changes since.
 const MAX_OBSERVATION_AGE: Duration = Duration::from_secs(3);
 
-/// The version of an object, as the API server counts; only equality means anything.
+/// Version of the Lease object; only equality has a meaning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseVersion {
-    /// Which of all that ever had the name: its uid. An API server makes a Lease of an update that finds none, whatever
-    /// version it was meant for, unless this says that another one was meant.
+    /// Uid of the object, which distinguishes all objects that ever had the name. An update without a uid creates the
+    /// Lease if none exists, whatever version the update carries.
     pub object: String,
     pub number: String,
 }
 
-/// What stands in the lease.
+/// Content of the lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseRecord {
-    /// `None`: given back.
+    /// `None`: the lease was given back.
     pub holder: Option<String>,
     pub epoch: u64,
-    /// Seconds after which others may take it, as whoever wrote it meant.
+    /// Duration after which others may take the lease, as its writer set it.
     pub duration: Duration,
 }
 
@@ -37,23 +37,26 @@ pub(super) enum LeaseAction {
 pub(super) struct ElectionState {
     name: String,
     observed: ObservedLease,
-    /// Ours: when the last successful renewal was sent.
+    /// Send time of our last successful renewal.
     renewed: Option<Instant>,
-    /// A write failed, or may have: what stands there is read before the next.
+    /// A write failed or its outcome is unknown: read the lease before the next write.
     unsure: bool,
-    /// Somebody may delete the object; epochs grow all the same.
+    /// Highest epoch seen. Epochs must grow even if someone deletes the object.
     highest: u64,
 }
 
 enum ObservedLease {
     Unknown,
-    /// There is none, or no longer. Whoever held it may decide until it would have run out: nobody makes another before
-    /// `free`. Looked at last at `at`: what was made and deleted while nobody looked was not seen.
+    /// There is no lease, or no longer.
+    ///
+    /// A former holder may decide until its lease would have expired, so no gateway creates another before `free_at`.
+    /// `observed_at` is the time of the last check: a lease that was created and deleted between two checks goes
+    /// unseen.
     Absent {
         free_at: Instant,
         observed_at: Instant,
     },
-    /// `at`: when this version was first seen, by our clock.
+    /// `observed_at`: when this gateway first saw this version, by its own clock.
     Lease {
         record: LeaseRecord,
         version: LeaseVersion,
@@ -66,7 +69,7 @@ impl ElectionState {
         Self { name, observed: ObservedLease::Unknown, renewed: None, unsure: true, highest: 0 }
     }
 
-    /// What stands in the lease is what was written last: it need not be read before it is written again.
+    /// Whether the lease still contains our last write, so that the next write needs no read.
     pub(super) fn is_sure(&self, now: Instant) -> bool {
         !self.unsure && self.leadership(now).is_some()
     }
@@ -78,7 +81,7 @@ impl ElectionState {
                 (ObservedLease::Absent { free_at: self.free_at(now), observed_at: now }, None);
             return;
         };
-        // Another's, or ours as somebody else changed it.
+        // The record is another gateway's, or ours with a change by someone else.
         if record.holder.as_ref() != Some(&self.name) || record.epoch != self.highest {
             self.renewed = None;
         }
@@ -87,13 +90,13 @@ impl ElectionState {
             ObservedLease::Lease { version: before, observed_at: at, .. } if *before == version => Some(*at),
             _ => None,
         };
-        // A renewal that was written and whose answer was lost does not count for the claim: when it was written is not
-        // known.
+        // A renewal with a lost response does not extend the claim: its write time is unknown.
         self.observed = ObservedLease::Lease { record, version, observed_at: known.unwrap_or(now) };
     }
 
-    /// From when on this one may make a lease where there is none. At once, where none was ever seen: what a process that
-    /// begins cannot know is left to the epoch.
+    /// Returns the time from which this gateway may create a missing lease.
+    ///
+    /// That is now if this process never saw a lease: the epoch covers what a new process cannot know.
     fn free_at(&self, now: Instant) -> Instant {
         match &self.observed {
             ObservedLease::Unknown => now,
@@ -105,9 +108,11 @@ impl ElectionState {
         }
     }
 
-    /// `floor`: grows with the world's time, so that epochs do when the object is deleted and made anew by one that never
-    /// saw it, or by somebody who knows nothing of epochs. What was told an epoch keeps the highest, and would never
-    /// again listen to a leader with a lower one.
+    /// Decides the next action on the lease. `floor` grows with wall-clock time.
+    ///
+    /// Epochs keep growing through `floor` when a gateway that never saw the deleted object recreates it, or when a
+    /// program without epochs does. A stub keeps the highest epoch it got and would ignore a leader with a lower one
+    /// for good.
     pub(super) fn next_action(&self, now: Instant, floor: u64) -> LeaseAction {
         let ours = |epoch| LeaseRecord { holder: Some(self.name.clone()), epoch, duration: LEASE_DURATION };
         let next = floor.max(self.highest + 1);
@@ -121,7 +126,7 @@ impl ElectionState {
                 if mine && self.leadership(now).is_some() {
                     LeaseAction::Replace(ours(record.epoch), version.clone())
                 } else if mine || free {
-                    // Also what it held itself and let lapse: what it ordered in between must not count as one tenure.
+                    // This includes our own lapsed lease: orders given in between must not count as one tenure.
                     LeaseAction::Replace(ours(next), version.clone())
                 } else {
                     LeaseAction::Wait
@@ -140,7 +145,7 @@ impl ElectionState {
         self.unsure = true;
     }
 
-    /// The epoch, and when the last renewal was sent, while it holds.
+    /// Returns the epoch and the send time of the last renewal, while the claim is valid.
     pub(super) fn leadership(&self, now: Instant) -> Option<(u64, Instant)> {
         let renewed = self.renewed.filter(|renewed| *renewed + RENEW_DEADLINE > now)?;
         match &self.observed {
@@ -151,7 +156,7 @@ impl ElectionState {
         }
     }
 
-    /// In how long something ends by itself: our claim, or another's lease.
+    /// Returns the time until our claim or another gateway's lease expires.
     pub(super) fn due(&self, now: Instant) -> Option<Duration> {
         let at = match &self.observed {
             ObservedLease::Lease { record, observed_at: at, .. }
@@ -164,10 +169,10 @@ impl ElectionState {
         (at > now).then(|| at - now)
     }
 
-    /// What gives it back.
+    /// Returns the record that gives the lease back.
     pub(super) fn release_record(&self) -> Option<(LeaseRecord, LeaseVersion)> {
         match &self.observed {
-            // One that may have been written since is not written over blindly: the version says no.
+            // If the lease was written since, the version makes this write fail instead of overwriting it.
             ObservedLease::Lease { record, version, .. } if record.holder.as_ref() == Some(&self.name) => {
                 Some((LeaseRecord { holder: None, ..record.clone() }, version.clone()))
             }
@@ -176,7 +181,7 @@ impl ElectionState {
     }
 }
 
-/// What somebody wrote there may be less than a holder believes in.
+/// A foreign writer may have set a shorter duration than a leader assumes.
 fn span(record: &LeaseRecord) -> Duration {
     record.duration.max(LEASE_DURATION)
 }

@@ -1,4 +1,4 @@
-//! The Lease object.
+//! Stores the election's record in a Lease object.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use kube::{
 use super::state::{LeaseRecord, LeaseVersion};
 use crate::controllers::api_error::api_error_message;
 
-/// Why the lease could not be read or written. None of it is final: the call is made again.
+/// Why a lease call failed. The election retries after each of these.
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseError {
     #[error("another gateway was quicker")]
@@ -31,7 +31,7 @@ pub enum LeaseError {
 }
 
 impl LeaseError {
-    /// Nobody who could say anything about the lease was heard.
+    /// Whether the API server is unreachable or failing: timeout, transport error or status 500 and above.
     pub(super) fn is_unreachable(&self) -> bool {
         match self {
             Self::Timeout => true,
@@ -41,12 +41,12 @@ impl LeaseError {
     }
 }
 
-/// Where the record is kept: compare-and-set by version.
+/// Storage of the election record: compare-and-set by version.
 pub trait LeaseStore: Send + Sync + 'static {
     fn get(&self) -> impl Future<Output = Result<Option<(LeaseRecord, LeaseVersion)>, LeaseError>> + Send;
-    /// [`LeaseError::Conflict`] when there is one already.
+    /// Creates the record. Returns [`LeaseError::Conflict`] if there is one already.
     fn create(&self, record: &LeaseRecord) -> impl Future<Output = Result<LeaseVersion, LeaseError>> + Send;
-    /// [`LeaseError::Conflict`] when it has another version by now, or is gone.
+    /// Replaces the record. Returns [`LeaseError::Conflict`] if the version changed or the record is gone.
     fn replace(
         &self,
         record: &LeaseRecord,
@@ -70,7 +70,7 @@ impl KubeLeaseStore {
     fn object(&self, record: &LeaseRecord, version: Option<&LeaseVersion>) -> Result<Lease, LeaseError> {
         let now = MicroTime(Timestamp::now());
         let spec = LeaseSpec {
-            // Emptied, not left out: a field that is left out says nothing to people who look.
+            // Empty rather than absent, so that people see that the lease is free.
             holder_identity: Some(record.holder.clone().unwrap_or_default()),
             lease_duration_seconds: i32::try_from(record.duration.as_secs()).ok(),
             lease_transitions: Some(i32::try_from(record.epoch).map_err(|_| LeaseError::EpochExhausted)?),
@@ -105,7 +105,7 @@ impl LeaseStore for KubeLeaseStore {
     }
 }
 
-/// Whatever others may have written there: a number that makes no sense is the least that does.
+/// Reads the record. Foreign programs may write invalid numbers; those become 0.
 fn record(spec: LeaseSpec) -> LeaseRecord {
     LeaseRecord {
         holder: spec.holder_identity.filter(|holder| !holder.is_empty()),

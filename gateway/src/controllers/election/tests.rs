@@ -1,5 +1,5 @@
-//! Many gateways, a server that their lines to it may not reach, and a clock that the tests move: what a runner does with
-//! its race, without the waiting.
+//! Simulates many gateways, an API server with unreliable links, and a clock that the tests move: the election task's
+//! steps without the waiting.
 
 use std::{
     sync::{Arc, Mutex},
@@ -14,7 +14,7 @@ use super::{
     state::{ElectionState, LeaseAction, LeaseRecord, LeaseVersion},
 };
 
-/// The API server as far as a lease needs it.
+/// The part of an API server that a lease needs.
 #[derive(Default)]
 struct Server {
     lease: Option<(LeaseRecord, u64)>,
@@ -33,27 +33,27 @@ impl Server {
     }
 }
 
-/// One object is enough: a number is never used twice, also where it is deleted and made anew.
+/// Builds a version. One uid is enough: the server never reuses a number, even for a recreated lease.
 fn version(number: u64) -> LeaseVersion {
     LeaseVersion { object: "lease".to_owned(), number: number.to_string() }
 }
 
-/// What a gateway's calls meet.
+/// State of a gateway's link to the server.
 #[derive(Clone, Copy, PartialEq)]
 enum LinkState {
     Whole,
-    /// They do not arrive.
+    /// Requests do not arrive.
     Cut,
-    /// They do, and their answers do not.
+    /// Requests arrive, and their responses are lost.
     Mute,
 }
 
 struct Gateway {
     state: ElectionState,
     link: LinkState,
-    /// When it looks next.
+    /// Time of its next pass.
     due: Instant,
-    /// Stopped as a process: it does nothing, and finds out later.
+    /// Suspended as a process: it does nothing and notices later.
     frozen: bool,
 }
 
@@ -66,7 +66,7 @@ impl Gateway {
         self.state.leadership(now).map(|(epoch, _)| epoch)
     }
 
-    /// As a runner: look where it is not sure, act, rest. How long its calls took.
+    /// Runs one pass like the election task: read if unsure, act, and set the next time from the calls' duration.
     fn step(&mut self, server: &mut Server, now: Instant) {
         let mut spent = Duration::ZERO;
         if self.attempt(server, now, &mut spent) {
@@ -77,7 +77,7 @@ impl Gateway {
         self.due = after + self.state.due(after).map_or(pause, |due| due.min(pause));
     }
 
-    /// Whether another was quicker.
+    /// Returns whether another gateway wrote first.
     fn attempt(&mut self, server: &mut Server, now: Instant, spent: &mut Duration) -> bool {
         if !self.state.is_sure(now) {
             if self.link != LinkState::Whole {
@@ -133,7 +133,7 @@ impl World {
         }
     }
 
-    /// Who decides now, in which epoch: never two, also of those that are stopped.
+    /// Returns the leader and its epoch, and asserts that there is at most one, suspended gateways included.
     fn deciding(&self) -> Option<(usize, u64)> {
         let who = |(n, gateway): (usize, &Gateway)| Some((n, gateway.epoch(self.now)?));
         let all: Vec<_> = self.gateways.iter().enumerate().filter_map(who).collect();
@@ -242,7 +242,7 @@ fn who_never_saw_the_lease_makes_or_takes_one_with_an_epoch_of_its_time() {
     let now = Instant::now();
     race.observe(None, now);
     assert!(matches!(race.next_action(now, FLOOR), LeaseAction::Create(record) if record.epoch == FLOOR));
-    // Made by somebody who knew nothing of those before; and by one whose clock goes ahead.
+    // Leases by a writer that knew no earlier epoch, and by one whose clock is ahead.
     for (found, taken) in [(0, FLOOR), (FLOOR + 5, FLOOR + 6)] {
         let mut race = ElectionState::new("new".to_owned());
         race.observe(
@@ -255,7 +255,7 @@ fn who_never_saw_the_lease_makes_or_takes_one_with_an_epoch_of_its_time() {
     }
 }
 
-/// A server whose answers to writes are lost when it is told so.
+/// A server that loses the responses to writes on demand.
 #[derive(Clone)]
 struct LossyStore(Arc<Mutex<Server>>, watch::Sender<bool>);
 
@@ -286,7 +286,7 @@ async fn a_lease_is_given_back_also_behind_a_renewal_that_was_never_answered() {
     let mut told = election.leadership();
     told.mark_unchanged();
     store.1.send_replace(true);
-    // The renewal that is lost.
+    // The lost renewal.
     told.changed().await.unwrap();
     store.1.send_replace(false);
     election.release(async {}).await;
@@ -294,7 +294,7 @@ async fn a_lease_is_given_back_also_behind_a_renewal_that_was_never_answered() {
     assert_eq!((record.holder, versions), (None, 3));
 }
 
-/// Lines that are cut and mended at random, processes that are stopped and go on: never two, and one in the end.
+/// Cuts and restores links and suspends processes at random: there are never two leaders, and one in the end.
 #[test]
 fn whatever_happens_to_the_lines_never_two_decide() {
     let mut luck = 0x9e37_79b9_7f4a_7c15_u64;

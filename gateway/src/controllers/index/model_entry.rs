@@ -1,4 +1,4 @@
-//! One InferenceModel by itself.
+//! Index entry of one InferenceModel.
 
 use std::sync::Arc;
 
@@ -11,12 +11,14 @@ use crate::controllers::{
     rejection::{Rejection, Rejections},
 };
 
-/// Which version of an object's spec. An API server counts its generations; a status has none.
+/// Identifies a version of an object's spec.
+///
+/// The API server's generation counts these versions; a status write does not change it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SpecVersion {
     pub(super) uid: Option<String>,
     pub(super) generation: Option<i64>,
-    /// It is being deleted, and something holds that up.
+    /// The object is being deleted and a finalizer delays that.
     pub(super) deleting: bool,
     pub(super) readable: bool,
 }
@@ -35,7 +37,7 @@ impl SpecVersion {
         Self { readable: false, ..Self::of(metadata) }
     }
 
-    /// Certainly the same spec.
+    /// Whether both certainly have the same spec.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         self.uid.is_some() && self.generation.is_some() && self == other
     }
@@ -64,7 +66,7 @@ impl ModelEntry {
         }
     }
 
-    /// `before`: what was known of the object when it could be read.
+    /// Builds the entry of an unreadable object. `before` is its entry from when it was readable.
     pub(super) fn unreadable(metadata: &ObjectMeta, error: &str, before: Option<Self>) -> Self {
         let (claim, status) =
             before.map_or_else(|| (unknown_claim(metadata), None), |old| (old.claim, old.status));

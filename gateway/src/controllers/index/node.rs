@@ -1,8 +1,9 @@
-//! What a node has, as far as its Node and its AcceleratorNode say.
+//! Capacity of a node, from its Node and its AcceleratorNode.
 //!
-//! An AcceleratorNode that lists all accelerators comes from a program that asked the driver, so it decides where there is one.
-//! Without it there are the labels of NVIDIA's feature discovery and what the device plugin offers. A partial list is Rouse's own
-//! and is derived from those labels, so it decides nothing: an accelerator that it lacks is not gone.
+//! An AcceleratorNode that lists all accelerators comes from a program that queried the driver, so it takes precedence.
+//! Otherwise the capacity comes from the labels of NVIDIA's feature discovery and from what the device plugin offers. A
+//! partial list is Rouse's own and derives from those labels, so it is ignored here: an accelerator missing from it may
+//! still exist.
 
 use std::collections::BTreeMap;
 
@@ -12,35 +13,35 @@ use rouse::{model::AcceleratorId, units::Bytes};
 use super::resolved::AcceleratorCapacities;
 use crate::controllers::crd::AcceleratorNode;
 
-/// Memory of each accelerator, in MiB.
+/// Label: memory of each accelerator, in MiB.
 const MEMORY: &str = "nvidia.com/gpu.memory";
-/// Accelerators that there really are: a device plugin that shares them offers more units.
+/// Label: number of physical accelerators. A device plugin that shares them offers more units.
 const COUNT: &str = "nvidia.com/gpu.count";
 
-/// Of a Node, what matters here.
+/// The relevant part of a Node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct IndexedNode {
     pub(super) uid: Option<String>,
     pub(super) labels: BTreeMap<String, String>,
-    /// Extended resources that Pods may take; `Err`: a text that is no number.
+    /// Allocatable extended resources; `Err` holds a text that is not a number.
     extended_resources: BTreeMap<String, Result<u32, String>>,
 }
 
-/// Of an AcceleratorNode, what matters here.
+/// The relevant part of an AcceleratorNode.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ListedAccelerators {
-    /// Of each; nothing of one that is not healthy.
+    /// Capacity of each accelerator; zero for an unhealthy one.
     capacities: BTreeMap<AcceleratorId, Bytes>,
     healthy: u32,
     /// What was left out, and why.
     warning: Option<String>,
 }
 
-/// What a node adds to its pool. `None`: nothing says.
+/// A node's contribution to its pool. `None` means unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NodeCapacity {
     pub(super) bytes: Option<Bytes>,
-    /// Healthy ones.
+    /// Number of healthy accelerators.
     pub(super) accelerators: u32,
     pub(super) capacities: AcceleratorCapacities,
     pub(super) units: Option<u32>,
@@ -61,7 +62,7 @@ impl IndexedNode {
 }
 
 impl ListedAccelerators {
-    /// `None`: the node's object lists no accelerators, or not all of them.
+    /// Reads the list; `None` if it is empty or partial.
     pub(super) fn of(node: &AcceleratorNode) -> Option<Self> {
         let whole = node.status.as_ref().filter(|status| !status.partial);
         let listed = whole.map(|status| status.accelerators.as_slice()).unwrap_or_default();
@@ -91,7 +92,7 @@ impl ListedAccelerators {
     }
 }
 
-/// What this node has for a pool whose Pods ask for `resource`.
+/// Returns a node's capacity for a pool whose Pods request `resource`.
 pub(super) fn node_capacity(
     node: &IndexedNode,
     accelerators: Option<&Result<ListedAccelerators, String>>,
@@ -110,7 +111,7 @@ pub(super) fn node_capacity(
             units,
             warning: join(odd, found.warning.clone()),
         },
-        // The node's AcceleratorNode cannot be read: its accelerators' health is not known.
+        // The node's AcceleratorNode is unreadable, so the health of its accelerators is unknown.
         Some(Err(why)) => NodeCapacity {
             bytes: Some(Bytes::ZERO),
             units,
@@ -157,7 +158,7 @@ fn join(one: Option<String>, other: Option<String>) -> Option<String> {
     }
 }
 
-/// Pieces: an API server writes a thousand of them as `1k`.
+/// Parses a whole number of units. An API server writes a thousand as `1k`.
 fn whole(text: &str) -> Option<u32> {
     let (digits, factor) = match text.strip_suffix('k') {
         Some(digits) => (digits, 1000),

@@ -1,7 +1,7 @@
-//! Where models go, and what their pools make of them.
+//! Places models in pools.
 //!
-//! A model whose pool is in trouble is still served: its engines that run go on, its clients wait and are told why. To
-//! drop it would end in seconds, for one wrong label, what took minutes to load.
+//! A model whose pool has a problem is still served: its running engines go on, and its clients wait and learn why.
+//! Dropping it because of one wrong label would end in seconds what took minutes to load.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -27,7 +27,7 @@ use crate::{
     },
 };
 
-/// Each model by itself on the ground, then beside the others.
+/// Places each model by itself, then checks the models against each other.
 pub(super) fn resolve(
     models: &BTreeMap<ObjectName, ModelEntry>,
     pools: &BTreeMap<String, PoolEntry>,
@@ -69,7 +69,9 @@ pub(super) fn resolve(
     settled
 }
 
-/// Objects need objects, and decisions go by the names of models. All that a served model needs are served.
+/// Fills in the dependencies of served models by model name.
+///
+/// Objects refer to objects, while decisions use model names. All dependencies of a served model are served.
 fn name_dependencies(settled: &mut Resolved) {
     let named = |settled: &Resolved, served: &ServedModel| -> Vec<ModelName> {
         let needed = served.model.dependencies.iter();
@@ -91,7 +93,7 @@ struct Placer<'a> {
     policy: ConversionPolicy,
 }
 
-/// Where one variant goes.
+/// The chosen variant and its pool.
 struct VariantPlacement<'a> {
     variant: usize,
     name: &'a str,
@@ -107,7 +109,8 @@ impl Placer<'_> {
             ModelHosting::DualPods(_) => {
                 check_dual_pods_mode(self.policy.dual_pods, model)?;
                 let served = self.run(entry, model)?;
-                // Its engines sleep while it has no Pod: who decides about Pods stops and starts it.
+                // Pairing puts these engines to sleep while the model has no requester Pod, so to the model they only
+                // start and stop.
                 let engine =
                     config::EngineConfig { sleep: config::SleepApi::None, ..(*served.engine).clone() };
                 let spec = ModelSpec { can_sleep: false, ..served.spec };
@@ -127,7 +130,7 @@ impl Placer<'_> {
         Ok(served(entry, model, variant, &place))
     }
 
-    /// The cheapest variant that a pool takes. When none is taken, why the cheapest is not.
+    /// Picks the cheapest variant that fits a pool, or returns the rejection of the cheapest.
     fn place(&self, model: &convert::ConvertedModel) -> Result<VariantPlacement<'_>, Rejections> {
         let mut why = None;
         for (index, variant) in model.variants.iter().enumerate() {
@@ -174,7 +177,7 @@ impl Placer<'_> {
         Ok(VariantPlacement { variant: index, name, pool, blocked_by: waits })
     }
 
-    /// Of pools that overlap, the one that was there first: what runs is booked there.
+    /// Picks the oldest of overlapping pools, since running engines have their reservations there.
     fn oldest<'b>(&self, pools: &[&'b str]) -> Option<&'b str> {
         let overlaps = |name: &str| {
             let trouble = self.pools.get(name).and_then(|pool| pool.problem.as_ref());
@@ -194,7 +197,7 @@ impl Placer<'_> {
     }
 }
 
-/// Whether somebody here serves the requesters of such a model.
+/// Checks that this gateway serves requesters of such a model.
 fn check_dual_pods_mode(
     mode: Option<ProviderMode>,
     model: &convert::ConvertedModel,
@@ -212,7 +215,7 @@ fn check_dual_pods_mode(
     Err(Rejection::Unsupported(text).into())
 }
 
-/// What of a model's spec keeps engines of it awake without requests, if anything does.
+/// Returns the spec field that keeps engines awake without requests, if any.
 const fn keep_awake_field(spec: &ModelSpec) -> Option<&'static str> {
     match spec {
         ModelSpec { pinned: true, .. } => Some("pinned"),
@@ -226,7 +229,7 @@ fn pairs(labels: &BTreeMap<String, String>) -> String {
     if pairs.is_empty() { "no labels".to_owned() } else { pairs.join(",") }
 }
 
-/// The conversion gives every model a variant.
+/// Error for a model without variants, which the conversion never returns.
 fn nothing_to_run() -> Rejections {
     Rejection::Spec("there is no variant to run".to_owned()).into()
 }
@@ -289,8 +292,10 @@ fn served(
     }
 }
 
-/// The pool is one accelerator to the decisions, with the memory of all that are behind it. `alone`: an engine has its
-/// accelerators to itself.
+/// Assigns a spec to its pool.
+///
+/// The decisions treat the pool as one accelerator with the memory of all. `alone`: each engine has its accelerators to
+/// itself.
 fn on_pool(spec: &ModelSpec, pool: &str, alone: bool) -> ModelSpec {
     ModelSpec {
         accelerators: AcceleratorRequirement::InPool { pool: pool.into(), count: spec.accelerators.count() },

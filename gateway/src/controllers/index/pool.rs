@@ -1,4 +1,4 @@
-//! One AcceleratorPool by itself.
+//! Index entry of one AcceleratorPool.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -14,15 +14,15 @@ use crate::controllers::{
     rejection::{Rejection, Rejections},
 };
 
-/// The namespace that stands for all that are not listed.
+/// Namespace key that stands for all namespaces that are not listed.
 const OTHERS: &str = "*";
 
-/// What a pool's spec means.
+/// The parsed spec of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolTerms {
-    /// Cap on the sum of its accelerators.
+    /// Cap on the total memory of the pool's accelerators.
     pub memory: Option<Bytes>,
-    /// What asleep engines may keep of each accelerator.
+    /// Memory that asleep engines may keep on each accelerator.
     pub sleeping_memory: Option<Bytes>,
     /// RAM of each node for engines asleep at level 1.
     pub host_sleep_memory: Bytes,
@@ -30,7 +30,7 @@ pub struct PoolTerms {
     pub slots: u32,
     pub taint: Option<String>,
     pub accelerator_type_label: String,
-    /// The extended resource that Pods ask for.
+    /// Extended resource that Pods request.
     pub resource: String,
     pub gpu_access: GpuAccess,
     pub runtime_class_name: Option<String>,
@@ -41,13 +41,13 @@ pub struct PoolTerms {
 }
 
 impl PoolTerms {
-    /// Models of this namespace may use the pool.
+    /// Whether models of this namespace may use the pool.
     #[must_use]
     pub fn allows(&self, namespace: &str) -> bool {
         self.allowed.as_ref().is_none_or(|allowed| allowed.iter().any(|name| name == namespace))
     }
 
-    /// What the models of this namespace may have reserved together; `None`: as much as there is.
+    /// Returns the namespace's limit on reserved memory; `None` if unlimited.
     #[must_use]
     pub fn quota(&self, namespace: &str) -> Option<Bytes> {
         self.quota.get(namespace).or_else(|| self.quota.get(OTHERS)).copied()
@@ -70,7 +70,7 @@ impl PoolEntry {
         Self { version, created, selector: pool.spec.node_selector, terms, status: pool.status }
     }
 
-    /// `before`: what was known of the pool when it could be read. Its nodes stay its own.
+    /// Builds the entry of an unreadable pool, which keeps its nodes. `before` is its entry from when it was readable.
     pub(super) fn unreadable(metadata: &ObjectMeta, error: &str, before: Option<Self>) -> Self {
         let (selector, status) = before.map_or_else(Default::default, |old| (old.selector, old.status));
         Self {

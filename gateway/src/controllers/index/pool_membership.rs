@@ -1,7 +1,7 @@
-//! Which nodes are in which pool, and what the pools have.
+//! Assigns nodes to pools and sums the pools' capacities.
 //!
-//! A node in two pools is in neither: its memory would be granted twice. So are nodes that only could be: of two
-//! selectors of which one contains the other, whatever node comes is in both.
+//! A node in two pools counts for neither, since its memory would be granted twice. Two pools also conflict without
+//! such a node if one selector contains the other: any node of the narrower pool would be in both.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,7 +27,7 @@ type NodeFactsByName = BTreeMap<String, Result<IndexedNode, String>>;
 type AcceleratorsByNode = BTreeMap<String, Result<ListedAccelerators, String>>;
 
 impl PoolMembership {
-    /// `nodes`: `None` where they cannot be read.
+    /// Computes the membership. `nodes` is `None` if Nodes cannot be read.
     pub(super) fn compute(
         pools: &BTreeMap<String, PoolEntry>,
         nodes: Option<&NodeFactsByName>,
@@ -81,11 +81,11 @@ impl PoolMembership {
     }
 }
 
-/// Pools with others in which the same nodes are.
+/// Pools that share nodes with other pools.
 #[derive(Default)]
 struct PoolOverlaps<'a> {
     by_pool: BTreeMap<&'a str, BTreeMap<String, Option<String>>>,
-    /// Thousands of nodes that are in the same pools say the same.
+    /// Sets of pools already noted: thousands of nodes in the same pools add nothing.
     seen: BTreeSet<Vec<&'a str>>,
 }
 
@@ -106,7 +106,7 @@ impl<'a> PoolOverlaps<'a> {
     }
 }
 
-/// `members`: `None` where nodes cannot be read.
+/// Resolves one pool. `members` is `None` if Nodes cannot be read.
 fn pool(
     entry: &PoolEntry,
     members: Option<&[(&String, &IndexedNode)]>,
@@ -159,7 +159,7 @@ fn pool(
     pool
 }
 
-/// What may be granted, of so many nodes that have this much.
+/// Returns the memory that may be granted, given the number of nodes and their known memory.
 fn total(terms: &PoolTerms, nodes: Option<usize>, known: Option<Bytes>) -> Result<Bytes, PoolProblem> {
     if nodes == Some(0) {
         return Err(PoolProblem::NoNodes);

@@ -1,4 +1,4 @@
-//! What follows from the objects: the pools, the models that are served, and why others are not.
+//! The result of the index: pools, served models, and why other models are rejected.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -17,34 +17,34 @@ use crate::{
     },
 };
 
-/// Everything that is decided by objects alone.
+/// Everything that follows from objects alone.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Resolved {
-    /// By name. Shared with the former `Resolved` while neither nodes nor pools have changed.
+    /// By name. Shared with the former `Resolved` while neither nodes nor pools change.
     pub pools: Arc<BTreeMap<String, ResolvedPool>>,
-    /// Nodes of pools, and those that would be but for what is said.
+    /// Nodes of pools, and nodes that a warning excludes from their pool.
     pub nodes: Arc<BTreeMap<String, ResolvedNode>>,
     pub served: BTreeMap<ObjectName, ServedModel>,
-    /// Of each model that is served, whose decisions and engines go by its name, the object.
+    /// The object of each served model, by the model name that decisions and engines use.
     pub objects: BTreeMap<ModelName, ObjectName>,
     pub rejected: BTreeMap<ObjectName, RejectedModel>,
 }
 
 impl Resolved {
-    /// The model of this name, not an alias.
+    /// Finds the model with this name; aliases do not count.
     #[must_use]
     pub fn find(&self, model: &ModelName) -> Option<&ServedModel> {
         self.served.get(self.objects.get(model)?)
     }
 
-    /// The object's, whether it is served or not.
+    /// Returns the object's uid, whether it is served or not.
     #[must_use]
     pub fn uid(&self, object: &ObjectName) -> Option<&String> {
         let served = self.served.get(object).map(|served| &served.uid);
         served.or_else(|| self.rejected.get(object).map(|rejected| &rejected.uid))?.as_ref()
     }
 
-    /// What the pool that it runs in says.
+    /// Returns the terms of the pool that the model runs in.
     #[must_use]
     pub fn terms(&self, served: &ServedModel) -> Option<&PoolTerms> {
         self.pools.get(served.pool.as_ref()?)?.terms.as_deref()
@@ -56,54 +56,54 @@ impl Resolved {
 pub struct ResolvedPool {
     pub uid: Option<String>,
     pub generation: Option<i64>,
-    /// What its spec means; `None` where that is not known.
+    /// The parsed spec; `None` if it is invalid.
     pub terms: Option<Arc<PoolTerms>>,
-    /// Its nodes.
+    /// Number of the pool's nodes.
     pub nodes: u32,
-    /// Healthy accelerators on them.
+    /// Number of healthy accelerators on them.
     pub accelerators: u32,
-    /// What may be granted; `None` while nothing may be.
+    /// Memory that may be granted; `None` while nothing may be.
     pub total: Option<Bytes>,
-    /// Pieces of its extended resource that Pods may take; `None`: no node says.
+    /// Allocatable units of the pool's extended resource; `None` if no node reports any.
     pub units: Option<u32>,
-    /// Why nothing can be started in it.
+    /// Why nothing can start in the pool.
     pub problem: Option<PoolProblem>,
-    /// What of its nodes was left out of the sums, and why.
+    /// What the sums leave out of the pool's nodes, and why.
     pub warnings: Vec<String>,
 }
 
-/// Where a node belongs.
+/// A node and its pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResolvedNode {
-    /// The Node's.
+    /// Uid of the Node.
     pub uid: Option<String>,
     pub pool: Option<String>,
-    /// Its healthy accelerators, as far as they are known.
+    /// Number of known healthy accelerators.
     pub accelerators: u32,
-    /// Of what type they are, by the label that the pool names.
+    /// Accelerator type, from the label that the pool names.
     pub kind: Option<String>,
-    /// What may be granted on all of them together; `None`: nothing says.
+    /// Memory that may be granted on all its accelerators together; `None` if unknown.
     pub total: Option<Bytes>,
     pub capacities: AcceleratorCapacities,
-    /// What of it does not count, and why.
+    /// What does not count on this node, and why.
     pub warning: Option<String>,
 }
 
-/// What a node's accelerators hold, as far as that is known.
+/// Known capacities of a node's accelerators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AcceleratorCapacities {
-    /// Each of those that are not listed.
+    /// Capacity of each unlisted accelerator.
     pub unlisted_each: Option<Bytes>,
-    /// By UUID; nothing on one that is not healthy.
+    /// Capacity by UUID; zero for an unhealthy accelerator.
     pub by_uuid: BTreeMap<AcceleratorId, Bytes>,
 }
 
-/// Why nothing can be started in a pool.
+/// Why nothing can start in a pool.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolProblem {
     #[error("{0}")]
     Invalid(Rejections),
-    /// The other pools, each with a node that is in both when there is one.
+    /// The other pools, each with a shared node if there is one.
     #[error("{}", overlap(.0))]
     Overlap(BTreeMap<String, Option<String>>),
     #[error("no node has the labels of its nodeSelector: label nodes, or correct the selector")]
@@ -118,7 +118,7 @@ pub enum PoolProblem {
 }
 
 impl PoolProblem {
-    /// The reason of the condition Ready.
+    /// Returns the reason for the condition Ready.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
@@ -131,7 +131,7 @@ impl PoolProblem {
     }
 }
 
-/// As many of a list as a sentence should have.
+/// Maximum number of items that a message lists.
 const MAX_LISTED: usize = 8;
 
 fn overlap(others: &BTreeMap<String, Option<String>>) -> String {
@@ -146,7 +146,7 @@ fn overlap(others: &BTreeMap<String, Option<String>>) -> String {
     )
 }
 
-/// The first few, and how many more there are.
+/// Lists the first few items and the number of the others.
 pub(in crate::controllers) fn list(mut items: impl ExactSizeIterator<Item = String>) -> String {
     let more = items.len().saturating_sub(MAX_LISTED);
     let named: Vec<String> = items.by_ref().take(MAX_LISTED).collect();
@@ -160,23 +160,23 @@ pub struct ServedModel {
     pub uid: Option<String>,
     pub generation: Option<i64>,
     pub model: Arc<convert::ConvertedModel>,
-    /// Which of its variants is run: a place in `model.variants`.
+    /// Index of the variant that runs, in `model.variants`.
     pub variant: usize,
-    /// For the decisions: on its pool, with the pool's terms applied.
+    /// Spec for the decisions: placed in the pool, with the pool's terms applied.
     pub spec: ModelSpec,
-    /// How engines of that variant are spoken to.
+    /// Configuration for talking to engines of that variant.
     pub engine: Arc<config::EngineConfig>,
-    /// `None` for a model that is external.
+    /// `None` for an external model.
     pub pool: Option<String>,
-    /// What its namespace may have reserved in the pool.
+    /// Limit on the memory that the model's namespace may reserve in the pool.
     pub quota: Option<Bytes>,
-    /// Why none of its engines can be started now.
+    /// Why none of its engines can start now.
     pub blocked_by: Option<String>,
-    /// What of the object has no effect in this version.
+    /// Parts of the object that have no effect in this version.
     pub notes: Vec<String>,
 }
 
-/// What is shared is the same: one changes among thousands, as a rule, and all are compared.
+/// Compares shared parts by pointer first: usually one model of thousands changes, and all are compared.
 impl PartialEq for ServedModel {
     fn eq(&self, other: &Self) -> bool {
         let Self { uid, generation, model, variant, spec, engine, pool, quota, blocked_by: waits, notes } =
@@ -192,13 +192,13 @@ impl PartialEq for ServedModel {
 }
 
 impl ServedModel {
-    /// The one that is run.
+    /// Returns the variant that runs.
     #[must_use]
     pub fn variant(&self) -> Option<&ModelVariant> {
         self.model.variants.get(self.variant)
     }
 
-    /// What its Pods are made of; `None` for a model that is external.
+    /// Returns the template of the model's Pods; `None` for an external model.
     #[must_use]
     pub fn pods(&self) -> Option<&EnginePodTemplate> {
         match &self.model.hosting {

@@ -1,21 +1,21 @@
 //! Finds the pools whose selector a set of labels satisfies.
 //!
-//! The same question is asked of a node (is it in the pool?), of a model's selector (are the nodes that it selects in the
-//! pool?) and of another pool's selector (are its nodes also in this one?).
+//! The lookup serves three questions: whether a node is in the pool, whether the nodes that a model selects are in the
+//! pool, and whether another pool's nodes are also in this one.
 
 use std::collections::{BTreeMap, HashMap};
 
 type LabelSet = BTreeMap<String, String>;
-/// A key and its value.
+/// A label key and its value.
 type LabelPair<'a> = (&'a str, &'a str);
 
-/// Each selector under the pair of it that the fewest others have: labels are looked up, selectors are not gone through.
+/// Indexes each selector by its rarest label pair, so that a lookup need not scan all selectors.
 pub(super) struct Selectors<'a> {
     by_pair: HashMap<LabelPair<'a>, Vec<(&'a str, &'a LabelSet)>>,
 }
 
 impl<'a> Selectors<'a> {
-    /// By the pools' names. One without a pair selects nothing.
+    /// Builds the index from pool names and selectors. An empty selector matches nothing.
     pub(super) fn new(pools: impl Iterator<Item = (&'a str, &'a LabelSet)> + Clone) -> Self {
         let mut common: HashMap<LabelPair<'_>, usize> = HashMap::new();
         for (key, value) in pools.clone().flat_map(|(_, selector)| selector) {
@@ -31,7 +31,7 @@ impl<'a> Selectors<'a> {
         Self { by_pair }
     }
 
-    /// The pools whose every pair is among these, in the order of their names.
+    /// Returns the pools whose every pair is among `labels`, sorted by name.
     pub(super) fn matching_pools(&self, labels: &LabelSet) -> Vec<&'a str> {
         let candidates =
             labels.iter().filter_map(|(key, value)| self.by_pair.get(&(key.as_str(), value.as_str())));

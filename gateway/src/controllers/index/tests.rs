@@ -14,7 +14,7 @@ const SCOPE: WatchScope = WatchScope {
     namespaces: 1,
 };
 
-/// An index that was told these, and what it makes of them.
+/// Resolves an index with these objects.
 fn settled(objects: impl IntoIterator<Item = IndexedObject>) -> Arc<Resolved> {
     let mut index = ClusterIndex::new(SCOPE);
     objects.into_iter().for_each(|object| index.apply(object));
@@ -39,7 +39,7 @@ fn with(mut base: Value, fields: Value) -> Value {
     base
 }
 
-/// The smallest good one, of the namespace `chat`, with these fields of its spec; `null` takes one out.
+/// The smallest valid model in the namespace `chat` with these spec fields on top; `null` removes a field.
 fn model(name: &str, fields: Value) -> IndexedObject {
     model_at(name, fields, 1).into()
 }
@@ -55,7 +55,7 @@ fn model_at(name: &str, fields: Value, generation: i64) -> InferenceModel {
     .unwrap()
 }
 
-/// Of the nodes with `inference-pool: NAME`, unless the fields say otherwise.
+/// A pool of the nodes with `inference-pool: NAME`, unless the fields say otherwise.
 fn pool(name: &str, fields: Value) -> IndexedObject {
     pool_at(name, fields, 1).into()
 }
@@ -70,7 +70,7 @@ fn pool_at(name: &str, fields: Value, generation: i64) -> AcceleratorPool {
     .unwrap()
 }
 
-/// Of the pool with that name, with accelerators of 80 GiB.
+/// A node of the pool with that name, with accelerators of 80 GiB.
 fn node(name: &str, pool: &str, units: Value) -> IndexedObject {
     labelled(name, json!({"inference-pool": pool, "nvidia.com/gpu.memory": "81920"}), units)
 }
@@ -87,7 +87,7 @@ fn labelled(name: &str, labels: Value, units: Value) -> IndexedObject {
     node.into()
 }
 
-/// What a stub says of a node: its accelerators' capacities, and whether they are healthy.
+/// An AcceleratorNode as a stub reports it: each accelerator's capacity and health.
 fn stub(name: &str, accelerators: &[(&str, bool)]) -> IndexedObject {
     let listed: Vec<_> = accelerators
         .iter()
@@ -109,7 +109,7 @@ fn object(name: &str) -> ObjectName {
     ObjectName::new("chat", name)
 }
 
-/// Why a model is not served, as its condition has it.
+/// Returns the reason and message in a rejected model's condition.
 fn rejected(settled: &Resolved, name: &str) -> (&'static str, String) {
     let rejected = settled.rejected.get(&object(name)).unwrap_or_else(|| panic!("{name} is served"));
     (rejected.rejections.reason(), rejected.rejections.to_string())

@@ -1,4 +1,4 @@
-//! Where what is booked was found to be: the second phase of a booking, once somebody has picked the accelerators.
+//! Records the location of reserved memory: the second phase, once Kubernetes has picked the accelerators.
 
 use rouse::{
     model::AcceleratorId,
@@ -10,15 +10,15 @@ use crate::controllers::{
     index::AcceleratorCapacities,
 };
 
-/// The accelerators that an engine came to.
+/// The accelerators that an engine got.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReservationLocation {
     pub node: String,
-    /// Empty: nobody says which of the node's they are.
+    /// Empty if unknown.
     pub accelerators: Vec<AcceleratorId>,
 }
 
-/// An engine came to where there is no room for it.
+/// An engine got accelerators without room for it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LocationError {
     #[error("{wanted} wanted on each accelerator, and those of node {node} have {capacity}")]
@@ -28,12 +28,12 @@ pub enum LocationError {
 }
 
 impl Ledger {
-    /// Notes where an engine is. What is not booked has no place.
+    /// Records the location of an engine. Without a reservation it does nothing.
     pub fn set_location(&mut self, model: &ObjectName, replica: u32, spot: &ReservationLocation, now: Tick) {
         let mut own = self.reservations.iter_mut();
         let Some(own) = own.find(|known| known.model == *model && known.replica == replica) else { return };
         let node = Some(spot.node.clone()).filter(|node| !node.is_empty());
-        // Who asks later and cannot say does not take back what was said.
+        // A later report without accelerators does not erase known ones.
         if own.node == node && spot.accelerators.is_empty() {
             return;
         }
@@ -44,10 +44,10 @@ impl Ledger {
         }
     }
 
-    /// Whether the engine's memory fits where it came to, beside what others have there.
+    /// Checks whether the engine's memory fits its location beside other reservations.
     ///
     /// # Errors
-    /// It does not.
+    /// The memory does not fit.
     pub fn check_fit(
         &self,
         model: &ObjectName,
@@ -80,7 +80,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// What is booked on this accelerator, memory on its way back included.
+    /// Iterates over the reservations on this accelerator, including memory that is being released.
     fn on_accelerator<'a>(
         &'a self,
         node: &'a str,

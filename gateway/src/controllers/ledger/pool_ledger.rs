@@ -1,4 +1,4 @@
-//! The write: compare-and-set on the status of an AcceleratorPool, by whoever leads.
+//! Compare-and-set writes to the status of an AcceleratorPool, by the leader.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,20 +22,19 @@ use crate::controllers::{
 };
 use rouse::units::Bytes;
 
-/// A call that takes longer has failed. Whether it was carried out is not known: the ledger is read before it is made
-/// again.
+/// Timeout of one call. The call may still have succeeded, so a retry reads the ledger first.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Others write a pool rarely: its controller its totals, and a leader that was replaced and does not know it yet.
+/// Conflicts are rare: the only other writers are the pool's controller and a replaced leader that has not noticed yet.
 const MAX_TRIES: u32 = 16;
 
-/// Changes ledgers, while this gateway leads.
+/// Changes ledgers while this gateway leads.
 #[derive(Clone, Debug)]
 pub struct PoolLedger {
     pools: Api<AcceleratorPool>,
     leadership: watch::Receiver<Option<Leadership>>,
 }
 
-/// Why a ledger was not changed; with `E`, that the change itself said no.
+/// Why a ledger was not changed. `E` is the refusal of the change itself.
 #[derive(Debug, thiserror::Error)]
 pub enum Error<E> {
     #[error(transparent)]
@@ -62,12 +61,13 @@ impl PoolLedger {
         Self { pools: Api::all(client), leadership: claim }
     }
 
-    /// What a new leader does before it decides anything: puts these pools under its epoch, so that nothing its
-    /// predecessor still has under way can change them. Their ledgers, as nobody else changes them from now on; a pool
-    /// that is gone is left out.
+    /// Stamps these pools with a new leader's epoch and returns their ledgers.
+    ///
+    /// A new leader calls this before it decides anything: afterwards no write of its predecessor that is still in
+    /// flight can change the pools. A pool that no longer exists is left out.
     ///
     /// # Errors
-    /// As [`Error`] says; some of the pools may be stamped then. Nothing is lost by asking again.
+    /// See [`Error`]. Some pools may already be stamped; a retry is safe.
     pub async fn take_over(
         &self,
         pools: &BTreeSet<String>,
@@ -83,10 +83,10 @@ impl PoolLedger {
         Ok(ledgers)
     }
 
-    /// The pools that have reservations, with the namespaces whose models these are. A pool that cannot be read is left out.
+    /// Lists the pools with reservations, and the namespaces of their models. Leaves out unreadable pools.
     ///
     /// # Errors
-    /// The API server did not answer, or with an error.
+    /// The API server did not answer, or answered with an error.
     pub async fn pools_with_reservations(
         &self,
     ) -> Result<Vec<(String, BTreeSet<String>)>, Error<Infallible>> {
@@ -104,12 +104,13 @@ impl PoolLedger {
         Ok(listed.items.into_iter().filter_map(who).collect())
     }
 
-    /// Reads the pool, changes its ledger and writes it; again, when another wrote meanwhile. `change` is given the
-    /// ledger and what may be granted of the pool, and is asked anew each time. Without a change nothing is written,
-    /// but for the stamp where it is missing: also what is left as it is, is relied upon.
+    /// Applies `change` to the pool's ledger and writes it, and retries on a conflict.
+    ///
+    /// `change` gets the ledger and the pool's grantable memory, and runs again on each try. An unchanged ledger is not
+    /// written unless its stamp is missing: the stamp must also protect a ledger that was only read.
     ///
     /// # Errors
-    /// As [`Error`] says; after `Timeout` and `Api` the change may have been made.
+    /// See [`Error`]. After `Timeout` and `Api` the change may have been written.
     pub async fn change<T, E>(
         &self,
         pool: &str,
@@ -122,11 +123,10 @@ impl PoolLedger {
         self.write(pool, change).await
     }
 
-    /// As [`Self::change`], of what the status says beside the ledger, its sums and its stamp. `wanted` is given what is
-    /// stored.
+    /// Updates the rest of the pool's status: all but ledger, sums and stamp. `wanted` gets the stored status.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// See [`Error`].
     pub async fn update_status(
         &self,
         pool: &str,
@@ -145,7 +145,7 @@ impl PoolLedger {
         pool: &str,
         mut change: impl FnMut(&mut AcceleratorPoolStatus) -> Result<T, E>,
     ) -> Result<T, Error<E>> {
-        // One tenure: what was decided in one is not written in the next.
+        // One epoch for all tries: a decision of one tenure must not be written in the next.
         let epoch = self.leading_epoch().ok_or(Error::NotLeading)?;
         for _ in 0..MAX_TRIES {
             let mut object = self.read(pool).await?;
@@ -156,9 +156,9 @@ impl PoolLedger {
                 Error::Replaced { pool, epoch, newer }
             })?;
             let outcome = change(&mut status);
-            // The last look before the write, and before anybody acts on what is there already. A process that is
-            // stopped right here writes late, with the version that it read: the stamp of whoever leads then has made
-            // that an old one.
+            // Last check before the write, and before anyone relies on an unchanged ledger. A process that is suspended
+            // right here writes late, with the version it read: the stamp of the new leader has made that version
+            // stale.
             if self.leading_epoch() != Some(epoch) {
                 return Err(Error::NotLeading);
             }
@@ -175,7 +175,7 @@ impl PoolLedger {
         Err(Error::Contended)
     }
 
-    /// In which epoch this gateway leads, now.
+    /// Returns the epoch in which this gateway leads now.
     fn leading_epoch(&self) -> Option<u64> {
         self.leadership.borrow().filter(Leadership::is_valid).map(|claim| claim.epoch)
     }
@@ -186,7 +186,7 @@ impl PoolLedger {
         found.map_err(|error| Error::Api(Box::new(error)))?.ok_or_else(|| Error::NoPool(pool.to_owned()))
     }
 
-    /// `false`: another wrote meanwhile.
+    /// Returns `false` if another writer was first.
     async fn replace<E>(&self, pool: &str, object: &AcceleratorPool) -> Result<bool, Error<E>> {
         failpoint::hit();
         let parameters = PostParams::default();

@@ -1,4 +1,4 @@
-//! The status of an InferenceModel.
+//! Computes the status of an InferenceModel.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use rouse::{
@@ -16,50 +16,50 @@ use crate::controllers::{
     index::{RejectedModel, ServedModel},
 };
 
-/// A status is not written for a later time of the last request alone, before that much has passed.
+/// Minimum growth of the last request's time that alone is worth a write.
 const MIN_LAST_REQUEST_LAG: Millis = Millis::secs(30);
-/// A peak is written again once it is so much higher, in percent of what was written.
+/// Minimum growth of a peak that is worth a write, in percent of the stored one.
 const PEAK_STEP_PERCENT: u128 = 1;
 
-/// What the objects say of the model.
+/// What the index resolved for the model.
 #[derive(Clone, Copy, Debug)]
 pub enum ResolvedModel<'a> {
     Served(&'a ServedModel),
     Rejected(&'a RejectedModel),
 }
 
-/// What is known of it beside objects.
+/// Facts about the model beyond its object.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelFacts {
     pub engines: Vec<EngineStatus>,
-    /// Engines that there should be.
+    /// Number of engines that should exist.
     pub desired: u32,
-    /// Why what should be there is not.
+    /// Why a wanted engine is missing.
     pub wait_reason: Option<ModelWaitReason>,
-    /// What the last engine that failed had for a trouble.
+    /// Failure of the engine that failed last.
     pub last_failure: Option<String>,
-    /// It fits nowhere, whatever else is put away: why.
+    /// Why the model fits nowhere, whatever else is evicted.
     pub unplaceable: Option<String>,
-    /// What befell it last, where it has not served since.
+    /// The last outcome, if the model has not served since.
     pub last_outcome: Option<String>,
-    /// That is a start that failed, and nothing runs.
+    /// Whether that outcome is a failed start and no engine runs.
     pub start_failed: bool,
-    /// The most that an engine was seen to use, on one accelerator.
+    /// Highest observed memory use of an engine on one accelerator.
     pub peak: Option<Bytes>,
     pub observed: Option<Tick>,
     pub learned: Option<LearnedStatus>,
     pub last_request: Option<Tick>,
 }
 
-/// Why what should be there is not, as the plan's report has it.
+/// Why a wanted engine is missing, according to the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelWaitReason {
-    /// For memory that others hold, or that there is not.
+    /// Memory that other engines hold, or that does not exist.
     Memory(String),
     Other(String),
 }
 
-/// The status that the model should have. What is not known anew stays as it is stored.
+/// Computes the wanted status. Unknown values stay as they are stored.
 #[must_use]
 pub fn model_status(
     seen: ResolvedModel<'_>,
@@ -100,8 +100,9 @@ pub fn model_status(
     }
 }
 
-/// Whether to write it: something else is different than the moments of the last observation and, for less than
-/// `patience`, of the last request.
+/// Whether the status is worth a write.
+///
+/// A later observation time alone is not, and neither is a time of the last request that grew by less than `patience`.
 #[must_use]
 pub fn model_differs(
     stored: Option<&InferenceModelStatus>,
@@ -124,7 +125,7 @@ pub fn model_differs(
     !soon || told != *stored
 }
 
-/// The highest that is known. One that is hardly higher than what is stored is not worth a write.
+/// Returns the highest known peak, or the stored peak if the new one is hardly higher.
 fn peak(facts: &ModelFacts, stored: &InferenceModelStatus) -> Option<Bytes> {
     let written = stored.observed_peak_memory.as_ref().and_then(|written| written.bytes().ok());
     let worth = |seen: Bytes, before: Bytes| {
@@ -136,19 +137,20 @@ fn peak(facts: &ModelFacts, stored: &InferenceModelStatus) -> Option<Bytes> {
     }
 }
 
-/// How late the time of the last request may be written: a tenth of the time after which it matters.
+/// Returns the lag allowed for the stored time of the last request: a tenth of the idle time until sleep, at least 30
+/// s.
 #[must_use]
 pub fn max_last_request_lag(idle: &IdlePolicy) -> Millis {
     idle.sleep_after.map_or(MIN_LAST_REQUEST_LAG, |Millis(span)| MIN_LAST_REQUEST_LAG.max(Millis(span / 10)))
 }
 
-/// Of one accelerator, for the variant that is run.
+/// Returns the declared memory on one accelerator, for the variant that runs.
 fn declared(served: &ServedModel) -> Option<Bytes> {
     let run = served.pool.as_ref().and_then(|_| served.variant());
     run.map(|variant| variant.spec.memory.awake).or(served.model.declared)
 }
 
-/// One that has no Pod yet is to be of the variant that is run now.
+/// Assigns engines without a known variant, which have no Pod yet, to the variant that runs now.
 fn engines(seen: ResolvedModel<'_>, facts: &ModelFacts) -> Vec<EngineStatus> {
     let mut engines = facts.engines.clone();
     if let ResolvedModel::Served(served) = seen
@@ -206,7 +208,7 @@ fn conditions(
     vec![accepted, of(READY, state.ready), of(AVAILABLE, state.available)]
 }
 
-/// What the conditions Ready and Available say.
+/// Content of the conditions Ready and Available.
 #[derive(Debug)]
 struct ModelReadiness {
     ready: bool,
@@ -225,7 +227,7 @@ impl ModelReadiness {
     }
 }
 
-/// The best that any of its engines is in, before the worst that any waits for.
+/// Derives readiness from the best engine state, then from the most severe reason to wait.
 fn readiness(seen: ResolvedModel<'_>, facts: &ModelFacts) -> ModelReadiness {
     let served = match seen {
         ResolvedModel::Served(served) => served,
@@ -250,13 +252,13 @@ fn readiness(seen: ResolvedModel<'_>, facts: &ModelFacts) -> ModelReadiness {
     }
     if let Some(engines) = count(&[EngineState::Launching, EngineState::Loading]) {
         if external {
-            // Rouse does not start an external backend: the backend is there, or it is not.
+            // Rouse does not start an external backend, so a backend that does not answer is unavailable.
             let why = facts.last_failure.as_deref().unwrap_or("its backend has not answered yet");
             return ModelReadiness::unavailable("Deploying", why);
         }
         return ModelReadiness::available("Deploying", format!("starting: {engines}"));
     }
-    // Its pool may be in trouble, which comes to the same.
+    // A pool problem also makes a model unplaceable; its own reason follows below.
     if let Some(why) =
         facts.unplaceable.as_ref().filter(|_| served.blocked_by.is_none() && facts.engines.is_empty())
     {
@@ -281,7 +283,7 @@ fn readiness(seen: ResolvedModel<'_>, facts: &ModelFacts) -> ModelReadiness {
     idle_readiness(why, facts, &count)
 }
 
-/// Nothing serves, nothing starts and nothing is in its way.
+/// Readiness when no engine serves or starts, and nothing blocks a start.
 fn idle_readiness(
     why: Option<&str>,
     facts: &ModelFacts,

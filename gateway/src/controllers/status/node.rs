@@ -1,7 +1,8 @@
-//! The status of an AcceleratorNode.
+//! Computes the status of an AcceleratorNode.
 //!
-//! A whole list of accelerators belongs to the program that looked at the node and wrote it: Rouse leaves it alone. Elsewhere Rouse
-//! keeps a partial list of the accelerators that stubs reported from models' Pods, as the pool's ledger has them.
+//! A full list of accelerators belongs to the program that inspected the node and wrote the list: Rouse leaves it
+//! alone. On other nodes Rouse keeps a partial list of the accelerators that stubs reported from models' Pods, as
+//! recorded in the pool's ledger.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +22,7 @@ use crate::controllers::{
     index::ResolvedNode,
 };
 
-/// The status that the node's object should have; without accelerators where another program lists them.
+/// Computes the wanted status; without accelerators if another program lists them.
 #[must_use]
 pub fn node_status(
     place: &ResolvedNode,
@@ -56,10 +57,10 @@ const fn is_listed_externally(stored: &AcceleratorNodeStatus) -> bool {
     !stored.partial && !stored.accelerators.is_empty()
 }
 
-/// The accelerators that were listed before, and those that Pods have now.
+/// Returns the accelerators listed before, plus those that Pods have now.
 ///
-/// Accelerators are taken out when the node offers fewer than are listed: nothing says which of them are gone, so those stay that
-/// Pods have. A node that offers none is no evidence, since it looks so while its device plugin restarts.
+/// If the node offers fewer accelerators than are listed, only those that Pods have stay: nothing shows which of the
+/// others disappeared. A node that offers none is no evidence, since it appears so while its device plugin restarts.
 fn reported_accelerators(
     place: &ResolvedNode,
     reservations: &[&Reservation],
@@ -68,7 +69,7 @@ fn reported_accelerators(
     let held = reservations.iter().flat_map(|reservation| &reservation.accelerators);
     let held: BTreeSet<&str> = held.map(AcceleratorId::as_str).collect();
     let mut listed = stored.accelerators.clone();
-    // Without the label that says it, the capacities of those that are listed stay, and those of others are not known.
+    // Without the label for it, listed accelerators keep their capacity, and new ones have no known capacity.
     if let Some(each) = place.capacities.unlisted_each {
         let known: BTreeSet<&str> = stored.accelerators.iter().map(|own| own.uuid.as_str()).collect();
         listed.iter_mut().for_each(|own| own.capacity = each.into());
@@ -89,7 +90,7 @@ fn reported_accelerators(
     listed
 }
 
-/// Whether to write it. A list of another program is that program's to change.
+/// Whether the status is worth a write. Ignores differences in another program's list.
 #[must_use]
 pub fn node_differs(stored: &AcceleratorNodeStatus, wanted: &AcceleratorNodeStatus) -> bool {
     if is_listed_externally(stored) {
@@ -111,7 +112,7 @@ fn copy(reservation: &Reservation) -> NodeReservation {
     }
 }
 
-/// The condition Ready of the node's object. `None`: the node is of no pool's selector, or is not there.
+/// Returns the condition Ready of the node's object. `place` is `None` if the node is in no pool or does not exist.
 #[must_use]
 pub fn node_condition(
     place: Option<&ResolvedNode>,
@@ -163,7 +164,7 @@ mod tests {
         }
     }
 
-    /// A node that offers so many accelerators, of `each` as far as its label says.
+    /// A node that offers this many accelerators, each with capacity `each` if its label has one.
     fn offers(accelerators: u32, each: Option<Bytes>) -> ResolvedNode {
         let room = AcceleratorCapacities { unlisted_each: each, ..AcceleratorCapacities::default() };
         ResolvedNode { pool: Some("p".into()), accelerators, capacities: room, ..ResolvedNode::default() }

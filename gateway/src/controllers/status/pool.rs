@@ -1,4 +1,4 @@
-//! The status of an AcceleratorPool: its sums and its condition. The ledger in it is for booking to change.
+//! Computes the status of an AcceleratorPool: sums and condition. Only reservations change its ledger.
 
 use rouse::units::{Bytes, Tick, pluralize};
 
@@ -9,7 +9,7 @@ use crate::controllers::{
     ledger::update_sums,
 };
 
-/// The status that the pool should have, with the ledger that it has.
+/// Computes the wanted status, with the stored ledger.
 #[must_use]
 pub fn pool_status(
     pool: &ResolvedPool,
@@ -35,7 +35,7 @@ pub fn pool_status(
     status
 }
 
-/// Whether to write it. The ledger and its sums are for who books to write.
+/// Whether the status is worth a write. Ignores the ledger and its sums, which reservations write.
 #[must_use]
 pub fn pool_differs(stored: Option<&AcceleratorPoolStatus>, wanted: &AcceleratorPoolStatus) -> bool {
     let own = |status: &AcceleratorPoolStatus| {

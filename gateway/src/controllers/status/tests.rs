@@ -22,7 +22,7 @@ use crate::controllers::{
 const NOW: Tick = Tick(1_780_000_000_000);
 const LATER: Tick = Tick(1_780_000_020_000);
 
-/// A pool without nodes, or with what it says of itself, and a model.
+/// A pool without nodes or with its own declaration, and a model.
 fn settled(pool: Value, model: Value) -> Arc<Resolved> {
     let mut index =
         ClusterIndex::new(WatchScope { policy: ConversionPolicy::default(), nodes: false, namespaces: 1 });
@@ -74,7 +74,7 @@ fn found<'a>(conditions: &'a [Condition], kind: &str) -> &'a Condition {
     conditions.iter().find(|condition| condition.type_ == kind).unwrap()
 }
 
-/// Ready, Available, their reason.
+/// Returns Ready, Available, and their reason and message.
 fn told(settled: &Resolved, facts: &ModelFacts) -> (bool, bool, String, String) {
     let status = model_status(seen(settled), facts, None, NOW);
     let [ready, available] = ["Ready", "Available"].map(|kind| found(&status.conditions, kind));
@@ -199,7 +199,7 @@ fn a_status_has_what_is_declared_observed_and_noted() {
     spec["variants"] = variants;
     let settled = settled(pool(), spec);
     let facts = ModelFacts {
-        // The second has no Pod yet, and nothing says which variant it will be.
+        // The second engine has no Pod yet, so its variant is unknown.
         engines: vec![
             EngineStatus { variant: "a".into(), ..engine(0, EngineState::Awake) },
             engine(1, EngineState::Launching),
@@ -244,7 +244,7 @@ fn moments_change_with_what_they_are_of_and_only_that_is_written() {
     };
     let first = of(EngineState::Asleep, None, NOW);
     assert!(model_differs(None, &first, patience));
-    // What was written is what is read.
+    // The status survives a round trip through JSON.
     let first: InferenceModelStatus = serde_json::from_value(serde_json::to_value(&first).unwrap()).unwrap();
     let again = of(EngineState::Asleep, Some(&first), LATER);
     assert!(!model_differs(Some(&first), &again, patience), "{again:?}");
@@ -258,7 +258,7 @@ fn moments_change_with_what_they_are_of_and_only_that_is_written() {
         assert_eq!(moment(&awake, kind), time(NOW), "{kind} did not flip");
     }
     assert_eq!(awake.variants[0].decided, Some(time(NOW)), "nothing was decided anew");
-    // A gateway that has just started has seen no request: what is stored is later.
+    // A gateway that has just started has seen no request: the stored time is later.
     let restarted = model_status(seen(&settled), &ModelFacts::default(), Some(&awake), LATER);
     assert_eq!(restarted.last_request_time, Some(time(LATER)));
 }
@@ -292,7 +292,7 @@ fn a_peak_is_kept_and_written_again_once_it_is_a_hundredth_higher() {
     let higher = of(Some(Bytes::mib(51_712)), Some(&first), LATER);
     assert!(model_differs(Some(&first), &higher, patience));
     assert_eq!((peak(&higher), higher.last_observation.clone()), (Bytes::mib(51_712), Some(time(LATER))));
-    // A gateway that has just begun to lead has seen nothing.
+    // A new leader has observed nothing yet.
     let restarted = of(None, Some(&higher), LATER);
     assert!(!model_differs(Some(&higher), &restarted, patience), "{restarted:?}");
     assert_eq!(restarted, higher);
@@ -334,7 +334,7 @@ fn a_pool_says_what_it_has_or_why_it_is_not_ready() {
     assert_eq!((ready.status.as_str(), ready.reason.as_str()), ("True", "Ready"));
     assert!(pool_differs(Some(&stored), &status));
     assert!(!pool_differs(Some(&status), &pool_status(&good.pools["m"], Some(&status), LATER)));
-    // A booking is no news of the pool's.
+    // A reservation is no change for the pool's status writer.
     let booked = crate::controllers::crd::AcceleratorPoolStatus { count: 7, ..status.clone() };
     assert!(!pool_differs(Some(&booked), &status));
 
@@ -386,7 +386,7 @@ fn less_is_recommended_only_below_nine_tenths() {
     assert_eq!(of(100, 90).unwrap().advised, None, "nine tenths are not below nine tenths");
     assert_eq!(of(80, 100).unwrap().percent, 125);
     assert_eq!((of(80, 0), of(0, 80)), (None, None));
-    // Rounded up to a whole MiB; not where that is no less than before.
+    // Advice is rounded up to a whole MiB, and dropped if that saves nothing.
     assert_eq!(usage(Bytes::mib(100), Bytes(1)).unwrap().advised, Some(Bytes::mib(1)));
     assert_eq!(usage(Bytes(1 << 20), Bytes(1)).unwrap().advised, None);
     assert!(usage(Bytes(u64::MAX), Bytes(u64::MAX / 2)).unwrap().advised.is_some());

@@ -1,4 +1,4 @@
-//! What models wait for, told until it may be otherwise.
+//! Tracks why models wait, until the reason may no longer hold.
 
 use std::collections::BTreeMap;
 
@@ -9,19 +9,21 @@ use rouse::{
 
 use crate::controllers::status::ModelWaitReason;
 
-/// What each model waits for. Whoever was refused for want of memory waits no longer, and would be refused again for as long as
-/// nothing of what it needs is given back, and it needs the same.
+/// Why each model waits.
+///
+/// A request refused for lack of memory waits no longer, but the next one would be refused too while the model's demand
+/// stays the same and none of the memory it needs is released. So the reason stays until then.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WaitReasons(BTreeMap<ModelName, TrackedWait>);
 
 #[derive(Clone, Debug)]
 struct TrackedWait {
     reason: ModelWaitReason,
-    /// Of who wants memory; `None`: nothing is known of its model.
+    /// The demand of a model that lacks memory; `None` for other reasons and for unknown models.
     demand: Option<DemandSnapshot>,
 }
 
-/// What a model needs, and what there is of that.
+/// A model's demand, and the capacity available for it.
 #[derive(Clone, Debug, PartialEq)]
 struct DemandSnapshot {
     accelerators: AcceleratorRequirement,
@@ -53,7 +55,7 @@ impl WaitReasons {
         self.0.insert(model.clone(), TrackedWait::of(fleet, model, why));
     }
 
-    /// After a turn of the decisions.
+    /// Returns the reasons after a turn: the current ones, and earlier refusals that still hold.
     pub(super) fn updated(&self, fleet: &Fleet, plan: &Plan, changes: &RoutingChanges) -> Self {
         let mut now: BTreeMap<ModelName, TrackedWait> = fleet
             .reasons(plan)
@@ -75,14 +77,14 @@ impl WaitReasons {
         Self(now)
     }
 
-    /// For whom it says something else than this one.
+    /// Returns the models whose reason differs from `before`.
     pub(super) fn differing(&self, before: &Self) -> Vec<ModelName> {
         let differs = |model: &&ModelName| self.get(model) != before.get(model);
         before.0.keys().chain(self.0.keys()).filter(differs).cloned().collect()
     }
 }
 
-/// Whether an engine has gone that may have had something of these.
+/// Whether an engine has ended that may have held some of these accelerators.
 fn is_released(fleet: &Fleet, changes: &RoutingChanges, accelerators: &AcceleratorRequirement) -> bool {
     let shared = |model: &ModelName| {
         let other = fleet.spec(model).and_then(|spec| spec.accelerators.pool());

@@ -1,4 +1,4 @@
-//! AcceleratorNodes: made for each node of a pool that is used, and kept as the pools' ledgers have it.
+//! Maintains an AcceleratorNode for each node of a used pool, in line with the pools' ledgers.
 
 use std::{cmp::Ordering, collections::BTreeMap};
 
@@ -16,7 +16,7 @@ use crate::controllers::{
     writer::{Error, ObjectWriter},
 };
 
-/// An AcceleratorNode as it was last seen.
+/// The last seen state of an AcceleratorNode.
 #[derive(Clone, Debug)]
 pub(super) struct StoredNode {
     version: Option<String>,
@@ -25,7 +25,7 @@ pub(super) struct StoredNode {
     status: AcceleratorNodeStatus,
 }
 
-/// What is reserved on each node, whichever pool's it is.
+/// Reservations on each node, from all pools.
 pub(super) type ReservationsByNode<'a> = BTreeMap<&'a str, Vec<&'a Reservation>>;
 
 pub(super) fn reservations_by_node<'a>(
@@ -43,7 +43,7 @@ pub(super) fn reservations_by_node<'a>(
 }
 
 impl StatusWriter {
-    /// This version of an AcceleratorNode was seen.
+    /// Records a new version of an AcceleratorNode.
     pub fn node_applied(&mut self, node: &AcceleratorNode) {
         let status = node.status.clone().unwrap_or_default();
         let (version, generation) = (node.resource_version(), node.metadata.generation);
@@ -52,19 +52,20 @@ impl StatusWriter {
         self.due.insert(StatusTarget::Node(node.name_any()));
     }
 
-    /// The AcceleratorNode is gone. Its node's next one is made anew.
+    /// Forgets a deleted AcceleratorNode and marks its node as due, which recreates the object.
     pub fn node_deleted(&mut self, name: &str) {
         self.nodes.remove(name);
         self.due.insert(StatusTarget::Node(name.to_owned()));
     }
 
-    /// The AcceleratorNodes that there are.
+    /// Returns the names of the existing AcceleratorNodes.
     pub fn known_nodes(&self) -> impl Iterator<Item = &String> {
         self.nodes.keys()
     }
 
-    /// This version of a pool was seen, whose ledger was this before and is that. Whoever writes by hand what is not for hands
-    /// is corrected.
+    /// Marks a changed pool as due, and the nodes whose reservations differ between `before` and `after`.
+    ///
+    /// This also reverts manual edits of fields that Rouse manages.
     pub fn pool_applied(&mut self, name: &str, before: Option<&Ledger>, after: Option<&Ledger>) {
         self.due.insert(StatusTarget::Pool(name.to_owned()));
         let [before, after] =
@@ -109,9 +110,9 @@ impl StatusWriter {
     }
 }
 
-/// One write. What it makes of the object comes back by the watch, and then the next is looked for.
+/// One write to an AcceleratorNode. The watch delivers its result, and then the next write is chosen.
 enum NodeWrite {
-    /// The Node, by its uid: with it the object goes.
+    /// `owner`: uid of the Node, with which Kubernetes deletes the object.
     Make {
         owner: Option<String>,
         pool: Option<String>,
@@ -163,7 +164,7 @@ impl NodeWrite {
     }
 }
 
-/// The nodes of all reservations that are not in both, as they are. Both are in the order of their ids.
+/// Returns the nodes of all reservations that were added, removed or changed. Both lists are sorted by id.
 fn changed_nodes<'a>(before: &'a [Reservation], after: &'a [Reservation]) -> Vec<&'a str> {
     let (mut before, mut after) = (before.iter().peekable(), after.iter().peekable());
     let mut nodes = Vec::new();

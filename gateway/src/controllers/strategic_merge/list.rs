@@ -1,4 +1,4 @@
-//! Lists of a strategic merge patch.
+//! Merges the lists of a strategic merge patch.
 
 use serde_json::Value;
 
@@ -86,8 +86,9 @@ fn names(items: &[Value], key: &str) -> Vec<Value> {
     items.iter().filter_map(|item| item.get(key)).cloned().collect()
 }
 
-/// What is in `order` as it is there, the rest as it was before. An item of the rest stands before one of the former only if it
-/// was there before and stood so.
+/// Arranges items: those in `order` follow it, and the others keep their order from `before`.
+///
+/// One of the others precedes an ordered item only if it did so in `before`.
 fn arranged(items: Vec<Value>, order: &[Value], before: &[Value], key: Option<&str>) -> Vec<Value> {
     let place = |list: &[Value], item: &Value| {
         let name = key.map_or(Some(item), |key| item.get(key));
@@ -112,7 +113,7 @@ fn arranged(items: Vec<Value>, order: &[Value], before: &[Value], key: Option<&s
     all
 }
 
-/// `$deleteFromPrimitiveList`.
+/// Applies `$deleteFromPrimitiveList`.
 pub(super) fn delete(
     into: &mut JsonObject,
     list: &str,
@@ -134,7 +135,7 @@ pub(super) fn delete(
     Ok(())
 }
 
-/// `$setElementOrder`, with the lists that it is about: they are merged here, and taken out of the patch.
+/// Applies `$setElementOrder`: merges the lists that it orders and removes them from the patch.
 pub(super) fn ordered(
     into: &mut JsonObject,
     patch: &mut JsonObject,
@@ -172,7 +173,7 @@ pub(super) fn ordered(
     Ok(())
 }
 
-/// The names, or the values, in the order that is asked for.
+/// Reads the wanted order: names for keyed lists, else values.
 fn order(found: Option<Value>, key: Option<&'static str>, at: &str) -> Result<Vec<Value>, Error> {
     let items = array(found.unwrap_or_default(), at)?;
     let Some(key) = key else { return Ok(items) };
@@ -191,7 +192,7 @@ fn array(found: Value, at: &str) -> Result<Vec<Value>, Error> {
     }
 }
 
-/// Every item that is given is in the order, too, and they come as they do there. An empty order asks for none.
+/// Whether all given items are in the order, in the same sequence. An empty order accepts any.
 fn agree(given: &[Value], order: &[Value], key: Option<&str>) -> bool {
     if order.is_empty() {
         return true;

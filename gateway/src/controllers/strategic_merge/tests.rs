@@ -15,12 +15,12 @@ fn refused(pod: Value, patch: Value) -> Error {
     merge(fields(pod), fields(patch.clone())).expect_err(&patch.to_string())
 }
 
-/// Of a Pod with this spec.
+/// Merges a patch into a Pod with this spec.
 fn spec(spec: Value, patch: Value) -> Value {
     merged(json!({"spec": spec}), json!({"spec": patch}))["spec"].take()
 }
 
-/// Of a container with these fields beside its name.
+/// Merges a patch into a container with these fields beside its name.
 fn container(mut before: Value, mut patch: Value) -> Value {
     before["name"] = "c".into();
     patch["name"] = "c".into();
@@ -36,20 +36,20 @@ fn objects_are_merged_by_their_keys_and_null_takes_out() {
         (json!({"a": 1, "b": 2}), json!({"b": 3, "c": 4}), json!({"a": 1, "b": 3, "c": 4})),
         (json!({"a": {"x": 1, "y": 2}}), json!({"a": {"y": null}}), json!({"a": {"x": 1}})),
         (json!({"a": 1}), json!({"a": null, "b": null}), json!({})),
-        // Of another type: replaced, without what is null or a directive.
+        // A value of another type is replaced, without nulls and directives.
         (
             json!({"a": "text"}),
             json!({"a": {"x": null, "y": 1, "$retainKeys": ["y"]}}),
             json!({"a": {"y": 1}}),
         ),
         (json!({}), json!({"a": {"x": [{"y": null}]}}), json!({"a": {"x": [{}]}})),
-        // Replaced and emptied.
+        // Replacing and deleting objects.
         (json!({"a": {"x": 1}}), json!({"a": {"$patch": "replace", "y": 2}}), json!({"a": {"y": 2}})),
         (json!({"a": {"x": 1}}), json!({"a": {"$patch": "delete"}}), json!({"a": {}})),
         (json!({"a": {"x": 1}}), json!({"a": {"$patch": "merge", "y": 2}}), json!({"a": {"x": 1, "y": 2}})),
         (json!({}), json!({"a": {"$patch": "replace", "y": 2}}), json!({"a": {"y": 2}})),
         (json!({}), json!({"a": {"$patch": "delete", "y": 2}}), json!({})),
-        // What is left out of this one goes; what is null there need not be named.
+        // Fields that `$retainKeys` omits are removed; null fields need no mention there.
         (
             json!({"a": {"x": 1, "y": 2}}),
             json!({"a": {"$retainKeys": ["y", "z"], "z": 3, "x": null}}),
@@ -107,7 +107,7 @@ fn other_lists_are_replaced_whatever_their_items_have() {
         let [before, patch] = [json!({list: ["a", "b"]}), json!({list: ["b", "c"]})];
         assert_eq!(container(before, patch.clone()), patch, "{list}");
     }
-    // These have names and no merge key.
+    // These lists have names and no merge key.
     let [before, patch] = [
         json!({"resources": {"claims": [{"name": "a"}]}}),
         json!({"resources": {"claims": [{"name": "b"}]}}),
@@ -118,12 +118,12 @@ fn other_lists_are_replaced_whatever_their_items_have() {
         spec(volume(json!([{"key": "a"}])), volume(json!([{"key": "b"}]))),
         volume(json!([{"key": "b"}]))
     );
-    // Nor has anything in an object that happens to be called as one with a key.
+    // A list in an unrelated object has no merge key, even if its name equals one that has.
     let [before, patch] = [json!({"x": {"containers": [{"name": "a"}]}}), json!({"x": {"containers": []}})];
     assert_eq!(spec(before, patch.clone()), patch);
 }
 
-/// Names of environment variables before, in the patch and after it.
+/// Names of environment variables before the merge, in the patch, and after it.
 #[test]
 fn what_the_patch_names_comes_in_its_order_and_before_what_it_tells_nothing_of() {
     let list =
@@ -157,7 +157,7 @@ fn directives_in_lists() {
             json!([{"name": "a", "$patch": "merge", "x": 1}, {"$patch": "delete", "name": "b"}, {"name": "c", "$patch": "delete"}]),
             json!([{"name": "a", "value": "1", "x": 1}]),
         ),
-        // An item may be given twice; both count.
+        // An item that occurs twice is merged twice.
         (
             json!([{"name": "d", "x": 1}, {"name": "d", "y": 2}, {"$patch": "delete", "name": "b"}]),
             json!([{"name": "d", "x": 1, "y": 2}, {"name": "a", "value": "1"}, {"name": "c"}]),
@@ -165,10 +165,10 @@ fn directives_in_lists() {
     ] {
         assert_eq!(container(before.clone(), json!({"env": patch})), json!({"env": after}), "{patch}");
     }
-    // Where there was no list, an item with a directive is nothing.
+    // In a new list, items with a directive are dropped.
     let patch = json!({"env": [{"$patch": "replace"}, {"name": "a"}, {"name": "b", "$patch": "delete"}]});
     assert_eq!(container(json!({}), patch), json!({"env": [{"name": "a"}]}));
-    // A source of another kind takes the place of the former.
+    // A source of another kind replaces the former.
     let volume = |source: Value| json!({"volumes": [source]});
     assert_eq!(
         spec(
@@ -219,7 +219,7 @@ fn the_order_that_is_asked_for_counts() {
         let result = container(json!({"env": list(before)}), patch.clone());
         assert_eq!(result, json!({"env": list(after)}), "{before} {patch}");
     }
-    // Without a list in the patch, and without any list.
+    // An order without a list in the patch, and without any list.
     let order = json!({"$setElementOrder/env": list("ba")});
     assert_eq!(container(json!({"env": list("ab")}), order.clone()), json!({"env": list("ba")}));
     assert_eq!(container(json!({}), order), json!({}));
@@ -295,7 +295,7 @@ proptest! {
         for item in before.iter().chain(patch["env"].as_array().unwrap()) {
             prop_assert_eq!(after.iter().filter(|found| found["name"] == item["name"]).count(), 1);
         }
-        // What the patch says holds.
+        // The patch's values are in the result.
         prop_assert!(patch["env"].as_array().unwrap().iter().all(|item| after.contains(item)));
     }
 }

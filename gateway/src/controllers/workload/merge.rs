@@ -1,8 +1,9 @@
-//! What Rouse itself sets in a Pod. What users change of one is a strategic merge ([`crate::controllers::strategic_merge`]).
+//! Merges Rouse's own settings into a Pod. Users' changes to a Pod use a strategic merge
+//! ([`crate::controllers::strategic_merge`]).
 
 use serde_json::Value;
 
-/// Sets what the patch says: objects by their keys, where `null` takes one out; lists and values as a whole.
+/// Applies the patch: objects merge key by key, `null` removes a key, and lists and scalars are replaced.
 pub(crate) fn into(value: &mut Value, patch: &Value) {
     match (value, patch) {
         (Value::Object(value), Value::Object(patch)) => {
@@ -15,7 +16,7 @@ pub(crate) fn into(value: &mut Value, patch: &Value) {
             }
         }
         (value, Value::Object(_)) => {
-            // What stood there was no object; what is null in the patch is nothing here either.
+            // The target was not an object. Start from an empty one, so that nulls in the patch are dropped here too.
             *value = Value::Object(serde_json::Map::new());
             into(value, patch);
         }
@@ -23,12 +24,12 @@ pub(crate) fn into(value: &mut Value, patch: &Value) {
     }
 }
 
-/// It is a container or a variable of this name.
+/// Whether this container or variable has this name.
 pub(crate) fn is_named(it: &Value, name: &str) -> bool {
     it.get("name").and_then(Value::as_str) == Some(name)
 }
 
-/// What stands under this key, of an object that is made where something else stands: an index would panic there.
+/// Returns the value at this key, creating it if needed. Replaces a non-object first, since indexing it would panic.
 pub(crate) fn under<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Value> {
     if !value.is_object() {
         *value = Value::Object(serde_json::Map::new());
@@ -36,8 +37,9 @@ pub(crate) fn under<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Value
     Some(value.as_object_mut()?.entry(key).or_insert(Value::Null))
 }
 
-/// Adds what only the other one has, items of lists by their places: `value` is `other`, read as a Pod and added to, so that it
-/// lacks the fields that Pods do not have.
+/// Adds fields that only `other` has, and matches list items by position.
+///
+/// `value` was read from `other` as a Pod and then extended, so it lacks the fields that Pods do not have.
 pub(crate) fn fill(value: &mut Value, other: &Value) {
     match (value, other) {
         (Value::Object(value), Value::Object(other)) => {
@@ -77,7 +79,7 @@ mod tests {
         assert_eq!(pod, want);
     }
 
-    /// Two mounts of one volume have one name, and two ports of one number may have two protocols.
+    /// Two mounts of one volume share a name, and two ports with one number may have two protocols.
     #[test]
     fn what_was_not_understood_is_added_in_its_place() {
         let mounts = json!([

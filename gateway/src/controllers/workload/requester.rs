@@ -1,4 +1,6 @@
-//! The Pod of a model in mode dualPods: it holds the accelerators, and asks for the engine that uses them.
+//! Builds the requester Pod of a model in mode dualPods.
+//!
+//! It holds the accelerators and requests the engine that uses them.
 
 use rouse::{model::EngineMemory, pairing::event::MemorySizes, units::Bytes};
 use serde_json::{Map, Value, json};
@@ -13,7 +15,8 @@ use crate::controllers::{
     label,
 };
 
-/// What of an engine's Pod says where it can be: its requester is there first.
+/// Fields of the engine's Pod that its requester takes over: scheduling, since the requester is placed first, and image
+/// pull secrets.
 const SCHEDULING_FIELDS: [&str; 7] = [
     "nodeSelector",
     "affinity",
@@ -23,11 +26,11 @@ const SCHEDULING_FIELDS: [&str; 7] = [
     "priorityClassName",
     "imagePullSecrets",
 ];
-/// What accelerators are asked for by where the template asks for none.
+/// Extended resource to request if the template requests none.
 const GPU: &str = "nvidia.com/gpu";
 
 impl Workload<'_> {
-    /// Asks for this engine.
+    /// Builds the requester of this engine.
     pub(super) fn requester(&self, engine: Value) -> Value {
         let spec = engine.get("spec");
         let accelerators = self.accelerators(spec);
@@ -68,7 +71,8 @@ impl Workload<'_> {
         json!({"metadata": {"annotations": annotations}, "spec": own})
     }
 
-    /// What says which engine it is: the template itself, or an InferenceServerConfig that it names.
+    /// Returns the annotations that define the engine: a server patch from the template, or the InferenceServerConfig
+    /// it names.
     fn server(&self, engine: Value) -> Value {
         let own = |key: &str| {
             engine.pointer("/metadata/annotations")?.get(key).filter(|value| value.is_string()).cloned()
@@ -85,7 +89,7 @@ impl Workload<'_> {
         label::value(self.engine.name.as_str())
     }
 
-    /// Where an engine of this model sleeps its requester is served soonest: a scheduler prefers that node.
+    /// Prefers nodes where an engine of this model sleeps, since a requester is served fastest there.
     fn prefer_sleeping_engines(&self, spec: &mut Map<String, Value>) {
         let labels = json!({keys::ENGINE_OF: self.label(), keys::SLEEPING: "true"});
         let term = json!({"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}});
@@ -101,7 +105,7 @@ impl Workload<'_> {
         }
     }
 
-    /// The extended resources of the engine's container: of such are accelerators.
+    /// Returns the extended resources of the engine's container, which include its accelerators.
     fn accelerators(&self, spec: Option<&Value>) -> Value {
         let mut all = spec.and_then(|spec| spec.get("containers")?.as_array()).into_iter().flatten();
         let container = all.find(|it| is_named(it, &self.pod_template.container));
@@ -118,7 +122,7 @@ impl Workload<'_> {
         Value::Object(extended)
     }
 
-    /// Makes the engine's Pod of the requester: all of it in the place of the requester's.
+    /// Renders a server patch that replaces the requester's spec with the engine's.
     fn patch(&self, mut engine: Value) -> String {
         let mut spec = engine.get_mut("spec").map(Value::take).unwrap_or_default();
         merge::into(&mut spec, &json!({"$patch": "replace"}));
@@ -136,11 +140,12 @@ impl Workload<'_> {
         labels.insert(MANAGED.to_owned(), Value::Null);
         labels.insert(keys::ENGINE_OF.to_owned(), json!(self.label()));
         let patch = json!({"metadata": {"labels": labels, "annotations": annotations}, "spec": spec});
-        // A server patch is a template, of which an engine's command is no part. JSON has two braces together only in texts.
+        // Server patches are templates, while an engine's command is literal text. In JSON, two adjacent opening braces
+        // occur only in strings, so escaping them is safe.
         patch.to_string().replace("{{", "\\u007b\\u007b")
     }
 
-    /// As the controller of dual pods knows one: by its name, and by the port of its probe.
+    /// Sets the container's name and probe port, by which the controller of dual pods finds the engine.
     fn engine_container(&self, own: &mut Map<String, Value>) {
         own.insert("name".to_owned(), json!(keys::CONTAINER));
         let port = self.pod_template.port;
@@ -153,10 +158,10 @@ impl Workload<'_> {
     }
 }
 
-/// Without it vLLM neither sleeps nor wakes by request.
+/// vLLM offers its sleep and wake endpoints only with this variable.
 const DEVELOPERS: &str = "VLLM_SERVER_DEV_MODE";
 
-/// This container's engine takes the orders to sleep and to wake.
+/// Enables the sleep and wake endpoints of the engine in this container.
 pub(super) fn enable_sleep_endpoints(own: &mut Map<String, Value>) {
     let env = own.entry("env").or_insert(Value::Null);
     if !env.is_array() {

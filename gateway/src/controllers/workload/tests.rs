@@ -81,7 +81,7 @@ fn an_engine_has_its_template_and_a_stub_beside_it() {
         assert_eq!(pod["metadata"]["labels"][TEMPLATE], template);
         assert_eq!(pod["metadata"]["labels"][label::MODEL], label::value("org/Qwen"));
         assert_eq!(pod["metadata"].get("name"), None);
-        // What a leader writes to the Deployment must not reach the template: it would be another.
+        // The leader's annotations on the Deployment must not reach the template, whose hash they would change.
         assert_eq!(pod["metadata"]["annotations"].get(EPOCH), None);
         assert_eq!(made["spec"]["selector"]["matchLabels"][TEMPLATE], template);
         assert_eq!(pod["spec"]["nodeSelector"], json!({"zone": "x", "inference-pool": "h200"}));
@@ -123,8 +123,8 @@ fn a_stub_has_the_resource_claims_of_its_engine_and_no_others() {
     });
 }
 
-/// A template is any object: the API server checks it as a Pod's only in the Deployment, and until then nothing in it may bring a
-/// gateway down.
+/// A template can be any object: the API server validates it only in the Deployment, so nothing in it may crash a
+/// gateway before that.
 #[test]
 fn a_template_whose_fields_are_not_what_a_pod_has_is_passed_on_and_brings_nothing_down() {
     const PREFERRED: &str =
@@ -189,7 +189,7 @@ fn a_name_fits_and_is_its_objects_own() {
     assert!(long("a").len() <= 220 && long("a") != long("b"));
 }
 
-/// A Pod as a ReplicaSet makes it of this template.
+/// A Pod that a ReplicaSet creates from this template.
 fn pod_of(made: &Value) -> Pod {
     let mut pod = made["spec"]["template"].clone();
     merge::into(&mut pod, &json!({"metadata": {"name": "qwen-1", "namespace": "team", "uid": "p1"}}));
@@ -225,7 +225,7 @@ fn a_requester_asks_for_the_engine_of_the_template_and_for_its_accelerators() {
         let [stub] = &own.containers[..] else { panic!("{:?}", own.containers) };
         assert_eq!((stub.name.as_str(), stub.image.as_deref()), (keys::CONTAINER, Some("stub:1")));
         let args = stub.args.as_ref().unwrap();
-        // 30 s to drain, and for sleep 10 s and one for each of 40 GiB.
+        // 30 s to drain, and for sleep 10 s plus one second for each of 40 GiB.
         assert!(args.contains(&"--hold=80s".to_owned()), "{args:?}");
         let owner = ModelRef::of_requester(&requester).unwrap();
         let hash = format!("--token-sha256={}", StubKey::example().hash(&owner));
@@ -295,7 +295,7 @@ fn a_requester_asks_for_the_engine_of_the_template_and_for_its_accelerators() {
     });
 }
 
-/// Merged as an API server would: mounts by their paths, of which two may be of one volume, ports by their numbers.
+/// Templates merge as in an API server: mounts by path, since two may share a volume, and ports by number.
 #[test]
 fn a_variants_template_is_merged_as_the_api_server_merges_one() {
     let spec = json!({

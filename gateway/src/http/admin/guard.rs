@@ -1,8 +1,9 @@
-//! Who may use the operators' API.
+//! Access control of the admin API.
 //!
-//! With a token: whoever brings it. Without one: only processes of this machine, and no web page that a person of this
-//! machine happens to look at. A page of a stranger can send requests to loopback; it cannot choose the `Host` that its
-//! browser sends (which ends rebinding of names), and its writes carry its `Origin`.
+//! With a token configured, the API accepts any request that carries the token. Without a token, it accepts only
+//! processes of this machine, and rejects web pages opened in a browser on it. A foreign page can send requests to
+//! loopback, but it cannot choose the `Host` that its browser sends (which defeats DNS rebinding), and its writes carry
+//! its `Origin`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -56,7 +57,7 @@ pub(super) fn check<B>(
     Ok(())
 }
 
-/// The field's value, when it is there once; of several that would be a guess.
+/// The header's value if it occurs once. A repeated header yields `""`, since either value would be a guess.
 fn single_header<'a, B>(request: &'a Request<B>, name: &header::HeaderName) -> Option<&'a str> {
     let mut values = request.headers().get_all(name).iter();
     let value = values.next()?.to_str().ok();
@@ -69,7 +70,7 @@ fn bearer<B>(request: &Request<B>) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
 }
 
-/// Compares in a time that depends on the length of what was sent and on nothing of the token but its length.
+/// Compares in time that depends only on the two lengths.
 fn constant_time_eq(sent: &[u8], token: &[u8]) -> bool {
     let mut difference = sent.len() ^ token.len();
     for (at, byte) in sent.iter().enumerate() {
@@ -79,7 +80,7 @@ fn constant_time_eq(sent: &[u8], token: &[u8]) -> bool {
     difference == 0 && !token.is_empty()
 }
 
-/// A page of this machine has this origin.
+/// Whether this is the origin of a page served by this machine.
 pub(in crate::http) fn is_loopback_origin(origin: &str) -> bool {
     origin.split_once("://").is_some_and(|(_, host)| is_loopback(host))
 }
@@ -88,7 +89,7 @@ fn is_loopback(authority: &str) -> bool {
     let Ok(authority) = authority.parse::<Authority>() else {
         return false;
     };
-    // What is left of an authority beside its host is a port, or not one that a browser would send.
+    // The rest of an authority after its host must be a port: a browser sends nothing else.
     let (host, rest) = authority.as_str().split_at(authority.host().len().min(authority.as_str().len()));
     if host != authority.host() || !(rest.is_empty() || authority.port_u16().is_some()) {
         return false;

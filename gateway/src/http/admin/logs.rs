@@ -1,7 +1,7 @@
-//! An engine's output, as text, and what is added to it as it is added.
+//! Streams an engine's output as text, and follows it on request.
 //!
-//! Following looks at the file four times a second. Watching it instead would need a thread of the kernel's interface
-//! for each follower; a person at a console cannot tell the difference.
+//! Following polls the file four times a second. Watching the file would need a thread per follower, and a person at a
+//! console cannot tell the difference.
 
 use std::{io, path::PathBuf, time::Duration};
 
@@ -17,7 +17,7 @@ use tokio::{
 };
 
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
-/// There is no such file.
+/// The message for a missing log file.
 pub(super) const NO_LOGS_MESSAGE: &str = "this engine has no output here: it was not started yet, or its log cannot be written (the gateway's own log says so)";
 const CHUNK_BYTES: usize = 64 * 1024;
 
@@ -55,7 +55,7 @@ struct LogTail {
 }
 
 impl LogTail {
-    /// The next piece; `None` at the end of a file that is not followed.
+    /// The next chunk. `None`: the end of a file that is not followed.
     async fn next(&mut self) -> io::Result<Option<Bytes>> {
         loop {
             let mut piece = Vec::with_capacity(CHUNK_BYTES);
@@ -68,7 +68,7 @@ impl LogTail {
                 return Ok(None);
             }
             self.poll_timer.tick().await;
-            // Logs are capped by copying and truncating: what is shorter than what was read has begun anew.
+            // Logs are capped by copy and truncate: a file shorter than the offset has restarted.
             if self.file.metadata().await?.len() < self.offset {
                 self.offset = self.file.seek(SeekFrom::Start(0)).await?;
             }

@@ -1,8 +1,9 @@
-//! The description of this API for machines.
+//! The OpenAPI document of the admin API.
 //!
-//! It is kept by hand, beside the code, as one file: what it must say (words, examples, which refusals an operation has)
-//! cannot be derived from types, and a generator would put its attributes on the core's. Tests hold it to the code:
-//! every route is in it and the reverse, and answers are checked against its schemas, here and by `make test-admin`.
+//! The document is one file, kept by hand beside the code. Types cannot provide its words, examples and refusals per
+//! operation, and a generator would put its attributes on the types of the core. Tests compare the document with the
+//! code: the routes match in both directions, and responses are checked against the schemas, here and by `make
+//! test-admin`.
 
 use axum::response::{IntoResponse, Response};
 use http::header;

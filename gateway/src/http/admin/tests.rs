@@ -1,4 +1,4 @@
-//! The operators' routes over a listener of their own.
+//! Tests the admin routes over their own listener.
 
 use std::{io::Write, net::SocketAddr, sync::Arc};
 

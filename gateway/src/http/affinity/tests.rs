@@ -19,7 +19,7 @@ async fn ask(gateway: &InProcessGateway, request: &str) -> RawHttpResponse {
     client.read_response().await
 }
 
-/// Engines with these answers, all routed to, and their gates.
+/// Starts engines with these answers, all routed to, and returns their gates.
 async fn engines(gateway: &InProcessGateway, answers: &[String]) -> (Vec<CannedEngine>, Vec<Arc<Gate>>) {
     let (mut engines, mut gates) = (Vec::new(), Vec::new());
     for answer in answers {
@@ -84,7 +84,7 @@ async fn a_request_that_finds_its_engine_absent_goes_to_another_at_once() {
         assert_eq!(ask(&gateway, &completion_request(false)).await.status, 200);
         replayed += gateway.next_ended().await.retries;
     }
-    // Five in a row, and it is left out.
+    // Five consecutive failures eject the engine.
     assert_eq!(replayed, 5);
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     assert!(gateway.parked.try_recv().is_err(), "parked");
@@ -127,8 +127,8 @@ async fn what_an_engine_may_have_begun_is_not_given_to_another_and_its_own_503_p
 async fn a_dying_engine_takes_only_its_own_requests_along() {
     let mut gateway = InProcessGateway::start(|_| {});
     let (mut engines, gates) = engines(&gateway, &[String::new(), json_response("{}")]).await;
-    // By load: of two without any the first drawn, so both come in turn before long.
-    // One that answers has done so before the next request is sent, so that only one request is ever at the first.
+    // The choice goes by load: of two idle engines the first drawn wins, so each gets a request before long. An engine
+    // that answers has done so before the next request is sent, so the first engine never has more than one request.
     let mut answered = Vec::new();
     let mut waiting = loop {
         let mut client = gateway.connect().await;

@@ -8,7 +8,7 @@ use super::*;
 
 const MIB: usize = 1 << 20;
 
-/// A body whose client is as fast as it can be: every frame is there when it is asked for.
+/// The body of a client that is as fast as possible: every frame is ready when polled.
 struct FastBody {
     left: usize,
     declares: bool,
@@ -70,7 +70,7 @@ async fn memory_follows_what_is_sent_and_not_what_is_declared() {
     assert!(many.0.capacity() <= 2 * MIB, "{}", many.0.capacity());
 }
 
-/// So many bytes in two frames, which need no room but what they begin with, and then nothing more.
+/// A body of two frames, which fit into its initial buffer, and then nothing more.
 struct StuckBody(Vec<Bytes>);
 
 impl Body for StuckBody {
@@ -85,7 +85,7 @@ impl Body for StuckBody {
     }
 }
 
-/// How many threads beside its own a core needed to begin a body of so many bytes and to give it up again.
+/// Counts the extra threads that a core starts for a body of this size that it abandons.
 fn threads_for_a_body_given_up(bytes: usize, limits: &ApiLimits) -> usize {
     let started = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&started);
@@ -99,7 +99,7 @@ fn threads_for_a_body_given_up(bytes: usize, limits: &ApiLimits) -> usize {
     runtime.block_on(async {
         let half = Bytes::from(vec![b' '; bytes / 2]);
         let mut reading = pin!(read(StuckBody(vec![half.clone(), half]), limits, payers()));
-        // Between two frames it lets others run; behind the last it waits for what does not come.
+        // The read yields between two frames, and after the last it waits for data that never comes.
         for _ in 0..4 {
             poll_fn(|cx| {
                 drop(reading.as_mut().poll(cx));
@@ -109,7 +109,7 @@ fn threads_for_a_body_given_up(bytes: usize, limits: &ApiLimits) -> usize {
             tokio::task::yield_now().await;
         }
     });
-    // Waits for what was started.
+    // Waits for the started threads.
     drop(runtime);
     started.load(Ordering::Relaxed)
 }
@@ -117,7 +117,7 @@ fn threads_for_a_body_given_up(bytes: usize, limits: &ApiLimits) -> usize {
 #[test]
 fn what_came_of_a_large_body_that_is_given_up_is_given_back_away_from_the_core() {
     assert_eq!(threads_for_a_body_given_up(4 * MIB, &limits()), 1);
-    // Where nothing stands still for long, nobody else is asked.
+    // Freeing a small body is quick, so no other thread is needed.
     assert_eq!(threads_for_a_body_given_up(MIB / 2, &limits()), 0);
 }
 
@@ -165,7 +165,7 @@ async fn other_tasks_of_the_core_go_on_while_a_large_body_comes_is_read_and_goes
             drop((whole, charge));
             tokio::task::yield_now().await;
             ticking.abort();
-            // One turn takes some milliseconds even unoptimised, whether it computes or blocks.
+            // One poll takes some milliseconds even unoptimised, whether it computes or blocks.
             assert!(longest.get() < Duration::from_millis(100), "{:?}", longest.get());
         })
         .await;
@@ -177,7 +177,7 @@ async fn a_burst_is_no_credit_for_dribs_after_it() {
         MinRateTimer { window: Duration::from_millis(100), ..MinRateTimer::new(units::Bytes(1000)) };
     let drib = || tokio::time::sleep(Duration::from_millis(20));
     let mut so_far = 1_000_000;
-    // Fast enough, and so for as long as it likes.
+    // Fast enough, so allowed for any time.
     for _ in 0..20 {
         assert!(pace.next(drib(), so_far).await.is_ok());
         so_far += 1000;

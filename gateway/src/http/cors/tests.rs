@@ -42,7 +42,7 @@ async fn a_preflight_is_answered_without_a_key_and_names_what_may_be_sent() {
         assert_eq!(answer.header(name), Some(value), "{}", answer.head);
     }
     assert_eq!(answer.header("access-control-allow-credentials"), None);
-    // And the connection serves on.
+    // The connection still serves requests.
     client.send(raw_request("GET /healthz", "", "")).await;
     assert_eq!(client.read_response().await.status, 200);
 }
@@ -61,7 +61,7 @@ async fn errors_and_streams_name_the_origin_and_what_may_be_read() {
     assert_eq!(refused.header("access-control-allow-origin"), Some("https://app.example"));
     let shown = refused.header("access-control-expose-headers").unwrap();
     assert!(shown.contains("x-request-id") && shown.contains("x-should-retry"), "{shown}");
-    // As Anthropic's SDKs call it.
+    // The name that Anthropic's SDKs read.
     let mut client = gateway.connect().await;
     client.send(raw_request("POST /v1/messages", origin, "")).await;
     let shown = client.read_response().await;

@@ -1,4 +1,4 @@
-//! What an exchange with an engine tells the account of its request.
+//! Records an exchange with an engine in its request's context.
 
 use std::rc::Rc;
 
@@ -18,19 +18,19 @@ use crate::{
     keys::QuotaCharge,
 };
 
-/// Tells the account of a request what its exchange does.
 pub(crate) struct RequestExchangeObserver {
     pub(super) worker: Rc<WorkerContext>,
     pub(super) context: Rc<RequestContext>,
     pub(super) attempt: Option<Box<EndpointAttempt>>,
     pub(super) quota_charge: Option<Rc<QuotaCharge>>,
-    /// The engine's head came: a failure from here on is the client's to see, one before may yet be made good.
+    /// Whether the engine's head has arrived. A later failure is visible to the client; an earlier one may still be
+    /// retried.
     pub(super) head_received: bool,
 }
 
 impl RequestExchangeObserver {
-    /// Nothing came in the time that was allowed. Looked for by its name, so that no request has to carry the way to it: an
-    /// engine that was taken out of the routes meanwhile needs no opinion.
+    /// Records that the engine sent nothing within the allowed time. Looks the endpoint up by name, so no request has
+    /// to carry a reference to it. An engine that has left the routes meanwhile needs no record.
     fn record_unanswered(&self, allowed: Millis, now: Instant) {
         let control = &self.worker.server.driver;
         let Some(model) = self.context.model_name() else { return };

@@ -1,4 +1,5 @@
-//! Which client a request counts for. Turns protect an idle model only for clients that do not wait for another one.
+//! Tests which client a request counts for. Turns protect an idle model only for clients that do not wait for another
+//! one.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +11,7 @@ use crate::{
     keys,
 };
 
-/// As whom the gateway takes who asks so, from this address.
+/// The client hash that the gateway assigns to such a request from this address.
 async fn client(gateway: &mut InProcessGateway, from: &str, headers: &str, fields: &str) -> u64 {
     let mut client = RawHttpClient::connect_from(from, gateway.address).await;
     let body = format!("{{\"model\":\"{MODEL}\"{fields}}}");
@@ -30,7 +31,7 @@ async fn a_client_without_a_key_is_the_user_or_session_that_it_names_else_its_ad
     let gateway = &mut gateway;
     let mut told_apart = BTreeSet::new();
     for same in [
-        // Whatever else is said, and from wherever.
+        // The named user wins over every other hint and address.
         [(HERE, "x-session-id: s\r\n", r#","user":"ann""#), (THERE, "", r#","safety_identifier":"ann""#)],
         [(HERE, "", r#","user":"bob""#), (HERE, "x-forwarded-for: 10.0.0.1\r\n", r#","user":"bob""#)],
         [(HERE, "x-session-id: one\r\n", r#","prompt_cache_key":"x""#), (THERE, "x-session-id: one\r\n", "")],

@@ -1,4 +1,4 @@
-//! What becomes of an engine's answer that its client does not take to the end, and of the last word of one that broke.
+//! Tests an engine's response that its client does not read to the end, and the last event of a broken response.
 
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -20,13 +20,13 @@ fn draining() -> InProcessGateway {
     InProcessGateway::start(|config| change_model(config, |model| model.on_disconnect = OnDisconnect::Drain))
 }
 
-/// The engine goes on with what nobody takes any more.
+/// Asserts that the engine continues a response that no client reads any more.
 async fn goes_on(engine: &mut CannedEngine, gate: &Gate) {
     let closed = tokio::time::timeout(Duration::from_millis(300), engine.closed_at.recv()).await;
     assert!(closed.is_err() && gate.leases() == 1, "interrupted");
 }
 
-/// The answer to a client of HTTP/2 that has room for 200 bytes of it, and its connection.
+/// The response to an HTTP/2 client with room for 200 bytes of it, and its connection.
 async fn narrow(
     gateway: &InProcessGateway,
 ) -> (hyper::body::Incoming, tokio::task::JoinHandle<hyper::Result<()>>) {
@@ -96,7 +96,7 @@ async fn failing(patience: Duration) -> (TcpStream, Rc<ClientSocket>, Rc<Streami
     (client, socket, live)
 }
 
-/// A connection's socket, and a body on it whose request is refused when it is polled.
+/// A connection's socket, and a body on it whose request is refused when the body is polled.
 async fn waiting(patience: Duration) -> (TcpStream, Rc<ClientSocket>, Rc<StreamingBody>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -174,7 +174,7 @@ async fn a_client_of_http2_that_takes_a_part_of_what_it_was_handed_does_not_stal
         let _driven = tokio::spawn(connection);
         let request = http::Request::post("http://x/").body(Full::default()).unwrap();
         let mut body = sender.send_request(request).await.unwrap().into_body();
-        // All of it was handed over at once.
+        // The whole body was handed over at once.
         for _ in 0..10 {
             let before = Instant::now();
             body.frame().await.unwrap().unwrap();

@@ -1,8 +1,8 @@
-//! A piece of an answer on its way out.
+//! A chunk of a response that reports each part the connection writes.
 //!
-//! HTTP/2 asks for the next piece when its client has room for all of the last one. A client that reads slowly and without pause may
-//! take longer for that than one may stall. So what counts is every part that goes out: h2 cuts a piece into frames as the stream's
-//! window and the socket have room, and advances as it writes them.
+//! HTTP/2 polls for the next chunk only when its client has room for all of the last one. A client that reads slowly
+//! but steadily may need longer than the stall limit for that. So every written part counts as progress: h2 cuts a
+//! chunk into frames as the stream's window and the socket have room, and advances the chunk as it writes them.
 
 use std::rc::{Rc, Weak};
 
@@ -10,10 +10,10 @@ use bytes::{Buf, Bytes};
 
 use super::StreamingBody;
 
-/// Bytes that tell the body which they are of when its client takes some of them.
+/// Bytes that notify their body when the connection writes some of them.
 pub(crate) struct TrackedBytes {
     bytes: Bytes,
-    /// Not kept by what waits to be written: with it would be the engine.
+    /// Weak, because a chunk that waits to be written must not keep the body, and with it the engine.
     streaming_body: Weak<StreamingBody>,
 }
 
@@ -22,7 +22,7 @@ impl TrackedBytes {
         Self { bytes, streaming_body: Rc::downgrade(live) }
     }
 
-    /// Nobody is told.
+    /// Bytes that notify no body.
     pub(super) const fn untracked(bytes: Bytes) -> Self {
         Self { bytes, streaming_body: Weak::new() }
     }

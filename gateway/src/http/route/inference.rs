@@ -1,6 +1,6 @@
-//! The routes whose body names a model, and what each of them is.
+//! The routes whose body names a model, and their properties.
 
-/// A route whose body names a model and is passed on.
+/// A route whose body names a model and is forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InferenceRoute {
     Chat,
@@ -20,14 +20,14 @@ pub(crate) enum InferenceRoute {
     Detokenize,
 }
 
-/// In which format a body names its model.
+/// The format in which a body names its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodyEncoding {
     Json,
     Multipart,
 }
 
-/// Every path, with the names that engines gave the same route over time.
+/// Every path, including the names that engines gave the same route over time.
 const INFERENCE_PATHS: [(&str, InferenceRoute); 18] = [
     ("/v1/chat/completions", InferenceRoute::Chat),
     ("/v1/completions", InferenceRoute::Completions),
@@ -50,12 +50,12 @@ const INFERENCE_PATHS: [(&str, InferenceRoute); 18] = [
 ];
 
 impl InferenceRoute {
-    /// The route at exactly this path.
+    /// The route with exactly this path.
     pub(crate) fn from_path(path: &str) -> Option<Self> {
         INFERENCE_PATHS.iter().find(|(known, _)| *known == path).map(|(_, inference)| *inference)
     }
 
-    /// `stream: true` means server-sent events here.
+    /// Whether `stream: true` means server-sent events on this route.
     pub(crate) const fn may_stream(self) -> bool {
         matches!(
             self,
@@ -69,7 +69,7 @@ impl InferenceRoute {
         )
     }
 
-    /// The model itself is at work, and not only its tokenizer.
+    /// Whether the model itself runs, and not only its tokenizer.
     pub(crate) const fn runs_model(self) -> bool {
         !matches!(self, Self::CountTokens | Self::Tokenize | Self::Detokenize)
     }

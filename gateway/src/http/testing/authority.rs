@@ -1,4 +1,4 @@
-//! Certificates for a gateway and its clients.
+//! Certificates for a test gateway and its clients.
 
 use std::{fs, io, net::SocketAddr, path::PathBuf, sync::Arc};
 
@@ -13,7 +13,7 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 use super::InProcessGateway;
 use crate::config::{self, Config};
 
-/// An authority, and files with certificates of it.
+/// A certificate authority, and a directory with certificates that it issued.
 pub(crate) struct TestCertificateAuthority {
     pub(crate) issuer: CertifiedIssuer<'static, KeyPair>,
     dir: tempfile::TempDir,
@@ -37,7 +37,7 @@ impl TestCertificateAuthority {
         CertificateParams::new(vec!["localhost".to_owned()]).unwrap()
     }
 
-    /// Writes `NAME.pem` and `NAME.key`; gives both as they go over the wire.
+    /// Writes `NAME.pem` and `NAME.key`, and returns the certificate in DER and the key.
     pub(crate) fn issue(&self, name: &str, params: &CertificateParams) -> (CertificateDer<'static>, KeyPair) {
         let key = KeyPair::generate().unwrap();
         let cert = params.signed_by(&key, &self.issuer).unwrap();
@@ -53,7 +53,7 @@ impl TestCertificateAuthority {
         config::load(&self.file("rouse.yaml"))
     }
 
-    /// A gateway whose certificate is of this authority.
+    /// Starts a gateway with a certificate of this authority.
     pub(crate) fn gateway(&self, more: &str, change: impl FnOnce(&mut Config)) -> InProcessGateway {
         let tls = self.tls(more);
         InProcessGateway::start(|config| {
@@ -73,7 +73,7 @@ impl TestCertificateAuthority {
             .with_root_certificates(roots)
     }
 
-    /// `tls` of a configuration with a new certificate.
+    /// The `tls` section of a configuration with a new certificate.
     pub(crate) fn tls(&self, more: &str) -> Option<config::TlsConfig> {
         self.issue("server", &Self::params());
         self.load(more).unwrap().tls

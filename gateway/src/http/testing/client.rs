@@ -9,7 +9,7 @@ use tokio::{
 
 use super::MODEL;
 
-/// One response as it came.
+/// One response, unparsed.
 #[derive(Debug)]
 pub(crate) struct RawHttpResponse {
     pub(crate) status: u16,
@@ -44,7 +44,7 @@ impl RawHttpClient {
         Self { stream, buffered: Vec::new() }
     }
 
-    /// As one of another address of this machine.
+    /// Connects from another address of this machine.
     pub(crate) async fn connect_from(local: &str, address: SocketAddr) -> Self {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind(local.parse().unwrap()).unwrap();
@@ -55,7 +55,7 @@ impl RawHttpClient {
         self.stream.write_all(bytes.as_ref()).await.unwrap();
     }
 
-    /// The next response, its head and, by `Content-Length`, its body.
+    /// Reads the next response: its head and, by `Content-Length`, its body.
     pub(crate) async fn read_response(&mut self) -> RawHttpResponse {
         let head = self.read_until(b"\r\n\r\n").await;
         let head = String::from_utf8(head).unwrap();
@@ -71,7 +71,7 @@ impl RawHttpClient {
         answer
     }
 
-    /// What comes until `mark`, mark included.
+    /// Reads up to and including `mark`.
     pub(crate) async fn read_until(&mut self, mark: &[u8]) -> Vec<u8> {
         loop {
             if let Some(at) = self.buffered.windows(mark.len()).position(|w| w == mark) {
@@ -81,7 +81,7 @@ impl RawHttpClient {
         }
     }
 
-    /// Everything until the connection ends.
+    /// Reads until the connection ends.
     pub(crate) async fn read_to_end(&mut self) -> Vec<u8> {
         while self.fill().await {}
         std::mem::take(&mut self.buffered)
@@ -94,7 +94,7 @@ impl RawHttpClient {
     }
 }
 
-/// Asks for a completion of [`MODEL`].
+/// A request for a completion by [`MODEL`].
 pub(crate) fn completion_request(stream: bool) -> String {
     let body = format!("{{\"model\":\"{MODEL}\",\"stream\":{stream}}}");
     raw_request("POST /v1/chat/completions", "", &body)

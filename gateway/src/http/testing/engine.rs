@@ -1,4 +1,4 @@
-//! Engines that do as they are told.
+//! Scripted engines.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -12,13 +12,13 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-/// An engine that answers every request with the same bytes, and then waits for the end of the connection or, after
-/// `connection: clear`, ends it.
+/// An engine that sends the same bytes for every request. It then keeps the connection open, or closes it if the bytes
+/// contain `connection: close`.
 pub(crate) struct CannedEngine {
     pub(crate) address: SocketAddr,
-    /// Each request as it came.
+    /// Each request, unparsed.
     pub(crate) requests: mpsc::UnboundedReceiver<String>,
-    /// When a connection was closed by the gateway.
+    /// When the gateway closed a connection, or the engine itself did.
     pub(crate) closed_at: mpsc::UnboundedReceiver<Instant>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -28,7 +28,7 @@ impl CannedEngine {
         Self::spawn(answer.into(), None).await
     }
 
-    /// The same behind TLS.
+    /// Like [`Self::start`], behind TLS.
     pub(crate) async fn start_tls(answer: impl Into<Vec<u8>>, server: &Arc<ServerConfig>) -> Self {
         Self::spawn(answer.into(), Some(TlsAcceptor::from(Arc::clone(server)))).await
     }

@@ -1,4 +1,4 @@
-//! Requests for a backend that somebody else runs: by a name of its own, under a path, behind TLS.
+//! Tests requests for a backend that another party runs: with a name of its own, under a path, behind TLS.
 
 use rouse_net::backend_origin::{BackendOrigin, BackendTls};
 use rustls::RootCertStore;
@@ -6,7 +6,7 @@ use rustls::RootCertStore;
 use super::*;
 use crate::{http::testing::PROMPT_TIMEOUT, upstream_tls};
 
-/// The gateway's one model is behind a server that proves this name.
+/// Starts a gateway whose one model is behind a server that proves this name.
 fn behind(name: &str, roots: RootCertStore, take_over: bool) -> InProcessGateway {
     InProcessGateway::start(|config| {
         config.stream.bypass_hyper = take_over;
@@ -20,7 +20,7 @@ fn behind(name: &str, roots: RootCertStore, take_over: bool) -> InProcessGateway
 
 #[tokio::test]
 async fn requests_and_streams_come_to_it_by_its_name_and_its_path_over_connections_that_are_kept() {
-    // Backends are also written down by their addresses.
+    // Configurations also name backends by their addresses.
     let names = ["localhost", "127.0.0.1", "::1"];
     let (server, roots) = upstream_tls::testing::server(&names);
     for (name, take_over) in names.into_iter().flat_map(|name| [(name, true), (name, false)]) {

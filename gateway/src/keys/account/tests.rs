@@ -56,7 +56,7 @@ fn tokens_are_refused_by_their_estimate_and_one_too_large_for_any_minute_passes_
     let later = NOW + after;
     let large = account.reserve(&limits, &model(), need(40_000, None), later).unwrap();
     assert_eq!(large.tokens, 1000);
-    // What it really used is paid for, over as many minutes as it takes.
+    // The real usage is charged, over as many minutes as it takes.
     account.settle(&limits, &model(), large, (used(10_000, 100), true), later);
     let (_, count, after) = refused(account.reserve(&limits, &model(), need(4, Some(1)), later));
     assert_eq!(count, 10_100);
@@ -73,7 +73,7 @@ fn what_answers_usually_are_is_learned_and_max_tokens_only_bounds_it() {
     };
     assert_eq!(expected(None), (1000, 1256));
     assert_eq!(expected(Some(16)), (1000, 1016));
-    // Its tokenizer makes 5 bytes a token, and its answers are short.
+    // The model's tokenizer makes 5 bytes a token, and its answers are short.
     for _ in 0..200 {
         let reservation = account.reserve(&limits, &model(), need(4000, Some(4096)), NOW).unwrap();
         account.settle(&limits, &model(), reservation, (used(800, 50), true), NOW);
@@ -165,7 +165,7 @@ fn what_was_taken_while_it_ran_is_given_back_from_where_it_was_taken() {
     }
 }
 
-/// Whatever happens in whatever order, within one minute all that counts is what was used and what is reserved.
+/// In any order of operations, exactly the used and the reserved tokens count within one minute.
 #[test]
 fn nothing_is_lost_and_nothing_leaks_however_requests_overlap() {
     for seed in 0..200 {
@@ -195,7 +195,7 @@ fn nothing_is_lost_and_nothing_leaks_however_requests_overlap() {
                         account.refund(&limits, reservation, now);
                         requests -= 1;
                     } else {
-                        // All that was taken while it ran was seen.
+                        // All raised tokens were seen to be used.
                         let least = reservation.tokens - reservation.raised.1 - reservation.admitted.1;
                         let total = least + random.below(1500);
                         account.settle(&limits, &model(), reservation, (used(0, total), true), now);

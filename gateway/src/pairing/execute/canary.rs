@@ -1,4 +1,4 @@
-//! Whether an engine answers, from the accelerators that it was given.
+//! Sends an engine's canary, and checks that the engine uses its assigned accelerators.
 
 use std::time::Duration;
 
@@ -23,11 +23,11 @@ use crate::{
     pairing::memory_baseline::{AcceleratorUsedMib, MemoryBaseline},
 };
 
-/// What is read later than this says nothing of the moment that is meant, and a start does not wait for it.
+/// Timeout of a memory reading. A later reading is not about the moment in question, and a start does not wait for it.
 const MEMORY_READ_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Executor {
-    /// One token, or the least that an engine of another task does.
+    /// Generates one token, or runs the minimal probe of an engine that lists no model.
     pub(super) async fn send_canary(&self, job: &CommandContext) -> ExecutionOutcome {
         let engine = job.engine_address()?;
         let within = self.settings.core.wake_timeout.duration();
@@ -49,7 +49,7 @@ impl Executor {
         }
     }
 
-    /// It has answered, and so has memory of each accelerator that it can get at.
+    /// Fails if the engine answered but took no memory of one of its accelerators.
     async fn check_device_access(&self, job: &CommandContext) -> ExecutionOutcome {
         let now = if job.baseline.is_some() { read_memory(job).await } else { None };
         let Some(accelerator) = now.as_ref().and_then(|now| job.unused_accelerator(now)) else {
@@ -61,7 +61,7 @@ impl Executor {
         )))
     }
 
-    /// What is in use before an engine is started, whatever the order is.
+    /// Reads the memory in use before a command that starts an engine; `None` for other commands.
     pub(super) async fn memory_baseline(&self, job: &CommandContext) -> Option<MemoryBaseline> {
         let PairingAction::Engine {
             engine,
@@ -80,7 +80,7 @@ impl Executor {
     }
 }
 
-/// As its requester's stub reads it at once; not every one can.
+/// Reads the memory in use from the requester's stub. Not every stub can read it.
 async fn read_memory(job: &CommandContext) -> Option<AcceleratorUsedMib> {
     let own = job.requester.as_ref()?;
     let read = stub(job, own, Generation::default()).ok()?.memory(MEMORY_READ_TIMEOUT).await;

@@ -1,4 +1,4 @@
-//! Orders about engines: their Pods, what is written on these, and what the engines themselves are told.
+//! Executes engine commands: creates Pods, writes their metadata, and calls stubs and engines.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -42,7 +42,7 @@ use crate::{
     },
 };
 
-/// One small question to an engine.
+/// Timeout of one small query to an engine.
 pub(super) const ENGINE_CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Executor {
@@ -101,18 +101,18 @@ impl Executor {
         let object =
             serde_json::to_value(&made.pod).map_err(|error| ExecutionError::refused(error.to_string()))?;
         self.writer.create(&self.pods(&own.name), &object).await.map_err(|error| {
-            // What the API server refuses was asked for by the user.
+            // The user requested what the API server refuses.
             let tell = matches!(error, writer::Error::Invalid(_));
             ExecutionError { user_facing: tell, ..ExecutionError::from(error) }
         })?;
         match self.label_dual(own, &made.name, None).await {
-            // It is another Pod of that name by now, and the provider is there all the same.
+            // The name belongs to another Pod by now. The provider was created nevertheless.
             Err(ExecutionError { cause: CommandFailure::Conflict, .. }) => Ok(CommandReply::Done),
             outcome => outcome,
         }
     }
 
-    /// The ReplicaSet that made the requester, and would count a provider with the same labels.
+    /// Returns the ReplicaSet that made the requester. It would count a provider with the same labels.
     async fn owner(&self, requester: &Pod) -> Result<Option<RequesterOwner>, ExecutionError> {
         let owners = requester.owner_references();
         let made = owners.iter().find(|own| own.controller == Some(true) && own.kind == "ReplicaSet");
@@ -125,7 +125,7 @@ impl Executor {
         }))
     }
 
-    /// Whoever looks at the requester finds its provider. Nothing is decided by that.
+    /// Labels the requester with its provider, for users. No decision depends on the label.
     pub(super) async fn label_dual(
         &self,
         own: &RequesterPod,
@@ -139,7 +139,7 @@ impl Executor {
         self.patch(&own.name, &json!({"metadata": metadata})).await
     }
 
-    /// What is written before an engine is woken: whose it is, that its Pod stays until it is unbound, and that it may be awake.
+    /// Records the binding before a wake: the requester, a finalizer, and that the engine may be awake.
     async fn bind(&self, job: &CommandContext, record: &EngineRecord) -> ExecutionOutcome {
         let (own, provider) = (job.requester()?, job.provider()?);
         let mut annotations = record::annotations(
@@ -160,13 +160,13 @@ impl Executor {
         self.patch(&provider.name, &patch).await
     }
 
-    /// Clients may come, and the kubelet is told so; then everybody who reads labels.
+    /// Opens the gate to clients, then updates the readiness, then the Pods' labels.
     async fn open_gate(&self, job: &CommandContext, generation: Generation) -> ExecutionOutcome {
         let (own, engine, provider) = (job.requester()?, job.engine_address()?, job.provider()?);
         let stub = stub(job, own, generation)?;
         if let Err(failed) = stub.set_engine_address(engine).await {
             if failed.cause == CommandFailure::Conflict {
-                // It relays to an engine that it had before, and cannot be told another: its owner makes one that can.
+                // The stub relays to an earlier engine and accepts no other. Its owner creates a new requester.
                 self.writer.delete(&self.pods(&own.name), &own.name.name, own.id.as_str()).await?;
             }
             return Err(failed);
@@ -207,12 +207,12 @@ impl Executor {
                     let residue = done.memory.and_then(|memory| job.residue(&memory));
                     return Ok(CommandReply::Asleep { residue });
                 }
-                // A stub that dies meanwhile is no reason to lose the engine.
+                // A stub that dies meanwhile must not cost the engine.
                 Ok(None) | Err(ExecutionError { cause: CommandFailure::Unreachable, .. }) => {}
                 Err(failed) => return Err(failed),
             }
         }
-        // Nobody is behind a gate that could be waited for.
+        // No gate has requests to wait for.
         self.direct_adapter(job).await?.sleep(level).await.map_err(engine_error)?;
         Ok(CommandReply::Asleep { residue: None })
     }
@@ -230,15 +230,16 @@ impl Executor {
         Ok(CommandReply::Done)
     }
 
-    /// The engine itself, for an order that no stub can refuse: only a certain leader sends one. Waits for a late renewal, because the
-    /// planner takes an order that was not sent for one that failed, and ends the engine.
+    /// Returns a client of the engine itself, for an order that no stub can refuse: only a confirmed leader sends it.
+    ///
+    /// Waits for a late renewal, because the pairing logic counts an unsent command as failed and stops the engine.
     async fn direct_adapter(&self, job: &CommandContext) -> Result<Adapter, ExecutionError> {
         self.writer.wait_leadership().await?;
         failpoint::hit();
         adapter(job, None, ProbeTask::None)
     }
 
-    /// Through the requester's stub, which refuses a leader that was replaced; `None`: it knows no such orders.
+    /// Actuates through the requester's stub, which refuses a replaced leader. `None`: the stub has no such call.
     async fn actuate_through_stub(
         &self,
         job: &CommandContext,
@@ -250,7 +251,7 @@ impl Executor {
         stub.set_engine_address(job.engine_address()?).await?;
         let core = &self.settings.core;
         if !wake {
-            // One that was not told to is closed by this.
+            // Closes a gate that no earlier command closed.
             stub.close_and_drain(rouse::units::Millis::ZERO).await?;
         }
         let sizes = &job.record()?.sizes;
@@ -258,7 +259,7 @@ impl Executor {
         stub.actuate(wake, level, within.duration()).await
     }
 
-    /// Its Pod is nobody's from here on, and may go.
+    /// Unbinds the engine; its Pod may go from here on.
     async fn unbind(&self, job: &CommandContext, last_used: Tick) -> ExecutionOutcome {
         if let Some(provider) = &job.provider {
             let record = EngineRecord { last_used, ..job.record()?.clone() };
@@ -278,7 +279,7 @@ impl Executor {
             let metadata =
                 json!({"uid": own.id.as_str(), "labels": {keys::DUAL: null, keys::INSTANCE: null}});
             match self.patch(&own.name, &json!({"metadata": metadata})).await {
-                // Another Pod of its name.
+                // The name belongs to another Pod.
                 Err(ExecutionError { cause: CommandFailure::Conflict, .. }) => {}
                 outcome => drop(outcome?),
             }
@@ -293,7 +294,7 @@ impl Executor {
         generation: Generation,
     ) -> ExecutionOutcome {
         let Some(provider) = &job.provider else {
-            // Ordered and not seen yet: by its name, which is made of what it is.
+            // The Pod was ordered and not seen yet. Its name is derived from the engine.
             return self.stop_unobserved(job, id, generation).await;
         };
         self.writer.delete(&self.pods(&provider.name), &provider.name.name, provider.uid.as_str()).await?;
@@ -313,7 +314,7 @@ impl Executor {
         let Some(pod) = self.writer.get(&api, &name).await? else {
             return Ok(CommandReply::Condition(QueriedCondition::Absent));
         };
-        // One of that name which is another life of it, or somebody else's, is not what was ordered.
+        // A Pod of that name from another generation, or of another owner, is not the ordered one.
         if record::read(&pod).and_then(Result::ok).is_none_or(|found| found.record.generation != generation) {
             return Ok(CommandReply::Condition(QueriedCondition::Absent));
         }
@@ -323,7 +324,7 @@ impl Executor {
     }
 }
 
-/// Those that the new requester's patch has, in the place of those of the one before: an engine may serve under another name.
+/// Replaces the former requester's labels by the new one's: the engine may serve under another name.
 fn labels(own: &RequesterPod, provider: &ProviderPod) -> Value {
     let wanted = own.spec.as_ref().and_then(|asked| asked.as_ref().ok()).and_then(RequesterSpec::labels);
     let gone = provider.labels.keys().filter(|key| !keys::is_reserved(key));
@@ -342,8 +343,9 @@ fn place<'a>(job: &'a CommandContext, engine: &'a PairingEngineId) -> ProviderPl
     }
 }
 
-/// What a leader before had under way to an engine by its requester's stub is refused there from here on. One that does not run
-/// wakes nothing.
+/// Announces this leader to the requester's stub, which then refuses a former leader's late orders.
+///
+/// A stub that does not run wakes no engine, so its silence is no error.
 pub(super) async fn announce_leader_to_stub(job: &CommandContext) -> Result<(), ExecutionError> {
     let Some(own) = job.requester.as_ref().filter(|own| own.stub_address.is_some()) else { return Ok(()) };
     match stub(job, own, Generation::default())?.announce_leader().await {
@@ -355,11 +357,11 @@ pub(super) async fn announce_leader_to_stub(job: &CommandContext) -> Result<(), 
     }
 }
 
-/// How is it? An engine that does not answer yet is starting: its Pod says when it no longer runs.
+/// Queries an engine's state. An engine that does not answer counts as starting: its Pod shows whether it runs.
 pub(super) async fn query(job: &CommandContext, id: &PairingEngineId) -> ExecutionOutcome {
     let adapter = adapter(job, None, ProbeTask::None)?;
     let condition = match adapter.is_asleep(ENGINE_CALL_TIMEOUT).await {
-        // Where it was not written, what wakes it must do for either.
+        // Without a recorded level, the wake must work for both levels.
         Some(true) => match job.recorded_sleep_level(id) {
             Some(level) => QueriedCondition::Asleep { level, residue: None },
             None => QueriedCondition::AsleepAtUnknownLevel { residue: None },

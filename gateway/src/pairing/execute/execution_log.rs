@@ -1,5 +1,7 @@
-//! What became of an engine is a line of the log, with why and how long, as the driver writes one of engines that are its own. The
-//! steps in between are for those who look for a fault.
+//! Logs executed commands.
+//!
+//! Changes of an engine's state are logged with reason and duration, as the driver does for its own engines. The steps
+//! in between are for debugging.
 
 use std::time::Duration;
 
@@ -11,7 +13,7 @@ use tracing::Level;
 
 use crate::pairing::{command_context::CommandContext, pod_events::is_failure};
 
-/// The order of this job was carried out.
+/// Logs an executed command.
 pub(super) fn log_executed(job: &CommandContext, took: Duration) {
     let (PairingCommand { node, action: order, .. }, took) = (&job.command, Millis::from(took));
     match level(order) {
@@ -21,7 +23,7 @@ pub(super) fn log_executed(job: &CommandContext, took: Duration) {
     }
 }
 
-/// Deaths are warnings.
+/// Failures are warnings.
 const fn level(order: &PairingAction) -> Level {
     match order {
         PairingAction::Engine { step: EngineStep::Stop { reason: why }, .. } if is_failure(*why) => {

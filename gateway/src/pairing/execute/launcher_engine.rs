@@ -1,5 +1,6 @@
-//! Orders about engines in launchers, where they are not as those about engines that have Pods of their own: what is kept of an
-//! engine is one annotation of many, and its process is the launcher's.
+//! Executes engine commands that differ for engines in launchers.
+//!
+//! There, an engine's record is one annotation among many on the Pod, and its process belongs to the launcher.
 
 use k8s_openapi::api::core::v1::Pod;
 use rouse::{
@@ -30,7 +31,7 @@ use crate::{
 };
 
 impl Executor {
-    /// `None`: it is done as for any engine.
+    /// Returns `None` if the command is executed as for any engine.
     pub(super) async fn execute_in_launcher(
         &self,
         job: &CommandContext,
@@ -77,7 +78,7 @@ impl Executor {
         self.label_dual(own, &provider.name.name, Some(&instance_id(&record.engine))).await
     }
 
-    /// Whoever reads labels before its requests are waited for comes no more.
+    /// Removes the engine's routing labels, so that no client finds it while its gate drains.
     async fn remove_routing(&self, job: &CommandContext, id: &PairingEngineId) -> Result<(), ExecutionError> {
         let Some(provider) = &job.provider else { return Ok(()) };
         let led = |own: &LauncherEngine| own.record.engine == *id && !own.routing.is_empty();
@@ -99,7 +100,7 @@ impl Executor {
         self.patch(&provider.name, &json!({"metadata": metadata})).await.map(drop)
     }
 
-    /// With the last that is bound the Pod is nobody's.
+    /// Unbinds an engine in a launcher. Without bound engines, the Pod is unbound, too.
     async fn unbind_in_launcher(
         &self,
         job: &CommandContext,
@@ -133,7 +134,7 @@ impl Executor {
                     && all.iter().all(|other| other.sleep_level.is_some());
                 labels.insert(keys::SLEEPING.to_owned(), Some(asleep.to_string()));
             }
-            // What is bound meanwhile changes the Pod, and this is tried again.
+            // A concurrent bind changes the Pod's version, so this patch fails and is retried.
             let mut metadata = json!({
                 "uid": provider.uid.as_str(),
                 "resourceVersion": pod.metadata.resource_version,
@@ -149,7 +150,7 @@ impl Executor {
         self.unlabel_dual(job).await
     }
 
-    /// The Pod as it is now, with what it says of its engines; `None`: it is gone.
+    /// Reads the Pod's current state and the records of its engines; `None` if the Pod is gone.
     async fn read_launcher_pod(
         &self,
         provider: &ProviderPod,
@@ -163,12 +164,12 @@ impl Executor {
     }
 }
 
-/// What is written on the launcher's Pod once this engine serves its requester.
+/// Builds the patch of the launcher's Pod for an engine that serves its requester.
 pub(super) fn serving_patch(job: &CommandContext, own: &RequesterPod) -> Result<Value, ExecutionError> {
     let (provider, record) = (job.provider()?, job.record()?);
     let port = job.port.ok_or_else(|| ExecutionError::unknown("its port"))?;
     let config = job.server_config.as_ref().map(|config| &config.spec.model_server_config);
-    // A configuration that was changed since is another engine's.
+    // An InferenceServerConfig that was edited since belongs to another engine.
     let config = config.filter(|config| launcher::matches_server(config, record.engine.fingerprint));
     let routing = config.map_or_else(RoutingMetadata::default, |config| RoutingMetadata {
         labels: config.labels.clone(),
@@ -183,8 +184,10 @@ pub(super) fn serving_patch(job: &CommandContext, own: &RequesterPod) -> Result<
     Ok(json!({"metadata": {"uid": provider.uid.as_str(), "labels": labels, "annotations": annotations}}))
 }
 
-/// Values of the annotations `vllm-config` and `isc-routing-metadata`. The environment is left out: it may hold keys that a reader
-/// of Pods must not see. Both are `None` if the InferenceServerConfig was edited since the engine was made.
+/// Builds the annotations `vllm-config` and `isc-routing-metadata`.
+///
+/// They omit the environment: it may hold keys that a reader of Pods must not see. Both are `None` if the
+/// InferenceServerConfig was edited since the engine was made.
 fn config_annotations(
     job: &CommandContext,
     own: &RequesterPod,
@@ -225,7 +228,7 @@ async fn launch(job: &CommandContext, id: &PairingEngineId, generation: Generati
     if launcher::fingerprint(&config.spec.model_server_config, served) != id.fingerprint {
         return Err(ExecutionError::refused("its InferenceServerConfig has been changed"));
     }
-    // Changed since it was decided: the launcher is replaced for the next start.
+    // The InferenceServerConfig changed since the decision. The launcher is replaced for the next start.
     let (wanted, here) = (&config.spec.launcher_config_name, job.provider()?.source.as_ref());
     if here.is_none_or(|here| here.config != launcher::pod::label_value(wanted)) {
         return Err(ExecutionError::refused(format!("its launcher is not of the LauncherConfig {wanted}")));
@@ -240,7 +243,7 @@ async fn launch(job: &CommandContext, id: &PairingEngineId, generation: Generati
     }
 }
 
-/// The launcher has an engine of this id, or has heard a younger leader: it calls both a conflict.
+/// Resolves a conflict: the launcher has an engine of this id, or has seen a newer leader.
 async fn resolve_conflict(
     launcher: &LauncherClient,
     id: &PairingEngineId,
@@ -248,14 +251,14 @@ async fn resolve_conflict(
     text: String,
 ) -> ExecutionOutcome {
     match launcher.get(&instance_id(id)).await.map_err(launcher_error)?.map(|found| found.generation()) {
-        // This order was obeyed before, and the answer was lost.
+        // An earlier try of this command succeeded, and its answer was lost.
         Some(Some(found)) if found == generation => Ok(CommandReply::Done),
         Some(found) if found.is_none_or(|found| found < generation) => Err(launcher_error(Conflict(text))),
         _ => Err(ExecutionError::superseded()),
     }
 }
 
-/// Gone, once the launcher says so.
+/// Stops an instance; returns once the launcher confirms that it is gone.
 async fn stop_instance(
     job: &CommandContext,
     id: &PairingEngineId,
@@ -265,17 +268,17 @@ async fn stop_instance(
     failpoint::hit();
     match launcher.delete_generation(&instance_id(id), generation).await {
         Ok(_) => Ok(CommandReply::Done),
-        // It ends whatever there is, unless a younger leader has spoken to it.
+        // The launcher stops any instance of this id, unless it has seen a newer leader.
         Err(Conflict(_)) => Err(ExecutionError::superseded()),
         Err(error) => Err(launcher_error(error)),
     }
 }
 
-/// One that stopped, and one of a life before, is put away: nobody can have any other use for it.
+/// Queries an engine. Deletes an instance that has stopped or is of an earlier generation: neither has any use.
 async fn query(job: &CommandContext, id: &PairingEngineId, generation: Generation) -> ExecutionOutcome {
     let (launcher, name) = (launcher_client(job)?, instance_id(id));
     let alive = |found: &LauncherInstance| found.running && found.generation() == Some(generation);
-    // What a leader before has under way to it is refused from here on.
+    // From here on the launcher refuses a former leader's late calls.
     launcher.announce_epoch().await.map_err(|error| match error {
         Conflict(_) => ExecutionError::superseded(),
         error => launcher_error(error),

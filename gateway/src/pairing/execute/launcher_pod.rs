@@ -1,4 +1,4 @@
-//! Orders about launchers' Pods.
+//! Executes commands about launchers' Pods.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt as _};
@@ -29,7 +29,7 @@ impl Executor {
         }
     }
 
-    /// Beside whoever asks for an engine in it, which is where the LauncherConfig is.
+    /// Creates a launcher in its LauncherConfig's namespace, which is also that of its requesters.
     async fn create_launcher(&self, job: &CommandContext, id: &ProviderId) -> ExecutionOutcome {
         let config =
             job.launcher_config.as_ref().ok_or_else(|| ExecutionError::unknown("its LauncherConfig"))?;
@@ -44,7 +44,7 @@ impl Executor {
         let mut granted: Pod = serde_json::from_value(made.clone()).map_err(|error| user(&error))?;
         job.grant(&mut granted);
         let mut object = serde_json::to_value(&granted).map_err(|error| user(&error))?;
-        // A field that Pods do not have is for the API server to refuse.
+        // The API server has to refuse fields that Pods do not have.
         merge::fill(&mut object, &made);
         let pods = Api::namespaced(self.client.clone(), &namespace);
         let begun = Instant::now();
@@ -58,10 +58,10 @@ impl Executor {
             );
         }
         match created {
-            // There is one for each place: it is this.
+            // Each place has one launcher, so the existing Pod is this one.
             Ok(_) | Err(writer::Error::Conflict) => Ok(CommandReply::Done),
             Err(error) => {
-                // What the API server refuses was asked for by whoever wrote the LauncherConfig.
+                // The author of the LauncherConfig requested what the API server refuses.
                 let tell = matches!(error, writer::Error::Invalid(_));
                 Err(ExecutionError { user_facing: tell, ..ExecutionError::from(error) })
             }
@@ -79,7 +79,7 @@ impl Executor {
             self.writer.delete(&self.pods(&own.name), &own.name.name, uid.as_str()).await?;
             return Ok(CommandReply::Done);
         }
-        // It was ordered, and has not been seen: where somebody asks for it, it would be.
+        // Ordered but not seen yet: the Pod would be in the namespace of the requester that waits for it.
         let asker = job.requester.as_ref().map(|own| own.name.namespace.clone());
         let namespace = asker.or_else(|| job.launcher_config.as_ref()?.namespace());
         let (Some(namespace), Some(accelerator)) = (namespace, id.accelerators.first()) else {
@@ -95,7 +95,7 @@ impl Executor {
     }
 }
 
-/// Whether the API server has answered, with whatever; `None`: it was not asked.
+/// Whether the API server answered in any way; `None` if no request was sent.
 fn was_answered(error: Option<&writer::Error>) -> Option<bool> {
     match error {
         Some(writer::Error::NotLeading) => None,

@@ -1,4 +1,4 @@
-//! Orders about requesters.
+//! Executes commands about requesters.
 
 use rouse::{
     pairing::{command::RequesterStep, event::CommandReply},
@@ -43,8 +43,10 @@ impl Executor {
         }
     }
 
-    /// What its stub said is written down with it, so that whoever leads next need not ask; and its engine, which saves a write
-    /// once that serves.
+    /// Adds or removes the requester's finalizer.
+    ///
+    /// Adding it also records the stub's accelerators, so that the next leader need not query them, and the provider,
+    /// which saves a write once the engine serves.
     async fn set_finalizer(
         &self,
         job: &CommandContext,
@@ -69,7 +71,7 @@ impl Executor {
     }
 }
 
-/// A requester's metadata with its provider, and where its engine is.
+/// Builds a requester's metadata: its provider and its engine's address.
 pub(super) fn provider_metadata(own: &RequesterPod, provider: &ProviderPod) -> Value {
     json!({
         "uid": own.id.as_str(),
@@ -94,7 +96,7 @@ async fn accelerators(stub: &RequesterStubClient) -> ExecutionOutcome {
     Ok(CommandReply::Accelerators(found))
 }
 
-/// The requester's stub.
+/// Returns a client of the requester's stub.
 pub(super) fn stub(
     job: &CommandContext,
     own: &RequesterPod,

@@ -1,7 +1,7 @@
-//! A requester's stub, as the leader speaks to it about one life of an engine.
+//! Client of a requester's stub, with the leader's epoch and one engine generation.
 //!
-//! Ours has a gate, wakes and puts to sleep, and refuses who was replaced. The public project's knows none of that: what it
-//! answers 404 to is done without it.
+//! Our stub has a gate, puts engines to sleep and wakes them, and refuses a replaced leader. The public project's stub
+//! has none of that: the client skips calls that it answers with 404 or 405.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -25,9 +25,9 @@ use serde_json::{Value, json};
 use super::ExecutionError;
 use crate::{controllers::failpoint, pairing::memory_baseline::AcceleratorUsedMib};
 
-/// A stub answers at once; a call that takes longer has failed.
+/// Timeout of most calls: a stub answers them at once.
 const STUB_CALL_TIMEOUT: Duration = Duration::from_secs(2);
-/// It answers nothing later about accelerators, whose driver may hang.
+/// Timeout of calls about accelerators, whose driver may hang.
 const DRIVER_CALL_TIMEOUT: Duration = nvml::QUERY_TIMEOUT.saturating_add(STUB_CALL_TIMEOUT);
 
 pub(super) struct RequesterStubClient {
@@ -46,7 +46,7 @@ impl RequesterStubClient {
         Self { http_client: HttpClient::new(address, token), epoch: epoch.0, generation }
     }
 
-    /// Calls are told to this one.
+    /// Reports every call to this observer.
     pub(super) fn with_observer(self, observer: Arc<dyn CallObserver>) -> Self {
         Self { http_client: self.http_client.with_observer(observer), ..self }
     }
@@ -55,24 +55,24 @@ impl RequesterStubClient {
         read(&checked(self.http_client.get("/v1/dual-pods/accelerators", DRIVER_CALL_TIMEOUT).await?)?)
     }
 
-    /// MiB in use of its accelerators, by UUID.
+    /// Returns the MiB in use on the stub's accelerators, by UUID.
     pub(super) async fn memory(&self, within: Duration) -> Result<AcceleratorUsedMib, ExecutionError> {
         read(&checked(self.http_client.get("/v1/dual-pods/accelerator-memory-usage", within).await?)?)
     }
 
-    /// Where its engine listens. One that relays nothing has no use for it.
+    /// Sets the engine's address. A stub without a proxy does not need it.
     pub(super) async fn set_engine_address(&self, engine: SocketAddr) -> Result<(), ExecutionError> {
         let body = json!({"address": engine.ip().to_string(), "port": engine.port()});
         self.order(Method::PUT, "/v1/proxy/config", &body, STUB_CALL_TIMEOUT).await.map(drop)
     }
 
-    /// Requests may pass.
+    /// Opens the gate.
     pub(super) async fn open(&self) -> Result<(), ExecutionError> {
         let body = OpenGateRequest { epoch: self.epoch, generation: self.generation };
         self.order(Method::DELETE, "/v1/gate", &body, STUB_CALL_TIMEOUT).await.map(drop)
     }
 
-    /// Closes the gate and returns once nothing is under way; what still is after `left` is cut. At once where there is no gate.
+    /// Closes the gate and waits until no request is under way; cuts requests after `left`. No-op without a gate.
     pub(super) async fn close_and_drain(&self, left: Millis) -> Result<(), ExecutionError> {
         self.drain(self.generation, left).await
     }
@@ -95,7 +95,7 @@ impl RequesterStubClient {
         Err(ExecutionError::refused("its gate was opened again"))
     }
 
-    /// Tells it who leads, so that it obeys nobody older from here on; how its gate is, if it has one.
+    /// Announces this leader, so that the stub refuses older ones; returns the gate's state, if there is a gate.
     pub(super) async fn announce_leader(&self) -> Result<Option<GateStatus>, ExecutionError> {
         let reply = self
             .order(Method::POST, EPOCH_PATH, &EpochAnnouncement { epoch: self.epoch }, STUB_CALL_TIMEOUT)
@@ -103,7 +103,7 @@ impl RequesterStubClient {
         reply.map(|reply| read(&reply)).transpose()
     }
 
-    /// Makes sure that its gate is closed, whichever life of whichever engine it belongs to, and cuts what is under way.
+    /// Closes the gate for any generation of any engine, and cuts requests under way.
     pub(super) async fn ensure_gate_closed(&self) -> Result<(), ExecutionError> {
         let Some(gate) = self.announce_leader().await? else { return Ok(()) };
         if gate.gated && gate.leases == 0 {
@@ -112,13 +112,13 @@ impl RequesterStubClient {
         self.drain(gate.generation, Millis::ZERO).await
     }
 
-    /// What the kubelet is told.
+    /// Sets the readiness that the kubelet sees.
     pub(super) async fn set_ready(&self, ready: bool) -> Result<(), ExecutionError> {
         let path = if ready { "/v1/become-ready" } else { "/v1/become-unready" };
         self.order(Method::POST, path, &Value::Null, STUB_CALL_TIMEOUT).await.map(drop)
     }
 
-    /// Wakes or puts to sleep the engine that it relays to. `None`: it cannot.
+    /// Wakes the stub's engine or puts it to sleep. `None` if the stub has no such call.
     pub(super) async fn actuate(
         &self,
         wake: bool,
@@ -132,14 +132,14 @@ impl RequesterStubClient {
         reply.map(|reply| read(&reply)).transpose()
     }
 
-    /// It was told to end, and need not hold on.
+    /// Ends the stub's hold after SIGTERM.
     pub(super) async fn release(&self) -> Result<(), ExecutionError> {
         self.order(Method::POST, "/v1/release", &EpochAnnouncement { epoch: self.epoch }, STUB_CALL_TIMEOUT)
             .await
             .map(drop)
     }
 
-    /// `None`: it knows no such order.
+    /// Sends an order. Returns `None` if the stub has no such call.
     async fn order(
         &self,
         method: Method,
@@ -147,7 +147,7 @@ impl RequesterStubClient {
         body: &impl Serialize,
         within: Duration,
     ) -> Result<Option<HttpClientReply>, ExecutionError> {
-        // Numbers and words: nothing of it can fail.
+        // Only numbers and words, so this cannot fail.
         let body = serde_json::to_value(body).ok().filter(|body| !body.is_null());
         failpoint::hit();
         let reply = self.http_client.call(method, path, body.as_ref(), Some(self.epoch), within).await?;
@@ -179,9 +179,9 @@ fn checked(reply: HttpClientReply) -> Result<HttpClientReply, ExecutionError> {
     })
 }
 
-/// Whether a refusal says that a younger leader was heard than the one with this epoch.
+/// Whether a refusal shows that the stub has seen an epoch newer than this one.
 fn has_newer_epoch(reply: &HttpClientReply, epoch: u64) -> bool {
-    // What is refused shows the gate as it is, beside the reason.
+    // A refusal contains the gate's state beside the reason.
     let stale =
         (reply.status == 409).then(|| serde_json::from_slice::<GateStatus>(&reply.body).ok()).flatten();
     stale.is_some_and(|gate| gate.epoch > epoch)

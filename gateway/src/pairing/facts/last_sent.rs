@@ -1,4 +1,4 @@
-//! What was told to the decisions, and what of that is otherwise by now.
+//! Tracks which facts the pairing logic has received, and sends those that changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,24 +22,24 @@ use crate::{
     platform::kubernetes::launcher::pod::LauncherRevision,
 };
 
-/// Of so many engines and launchers' sources nothing is forgotten.
+/// Up to this many engines and launcher sources, no entry is forgotten.
 pub(super) const MIN_RETAINED: usize = 256;
 
 #[derive(Debug, Default)]
 pub(super) struct LastSentFacts {
     pub(super) nodes: BTreeMap<NodeName, PairingNodeFacts>,
     pub(super) silent: BTreeSet<NodeName>,
-    /// Those that lack their pool's taint.
+    /// Nodes that lack their pool's taint.
     pub(super) untainted: BTreeSet<NodeName>,
     pub(super) accelerators: BTreeMap<(NodeName, AcceleratorId), AcceleratorFacts>,
     pub(super) template_statuses: BTreeMap<EngineFingerprint, TemplateStatus>,
     pub(super) build_policies: BTreeMap<LauncherBuild, LauncherBuildPolicy>,
-    /// The LauncherConfigs of the launchers that are to be there whether somebody asks or not.
+    /// LauncherConfigs of the launchers that population policies place.
     pub(super) launcher_configs: BTreeMap<(NodeName, AcceleratorId), ObjectName>,
 }
 
 impl ClusterFacts {
-    /// Tells what is otherwise than was told. True: somebody may ask for something else now, too.
+    /// Sends all changed facts. Returns true if the change may also affect what requesters request.
     pub(in crate::pairing) fn send_changes(&mut self, tell: &mut impl FnMut(PairingEvent)) -> bool {
         let configured = self.configs.take_changed();
         if !std::mem::take(&mut self.changed) && !configured {
@@ -68,7 +68,8 @@ impl ClusterFacts {
                 tell(PairingEvent::Template { fingerprint: *fingerprint, status: *standing });
             }
         }
-        // Of what was forgotten here nothing is kept there. What is not certain now stays as it was told.
+        // The pairing logic also drops entries that were forgotten here. An entry of uncertain status keeps its last
+        // one.
         let kept = |known: &&EngineFingerprint| {
             now.template_statuses.contains_key(known) || self.fingerprints.contains(known)
         };
@@ -91,7 +92,7 @@ impl ClusterFacts {
         configured || bare
     }
 
-    /// Forgets what nobody has any more, once as much has come as was there.
+    /// Forgets unused entries once their number has doubled since the last cleanup.
     pub(in crate::pairing) fn forget_unused(&mut self, core: &Pairing) {
         let known = self.revisions.len() + self.fingerprints.len() + self.sources.len();
         if known < MIN_RETAINED.max(2 * self.retained) {
@@ -111,10 +112,10 @@ impl ClusterFacts {
         self.changed |= self.retained < known;
     }
 
-    /// To be told again from the first.
+    /// Makes the next [`Self::send_changes`] send everything.
     pub(in crate::pairing) fn reset_last_sent(&mut self) {
         (self.last_sent, self.changed) = (LastSentFacts::default(), true);
-        // Some may have gone while nobody was told. Those that are there are met again.
+        // Launchers may have gone while no events were sent. The existing ones are observed again.
         self.launchers.clear();
     }
 
@@ -171,7 +172,7 @@ impl ClusterFacts {
         now
     }
 
-    /// Which of these have a launcher whether somebody asks or not, and of which LauncherConfig.
+    /// Returns which of these accelerators get a launcher by policy, and of which LauncherConfig.
     fn launcher_placement(
         &self,
         node: &NodeName,
@@ -200,7 +201,7 @@ impl ClusterFacts {
             None => u32::try_from(position).ok()?,
         };
         let capacity = place.capacities.by_uuid.get(accelerator).copied().or(place.capacities.unlisted_each);
-        // One that was there and is not among those that are listed is gone.
+        // A known accelerator that is missing from the node's list is gone.
         let gone = || {
             let place_known = (node.clone(), accelerator.clone());
             !place.capacities.by_uuid.is_empty() && self.last_sent.accelerators.contains_key(&place_known)

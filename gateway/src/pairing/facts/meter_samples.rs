@@ -1,4 +1,4 @@
-//! What Prometheus has of accelerators.
+//! Applies Prometheus's samples to the facts.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::ClusterFacts;
 use crate::platform::kubernetes::dcgm::DcgmSamples;
 
 impl ClusterFacts {
-    /// What Prometheus has of accelerators: it names nodes' accelerators, too, and says which have a fault.
+    /// Records which nodes have the sampled accelerators, and which accelerators have a fault.
     pub(in crate::pairing) fn apply_samples(&mut self, samples: &DcgmSamples) {
         for (accelerator, sample) in &samples.used {
             let node = sample.node.as_deref().map(NodeName::from).filter(|node| self.has_node(node));
@@ -16,7 +16,7 @@ impl ClusterFacts {
                 self.record_assigned(&node, std::slice::from_ref(accelerator));
             }
         }
-        // A series has the last Xid alone, and a program that erred after that repairs nothing.
+        // A series has only the last Xid, so a later harmless Xid does not prove that an earlier fault is repaired.
         let lasting = self.faults.iter().filter(|(a, _)| samples.with_xid.contains(*a));
         let mut faults: BTreeMap<_, _> = lasting.map(|(a, fault)| (a.clone(), fault.clone())).collect();
         faults.extend(samples.faults.clone());
@@ -32,7 +32,7 @@ impl ClusterFacts {
         (self.faults, self.changed) = (faults, true);
     }
 
-    /// The new readings that a decision may depend on.
+    /// Returns the new readings that a decision may depend on.
     pub(in crate::pairing) fn readings(&self, samples: &DcgmSamples, core: &Pairing) -> Vec<PairingEvent> {
         let all = self.last_sent.accelerators.keys().filter_map(|(node, accelerator)| {
             let sample = samples.used.get(accelerator)?;

@@ -1,4 +1,4 @@
-//! What objects say of a node.
+//! Reads a node's facts from API objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,18 +9,18 @@ use rouse::pairing::ids::NodeName;
 use super::AcceleratorIndices;
 use crate::pairing::population::NodeTraits;
 
-/// The condition of a Node from which its kubelet's silence is known.
+/// Condition of a Node that shows whether its kubelet reports.
 pub const NODE_READY_CONDITION: &str = "Ready";
 
-/// What a Node object says.
+/// The facts that a Node object contains.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ObservedNode {
     pub(super) traits: NodeTraits,
-    /// The keys of its taints.
+    /// Keys of the node's taints.
     pub(super) taints: BTreeSet<String>,
-    /// It takes nothing new.
+    /// The node accepts no new Pods.
     pub(super) cordoned: bool,
-    /// Its kubelet has stopped to report.
+    /// The node's kubelet has stopped reporting.
     pub(super) silent: bool,
 }
 
@@ -41,7 +41,7 @@ impl ObservedNode {
     }
 }
 
-/// What the cluster makes of the node's kubelet: `Unknown`, when it has not heard of it for too long.
+/// Returns the Ready condition. Its status is `Unknown` once the kubelet has been silent for too long.
 fn readiness(node: &Node) -> Option<&NodeCondition> {
     node.status
         .as_ref()?
@@ -51,7 +51,7 @@ fn readiness(node: &Node) -> Option<&NodeCondition> {
         .find(|condition| condition.type_ == NODE_READY_CONDITION)
 }
 
-/// By node: `{"GPU-…": 0}`. What cannot be read is passed over, and said.
+/// Parses the map: by node, `{"GPU-…": 0}`. Skips unreadable entries with a warning.
 pub(super) fn parse_gpu_map(map: &ConfigMap) -> BTreeMap<NodeName, AcceleratorIndices> {
     let entry = |(node, text): (&String, &String)| match serde_json::from_str::<AcceleratorIndices>(text) {
         Ok(numbers) => Some((NodeName::from(node.as_str()), numbers)),

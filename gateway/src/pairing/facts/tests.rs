@@ -79,7 +79,7 @@ fn engines_that_nobody_has_any_more_are_forgotten_here_and_by_the_decisions() {
             .filter(|own| core.template_status(EngineFingerprint(*own)) == TemplateStatus::Outdated)
             .count()
     };
-    // Each edition is of another engine, and makes the one before outdated.
+    // Each revision requests another engine, and so outdates the one before.
     for version in 0..many {
         let edition = crate::controllers::dual_pods::template_revision::TemplateRevision {
             origin: "set/a".to_owned(),

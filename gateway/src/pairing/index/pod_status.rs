@@ -1,4 +1,4 @@
-//! What Pods' statuses say, which kubelets write.
+//! Reads Pod statuses, which kubelets write.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use rouse::{
 
 use crate::controllers::{condition::tick, dual_pods::keys, engine_pod};
 
-/// Of what a kubelet says, in characters.
+/// Maximum characters of a kubelet's message.
 const MAX_FAILURE_CHARS: usize = 300;
 
 pub(super) fn created(pod: &Pod) -> Tick {
@@ -22,13 +22,13 @@ pub(super) fn address(pod: &Pod) -> Option<IpAddr> {
     pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()
 }
 
-/// The container that counts, as the kubelet sees it.
+/// Returns the status of the engine's or stub's container.
 pub(super) fn container(pod: &Pod) -> Option<&ContainerStatus> {
     let all = pod.status.as_ref()?.container_statuses.as_ref()?;
     all.iter().find(|own| own.name == keys::CONTAINER)
 }
 
-/// Its id, while it runs.
+/// Returns the container's id while it runs.
 pub(super) fn running_container_id(own: &ContainerStatus) -> Option<Uid> {
     own.state.as_ref()?.running.as_ref()?;
     own.container_id.as_deref().map(Uid::from)
@@ -43,7 +43,7 @@ pub(super) fn has_ended(pod: &Pod) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// Since when it is: its object says until when it may be.
+/// Returns since when the Pod is being deleted. Its object has the deadline, which includes the grace period.
 pub(super) fn deleting(pod: &Pod) -> Option<Tick> {
     let until = pod.metadata.deletion_timestamp.as_ref().map(tick)?;
     let grace =
@@ -51,7 +51,7 @@ pub(super) fn deleting(pod: &Pod) -> Option<Tick> {
     Some(Tick(until.0.saturating_sub(Millis::secs(grace).0)))
 }
 
-/// Why the container that counts does not run, or did not before.
+/// Returns why that container does not run, or why it ended before.
 pub(super) fn container_failure(pod: &Pod) -> Option<String> {
     let own = container(pod)?;
     let ended =

@@ -1,4 +1,4 @@
-//! A provider's Pod as it was last seen: of one engine, or of a launcher.
+//! A provider's Pod as last observed: of one engine, or a launcher.
 
 use std::{
     collections::BTreeMap,
@@ -38,20 +38,20 @@ pub(in crate::pairing) struct ProviderPod {
     pub(super) version: u64,
     pub(super) node: NodeName,
     pub(super) id: ProviderId,
-    /// Once it has one.
+    /// `None` until the Pod has an address.
     address: Option<IpAddr>,
-    /// What the Pod says of its engines, and the labels that it has.
+    /// Engine records on the Pod, and the Pod's labels.
     pub(super) engines: BTreeMap<PairingEngineId, LauncherEngine>,
     pub(in crate::pairing) labels: BTreeMap<String, String>,
-    /// Of whose template it was asked for last.
+    /// Template revision of the requester that requested it last.
     pub(in crate::pairing) revision: Option<TemplateRevision>,
-    /// Of a launcher: what it was made from; and whether all that the Pod says of its engines could be read.
+    /// For a launcher: what it was made from, and whether all engine records on the Pod could be parsed.
     pub(in crate::pairing) source: Option<LauncherRevision>,
     fully_parsed: bool,
     pub(super) observed: ObservedProvider,
     /// Why its container does not run.
     pub(super) container_failure: Option<String>,
-    /// A kubelet may have begun to run it.
+    /// A kubelet may have started it.
     pub(super) scheduled: bool,
     pub(in crate::pairing) created: Tick,
 }
@@ -106,12 +106,12 @@ impl ProviderPod {
         })
     }
 
-    /// What the Pod says of this engine.
+    /// Returns the Pod's record of this engine.
     pub(in crate::pairing) fn engine(&self, engine: &PairingEngineId) -> Option<&LauncherEngine> {
         self.engines.get(engine)
     }
 
-    /// As Pods write it.
+    /// Returns the IP in the form that Pods use.
     pub(in crate::pairing) fn ip(&self) -> Option<String> {
         self.address.map(|address| address.to_string())
     }
@@ -132,34 +132,35 @@ impl ProviderPod {
         self.observed.phase
     }
 
-    /// It has a node.
+    /// Whether the Pod has a node.
     pub(in crate::pairing) const fn is_scheduled(&self) -> bool {
         self.scheduled
     }
 
-    /// What the Pod says of its engines.
+    /// Returns the Pod's records of its engines.
     pub(in crate::pairing) fn records(&self) -> &[EngineRecord] {
         &self.observed.records
     }
 
-    /// One of its engines is somebody's.
+    /// Whether one of its engines is bound to a requester.
     pub(in crate::pairing) fn is_bound(&self) -> bool {
         self.records().iter().any(|record| record.requester.is_some())
     }
 
-    /// Whether nothing is in it of which its Pod says what cannot be read.
+    /// Whether all engine records on the Pod could be parsed.
     pub(in crate::pairing) const fn is_fully_parsed(&self) -> bool {
         self.fully_parsed
     }
 
-    /// Where a launcher takes orders.
+    /// Returns the address of the launcher's API.
     pub(in crate::pairing) fn launcher_address(&self) -> Option<SocketAddr> {
         self.socket_addr(launcher::PORT)
     }
 }
 
-/// The memory limit that applies to the engines' container: the lowest of its spec, its status and the Pod. Spec and status differ
-/// while a resize is under way.
+/// Returns the memory limit of the engines' container: the lowest of its spec, its status and the Pod.
+///
+/// Spec and status differ while a resize is under way.
 fn memory_limit(pod: &Pod) -> Option<Bytes> {
     let spec = pod.spec.as_ref()?;
     let own = spec.containers.iter().find(|own| own.name == keys::CONTAINER);

@@ -1,4 +1,4 @@
-//! A requester's Pod as it was last seen.
+//! A requester's Pod as last observed.
 
 use std::net::SocketAddr;
 
@@ -37,30 +37,30 @@ pub(in crate::pairing) struct RequesterPod {
     pub(in crate::pairing) id: RequesterId,
     pub(super) version: u64,
     pub(in crate::pairing) node: Option<NodeName>,
-    /// Where its stub takes orders, once it has an address.
+    /// Address of the stub's API, once the Pod has an address.
     pub(in crate::pairing) stub_address: Option<SocketAddr>,
-    /// What it asks for, once it has a node; or what is wrong with that.
+    /// The requested engine, once the Pod has a node; or why the request is invalid.
     pub(in crate::pairing) spec: Option<Result<RequesterSpec, requester_spec::Error>>,
     pub(in crate::pairing) created: Tick,
     stub_container: Option<Uid>,
-    /// When its stub began to run, if it does.
+    /// When its stub started, while it runs.
     pub(in crate::pairing) stub_started_at: Option<Tick>,
-    /// That its Pod names.
+    /// Accelerators that the Pod's annotation names.
     pub(in crate::pairing) accelerators: Vec<AcceleratorId>,
     deleting_since: Option<Tick>,
-    /// The termination grace period of the Pod's spec, and that of its deletion.
+    /// Termination grace periods of the Pod's spec and of its deletion.
     pub(in crate::pairing) grace: Option<Millis>,
     deletion_grace: Option<Millis>,
     terminated: bool,
     finalizer: bool,
-    /// Of whose template it is.
+    /// Revision of the template that the Pod was made from.
     pub(in crate::pairing) revision: Option<TemplateRevision>,
-    /// Whose token its stub demands, if any.
+    /// The model whose token the stub requires, if any.
     pub(in crate::pairing) owner: Option<ModelRef>,
-    /// Its provider, and where its engine is, as its Pod names them.
+    /// Provider and engine address that the Pod's metadata names.
     pub(in crate::pairing) dual: Option<String>,
     server_ip: Option<String>,
-    /// The annotation in which it is told what is wrong.
+    /// Status annotation, which reports errors to the user.
     pub(in crate::pairing) status: Option<String>,
 }
 
@@ -93,25 +93,26 @@ impl RequesterPod {
         })
     }
 
-    /// Its Pod says already whose engine it has, and where.
+    /// Whether the Pod's metadata already names this provider and its address.
     pub(in crate::pairing) fn has_provider_metadata(&self, provider: &ProviderPod) -> bool {
         self.dual.as_ref() == Some(&provider.name.name)
             && self.server_ip.is_some()
             && self.server_ip == provider.ip()
     }
 
-    /// The InferenceServerConfig that it asks for.
+    /// Returns the requested InferenceServerConfig.
     pub(in crate::pairing) fn config(&self) -> Option<&ObjectName> {
         self.spec.as_ref()?.as_ref().ok()?.config()
     }
 
-    /// The name by which it asks for its engine.
+    /// Returns the name under which the requester uses its engine.
     pub(in crate::pairing) fn served_name(&self) -> Option<&str> {
         self.spec.as_ref()?.as_ref().ok()?.served_name()
     }
 
-    /// Only who is on a node that is known, and asks for something that can be had. Who goes, or has an engine, is told of
-    /// whatever it asks for by now: that is no more than to be let go.
+    /// Returns this requester's event if its node is known and its request is valid.
+    ///
+    /// A requester that leaves or has an engine is reported whatever it requests now: it only has to be let go.
     pub(super) fn event(
         &self,
         facts: &ClusterFacts,

@@ -9,7 +9,7 @@ use rouse::{
 
 use super::*;
 
-/// A provider's Pod; those of one engine have one name.
+/// A provider's Pod. All Pods of one engine have the same name.
 fn provider(uid: &str) -> Pod {
     let mut pod = Pod::default();
     pod.metadata.name = Some("n-1-dual".to_owned());
@@ -32,7 +32,7 @@ fn provider(uid: &str) -> Pod {
     pod
 }
 
-/// One that a kubelet has, in this phase.
+/// A scheduled Pod in this phase.
 fn placed(uid: &str, phase: &str) -> Delta<Pod> {
     let mut pod = provider(uid);
     pod.spec.get_or_insert_default().node_name = Some("n".to_owned());
@@ -51,7 +51,7 @@ fn all(uids: &[&str]) -> Delta<Pod> {
     }
 }
 
-/// What the changes come to: `+uid` seen, `-uid` gone, `?uid` gone and not seen to have ended.
+/// The events of these changes: `+uid` seen, `-uid` gone, `?uid` gone without a seen end.
 fn event_log(directory: &mut PodIndex, changes: impl IntoIterator<Item = Delta<Pod>>) -> Vec<String> {
     let mut told = Vec::new();
     for change in changes {
@@ -76,7 +76,7 @@ fn a_watch_that_is_behind_a_list_takes_nothing_away_that_the_list_has() {
     assert_eq!(event_log(&mut directory, [gone()]), ["-new"]);
 }
 
-/// As it stands, by their versions.
+/// Versions of the indexed Pods.
 fn versions(directory: &PodIndex) -> Vec<u64> {
     directory.pods.values().map(IndexedPod::version).collect()
 }
@@ -94,7 +94,7 @@ fn what_a_watch_says_while_a_list_is_under_way_is_neither_lost_nor_undone_by_it(
     let apply = |pod: Pod| Delta::Applied(Box::new(WatchedObject::Readable(pod)));
     let [a, b, c] = ["n-a-dual", "n-b-dual", "n-c-dual"];
     directory.defer_changes();
-    // The list is of version 10. Before it came, the watch was at 9 and then at 13.
+    // The list has version 10. Before it arrived, the watch was at 9 and then at 13.
     let meanwhile = [
         apply(versioned("a", a, 5)),
         apply(versioned("b", b, 9)),
@@ -106,7 +106,7 @@ fn what_a_watch_says_while_a_list_is_under_way_is_neither_lost_nor_undone_by_it(
     let objects = [versioned("a", a, 5), versioned("b", b, 10)].map(WatchedObject::Readable).into();
     directory.apply_lists(vec![Delta::All { namespace: None, objects }], &ClusterFacts::default());
     assert_eq!(versions(&directory), [11, 12]);
-    // One that was behind the list says nothing new.
+    // A watch event from before the list changes nothing.
     assert_eq!(event_log(&mut directory, [apply(versioned("b", b, 9))]), [""; 0]);
     assert_eq!(event_log(&mut directory, [apply(versioned("b", b, 14))]), ["+b"]);
 }

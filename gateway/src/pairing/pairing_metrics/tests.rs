@@ -27,7 +27,7 @@ fn launcher(node: Option<&str>, hash: &str, ready: bool) -> Pod {
     serde_json::from_value(pod).unwrap()
 }
 
-/// Facts that know one LauncherConfig, and the hash of its launchers.
+/// Facts that contain one LauncherConfig, and the hash of its launchers.
 fn facts() -> (ClusterFacts, String) {
     let object: Value = json!({"apiVersion": "fma.llm-d.ai/v1alpha1", "kind": "LauncherConfig",
         "metadata": {"name": "big", "namespace": "ns"},
@@ -43,7 +43,7 @@ fn facts() -> (ClusterFacts, String) {
     (ClusterFacts::new(configs), hash)
 }
 
-/// What is told of launchers in the end.
+/// The exported launcher metrics.
 fn launcher_metric_lines(metrics: &Metrics) -> Vec<String> {
     let page = metrics.encode();
     let lines =
@@ -81,7 +81,7 @@ fn a_launcher_that_does_not_become_ready_is_stuck_after_a_while_and_one_of_anoth
     assert_eq!(launcher_metric_lines(&metrics), [""; 0]);
 }
 
-/// Time alone passes.
+/// Only time passes.
 #[test]
 fn what_is_due_is_looked_at_without_any_news_of_it() {
     let metrics = Metrics::new();

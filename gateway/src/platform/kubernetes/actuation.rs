@@ -1,7 +1,7 @@
-//! Sleep and wake of an engine through the stub beside it. Its Pod stays, and keeps its accelerators.
+//! Puts an engine to sleep and wakes it through the stub beside it. The Pod stays and keeps its accelerators.
 //!
-//! Engines do not say how deep they sleep, and whoever leads next must send no request to one that does. So the level is written on
-//! the Pod before the order to sleep, and taken off once the engine is awake again.
+//! Engines do not report how deep they sleep, and the next leader must send no request to a sleeping engine. So this
+//! gateway writes the level on the Pod before it orders the sleep, and removes it once the engine is awake again.
 
 use std::{future::pending, net::SocketAddr, sync::Arc};
 
@@ -31,7 +31,7 @@ pub(super) async fn sleep(
         Err(cause) => {
             let awake = cause == FailureCause::SleepDenied;
             if awake {
-                // Before requests may be let in again.
+                // Must precede reopening the gate.
                 record_level(&berth, &pod, None).await;
             }
             let done = if awake { StepOutcome::Ready } else { StepOutcome::Asleep };
@@ -42,7 +42,9 @@ pub(super) async fn sleep(
     done
 }
 
-/// Where whoever led before left off. The stub obeys again what it has carried out, and lets go who is still inside.
+/// Resumes a sleep that a former leader ordered.
+///
+/// The stub accepts an order again that it has already executed. The drain cuts requests that are still inside.
 pub(super) async fn resume_sleep(
     contact: Arc<EngineClient>,
     berth: Arc<EngineContext>,
@@ -75,8 +77,9 @@ pub(super) async fn wake(
     StepOutcome::Ready
 }
 
-/// Until the stub has carried it out. One that does not answer is asked again: it goes on where it was, and the decisions say for how
-/// long.
+/// Sends the order until the stub has executed it.
+///
+/// A silent stub gets the order again and continues where it was; the fleet sets the deadline.
 async fn actuate(
     contact: &EngineClient,
     berth: &EngineContext,
@@ -88,7 +91,7 @@ async fn actuate(
     loop {
         if let Some(stub) = berth.stub(contact.address) {
             let done = async {
-                // A stub whose container was started anew knows no engine.
+                // A restarted stub container has no target.
                 stub.set_target(target).await?;
                 stub.actuate(wake, level).await
             };
@@ -112,7 +115,7 @@ async fn record_level(berth: &EngineContext, pod: &PodReceiver, level: Option<Sl
     loop {
         let seen = pod.borrow().clone();
         let Some(seen) = seen else {
-            // That it is gone is about to be heard.
+            // The Pod is gone; the engine task is about to learn that.
             return pending().await;
         };
         let text = level.map(|level| level.number().to_string());

@@ -1,7 +1,7 @@
-//! What memory of accelerators is in use, as Prometheus has it from DCGM's exporter.
+//! Reads accelerator memory use from Prometheus, which scrapes DCGM's exporter.
 //!
-//! It is asked on demand, by one question about all accelerators, and no more often than it scrapes: who comes meanwhile is
-//! given the last answer. A sample is tens of seconds old, so whether it is believed is for [`trusted_usage`] to say.
+//! One query covers all accelerators. It runs on demand, at most once per scrape interval, and callers in between get
+//! the last answer. A sample is tens of seconds old, so [`trusted_usage`] decides whether to trust it.
 
 mod freshness;
 mod query;
@@ -33,10 +33,10 @@ use crate::{
     metrics::{MeterReadMetrics, MeterSource},
 };
 
-/// Two series of some six hundred bytes for each accelerator: those of ten thousand.
+/// Two series of about six hundred bytes for each of ten thousand accelerators.
 const MAX_RESPONSE_BYTES: usize = 16 << 20;
 
-/// Why there is no answer. For whoever runs the gateway.
+/// Why a query failed, worded for the gateway's operator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("Prometheus cannot be reached at {url}: {why}. Is kubernetes.prometheus.url right?")]
@@ -61,7 +61,7 @@ pub enum Error {
     Large { url: String },
 }
 
-/// Why nothing is known of an accelerator's memory.
+/// Why the memory use of an accelerator is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UsageUnknown {
     #[error(transparent)]
@@ -72,13 +72,13 @@ pub enum UsageUnknown {
     Untrusted(#[from] UntrustedSample),
 }
 
-/// The Prometheus that is asked.
+/// Queries one Prometheus server.
 pub struct DcgmClient {
     client: Client,
     settings: PrometheusConfig,
     clock: TickClock,
     readings: MeterReadMetrics,
-    /// What was answered last, and when it was asked. Held while it is asked, so that it is asked once.
+    /// The last answer and when it was requested. Locked during a query, so that concurrent callers share one.
     last: Mutex<Option<(Instant, SamplesResult)>>,
 }
 
@@ -86,7 +86,7 @@ type SamplesResult = Result<Arc<DcgmSamples>, Error>;
 
 impl DcgmClient {
     /// # Errors
-    /// A file that the settings name cannot be used.
+    /// A file that the settings name is unusable.
     pub fn new(
         settings: PrometheusConfig,
         clock: TickClock,
@@ -100,17 +100,18 @@ impl DcgmClient {
         Ok(Self { client, settings, clock, readings, last: Mutex::default() })
     }
 
-    /// It is not asked again within this.
+    /// Returns the minimum interval between queries.
     #[must_use]
     pub fn interval(&self) -> Duration {
         self.settings.interval.duration()
     }
 
-    /// What is in use on this accelerator, where that can be believed. `last_sleep`: when an engine last fell asleep there;
-    /// `settle`: the pool's.
+    /// Returns the memory in use on this accelerator, if the sample can be trusted.
+    ///
+    /// `last_sleep`: when an engine last fell asleep there; `settle`: the pool's meter lag.
     ///
     /// # Errors
-    /// There was no answer, or none about this accelerator, or one that is too old.
+    /// The query failed, or it has no sample of this accelerator, or the sample is too old or too early.
     pub async fn used(
         &self,
         accelerator: &AcceleratorId,
@@ -123,10 +124,10 @@ impl DcgmClient {
         Ok(trusted_usage(sample, last_sleep, settle, self.clock.now())?)
     }
 
-    /// All that it knows: what was answered last, or, where that was asked longer ago than the interval, what is answered now.
+    /// Returns all samples: the last answer while it is younger than the interval, else a new one.
     ///
     /// # Errors
-    /// There was no answer.
+    /// The query failed.
     pub async fn samples(&self) -> SamplesResult {
         let mut last = self.last.lock().await;
         if let Some((asked, answer)) = &*last
@@ -187,7 +188,7 @@ impl DcgmClient {
     }
 }
 
-/// The last of its causes, which is what a person can do something about.
+/// Returns the innermost cause of the error, which an operator can act on.
 fn cause(error: &kube::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(deeper) = cause.source() {

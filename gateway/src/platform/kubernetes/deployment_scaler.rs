@@ -1,4 +1,4 @@
-//! One Deployment, kept at so many replicas.
+//! Keeps one Deployment at its desired number of replicas.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,23 +16,24 @@ use crate::controllers::{crd::ledger::ObjectName, workload::EPOCH, writer::Error
 
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(200);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
-/// What was refused is tried again so much later: rights and admission are others' to mend.
+/// Retry delay after a refusal: only an operator can fix missing rights or admission rules.
 const REFUSED_RETRY_DELAY: Duration = Duration::from_secs(10);
 
-/// How the Deployment should be.
+/// Desired state of a Deployment.
 #[derive(Clone, Debug)]
 pub(super) struct DesiredDeployment {
-    /// Grows with every change.
+    /// Increases with every change.
     pub(super) version: u64,
     pub(super) replicas: u32,
     pub(super) placement: Arc<ModelPlacement>,
 }
 
-/// The object's version, as it is known before it is written; `None`: it is looked up first. Nothing is written over what a
-/// leader before this one has put there, or puts there late.
+/// The object's version before a write; `None` means that the scaler must look it up first.
+///
+/// The version keeps a write from overwriting a former leader's write, even a late one.
 type KnownVersion = Option<Option<String>>;
 
-/// Writes what is desired until nobody desires anything. `applied`: the newest version that was written.
+/// Writes the desired state until its sender is dropped. `applied`: the newest version written.
 pub(super) async fn run(
     shared: Arc<KubernetesContext>,
     name: ObjectName,
@@ -52,13 +53,14 @@ pub(super) async fn run(
                 applied.send_replace(wanted.version);
                 drop(requests.send(ManagerRequest::DeploymentApplied));
             }
-            // Somebody else wrote it meanwhile: what it is now is looked up, and ours put over it.
+            // Another client wrote the Deployment meanwhile. Look up its version and write ours over it.
             Err(Error::Conflict) => {
                 time::sleep(MIN_RETRY_DELAY).await;
                 continue;
             }
             Err(Error::Invalid(why)) => {
-                // Whoever waits for Pods of it is told. Where there is no such Deployment, it has no Pods either.
+                // Releases wait for `applied`. A Deployment that does not exist has no Pods, so there is nothing left
+                // to wait for.
                 if matches!(shared.writer.get(&api, &name.name).await, Ok(None)) {
                     applied.send_replace(wanted.version);
                 }
@@ -88,7 +90,7 @@ pub(super) async fn run(
     }
 }
 
-/// What is known of the object afterwards.
+/// Writes the Deployment and returns the object's new version.
 async fn write(
     shared: &KubernetesContext,
     api: &Api<Deployment>,
@@ -102,7 +104,7 @@ async fn write(
         None => shared.writer.get(api, &name.name).await?.map(|object| object.resource_version()),
     };
     let Some(version) = version else {
-        // What is not there has no Pods.
+        // A Deployment that does not exist has no Pods to scale down.
         if *name != wanted.placement.deployment() || wanted.replicas == 0 {
             return Ok(None);
         }
@@ -129,7 +131,7 @@ async fn update(
     let mut object = if whole {
         wanted.placement.workload(&shared.sidecar, wanted.replicas, epoch).deployment()
     } else {
-        // Of a former template nothing is changed but how many run by it.
+        // Of a former template's Deployment, change only the epoch and the replica count.
         json!({
             "metadata": {"annotations": {EPOCH: epoch.to_string()}},
             "spec": {"replicas": wanted.replicas},

@@ -1,11 +1,11 @@
-//! Who keeps the lives of a cluster's engines: the one task that knows which Pod is whose.
+//! Manages all engine tasks of a cluster; this one task decides which engine gets which Pod.
 //!
-//! Pods of a Deployment have names that nobody chose, so which engine runs in which is decided here, by one task, and
-//! written to the Pod before anything is done with it. Commands, what is seen of Pods, and what lives ask for come on three
-//! channels to this task alone; whatever takes time is done by others (`life`, `deployment_scaler`, `ledger_writer`).
+//! Pods of a Deployment have generated names. So this task decides which engine runs in which Pod, and writes that to
+//! the Pod before anything else happens with the Pod. Commands, Pod changes and requests of engine tasks all arrive at
+//! this task alone. Slow work happens in other tasks (`engine_task`, `deployment_scaler`, `ledger_writer`).
 //!
-//! All of it exists only while this gateway leads. When it gets the lease it takes over what it finds (`takeover`); when it
-//! loses it, lives, crews and clerks are dropped as they are.
+//! Engine tasks exist only while this gateway leads. When it acquires the Lease, it takes over what it finds
+//! (`takeover`). When it loses the Lease, it drops engine tasks, scalers and ledger writers as they are.
 
 mod launch;
 mod orphans;
@@ -50,32 +50,32 @@ use crate::controllers::{
     watch::{self as watches, Delta},
 };
 
-/// So often the Pods of a namespace are asked for, and so long it may take.
+/// Maximum number of tries to list a namespace's Pods, and the timeout of each.
 const MAX_LIST_TRIES: u32 = 10;
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bits of a generation below those of its leader's epoch: so many lives can one engine have under one leader.
+/// Low bits of a generation, below its leader's epoch: an engine can have 2^16 generations under one leader.
 const GENERATION_BITS: u32 = 16;
 
-/// What a life or a crew wants of the steward.
+/// A request of an engine task or a scaler to the engine manager.
 #[derive(Debug)]
 pub(super) enum ManagerRequest {
-    /// The Pod that it was given is its own from now on: when that goes, it gets no other.
+    /// The Pod of this engine is bound: when that Pod is gone, the engine gets no other.
     Bound { engine: EngineId, generation: Generation },
-    /// No Pod is to be kept for it; `done`, once that is written and no Pod is left that could be its own and is not.
+    /// Release its Pod; `done` fires after the scale-down is applied and no surplus Pod remains.
     ReleasePod { engine: EngineId, generation: Generation, done: oneshot::Sender<()> },
-    /// It is over.
+    /// The engine's task has ended.
     Ended { engine: EngineId, generation: Generation },
-    /// The API server does not take this Deployment.
+    /// The API server refused this Deployment.
     DeploymentRefused { deployment: ObjectName, why: String },
-    /// A Deployment was written.
+    /// A Deployment was written, or was refused.
     DeploymentApplied,
-    /// It is known for the first time where models run.
+    /// The placements of models are known for the first time.
     PlacementsSet,
-    /// Something for the ledger of this pool.
+    /// Change the ledger of this pool.
     ChangeLedger { pool: String, change: LedgerChange },
 }
 
-/// Where the steward hears from.
+/// Inputs of the engine manager.
 pub(super) struct ManagerInputs {
     pub(super) commands: mpsc::UnboundedReceiver<Command>,
     pub(super) pods: mpsc::Receiver<Delta<Pod>>,
@@ -90,28 +90,28 @@ pub(super) struct EngineManager {
     pub(super) pods: BTreeMap<ObjectName, Arc<EnginePod>>,
     pub(super) scalers: BTreeMap<ObjectName, DeploymentScaler>,
     ledger_writers: BTreeMap<String, mpsc::UnboundedSender<LedgerChange>>,
-    /// Deployments whose numbers are to be written once everything is taken over.
+    /// Deployments to scale once the takeover is complete.
     pending: BTreeMap<ObjectName, Arc<ModelPlacement>>,
-    /// Where engines that are not launched yet have something booked.
+    /// Placements of engines that have a reservation but are not launched yet.
     reserved: BTreeMap<EngineId, Arc<ModelPlacement>>,
     pub(super) tasks: JoinSet<()>,
     requests: mpsc::UnboundedSender<ManagerRequest>,
-    /// Its place in the cluster was taken over: commands are carried out.
+    /// The takeover is complete, and the manager executes commands.
     leading: bool,
-    /// Pods that were nobody's and were given up, by their uids.
+    /// UIDs of Pods that no engine needed and that were already given up.
     surplus_pods: BTreeSet<String>,
-    /// What is booked for models that are not served, until their Pods are gone.
+    /// Reservations of models that are not served, until their Pods are gone.
     pub(super) orphans: Vec<EngineReservation>,
-    /// What statuses say.
+    /// Published statuses, by InferenceModel.
     pub(super) published: BTreeMap<ObjectName, PublishedModel>,
     /// Namespaces whose Pods were listed.
     listed_namespaces: BTreeSet<Option<String>>,
 }
 
-/// One life, as the steward knows it.
+/// The manager's record of one engine generation.
 pub(super) struct EngineTask {
     generation: Generation,
-    /// `None` of a backend.
+    /// `None` for an external backend.
     placement: Option<Arc<ModelPlacement>>,
     deployment: ObjectName,
     commands: mpsc::UnboundedSender<EngineTaskCommand>,
@@ -121,12 +121,12 @@ pub(super) struct EngineTask {
     release: PodRelease,
 }
 
-/// From which version of its Deployment no Pod is kept for it, and who waits for that.
+/// A release: the Deployment's version without the engine's Pod, and the sender that waits for that.
 type PodRelease = Option<(u64, Option<oneshot::Sender<()>>)>;
 
-/// One Deployment.
+/// The manager's record of one Deployment.
 pub(super) struct DeploymentScaler {
-    /// Its Pods' labels.
+    /// Model label and template hash of its Pods.
     model: String,
     template_hash: String,
     desired: watch::Sender<DesiredDeployment>,
@@ -156,7 +156,7 @@ impl EngineManager {
         }
     }
 
-    /// Until nobody can give commands any more.
+    /// Runs until the command sender is dropped.
     pub(super) async fn run(mut self, inputs: ManagerInputs) {
         let ManagerInputs { mut commands, mut pods, mut requests, mut published, leadership: mut claim } =
             inputs;
@@ -169,7 +169,7 @@ impl EngineManager {
                         break;
                     }
                 }
-                // Before commands: that a life is over was said before its engine was given the next one.
+                // Before commands: the end of a generation is reported before the engine's next command is sent.
                 Some(request) = requests.recv() => self.handle_request(request).await,
                 command = commands.recv() => match command {
                     Some(command) => self.execute(command).await,
@@ -186,7 +186,7 @@ impl EngineManager {
                 }
             }
             let claimed = claim.borrow_and_update().filter(Leadership::is_valid).map(|claim| claim.epoch);
-            // Whoever has not seen everything would take what it has not seen for gone.
+            // A gateway that has not listed everything would take unseen Pods for gone.
             let now = claimed.filter(|_| epoch.is_some() || self.has_synced());
             if now != epoch {
                 epoch = now;
@@ -201,7 +201,7 @@ impl EngineManager {
             && self.shared.namespaces.iter().all(|namespace| self.listed_namespaces.contains(namespace))
     }
 
-    /// This gateway leads from now on, or does no longer.
+    /// Starts or ends leading. `epoch` is `None` when this gateway no longer leads.
     async fn change_leadership(
         &mut self,
         epoch: Option<u64>,
@@ -220,22 +220,22 @@ impl EngineManager {
         self.pending.clear();
         self.surplus_pods.clear();
         self.orphans.clear();
-        // Also between two leads that followed each other at once: what was under way in the first is over.
+        // Sent even between two successive terms of this gateway: work of the first term has ended.
         self.shared.common.send_event(Event::LeadershipChanged { leads: false }).await;
         if let Some(epoch) = epoch {
-            // Who comes to lead as soon as it begins may not have looked at what the former leader said of engines, by which it
-            // knows those that serve.
+            // A gateway that leads right after its start may not have processed the former leader's statuses yet. They
+            // show which engines serve.
             while let Ok(said) = published.try_recv() {
                 self.apply_status(said).await;
             }
             self.forward_all().await;
             self.shared.common.send_event(Event::LeadershipChanged { leads }).await;
-            // Lives that no gateway of today has heard of are older.
+            // Generations from before this epoch, unknown to any current gateway, are older.
             let generation = Generation(epoch << GENERATION_BITS);
             self.shared.common.send_event(Event::GenerationFloor { generation }).await;
             self.relist_pods().await;
             takeover::take_over(self).await;
-            // What was ordered before it was heard what runs was meant for another world, but for looking after a stub.
+            // Commands from before the takeover did not know what runs. Only `AwaitStub` still applies.
             let mut holds = Vec::new();
             while let Ok(command) = commands.try_recv() {
                 holds.extend(Some(command).filter(|command| matches!(command, Command::AwaitStub { .. })));
@@ -251,14 +251,14 @@ impl EngineManager {
             }
         } else {
             self.forward_all().await;
-            // What this gateway had begun and nobody speaks of is nothing that runs.
+            // Engines that this gateway had begun and no status mentions do not run.
             for (engine, generation) in own.into_iter().filter(|(engine, _)| !self.is_published(engine)) {
                 self.shared.common.send_event(Event::Published { engine, generation, published: None }).await;
             }
         }
     }
 
-    /// What runs is taken over as it is now. A watch may have been cut without anybody's notice.
+    /// Lists all Pods again before the takeover: a watch may have been cut unnoticed.
     async fn relist_pods(&mut self) {
         for namespace in self.shared.namespaces.clone() {
             let pods = engine_pod::watch_target(&self.shared.client, namespace);
@@ -339,7 +339,7 @@ impl EngineManager {
             Command::Wake { engine, generation, level } => {
                 self.send_command(engine, generation, EngineTaskCommand::Wake(level)).await;
             }
-            // No meter of a pool is read at once; the rest is the driver's.
+            // A pool has no meter to read on demand. The driver handles the others.
             Command::ReadMeter { .. }
             | Command::Grant { .. }
             | Command::Refuse { .. }
@@ -358,7 +358,7 @@ impl EngineManager {
             return self.shared.common.send_event(Event::Conflict { engine, generation }).await;
         };
         let Some(wanted) = place.reservation_request(engine.replica) else {
-            // It takes no memory of any pool.
+            // The engine takes no memory of any pool.
             let accelerators = Vec::new();
             return self.shared.common.send_event(Event::Placed { engine, generation, accelerators }).await;
         };
@@ -369,7 +369,8 @@ impl EngineManager {
                 LedgerChange::Reserve { engine, generation, request: wanted, sleeping_memory: keeps },
             );
         }
-        // What it had before is its own until that is seen gone: it would share that booking, and lose it with it.
+        // The engine's former reservation lasts until the engine is seen gone. A new reservation would share it and
+        // vanish with it.
         let had =
             |entry: &EngineReservation| entry.model == place.owner.object && entry.replica == engine.replica;
         if self.engines.contains_key(&engine) || self.orphans.iter().any(had) {
@@ -382,13 +383,13 @@ impl EngineManager {
         );
     }
 
-    /// To the one who changes this pool's ledger.
+    /// Sends a change to this pool's ledger writer.
     fn change_ledger(&mut self, place: &ModelPlacement, entry: LedgerChange) {
         let Some(pool) = place.pool.clone() else { return };
         self.ledger_writer(&pool).send(entry).unwrap_or_default();
     }
 
-    /// Who changes this pool's ledger; hired when first needed.
+    /// Returns this pool's ledger writer; starts one on first use.
     pub(super) fn ledger_writer(&mut self, pool: &str) -> mpsc::UnboundedSender<LedgerChange> {
         if let Some(known) = self.ledger_writers.get(pool) {
             return known.clone();
@@ -399,7 +400,7 @@ impl EngineManager {
         entries
     }
 
-    /// An order to a life that is over has the outcome that it has for something that is gone.
+    /// Sends a command to an engine task. If that generation has ended, sends the outcome of a vanished engine instead.
     async fn send_command(&mut self, engine: EngineId, generation: Generation, order: EngineTaskCommand) {
         let life = self.engines.get(&engine).filter(|life| life.generation == generation);
         if life.is_some_and(|life| life.commands.send(order).is_ok()) {

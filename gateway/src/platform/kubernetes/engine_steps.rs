@@ -1,5 +1,7 @@
-//! What a life does with its Pod, its stub and its engine, step by step. Each is a future that the life polls and may drop at
-//! any await; each can be begun again where another leader left off.
+//! The steps of an engine task with its Pod, its stub and its engine.
+//!
+//! Each step is a future that the task polls and may drop at any await. Each can start again where another leader left
+//! off.
 
 use std::{
     net::SocketAddr,
@@ -33,34 +35,34 @@ use crate::{
     platform::{engine_client::EngineClient, readiness},
 };
 
-/// How a step of a start ended.
+/// Outcome of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StepOutcome {
-    /// Its Pod has an address, and is its own.
+    /// The engine has bound a Pod that has an address.
     Started,
     Ready,
     Asleep,
-    /// It has been told why.
+    /// The start failed and reported why, or this gateway no longer leads, or the Pod vanished.
     Failed,
 }
 
-/// A Pod that no node takes for so long is given up.
+/// A start fails if no node accepts its Pod within this time.
 const UNSCHEDULABLE_TIMEOUT: Millis = Millis::secs(60);
-/// Where no Pod has come for so long, it is asked why, and again.
+/// While no Pod appears, check the Deployment for the reason at this interval.
 const POD_CREATION_TIMEOUT: Duration = Duration::from_secs(5);
-/// While an engine loads, its stub is told its orders so often.
+/// While an engine loads, set its stub up again at this interval.
 const STUB_SETUP_INTERVAL: Duration = Duration::from_secs(10);
-/// A kubelet looks every second whether a stub says that it serves.
+/// Maximum wait for the Pod to become unready. A kubelet checks a stub's readiness every second.
 const UNREADY_TIMEOUT: Duration = Duration::from_secs(3);
-/// A ReplicaSet that has not let a Pod go within this is not the one to do it.
+/// Maximum wait for the ReplicaSet to delete a released Pod; the gateway then deletes the Pod itself.
 const POD_RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
-/// A stub that has not answered for so long is not waited for, where requests under way are to end.
+/// A drain that cuts requests gives up after this time if the stub does not answer.
 const STUB_SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
-/// What a ReplicaSet gives up last, and first.
+/// Deletion costs: a ReplicaSet deletes Pods of bound engines last and those of leaving engines first.
 const BOUND_DELETION_COST: &str = "100";
 const LEAVING_DELETION_COST: &str = "-100";
 
-/// Waits for a Pod and makes it the engine's.
+/// Waits for a Pod and binds it to the engine.
 pub(super) async fn acquire_pod(berth: Arc<EngineContext>, mut pod: PodReceiver) -> StepOutcome {
     let mut pauses = RetryBackoff::new();
     loop {
@@ -90,12 +92,12 @@ pub(super) async fn acquire_pod(berth: Arc<EngineContext>, mut pod: PodReceiver)
             berth.shared.common.send_event(Event::Started { engine, generation, address }).await;
             return StepOutcome::Started;
         }
-        // It is gone, and another comes for it as soon as that is seen.
+        // The Pod is gone. The manager assigns another as soon as it sees that.
         pauses.pause().await;
     }
 }
 
-/// Makes the Pod the engine's. False: there is no such Pod any more.
+/// Binds the Pod to the engine. Returns false if that Pod no longer exists.
 async fn bind_pod(berth: &EngineContext, seen: &EnginePod) -> bool {
     let marks = json!({
         REPLICA: berth.id.replica.to_string(),
@@ -113,7 +115,7 @@ async fn bind_pod(berth: &EngineContext, seen: &EnginePod) -> bool {
     true
 }
 
-/// While no Pod comes: ends when the Deployment says that none can be made (a quota, an admission policy).
+/// Completes once the Deployment reports that no Pod can be created (a quota, an admission policy).
 async fn pod_creation_failed(berth: &EngineContext, mut pod: PodReceiver) -> FailureCause {
     let deployment = berth.placement.deployment();
     let api: Api<Deployment> = Api::namespaced(berth.shared.client.clone(), &deployment.namespace);
@@ -137,7 +139,7 @@ async fn pod_creation_failed(berth: &EngineContext, mut pod: PodReceiver) -> Fai
     }
 }
 
-/// Waits until the engine of the Pod answers, then tells that it is ready.
+/// Waits until the engine in the Pod answers, then reports it ready.
 pub(super) async fn wait_ready(berth: Arc<EngineContext>, pod: PodReceiver) -> StepOutcome {
     let Some(address) = berth.proxy(&pod) else { return StepOutcome::Failed };
     let contact = EngineClient::new(
@@ -151,10 +153,10 @@ pub(super) async fn wait_ready(berth: Arc<EngineContext>, pod: PodReceiver) -> S
         open_stub(&berth, address).await?;
         tokio::select! {
             biased;
-            // One that serves has its memory, whatever was expected.
+            // Biased: an engine that serves has its memory, even if the check expected no room.
             fit = async {
                 while time::timeout(STUB_SETUP_INTERVAL, readiness::wait_until_ready(&contact, None)).await.is_err() {
-                    // A stub whose container was started anew knows nothing, and lets nobody in.
+                    // A restarted stub container has lost its target and starts with a closed gate.
                     open_stub(&berth, address).await?;
                 }
                 contact.adapter.check_served_name(contact.health_timeout()).await
@@ -176,7 +178,7 @@ pub(super) async fn wait_ready(berth: Arc<EngineContext>, pod: PodReceiver) -> S
     StepOutcome::Ready
 }
 
-/// Notes to which accelerators the engine came; ends when it does not fit there.
+/// Records which accelerators the engine got. Completes only if the engine does not fit there.
 async fn check_location(berth: &EngineContext, pod: &PodReceiver, proxy: SocketAddr) -> FailureCause {
     if let (Some(stub), Some(node)) = (berth.stub(proxy), node(pod)) {
         let spot = location(&stub, node).await;
@@ -191,10 +193,10 @@ async fn check_location(berth: &EngineContext, pod: &PodReceiver, proxy: SocketA
     std::future::pending().await
 }
 
-/// Notes which accelerators the engine's stub reports, as soon as it reports any; its node alone where the stub knows of none.
+/// Records the accelerators that the engine's stub reports, once it reports any; only the node if the stub knows none.
 ///
-/// The engine is not judged by them: a requester's accelerators are handed to the next before what the former had there is released
-/// in the ledger, and it is the pairing of requesters with engines that keeps room on them.
+/// There is no check that the engine fits. The kubelet hands a requester's accelerators to the next requester before
+/// the ledger releases the former engine's memory there. The pairing of requesters with engines keeps room on them.
 pub(super) async fn locate(berth: &EngineContext, pod: &PodReceiver) {
     let mut pauses = RetryBackoff::new();
     while !berth.located.load(Ordering::Relaxed) {
@@ -226,7 +228,7 @@ fn node(pod: &PodReceiver) -> Option<String> {
     pod.borrow().as_ref()?.node.clone()
 }
 
-/// Where the engine behind this stub is.
+/// Returns the node and accelerators of the engine behind this stub.
 pub(super) async fn location(stub: &StubClient, node: String) -> ReservationLocation {
     let accelerators = stub.accelerators().await.unwrap_or_else(|error| {
         tracing::debug!(%error, "the stub does not say which accelerators its Pod has");
@@ -235,16 +237,16 @@ pub(super) async fn location(stub: &StubClient, node: String) -> ReservationLoca
     ReservationLocation { node, accelerators }
 }
 
-/// The stub knows its engine and lets requests in. An error: it was made by another key, and never will.
+/// Sends the stub its target and opens its gate. Fails if the stub has another key and so never obeys.
 pub(super) async fn open_stub(berth: &EngineContext, proxy: SocketAddr) -> Result<(), FailureCause> {
     if berth.placement.dual_pods {
-        // Who pairs it with an engine does that.
+        // The pairing controller sets up a requester's stub.
         return Ok(());
     }
     let target = SocketAddr::new(proxy.ip(), berth.placement.pod_template.port);
     let mut pauses = RetryBackoff::new();
     loop {
-        // A claim that is not fresh is renewed again, or lost, and this task with it.
+        // A stale claim to lead is renewed or lost, and with the claim this task ends.
         let Some(stub) = berth.stub(proxy) else {
             pauses.pause().await;
             continue;
@@ -263,15 +265,15 @@ pub(super) async fn open_stub(berth: &EngineContext, proxy: SocketAddr) -> Resul
     }
 }
 
-/// A stub whose container was started anew knows nothing: it is told again.
+/// Sets up a stub again after its container restarted.
 pub(super) async fn restore(contact: Arc<EngineClient>, berth: Arc<EngineContext>) {
     open(Arc::clone(&contact), Arc::clone(&berth)).await;
     set_readiness(&berth, contact.address, true).await;
 }
 
-/// Closes the stub's gate and tells when nothing is under way any more.
+/// Closes the stub's gate and reports when no request is under way any more.
 pub(super) async fn drain(contact: Arc<EngineClient>, berth: Arc<EngineContext>, cut: bool) {
-    // A requester's gate closes when it is told to go, and its engine is left alone until nothing is under way.
+    // A requester's gate closes when its Pod is deleted, and its engine stays untouched until no request is under way.
     if !berth.placement.dual_pods {
         close_and_drain(&contact, &berth, cut).await;
     }
@@ -288,9 +290,9 @@ pub(super) async fn close_and_drain(contact: &EngineClient, berth: &EngineContex
             continue;
         };
         match stub.drain(cut).await {
-            // Nobody is to be waited for any more, and nobody can be reached: what is under way ends with its Pod.
+            // The drain need not wait for requests, and the stub is unreachable. They end with the Pod.
             Err(_) if cut && time::Instant::now() > given_up => break,
-            // Nor will this one ever obey.
+            // A stub with another key never obeys.
             Ok(true) | Err(stub::Error::Unauthorized) => break,
             Ok(false) => continue,
             Err(stub::Error::StaleEpoch) => return superseded(berth).await,
@@ -306,7 +308,7 @@ pub(super) async fn open(contact: Arc<EngineClient>, berth: Arc<EngineContext>) 
     }
 }
 
-/// What the engine has comes to its end: nobody gets in, its Pod is given up, and seen gone. `begun`: it has a stub.
+/// Shuts the engine down: closes its stub, releases its Pod, and waits until that is gone. `begun`: it has a stub.
 pub(super) async fn shut_down(berth: Arc<EngineContext>, mut pod: PodReceiver, begun: bool) {
     berth.shared.mark_releasing(&berth.placement, berth.id.replica);
     let seen = pod.borrow().clone();
@@ -315,17 +317,17 @@ pub(super) async fn shut_down(berth: Arc<EngineContext>, mut pod: PodReceiver, b
             close_stub(&berth, address).await;
         }
         if !seen.terminating {
-            // A Pod that is not ready is given up before one that is, whatever it costs.
+            // A ReplicaSet deletes an unready Pod before a ready one, whatever their deletion costs.
             if let Err(error) = annotate_pod(&berth, seen, leaving_annotations(&berth)).await {
                 tracing::debug!(pod = %seen.name, %error, "the Pod was not marked as leaving");
             }
             let unready = |seen: &Option<Arc<EnginePod>>| seen.as_ref().is_none_or(|seen| !seen.ready);
-            // Late or not, it goes.
+            // After the timeout, go on regardless.
             let _late = time::timeout(UNREADY_TIMEOUT, pod.wait_for(unready)).await.is_err();
         }
     }
     berth.release_pod().await;
-    // Its ReplicaSet lets it go as soon as it hears that it is to have fewer; before that it would make another in its place.
+    // The ReplicaSet deletes the Pod once its replica count drops. Deleting the Pod earlier would create a replacement.
     let ends = |seen: &Option<Arc<EnginePod>>| seen.as_ref().is_none_or(|seen| seen.terminating);
     let _itself = time::timeout(POD_RELEASE_TIMEOUT, pod.wait_for(ends)).await.is_ok();
     let mut pauses = RetryBackoff::new();
@@ -343,8 +345,9 @@ pub(super) async fn shut_down(berth: Arc<EngineContext>, mut pod: PodReceiver, b
     }
 }
 
-/// What a Pod that is given up is marked with. A requester was made when its model may have said something else of how its engine
-/// is put away: what the model says now is what counts.
+/// Builds the annotations of a Pod that leaves.
+///
+/// A requester may date from before its model's sleep policy changed. The model's current policy counts.
 fn leaving_annotations(berth: &EngineContext) -> Value {
     let mut marks = json!({DELETION_COST: LEAVING_DELETION_COST});
     if let Some(place) = berth.shared.placement(&berth.id.model).filter(|place| place.dual_pods) {
@@ -353,7 +356,8 @@ fn leaving_annotations(berth: &EngineContext) -> Value {
     marks
 }
 
-/// No request passes, and the kubelet is told. One try: whoever does not answer lets nobody in either, and its Pod goes.
+/// Closes the stub's gate and makes the Pod unready. One try: a stub that does not answer admits no request, and its
+/// Pod goes.
 async fn close_stub(berth: &EngineContext, proxy: SocketAddr) {
     if !berth.placement.dual_pods
         && let Some(stub) = berth.stub(proxy)
@@ -379,7 +383,7 @@ async fn delete(berth: &EngineContext, seen: &EnginePod) -> bool {
     done.inspect_err(|error| tracing::debug!(pod = %seen.name, %error, "the Pod was not deleted")).is_ok()
 }
 
-/// Writes annotations of this one Pod, and who wrote them.
+/// Writes annotations and the leader's epoch to this one Pod.
 pub(super) async fn annotate_pod(
     berth: &EngineContext,
     seen: &EnginePod,
@@ -394,7 +398,7 @@ pub(super) async fn annotate_pod(
     berth.shared.writer.patch_merge(&api, &seen.name.name, &patch).await.map(drop)
 }
 
-/// The Pod and where its stub listens, once it has an address; `None` when this gateway does not lead any more.
+/// Returns the Pod and its stub's address once it has one; `None` when this gateway no longer leads.
 async fn pod_with_address(pod: &mut PodReceiver) -> Option<(Arc<EnginePod>, SocketAddr)> {
     let has_address =
         |seen: &Option<Arc<EnginePod>>| seen.as_ref().is_some_and(|seen| seen.address.is_some());
@@ -403,7 +407,7 @@ async fn pod_with_address(pod: &mut PodReceiver) -> Option<(Arc<EnginePod>, Sock
     Some((seen, address))
 }
 
-/// Ends when nothing will come of this start.
+/// Completes once this start can no longer succeed.
 async fn start_failure(berth: &EngineContext, mut pod: PodReceiver) -> FailureCause {
     loop {
         let (cause, due) =
@@ -429,12 +433,12 @@ async fn start_failure(berth: &EngineContext, mut pod: PodReceiver) -> FailureCa
     }
 }
 
-/// Why nothing will come of it; or when to look again.
+/// Returns why the start failed, or when to check again.
 fn classify_failure(seen: Option<&EnginePod>, now: Tick) -> (Option<FailureCause>, Option<Millis>) {
     match seen.and_then(|seen| seen.failure.as_ref()) {
         None => (None, None),
         Some(PodFailure::Crashed { code, signal, .. }) => (Some(exit_cause(*code, *signal)), None),
-        // A registry may answer the next time; the kubelet says when it has given that up for longer.
+        // A registry may answer on the next try. The kubelet reports another reason once it backs off longer.
         Some(PodFailure::ContainerWaiting { reason, .. }) if reason == "ErrImagePull" => (None, None),
         Some(PodFailure::ContainerWaiting { .. } | PodFailure::RequesterErrors { .. }) => {
             (Some(FailureCause::PodNotRunnable), None)
@@ -452,14 +456,14 @@ async fn report_start_failed(berth: &EngineContext, cause: FailureCause) {
     berth.shared.common.send_event(Event::StartFailed { engine, generation, cause }).await;
 }
 
-/// The stub obeys a newer leader: this gateway has been replaced, and is about to hear it.
+/// Handles a stub that obeys a newer leader: this gateway has been replaced and is about to learn that.
 pub(super) async fn superseded(berth: &EngineContext) {
     tracing::warn!(engine = %berth.id, "its stub obeys another leader");
     std::future::pending().await
 }
 
 impl EngineContext {
-    /// The stub in its Pod; `None`: this gateway's claim to lead is not fresh.
+    /// Returns a client of the Pod's stub; `None` if this gateway's claim to lead is not fresh.
     pub(super) fn stub(&self, proxy: SocketAddr) -> Option<StubClient> {
         let epoch = self.shared.writer.leadership().ok()?.epoch;
         let token = self.shared.sidecar.key.token(&self.placement.owner);

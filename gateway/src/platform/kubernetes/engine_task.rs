@@ -1,8 +1,8 @@
-//! One engine's life in a cluster: from the Pod that is found for it to the Pod that is seen gone.
+//! Runs one engine generation in a cluster, from its first Pod until that Pod is gone.
 //!
-//! As on one machine, work is a future that this task polls: an order that supersedes it drops it. The task ends when the
-//! engine's Pod is gone and its memory given back, or is dropped when this gateway no longer leads; then it has changed
-//! nothing that the next leader does not find.
+//! As on one machine, work is a future that this task polls, and a superseding command drops it. The task ends when the
+//! engine's Pod is gone and its memory is released. It is dropped when this gateway no longer leads; the next leader
+//! then finds everything that the task has changed.
 
 use std::{
     future::{pending, ready},
@@ -41,56 +41,56 @@ use crate::{
     },
 };
 
-/// What a life can be told.
+/// A command to an engine task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EngineTaskCommand {
     Probe,
-    /// Its stub lets nobody in, and was not told so by this leader.
+    /// Set the stub up again: its gate is closed, and not by this leader's order.
     Hold,
-    /// No request passes any more; outcome: `Drained`.
+    /// Let no more requests in; outcome: `Drained`.
     CloseGate,
-    /// As well, and those under way end.
+    /// Let no more requests in and cut those under way; outcome: `Drained`.
     Revoke,
     OpenGate,
-    /// At this level; no request is under way. Outcome: `Slept`.
+    /// Sleep at this level while no request is under way; outcome: `Slept`.
     Sleep(SleepLevel),
-    /// From this level. Outcome: `Ready`.
+    /// Wake from this level; outcome: `Ready`.
     Wake(SleepLevel),
     Stop,
 }
 
-/// How a life begins for this leader.
+/// Where an engine task begins under this leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EngineTaskStart {
-    /// A Pod is to be found for it.
+    /// The engine needs a Pod.
     Launch,
-    /// It has a Pod, and is not seen ready.
+    /// The engine has a Pod and was not seen ready.
     Starting,
     Awake,
-    /// It was awake to whoever led before, and has not answered this leader.
+    /// The engine was awake under the former leader, and has not answered this leader.
     Unconfirmed,
     Asleep,
-    /// It was told to sleep, and whoever led before has not heard that it does.
+    /// The former leader ordered the engine to sleep and did not see it asleep.
     FallingAsleep(SleepLevel),
 }
 
-/// Which engine, in which life, and where.
+/// One engine generation and its placement.
 pub(super) struct EngineContext {
     pub(super) shared: Arc<KubernetesContext>,
     pub(super) id: EngineId,
     pub(super) generation: Generation,
     pub(super) placement: Arc<ModelPlacement>,
     pub(super) requests: mpsc::UnboundedSender<ManagerRequest>,
-    /// The engine's stub has answered which accelerators its Pod has.
+    /// The engine's stub has reported its Pod's accelerators.
     pub(super) located: AtomicBool,
 }
 
-/// The Pod that it has; `None` while it has none, and once it is gone.
+/// The engine's Pod; `None` before it has one and once it is gone.
 pub(super) type PodReceiver = watch::Receiver<Option<Arc<EnginePod>>>;
 
 type StepFuture<T> = Option<Pin<Box<dyn Future<Output = T> + Send>>>;
 
-/// Until its Pod is gone, or this gateway does not lead any more.
+/// Runs until the engine's Pod is gone, or until this gateway no longer leads.
 pub(super) async fn run(
     berth: Arc<EngineContext>,
     mut orders: mpsc::UnboundedReceiver<EngineTaskCommand>,
@@ -167,7 +167,7 @@ pub(super) async fn run(
             done = poll_step(&mut starting) => {
                 starting = None;
                 match done {
-                    // From here on this Pod is the life's, and there is no other.
+                    // From here on this Pod belongs to this generation, which gets no other.
                     StepOutcome::Started => {
                         contact = berth.contact(&pod);
                         tenancy = Some(berth.occupy(&pod));
@@ -196,7 +196,7 @@ pub(super) async fn run(
 }
 
 impl EngineContext {
-    /// How its engine is spoken to, once its Pod has an address: through its stub.
+    /// Returns the engine's client, which goes through its stub, once the Pod has an address.
     fn contact(&self, pod: &PodReceiver) -> Option<Arc<EngineClient>> {
         let address = self.proxy(pod)?;
         let contact = EngineClient::new(
@@ -214,7 +214,7 @@ impl EngineContext {
         Some(SocketAddr::new(address, PROXY_PORT))
     }
 
-    /// Somebody else told its Pod to go: nobody is sent to it any more, and whoever comes waits for the next one.
+    /// Reports a closed gate if another client deleted the Pod: new requests then wait for the next Pod.
     async fn report_terminating(&self, pod: &PodReceiver) {
         if pod.borrow().as_ref().is_some_and(|pod| pod.terminating && !pod.finished) {
             let (engine, generation) = (self.id.clone(), self.generation);
@@ -222,7 +222,7 @@ impl EngineContext {
         }
     }
 
-    /// Tells what its Pod's trouble is.
+    /// Reports the Pod's failure, if it has one.
     pub(super) async fn report_pod_failure(&self, pod: &PodReceiver) {
         let trouble = pod.borrow().as_ref().and_then(|seen| seen.failure.as_ref().map(ToString::to_string));
         if let Some(trouble) = trouble {
@@ -230,13 +230,13 @@ impl EngineContext {
         }
     }
 
-    /// It is at the accelerators of this Pod from now on.
+    /// Marks the engine as present on this Pod's node until the guard is dropped.
     fn occupy(&self, pod: &PodReceiver) -> Arc<AcceleratorOccupancy> {
         let node = pod.borrow().as_ref().and_then(|pod| pod.node.clone());
         Arc::new(self.shared.occupancy.occupy(self.id.clone(), node))
     }
 
-    /// Looks at the engine's memory while it serves, and, should it have become ready before that was known, at where it is.
+    /// Polls the engine's memory use while it serves. Locates the engine if its start did not.
     fn observe(
         self: &Arc<Self>,
         pod: &PodReceiver,
@@ -247,11 +247,11 @@ impl EngineContext {
         let since = self.shared.common.clock.now();
         async move {
             if matches!(start, EngineTaskStart::Awake | EngineTaskStart::Unconfirmed) {
-                // Of an engine that was found serving it is not known at once who else is there.
+                // For an adopted engine, the other engines on its accelerators are not known at once.
                 time::sleep(observe::POLL_INTERVAL).await;
             }
             let memory = async {
-                // On a requester's accelerators others sleep: what is in use there is not this engine's alone.
+                // Asleep engines share a requester's accelerators, so their memory use is not this engine's alone.
                 if !berth.placement.dual_pods {
                     observe::poll(Arc::clone(&berth), pod.clone(), tenancy, since).await;
                 }
@@ -260,7 +260,7 @@ impl EngineContext {
         }
     }
 
-    /// Gives its memory back, and only then reports.
+    /// Releases the engine's memory, and only then reports the engine gone.
     async fn finish(&self, cause: FailureCause) {
         tracing::debug!(engine = %self.id, generation = %self.generation, %cause, "gone");
         self.shared.release(&self.placement, self.id.replica).await;
@@ -270,19 +270,19 @@ impl EngineContext {
         self.shared.common.send_event(Event::Gone { engine, generation, cause }).await;
     }
 
-    /// No Pod is kept for it any more, and it has none; what it had has been told to go.
+    /// Releases the engine's Pod; returns after the scale-down is applied and no surplus Pod remains.
     pub(super) async fn release_pod(&self) {
         let (done, left) = oneshot::channel();
         let request =
             ManagerRequest::ReleasePod { engine: self.id.clone(), generation: self.generation, done };
         if self.requests.send(request).is_err() || left.await.is_err() {
-            // This gateway leads no more: the task is about to be dropped.
+            // This gateway no longer leads: the task is about to be dropped.
             pending().await
         }
     }
 }
 
-/// Its Pod has come to an end that nobody ordered. `begun`: this Pod is the life's; before that another takes its place.
+/// Completes when the Pod ends without an order. `begun`: the Pod is bound; an unbound Pod is just replaced.
 async fn pod_lost(pod: &mut PodReceiver, begun: bool, leaving: bool) -> FailureCause {
     if !begun || leaving {
         return pending().await;
@@ -301,7 +301,7 @@ async fn pod_lost(pod: &mut PodReceiver, begun: bool, leaving: bool) -> FailureC
 }
 
 pub(super) fn exit_cause(code: i32, signal: Option<i32>) -> FailureCause {
-    /// A shell's, and a container runtime's, for one that a signal has ended.
+    /// Exit codes above this are signals, as shells and container runtimes report them.
     const SIGNALLED: i32 = 128;
     match (code, signal) {
         (_, Some(signal)) => FailureCause::Killed(signal),
@@ -317,7 +317,7 @@ async fn poll_step<T>(work: &mut StepFuture<T>) -> T {
     }
 }
 
-/// Pauses that grow, between tries of something that must come to pass.
+/// Backoff between retries of an operation that must succeed.
 pub(super) struct RetryBackoff(Duration);
 
 impl RetryBackoff {

@@ -1,4 +1,4 @@
-//! A backend that somebody else runs: it is looked for, asked whether it serves, and watched; never started or stopped.
+//! Resolves, probes and watches a backend that Rouse does not manage; it never starts or stops the backend.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -23,17 +23,17 @@ use crate::{
     },
 };
 
-/// A name server that takes longer has no answer.
+/// Timeout of a name lookup.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How requests for a model of mode external get there.
+/// How requests reach a model of mode external.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExternalBackend {
     pub engine: Arc<EngineConfig>,
     pub backend: BackendAddress,
 }
 
-/// One gateway's dealings with a backend, as a life of an engine.
+/// One gateway's use of a backend, as an engine generation.
 pub(super) struct ExternalEngineTask {
     pub(super) common: Arc<PlatformContext>,
     pub(super) status_inputs: Arc<StatusInputs>,
@@ -44,7 +44,7 @@ pub(super) struct ExternalEngineTask {
 }
 
 impl ExternalEngineTask {
-    /// Until it is told to stop. `known`: where it is, when it serves already.
+    /// Runs until it is stopped. `known`: the backend's address, if it already serves.
     pub(super) async fn run(
         self,
         mut orders: mpsc::UnboundedReceiver<EngineTaskCommand>,
@@ -54,7 +54,7 @@ impl ExternalEngineTask {
             while let Some(order) = orders.recv().await {
                 match order {
                     EngineTaskCommand::Stop => return,
-                    // There is no stub: a gate is each gateway's own, and what is under way there ends by itself.
+                    // There is no stub: each gateway has its own gate, and requests under way end by themselves.
                     EngineTaskCommand::CloseGate | EngineTaskCommand::Revoke => {
                         let (engine, generation) = (self.id.clone(), self.generation);
                         self.common.send_event(Event::Drained { engine, generation }).await;
@@ -112,7 +112,8 @@ impl ExternalEngineTask {
         health::watch_health(&contact, InitialHealth::Healthy).await;
     }
 
-    /// Waits until it serves. What it does instead is told as its model's trouble: nobody here can look into it.
+    /// Waits until the backend serves. Reports each failed probe as the model's failure: Rouse cannot inspect the
+    /// backend.
     async fn wait_ready(&self, contact: &EngineClient) {
         let mut wait = readiness::ReadinessWait::begin(contact, None);
         let mut told = false;
@@ -132,8 +133,9 @@ impl ExternalEngineTask {
         EngineClient::new(&self.common, self.id.clone(), self.generation, address, engine)
     }
 
-    /// Where it is now; or why it is not found. What its name leads to is held to the same rules as an address that is
-    /// written down.
+    /// Resolves the backend's address, or returns why that fails.
+    ///
+    /// A resolved address obeys the same rules as a literal one.
     async fn address(&self) -> Result<SocketAddr, String> {
         let BackendAddress { host, port, .. } = &self.external.backend;
         let name = match host {
@@ -179,18 +181,18 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
-    /// A visit of a backend on this machine, and both ends of it.
+    /// A task for a backend on this machine, with both of its ends.
     struct ExternalFixture {
         task: JoinHandle<()>,
         commands: mpsc::UnboundedSender<EngineTaskCommand>,
         events: mpsc::Receiver<Event>,
-        /// Of each request: the server name of its TLS handshake, and its head.
+        /// The server name of each request's TLS handshake, and its head.
         requests: mpsc::UnboundedReceiver<(Option<String>, String)>,
         backend: JoinHandle<()>,
     }
 
     impl ExternalFixture {
-        /// By this name, trusting these roots.
+        /// Uses this server name and trusts these roots.
         async fn begin(name: &str, server: Arc<ServerConfig>, roots: RootCertStore) -> Self {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let external = Arc::new(external(listener.local_addr().unwrap().port(), name, roots));
@@ -226,7 +228,7 @@ mod tests {
         }
     }
 
-    /// Answers whatever it is asked; what that was.
+    /// Answers every request and reports what it received.
     async fn answers(
         listener: TcpListener,
         tls: TlsAcceptor,
@@ -241,7 +243,7 @@ mod tests {
                     break;
                 }
             }
-            // One that does not trust it goes after the handshake, which may be over for this side.
+            // A client that does not trust the server leaves after the handshake, which this side may have completed.
             if head.is_empty() {
                 continue;
             }
@@ -252,7 +254,7 @@ mod tests {
         }
     }
 
-    /// As an object has it, but for where it is: that must be on this machine here, which no object may say.
+    /// Builds a backend from an object, except for its address: it is on this machine, which no object may name.
     fn external(port: u16, name: &str, roots: RootCertStore) -> ExternalBackend {
         let object: InferenceModel = serde_json::from_value(json!({
             "apiVersion": "rouse.dev/v1alpha1", "kind": "InferenceModel",

@@ -1,8 +1,8 @@
-//! What is ordered of a launcher, and what is heard of it: it starts and ends engines inside its Pod, by REST.
+//! Client of a launcher, which starts and stops engines inside its Pod through a REST API.
 //!
-//! Every call carries the leader's epoch, and our launcher refuses an older one. Launchers of the public project, which have no
-//! epochs and do not tell whether an engine answers, are understood as well: their engines are asked (`probes`). No launcher is believed anything about its own
-//! answers' size.
+//! Every call carries the leader's epoch, and our launcher refuses an older epoch. Launchers of the public project
+//! work, too: they have no epochs and do not report whether an engine answers, so `probes` polls their engines. The
+//! client limits the size of every response itself.
 
 mod instance;
 pub mod pod;
@@ -27,18 +27,19 @@ pub use self::{
     watch::LauncherWatchEvent,
 };
 
-/// Where a launcher listens.
+/// Port that a launcher listens on.
 pub const PORT: u16 = 8001;
-/// Of all instances.
+/// Path of the list of instances.
 pub const INSTANCES: &str = "/v2/vllm/instances";
 
-/// It answers at once; a call that takes longer has failed.
+/// Timeout of most calls: a launcher answers them at once.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
-/// It starts nothing before it has heard of the accelerators, and their driver may hang.
+/// Timeout of a start: a launcher queries the accelerators first, and their driver may hang.
 const START_TIMEOUT: Duration = nvml::QUERY_TIMEOUT.saturating_add(CALL_TIMEOUT);
-/// Ten seconds after SIGTERM an engine is killed, and half a minute later its launcher says that it does not end.
+/// Timeout of a stop: a launcher kills an engine ten seconds after SIGTERM, and reports half a minute later if it does
+/// not end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(45);
-/// Of what a refusal says.
+/// Maximum characters of a refusal's text.
 const MAX_REFUSAL_CHARS: usize = 256;
 
 /// Why a call had no effect, or none that is known.
@@ -46,7 +47,7 @@ const MAX_REFUSAL_CHARS: usize = 256;
 pub enum Error {
     #[error("the launcher does not answer: {0}")]
     Unreachable(#[from] HttpClientError),
-    /// It has an instance of this id, or has heard a newer leader.
+    /// The launcher has an instance of this id, or has seen a newer leader.
     #[error("the launcher answered: {0}")]
     Conflict(String),
     #[error("the launcher answered {status}: {text}")]
@@ -54,7 +55,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// In the words of the decisions.
+    /// Returns the cause as the pairing logic names it.
     #[must_use]
     pub const fn cause(&self) -> CommandFailure {
         match self {
@@ -68,12 +69,12 @@ impl Error {
 /// All instances of a launcher.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct InstanceList {
-    /// Of the last thing that happened to any of them.
+    /// Revision of the last event of any instance.
     pub revision: u64,
     pub instances: Vec<LauncherInstance>,
 }
 
-/// One launcher, as this leader speaks to it.
+/// Client of one launcher, with the epoch of this leader.
 #[derive(Debug)]
 pub struct LauncherClient {
     address: SocketAddr,
@@ -82,25 +83,25 @@ pub struct LauncherClient {
 }
 
 impl LauncherClient {
-    /// `token`: for a launcher that was started with one.
+    /// `token`: for a launcher that was started with a token.
     #[must_use]
     pub const fn new(address: SocketAddr, token: Option<String>, epoch: Epoch) -> Self {
         Self { address, client: HttpClient::new(address, token), epoch }
     }
 
-    /// Calls are told to this one.
+    /// Reports every call to this observer.
     #[must_use]
     pub fn observed(self, observer: Arc<dyn CallObserver>) -> Self {
         Self { client: self.client.with_observer(observer), ..self }
     }
 
     /// # Errors
-    /// As [`Error`] says.
+    /// See [`Error`].
     pub async fn list(&self) -> Result<InstanceList, Error> {
         read(&checked(self.call(Method::GET, INSTANCES, None, CALL_TIMEOUT).await?)?)
     }
 
-    /// Of the last thing that happened.
+    /// Returns the revision of the launcher's last event.
     async fn revision(&self) -> Result<u64, Error> {
         #[derive(Deserialize)]
         struct InstanceRevision {
@@ -111,48 +112,49 @@ impl LauncherClient {
         read(&reply).map(|InstanceRevision { revision }| revision)
     }
 
-    /// Tells it who leads, so that it obeys nobody older from here on. The public launcher does not know what that is.
+    /// Announces this leader's epoch: from here on the launcher refuses older leaders. The public launcher ignores it.
     ///
     /// # Errors
-    /// [`Error::Conflict`] where it has heard of a newer one.
+    /// [`Error::Conflict`] if the launcher has seen a newer leader.
     pub async fn announce_epoch(&self) -> Result<(), Error> {
         let body = serde_json::to_value(EpochAnnouncement { epoch: self.epoch }).unwrap_or_default();
         let reply = self.call(Method::POST, EPOCH_PATH, Some(&body), CALL_TIMEOUT).await?;
         if reply.status == 404 { Ok(()) } else { checked(reply).map(drop) }
     }
 
-    /// None: there is none of this id.
+    /// Returns the instance of this id, if there is one.
     ///
     /// # Errors
-    /// As [`Error`] says.
+    /// See [`Error`].
     pub async fn get(&self, id: &str) -> Result<Option<LauncherInstance>, Error> {
         found(self.call(Method::GET, &path(id), None, CALL_TIMEOUT).await?)
     }
 
-    /// Starts an engine under this id, and returns as soon as its process runs. A call without an answer may have started it.
+    /// Starts an engine under this id, and returns as soon as its process runs. An unanswered call may have started it.
     ///
     /// # Errors
-    /// [`Error::Conflict`] where there is one of this id, whatever it was started with. [`Error::Refused`] where one of the
-    /// accelerators is not known; the public launcher calls that a conflict, too.
+    /// [`Error::Conflict`] if an instance has this id, whatever its options. [`Error::Refused`] if one of the
+    /// accelerators is unknown; the public launcher calls that a conflict, too.
     pub async fn put(&self, id: &str, wanted: &InstanceRequest) -> Result<LauncherInstance, Error> {
-        // Texts only: nothing of it can fail.
+        // Only texts, so this cannot fail.
         let body = serde_json::to_value(wanted).unwrap_or_default();
         read(&checked(self.call(Method::PUT, &path(id), Some(&body), START_TIMEOUT).await?)?)
     }
 
-    /// Ends an engine, and returns when nothing of it is left: how it was last. None: there is none of this id.
+    /// Stops an engine and returns its last state once nothing of it is left; `None` if no instance has this id.
     ///
     /// # Errors
-    /// As [`Error`] says. What was begun goes on.
+    /// See [`Error`]. A stop that has begun continues.
     pub async fn delete(&self, id: &str) -> Result<Option<LauncherInstance>, Error> {
         found(self.call(Method::DELETE, &path(id), None, STOP_TIMEOUT).await?)
     }
 
-    /// As [`Self::delete`], and our launcher starts this life of it, and those before, no more: an order to do so may be under way
-    /// still.
+    /// Stops an engine as [`Self::delete`] does, and bars this generation and earlier ones from our launcher.
+    ///
+    /// A start order may still be under way; our launcher refuses it from then on.
     ///
     /// # Errors
-    /// As [`Error`] says. What was begun goes on.
+    /// See [`Error`]. A stop that has begun continues.
     pub async fn delete_generation(
         &self,
         id: &str,
@@ -162,8 +164,9 @@ impl LauncherClient {
         found(self.call(Method::DELETE, &path, None, STOP_TIMEOUT).await?)
     }
 
-    /// Tells of all instances, and then of all that happens to them, until nobody listens: see [`LauncherWatchEvent`]. `wrap` makes a message
-    /// of the channel.
+    /// Sends all instances and then all their events, until the receiver closes: see [`LauncherWatchEvent`].
+    ///
+    /// `wrap` turns an event into a message of the channel.
     pub async fn watch<M>(&self, told: mpsc::Sender<M>, wrap: impl Fn(LauncherWatchEvent) -> M) {
         watch::run(self, &told, wrap).await;
     }
@@ -179,7 +182,7 @@ impl LauncherClient {
     }
 }
 
-/// Ids are ours and need no more than this; a launcher may hold others' that do.
+/// Escapes the id. Our ids need no escaping, but a launcher may hold others.
 fn path(id: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     let segment: String = id
@@ -205,7 +208,7 @@ fn read<T: DeserializeOwned>(reply: &HttpClientReply) -> Result<T, Error> {
     serde_json::from_slice(&reply.body).map_err(|_| HttpClientError::Broken.into())
 }
 
-/// Its reason, as both launchers send it, or whatever else was sent.
+/// Returns the refusal's reason as both launchers send it, or else the raw body.
 fn detail(body: &[u8]) -> String {
     #[derive(Deserialize)]
     struct LauncherErrorBody {

@@ -1,7 +1,7 @@
-//! Who changes the ledger of one pool: one after the other, and what waits together in one write.
+//! Writes the ledger of one pool, one write at a time; a write contains all changes that wait.
 //!
-//! An order of things is kept that the decisions rely on: what was given back is given back before the same engine books
-//! again. A booking whose write failed may stand all the same; it is given back, and the decisions ask anew.
+//! The fleet relies on the order of changes: a release is written before the same engine reserves again. A reservation
+//! whose write failed may still stand, so the writer reverts it, and the fleet requests it again.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -24,30 +24,31 @@ use crate::controllers::{
     },
 };
 
-/// So many changes go into one write.
+/// Maximum number of changes in one write.
 const MAX_BATCH: usize = 64;
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(100);
-/// What a sleeper lacks is asked for so often.
+/// Delay before an asleep engine's refused reservation is reported, and so retried.
 const SLEEPER_RETRY_DELAY: Duration = Duration::from_secs(1);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// A change of the ledger.
 #[derive(Debug)]
 pub(super) enum LedgerChange {
-    /// Outcome: `Placed` or `Conflict`. `keeps`: of an engine that sleeps, what it has should nothing come of it.
+    /// Outcome: `Placed` or `Conflict`. `sleeping_memory`: for an asleep engine, what it keeps if the reservation
+    /// fails.
     Reserve {
         engine: EngineId,
         generation: Generation,
         request: ReservationRequest,
         sleeping_memory: Option<SleepingMemory>,
     },
-    /// The engine sleeps, and keeps no more than this.
+    /// The engine sleeps and keeps only this much.
     MarkAsleep { model: ObjectName, replica: u32, sleeping_memory: SleepingMemory },
-    /// The engine was told to go; what it has stays booked.
+    /// The engine has been told to stop; its memory stays reserved.
     MarkReleasing { model: ObjectName, replica: u32 },
-    /// It runs there: what it takes is booked, whether or not there is room.
+    /// The engine runs there: reserve its memory whether or not there is room.
     Adopt { request: ReservationRequest, location: Option<ReservationLocation> },
-    /// The engine came to these accelerators; whether it fits there is told.
+    /// The engine got these accelerators. `done` receives whether it fits there.
     SetLocation {
         model: ObjectName,
         replica: u32,
@@ -55,11 +56,11 @@ pub(super) enum LedgerChange {
         capacities: AcceleratorCapacities,
         done: oneshot::Sender<Result<(), LocationError>>,
     },
-    /// Its memory is free.
+    /// The engine's memory is free.
     Release { model: ObjectName, replica: u32, done: Option<oneshot::Sender<()>> },
 }
 
-/// Until nobody has entries any more.
+/// Runs until the sender of changes is dropped.
 pub(super) async fn run(
     shared: Arc<KubernetesContext>,
     pool: String,
@@ -83,7 +84,7 @@ pub(super) async fn run(
                 }
             }
             Err(Error::NotLeading | Error::Replaced { .. } | Error::NoPool(_)) => {
-                // Whoever leads now books from what there is; in a pool that is gone nothing is booked.
+                // The current leader reserves on its own. A pool that is gone takes no reservations.
                 for entry in open.drain(..) {
                     entry.finish(&shared, &pool, LedgerOutcome::Dropped).await;
                 }
@@ -102,14 +103,14 @@ pub(super) async fn run(
     }
 }
 
-/// What came of an entry.
+/// Outcome of a change.
 enum LedgerOutcome {
     Done,
-    /// It was not looked at, and never will be.
+    /// The change was not applied and never will be.
     Dropped,
-    /// Nothing is booked for it.
+    /// Nothing is reserved for the engine.
     Refused(ReservationRefusal),
-    /// Its engine came to where there is no room.
+    /// The engine got accelerators without enough room.
     DoesNotFit(LocationError),
 }
 
@@ -158,7 +159,7 @@ impl LedgerChange {
                     shared.report_failure(&engine, generation, &why.to_string()).await;
                 }
                 if keeps.is_some() && !matches!(outcome, LedgerOutcome::Done) {
-                    // It stays asleep, and is reserved for again as soon as this is told.
+                    // The engine stays asleep. The fleet reserves for it again as soon as it receives this event.
                     let common = Arc::clone(&shared.common);
                     tokio::spawn(async move {
                         time::sleep(SLEEPER_RETRY_DELAY).await;
@@ -174,7 +175,7 @@ impl LedgerChange {
                 };
                 shared.common.send_event(event).await;
             }
-            // Whoever waited for it may be gone.
+            // The receiver may be gone.
             Self::Release { done, .. } => drop(done.map(|done| done.send(()))),
             Self::SetLocation { done, .. } => drop(done.send(match outcome {
                 LedgerOutcome::DoesNotFit(why) => Err(why),
@@ -184,7 +185,7 @@ impl LedgerChange {
         }
     }
 
-    /// What is to be written instead, where it is not known whether this was.
+    /// Returns the change to write instead, if it is unknown whether this one was written.
     async fn compensate(self, shared: &KubernetesContext) -> Self {
         match self {
             Self::Reserve {

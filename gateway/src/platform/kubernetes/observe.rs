@@ -1,8 +1,8 @@
-//! What an engine uses of its accelerators, looked at while it serves.
+//! Polls the accelerator memory of an engine while it serves.
 //!
-//! The stub beside it is asked; where that cannot read, Prometheus is, about the accelerators that the stub names or, where it
-//! names none, about those that DCGM's exporter says the Pod has. Nobody waits for any of this, and nothing is decided by it:
-//! a reading that fails is no failure of the engine's.
+//! The source is the engine's stub. If the stub cannot read, the source is Prometheus, for the accelerators that the
+//! stub names. If the stub names none, the labels of DCGM's exporter name the Pod's accelerators. No step waits for a
+//! reading and no decision depends on it: a failed reading is not a failure of the engine.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,24 +25,25 @@ use super::{
 };
 use crate::metrics::MeterSource;
 
-/// It is looked so often, at most.
+/// Interval between polls.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(30);
-/// And where nothing can be seen again and again, this seldom in the end.
+/// Maximum interval between polls while no reading is available.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(600);
 
-/// What is in use on each of an engine's accelerators, and when that was.
+/// Memory in use on each of an engine's accelerators, and when.
 type AcceleratorUsage = (BTreeMap<AcceleratorId, Bytes>, Tick);
 
-/// What came of a look.
+/// Outcome of a poll.
 enum UsageReading {
     Read(MeterSource, AcceleratorUsage),
-    /// What Prometheus has is from before the engine served. Soon it will not be.
+    /// Prometheus's samples are from before the engine served. Poll again after this delay.
     TooEarly(Duration),
     Unavailable,
 }
 
-/// Looks for as long as it is polled: at once and then every half minute, or more and more seldom while there is nothing to
-/// see. `since`: from when on the engine serves.
+/// Polls until dropped: at once, then every half minute, and ever less often while no reading is available.
+///
+/// `since`: when the engine began to serve.
 pub(super) async fn poll(
     berth: Arc<EngineContext>,
     pod: PodReceiver,
@@ -63,7 +64,7 @@ pub(super) async fn poll(
     }
 }
 
-/// What an engine of this life uses is known now, where it is its own.
+/// Reports the memory use, if the engine has these accelerators alone.
 async fn report(
     berth: &EngineContext,
     tenancy: &AcceleratorOccupancy,
@@ -117,7 +118,7 @@ async fn read_prometheus(
     pod: &PodReceiver,
     since: Tick,
 ) -> UsageReading {
-    // That it could not be asked is in the log already.
+    // The log already has the reason of a failed query.
     let (Ok(samples), Some(own)) = (dcgm.samples().await, pod.borrow().as_ref().map(|pod| pod.name.clone()))
     else {
         return UsageReading::Unavailable;

@@ -1,7 +1,7 @@
-//! Which engines are at which accelerators, as far as was heard.
+//! Tracks which engines are on which accelerators, as far as known.
 //!
-//! A reading is of an accelerator, and what it shows is one engine's only where that engine is alone. Nobody picks accelerators
-//! here: the kubelet does, and what it picked is heard from stubs, or from DCGM's exporter.
+//! A reading covers an accelerator, and counts as one engine's only if that engine is alone there. The gateway does not
+//! pick accelerators: the kubelet does, and stubs or DCGM's exporter report them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,11 +17,11 @@ pub(super) struct OccupancyMap(Mutex<BTreeMap<EngineId, Occupant>>);
 #[derive(Debug)]
 struct Occupant {
     node: Option<String>,
-    /// `None`: it was not heard which.
+    /// `None` if not reported yet.
     accelerators: Option<BTreeSet<AcceleratorId>>,
 }
 
-/// One engine's place among them, until it is dropped.
+/// One engine's entry in the map; dropping it removes the entry.
 #[derive(Debug)]
 pub(super) struct AcceleratorOccupancy {
     occupancy: Arc<OccupancyMap>,
@@ -42,8 +42,10 @@ impl OccupancyMap {
 }
 
 impl AcceleratorOccupancy {
-    /// The engine has these accelerators; whether no other has one of them. `shared`: others may be given the same, so that
-    /// each engine on its node of which nothing was heard may have one of them.
+    /// Records the engine's accelerators and returns whether no other engine has one of them.
+    ///
+    /// `shared`: other engines can get the same accelerators. Then any engine on the same node whose accelerators are
+    /// unknown may have one of them.
     pub(super) fn is_exclusive(&self, accelerators: &BTreeSet<AcceleratorId>, shared: bool) -> bool {
         let mut all = self.occupancy.all();
         if let Some(own) = all.get_mut(&self.engine) {

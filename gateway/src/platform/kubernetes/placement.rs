@@ -20,31 +20,31 @@ use rouse::{
 };
 use rouse_net::stub_api::Epoch;
 
-/// All that is needed to run an engine of one model.
+/// Everything needed to run an engine of one model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelPlacement {
     pub owner: ModelRef,
     pub engine: Arc<config::EngineConfig>,
     pub pod_template: EnginePodTemplate,
     pub variant: ModelVariant,
-    /// Whose memory it takes.
+    /// Pool whose memory the engines reserve.
     pub pool: Option<String>,
-    /// What its namespace may have reserved there.
+    /// Quota of the model's namespace in that pool.
     pub quota: Option<Bytes>,
-    /// The key of the pool's taint.
+    /// Key of the pool's taint.
     pub taint: Option<String>,
-    /// For so long a meter's word is not believed after something changed.
+    /// How long after a change meter readings are not trusted.
     pub meter_lag: Millis,
-    /// Others may be given the same accelerators.
+    /// Other engines can get the same accelerators.
     pub shared_accelerators: bool,
-    /// Its Pods ask for engines, which others start, wake and put to sleep.
+    /// Its Pods are requesters: the pairing controller starts, wakes and puts to sleep their engines.
     pub dual_pods: bool,
-    /// Of the Deployment that new engines are Pods of.
+    /// Template hash of the Deployment for new engines.
     pub template_hash: String,
 }
 
 impl ModelPlacement {
-    /// `None` for a model that is external: it runs nowhere that Rouse knows.
+    /// Builds a served model's placement; `None` for an external model, which runs outside of Rouse.
     #[must_use]
     pub fn of(
         object: &ObjectName,
@@ -70,7 +70,7 @@ impl ModelPlacement {
         Some(place)
     }
 
-    /// So many Pods, under the leader of this epoch.
+    /// Describes this many Pods, under the leader of this epoch.
     pub(super) fn workload<'a>(&'a self, sidecar: &'a Sidecar, replicas: u32, epoch: Epoch) -> Workload<'a> {
         Workload {
             owner: &self.owner,
@@ -85,33 +85,33 @@ impl ModelPlacement {
         }
     }
 
-    /// The Deployment that new engines are Pods of.
+    /// Returns the Deployment for new engines.
     #[must_use]
     pub fn deployment(&self) -> ObjectName {
         self.deployment_of(&self.template_hash)
     }
 
-    /// The Deployment whose Pods have this template.
+    /// Returns the Deployment whose Pods have this template.
     #[must_use]
     pub fn deployment_of(&self, template: &str) -> ObjectName {
         let object = &self.owner.object;
         ObjectName::new(object.namespace.clone(), workload::name(object, template))
     }
 
-    /// The same, with its memory in another pool, in which it has its booking already.
+    /// Returns this placement with its memory in another pool, which already has the engine's reservation.
     #[must_use]
     pub fn in_pool(&self, pool: &str) -> Arc<Self> {
         Arc::new(Self { pool: Some(pool.to_owned()), quota: None, ..self.clone() })
     }
 
-    /// It is a Pod of this model, by whatever template.
+    /// Whether the Pod belongs to this model, with any template.
     #[must_use]
     pub fn owns(&self, pod: &EnginePod) -> bool {
         pod.name.namespace == self.owner.object.namespace
             && pod.model == label::value(self.engine.name.as_str())
     }
 
-    /// What one of its engines takes of the pool; `None`: nothing.
+    /// Returns what one engine reserves in the pool; `None` without a pool.
     #[must_use]
     pub fn reservation_request(&self, replica: u32) -> Option<ReservationRequest> {
         self.pool.as_ref()?;
@@ -129,7 +129,7 @@ impl ModelPlacement {
         })
     }
 
-    /// What one of them keeps that sleeps at this level, as far as that is known beforehand.
+    /// Returns what an engine asleep at this level keeps, as far as that is known beforehand.
     pub(super) fn sleeping_memory(&self, level: SleepLevel) -> SleepingMemory {
         let memory = self.variant.spec.memory;
         let host = memory.host.0.saturating_mul(u64::from(self.variant.spec.accelerators.count()));

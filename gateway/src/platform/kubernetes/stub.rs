@@ -1,5 +1,7 @@
-//! What the one that leads orders of the stub in front of an engine. Every order carries the leader's epoch and the life it
-//! means; the stub refuses an older one, so whoever was replaced and does not know it yet changes nothing there.
+//! Client of the stub in front of an engine, for the leader.
+//!
+//! Every order carries the leader's epoch and the engine's generation. The stub refuses older ones, so a replaced
+//! leader that does not know it yet changes nothing there.
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
@@ -17,17 +19,17 @@ use rouse_net::{
 };
 use serde_json::{Value, json};
 
-/// A stub answers at once; a call that takes longer has failed.
+/// Timeout of most calls: a stub answers them at once.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
-/// It answers nothing later about accelerators, whose driver may hang.
+/// Timeout of calls about accelerators, whose driver may hang.
 const DRIVER_TIMEOUT: Duration = nvml::QUERY_TIMEOUT.saturating_add(CALL_TIMEOUT);
-/// For so long it may let its caller wait for a drain; then it is asked again.
+/// Maximum wait of one drain call; the caller then calls again.
 const DRAIN_WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a sleep or a wake may last is the decisions' to say; longer than any deadline that they set.
+/// Longer than any deadline of the fleet, which limits sleeps and wakes.
 const ACTUATION_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
-/// Why an order was not carried out.
+/// Why a stub did not execute an order.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Error {
     #[error("the stub does not answer: {0}")]
@@ -35,13 +37,13 @@ pub(super) enum Error {
     /// A newer leader has given orders.
     #[error("the stub has heard a newer leader")]
     StaleEpoch,
-    /// It is in the middle of what it was told before, in this life of the engine.
+    /// The stub still executes an earlier order for this generation.
     #[error("the stub is busy: {0}")]
     Busy(String),
-    /// It was started with another key.
+    /// The stub was started with another key.
     #[error("the stub knows another token")]
     Unauthorized,
-    /// The engine took the order to sleep, and says that it is awake.
+    /// The engine accepted the order to sleep, and reports that it is awake.
     #[error("the engine stays awake")]
     StaysAwake,
     #[error("the stub answered {status}: {text}")]
@@ -49,13 +51,13 @@ pub(super) enum Error {
 }
 
 impl Error {
-    /// The stub cannot say yet, and can be asked again.
+    /// The stub cannot answer yet; a later call may succeed.
     pub(super) const fn is_unavailable(&self) -> bool {
         matches!(self, Self::Refused { status: 503, .. })
     }
 }
 
-/// One stub, as this leader speaks to it about one life of its engine.
+/// Client of one stub, with this leader's epoch and one engine generation.
 #[derive(Debug)]
 pub(super) struct StubClient {
     client: HttpClient,
@@ -64,7 +66,7 @@ pub(super) struct StubClient {
 }
 
 impl StubClient {
-    /// `token`: without it the stub refuses.
+    /// `token`: the stub refuses calls without it.
     pub(super) const fn new(
         address: SocketAddr,
         token: String,
@@ -74,26 +76,29 @@ impl StubClient {
         Self { client: HttpClient::new(address, Some(token)), epoch, generation }
     }
 
-    /// Where the engine listens. Told again after the stub's container was started anew.
+    /// Sets the engine's address. Needed again after the stub's container restarted.
     pub(super) async fn set_target(&self, engine: SocketAddr) -> Result<(), Error> {
         let body = json!({"address": engine.ip().to_string(), "port": engine.port()});
         self.order(Method::PUT, "/v1/proxy/config", Some(body), CALL_TIMEOUT).await
     }
 
-    /// Requests may pass.
+    /// Opens the gate.
     pub(super) async fn open(&self) -> Result<(), Error> {
         let body = serde_json::to_value(OpenGateRequest { epoch: self.epoch, generation: self.generation });
         self.order(Method::DELETE, "/v1/gate", body.ok(), CALL_TIMEOUT).await
     }
 
-    /// No request passes from the answer on. `cut`: those under way end with an error in their stream; else they have all the
-    /// time they want.
+    /// Closes the gate: no request passes after the answer.
+    ///
+    /// `cut`: requests under way end with an error in their stream; otherwise they have unlimited time.
     pub(super) async fn close(&self, cut: bool) -> Result<(), Error> {
         self.order(Method::POST, "/v1/gate", Some(self.closing(cut)), CALL_TIMEOUT).await
     }
 
-    /// Closes, and returns when no request is under way any more, or the gate was opened again, or after half a minute: true
-    /// when it is closed and drained.
+    /// Closes the gate and waits until no request is under way.
+    ///
+    /// The wait also ends when the gate is opened again, or after half a minute. Returns true if the gate is closed and
+    /// drained.
     pub(super) async fn drain(&self, cut: bool) -> Result<bool, Error> {
         let body = self.closing(cut);
         let path = "/v1/gate?wait=true";
@@ -106,7 +111,7 @@ impl StubClient {
         Ok(gate.gated && gate.leases == 0)
     }
 
-    /// Puts the engine behind it to sleep, or wakes it; done when this returns.
+    /// Puts the engine to sleep or wakes it; returns when that is done.
     pub(super) async fn actuate(&self, wake: bool, level: SleepLevel) -> Result<(), Error> {
         let path = if wake { "/v1/engine/wake" } else { "/v1/engine/sleep" };
         let body =
@@ -114,7 +119,7 @@ impl StubClient {
         let body = serde_json::to_value(body).ok();
         let reply =
             self.client.call(Method::POST, path, body.as_ref(), Some(self.epoch), ACTUATION_TIMEOUT).await?;
-        // What it refuses to this leader, and in this life, bars the order for now: one that is under way, say.
+        // A refusal with our own epoch and generation is temporary: the stub is busy, for example.
         let own = |gate: &rouse_net::stub_api::GateStatus| {
             (gate.epoch, gate.generation) == (self.epoch, self.generation)
         };
@@ -124,19 +129,19 @@ impl StubClient {
         checked(reply).map(drop)
     }
 
-    /// What the kubelet is told.
+    /// Sets the readiness that the kubelet sees.
     pub(super) async fn set_ready(&self, ready: bool) -> Result<(), Error> {
         let path = if ready { "/v1/become-ready" } else { "/v1/become-unready" };
         self.order(Method::POST, path, None, CALL_TIMEOUT).await
     }
 
-    /// Which accelerators its Pod was given, as far as it can know.
+    /// Returns the accelerators of the stub's Pod, as far as the stub can know them.
     pub(super) async fn accelerators(&self) -> Result<Vec<AcceleratorId>, Error> {
         let reply = checked(self.client.get("/v1/dual-pods/accelerators", DRIVER_TIMEOUT).await?)?;
         Ok(serde_json::from_slice(&reply.body).map_err(|_| HttpClientError::Broken)?)
     }
 
-    /// What is in use on each of them, now.
+    /// Returns the memory in use on each of them now.
     pub(super) async fn usage(&self) -> Result<BTreeMap<AcceleratorId, Bytes>, Error> {
         let reply =
             checked(self.client.get("/v1/dual-pods/accelerator-memory-usage", DRIVER_TIMEOUT).await?)?;
@@ -152,7 +157,7 @@ impl StubClient {
             drain_deadline: cut.then_some(Millis::ZERO.0),
             on_deadline: if cut { DrainDeadlineAction::Cut } else { DrainDeadlineAction::Keep },
         };
-        // Numbers and words: nothing of it can fail.
+        // Only numbers and words, so this cannot fail.
         serde_json::to_value(close).unwrap_or_default()
     }
 

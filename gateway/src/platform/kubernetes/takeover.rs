@@ -1,14 +1,14 @@
-//! What a new leader does first: it takes over what runs, and ends what nobody knows.
+//! A new leader's takeover: adopts running engines and ends what belongs to no engine.
 //!
-//! 1. Every pool's ledger is stamped with its epoch, so that what a former leader has on its way is refused for its version.
-//! 2. Every Pod that the former leader made an engine is asked through its stub, which obeys the new epoch from then on.
-//!    What is known of it is told as `Adopted`.
-//! 3. What is booked for engines that there are not is given back.
+//! 1. Write this leader's epoch into every pool's ledger: a late write of a former leader then fails on its version.
+//! 2. Query every Pod that a former leader bound to an engine, through its stub. The stub obeys the new epoch from then
+//!    on. Report the result as `Adopted`.
+//! 3. Release the reservations of engines that do not exist.
 //!
-//! Then `AdoptionDone` is told, and decisions begin.
+//! Then `AdoptionDone` is sent, and decisions begin.
 //!
-//! A Pod that is nobody's yet is given up by its Deployment, which is written anew for each; the engine that it was made for
-//! starts again, in its turn.
+//! Unbound Pods go when their Deployment's replica count is written again. The engine that such a Pod was made for
+//! starts again in its turn.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -48,16 +48,16 @@ use crate::{
     platform::engine_client::EngineClient,
 };
 
-/// For all questions to one engine. Engines are asked side by side.
+/// Timeout of all queries to one engine. Engines are queried concurrently.
 const CHECK_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// So many engines, and pools, are asked side by side.
+/// Maximum number of engines, or pools, queried concurrently.
 const MAX_CONCURRENT_CHECKS: usize = 64;
 
-/// A pool's ledger is asked for so often, with pauses of up to a second.
+/// Maximum number of tries to read a pool's ledger, with pauses of up to a second.
 const MAX_STAMP_TRIES: u32 = 10;
 
-/// An engine that has something booked.
+/// An engine that has a reservation.
 #[derive(Clone, Debug)]
 pub(super) struct EngineReservation {
     pub(super) pool: String,
@@ -67,7 +67,7 @@ pub(super) struct EngineReservation {
     asleep: bool,
 }
 
-/// An engine that runs, and how it was found.
+/// A running engine, and how the takeover found it.
 struct RunningEngine {
     engine: EngineId,
     generation: Generation,
@@ -75,9 +75,9 @@ struct RunningEngine {
     pod: Arc<EnginePod>,
     address: SocketAddr,
     ready: bool,
-    /// It served for whoever led before, who has written that down.
+    /// The former leader's status shows the engine as serving.
     served: bool,
-    /// Its stub was made by another key, and takes no orders.
+    /// The stub has another key and obeys no orders.
     unauthorized: bool,
     location: Option<ReservationLocation>,
 }
@@ -88,7 +88,7 @@ pub(super) async fn take_over(steward: &mut EngineManager) {
     steward.send_all_learned().await;
     let mut runs = find_running(&shared, &booked, steward.pods.values()).await;
     for found in &mut runs {
-        // It has proved itself.
+        // An engine that a former leader saw serving has proved itself.
         found.served = steward.is_published_serving(
             &found.placement.owner.object,
             found.engine.replica,
@@ -103,7 +103,7 @@ pub(super) async fn take_over(steward: &mut EngineManager) {
     end_unadopted(steward, &shared, &booked).await;
 }
 
-/// Writes the epoch into every pool's ledger; which engines have something booked.
+/// Writes the epoch into every pool's ledger; returns which engines have a reservation.
 async fn stamp(shared: &Arc<KubernetesContext>) -> Vec<EngineReservation> {
     let places = shared.placements();
     let mut pools: BTreeSet<String> = places.values().filter_map(|place| place.pool.clone()).collect();
@@ -127,13 +127,13 @@ async fn stamp_one(shared: &Arc<KubernetesContext>, pool: String) -> Vec<EngineR
                 });
                 return booked.collect();
             }
-            // Whoever leads instead has stamped it, or will.
+            // The current leader has written its epoch, or will.
             Err(Error::NotLeading) => return Vec::new(),
             Err(error @ Error::Replaced { .. }) => {
                 tracing::error!(pool, %error, "nothing can be booked in this pool");
                 return Vec::new();
             }
-            // One that cannot be read must not keep the others from being served. Nothing is booked in it either.
+            // An unreadable pool must not block the other pools. Nothing can be reserved in it either.
             Err(error) => tracing::warn!(pool, %error, "the pool was not taken over; it is tried again"),
         }
         pauses.pause().await;
@@ -141,7 +141,7 @@ async fn stamp_one(shared: &Arc<KubernetesContext>, pool: String) -> Vec<EngineR
     Vec::new()
 }
 
-/// Pools in which models of the watched namespaces have something booked, whether or not a model names them today.
+/// Returns the pools with reservations of models in watched namespaces. Models need not name them today.
 async fn reserved_pools(shared: &Arc<KubernetesContext>) -> BTreeSet<String> {
     let watched = |namespace: &String| {
         shared.namespaces.iter().any(|watched| watched.as_ref().is_none_or(|watched| watched == namespace))
@@ -160,7 +160,7 @@ async fn reserved_pools(shared: &Arc<KubernetesContext>) -> BTreeSet<String> {
     BTreeSet::new()
 }
 
-/// The engine's memory stays in the pool in which it is booked, also when its model names another today.
+/// Returns the placement in the pool of the engine's reservation, even if its model now names another.
 fn with_reserved_pool(
     place: &Arc<ModelPlacement>,
     replica: u32,
@@ -202,7 +202,7 @@ async fn find_running(
     let mut all: BTreeMap<EngineId, RunningEngine> = BTreeMap::new();
     let mut by_pod = stream::iter(by_pod).buffer_unordered(MAX_CONCURRENT_CHECKS);
     while let Some(runs) = by_pod.next().await {
-        // Two Pods of one engine cannot be; should they, the newer life is the one that was meant.
+        // One engine cannot have two Pods. If it does, the newer generation counts.
         let older = all.get(&runs.engine).is_some_and(|known| known.generation > runs.generation);
         if !older {
             all.insert(runs.engine.clone(), runs);
@@ -211,14 +211,14 @@ async fn find_running(
     all.into_values().collect()
 }
 
-/// What came of the questions; neither: no good answer in time.
+/// Result of the queries; absent if there was no good answer in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StubCheck {
     Healthy,
     Unauthorized,
 }
 
-/// The stub hears the new leader, and the engine is asked whether it serves.
+/// Announces the new leader to the stub, and checks whether the engine serves.
 async fn check_engine(shared: &Arc<KubernetesContext>, mut runs: RunningEngine) -> RunningEngine {
     let asked = async {
         let epoch = shared.writer.leadership().ok()?.epoch;
@@ -226,13 +226,13 @@ async fn check_engine(shared: &Arc<KubernetesContext>, mut runs: RunningEngine) 
         let spi = SocketAddr::new(runs.address.ip(), SPI_PORT);
         let stub = StubClient::new(spi, token, epoch, runs.generation);
         let target = SocketAddr::new(runs.address.ip(), runs.placement.pod_template.port);
-        // A requester's stub is told by who pairs it with an engine.
+        // The pairing controller sets up a requester's stub.
         if runs.placement.dual_pods {
             if stub.accelerators().await == Err(stub::Error::Unauthorized) {
                 return Some(StubCheck::Unauthorized);
             }
         } else if runs.pod.asleep.is_some() {
-            // Nobody is let in; that it sleeps is written down, and it cannot be asked how deep.
+            // The gate stays closed. The Pod records that the engine sleeps; the engine cannot report how deep.
             return (stub.close(true).await == Err(stub::Error::Unauthorized))
                 .then_some(StubCheck::Unauthorized);
         } else {
@@ -280,7 +280,8 @@ async fn adopt(
         unauthorized: stranger,
         location: spot,
     } = found;
-    // That it was told to sleep is written on its Pod before the order, and that it does in the ledger. In between it may be awake.
+    // The Pod records the order to sleep before it is sent, and the ledger that the engine sleeps. In between it may be
+    // awake.
     let own =
         |entry: &&EngineReservation| entry.model == place.owner.object && entry.replica == engine.replica;
     let sleeps = place.pool.is_none() || booked.iter().find(own).is_some_and(|entry| entry.asleep);
@@ -304,7 +305,7 @@ async fn adopt(
         },
     };
     if let (Some(wanted), Some(pool)) = (place.reservation_request(engine.replica), place.pool.clone()) {
-        // It is there, whatever is booked.
+        // The engine runs, whatever is reserved.
         let clerk = steward.ledger_writer(&pool);
         clerk.send(LedgerChange::Adopt { request: wanted, location: spot }).unwrap_or_default();
         if let Some(level) = pod.asleep.filter(|_| sleeps) {
@@ -325,7 +326,7 @@ async fn adopt(
     steward.start_task(engine, generation, place, Some(pod), start);
 }
 
-/// Backends that the former leader found serving go on as they are.
+/// Adopts backends that the former leader saw serving.
 async fn adopt_externals(steward: &mut EngineManager, shared: &Arc<KubernetesContext>) {
     let externals = shared.externals();
     for (model, external) in externals.iter() {
@@ -358,7 +359,7 @@ async fn adopt_externals(steward: &mut EngineManager, shared: &Arc<KubernetesCon
     }
 }
 
-/// Ends what belongs to no engine that was taken over: Pods that are on their way out or nobody's, and bookings.
+/// Ends what belongs to no adopted engine: Pods that leave or are unbound, and reservations.
 async fn end_unadopted(
     steward: &mut EngineManager,
     shared: &Arc<KubernetesContext>,
@@ -382,21 +383,21 @@ async fn end_unadopted(
             if home.pool.as_ref() == Some(pool) {
                 steward.stop_unadopted(&home, *replica, Generation(0), None).await;
             } else {
-                // One engine is in one pool: here nothing of it is left.
+                // An engine is in one pool only: nothing of it is left in this pool.
                 let entry = LedgerChange::Release { model: model.clone(), replica: *replica, done: None };
                 steward.ledger_writer(pool).send(entry).unwrap_or_default();
             }
             continue;
         }
         if shared.initial_lists.is_skipped(&model.namespace) {
-            // Its Pods are not seen: they hold what is booked, for all that is known.
+            // Its Pods are not visible, so assume that they hold their reservations.
             continue;
         }
         steward.orphans.push(entry.clone());
     }
     steward.scale_down_orphans();
     steward.release_orphans();
-    // Pods that nobody knows of are given up where their number is written.
+    // Writing a Deployment's replica count gives up its unknown Pods.
     for pod in steward.pods.values().cloned().collect::<Vec<_>>() {
         if let Some(place) = places.values().find(|place| place.owns(&pod)) {
             steward.update_replicas(&place.deployment_of(&pod.template_hash), Some(Arc::clone(place)));

@@ -1,9 +1,9 @@
-//! What already runs when the gateway starts.
+//! Adopts engines that already run when the gateway starts.
 //!
-//! The state file names engines; it is a hint, not evidence. An engine is adopted when its process lives with the
-//! recorded start time, when whoever listens on its port belongs to it, and when it does not answer against what was
-//! recorded. What fails this, or matches no configured model, is stopped and reported, and so is every process that
-//! carries our mark without being in the file (the gateway died between starting and noting it).
+//! The state file names engines, but proves nothing. An engine is adopted if its process lives with the recorded start
+//! time, if the listener on its port belongs to it, and if its answers do not contradict the record. An engine that
+//! fails a check, or that matches no configured model, is stopped and reported. So is every process with our mark that
+//! is not in the file: the gateway died between its start and its record.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -25,7 +25,8 @@ use super::{
     state_store::{StoredEngine, StoredPhase},
 };
 
-/// For all questions to one engine. The whole adoption takes little longer: engines are asked side by side.
+/// Timeout of all probes of one engine. The whole adoption takes little longer, because engines are probed
+/// concurrently.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(1200);
 
 type AdoptedProcess = (Arc<LocalEngine>, ProcessGroup, LocalEngineStart);
@@ -44,7 +45,7 @@ enum NotAdopted {
     Interrupted,
 }
 
-/// Looks at everything that was recorded, sends `Adopted` for what is taken over, and ends the rest.
+/// Checks every recorded engine, sends `Adopted` for the ones that pass, and ends the rest.
 pub(super) async fn adopt_all(shared: &Arc<LocalContext>) -> Vec<AdoptedProcess> {
     let entries = shared.store.engines();
     let mut looks: FuturesUnordered<_> =
@@ -67,7 +68,7 @@ async fn adopt_one(
             shared.reserve_port(entry.address.port());
             let ready = start != LocalEngineStart::Starting;
             tracing::info!(%engine, pid = entry.pid, ?start, "adopted");
-            // One that had been ready and is silent has all of a start's time to answer, not what is left of its own.
+            // An engine that was ready and is silent now gets a whole start timeout, not the rest of its own.
             let silent = start == LocalEngineStart::Starting && entry.phase != StoredPhase::Starting;
             let started = if silent { shared.common.clock.now() } else { entry.started };
             let found = AdoptedEngine {
@@ -102,7 +103,7 @@ async fn examine(
     let model = config.engines.get(&engine.model).ok_or(NotAdopted::NotConfigured)?;
     let tenant = LocalEngine::new(shared, engine.clone(), entry.generation, entry.address, Arc::clone(model));
     let process = ProcessGroup::adopt(entry.pid, tenant.mark()).map_err(|_| NotAdopted::Gone)?;
-    // Asked after the descriptor is held: from here on the pid cannot become another process unnoticed.
+    // Checked while the descriptor is held: from here on the pid cannot become another process unnoticed.
     if !is_same_process(entry) {
         return Err(NotAdopted::Gone);
     }
@@ -118,12 +119,12 @@ async fn examine(
     Ok((tenant, process, start, asleep))
 }
 
-/// Whether the recorded process is the one that has its pid now.
+/// Whether the pid still belongs to the recorded process.
 fn is_same_process(entry: &StoredEngine) -> bool {
     table::stat(entry.pid).is_some_and(|stat| stat.start == entry.process_start_ticks && !stat.zombie)
 }
 
-/// Whether the engine itself listens on its port yet.
+/// Whether the engine itself already listens on its port.
 async fn listens(entry: &StoredEngine, mark: String) -> Result<bool, NotAdopted> {
     let (port, group) = (entry.address.port(), entry.pid);
     let look = task::spawn_blocking(move || {
@@ -138,8 +139,10 @@ async fn listens(entry: &StoredEngine, mark: String) -> Result<bool, NotAdopted>
     }
 }
 
-/// How the engine answers, held against what was recorded. One that is silent (it may be starting, or busy) is taken
-/// over as not ready: the decisions' deadline for starts ends it when it stays so.
+/// Compares the engine's answers with its recorded phase.
+///
+/// A silent engine may be starting or busy, so it is adopted as not ready. If it stays silent, the fleet's start
+/// deadline ends it.
 async fn probe_start(
     tenant: &Arc<LocalEngine>,
     recorded: StoredPhase,
@@ -153,7 +156,8 @@ async fn probe_start(
     let (health, says_asleep) =
         time::timeout(PROBE_TIMEOUT, health).await.unwrap_or((EngineHealth::Unreachable, None));
     let health = match health {
-        // Before it closed its gate the stub was there for an engine that served: it is watched as one that does.
+        // The stub closed its gate in front of an engine that served, so the health watch begins as for a serving
+        // engine.
         EngineHealth::Gated if tenant.client.model.stub => EngineHealth::Healthy,
         EngineHealth::Gated => EngineHealth::Unhealthy,
         health => health,
@@ -169,7 +173,7 @@ async fn probe_start(
             tenant.set_phase(StoredPhase::Asleep(level)).await;
             Ok((LocalEngineStart::Asleep, Some(level)))
         }
-        // Half awake, and at level 2 perhaps with noise for weights: not to be guessed at.
+        // The engine is half awake, and at level 2 its weights may be noise: do not guess.
         (StoredPhase::Transitioning(_), _, _) => Err(NotAdopted::Interrupted),
         (StoredPhase::Asleep(_), Some(false), _)
         | (StoredPhase::Awake, Some(true), _)
@@ -179,15 +183,16 @@ async fn probe_start(
     }
 }
 
-/// Ends what is left of a recorded engine. When its first process is no longer the recorded one its group may be
-/// somebody else's by now, and only the mark counts.
+/// Ends what is left of a recorded engine.
+///
+/// If its first process is not the recorded one any more, the group may be another program's, and only the mark counts.
 async fn end(shared: &Arc<LocalContext>, engine: &EngineId, entry: &StoredEngine) {
     let mark = format!("{MARK_VAR}={}", launch::mark(shared, engine, entry.generation));
     let group = is_same_process(entry).then_some(entry.pid);
     clear(group, mark).await;
 }
 
-/// Ends every process that carries the mark of this state directory and belongs to no recorded engine.
+/// Ends every process with this state directory's mark that belongs to no recorded engine.
 async fn end_unrecorded(shared: &Arc<LocalContext>) {
     let known: BTreeSet<String> = shared
         .store
@@ -206,8 +211,10 @@ async fn end_unrecorded(shared: &Arc<LocalContext>) {
     }
 }
 
-/// A process that cannot die (its driver hangs) must not keep the gateway from serving: the memory it holds shows on
-/// the meter as in use, and it is tried again at the next start.
+/// Kills the processes of a group or mark, within a timeout.
+///
+/// A process that cannot die (its driver hangs) must not keep the gateway from serving. Its memory shows on the meter
+/// as in use, and the next start tries again.
 async fn clear(group: Option<i32>, mark: String) {
     let cleared = time::timeout(PROBE_TIMEOUT, process::kill_all(group, mark.clone())).await;
     if cleared.is_err() {

@@ -1,5 +1,5 @@
-//! Engines' output: files to which they append themselves. The other end of a pipe would end with the gateway, and an
-//! engine that writes on would end of it.
+//! Engine logs: files that the engines append to themselves. A pipe would break when the gateway exits, and an engine
+//! that then writes would die of it.
 
 use std::{
     fs::{self, File},
@@ -16,11 +16,12 @@ use rouse::{
 };
 
 const LAUNCH_HEADER: &str = "=== rouse:";
-/// Read from the end of a log to find out why its engine died.
+/// Bytes read from the end of a log to find out why its engine died.
 const TAIL_BYTES: u64 = 64 << 10;
 
-/// Where an engine's output goes: `<state>/logs/<model>-<replica>.log`. What a file name cannot hold is spelled `%XX`,
-/// so that two models never share a file.
+/// Returns the path of an engine's log: `<state>/logs/<model>-<replica>.log`.
+///
+/// Bytes that a file name cannot hold become `%XX`, so two models never share a file.
 pub(super) fn path(state: &Path, engine: &EngineId) -> PathBuf {
     let mut name = String::new();
     for (at, byte) in engine.model.as_str().bytes().enumerate() {
@@ -34,20 +35,20 @@ pub(super) fn path(state: &Path, engine: &EngineId) -> PathBuf {
     state.join("logs").join(name)
 }
 
-/// What a launch is called in the line that begins it.
+/// Returns the launch's name in its header line.
 pub(super) fn launch_label(engine: &EngineId, generation: Generation) -> String {
     format!("{engine}, generation {generation},")
 }
 
-/// Opens for appending and writes the line that begins a launch.
+/// Opens the log for appending and writes the launch's header line.
 pub(super) fn open_for_launch(path: &Path, launch: &str) -> io::Result<File> {
-    // What engines log may be what clients asked: it is for the gateway's user alone.
+    // Engines may log what clients sent, so only the gateway's user may read the file.
     let mut file = File::options().create(true).append(true).mode(0o600).open(path)?;
     writeln!(file, "{LAUNCH_HEADER} {launch} ===")?;
     Ok(file)
 }
 
-/// The last lines of this launch; none, where its log could not be begun.
+/// Returns the last lines of this launch; empty if its log could not be opened.
 pub(super) fn read_tail(path: &Path, launch: &str) -> String {
     let read = || -> io::Result<Vec<u8>> {
         let mut file = File::open(path)?;
@@ -60,7 +61,7 @@ pub(super) fn read_tail(path: &Path, launch: &str) -> String {
     let text = read().unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     match text.rsplit_once(LAUNCH_HEADER) {
-        // What follows on the same line is of the header.
+        // The rest of that line belongs to the header.
         Some((_, last)) if last.trim_start().starts_with(launch) => {
             last.split_once('\n').map_or_else(String::new, |(_, said)| said.to_owned())
         }
@@ -69,13 +70,14 @@ pub(super) fn read_tail(path: &Path, launch: &str) -> String {
     }
 }
 
-/// The last line that says something.
+/// Returns the last line that is not blank.
 pub(super) fn last_line(tail: &str) -> Option<String> {
     tail.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
 }
 
-/// Why an engine ended. What it said goes before how it exited: runtimes exit with 1 for everything.
-/// `status` is unknown for processes that are not our children.
+/// Returns why an engine ended. `status` is `None` for processes that are not our children.
+///
+/// Log lines take precedence over the exit code: runtimes exit with 1 for everything.
 pub(super) fn exit_cause(status: Option<ExitStatus>, tail: &str) -> FailureCause {
     const MEMORY: [&str; 3] =
         ["out of memory", "outofmemoryerror", "no available memory for the cache blocks"];
@@ -98,9 +100,11 @@ pub(super) fn exit_cause(status: Option<ExitStatus>, tail: &str) -> FailureCause
     }
 }
 
-/// Keeps the last half of `cap` of a log that has outgrown it: copy the end aside, truncate, append it again. The
-/// engine goes on writing at the new end, since it appends. Lines it writes during the copy may be lost, or stand
-/// before older ones; the alternative is an engine that must be told to reopen its output.
+/// Trims a log that has outgrown `cap` to its last `cap / 2` bytes.
+///
+/// Copies the end to another file, truncates the log and appends the end again. The engine keeps writing at the new
+/// end, because it appends. Lines that it writes during the copy may be lost or misplaced; the alternative is an engine
+/// that must reopen its output on demand.
 pub(super) fn trim(path: &Path, cap: Bytes) -> io::Result<bool> {
     let length = match fs::metadata(path) {
         Ok(metadata) => metadata.len(),

@@ -1,4 +1,4 @@
-//! What a life does with its engine, step by step. Each is a future that the life polls and may drop at any await.
+//! The steps of an engine task with its engine. Each is a future that the task polls and may drop at any await.
 
 use std::{pin::Pin, sync::Arc};
 
@@ -10,7 +10,7 @@ use crate::platform::{
     readiness,
 };
 
-/// Something under way; tells whether the engine is to be watched afterwards.
+/// A step under way; its result tells whether the health watch starts next.
 pub(super) type LocalStepFuture = Pin<Box<dyn Future<Output = AfterStep> + Send>>;
 pub(super) type HealthWatchFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -23,7 +23,7 @@ pub(super) enum AfterStep {
 pub(super) async fn become_ready(tenant: Arc<LocalEngine>) -> AfterStep {
     let (engine, generation) = (tenant.client.id.clone(), tenant.client.generation);
     let profiled = Event::Profiled { engine: engine.clone(), generation };
-    // Told its cache's size, an engine does not look at what is free: others may start beside it at once.
+    // An engine with an explicit cache size does not measure free memory, so other engines may start beside it at once.
     let explicit = tenant.client.explicit_memory();
     if explicit {
         tenant.client.common.send_event(profiled.clone()).await;
@@ -63,7 +63,7 @@ pub(super) async fn sleep(tenant: Arc<LocalEngine>, level: SleepLevel) -> AfterS
             (Event::Slept { engine, generation, level }, AfterStep::Unchanged)
         }
         Err(cause) => {
-            // It is awake as before, and may be given to those who wait for it.
+            // The engine is still awake, and the fleet may grant it to waiters.
             let awake = cause == FailureCause::SleepDenied;
             if awake {
                 tenant.set_phase(StoredPhase::Awake).await;
@@ -85,7 +85,7 @@ pub(super) async fn wake(tenant: Arc<LocalEngine>, level: SleepLevel) -> AfterSt
         tenant.client.common.send_event(failed).await;
         return AfterStep::Unchanged;
     }
-    // The orders return when they are carried out: what is left takes milliseconds.
+    // The wake call returns when the wake is done: what is left takes milliseconds.
     readiness::wait_until_ready(&tenant.client, None).await;
     tenant.client.common.send_event(Event::Ready { engine, generation }).await;
     tenant.set_phase(StoredPhase::Awake).await;

@@ -1,7 +1,7 @@
-//! One engine's life on this machine: the task that owns its process and whatever is being done with it.
+//! Runs one engine generation on this machine: owns its process and all work on it.
 //!
-//! Work is a future that this task polls, not a task of its own: an order that supersedes it, or the end of the
-//! process, drops it, and with it the connection it talks on. So nothing can report on behalf of a life that is over.
+//! Work is a future that this task polls, not a task of its own. A superseding command or the end of the process drops
+//! the future, and with it its connection. So no work can report on behalf of a generation that has ended.
 
 use std::{future::pending, net::SocketAddr, pin::Pin, sync::Arc};
 
@@ -27,41 +27,41 @@ use super::{
 };
 use crate::{config::EngineConfig, platform::engine_client::EngineClient};
 
-/// What a life can be told.
+/// A command to an engine task.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum LocalEngineCommand {
     Probe,
     Sleep(SleepLevel),
     Wake(SleepLevel),
-    /// Its stub lets nobody in: tell when it does.
+    /// The gate of the engine's stub is closed: report when it opens.
     AwaitStub,
     Stop(Millis),
 }
 
-/// How a life begins for this gateway.
+/// Where an engine task begins under this gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LocalEngineStart {
-    /// Not yet seen ready.
+    /// The engine was not seen ready yet.
     Starting,
     Awake,
     Asleep,
 }
 
-/// An engine whose process is on this machine.
+/// An engine whose process runs on this machine.
 #[derive(Debug)]
 pub(super) struct LocalEngine {
     pub(super) shared: Arc<LocalContext>,
     pub(super) client: EngineClient,
 }
 
-/// Until the process group is gone, or the gateway leaves.
+/// Runs until the process group is gone, or until the gateway exits.
 pub(super) async fn run(
     tenant: Arc<LocalEngine>,
     process: ProcessGroup,
     mut orders: UnboundedReceiver<LocalEngineCommand>,
     start: LocalEngineStart,
 ) {
-    // A probe has its place apart: it is ordered on `Ready`, when the work that sent it has yet to end.
+    // A probe has a slot of its own: the fleet orders it on `Ready`, before the step that sent `Ready` has ended.
     let (mut work, mut probe): (Option<LocalStepFuture>, Option<LocalStepFuture>) = (None, None);
     let mut health: Option<HealthWatchFuture> = None;
     match start {
@@ -73,9 +73,9 @@ pub(super) async fn run(
     }
     let mut kill_at: Option<Instant> = None;
     let mut stopping = false;
-    // One that is stopped before it was ready has failed, or was not wanted any more: who stops it knows which.
+    // A stop before the engine was ready means a failed or an unwanted start; only the fleet knows which.
     let mut ready = start != LocalEngineStart::Starting;
-    // Said while the work is not over that the watch begins after.
+    // `AwaitStub` arrived before the end of the step after which the health watch begins.
     let mut held = false;
     loop {
         tokio::select! {
@@ -88,7 +88,7 @@ pub(super) async fn run(
                     if !stopping {
                         process.signal(Signal::SIGTERM);
                     }
-                    // A second order may be less patient.
+                    // A second stop may have a shorter grace.
                     let at = Instant::now() + grace.duration();
                     kill_at = Some(kill_at.map_or(at, |earlier| earlier.min(at)));
                     stopping = true;
@@ -128,7 +128,7 @@ pub(super) async fn run(
     reap(&tenant, process, orders, stopping, ready).await;
 }
 
-/// Ends what is left of the group, and only then reports.
+/// Kills what is left of the process group, and only then reports the engine gone.
 async fn reap(
     tenant: &LocalEngine,
     process: ProcessGroup,
@@ -161,7 +161,7 @@ async fn reap(
     tracing::debug!(engine = %id, %generation, %cause, "gone");
     shared.store.remove(id, *generation).await;
     shared.release_port(contact.address.port());
-    // From here on the supervisor knows that a new life may begin; the driver learns it next.
+    // From here on the supervisor accepts a new generation; the driver learns that next.
     drop(orders);
     shared.common.send_event(Event::Gone { engine: id.clone(), generation: *generation, cause }).await;
 }
@@ -192,13 +192,13 @@ impl LocalEngine {
         Arc::new(Self { shared: Arc::clone(shared), client: contact })
     }
 
-    /// As it stands in the environment of the engine's processes.
+    /// Returns the mark as a variable in the environment of the engine's processes.
     pub(super) fn mark(&self) -> String {
         let mark = launch::mark(&self.shared, &self.client.id, self.client.generation);
         format!("{MARK_VAR}={mark}")
     }
 
-    /// The process group; `None` when it is gone.
+    /// Returns the engine's process group; `None` when it is gone.
     pub(super) fn process_group(&self) -> Option<i32> {
         let engines = self.shared.store.engines();
         engines.get(&self.client.id).map(|entry| entry.pid)

@@ -1,4 +1,4 @@
-//! From a model's configuration to a running process.
+//! Launches an engine's process from its model's configuration.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ use super::{
     state_store::{StoredEngine, StoredPhase},
 };
 
-/// The variable that marks every process of an engine.
+/// Environment variable that marks every process of an engine.
 pub(super) const MARK_VAR: &str = "ROUSE_ENGINE";
 
 #[derive(Debug, thiserror::Error)]
@@ -44,8 +44,10 @@ enum Error {
 }
 
 impl Error {
-    /// Only a command that nobody can run is hopeless, and refuses those who wait for it; a machine without processes may
-    /// have some in a minute.
+    /// Returns the failure's cause.
+    ///
+    /// Only a command that cannot run is hopeless, and refuses its waiters. A machine that is out of processes may have
+    /// some again in a minute.
     fn cause(&self) -> FailureCause {
         match self {
             Self::Empty => FailureCause::CommandNotFound,
@@ -64,7 +66,7 @@ impl Error {
     }
 }
 
-/// Starts the engine, notes it and sends `Started`; or sends `Gone` with the reason.
+/// Starts the engine, records it and sends `Started`; or sends `Gone` with the reason.
 pub(super) async fn launch(
     shared: &Arc<LocalContext>,
     engine: EngineId,
@@ -134,25 +136,28 @@ async fn start(
     Ok((tenant, process))
 }
 
-/// What a process of this engine's life has in its environment as [`MARK_VAR`]. Begins with the state directory, so that
-/// two gateways never take each other's engines for left-overs.
+/// Returns the value of [`MARK_VAR`] for the processes of this engine generation.
+///
+/// It begins with the state directory, so that two gateways never take each other's engines for left-overs.
 pub(super) fn mark(shared: &LocalContext, engine: &EngineId, generation: Generation) -> String {
     format!("{}|{engine}|{generation}", shared.store.folder().display())
 }
 
-/// A loopback port that nobody has. Should somebody be quicker than the engine to take it, the engine says so and the next
-/// start takes another.
+/// Reserves a free loopback port.
+///
+/// If another program takes the port before the engine does, the engine's start fails with that cause, and the next
+/// start takes another port.
 fn free_address(shared: &LocalContext) -> io::Result<SocketAddr> {
     loop {
         let port = rouse_net::port::free()?;
-        // It may be offered again while a starting engine has not yet taken it.
+        // The system may offer the port again while a starting engine has not bound it yet.
         if shared.reserve_port(port) {
             return Ok((Ipv4Addr::LOCALHOST, port).into());
         }
     }
 }
 
-/// All the memory of the largest accelerator, by its meter, or as configured.
+/// Returns the total memory of the largest accelerator, by its meter or as configured.
 async fn total(shared: &LocalContext, accelerators: &[AcceleratorId]) -> Bytes {
     let config = shared.common.config.load_full();
     let mut largest = Bytes::ZERO;
@@ -172,19 +177,20 @@ async fn total(shared: &LocalContext, accelerators: &[AcceleratorId]) -> Bytes {
     largest
 }
 
-/// What of the memory is left for the cache, per accelerator: without the weights (known by what they take in host
-/// RAM) and a tenth of the whole for activations and graphs.
+/// Returns the memory left for the cache, per accelerator.
+///
+/// Subtracts the weights (as large as their copy in host RAM) and a tenth of the whole for activations and graphs.
 fn kv_cache(spec: &ModelSpec) -> Bytes {
     let awake = spec.memory.awake.0;
     let left = awake.saturating_sub(spec.memory.host.0).saturating_sub(awake / 10);
     Bytes(left.max(awake / 10))
 }
 
-/// Everything that a process is made from.
+/// All inputs of a process launch.
 struct LaunchPlan {
     command: Vec<String>,
     environment: BTreeMap<String, String>,
-    /// By which it sees its accelerators.
+    /// Environment variables that show the engine its accelerators.
     visible: BTreeMap<String, String>,
     mark: String,
     log: PathBuf,
@@ -193,13 +199,13 @@ struct LaunchPlan {
 }
 
 impl LaunchPlan {
-    /// Blocks for as long as a log takes to be trimmed and a process to be made.
+    /// Spawns the process. Blocks while it trims the log and creates the process.
     fn spawn(self) -> Result<ProcessGroup, Error> {
         let (stdout, stderr) = self.output();
         let (program, arguments) = self.command.split_first().ok_or(Error::Empty)?;
         let failed = |source| Error::Spawn { program: program.clone(), source };
         let mut command = Command::new(program);
-        // Our own secrets and settings are none of an engine's business.
+        // Engines must not see the gateway's own secrets and settings.
         let ours = std::env::vars_os().map(|(name, _)| name);
         for name in ours.filter(|name| name.as_encoded_bytes().starts_with(b"ROUSE_")) {
             command.env_remove(name);
@@ -217,8 +223,9 @@ impl LaunchPlan {
         ProcessGroup::from_child(child, format!("{MARK_VAR}={}", self.mark)).map_err(failed)
     }
 
-    /// Where what it says goes: nowhere, if its log cannot be written. A disk may be full for days, and an engine that serves is
-    /// worth more than its log.
+    /// Opens the output for the engine; `/dev/null` if its log cannot be written.
+    ///
+    /// A disk may be full for days, and an engine that serves is worth more than its log.
     fn output(&self) -> (Stdio, Stdio) {
         let log = engine_log::trim(&self.log, self.log_cap).and_then(|_| {
             let log = engine_log::open_for_launch(&self.log, &self.header)?;

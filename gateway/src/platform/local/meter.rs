@@ -1,7 +1,7 @@
-//! How much memory is in use on an accelerator, and by which engine.
+//! Reads how much memory is in use on an accelerator, and by which engine.
 //!
-//! NVML where there is a driver, a simulated accelerator's file where the configuration names one. Both block, so
-//! they are read on a blocking thread; the library is loaded when it is first asked for, and its absence is an answer.
+//! The source is NVML if there is a driver, or a simulated accelerator's file if the configuration names one. Both
+//! block, so reads run on a blocking thread. The NVML library is loaded on first use, and its absence is a result.
 
 use std::{
     collections::BTreeMap,
@@ -43,12 +43,14 @@ pub(super) struct MeterReader {
     nvml: Nvml,
 }
 
-/// Every accelerator NVML knows: id is its UUID, capacity its total less what the driver keeps and `headroom`. Blocks.
+/// Returns all accelerators that NVML lists. Blocks.
+///
+/// The id is the UUID. The capacity is the total minus what the driver keeps and `headroom`.
 pub fn discover(headroom: Bytes) -> Result<Vec<Accelerator>, Error> {
     usable(Nvml::default().devices(), headroom)
 }
 
-/// The accelerators of what the driver answered.
+/// Converts the driver's answer to accelerators.
 fn usable(
     answered: Result<Vec<nvml::NvmlDevice>, nvml::Error>,
     headroom: Bytes,
@@ -71,7 +73,7 @@ fn usable(
 }
 
 impl MeterReader {
-    /// Reads the accelerator's meter: `file` when it is simulated.
+    /// Reads the accelerator's meter: `file` if the accelerator is simulated.
     pub(super) async fn read(
         self: &Arc<Self>,
         id: AcceleratorId,
@@ -90,7 +92,7 @@ impl MeterReader {
 }
 
 impl LocalContext {
-    /// Reads the meter and sends what it shows; an accelerator that vanished is reported once.
+    /// Reads the meter and sends the reading. An accelerator that vanished is reported once.
     pub(super) async fn measure(&self, accelerator: AcceleratorId) {
         let file = self.common.config.load().meters.get(&accelerator).cloned();
         match self.meters.read(accelerator.clone(), file).await {
@@ -112,8 +114,10 @@ impl LocalContext {
         }
     }
 
-    /// Whose memory it is, by process group. `None` when the meter names processes and none of them is visible here
-    /// (another pid namespace): then nothing can be told.
+    /// Returns each engine's memory use, by process group.
+    ///
+    /// `None` if the meter names processes and none of them is visible here (another pid namespace): their owners are
+    /// unknown.
     fn by_engine(
         &self,
         accelerator: &AcceleratorId,
@@ -132,7 +136,7 @@ impl LocalContext {
                 continue;
             };
             seen = true;
-            // A worker may have left the group; the mark stays with it.
+            // A worker may have left the group, but it keeps the mark.
             let mark = table::env_value(pid, launch::MARK_VAR);
             let owner = engines.iter().find(|(engine, entry)| {
                 let own = launch::mark(self, engine, entry.generation);
@@ -145,7 +149,7 @@ impl LocalContext {
         seen.then_some(held)
     }
 
-    /// Whether that is news.
+    /// Records whether the accelerator is lost. Returns true if that changed.
     fn set_lost(&self, accelerator: &AcceleratorId, lost: bool) -> bool {
         let mut known = self.lost_accelerators.lock().unwrap_or_else(PoisonError::into_inner);
         if lost { known.insert(accelerator.clone()) } else { known.remove(accelerator) }
@@ -173,7 +177,7 @@ mod tests {
             let error = usable(answered, Bytes::gib(1)).unwrap_err().to_string();
             assert!(error.contains("list the accelerators in the configuration"), "{error}");
         }
-        // A driver that is there and fails is no reason to configure anything.
+        // The failure of an existing driver is no reason to configure accelerators.
         let error = usable(Err(nvml::Error::Lost("GPU-1".into())), Bytes::gib(1)).unwrap_err().to_string();
         assert_eq!(error, "accelerator GPU-1 is gone");
     }

@@ -1,11 +1,11 @@
-//! What must hold of an engine of this machine before it may serve.
+//! Checks that an engine of this machine must pass before it may serve.
 
 use rouse::fault::FailureCause;
 use rouse_net::process::table;
 
 use super::engine_task::LocalEngine;
 
-/// What must hold of an engine that answers before it may serve.
+/// Checks an engine that answers: its listeners and its served name.
 pub(super) async fn check_start(tenant: &LocalEngine) -> Result<(), FailureCause> {
     if !tenant.client.model.allow_public {
         let (port, group, mark) = (tenant.client.address.port(), tenant.process_group(), tenant.mark());
@@ -17,11 +17,12 @@ pub(super) async fn check_start(tenant: &LocalEngine) -> Result<(), FailureCause
     tenant.client.adapter.check_served_name(tenant.client.health_timeout()).await
 }
 
-/// Whether the engine's port can be reached from elsewhere. Where the listener is not the engine's own process
-/// (a container runtime's forwarder), whoever listens there counts.
+/// Whether the engine's port is reachable from other machines.
+///
+/// If the engine's own processes do not listen there (a container runtime's forwarder does), all listeners count.
 fn listens_publicly(port: u16, group: Option<i32>, mark: &str) -> bool {
     let all = table::listeners(port);
-    // Whose they are takes a look at every process of the machine, and a parked request waits for this answer.
+    // Finding the owners scans every process of the machine, and a parked request waits for this answer.
     if all.iter().all(|listener| listener.address.is_loopback()) {
         return false;
     }

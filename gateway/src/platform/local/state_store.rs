@@ -1,10 +1,10 @@
-//! What must outlive the gateway: which engines run, when they were last used, what was learned of their models.
+//! Stores what must outlive the gateway: running engines, their last use, and learned measurements of their models.
 //!
-//! Written beside and renamed over, so that a reader never meets half a file; not forced to the disk, since after a
-//! crash of the machine there are no engines to find. What must be on disk before the next
-//! step (an engine that was started, a transition that begins) is saved at once; idle clocks and learned values are
-//! saved within a second or so by the keeper. The folder is locked: two gateways on one would adopt each other's
-//! engines.
+//! Files are written beside and renamed over, so that a reader never meets half a file. They are not forced to the
+//! disk, because no engines are left to find after a crash of the machine. State that the next step requires on disk
+//! (an engine that was started, a transition that begins) is saved at once. The supervisor saves idle clocks and
+//! learned measurements within a second or so. The folder is locked: two gateways on one folder would adopt each
+//! other's engines.
 
 use std::{
     collections::BTreeMap,
@@ -50,7 +50,7 @@ pub(super) struct StoredEngine {
     pub(super) fingerprint: u64,
     pub(super) phase: StoredPhase,
     pub(super) started: Tick,
-    /// When its last lease ended; when it started, before there was one.
+    /// End of its last lease, or its start before there was one.
     pub(super) last_lease_end: Tick,
 }
 
@@ -59,13 +59,14 @@ pub(super) struct StoredEngine {
 pub(super) enum StoredPhase {
     Starting,
     Awake,
-    /// Falling asleep or waking: after a crash in here the engine alone knows how far it came.
+    /// Falling asleep or waking: after a crash in this phase, only the engine knows its state.
     Transitioning(SleepLevel),
     Asleep(SleepLevel),
 }
 
-/// The state directory. While this is held, no other gateway uses it. Not a part of the store, which tasks still share while
-/// they are being ended.
+/// The lock of the state directory: while it is held, no other gateway uses the directory.
+///
+/// It is not part of the store, which tasks still share while they are being ended.
 #[derive(Debug)]
 pub struct StateDirLock {
     folder: PathBuf,
@@ -94,7 +95,7 @@ struct EnginesFile {
     engines: BTreeMap<EngineId, StoredEngine>,
 }
 
-/// A gateway runs that has this state directory.
+/// Whether a running gateway holds the lock of this state directory.
 #[must_use]
 pub fn is_in_use(folder: &Path) -> bool {
     let lock = File::open(folder.join(LOCK_FILE));
@@ -102,10 +103,10 @@ pub fn is_in_use(folder: &Path) -> bool {
 }
 
 impl StateDirLock {
-    /// Locks the folder, making it when needed. What an earlier gateway left in it stays as it is.
+    /// Locks the folder, and creates it if needed. Files of an earlier gateway stay unchanged.
     ///
     /// # Errors
-    /// Another gateway has it, or it cannot be made or written.
+    /// Another gateway holds the lock, or the folder cannot be created or written.
     pub fn take(folder: &Path) -> Result<Self, Error> {
         let failed = |source| Error::Io { path: folder.to_owned(), source };
         fs::create_dir_all(folder).map_err(failed)?;
@@ -118,7 +119,7 @@ impl StateDirLock {
 }
 
 impl StateStore {
-    /// Reads what an earlier gateway left in the folder. A damaged file is put aside.
+    /// Reads the files of an earlier gateway. Renames a damaged file out of the way.
     pub(super) fn open(lock: &StateDirLock) -> Result<Self, Error> {
         let folder = lock.folder.clone();
         fs::create_dir_all(folder.join("logs"))
@@ -151,7 +152,7 @@ impl StateStore {
         self.content().learned.clone()
     }
 
-    /// Notes an engine that was started, and returns when it is on disk.
+    /// Records a started engine, and returns when the record is on disk.
     pub(super) async fn add(self: &Arc<Self>, engine: EngineId, entry: StoredEngine) {
         self.content().engines.insert(engine, entry);
         self.save().await;
@@ -192,7 +193,8 @@ impl StateStore {
         }
     }
 
-    /// Adds to what was learned before. What is not known now was not unlearned: the gateway may just have started.
+    /// Merges new measurements into the stored ones. A missing value keeps the stored one: the gateway may just have
+    /// started.
     pub(super) fn merge_learned(&self, learned: BTreeMap<ModelName, LearnedMeasurements>) {
         let mut changed = false;
         let mut content = self.content();
@@ -214,12 +216,12 @@ impl StateStore {
         }
     }
 
-    /// Completes when something waits to be saved.
+    /// Completes when there is unsaved state.
     pub(super) async fn wait_until_dirty(&self) {
         self.dirty.notified().await;
     }
 
-    /// Writes both files. An error is logged: the engines run on, only a restart would not know them.
+    /// Writes both files. An error is logged: the engines keep running, but a restarted gateway would not know them.
     pub(super) async fn save(self: &Arc<Self>) {
         let store = Arc::clone(self);
         let saved = task::spawn_blocking(move || store.write()).await;
@@ -255,7 +257,7 @@ impl StateStore {
     }
 }
 
-/// An absent file is an empty one. A damaged one is put aside: the processes it spoke of are found by their mark.
+/// Reads a file; a missing one counts as empty. A damaged one is renamed: its processes are found by their mark.
 fn read_or_default<T: Default + DeserializeOwned>(path: &Path) -> T {
     let Ok(text) = fs::read(path) else {
         return T::default();
@@ -302,7 +304,7 @@ mod tests {
         let lock = StateDirLock::take(dir.path()).unwrap();
         let store = Arc::new(StateStore::open(&lock).unwrap());
         store.merge_learned(learned.clone());
-        // What a gateway says that has just started and knows nothing yet.
+        // As a gateway does that has just started and knows nothing yet.
         store.merge_learned(BTreeMap::from([(ModelName::from("m"), LearnedMeasurements::default())]));
         store.save().await;
         drop(lock);

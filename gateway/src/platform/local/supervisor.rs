@@ -1,4 +1,4 @@
-//! The one that is given commands, and the tasks it keeps.
+//! The supervisor: executes the platform's commands and owns its engine tasks.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -23,19 +23,19 @@ use super::{
     launch,
 };
 
-/// How often the sizes of logs are looked at.
+/// Interval between checks of the log sizes.
 const LOG_TRIM_INTERVAL: Duration = Duration::from_secs(10);
-/// Idle clocks and learned values are on disk so long after they changed, at the latest.
+/// Interval between saves of idle clocks and learned measurements; a change is on disk after this time at the latest.
 const STATE_SAVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// See the platform's header.
+/// Routes each command to its engine's task. See [`super`].
 pub(super) struct LocalSupervisor {
     shared: Arc<LocalContext>,
     engine_tasks: BTreeMap<EngineId, EngineTaskHandle>,
     tasks: JoinSet<()>,
 }
 
-/// Where to reach the task of one engine's life. Closed once the process is gone.
+/// Handle of one engine generation's task. Its sender is closed once the process is gone.
 struct EngineTaskHandle {
     generation: Generation,
     commands: mpsc::UnboundedSender<LocalEngineCommand>,
@@ -46,7 +46,7 @@ impl LocalSupervisor {
         Self { shared, engine_tasks: BTreeMap::new(), tasks: JoinSet::new() }
     }
 
-    /// Until nobody can give commands any more.
+    /// Runs until the command sender is dropped.
     pub(super) async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
         self.tasks.spawn(save_and_trim(Arc::clone(&self.shared)));
         self.adopt().await;
@@ -105,7 +105,7 @@ impl LocalSupervisor {
                 self.send_to_engine(engine, generation, LocalEngineCommand::AwaitStub).await
             }
             Command::ReadMeter { accelerator, after } => self.meter(accelerator, after),
-            // The ledger is the decisions' own; the rest is the driver's.
+            // The fleet has its own ledger, and the driver handles the others.
             Command::Shrink { .. }
             | Command::OpenGate { .. }
             | Command::CloseGate { .. }
@@ -135,7 +135,7 @@ impl LocalSupervisor {
         self.engine_tasks.insert(engine, EngineTaskHandle { generation, commands: orders });
     }
 
-    /// An order to a life that is over has the outcome that it has for something that is gone.
+    /// Sends a command to an engine task. If that generation has ended, sends the outcome of a vanished engine instead.
     async fn send_to_engine(&mut self, engine: EngineId, generation: Generation, order: LocalEngineCommand) {
         let life = self.engine_tasks.get(&engine).filter(|life| life.generation == generation);
         if life.is_some_and(|life| life.commands.send(order).is_ok()) {
@@ -148,7 +148,7 @@ impl LocalSupervisor {
             }
             LocalEngineCommand::Sleep(_) => Event::SleepFailed { engine, generation, cause },
             LocalEngineCommand::Wake(_) => Event::WakeFailed { engine, generation, cause },
-            // What is gone is heard of anyhow.
+            // The fleet receives `Gone` anyway.
             LocalEngineCommand::AwaitStub => return,
             LocalEngineCommand::Stop(_) => Event::Gone { engine, generation, cause: FailureCause::Stopped },
         };
@@ -164,7 +164,7 @@ impl LocalSupervisor {
     }
 }
 
-/// Saves what may be saved late and keeps logs below their cap, while the platform lives.
+/// Saves changed state with a delay and trims logs, while the platform runs.
 async fn save_and_trim(shared: Arc<LocalContext>) {
     let mut trim = time::interval(LOG_TRIM_INTERVAL);
     trim.set_missed_tick_behavior(MissedTickBehavior::Delay);

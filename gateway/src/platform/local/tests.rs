@@ -1,4 +1,4 @@
-//! Real processes: engine-sim run out of this test binary, and shell scripts where the process itself is the subject.
+//! Tests with real processes: engine-sim run out of this test binary, and shell scripts if the process is the subject.
 
 mod adoption;
 mod stopping;
@@ -26,7 +26,7 @@ use crate::config::{Config, EngineConfig, EngineKind, OnDisconnect, ProbeTask, S
 const FLAGS: &str = "TEST_ENGINE_FLAGS";
 const FIRST: Generation = Generation(1);
 
-/// Not a test: what the tests launch. Without flags in the environment it has nothing to do.
+/// Not a test: the process that the tests launch. It does nothing without flags in the environment.
 #[test]
 fn the_engine_that_other_tests_launch() {
     let Ok(flags) = std::env::var(FLAGS) else {
@@ -40,14 +40,14 @@ fn the_engine_that_other_tests_launch() {
     std::process::exit(i32::from(code != Ok(std::process::ExitCode::SUCCESS)));
 }
 
-/// A platform with a state directory of its own and one simulated accelerator, `gpu-0`, of 4 GiB.
+/// A platform with its own state directory and one simulated accelerator, `gpu-0`, of 4 GiB.
 struct LocalPlatformHarness {
     _engines: EngineCleanup,
     folder: TempDir,
     config: Config,
     local: LocalPlatform,
     events: mpsc::Receiver<Event>,
-    /// What engines have shown of why they do not serve.
+    /// Diagnostics that engines have reported.
     shown: EngineDiagnostics,
 }
 
@@ -67,7 +67,7 @@ impl LocalPlatformHarness {
         }
     }
 
-    /// The gateway dies and another one starts.
+    /// Closes the gateway and starts another one.
     async fn restart(mut self, models: Vec<EngineConfig>) -> Self {
         self.local.close().await;
         self.config = config(self.folder.path(), models);
@@ -75,7 +75,7 @@ impl LocalPlatformHarness {
         self
     }
 
-    /// The gateway is gone from one moment to the next, and another one starts.
+    /// Drops the gateway without closing it, and starts another one.
     fn crash(self) -> Self {
         let Self { _engines, folder, config, local, .. } = self;
         drop(local);
@@ -83,7 +83,7 @@ impl LocalPlatformHarness {
         Self { _engines, folder, config, local, events, shown: EngineDiagnostics::default() }
     }
 
-    /// A busy machine may have an engine show that it is slow.
+    /// Returns the next event. Skips diagnostics, which a slow engine reports on a busy machine.
     async fn next(&mut self) -> Event {
         loop {
             let event = time::timeout(Duration::from_secs(20), self.events.recv()).await;
@@ -118,7 +118,7 @@ impl LocalPlatformHarness {
         self.local.submit(Command::Stop { engine, generation, grace, successor: None });
     }
 
-    /// Launches and waits until it is ready.
+    /// Launches the engine and waits until it is ready.
     async fn run(&mut self, model: &str) {
         self.launch(model);
         assert!(matches!(self.next().await, Event::Started { .. }));
@@ -140,7 +140,7 @@ impl LocalPlatformHarness {
     }
 }
 
-/// Ends what a failed test leaves behind.
+/// Kills what a failed test leaves behind.
 struct EngineCleanup(PathBuf);
 
 impl Drop for EngineCleanup {
@@ -246,7 +246,7 @@ async fn an_engine_starts_without_a_log_where_none_can_be_written() {
     assert_eq!(world.gone("m").await, FailureCause::Stopped);
 }
 
-/// A name that a maker's library does not know would hide a GPU.
+/// An unknown name in a vendor's variable would hide a GPU.
 #[tokio::test]
 async fn an_engine_on_a_declared_accelerator_gets_the_variables_that_the_file_says_and_else_none() {
     let mut world = LocalPlatformHarness::new(vec![script("plain", &["env"]), script("shown", &["env"])]);
@@ -267,7 +267,7 @@ async fn an_engine_on_a_declared_accelerator_gets_the_variables_that_the_file_sa
     };
     assert!(seen("plain", "PATH").is_some(), "it does not show its environment");
     for name in names {
-        // What the gateway itself was started with is for its engines, too.
+        // Engines also inherit these variables from the gateway.
         let ours = std::env::var(name).ok();
         assert_eq!(seen("plain", name), ours, "{name}");
         let expected = if name.starts_with("HIP") { Some("3".to_owned()) } else { ours };
@@ -399,7 +399,7 @@ async fn a_stopped_process_shows_in_the_health_of_its_engine_and_so_does_its_ret
     let mut world = LocalPlatformHarness::new(vec![sim("m", "")]);
     world.adopted().await;
     world.run("m").await;
-    // The probe that is ordered the moment it is ready must not end the watch that begins then.
+    // A probe ordered right after `Ready` must not end the health watch that begins then.
     world.local.submit(Command::Probe { engine: engine("m"), generation: FIRST });
     assert!(matches!(world.next().await, Event::Canary { .. }));
     let pid = nix::unistd::Pid::from_raw(world.pid("m"));
@@ -413,7 +413,7 @@ async fn a_stopped_process_shows_in_the_health_of_its_engine_and_so_does_its_ret
     world.gone("m").await;
 }
 
-/// It is watched again, and the next gateway finds it awake.
+/// The health watch continues, and the next gateway finds the engine awake.
 #[tokio::test]
 async fn an_engine_that_takes_the_order_to_sleep_and_stays_awake_is_as_it_was() {
     let models = || vec![sim("m", "--fault ignore-sleep")];

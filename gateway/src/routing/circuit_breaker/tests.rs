@@ -1,6 +1,6 @@
 use super::*;
 
-/// A standing, and what time it is.
+/// A breaker, and the current time.
 struct BreakerFixture {
     standing: Arc<CircuitBreaker>,
     now: Tick,
@@ -11,7 +11,7 @@ impl BreakerFixture {
         Self { standing: CircuitBreaker::new(1, Arc::default()), now: Tick(1_000_000) }
     }
 
-    /// So many failures of requests that go out now.
+    /// Records this many failures of requests that are sent now.
     fn fail(&self, times: u32) -> Vec<BreakerTransition> {
         (0..times).filter_map(|_| self.standing.record_failure(self.now, self.now)).collect()
     }
@@ -59,7 +59,7 @@ fn half_of_many_outcomes_leave_it_out_and_less_do_not() {
         let mut world = BreakerFixture::new();
         (0..200).any(|n| {
             world.pass(Millis(100));
-            // Spread, so that they are not what comes in a row.
+            // Spread the failures, so that they are not consecutive.
             if n * bad_of_ten % 10 < bad_of_ten {
                 world.fail(1)
             } else {
@@ -70,7 +70,7 @@ fn half_of_many_outcomes_leave_it_out_and_less_do_not() {
         })
     };
     assert!(left_out(5) && left_out(7) && !left_out(4) && !left_out(1));
-    // And few outcomes say little.
+    // Few outcomes are not enough for an ejection.
     let few = BreakerFixture::new();
     for _ in 0..9 {
         assert_eq!((few.fail(1), few.succeed()), (vec![], None));
@@ -87,7 +87,7 @@ fn one_request_tries_it_when_its_time_is_over_and_each_time_it_is_longer_up_to_a
         assert!(world.is_due() && world.try_again());
         assert!(!world.is_due() && !world.try_again(), "one at a time");
         whole = Millis(whole.0 * 2).min(MAX_EJECTION_TIME);
-        // Its failure does not double the pause again.
+        // A failed trial does not double the pause again.
         assert_eq!(world.fail(1), []);
         world.pass(Millis(whole.0 * 8 / 10));
         assert!(!world.is_due());
@@ -107,7 +107,7 @@ fn only_what_went_out_afterwards_brings_it_back() {
     assert!(world.try_again());
     assert_eq!(world.succeed(), Some(BreakerTransition::Restored));
     assert!(!world.standing.is_ejected());
-    // With a clean slate.
+    // The breaker has forgotten earlier failures.
     assert_eq!(world.fail(MAX_CONSECUTIVE_FAILURES - 1), []);
 }
 

@@ -101,7 +101,7 @@ fn who_made_a_response_goes_on_from_it_while_that_life_lasts() {
         let by = |author: &EngineGeneration, key| {
             taken(&route, &EndpointCriteria { owner: Some(author), session: Some(key), ..wanted(&lots) })
         };
-        // However loaded it is.
+        // Whatever its load.
         let held: Vec<_> = (0..9).map(|key| by(&author, key)).collect();
         assert!(held.iter().all(|(engine, _)| *engine == replica));
         let full = EndpointCriteria { owner: Some(&author), session: Some(0), ..wanted(&lots) };
@@ -150,14 +150,14 @@ fn a_lease_that_loses_the_trial_to_another_is_no_use_of_the_engine() {
     assert_eq!((route.endpoints[0].gate.leases(), route.endpoints[0].gate.last_end()), (1, Tick(0)));
 }
 
-/// Whatever the keys are, no engine carries more than its bound above the mean.
+/// For any keys, no engine's load exceeds its bound above the mean.
 #[test]
 fn the_load_of_preferred_engines_is_bounded() {
     for seed in 0..60u64 {
         let lots = Rng::seeded(seed);
         let n = 2 + u32::try_from(seed % 9).unwrap();
         let route = route(endpoints(0..n));
-        // From one key for all to a key of its own for each.
+        // From one shared key to a separate key per request.
         let keys = 1 + lots.next_u64() % (1 << (seed % 12));
         let mut held = Vec::new();
         for _ in 0..1500 {

@@ -1,4 +1,4 @@
-//! A core without a listener, whose clients come through pipes in memory.
+//! A core without a listener, whose clients connect through in-memory pipes.
 
 use std::{net::SocketAddr, rc::Rc, sync::Arc};
 
@@ -13,7 +13,7 @@ use crate::{
     serve::{ShutdownStage, balance::CoreLoads},
 };
 
-/// One core. To be used on a local runtime, which runs what serves its clients.
+/// One core. Use it on a local runtime, which runs the tasks that serve its clients.
 pub struct PipeServer(Rc<WorkerConnections>);
 
 impl PipeServer {
@@ -25,7 +25,7 @@ impl PipeServer {
         Self(WorkerConnections::new(core, Arc::default(), None, CoreLoads::new(1), 0))
     }
 
-    /// A client's end of a new connection; `None` when its address gets no more of them.
+    /// Opens a connection and returns the client's end. `None`: the client's address gets no further connection.
     #[must_use]
     pub fn connect(&self, peer: SocketAddr) -> Option<DuplexStream> {
         let limits = self.0.worker.server.config.load().limits;

@@ -1,4 +1,4 @@
-//! Connections that all come to one core's socket, as the kernel's hash may have it.
+//! Tests connections that all arrive at one core's socket, as the kernel's hash may cause.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::http::testing::{
     wait_until_no_leases,
 };
 
-/// Only the first of the cores' sockets listens where clients go.
+/// Starts a gateway where clients reach only the first core's socket.
 fn uneven(cores: usize, change: impl FnOnce(&mut crate::config::Config)) -> InProcessGateway {
     InProcessGateway::start_on(
         |config| {
@@ -25,7 +25,7 @@ fn uneven(cores: usize, change: impl FnOnce(&mut crate::config::Config)) -> InPr
     )
 }
 
-/// Clients with a stream each that has begun and does not end.
+/// Connects clients, each with a stream that has begun and does not end.
 async fn streams(gateway: &InProcessGateway, count: usize) -> (Vec<RawHttpClient>, CannedEngine, Arc<Gate>) {
     let engine = CannedEngine::start(sse_response("{}")).await;
     let gate = gateway.open_gate();
@@ -55,7 +55,7 @@ async fn long_streams_that_all_come_to_one_core_are_shared_by_all() {
     let (clients, _engine, gate) = streams(&gateway, 200).await;
     for open in [gateway.loads.connections(), gateway.loads.exchanges()] {
         assert_eq!(open.iter().sum::<u32>(), 200);
-        // The mean and an eighth, and eight streams more.
+        // The mean plus an eighth, and eight more streams.
         assert!(open.iter().all(|n| (40..=65).contains(n)), "{open:?}");
     }
     assert_eq!(gate.leases(), 200);
@@ -84,7 +84,7 @@ async fn an_even_load_stays_where_it_was_accepted() {
 async fn a_connection_keeps_its_place_among_those_of_its_address_when_it_moves() {
     let gateway = uneven(2, |config| {
         config.limits.connections_per_address = 150;
-        // The first is still there when the last comes, however long that takes.
+        // The first connection must still be open when the last arrives, however long that takes.
         config.limits.connection_idle = rouse::units::Millis::secs(600);
     });
     for _ in 0..2 {
@@ -114,14 +114,14 @@ async fn what_moves_while_the_gateway_drains_is_answered() {
             let Ok(stream) = std::net::TcpStream::connect(gateway.address) else { break };
             stream.set_nonblocking(true).unwrap();
             let mut client = RawHttpClient::from_stream(TcpStream::from_std(stream).unwrap());
-            // What was not accepted by the time of the end the kernel resets, be it before anything is sent there.
+            // The kernel resets connections that were not accepted before the shutdown, even before the client sends.
             if client.stream.write_all(raw_request("GET /healthz", "", "").as_bytes()).await.is_err() {
                 break;
             }
             clients.push(client);
         }
         assert!(clients.len() >= 350);
-        // Those came before the end was announced.
+        // These connections arrived before the shutdown was announced.
         for client in &mut clients[..350] {
             assert_eq!(client.read_response().await.status, 200);
         }
@@ -160,7 +160,7 @@ fn what_is_done_beside_a_core_takes_few_threads_however_much_there_is() {
                 counts.0 += 1;
                 counts.1 = counts.1.max(counts.0);
                 more.notify_all();
-                // Long enough for more of them to begin, if they could.
+                // Long enough for more jobs to begin, if they could.
                 let span = Duration::from_millis(50);
                 counts = more
                     .wait_timeout_while(counts, span, |counts| counts.1 <= MAX_BLOCKING_THREADS)

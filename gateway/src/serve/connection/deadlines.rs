@@ -1,4 +1,4 @@
-//! What of a connection must not last: a head in dribs, idleness, a client that takes nothing, its end.
+//! Deadlines of a connection: a slow head, idleness, a client that reads nothing, its end.
 
 use std::{
     pin::Pin,
@@ -18,32 +18,31 @@ use crate::{
     },
 };
 
-/// How long a client of HTTP/2 that was idle may take to hear that its connection ends: requests that it sent before
-/// are still served.
+/// How long an idle HTTP/2 client may take to answer a GOAWAY. Requests that it sent before are still served.
 const GOAWAY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a client of HTTP/1.1 that keeps its connection may still use it once the gateway drains. The answer then says
-/// that the connection ends; closed without a word, it may be closed under a request that is on its way, and nobody could tell
-/// its client that this was never begun.
+/// How long an HTTP/1.1 client may still use its kept connection once the gateway drains. The response then carries
+/// `connection: close`. A silent close could hit a request that is on its way, and the client could not know that the
+/// request never began.
 const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What must not last.
+/// The deadlines of one connection.
 pub(super) struct ConnectionDeadlines<'a> {
     limits: &'a ApiLimits,
     draining_since: Option<Instant>,
     terminate_at: Option<Instant>,
-    /// When the client was asked to end the connection.
+    /// When the gateway asked the client to end the connection.
     close_requested_at: Option<Instant>,
-    /// The timer fires within [`TIMER_GRANULARITY`] of when a client was first found to stall; until then nothing need be looked at.
+    /// The timer fires within [`TIMER_GRANULARITY`] of the first detected stall; until then no check is needed.
     checks_soon: bool,
-    /// The timer wakes the present task.
+    /// The timer wakes the current task.
     timer_armed: bool,
 }
 
-/// When the connection is to be looked at again.
+/// When the connection needs its next check.
 struct NextCheck {
     at: Option<Instant>,
-    /// Or within [`TIMER_GRANULARITY`], whichever comes first.
+    /// Also check within [`TIMER_GRANULARITY`], whichever comes first.
     checks_soon: bool,
 }
 
@@ -66,19 +65,20 @@ impl<'a> ConnectionDeadlines<'a> {
         }
     }
 
-    /// True the first time: the client is to be asked to end the connection.
+    /// Returns true the first time: the caller must then ask the client to end the connection.
     pub(super) fn request_close(&mut self) -> bool {
         let first = self.close_requested_at.is_none();
         self.close_requested_at.get_or_insert_with(Instant::now);
         first
     }
 
-    /// Whether the task is the one of the last poll.
+    /// Records whether the task is the same as in the last poll.
     pub(super) const fn note_same_task(&mut self, same: bool) {
         self.timer_armed &= same;
     }
 
-    /// The timer is set only when something is due before it; one that fires for nothing is set again.
+    /// Checks the deadlines. The timer is moved only when something is due earlier; a timer that fires too early is set
+    /// again.
     pub(super) fn poll(
         &mut self,
         socket: &ClientSocket,
@@ -91,7 +91,8 @@ impl<'a> ConnectionDeadlines<'a> {
         if socket.stage() == ShutdownStage::Terminating && self.terminate_at.is_none() {
             self.terminate_at = Some(Instant::now() + 2 * TIMER_GRANULARITY);
         }
-        // Once per frame, where asking the clock, or a timer that has nothing new to say, would be a good part of its cost.
+        // This runs once per frame, where reading the clock or polling an unchanged timer would be a good part of the
+        // cost.
         if !self.checks_soon || socket.exchanges() == 0 {
             let due = self.next_check(socket);
             if let Some(at) = due.earliest()
@@ -121,7 +122,7 @@ impl<'a> ConnectionDeadlines<'a> {
                     .map_or(now + 60 * TIMER_GRANULARITY, |due| due.max(now + TIMER_GRANULARITY / 20)),
             );
         }
-        // Without it the timer was not asked, and wakes nobody.
+        // Without budget the timer's poll registered no waker.
         self.timer_armed = tokio::task::coop::has_budget_remaining();
         Poll::Pending
     }
@@ -141,7 +142,8 @@ impl<'a> ConnectionDeadlines<'a> {
     }
 
     pub(super) fn idle_deadline(&self, socket: &ClientSocket) -> (Instant, ConnectionEnd) {
-        // The last answer is complete for us, and yet not out: what the client sends meanwhile is not looked at.
+        // The last response is complete for the gateway but still unsent, and the client's further requests are not
+        // read.
         if let Some(since) = socket.write_blocked_since() {
             return (since + self.limits.client_stall.duration(), ConnectionEnd::Stalled);
         }
@@ -154,8 +156,8 @@ impl<'a> ConnectionDeadlines<'a> {
                 if socket.is_multiplexed() =>
             {
                 let ends = match self.close_requested_at {
-                    // Over when hyper says so: its last GOAWAY names what was heard. This is for a client that does
-                    // not answer.
+                    // hyper ends the connection: its last GOAWAY names the accepted streams. This deadline is for a
+                    // client that does not answer.
                     Some(asked) => since.max(asked) + GOAWAY_TIMEOUT,
                     None => since + idle,
                 };
@@ -164,7 +166,8 @@ impl<'a> ConnectionDeadlines<'a> {
             IdleState::KeepAlive { since } => {
                 (self.drain_deadline(since).unwrap_or(since + idle).min(since + idle), ConnectionEnd::Idle)
             }
-            // A request may be on its way that was sent as soon as the connection was there: twice the time of one that rests.
+            // A request sent right after the connection opened may be on its way, so allow twice the time of an idle
+            // connection.
             IdleState::NoRequest { since } | IdleState::ReadingHead { since } => {
                 match self.drain_deadline(since).map(|at| at + DRAIN_IDLE_TIMEOUT) {
                     Some(parts) if parts < since + head => (parts, ConnectionEnd::NotStarted),
@@ -174,7 +177,7 @@ impl<'a> ConnectionDeadlines<'a> {
         }
     }
 
-    /// When a connection that rests since then is given up because the gateway drains.
+    /// When the gateway gives up a connection that is idle since `since`, because the gateway drains.
     fn drain_deadline(&self, since: Instant) -> Option<Instant> {
         self.draining_since.map(|draining| since.max(draining) + DRAIN_IDLE_TIMEOUT)
     }
@@ -207,7 +210,7 @@ impl<'a> ConnectionDeadlines<'a> {
                 live.abort_stalled();
             }
         }
-        // Streams that were cut are only gone with their connection, when the client gives them no window.
+        // Aborted streams of a client that grants no window disappear only with their connection.
         if socket.is_multiplexed()
             && socket
                 .all_stalled_since()

@@ -11,7 +11,7 @@ mod hand_off;
 #[tokio::test]
 async fn frames_that_are_none_and_floods_of_resets_break_http2_and_leaving_does_not() {
     let stream = |n: u8, reset: bool| {
-        // `GET / HTTP/2`, ended with its head; and maybe taken back at once.
+        // `GET / HTTP/2`, ended with its head, and optionally reset at once.
         let mut frames = vec![0, 0, 6, 1, 5, 0, 0, 0, 2 * n + 1, 0x82, 0x84, 0x86, 0x41, 0x01, b'x'];
         if reset {
             frames.extend([0, 0, 4, 3, 0, 0, 0, 0, 2 * n + 1, 0, 0, 0, 8]);

@@ -1,4 +1,4 @@
-//! The socket as hyper reads and writes it: what was read ahead comes first.
+//! The socket as hyper reads and writes it: read-ahead bytes come first.
 
 use std::{
     io,
@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::ClientSocket;
 
-/// What hyper has of it.
+/// hyper's view of the socket.
 pub(crate) struct HyperIo(pub(super) Rc<ClientSocket>);
 
 impl AsyncRead for HyperIo {

@@ -7,11 +7,11 @@ async fn an_idle_connection_of_http2_is_told_that_it_ends() {
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
     let mut all = Vec::new();
     tokio::time::timeout(Duration::from_secs(12), stream.read_to_end(&mut all)).await.unwrap().unwrap();
-    // Eight bytes, of type GOAWAY, on the connection.
+    // A GOAWAY frame of eight bytes on the connection.
     assert!(all.windows(9).any(|frame| frame == b"\0\0\x08\x07\0\0\0\0\0"), "{all:?}");
 }
 
-/// One frame of HTTP/2: its type, its stream, and what is in it.
+/// Reads one HTTP/2 frame: its type, its stream and its payload.
 async fn frame(stream: &mut TcpStream) -> Option<(u8, u32, Vec<u8>)> {
     let mut head = [0; 9];
     tokio::time::timeout(PROMPT_TIMEOUT * 200, stream.read_exact(&mut head))
@@ -36,7 +36,7 @@ async fn a_request_that_crosses_the_goodbye_of_an_idle_connection_of_http2_is_an
         match kind {
             GOAWAY if last.is_empty() => {
                 assert_eq!(body[..4], 0x7fff_ffff_u32.to_be_bytes());
-                // `GET /healthz`, sent before it was read that the connection ends.
+                // `GET /healthz`, sent before the client has read the GOAWAY.
                 let block = b"\x82\x86\x04\x08/healthz\x41\x01x";
                 let mut request = vec![0, 0, block.len() as u8, HEADERS, 5, 0, 0, 0, 1];
                 request.extend_from_slice(block);
@@ -83,7 +83,7 @@ async fn http2_without_negotiation_is_served_and_a_reset_stream_leaves_its_place
     driven.abort();
 }
 
-/// A request's body that begins and does not go on.
+/// A request body that begins and does not continue.
 struct UnfinishedBody(Option<Bytes>);
 
 impl hyper::body::Body for UnfinishedBody {
@@ -113,7 +113,7 @@ async fn a_stream_of_http2_that_is_reset_during_its_body_is_a_client_that_left()
     let request = http::Request::post(format!("http://{}/v1/completions", gateway.address));
     let begun = UnfinishedBody(Some(Bytes::from_static(b"{")));
     let abandoned = tokio::spawn(sender.send_request(request.body(begun).unwrap()));
-    // A request that is reset before the gateway took it up was never one.
+    // A request that is reset before the gateway accepts it does not count.
     while gateway.loads.exchanges() != [1] {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

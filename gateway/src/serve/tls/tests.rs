@@ -37,7 +37,8 @@ async fn ask(client: &mut Client<TcpStream>, path: &str) -> String {
     until(client, "\r\n\r\n").await
 }
 
-/// Ways to leave: as TLS wants it, without a word, with a reset, and with the sending half alone.
+/// Ways to disconnect: with a TLS close_notify, with a plain close, with a reset, and by closing the sending half
+/// alone.
 const WAYS: [&str; 4] = ["notify", "close", "reset", "half"];
 
 async fn leave(mut client: Client<TcpStream>, way: &str) -> Option<Client<TcpStream>> {
@@ -105,7 +106,7 @@ async fn a_client_that_takes_nothing_is_cut() {
     closed.expect("the engine still sends");
     wait_until_no_leases(&gate).await;
     assert_eq!(gateway.next_ended().await.code, Some("client_stalled"));
-    // What it could still read does not end as if it were whole.
+    // The client's partial response must not end like a complete one.
     let error = client.read_to_end(&mut Vec::new()).await.unwrap_err();
     assert!(matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset), "{error}");
 }
@@ -123,11 +124,11 @@ async fn a_whole_answer_ends_with_a_word_and_a_broken_one_without() {
     let mut all = Vec::new();
     client.read_to_end(&mut all).await.expect("no close_notify");
     assert!(String::from_utf8_lossy(&all).ends_with("{\"a\":1}"));
-    // Idle for its time: likewise.
+    // A connection that times out idle also gets a close_notify.
     let mut idle = authority.connect(gateway.address).await;
     ask(&mut idle, "/healthz").await;
     idle.read_to_end(&mut Vec::new()).await.expect("no close_notify");
-    // An engine that breaks off, on a body that only its connection's end delimits for the client.
+    // An engine breaks off a body that only the connection's end delimits for the client.
     let engine = CannedEngine::start(sse_response("{}")).await;
     gateway.set_endpoints(&[(engine.address, &gate)]);
     let mut client = authority.connect(gateway.address).await;
@@ -200,7 +201,7 @@ async fn who_must_show_a_certificate_gets_in_with_one_of_the_right_authority_onl
     assert!(ask(&mut client, "/healthz").await.starts_with("HTTP/1.1 200"));
     let foreign = with(other.issue("client", &TestCertificateAuthority::params()));
     for refused in [foreign, authority.client_config().with_no_client_auth()] {
-        // In TLS 1.3 the client is done before it hears that it is refused.
+        // In TLS 1.3 the client finishes its handshake before it learns of the refusal.
         if let Ok(mut client) = connect_tls(gateway.address, refused).await {
             let request = raw_request("GET /healthz", "", "");
             client.write_all(request.as_bytes()).await.unwrap_or_default();
@@ -254,7 +255,7 @@ async fn a_handshake_that_fails_is_an_offence_unless_the_client_said_no() {
     assert!(!is_client_offence(&error), "{error}");
 }
 
-/// A client of HTTP/2 that begins and does not go on.
+/// An HTTP/2 client that begins and does not continue.
 #[tokio::test]
 async fn half_a_preface_is_answered_by_no_text_of_http1() {
     let authority = TestCertificateAuthority::new();
@@ -275,7 +276,7 @@ async fn a_drain_waits_a_moment_for_the_first_request_behind_a_handshake() {
         authority.gateway("", |config| config.limits.header_read = rouse::units::Millis::secs(9));
     let mut client = authority.connect(gateway.address).await;
     let _silent = authority.connect(gateway.address).await;
-    // Known to the gateway's core as such, too.
+    // The sleep lets the gateway's core notice the silent connection too.
     tokio::time::sleep(Duration::from_millis(100)).await;
     gateway.stage.send_replace(ShutdownStage::Draining);
     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -301,7 +302,7 @@ async fn a_handshake_in_dribs_is_closed_and_holds_nobody_up() {
     tokio::time::timeout(Duration::from_secs(4), &mut gateway.run).await.unwrap().unwrap();
 }
 
-/// What a new connection costs; and that the streams of the core it goes to do not wait for it.
+/// Measures the cost of a new connection, and checks that it does not stall the streams of its core.
 #[tokio::test]
 async fn handshakes_hold_no_stream_up() {
     let authority = TestCertificateAuthority::new();
@@ -324,7 +325,7 @@ async fn handshakes_hold_no_stream_up() {
             authority.connect(gateway.address).await;
         }
         println!("{algorithm:?}: {:?} for a connection", begun.elapsed() / 20);
-        // Last: a connection without a request is closed after a while.
+        // Last, because a connection without a request is closed after a while.
         let mut client = authority.connect(gateway.address).await;
         let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let crowd: Vec<_> = (0..16)

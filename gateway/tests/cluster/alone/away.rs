@@ -1,5 +1,5 @@
-//! The API server is out of every gateway's reach for more than a minute, in which they forget each other. What is awake is
-//! served, nothing is put away for what nobody could see, and who waits for the rest is told why.
+//! No gateway reaches the API server for more than a minute, so the gateways forget one another. Awake engines serve,
+//! no gateway evicts an engine without knowing the load at the others, and each waiting request gets the reason.
 
 use std::time::Duration;
 
@@ -17,13 +17,14 @@ use crate::{
     load::{BackgroundLoad, BackgroundLoadSpec},
 };
 
-/// A gateway that was not heard for a minute is taken to be gone: the soak waits for that, the gate for a new leader's patience.
+/// A gateway that sent no report for a minute counts as gone. The soak waits for that, the gate for a new leader's
+/// grace period.
 const AWAY: Duration = Duration::from_secs(65);
 const SAMPLED: Duration = Duration::from_secs(20);
-/// Used at one gateway each, and unused by all that the others know.
+/// Models with requests at one gateway each. The reports of the other gateways show them unused.
 const LONE: [&str; 3] = ["lone-0", "lone-1", "lone-2"];
 const COOLDOWN: &str = "6s";
-/// Some times as long, and longer than a new leader waits for what others have to say.
+/// Several cooldowns, and longer than a new leader waits for the other gateways' reports.
 const SEEN: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -100,13 +101,13 @@ fn load(gateways: Vec<std::net::SocketAddr>, model: &'static str, rate: u32) -> 
     )
 }
 
-/// Something else than one engine that serves.
+/// Whether the model has anything but one awake engine.
 fn is_disturbed(model: &InferenceModel) -> bool {
     let engines = model.status.as_ref().map(|status| status.engines.as_slice()).unwrap_or_default();
     !matches!(engines, [engine] if engine.state == EngineState::Awake)
 }
 
-/// What a client is told at its deadline, and an operator at once.
+/// Asserts that a client gets the reason at its deadline, and an operator at once.
 async fn told_why(gateway: &ClusterGateway) {
     let client = gateway.client();
     let refused = blocking(move || client.chat("hasty", false, 4)).await;

@@ -1,4 +1,4 @@
-//! How long a requester waits for a sleeper that is there.
+//! How long a requester waits for a sleeping engine.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,22 +24,24 @@ use crate::{
 };
 
 const ALL: u32 = 20;
-/// The soak holds optimised programs to the promise, over so many rounds (`make hot-start` runs that alone). The gate has one round and
-/// shows that no requester waits for all others: beside other load on its two cores a round takes five times as long.
+/// Rounds of the soak, which holds optimised programs to the promise (`make hot-start` runs it alone). The gate has one
+/// round and shows that no requester waits for all others: beside other load on its two cores a round takes five times
+/// as long.
 const ROUNDS: usize = 10;
-/// The promise: the median, and 99 of 100.
+/// The promised median and 99th percentile.
 const PROMISED: (Duration, Duration) = (Duration::from_millis(150), Duration::from_millis(400));
-/// What an engine itself takes to wake.
+/// The engine's own time to wake.
 const WAKE: Duration = Duration::from_millis(50);
 
-/// Its stub runs, as the kubelet says.
+/// Whether the kubelet reports the container as running.
 fn runs(pod: &Pod) -> bool {
     let all = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
     all.filter_map(|own| own.state.as_ref()).any(|state| state.running.is_some())
 }
 
-/// From when each requester's stub was seen to run until it was told to be ready, as it wrote that down itself. All run before the first
-/// is seen to; then the node says so of one after the other, as fast as they are written, which is how kubelets do it.
+/// Measures each requester's time from the report that its stub runs until the stub logged its readiness. All stubs run
+/// before the node reports the first. Then the node reports them one after the other, as fast as the API server takes
+/// the writes, as kubelets do.
 async fn waits(duo: &DualPodsFixture, name: &str, many: usize) -> Vec<Duration> {
     let node = format!("{}-a", duo.world.name());
     duo.world.runner.delay_reports(&node);
@@ -66,7 +68,7 @@ async fn waits(duo: &DualPodsFixture, name: &str, many: usize) -> Vec<Duration> 
     took
 }
 
-/// So many stubs take orders, which nobody but their logs says yet.
+/// Waits until this many stubs take orders. So far only their logs show it.
 async fn listening(duo: &DualPodsFixture, name: &str, many: usize) {
     let listens = |pod: &Pod| log(duo, pod).is_some_and(|log| log.contains("listening port=\"probes\""));
     let all = async {
@@ -86,7 +88,7 @@ fn log(duo: &DualPodsFixture, pod: &Pod) -> Option<String> {
     duo.world.runner.log(pod, "inference-server", 0).ok()
 }
 
-/// When its stub was told so.
+/// When the stub logged that it is ready.
 fn ready(duo: &DualPodsFixture, pod: &Pod) -> Timestamp {
     let log = log(duo, pod).unwrap();
     let line = log.lines().find(|line| line.contains("readiness ready=true"));
@@ -94,7 +96,7 @@ fn ready(duo: &DualPodsFixture, pod: &Pod) -> Timestamp {
     line.split(' ').next().unwrap().parse().unwrap()
 }
 
-/// The same for so many at once, without what their engines take to wake.
+/// Measures the waits of this many requesters at once, without the engines' wakes.
 async fn hot(duo: &DualPodsFixture, at_once: u32) -> Vec<Duration> {
     let many = usize::try_from(at_once).unwrap();
     let took = waits(duo, "hot", many).await;
@@ -103,7 +105,7 @@ async fn hot(duo: &DualPodsFixture, at_once: u32) -> Vec<Duration> {
     ours
 }
 
-/// Without requesters, and every provider asleep.
+/// Deletes all requesters and waits until every provider is asleep.
 async fn sleep_again(duo: &DualPodsFixture) {
     duo.scale("hot", 0).await;
     let asleep = |requesters: &[Pod], providers: &[Pod]| {
@@ -112,7 +114,7 @@ async fn sleep_again(duo: &DualPodsFixture) {
     duo.until("hot", "all asleep", asleep).await;
 }
 
-/// How long one waits of whom nobody else is in the way: the median of three, since the others are held to it.
+/// The wait of a requester without competition: the median of three, because the other bounds depend on it.
 async fn alone(duo: &DualPodsFixture) -> Duration {
     let mut took = Vec::new();
     for _ in 0..3 {
@@ -123,7 +125,7 @@ async fn alone(duo: &DualPodsFixture) -> Duration {
     took[1]
 }
 
-/// The median, and what 99 of 100 take at most.
+/// Prints and returns the median and the 99th percentile.
 fn say(what: &str, sorted: &[Duration]) -> (Duration, Duration) {
     let (median, last) = (sorted[sorted.len() / 2], sorted[sorted.len() * 99 / 100]);
     println!(
@@ -132,7 +134,7 @@ fn say(what: &str, sorted: &[Duration]) -> (Duration, Duration) {
     (median, last)
 }
 
-/// What this machine's API server takes to write on a Pod, and to say so: the median of some.
+/// The median time in which this machine's API server writes a Pod and reports the change.
 async fn writes(duo: &DualPodsFixture, pod: &Pod) -> Duration {
     let name = pod.name_any();
     let own = watcher::Config::default().fields(&format!("metadata.name={name}"));

@@ -1,5 +1,5 @@
-//! Three gateways under load, and what must not be seen of it by any client: one of them is killed, all of them are replaced
-//! one by one, and the API server is away.
+//! Three gateways under load: one is killed, all are replaced one by one, and the API server is unreachable. No client
+//! may notice.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,7 @@ use crate::{
     support::define_kinds,
 };
 
-/// So many short requests a second are wanted, and some more are made.
+/// Required rate of short requests per second. The load makes some more.
 const RATE: u32 = 1000;
 const WISHES: BackgroundLoadSpec = BackgroundLoadSpec {
     short: "short",
@@ -27,9 +27,10 @@ const WISHES: BackgroundLoadSpec = BackgroundLoadSpec {
     streams: 12,
     tokens: 100,
 };
-/// Debug builds may answer fewer requests than that even undisturbed. The test holds them to this share of their undisturbed rate.
+/// Debug builds may answer fewer requests than that even undisturbed. The test holds them to this share of their
+/// undisturbed rate.
 const KEPT: f64 = 0.8;
-/// A new leader acts so soon after the lease of a former one has ended.
+/// A new leader acts within this time after the former leader's lease has ended.
 const ACTS: Duration = Duration::from_secs(2);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -79,7 +80,7 @@ fn name(n: usize) -> String {
     format!("gateway-{n}")
 }
 
-/// What was made of the load in each part of the test, for people.
+/// Prints the load of each part of the test for people.
 struct LoadPhaseReport {
     since: Instant,
     answered: u64,
@@ -90,7 +91,7 @@ impl LoadPhaseReport {
         Self { since: Instant::now(), answered: 0 }
     }
 
-    /// Requests a second.
+    /// Ends a part of the test and returns its requests per second.
     fn ends(&mut self, what: &str, load: &BackgroundLoad) -> f64 {
         let (now, answered) = (Instant::now(), load.answered());
         let (took, made) = (now - self.since, answered - self.answered);
@@ -100,7 +101,7 @@ impl LoadPhaseReport {
     }
 }
 
-/// Kills it while somebody waits for a model that is cold. Where it was, and when it was gone.
+/// Kills the leader while a request waits for a cold model. Returns the leader's address and the time of its end.
 async fn kill_the_leader(
     world: &Installation<'_>,
     gateways: &mut Vec<ClusterGateway>,
@@ -129,7 +130,7 @@ async fn kill_the_leader(
     (address, gone)
 }
 
-/// As a Deployment does it: one after the other, and the next when the new one serves.
+/// Replaces the gateways as a Deployment does: one after the other, each after the previous new gateway serves.
 async fn replace_each(world: &Installation<'_>, gateways: &mut [ClusterGateway], load: &BackgroundLoad) {
     for (n, gateway) in gateways.iter_mut().enumerate() {
         gateway.signal(Signal::SIGTERM);

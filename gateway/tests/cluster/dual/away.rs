@@ -1,4 +1,4 @@
-//! Nodes that go, and Pods that go while nobody decides.
+//! Nodes that vanish, and Pods that are deleted while no gateway leads.
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Api, ResourceExt as _, api::DeleteParams};
@@ -34,7 +34,7 @@ async fn node_deletion_ends_the_pair_and_another_comes_on_another_node() {
     .await;
 }
 
-/// In both orders: a requester whose engine then has to be put to sleep, and a provider whose requester has to go.
+/// Both orders: a requester whose engine then must go to sleep, and a provider whose requester must end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deletions_while_the_controller_is_not_running_are_made_up_for() {
     for_sleeping_kinds("dual-away", 1, "", async |mut duo| {

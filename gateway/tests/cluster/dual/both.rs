@@ -1,4 +1,4 @@
-//! What is promised in each mode alike.
+//! Promises that hold in every mode.
 
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
@@ -8,17 +8,17 @@ use serde_json::Value;
 use super::DualPodsFixture;
 use crate::launched::{engines, generations};
 
-/// Where engines are, and whether they sleep.
+/// Where a fixture's engines run, and whether they sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TestedProviderKind {
-    /// A Pod of its own, in mode sleep.
+    /// A Pod of the engine's own, in mode sleep.
     Pod,
-    /// The same in mode plain.
+    /// A Pod of the engine's own, in mode plain.
     Plain,
     Launcher,
 }
 
-/// The same of engines that sleep, in Pods of their own and in launchers.
+/// Runs the story with engines that sleep, in Pods of their own and in launchers.
 pub(super) async fn for_sleeping_kinds<F: Future<Output = ()>>(
     name: &str,
     gpus: u32,
@@ -28,7 +28,7 @@ pub(super) async fn for_sleeping_kinds<F: Future<Output = ()>>(
     each(&[TestedProviderKind::Pod, TestedProviderKind::Launcher], name, gpus, dual, story).await;
 }
 
-/// The same of all engines.
+/// Runs the story with each kind of provider.
 pub(super) async fn for_all_kinds<F: Future<Output = ()>>(
     name: &str,
     gpus: u32,
@@ -61,7 +61,7 @@ async fn each<F: Future<Output = ()>>(
 }
 
 impl TestedProviderKind {
-    /// How gateways are told.
+    /// The configuration of the gateway for this kind.
     pub(super) const fn mode(self) -> &'static str {
         match self {
             Self::Plain => ", mode: plain",
@@ -78,12 +78,12 @@ impl TestedProviderKind {
     }
 }
 
-/// Which engines there are, of which lives: the same Pod may have others by now.
+/// The engines of a provider with their generations: the same Pod may have other engines later.
 pub(super) fn engines_of(provider: &Pod) -> (Option<String>, Vec<Value>) {
     (provider.uid(), generations(provider))
 }
 
-/// No engine is left, in whatever.
+/// Whether no provider has an engine left.
 pub(super) fn is_empty(_: &[Pod], providers: &[Pod]) -> bool {
     let launcher =
         |own: &Pod| own.labels().get("app.kubernetes.io/component").is_some_and(|c| c == "launcher");
@@ -91,13 +91,13 @@ pub(super) fn is_empty(_: &[Pod], providers: &[Pod]) -> bool {
 }
 
 impl DualPodsFixture {
-    /// `home` is that of a gateway of its mode.
+    /// Switches the fixture to this kind. Its gateway must already have the mode of `home`.
     pub(super) async fn at(mut self, home: TestedProviderKind) -> Self {
         self.provider_kind = home;
         if home == TestedProviderKind::Launcher { self.in_launchers("").await } else { self }
     }
 
-    /// A requester of this name, for an engine with these flags.
+    /// Creates a requester with this name, for an engine with these flags.
     pub(super) async fn demand(&self, name: &str, flags: &str) {
         match self.provider_kind {
             TestedProviderKind::Pod | TestedProviderKind::Plain => self.ask(name, 1, 1, flags).await,
@@ -108,7 +108,7 @@ impl DualPodsFixture {
         }
     }
 
-    /// Waits until these Pods are so: the requesters of this name, and its providers or all launchers.
+    /// Waits until the requesters of this name, and its providers or all launchers, fit.
     pub(super) async fn watch_for(
         &self,
         name: &str,
@@ -121,7 +121,7 @@ impl DualPodsFixture {
         }
     }
 
-    /// The one requester, which is ready, and the one provider.
+    /// Waits for the only requester to be ready, and returns it with the only provider.
     pub(super) async fn pair(&self, name: &str) -> (Pod, Pod) {
         match self.provider_kind {
             TestedProviderKind::Pod | TestedProviderKind::Plain => self.until_served(name).await,
@@ -129,7 +129,7 @@ impl DualPodsFixture {
         }
     }
 
-    /// No requester, and the one engine asleep.
+    /// Waits for no requester and one sleeping engine, and returns its Pod.
     pub(super) async fn alone(&self, name: &str) -> Pod {
         match self.provider_kind {
             TestedProviderKind::Pod => self.until_asleep(name).await,

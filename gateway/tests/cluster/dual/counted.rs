@@ -1,11 +1,11 @@
-//! What the gateway that leads tells of dual pods, under the public project's names.
+//! The leading gateway's metrics of dual pods, under the public project's names.
 
 use kube::{ResourceExt as _, api::DeleteParams};
 
 use super::DualPodsFixture;
 use crate::{installation::ClusterGateway, memory::until_metric, pairs::annotation};
 
-/// The lines of this family.
+/// Returns the metric lines of this family.
 fn lines(gateway: &ClusterGateway, family: &str) -> Vec<String> {
     let page = gateway.metrics();
     page.lines().filter(|line| line.starts_with(&format!("{family}{{"))).map(str::to_owned).collect()
@@ -53,7 +53,7 @@ async fn who_is_there_and_whose_engines_are_whose_is_told_by_who_leads() {
     until_metric(&duo.gateway, &called("one", "PUT", "create_instance", 201)).await;
     until_metric(&duo.gateway, &called("one", "POST", "relay_ready", 200)).await;
 
-    // Who follows says nothing of it, and has all of it once it leads.
+    // A follower exports none of these lines, and exports all of them once it leads.
     let second = duo.world.gateway_with("gateway-1", &duo.more);
     second.until_ready().await;
     for family in ["fma_duality", "fma_requester_count", "fma_isc_count", "fma_launcher_pod_count"] {

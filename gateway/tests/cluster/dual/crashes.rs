@@ -1,4 +1,4 @@
-//! A leader that is killed before a write or an order, whichever: the next one finds out what there is.
+//! A leader is killed before any one of its writes or orders: the next leader finds out the state.
 
 use std::pin::pin;
 
@@ -13,11 +13,11 @@ use super::{
 };
 use crate::{crashes::before_each_write, pairs::both_replaced};
 
-/// Doubles.
+/// Pairs of killed leaders.
 const TEN: u32 = 10;
-/// So many of a story's writes and orders are tried in the gate, and so many doubles.
+/// How many of a story's writes and orders, and how many of the pairs, the gate tries.
 const SAMPLED: usize = 3;
-/// The gate tries some of so many: no story has more, as the soak sees.
+/// The gate samples among this many writes and orders: no story has more, as the soak asserts.
 const MOST: u32 = 40;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -35,14 +35,14 @@ async fn a_leader_killed_before_any_write_or_order_in_mode_plain_leaves_no_engin
     everywhere(TestedProviderKind::Plain, ended).await;
 }
 
-/// The one that takes over dies soon as well, and a third goes on.
+/// The gateway that takes over dies soon as well, and a third goes on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_leaders_killed_one_after_the_other_leave_nothing_doubled_and_nothing_lost() {
     twice(TestedProviderKind::Pod).await;
     twice(TestedProviderKind::Launcher).await;
 }
 
-/// The first before its second, fourth... write or order, the next one before its first to third.
+/// Kills the first leader before its second, fourth... write or order, and the next leader before its first to third.
 async fn twice(home: TestedProviderKind) {
     let killed_before = async |point: u32| {
         let (first, second) = (2 * point, 1 + point % 3);
@@ -64,7 +64,7 @@ async fn twice(home: TestedProviderKind) {
         story.await;
         true
     };
-    // The first five are always met.
+    // A story always reaches the first five.
     let points: Vec<u32> = (1..=size(TEN, 5)).collect();
     let points = cases(&points, SAMPLED);
     let ended = join_all(points.iter().map(|point| Box::pin(killed_before(*point)))).await;
@@ -72,7 +72,8 @@ async fn twice(home: TestedProviderKind) {
     assert!(killed >= points.len().min(5), "two leaders were killed in {killed} of {points:?}");
 }
 
-/// Before each write and order of this story. The second gateway is there from the first, and leads once the first is dead.
+/// Kills the leader before each write and order of this story. The second gateway runs from the start and leads once
+/// the first is dead.
 async fn everywhere(home: TestedProviderKind, story: impl AsyncFn(&DualPodsFixture)) {
     before_each_write(MOST, SAMPLED, async |point| {
         let name = home.named(&format!("dual-crash-{point}"));
@@ -84,7 +85,7 @@ async fn everywhere(home: TestedProviderKind, story: impl AsyncFn(&DualPodsFixtu
     .await;
 }
 
-/// A cold start, a sleep and a wake.
+/// A story of a cold start, a sleep and a wake.
 async fn slept(duo: &DualPodsFixture) {
     duo.demand("one", "").await;
     let (_, provider) = duo.pair("one").await;
@@ -94,7 +95,7 @@ async fn slept(duo: &DualPodsFixture) {
     assert_eq!(engines_of(&duo.pair("one").await.1), engines_of(&provider));
 }
 
-/// A cold start, the end of the requester; another, and the end of the provider.
+/// A story of a cold start and the end of its requester, then another and the end of its provider.
 async fn ended(duo: &DualPodsFixture) {
     duo.demand("one", "").await;
     duo.pair("one").await;

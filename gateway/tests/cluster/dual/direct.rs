@@ -1,4 +1,4 @@
-//! The public project's cases of mode sleep, which it calls direct, by its names.
+//! The public project's cases of mode sleep, which that project calls direct, under its names.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ async fn pod_creation_with_a_late_gpu_map() {
     let duo = DualPodsFixture::new("dual-create", 2, "8Gi", "").await;
     duo.map(&BTreeMap::new()).await;
     duo.ask("one", 1, 1, "").await;
-    // The stub has said what it has, and nothing follows from that yet.
+    // The stub has reported its accelerators, and the gateway creates no provider yet.
     let (requesters, _) = duo
         .until("one", "accelerators", |all, _| {
             all.first().is_some_and(|pod| annotation(pod, "accelerators").is_some())
@@ -53,7 +53,7 @@ async fn requester_deletion_leaves_its_provider_asleep_and_reuse_wakes_it() {
     }
 }
 
-/// Whether the installation is in that mode, or the requester says it.
+/// The mode comes from the installation or from the requester.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_mode_plain_a_provider_never_says_that_its_engine_sleeps() {
     for (name, dual, own) in [("dual-plain", ", mode: plain", None), ("dual-plain-own", "", Some("plain"))] {
@@ -73,7 +73,7 @@ async fn in_mode_plain_a_provider_never_says_that_its_engine_sleeps() {
     }
 }
 
-/// On the one accelerator that there is, which needs no pin.
+/// The only accelerator of the node needs no pin.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_pair_after_the_now_irrelevant_provider_was_deleted() {
     let duo = DualPodsFixture::new("dual-new-pair", 1, "8Gi", "").await;
@@ -97,7 +97,7 @@ async fn provider_deletion_deletes_the_requester_and_a_wholly_new_pair_comes() {
     duo.until_served("one").await;
 }
 
-/// What sleepers may keep is enough for two of them, and the one that was used longest ago is none of the former edition.
+/// The limit for sleepers allows two, and the least recently used sleeper is not of the former template.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sleeper_of_a_former_edition_of_its_template_goes_first() {
     let duo = DualPodsFixture::new("dual-edition", 1, "2Gi", "").await;
@@ -122,7 +122,7 @@ async fn a_sleeper_of_a_former_edition_of_its_template_goes_first() {
     assert_eq!(duo.until_asleep("oldest").await.uid(), sleepers[0].uid());
 }
 
-/// What sleepers may keep is enough for two of them. It is looked at when an engine is to be made, and no sooner.
+/// The limit for sleepers allows two. The gateway applies it only before it creates an engine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sleeper_limit_is_met_when_the_next_is_created_by_who_was_used_longest_ago() {
     let duo = DualPodsFixture::new("dual-limit", 1, "2Gi", "").await;
@@ -140,7 +140,7 @@ async fn sleeper_limit_is_met_when_the_next_is_created_by_who_was_used_longest_a
             "nothing is awake that they are in the way of"
         );
     }
-    // The oldest is used once more, so that it is not the one to go.
+    // A further use of the oldest engine makes another one the least recently used.
     duo.scale("two", 1).await;
     assert_eq!(duo.until_served("two").await.1.uid(), sleepers[0].uid());
     duo.scale("two", 0).await;
@@ -190,7 +190,7 @@ async fn a_users_errors_are_in_the_status_until_they_are_mended_and_nothing_is_m
         let (requesters, _) = duo.until(name, says, told).await;
         assert!(annotation(&requesters[0], "status").unwrap().starts_with(r#"{"Errors":["#));
         assert!(!is_ready(&requesters[0]));
-        // The next requester has what the set says then.
+        // The next requester gets the set's present template.
         duo.ask(name, 1, 1, "").await;
         duo.delete(&requesters[0]).await;
         duo.until_served(name).await;

@@ -1,4 +1,4 @@
-//! What goes wrong with Pods and stubs.
+//! Failures of Pods and stubs.
 
 use std::io::{Read as _, Write as _};
 
@@ -22,7 +22,7 @@ use crate::{
     support::FIELD_MANAGER,
 };
 
-/// A client has all its tokens, from a requester that is told to go meanwhile.
+/// A client gets all its tokens through a requester that is deleted meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_through_a_requester_that_is_deleted_ends_whole() {
     let duo = DualPodsFixture::new("dual-stream", 1, "8Gi", "").await;
@@ -48,7 +48,7 @@ async fn a_stream_through_a_requester_that_is_deleted_ends_whole() {
     assert_eq!(duo.until_asleep("chat").await.uid(), provider.uid());
 }
 
-/// An engine that answers nobody any more holds up its requester no longer than it is given, and is ended.
+/// An engine that stops answering delays its requester no longer than the deadline, and is ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_requester_whose_provider_hangs_is_gone_within_the_deadline() {
     for_all_kinds("dual-hung", 1, ", drain: 1s, sleep: 2s", async |duo| {
@@ -59,7 +59,7 @@ async fn a_requester_whose_provider_hangs_is_gone_within_the_deadline() {
         duo.watch_for("hung", "no requester", |requesters, _| requesters.is_empty()).await;
         let gone = |_: &[Pod], all: &[Pod]| all.iter().all(|own| own.uid() != provider.uid());
         duo.watch_for("hung", "no provider", gone).await;
-        // What comes next is served by an engine of its own.
+        // The next requester gets a new engine.
         duo.scale("hung", 1).await;
         let (_, next) = duo.pair("hung").await;
         assert_eq!(label(&next, "sleeping"), Some("false"));
@@ -67,7 +67,8 @@ async fn a_requester_whose_provider_hangs_is_gone_within_the_deadline() {
     .await;
 }
 
-/// It is ended as soon as it has said so for long enough, and not only when the time for a sleep is over: 50 s for 40 GiB.
+/// The gateway ends the engine as soon as the engine has denied the sleep for long enough, and does not wait for the
+/// sleep timeout: 50 s for 40 GiB.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_provider_that_takes_the_order_to_sleep_and_stays_awake_makes_room_for_the_next() {
     for_all_kinds("dual-denied", 1, "", async |duo| {
@@ -86,7 +87,8 @@ async fn a_provider_that_takes_the_order_to_sleep_and_stays_awake_makes_room_for
     .await;
 }
 
-/// What the API server refuses is told to the user, and tried again; once it is mended, that is told as well.
+/// The gateway reports an API server's refusal to the user and retries. Once the retry succeeds, it reports that as
+/// well.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_provider_that_a_quota_denies_is_told_of_and_made_when_there_is_room() {
     let duo = DualPodsFixture::new("dual-quota", 1, "8Gi", "").await;

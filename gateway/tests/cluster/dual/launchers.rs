@@ -1,4 +1,4 @@
-//! The public project's cases of launchers, by its names where it has them: several engines in one provider.
+//! The public project's cases of launchers, under its names where it has them: several engines in one provider.
 
 mod limits;
 mod populated;
@@ -20,25 +20,25 @@ use crate::{
 };
 
 impl DualPodsFixture {
-    /// Of the launcher's own interface, as a gateway calls it.
+    /// A client of the launcher's own API, with a gateway's token.
     pub(super) async fn launcher_at(&self, launcher: &Pod) -> HttpClient {
         let key = StubKey::load_or_create(&self.world.site.client().await, self.world.name()).await.unwrap();
         let token = key.launcher_token(&ObjectName::new(self.world.name(), launcher.name_any()));
         HttpClient::new(SocketAddr::new(address(launcher), 8001), Some(token))
     }
 
-    /// With launchers that have this node's accelerators, and the demo engine.
+    /// A fixture with launchers that have this node's accelerators and the demo engine.
     pub(super) async fn with_launchers(name: &str, gpus: u32) -> Self {
         Self::with_launchers_of(name, gpus, "", "").await
     }
 
-    /// `dual`: how the gateway is configured; `flags`: how the launcher is started.
+    /// `dual` is the gateway's configuration; `flags` are the launcher's.
     async fn with_launchers_of(name: &str, gpus: u32, dual: &str, flags: &str) -> Self {
         Box::pin(define_fma_kinds()).await;
         Box::pin(Self::new(name, gpus, "8Gi", dual)).await.in_launchers(flags).await
     }
 
-    /// `flags`: how the launcher is started.
+    /// Switches the fixture to launchers with these flags.
     pub(super) async fn in_launchers(mut self, flags: &str) -> Self {
         Box::pin(define_fma_kinds()).await;
         self.provider_kind = TestedProviderKind::Launcher;
@@ -46,7 +46,8 @@ impl DualPodsFixture {
         self
     }
 
-    /// A LauncherConfig of this name, whose launchers are started with these flags, are labelled as of this, and hold so many engines.
+    /// Creates a LauncherConfig with this name. Its launchers have these flags, this label, and room for `most`
+    /// engines.
     async fn launcher_config(&self, name: &str, flags: &str, of: &str, most: Option<u32>) {
         let dir = self.world.dir.path();
         let command = format!("{} demo-engine --host $(POD_IP)", env!("CARGO_BIN_EXE_rouse-gateway"));
@@ -59,17 +60,17 @@ impl DualPodsFixture {
         Box::pin(self.launchers_of(name, container, of, most)).await;
     }
 
-    /// An InferenceServerConfig of this name.
+    /// Creates an InferenceServerConfig with this name.
     pub(super) async fn config(&self, name: &str, flags: &str) {
         self.config_in("launchers", name, flags).await;
     }
 
-    /// The same for launchers of this LauncherConfig.
+    /// Creates an InferenceServerConfig for launchers of this LauncherConfig.
     async fn config_in(&self, launchers: &str, name: &str, flags: &str) {
         self.server(launchers, name, &format!("{} {flags}", self.card())).await;
     }
 
-    /// So many requesters of this name, which ask for the InferenceServerConfig of this name.
+    /// Creates requesters that ask for the InferenceServerConfig of their own name.
     pub(super) async fn request(&self, name: &str, replicas: u32, gpus: u32) {
         let asked = json!({"dual-pods.llm-d.ai/inference-server-config": name});
         self.ask_by(name, replicas, gpus, asked).await;
@@ -136,14 +137,14 @@ async fn multiple_instances_share_one_launcher_and_obsolete_ones_go_asleep_or_on
     let (_, shared) = duo.until_launched("two").await;
     let ports: Vec<Value> = engines(&shared).iter().map(|engine| engine["port"].clone()).collect();
     assert_eq!((shared.uid(), ports.len()), (launcher.uid(), 2));
-    // The launcher and its engines: none of them outlives the Pod.
+    // The launcher and its engines: no engine outlives the Pod.
     assert_eq!(duo.world.runner.processes(&shared).len(), 3);
     duo.counted("cold", "one", 1).await;
     duo.counted("warm", "two", 1).await;
     assert_ne!(ports[0], ports[1]);
     duo.scale("two", 0).await;
     duo.until_unbound("two", 2).await;
-    // Back to the first one's engine, and to the second's.
+    // The requesters return to the engines of both configurations.
     for name in ["one", "two"] {
         duo.scale(name, 1).await;
         let (_, switched) = duo.until_launched(name).await;
@@ -155,7 +156,7 @@ async fn multiple_instances_share_one_launcher_and_obsolete_ones_go_asleep_or_on
     duo.until_unbound("one", 1).await;
     duo.objects("InferenceServerConfig").delete("two", &DeleteParams::default()).await.unwrap();
     assert_eq!(duo.until_unbound("two", 0).await.uid(), launcher.uid());
-    // One that is awake is ended when its requester goes.
+    // An engine that is awake ends when its requester ends.
     duo.scale("one", 1).await;
     duo.until_launched("one").await;
     duo.config("one", "").await;
@@ -178,7 +179,7 @@ async fn same_node_port_collision_of_two_requesters_of_one_configuration() {
     assert_eq!(devices.len(), 2);
 }
 
-/// Two accelerators, and one engine in the launcher of the lower one. What its clients ask is answered.
+/// An engine on two accelerators, in the launcher of the lower one. Its clients get answers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requester_proxy_leads_to_an_engine_on_several_accelerators() {
     let duo = DualPodsFixture::with_launchers("dual-launcher-proxy", 2).await;
@@ -208,7 +209,7 @@ async fn controller_restart_recovery_keeps_engines_that_serve_and_that_sleep() {
     duo.request("two", 1, 1).await;
     let (requester, launcher) = duo.until_launched("two").await;
     duo.restart("gateway-1").await;
-    // Only who leads again puts it to sleep.
+    // Only a leading gateway puts the engine to sleep.
     assert_eq!(duo.until_launched("two").await.0.uid(), requester.uid());
     duo.scale("two", 0).await;
     assert_eq!(generations(&duo.until_unbound("two", 2).await), generations(&launcher));

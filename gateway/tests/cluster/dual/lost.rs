@@ -1,5 +1,5 @@
-//! Providers and engines that go, by the rows of the reference's table of failures. Its other rows: `away` (5, 7), `unreachable` (8
-//! to 10), `uninstalled` (11), `crashes` and `rollouts` (6, 12).
+//! Providers and engines that vanish, by the rows of the reference's table of failures. Its other rows: `away` (5, 7),
+//! `unreachable` (8 to 10), `uninstalled` (11), `crashes` and `rollouts` (6, 12).
 
 use http::Method;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
@@ -18,20 +18,20 @@ use crate::{
     pairs::{both_replaced, is_ready, label},
 };
 
-/// Its container runs, and does not serve.
+/// Whether the container runs and does not serve yet.
 fn is_starting(pod: &Pod) -> bool {
     let all = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
     let runs = |own: &ContainerStatus| own.state.as_ref().is_some_and(|state| state.running.is_some());
     all.filter(|own| own.name == "inference-server").any(|own| runs(own) && !own.ready)
 }
 
-/// Another requester has come, and is served.
+/// Whether another requester has replaced this one and is ready.
 fn is_replaced(before: &Pod) -> impl Fn(&[Pod], &[Pod]) -> bool {
     let before = before.uid();
     move |requesters, _| matches!(requesters, [own] if own.uid() != before && is_ready(own))
 }
 
-/// Row 1. Nobody waits for the hour that the start takes.
+/// Row 1. The deletion does not wait for the start, which takes an hour.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requester_deleted_while_its_provider_is_starting_waits_for_no_start() {
     for_all_kinds("dual-early", 1, "", async |duo| {
@@ -49,7 +49,7 @@ async fn requester_deleted_while_its_provider_is_starting_waits_for_no_start() {
     .await;
 }
 
-/// Row 2.
+/// Row 2: an eviction through the API.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn provider_evicted_through_the_api_and_both_come_anew() {
     for_all_kinds("dual-evicted", 1, "", async |duo| {
@@ -62,7 +62,7 @@ async fn provider_evicted_through_the_api_and_both_come_anew() {
     .await;
 }
 
-/// Row 2, as the kubelet evicts: the object stays, and says that the Pod has failed.
+/// Row 2, as the kubelet evicts: the object stays and reports the Pod as failed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn provider_that_failed_and_whose_object_stays_is_cleared_away() {
     let duo = DualPodsFixture::new("dual-failed", 1, "8Gi", "").await;
@@ -75,7 +75,7 @@ async fn provider_that_failed_and_whose_object_stays_is_cleared_away() {
     duo.until_served("one").await;
 }
 
-/// Rows 3 and 4: in a Pod of its own the engine is the container, in a launcher it goes with the container.
+/// Rows 3 and 4: in a Pod of its own the engine is the container; in a launcher the engine ends with the container.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn container_that_dies_takes_its_engines_and_the_requester_is_replaced() {
     for_sleeping_kinds("dual-died", 1, "", async |duo| {
@@ -89,7 +89,7 @@ async fn container_that_dies_takes_its_engines_and_the_requester_is_replaced() {
         duo.watch_for("one", "another requester", is_replaced(&requester)).await;
         let (_, next) = duo.pair("one").await;
         assert_ne!(engines_of(&next), engines_of(&provider));
-        // In the launcher the sleeper was lost with the container: so is what was written of it.
+        // The launcher lost the sleeper with the container, and the gateway has removed its record.
         assert_eq!(
             generations(&next).len(),
             usize::from(duo.provider_kind == TestedProviderKind::Launcher),
@@ -99,7 +99,8 @@ async fn container_that_dies_takes_its_engines_and_the_requester_is_replaced() {
     .await;
 }
 
-/// Rows 3 and 4, where nobody is there to notice: what was started in its place is awake for nobody, and may be nobody's.
+/// Rows 3 and 4 without a requester: the engine started in its place is awake without a requester, and may belong to
+/// none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sleeper_whose_container_died_is_cleared_away() {
     for_sleeping_kinds("dual-lost", 1, "", async |duo| {
@@ -129,7 +130,7 @@ async fn sleeping_instance_that_stops_is_no_longer_in_the_launchers_record() {
     assert_eq!(duo.until_unbound("one", 0).await.uid(), launcher.uid());
 }
 
-/// Row 6: it is not taken for one that is still to be made, behind a gate that is open.
+/// Row 6: the gateway does not mistake the lost engine for one that it still has to start behind an open gate.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bound_instance_that_is_absent_after_a_controller_restart_costs_its_requester() {
     let mut duo = DualPodsFixture::with_launchers("dual-launcher-absent", 1).await;

@@ -1,4 +1,4 @@
-//! What Prometheus has of accelerators decides with: their faults, and what is in use.
+//! Decisions by Prometheus's readings of accelerators: their faults and their memory in use.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -24,7 +24,7 @@ async fn an_accelerator_with_a_fault_is_left_and_its_engine_replaced_on_another(
     let (requester, provider) = duo.until_served("one").await;
     let faulty = annotation(&provider, "accelerators").unwrap().to_owned();
     exporter.set(&[(&faulty, "Hostname=\"n\"", 0)]);
-    // A program that erred is no fault of its accelerator's.
+    // A program's error is no fault of its accelerator.
     exporter.add("DCGM_FI_DEV_XID_ERRORS", &faulty, 31);
     exporter.add("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", &faulty, 1);
     let deleted = events::until_event(&duo.world, &requester, "Deleted").await;
@@ -47,7 +47,7 @@ async fn a_sleeper_that_keeps_more_than_it_was_to_keep_goes_before_the_next_engi
     duo.scale("one", 0).await;
     let sleeper = duo.until_asleep("one").await;
     let accelerator = annotation(&sleeper, "accelerators").unwrap().to_owned();
-    // It was to keep one, of eight that sleepers may keep.
+    // The sleeper declared one GiB, and sleepers may keep eight.
     exporter.set(&[(&accelerator, "Hostname=\"n\"", 20 << 10)]);
     let used = "rouse_accelerator_readings_total{outcome=\"done\",source=\"prometheus\"}";
     let read = |metrics: &str| {
@@ -65,7 +65,8 @@ async fn a_sleeper_that_keeps_more_than_it_was_to_keep_goes_before_the_next_engi
     duo.until("one", "no sleeper", |_, providers| providers.is_empty()).await;
     let (_, providers) = duo.pairs("two").await;
     assert!(providers.is_empty(), "what is in use by now is not known yet: {providers:#?}");
-    // Four more readings: at least one is late enough to count, and finds memory that no sleeper holds. The requester keeps waiting.
+    // Of four more readings at least one is late enough to count, and it shows memory that no sleeper holds. The
+    // requester keeps waiting.
     let before = read(&duo.gateway.metrics());
     while read(&duo.gateway.metrics()) < before + 4 {
         looks.tick().await;

@@ -1,4 +1,4 @@
-//! InferenceModels of mode dualPods: their engines sleep while nobody asks for them, and are woken through requesters.
+//! InferenceModels of mode dualPods: their engines sleep without requests and wake through requesters.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt as _, api::ListParams};
@@ -16,12 +16,12 @@ use crate::{
     streams::HeldClientStream,
 };
 
-/// With `--enable-sleep-mode`, of which each takes 40 GiB of an accelerator, of which there are 64.
+/// Creates a model with `--enable-sleep-mode`. Each engine takes 40 GiB of an accelerator with 64 GiB.
 pub(super) async fn model(duo: &DualPodsFixture, name: &str, more: serde_json::Value) {
     model_with(duo, name, "", more).await;
 }
 
-/// The same with more flags of its engine.
+/// Creates such a model with more flags of its engine.
 pub(super) async fn model_with(duo: &DualPodsFixture, name: &str, flags: &str, more: serde_json::Value) {
     let flags = format!("--enable-sleep-mode {} {flags}", duo.card());
     let mut spec =
@@ -34,7 +34,7 @@ pub(super) async fn model_with(duo: &DualPodsFixture, name: &str, flags: &str, m
     duo.world.until(name, "known to the gateway", known).await;
 }
 
-/// Pods of this model: who asks, and the engines.
+/// Returns this model's requesters and its engines' Pods.
 pub(super) async fn pods(duo: &DualPodsFixture, name: &str) -> (Vec<Pod>, Vec<Pod>) {
     let all = duo.world.pods().list(&ListParams::default()).await.unwrap().items;
     let own = all.into_iter().filter(|pod| {
@@ -85,7 +85,7 @@ async fn a_cold_request_makes_an_engine_which_then_sleeps_and_is_woken_by_the_ne
     let (_, woken) = pods(&duo, "one").await;
     assert_eq!(woken.iter().map(|pod| pod.uid()).collect::<Vec<_>>(), [asleep.uid()]);
 
-    // Whoever leads next goes on with it.
+    // The next leader continues with the sleeper.
     duo.restart("gateway-2").await;
     asks(&duo, "one").await;
     let (requesters, same) = pods(&duo, "one").await;
@@ -93,7 +93,7 @@ async fn a_cold_request_makes_an_engine_which_then_sleeps_and_is_woken_by_the_ne
     assert_eq!(same.iter().map(|pod| pod.uid()).collect::<Vec<_>>(), [asleep.uid()]);
 }
 
-/// As declared it keeps one.
+/// The model declares one GiB of residue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_sleeper_was_seen_to_keep_is_written_down_and_outlives_its_leader() {
     let mut duo = DualPodsFixture::new("dual-residue", 1, "8Gi", "").await;
@@ -121,7 +121,7 @@ async fn what_a_sleeper_was_seen_to_keep_is_written_down_and_outlives_its_leader
     assert_eq!(kept(&idle(&duo, "one").await), json!(5_u64 << 30));
 }
 
-/// A scheduler goes by room, and the other node has more of it.
+/// The scheduler prefers free room, and the other node has more of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_requester_comes_to_the_node_where_its_engine_sleeps() {
     let duo = DualPodsFixture::new("dual-place", 1, "8Gi", "").await;
@@ -141,7 +141,7 @@ async fn a_model_of_an_inference_server_config_is_served_by_a_launchers_engine()
     duo.config("weights", "").await;
     let asked = json!({"dual-pods.llm-d.ai/inference-server-config": "weights"});
     model(&duo, "chat", json!({"template": {"metadata": {"annotations": asked}}})).await;
-    // The engine calls itself as its options say, and as the model does.
+    // The engine has the model's name, from its options.
     asks(&duo, "chat").await;
     let launchers = ListParams::default().labels("app.kubernetes.io/component=launcher");
     let launcher = async || duo.world.pods().list(&launchers).await.unwrap().items.remove(0);
@@ -189,7 +189,7 @@ async fn what_is_wrong_with_an_engines_pod_is_said_by_its_model() {
     duo.world.until("wrong", "why", told).await;
 }
 
-/// A stream through gateway, stub and engine, of a requester that is deleted meanwhile; what became of the stream.
+/// Opens a stream through gateway, stub and engine, deletes its requester meanwhile, and returns the stream's answer.
 async fn interrupted(duo: &DualPodsFixture, flags: &str) -> TestResponse {
     model_with(duo, "one", flags, json!({"cooldownPeriod": "1h"})).await;
     asks(duo, "one").await;
@@ -197,7 +197,7 @@ async fn interrupted(duo: &DualPodsFixture, flags: &str) -> TestResponse {
     let (requesters, _) = pods(duo, "one").await;
     duo.delete(&requesters[0]).await;
     let answer = stream.finish().await;
-    // Another one comes for whoever asks next.
+    // The next request gets another requester.
     asks(duo, "one").await;
     answer
 }

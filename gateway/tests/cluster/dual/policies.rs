@@ -1,4 +1,4 @@
-//! What nobody but a gateway changes on Pods, by the chart's policies; the public project's cases have numbers.
+//! Fields of Pods that only a gateway may change, by the chart's policies. The public project's cases have numbers.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl DualPodsFixture {
-    /// The policies, for this namespace only: the cluster is all tests'.
+    /// Applies the policies for this namespace only, because all tests share the cluster.
     async fn guard(&self) {
         self.guard_by(&std::fs::read_to_string(repo_path("charts/rouse/policies/dual-pods.yaml")).unwrap())
             .await;
@@ -43,7 +43,7 @@ impl DualPodsFixture {
         }
     }
 
-    /// Whether this may be written on that Pod; why not, otherwise.
+    /// Patches a Pod's metadata. Returns the refusal, if the API server denies the patch.
     async fn edit(&self, pod: &Pod, metadata: Value) -> Result<(), String> {
         let patch = json!({"metadata": metadata});
         let written =
@@ -51,7 +51,7 @@ impl DualPodsFixture {
         verdict(written)
     }
 
-    /// The same by a service account that has every right.
+    /// Patches as a service account with all rights.
     async fn edit_as(&self, account: &str, pod: &Pod, metadata: Value) -> Result<(), String> {
         let request =
             http::Request::patch(format!("/api/v1/namespaces/{}/pods/{}", self.world.name(), pod.name_any()))
@@ -63,7 +63,7 @@ impl DualPodsFixture {
         verdict(self.world.site.admin.request(request).await)
     }
 
-    /// The API server hears of policies by a watch: until it has, nothing is denied.
+    /// Waits until the API server enforces the policies: it learns of them by a watch, and denies nothing before.
     async fn is_guarded(&self, pod: &Pod) {
         let denied = async {
             let mut n = 0;
@@ -99,7 +99,7 @@ async fn cel_policies_keep_what_gateways_write_and_hinder_no_gateway() {
     duo.is_guarded(&plain).await;
     duo.request("one", 1, 1).await;
     let (bound, launcher) = duo.until_launched("one").await;
-    // It asks for what is not there, so it has no engine.
+    // This requester names a configuration that does not exist, so it has no engine.
     duo.request("none", 1, 1).await;
     let (waits, _) = duo.until_launchers("none", "a requester", |all, _| all.len() == 1).await;
 
@@ -127,7 +127,7 @@ async fn cel_policies_keep_what_gateways_write_and_hinder_no_gateway() {
         .await
         .unwrap(); // T9
 
-    // Who is exempt is one account, and none that is called like it.
+    // The policies exempt one account, and no account with a similar name.
     let label = || json!({"labels": {key("launcher-config-name"): "mine"}});
     for account in ["elsewhere:rouse-gateway", "elsewhere:x-fma-controllers"] {
         let refused = duo.edit_as(account, &plain, label()).await.expect_err(account);
@@ -142,7 +142,7 @@ async fn cel_policies_keep_what_gateways_write_and_hinder_no_gateway() {
     assert_eq!(duo.until_launched("one").await.1.uid(), launcher.uid(), "the gateway itself is not hindered");
 }
 
-/// As the public project's, which exempts its own controllers by their accounts' names.
+/// A policy like the public project's, which exempts its own controllers by their accounts' names.
 const PUBLIC: &str = "apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
 metadata: {name: fma-immutable-fields}
@@ -178,7 +178,8 @@ async fn where_the_public_projects_policies_are_it_is_said_what_to_install() {
     duo.is_guarded(&plain).await;
     super::models::model(&duo, "one", json!({})).await;
     let client = duo.gateway.client();
-    // It waits on, as for whatever an administrator has yet to install: nobody waits for its answer.
+    // The model keeps waiting, as for anything that an administrator has yet to install, so the test does not await its
+    // answer.
     std::thread::spawn(move || client.chat("one", false, 4));
     let what = "an account whose name ends in -fma-controllers";
     let told = |pod: &Pod| pod.annotations().get("rouse.dev/status").is_some_and(|told| told.contains(what));

@@ -1,4 +1,4 @@
-//! Whether an engine uses the accelerators that its requester was given.
+//! Whether an engine uses the accelerators of its requester.
 
 use rouse_gateway::controllers::crd::InferenceModel;
 use serde_json::json;
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::installation::blocking;
 
-/// MiB that the driver itself has in use of an accelerator.
+/// MiB of an accelerator that the driver itself uses.
 const DRIVERS: u64 = 450;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -32,7 +32,7 @@ async fn an_engine_that_takes_nothing_of_its_accelerator_serves_nobody() {
     let find = async || pods(&duo, "one").await;
     duo.world.until_pods(find, "none left", |_, engines| engines.is_empty()).await;
 
-    // Its Pod gets at the accelerator from here on, and who was refused asks again when it was told to.
+    // The engine's Pod reaches the accelerator from here on, and the refused client retries after its `retry-after`.
     let wait = refused.header("retry-after").parse().unwrap();
     tokio::time::sleep(std::time::Duration::from_secs(wait)).await;
     let mended = async {

@@ -1,5 +1,5 @@
-//! An accelerator that the kubelet hands on: its next requester comes while the engine of the one before is awake. Engines know
-//! what is on their accelerators, and die where there is too little: one that is launched too soon does not live.
+//! The kubelet hands an accelerator on: its next requester arrives while the previous engine is awake. Engines know the
+//! load of their accelerators and die where memory lacks, so an engine that is launched too soon does not live.
 
 use engine_sim::accelerator::AcceleratorFile;
 use k8s_openapi::api::core::v1::Pod;
@@ -20,7 +20,7 @@ use crate::{
 };
 
 impl DualPodsFixture {
-    /// The stub is killed, and its accelerator handed on at once.
+    /// Kills the requester and hands its accelerator on at once.
     async fn kill_requester(&self, name: &str, requester: &Pod) {
         let orphan =
             DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
@@ -29,8 +29,9 @@ impl DualPodsFixture {
         self.world.pods().delete(&requester.name_any(), &at_once).await.unwrap();
     }
 
-    /// Its requester is served, and no engine has found too little memory. The engines' own record says so: a provider that died is
-    /// replaced, a launcher removes the log of an engine that it removes, and no object has to remember it.
+    /// Asserts that the requester serves and that no engine has met too little memory. Returns its provider. The
+    /// engines' own record proves it: the gateway replaces a provider that died, a launcher removes the log of an
+    /// engine that it removes, and no object has to keep the death.
     pub(super) async fn lives(&self, name: &str) -> Pod {
         let (requester, provider) = self.pair(name).await;
         assert_eq!(annotation(&requester, "status"), None);
@@ -40,13 +41,13 @@ impl DualPodsFixture {
         provider
     }
 
-    /// What engines took of the accelerators, and what they asked for in vain.
+    /// The memory that engines took of the accelerators, and the requests that were refused.
     fn record(&self) -> AcceleratorFile {
         AcceleratorFile::open(self.world.dir.path().join("cards")).unwrap()
     }
 }
 
-/// Else the races below could not be lost. Here the memory is taken by somebody whom no controller knows.
+/// Without this check the races below could not be lost. A process that no controller knows takes the memory here.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_found_too_little_memory_is_known_of_when_the_next_serves() {
     for_all_kinds("dual-small", 1, "", async |duo| {
@@ -64,7 +65,7 @@ async fn an_engine_that_found_too_little_memory_is_known_of_when_the_next_serves
     .await;
 }
 
-/// In a Pod of its own, or in the launcher of this life: nobody's, and asleep.
+/// Whether the engine, in a Pod of its own or of this generation in a launcher, is asleep without a requester.
 fn is_put_away(provider: &Pod, life: Option<&Value>) -> bool {
     match life {
         None => label(provider, "dual").is_none() && label(provider, "sleeping") == Some("true"),
@@ -79,11 +80,11 @@ fn life(duo: &DualPodsFixture, provider: &Pod) -> Option<Value> {
     (duo.provider_kind == TestedProviderKind::Launcher).then(|| engines(provider)[0]["generation"].clone())
 }
 
-/// Without the stub's hold: nothing but the decision keeps the two apart.
+/// Without the stub's hold only the gateway's decision keeps the two engines apart.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reallocation_race_without_the_stubs_hold() {
     for_all_kinds("dual-race", 1, "", async |duo| {
-        // It gives its memory back some time after it is told to: in mode plain when its kubelet kills it.
+        // The first engine releases its memory some time after the order: in mode plain when its kubelet kills it.
         let plain = duo.provider_kind == TestedProviderKind::Plain;
         duo.demand("first", if plain { "--fault ignore-sigterm" } else { "--sleep-time 1500ms" }).await;
         let (requester, provider) = duo.pair("first").await;
@@ -102,7 +103,7 @@ async fn reallocation_race_without_the_stubs_hold() {
     .await;
 }
 
-/// With the hold the accelerator is not even handed on before.
+/// With the hold the kubelet does not even hand the accelerator on before the engine has released it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reallocation_race_with_the_stubs_hold() {
     for_sleeping_kinds("dual-hold", 1, "", async |duo| {
@@ -122,7 +123,7 @@ async fn reallocation_race_with_the_stubs_hold() {
     .await;
 }
 
-/// The former engine obeys nobody: what it holds is nobody else's until it is seen gone.
+/// The former engine obeys no order, so no other engine may use its memory until the gateway has seen it end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reallocation_race_with_a_provider_that_cannot_be_reached_which_is_fenced() {
     for_all_kinds("dual-fence", 1, ", drain: 1s, sleep: 2s", async |duo| {

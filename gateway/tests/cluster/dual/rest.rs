@@ -1,4 +1,4 @@
-//! How deep engines sleep and for how long: as their requesters and models say it, also where that is changed while they serve.
+//! How deep and how long engines sleep, as their requesters and models declare, also after a change while they serve.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
@@ -15,7 +15,7 @@ use super::{
 use crate::events::until_event;
 
 impl DualPodsFixture {
-    /// Its engine sleeps at level 2, and not for long.
+    /// Asserts that the engine sleeps at level 2 and is ended soon after.
     async fn sleeps_deep_and_is_ended(&self, provider: &Pod) {
         let slept = until_event(&self.world, provider, "Slept").await.message.unwrap();
         assert!(slept.ends_with("sleeps at level 2"), "{slept}");
@@ -29,7 +29,7 @@ impl DualPodsFixture {
     }
 }
 
-/// Where nothing is said it sleeps at level 1, and stays.
+/// Without a declaration the engine sleeps at level 1 and stays.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_requester_says_of_its_engines_sleep_while_it_serves_is_followed_in_each_mode() {
     for_all_kinds("dual-rest", 1, "", async |duo| {

@@ -1,4 +1,4 @@
-//! Two gateways, of which one leads: it is replaced in order, or stopped and forgotten, in the midst of what it does.
+//! Two gateways, of which one leads: it is replaced in order, or paused and forgotten, in the midst of its work.
 
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
@@ -12,7 +12,7 @@ use super::{
 use crate::pairs::{address, chat_with_requester};
 
 impl DualPodsFixture {
-    /// As a Deployment replaces the leader: it ends in order, the other one leads, and a new one comes.
+    /// Replaces the leader as a Deployment does: it ends in order, the other gateway leads, and a new one starts.
     async fn roll(&mut self, name: &str) {
         self.gateway.signal(Signal::SIGTERM);
         let next = self.second.take().unwrap();
@@ -20,7 +20,7 @@ impl DualPodsFixture {
         self.second = Some(self.world.gateway_with(name, &self.more));
     }
 
-    /// Waits until the requester has gone, and its engine with it, or sleeps.
+    /// Waits until the requester has ended, and its engine has ended in mode plain or sleeps otherwise.
     async fn parted(&self, provider: &Pod) {
         if self.provider_kind == TestedProviderKind::Plain {
             let nobody =
@@ -31,7 +31,7 @@ impl DualPodsFixture {
         }
     }
 
-    /// With two gateways.
+    /// A fixture with two gateways.
     async fn doubled(name: &str, home: TestedProviderKind) -> Self {
         Box::pin(Box::pin(Self::dying(&home.named(name), u32::MAX, None, home)).await.at(home)).await
     }
@@ -60,7 +60,8 @@ async fn rolling_update_in_the_midst_of_a_start_a_sleep_and_a_wake_loses_and_dou
     join_all(all).await;
 }
 
-/// By turns each of two leaders is stopped in the midst of its orders, and goes on once the other one has carried them out.
+/// Pauses each of two leaders in turn in the midst of its orders, and resumes it once the other leader has carried them
+/// out.
 async fn paused(home: TestedProviderKind) {
     let mut duo = DualPodsFixture::doubled("dual-paused", home).await;
     duo.demand("one", "").await;

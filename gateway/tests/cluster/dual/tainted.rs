@@ -1,4 +1,4 @@
-//! Nodes that others are kept off.
+//! Nodes with taints.
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{

@@ -1,4 +1,4 @@
-//! Who may give orders to the stubs of models' requesters.
+//! Which callers may send orders to the stubs of models' requesters.
 
 use kube::ResourceExt as _;
 use nix::sys::signal::Signal;
@@ -13,7 +13,7 @@ use crate::tokens::{assert_refuses_tokens, forget_key, hash_of};
 
 const STUB: &str = "inference-server";
 
-/// Who may read its Pod, or its provider's, knows the hash alone.
+/// A reader of the requester's or the provider's Pod learns only the token's hash.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_models_requester_obeys_nobody_without_its_token_and_another_key_replaces_it() {
     let mut duo = DualPodsFixture::new("dual-tokens", 1, "8Gi", ", drain: 1s, sleep: 1s").await;
@@ -28,7 +28,8 @@ async fn a_models_requester_obeys_nobody_without_its_token_and_another_key_repla
     duo.gateway.wait().await;
     forget_key(&duo.world).await;
     duo.begin("gateway-1");
-    // It is told to go, obeys nobody who lets it, and holds on for as long as a drain and a sleep may take.
+    // The requester is being deleted, its stub refuses a release under the new key, and it holds on as long as a drain
+    // and a sleep may take.
     let old = requesters[0].name_any();
     wait::until(&duo.world.pods(), &old, "its end", Option::is_none).await.unwrap();
     asks(&duo, "one").await;

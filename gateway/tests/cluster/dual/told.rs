@@ -1,4 +1,4 @@
-//! What whoever describes a requester or a provider finds in its Events.
+//! What a description of a requester or a provider shows in its Events.
 
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::api::{Patch, PatchParams};
@@ -15,12 +15,12 @@ fn note(event: &Event) -> &str {
     event.message.as_deref().unwrap()
 }
 
-/// Longer than a requester waits before it is told why.
+/// Longer than a requester waits before its Event names the reason.
 const SLOW: &str = "--start-time 12s";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pair_is_told_why_it_waits_and_what_became_of_it() {
-    // Not enough for the one sleeper that there will be.
+    // Too little for the only sleeper.
     let duo = DualPodsFixture::new("dual-told", 1, "512Mi", "").await;
     duo.ask("slow", 1, 1, SLOW).await;
     let made = |requesters: &[_], providers: &[_]| requesters.len() == 1 && providers.len() == 1;
@@ -50,7 +50,7 @@ async fn a_pair_is_told_why_it_waits_and_what_became_of_it() {
 }
 
 impl DualPodsFixture {
-    /// The next requester of this name has so many seconds of grace.
+    /// Sets the grace of the next requester with this name, in seconds.
     async fn grace(&self, name: &str, seconds: u32) {
         let spec = json!({"terminationGracePeriodSeconds": seconds});
         let patch = Patch::Merge(json!({"spec": {"template": {"spec": spec}}}));
@@ -58,7 +58,7 @@ impl DualPodsFixture {
     }
 }
 
-/// 30 s to drain, for sleep 10 s and one for each of 40 GiB, and ten more.
+/// 30 s to drain, 10 s to sleep plus 1 s for each of 40 GiB, and 10 s more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_requester_is_warned_of_a_grace_that_is_too_short_for_a_drain_and_a_sleep() {
     let duo = DualPodsFixture::new("dual-grace", 1, "8Gi", "").await;

@@ -1,4 +1,4 @@
-//! The gateways are taken away, in the order that the documents say and in the other one.
+//! The gateways are uninstalled, in the documented order and in the opposite one.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::both::{for_all_kinds, for_sleeping_kinds};
 use crate::support::repo_path;
 
-/// What the documents have an administrator write on a Pod that nobody else lets go.
+/// The documented patch with which an administrator releases a Pod that no gateway releases.
 fn by_hand() -> Value {
     let text = std::fs::read_to_string(repo_path("docs/dual-pods.md")).unwrap();
     let (_, command) = text.split_once("`kubectl patch pod NAME --type=merge -p '").unwrap();

@@ -1,4 +1,4 @@
-//! What cannot be reached, or is to be used no more: the reference's rows 8 to 10.
+//! Unreachable or cordoned parts: the reference's rows 8 to 10.
 
 use std::collections::BTreeMap;
 
@@ -18,18 +18,18 @@ use super::{
 };
 use crate::pairs::{annotation, is_ready, is_unbound, label};
 
-/// The engine is nobody's, and no finalizer keeps its requester.
+/// Whether the engine has no requester, and no finalizer keeps the requester.
 fn is_let_go(requesters: &[Pod], providers: &[Pod]) -> bool {
     is_unbound(&[], providers) && requesters.iter().all(|own| own.finalizers().is_empty())
 }
 
-/// Row 8: existing pairs are untouched.
+/// Row 8: existing pairs stay untouched.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cordon_sends_away_who_has_no_provider_and_no_other() {
     for_sleeping_kinds("dual-cordon", 2, "", async |duo| {
         duo.demand("served", "").await;
         let (requester, provider) = duo.pair("served").await;
-        // A map that lacks the other accelerator keeps the next one waiting.
+        // A map without the other accelerator keeps the next requester waiting.
         let uuid = annotation(&requester, "accelerators").unwrap();
         let node = requester.spec.as_ref().unwrap().node_name.clone().unwrap();
         duo.map(&BTreeMap::from([(node.clone(), format!("{{\"{uuid}\": 0}}"))])).await;
@@ -51,7 +51,8 @@ async fn cordon_sends_away_who_has_no_provider_and_no_other() {
     .await;
 }
 
-/// Row 9, at the beginning: its user is told, nobody else waits for it, and it is served once it can be.
+/// Row 9, at the start: the gateway reports the unreachable stub to its user, serves others meanwhile, and serves the
+/// requester once it can.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stub_that_cannot_be_reached_is_told_of_and_delays_nobody() {
     let duo = DualPodsFixture::new("dual-deaf", 2, "8Gi", "").await;
@@ -73,7 +74,7 @@ async fn stub_that_cannot_be_reached_is_told_of_and_delays_nobody() {
     duo.until("deaf", "told that it is mended", says(r#"{"Errors":null}"#)).await;
 }
 
-/// It is given as long as a wake may take, and then its requester has another.
+/// The engine gets as long as a wake may take, and then its requester gets another engine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_hangs_in_its_wake_delays_no_other() {
     let duo = DualPodsFixture::new("dual-stuck", 2, "8Gi", ", wake: 30s").await;
@@ -96,7 +97,8 @@ async fn an_engine_that_hangs_in_its_wake_delays_no_other() {
     assert_ne!(duo.until_served("stuck").await.1.uid(), stuck.uid());
 }
 
-/// Row 9, at the end: its engine is put to sleep all the same, and it is not held for what it cannot say.
+/// Row 9, at the end: the gateway puts the engine to sleep all the same, and a stub that cannot answer does not hold
+/// its requester.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stub_that_hangs_when_its_requester_is_deleted_keeps_neither() {
     for_sleeping_kinds("dual-mute", 1, ", drain: 1s", async |duo| {
@@ -113,7 +115,7 @@ async fn stub_that_hangs_when_its_requester_is_deleted_keeps_neither() {
     .await;
 }
 
-/// Row 10: the node's kubelet says nothing, and what ends there is not seen to end. No finalizer waits for that.
+/// Row 10: the node's kubelet does not report, so no Pod there is seen to end. No finalizer waits for that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requester_deleted_on_a_node_that_does_not_report_is_let_go() {
     for_sleeping_kinds("dual-silent", 1, "", async |duo| {
@@ -132,8 +134,8 @@ async fn requester_deleted_on_a_node_that_does_not_report_is_let_go() {
     .await;
 }
 
-/// Row 10, for good: somebody deletes by force what is on the node. Its engine runs on, and what that holds is given to nobody before
-/// the kubelet has been back for as long as it may need to end it.
+/// Row 10, permanently: a user deletes the node's Pods by force. The engine still runs, and no other engine gets its
+/// memory until the kubelet has been back for as long as it may need to end the engine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engine_of_pods_deleted_by_force_on_a_node_that_does_not_report_keeps_its_memory() {
     for_sleeping_kinds("dual-vanished", 1, ", vanishedPodRetention: 15s", async |duo| {
@@ -146,14 +148,15 @@ async fn engine_of_pods_deleted_by_force_on_a_node_that_does_not_report_keeps_it
             DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
         duo.sets().delete("one", &orphan).await.unwrap();
         let off = json!({"metadata": {"finalizers": null}});
-        // That the kubelet was silent may be noticed late, or never: its time runs from here on at the earliest.
+        // The silence of the kubelet may be noticed late, or never, so its time starts here at the earliest.
         let deleted = Instant::now();
-        // The provider goes first: an engine whose requester goes first is put to sleep, and then holds too little to wait for.
+        // The provider is deleted first: the gateway would put an engine without a requester to sleep, and a sleeper
+        // holds too little to wait for.
         for pod in [&provider, &requester] {
             duo.world.runner.force_delete(pod).await.unwrap();
             let pods = duo.world.pods();
             match pods.patch(&pod.name_any(), &PatchParams::default(), &Patch::Merge(&off)).await {
-                // The gateway was quicker.
+                // The gateway removed it first.
                 Err(kube::Error::Api(gone)) if gone.code == 404 => {}
                 patched => drop(patched.unwrap()),
             }

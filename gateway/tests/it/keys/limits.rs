@@ -26,7 +26,7 @@ fn requests_above_the_limit_are_refused_with_the_time_at_which_they_pass() {
     let reset: rouse::units::Millis = first.header("x-ratelimit-reset-requests").parse().unwrap();
     assert!((50_000..=60_250).contains(&reset.0), "{:?}", first.headers);
     assert_eq!(first.header("x-ratelimit-limit-tokens"), "");
-    // What is refused for another reason takes nothing.
+    // A request that is refused for another reason takes nothing from the limits.
     refusal(&chat(&gateway, "two", "{}"), 400, "invalid_request");
     refusal(&chat(&gateway, "two", &chat_body("absent", false, 1)), 404, "model_not_found");
     let second = chat(&gateway, "two", &chat_body("small", true, 2));

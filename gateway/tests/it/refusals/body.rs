@@ -1,4 +1,4 @@
-//! Refused for what the body weighs, or how it comes.
+//! Requests that the gateway refuses for the size or the framing of their body.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn a_body_over_the_limit_is_413_however_it_is_framed_and_the_client_can_read_it(
     let names_the_limit = |error: serde_json::Value| {
         assert_eq!(error["message"], "the body is larger than limits.body (64Ki)");
     };
-    // Much more than the sockets' buffers hold: the client is still writing when it is refused.
+    // Much more than the sockets' buffers hold: the client is still writing when the gateway refuses the request.
     let whole = gateway.client().post(CHAT, &of_size(8 << 20));
     names_the_limit(refusal(&whole, 413, "body_too_large"));
     assert_eq!(whole.header("connection"), "close");
@@ -70,7 +70,7 @@ fn bodies_in_flight_are_counted_together_and_the_newest_is_refused() {
     let busy = gateway.client().post(CHAT, &of_size(60 << 10));
     let error = refusal(&busy, 429, "busy");
     assert_eq!(error["details"]["waited_for"], "memory for request bodies");
-    // What has gone is given back.
+    // The memory of a client that left is released.
     drop(parked);
     gateway.until("left", Duration::from_secs(5), || waiting(&gateway) == 0);
     let again = gateway.client().open(request(CHAT, "", &of_size(60 << 10)));

@@ -1,4 +1,4 @@
-//! Refused because the gateway goes.
+//! Requests that the gateway refuses because it shuts down.
 
 use nix::sys::signal::Signal;
 

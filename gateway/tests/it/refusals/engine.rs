@@ -1,4 +1,4 @@
-//! Refused because of the engine: it does not start, does not answer, or stops under the request.
+//! Requests that fail because of the engine: it does not start, does not answer, or stops under the request.
 
 use super::refusal;
 use crate::support::{
@@ -20,7 +20,7 @@ fn a_start_that_fails_is_told_by_its_class_and_never_by_its_log() {
         )
     };
     let gateway = GatewayFixture::new(&["8Gi"])
-        // On a busy machine too the refusal is an answer, and no event in a stream.
+        // On a busy machine, too, the refusal is a response of its own and no event in a stream.
         .settings("stream: {grace: 1m}")
         .model(&SimModel { flags: "--fault exit-at-start=7", ..SimModel::new("exits") })
         .model(&SimModel { flags: "--fault oom-at-start", ..SimModel::new("greedy") })
@@ -72,7 +72,8 @@ fn a_start_that_outlasts_the_request_is_a_timeout_and_goes_on() {
         message.contains(", when the request's x-request-timeout was over: it is being launched"),
         "{message}"
     );
-    // Not when the start would be given up, eight minutes on: who asks again soon takes its place in the queue.
+    // The header does not name the start timeout, eight minutes on: a client that retries soon takes its place in the
+    // queue.
     assert_eq!(answer.header("retry-after"), "1");
     gateway.until_state("slow", "awake");
 }

@@ -1,11 +1,11 @@
-//! Refused on the head of the request, before its body is read.
+//! Requests that the gateway refuses on their head, before it reads their body.
 
 use super::refusal;
 use crate::support::{GatewayFixture, GatewayProcess, SimModel, client::chat_body};
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// A model that nobody wakes.
+/// A gateway with one model that stays cold.
 fn gateway() -> GatewayProcess {
     GatewayFixture::new(&["2Gi"])
         .settings("limits: {header: 8Ki, headerRead: 400ms}")
@@ -52,7 +52,7 @@ fn headers_that_contradict_or_mean_nothing_are_refused() {
     let big = post(&format!("x-big: {}\r\n", "a".repeat(12 << 10)));
     let error = refusal(&big, 431, "headers_too_large");
     assert!(error["message"].as_str().unwrap().contains("8Ki"), "{error}");
-    // A body that will not be read is not asked for.
+    // The gateway does not invite a body that it will not read.
     let expect = "Content-Encoding: br\r\nExpect: 100-continue\r\nContent-Length: 9\r\nConnection: close\r\n";
     let mut open = gateway.client().open(format!("POST {CHAT} HTTP/1.1\r\nHost: h\r\n{expect}\r\n"));
     open.until("unsupported_encoding");
@@ -122,7 +122,7 @@ fn a_head_that_is_no_http_is_400_and_one_that_does_not_come_is_408() {
     let slow = gateway.client().open("POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\n").rest();
     let error = refusal(&slow, 408, "request_timeout");
     assert!(error["message"].as_str().unwrap().contains("limits.headerRead"), "{error}");
-    // Framing that two readers could understand differently never gets as far as an engine.
+    // Framing that two readers could understand differently never reaches an engine.
     for framing in ["Content-Length: 5\r\nContent-Length: 6\r\n", "Transfer-Encoding: gzip\r\n"] {
         let request = format!("POST {CHAT} HTTP/1.1\r\nHost: h\r\n{framing}\r\n{{}}");
         assert_eq!(gateway.client().raw(&request).status, 400, "{framing}");

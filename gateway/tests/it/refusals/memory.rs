@@ -1,4 +1,4 @@
-//! Refused because it does not fit, or because too many wait.
+//! Requests that the gateway refuses for memory or because too many requests wait.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn full(settings: &str, first: &SimModel<'_>) -> GatewayProcess {
 fn where_waiting_is_off_a_model_that_does_not_fit_is_refused_at_once() {
     let settings = "queue: {policy: reject}\nturns: {protect: always, residency: 1h, maxTurn: 2h}";
     let gateway = full(settings, &SimModel::new("first"));
-    // A model that is awake, or only has to be launched, is served as ever.
+    // A model that is awake, or only needs a launch, serves as ever.
     assert_eq!(gateway.client().chat("first", false, 1).status, 200);
     for stream in [false, true] {
         let answer = gateway.client().chat("second", stream, 1);
@@ -48,7 +48,7 @@ fn where_waiting_is_off_a_model_that_does_not_fit_is_refused_at_once() {
         );
         assert!(blocking["idle_for"].is_string(), "{details}");
         assert_eq!(details["holders"], details["blocking"]);
-        // The end of the residency is the earliest moment at which it may go.
+        // The first model may be evicted at the end of its residency at the earliest.
         let after: u64 = answer.header("retry-after").parse().unwrap();
         assert!((3500..=3600).contains(&after), "{after}");
     }
@@ -78,7 +78,7 @@ fn a_pinned_model_in_the_way_is_named_when_the_deadline_passes() {
     assert_eq!(gateway.engine("first#0")["state"], "Awake");
 }
 
-/// Its details do not reach the users of most SDKs, which raise the message alone.
+/// Most SDKs raise the message alone, so their users do not see the details.
 #[test]
 fn a_stream_that_has_begun_to_wait_is_told_who_has_the_memory_and_until_when() {
     let settings =
@@ -151,7 +151,7 @@ fn what_fits_nowhere_is_refused_for_good() {
 fn when_too_many_wait_the_newest_is_refused() {
     let gateway = GatewayFixture::new(&["2Gi"])
         .settings("queue: {maxWaiting: 2}")
-        // Its start lasts until it is let go on.
+        // The start lasts until the test clears the fault.
         .model(&SimModel { flags: "--fault hang", ..SimModel::new("slow") })
         .start();
     let mut first = gateway.client().open(request(CHAT, "", &chat_body("slow", true, 2)));
@@ -179,9 +179,9 @@ fn at_max_concurrency_requests_park_and_are_refused_when_their_deadline_passes()
     let gateway = GatewayFixture::new(&["2Gi"])
         .model(&SimModel { keys: "maxConcurrency: 1", flags: "--itl 20ms", ..SimModel::new("one") })
         .start();
-    // With this answer it is proven, and its gate opens to everybody.
+    // This answer proves the engine, and its gate opens for all requests.
     assert!(gateway.client().chat("one", true, 1).is_whole_stream());
-    // The one that has the place keeps it until the other was refused.
+    // The long request keeps its place until the other request is refused.
     gateway.stall("one#0", true);
     let long = gateway.client().open(request(CHAT, "", &chat_body("one", true, 60)));
     gateway.until("it has the place", Duration::from_secs(5), || gateway.leases() == 1);
@@ -195,7 +195,7 @@ fn at_max_concurrency_requests_park_and_are_refused_when_their_deadline_passes()
     );
     assert!(error["details"]["waited_for"].as_str().unwrap().contains("maxConcurrency"), "{error}");
     assert_eq!(error["details"]["queue_position"], 1);
-    // One with patience comes after.
+    // A request with a longer timeout is served afterwards.
     gateway.stall("one#0", false);
     assert!(gateway.client().chat("one", true, 1).is_whole_stream());
     assert!(long.rest().is_whole_stream());

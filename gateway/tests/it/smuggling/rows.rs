@@ -1,10 +1,10 @@
-//! The table.
+//! The table of cases.
 
 use super::SmugglingCase;
 
 const CHAT: &str = "POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\n";
 
-/// A body that tells which request it belongs to.
+/// A body that names its request.
 fn body(x: &str) -> String {
     format!("{{\"model\":\"m\",\"x\":\"{x}\"}}")
 }
@@ -15,7 +15,7 @@ fn chunked(x: &str) -> String {
     format!("7\r\n{one}\r\n{:X}\r\n{two}\r\n0\r\n\r\n", two.len())
 }
 
-/// A request with a length, and header lines before it.
+/// A request with a length, and with these header lines before it.
 fn plain(lines: &str, x: &str) -> String {
     let body = body(x);
     format!("{CHAT}{lines}Content-Length: {}\r\n\r\n{body}", body.len())
@@ -32,7 +32,7 @@ fn row(
     SmugglingCase { name, parts: vec![bytes.as_ref().to_vec()], answers, engine, open }
 }
 
-/// Refused, closed, and nothing of it forwarded.
+/// The gateway refuses the request, closes the connection, and forwards nothing.
 fn refused(name: &'static str, bytes: impl AsRef<[u8]>) -> SmugglingCase {
     row(name, bytes, &[400], &[], false)
 }
@@ -139,7 +139,7 @@ fn codings() -> Vec<SmugglingCase> {
         with_both("Transfer-Encoding : chunked\r\n"),
     ));
     rows.push(refused("a coding with a tab before it", with_both("\tTransfer-Encoding: chunked\r\n")));
-    // Another field, and so a request without a body before something that is none.
+    // This is another field, so the request has no body, and the next bytes are no request.
     rows.push(row("Transfer_Encoding", with_both("Transfer_Encoding: chunked\r\n"), &[400, 400], &[], false));
     let old = with_both(TE).replacen("HTTP/1.1", "HTTP/1.0", 1);
     rows.push(refused("chunks in HTTP/1.0", old));
@@ -182,7 +182,7 @@ fn lines() -> Vec<SmugglingCase> {
     let many = |n: usize| (0..n).map(|i| format!("X-{i}: 1\r\n")).collect::<String>();
     let line = |line: &str| plain(&format!("{line}\r\n"), "a");
     vec![
-        // As the standard allows; the engine's head is written anew, with CRLF.
+        // The standard allows this. The gateway writes the engine's head anew, with CRLF.
         served("bare LF", plain("", "a").replacen("\r\n", "\n", 4)),
         served("empty lines before", format!("\r\n\r\n{}", plain("", "a"))),
         served("a value of any bytes", line("X-A: \u{e9}\t~")),
@@ -220,7 +220,7 @@ fn targets() -> Vec<SmugglingCase> {
             to("https://H:443/v1/chat/completions").replacen("Host: h", "Host: h:443", 1),
         ),
         served("a query", to("/v1/chat/completions?x=1")),
-        // The target decides, and the engine is told its own host in any case.
+        // The target decides the route, and the engine always gets its own host.
         served("an absolute target of another host", to("http://other/v1/chat/completions")),
         served("an absolute target of another port", to("http://h:81/v1/chat/completions")),
         row("an absolute target elsewhere", to("http://h/admin/v1/fleet"), &[404], &[], false),
@@ -292,12 +292,13 @@ fn connections() -> Vec<SmugglingCase> {
         row("HTTP/1.0", old(""), &[200], &["a"], false),
         row("HTTP/1.0 that is kept", old("Connection: keep-alive\r\n"), &[200], &["a"], true),
         row("an upgrade", plain("Connection: Upgrade\r\nUpgrade: websocket\r\n", "a"), &[501], &[], false),
-        // As Java's HttpClient asks: it goes on with HTTP/1.1.
+        // Java's HttpClient sends this and continues with HTTP/1.1.
         served(
             "an upgrade to HTTP/2",
             plain("Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n", "a"),
         ),
-        // What a connection's fields are called is the client's choice; lengths are not forwarded from it anyway.
+        // The client chooses the fields that belong to its connection. The gateway never forwards the client's length
+        // field.
         served("a length that belongs to the connection", plain("Connection: content-length, host\r\n", "a")),
     ]
 }

@@ -1,4 +1,4 @@
-//! A client over plain sockets: it shows the bytes, and can do what no library would.
+//! A client over plain sockets: it shows the bytes, and can send what no library would.
 
 use std::{
     collections::BTreeMap,
@@ -12,15 +12,15 @@ pub(crate) struct TestClient {
     address: SocketAddr,
 }
 
-/// One answer, whole.
+/// One complete answer.
 #[derive(Debug)]
 pub(crate) struct TestResponse {
     pub(crate) status: u16,
     /// Names in lower case.
     pub(crate) headers: BTreeMap<String, String>,
-    /// Chunks joined.
+    /// The body with its chunks joined.
     pub(crate) body: Vec<u8>,
-    /// It ended as its framing says, and not by the connection's end.
+    /// Whether the answer ended by its framing and not with the connection.
     pub(crate) complete: bool,
 }
 
@@ -48,7 +48,7 @@ impl TestClient {
         self.raw(&request(path, "", body))
     }
 
-    /// With more header lines, each ended by CRLF.
+    /// Posts with more header lines, each ended by CRLF.
     pub(crate) fn post_with(&self, path: &str, headers: &str, body: &str) -> TestResponse {
         self.raw(&request(path, headers, body))
     }
@@ -57,10 +57,10 @@ impl TestClient {
         self.post("/v1/chat/completions", &chat_body(model, stream, tokens))
     }
 
-    /// Bytes as they are, and whatever comes back until the connection ends.
+    /// Sends these bytes unchanged and reads until the connection ends.
     pub(crate) fn raw(&self, request: &str) -> TestResponse {
         let mut stream = self.connect();
-        // A server may refuse and close before everything is written.
+        // A server may refuse and close before the client has written everything.
         let written = stream.write_all(request.as_bytes());
         let mut bytes = Vec::new();
         let mut buffer = [0; 16 << 10];
@@ -137,7 +137,7 @@ impl TestResponse {
         self.text().lines().filter_map(|l| l.strip_prefix("data: ").map(str::to_owned)).collect()
     }
 
-    /// A stream that came to its end: `[DONE]` last, no error event, properly framed.
+    /// Whether the stream is complete: `[DONE]` last, no error event, valid framing.
     pub(crate) fn is_whole_stream(&self) -> bool {
         let events = self.events();
         self.status == 200

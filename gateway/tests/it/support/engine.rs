@@ -1,7 +1,8 @@
-//! Engines from the outside: spoken to without the gateway, and one of our own that shows what it was sent.
+//! Tests' access to engines past the gateway, and an engine of our own that shows its requests.
 //!
-//! engine-sim behaves as engines do; the header's way through the gateway, and a peer that closes without a word, need
-//! one that does not. It is this test binary itself, started with a filter that runs nothing but [`echo`].
+//! engine-sim behaves like a real engine. Tests of header forwarding, and of a peer that closes without an answer, need
+//! an engine that does not. That engine is this test binary itself, started with a filter that runs nothing but
+//! [`echo`].
 
 use std::{
     io::{Read as _, Write as _},
@@ -11,11 +12,11 @@ use std::{
 
 use super::{GatewayFixture, GatewayProcess, TestClient, client, read, row};
 
-/// What the echoing engine does with a request is told by this header.
+/// The header that selects the echoing engine's behavior for a request.
 const BEHAVIOR_HEADER: &str = "x-behave";
 
 impl GatewayProcess {
-    /// An engine that runs, spoken to without the gateway.
+    /// A client of a running engine, past the gateway.
     pub(crate) fn engine_client(&self, id: &str) -> TestClient {
         let saved = || -> Option<SocketAddr> {
             let json: serde_json::Value =
@@ -26,13 +27,13 @@ impl GatewayProcess {
         TestClient::new(saved().unwrap())
     }
 
-    /// Sets faults of an engine-sim, once it listens: `fault("small#0", r#"{"hang": true}"#)`.
+    /// Sets faults of an engine-sim once it listens: `fault("small#0", r#"{"hang": true}"#)`.
     pub(crate) fn fault(&self, id: &str, faults: &str) {
         let request = client::request("/sim/faults", "", faults);
         let engine = self.engine_client(id);
         let mut answer = None;
         self.until(&format!("{id} listens"), Duration::from_secs(10), || {
-            // A stub in front of the engine may listen before the engine does, and before it is told which engine that is.
+            // A stub in front of the engine may listen before the engine does, and before the stub has its target.
             let answered = engine.try_connect().ok().map(|_| engine.raw(&request));
             answer = answered.filter(|it| !matches!(it.status, 502 | 503));
             answer.is_some()
@@ -41,7 +42,8 @@ impl GatewayProcess {
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
 
-    /// From here on the engine generates nothing: what it has begun stands still, and what comes waits. Or it goes on.
+    /// Stalls an engine, or lets it continue. A stalled engine generates nothing: running streams pause, and new
+    /// requests wait.
     pub(crate) fn stall(&self, id: &str, still: bool) {
         let fault = if still { "true" } else { "null" };
         self.fault(id, &format!("{{\"stall-streams\": {fault}}}"));
@@ -51,14 +53,14 @@ impl GatewayProcess {
         self.engine_client(id).get("/sim/counters").json()
     }
 
-    /// Wakes a model as an operator, and waits until it is awake.
+    /// Orders a wake as an operator, and waits until the model is awake.
     pub(crate) fn wake(&self, model: &str) {
         let answer = self.admin().post(&format!("/admin/v1/models/{model}/wake"), "");
         assert_eq!(answer.status, 202, "{}", answer.text());
         self.until_state(model, "awake");
     }
 
-    /// The same, seen by operators only: where the API does not speak in the clear.
+    /// Wakes a model like [`Self::wake`], but reads its state from the admin API, for an inference API under TLS.
     pub(crate) fn wake_by_admin(&self, model: &str) {
         let answer = self.admin().post(&format!("/admin/v1/models/{model}/wake"), "");
         assert_eq!(answer.status, 202, "{}", answer.text());
@@ -78,7 +80,7 @@ impl GatewayProcess {
 }
 
 impl GatewayFixture {
-    /// A model whose engine answers with the request as it arrived. `keys`: of the engine, one a line.
+    /// Adds a model whose engine answers with the request as it arrived. `keys`: keys of the engine, one a line.
     pub(crate) fn echo_model(self, name: &str, keys: &str) -> Self {
         let (command, env, behind) =
             row::test_engine_command("support::engine::echo", &["ECHO_AT=${HOST}:${PORT}"]);
@@ -96,22 +98,22 @@ impl GatewayFixture {
     }
 }
 
-/// An engine, when another test runs this binary as one; among the tests it does nothing.
+/// Runs the echoing engine when another test starts this binary as one. Among the tests it does nothing.
 #[test]
 fn echo() {
     let Ok(address) = std::env::var("ECHO_AT") else { return };
     let mut listener = Some(TcpListener::bind(address).unwrap());
-    // One after the other: nothing here takes its time.
+    // One connection after the other: no request here takes long.
     while let Some(Ok((stream, _))) = listener.as_ref().map(TcpListener::accept) {
         answer(stream, &mut listener);
     }
-    // Deafened it lives on, and nobody can connect to it, until it is ended.
+    // After `deafen` the process lives on without a listener until the gateway ends it.
     while listener.is_none() {
         std::thread::park();
     }
 }
 
-/// One request for each connection: the answer's end is the connection's.
+/// Answers one request per connection: the end of the answer ends the connection.
 fn answer(mut stream: TcpStream, listener: &mut Option<TcpListener>) {
     let Some(request) = read_request(&mut stream) else { return };
     let text = String::from_utf8_lossy(&request).into_owned();
@@ -126,14 +128,14 @@ fn answer(mut stream: TcpStream, listener: &mut Option<TcpListener>) {
     };
     let head = format!("HTTP/1.1 200 OK\r\n{extra}content-length: {}\r\n\r\n", request.len());
     if behave == Some("deafen") {
-        // Before the answer, which tells that it is done.
+        // The listener closes before the answer, because the answer confirms it.
         listener.take();
     }
-    // The gateway may be gone; then nobody waits for this.
+    // The gateway may have closed the connection, and then no client waits for this answer.
     drop(stream.write_all(&[head.as_bytes(), &request].concat()));
 }
 
-/// A request with its body, whose length it must say.
+/// Reads a request with its body, which needs a Content-Length.
 pub(super) fn read_request(stream: &mut TcpStream) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];

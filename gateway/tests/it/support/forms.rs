@@ -1,7 +1,7 @@
-//! Answers in every form that HTTP has for one, and an engine that gives them, cut where no engine would cut.
+//! Answers in every form that HTTP allows, and an engine that sends them, cut at points where no engine would cut.
 //!
-//! The engine is this test binary itself, started with a filter that runs nothing but [`engine`]. What it is asked for are
-//! the headers [`FORM_HEADER`] and [`CUT_HEADER`].
+//! The engine is this test binary itself, started with a filter that runs nothing but [`engine`]. The headers
+//! [`FORM_HEADER`] and [`CUT_HEADER`] select its answer.
 
 use std::{
     io::Write as _,
@@ -12,12 +12,12 @@ use std::{
 
 use super::{GatewayFixture, engine::read_request, pause, row};
 
-/// Which of [`all_forms`].
+/// The header with the index into [`all_forms`].
 pub(crate) const FORM_HEADER: &str = "x-form";
-/// So many bytes are written at a time.
+/// The header with the number of bytes per write.
 pub(crate) const CUT_HEADER: &str = "x-cut";
 
-/// After each write: for what came to be read before the next one does.
+/// Pause after each write, so that the gateway reads it before the next one.
 const WRITE_PAUSE: Duration = Duration::from_micros(200);
 
 pub(crate) struct ResponseForm {
@@ -29,9 +29,9 @@ pub(crate) struct ResponseForm {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FormFraming {
     Length,
-    /// Of this many bytes each, over and over, with all that chunks may have besides.
+    /// Chunks of these sizes in turn, with all extras that chunks may have.
     Chunks(&'static [usize]),
-    /// Ends with the connection.
+    /// The end of the connection ends the body.
     Close,
 }
 
@@ -39,7 +39,7 @@ const EVENTS: &str = "text/event-stream; charset=utf-8";
 const JSON: &str = "application/json";
 const BYTES: &str = "audio/x-raw";
 
-/// All that a stream of events may have; what ends it stands apart. Letters of one to four bytes, and some that are none.
+/// Everything that an event stream may contain, without its end: characters of one to four bytes, and invalid ones.
 fn events(line_end: &str) -> Vec<u8> {
     let text = [
         "\u{feff}: a comment\n\n",
@@ -60,7 +60,7 @@ fn with_end(mut events: Vec<u8>, end: &str) -> Vec<u8> {
     events
 }
 
-/// Every byte there is, in an order that does not repeat itself soon.
+/// All byte values in an order that does not soon repeat.
 fn noise(length: usize) -> Vec<u8> {
     let mut state = 0x2026_u32;
     let next = |_| {
@@ -91,13 +91,13 @@ pub(crate) fn all_forms() -> Vec<ResponseForm> {
         (EVENTS, with_end(events("\n"), error), odd),
         (EVENTS, with_end(events("\n"), error), Close),
         (EVENTS, with_end(events("\n"), "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"), Close),
-        // Without an end of its own, which is the framing's then.
+        // Without an end event: the framing ends the stream.
         (EVENTS, events("\n"), odd),
         (EVENTS, events("\n"), Length),
         (EVENTS, with_end(large.clone(), done), Chunks(&[100_000, 1])),
         (EVENTS, with_end(large, done), Close),
         (EVENTS, noise(3000), odd),
-        // Closed without an event it would be a stream that broke.
+        // Closed without an event, this would be a broken stream.
         (EVENTS, Vec::new(), Chunks(&[1])),
         (JSON, document.clone(), odd),
         (JSON, document.clone(), Length),
@@ -142,7 +142,7 @@ impl ResponseForm {
 }
 
 impl GatewayFixture {
-    /// A model whose engine answers in the form it is asked for, behind a stub with this port for its orders.
+    /// Adds a model whose engine answers in the requested form, behind a stub with this admin port.
     pub(crate) fn forms_model(self, name: &str, admin: u16) -> Self {
         let exe = std::env::current_exe().unwrap();
         let words = [
@@ -167,7 +167,7 @@ impl GatewayFixture {
     }
 }
 
-/// The engine, when another test runs this binary as one; among the tests it does nothing.
+/// Runs the engine when another test starts this binary as one. Among the tests it does nothing.
 #[test]
 fn engine() {
     let Ok(address) = std::env::var("FORMS_AT") else { return };
@@ -179,7 +179,7 @@ fn engine() {
     }
 }
 
-/// One request; false when the connection ends with it.
+/// Answers one request. Returns false when the connection ends with it.
 fn answer(stream: &mut TcpStream) -> bool {
     let Some(request) = read_request(stream) else { return false };
     let text = String::from_utf8_lossy(&request).into_owned();

@@ -1,4 +1,4 @@
-//! HTTP/2 by hand: frames as a test wants them, also such as no library would send.
+//! HTTP/2 frames by hand, including frames that no library would send.
 
 use std::io::{self, Read, Write};
 
@@ -32,7 +32,7 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
     bytes
 }
 
-/// The preface and settings: `(id, value)`.
+/// The client preface and a SETTINGS frame with these `(id, value)` pairs.
 pub(crate) fn preface_and_settings(settings: &[(u16, u32)]) -> Vec<u8> {
     let mut payload = Vec::new();
     for (id, value) in settings {
@@ -42,7 +42,7 @@ pub(crate) fn preface_and_settings(settings: &[(u16, u32)]) -> Vec<u8> {
     [PREFACE, &frame(SETTINGS, 0, 0, &payload)].concat()
 }
 
-/// A header block of literals that are not remembered.
+/// A header block of literals without indexing.
 pub(crate) fn header_block(headers: &[(&str, &str)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (name, value) in headers {
@@ -55,7 +55,7 @@ pub(crate) fn header_block(headers: &[(&str, &str)]) -> Vec<u8> {
     bytes
 }
 
-/// HPACK's integer with a prefix of seven bits.
+/// Encodes an HPACK integer with a prefix of seven bits.
 fn length(bytes: &mut Vec<u8>, mut n: usize) {
     if n < 127 {
         bytes.push(n as u8);
@@ -77,14 +77,14 @@ pub(crate) const POST: [(&str, &str); 4] = [
     (":path", "/v1/chat/completions"),
 ];
 
-/// A whole request for a chat completion.
+/// The frames of a complete chat completion request.
 pub(crate) fn chat(stream: u32, body: &str) -> Vec<u8> {
     let mut bytes = frame(HEADERS, END_HEADERS, stream, &header_block(&POST));
     bytes.extend(frame(DATA, END_STREAM, stream, body.as_bytes()));
     bytes
 }
 
-/// The next frame; `None` at the connection's end, however it ends.
+/// Reads the next frame; `None` at the end of the connection, clean or not.
 pub(crate) fn read_frame(from: &mut impl Read) -> Option<Http2Frame> {
     let mut head = [0; 9];
     from.read_exact(&mut head).ok()?;
@@ -95,13 +95,13 @@ pub(crate) fn read_frame(from: &mut impl Read) -> Option<Http2Frame> {
     Some(Http2Frame { kind: head[3], flags: head[4], stream, payload })
 }
 
-/// The number that a RST_STREAM or GOAWAY gives as its reason.
+/// The error code of a RST_STREAM or GOAWAY frame.
 pub(crate) fn error_code(frame: &Http2Frame) -> u32 {
     let at = if frame.kind == GOAWAY { 4 } else { 0 };
     u32::from_be_bytes(frame.payload[at..at + 4].try_into().unwrap())
 }
 
-/// Writes, until the other side takes no more.
+/// Writes and flushes these bytes. Fails when the other side accepts no more.
 pub(crate) fn write(to: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
     to.write_all(bytes)?;
     to.flush()

@@ -1,4 +1,4 @@
-//! An exchange looked at while it runs: what has come so far, and what comes next.
+//! An open exchange that a test inspects while it runs.
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
@@ -9,13 +9,13 @@ use super::{TestClient, TestResponse};
 
 pub(crate) struct OpenExchange {
     stream: TcpStream,
-    /// Everything that came and was not taken yet.
+    /// The received bytes that no call has taken yet.
     pub(crate) received: Vec<u8>,
     pub(crate) ended: bool,
 }
 
 impl TestClient {
-    /// Writes these bytes on a connection of their own and reads nothing yet.
+    /// Writes these bytes on a new connection and reads nothing yet.
     pub(crate) fn open(&self, bytes: impl AsRef<[u8]>) -> OpenExchange {
         let mut open = OpenExchange { stream: self.connect(), received: Vec::new(), ended: false };
         open.write(bytes);
@@ -28,12 +28,12 @@ impl OpenExchange {
         self.stream.write_all(bytes.as_ref()).unwrap();
     }
 
-    /// False once the other side takes no more.
+    /// Returns false once the other side accepts no more.
     pub(crate) fn try_write(&mut self, bytes: impl AsRef<[u8]>) -> bool {
         self.stream.write_all(bytes.as_ref()).is_ok()
     }
 
-    /// The client has sent all it will. The other side may have had enough of it before, and reset the connection.
+    /// Closes the write half. The other side may have reset the connection before.
     pub(crate) fn finish(&self) {
         match self.stream.shutdown(Shutdown::Write) {
             Err(error) if error.kind() == ErrorKind::NotConnected => {}
@@ -41,27 +41,27 @@ impl OpenExchange {
         }
     }
 
-    /// Reads until this text has come.
+    /// Reads until the received bytes contain this text.
     pub(crate) fn until(&mut self, text: &str) {
         while !self.has(text) {
             assert!(self.more(), "ended before {text:?}: {}", self.text());
         }
     }
 
-    /// Reads until more has come than so many bytes.
+    /// Reads until more than this many bytes have arrived.
     pub(crate) fn until_more_than(&mut self, bytes: usize) {
         while self.received.len() <= bytes {
             assert!(self.more(), "ended after {bytes} bytes: {}", self.text());
         }
     }
 
-    /// Reads to the connection's end.
+    /// Reads to the end of the connection.
     pub(crate) fn rest(mut self) -> TestResponse {
         while self.more() {}
         TestResponse::parse(&self.received).unwrap_or_else(|| panic!("no answer: {:?}", self.text()))
     }
 
-    /// Takes the first answer off, of those that come one after the other on this connection.
+    /// Takes the first of the successive answers on this connection.
     pub(crate) fn answer(&mut self) -> TestResponse {
         loop {
             if let Some((answer, length)) = self.first() {
@@ -72,17 +72,17 @@ impl OpenExchange {
         }
     }
 
-    /// Something comes, and not the end.
+    /// Whether any byte arrives before the connection ends.
     pub(crate) fn is_answered(&mut self) -> bool {
         !self.received.is_empty() || self.more()
     }
 
-    /// It is closed, and nothing came before that.
+    /// Whether the connection closes without a further byte.
     pub(crate) fn closes(mut self) -> bool {
         !self.more()
     }
 
-    /// It ends, and not well.
+    /// Asserts that the connection ends without a 200.
     pub(crate) fn ended_without_200(mut self) {
         while self.more() {}
         assert!(!self.has("HTTP/1.1 200"), "{}", self.text());
@@ -108,7 +108,7 @@ impl OpenExchange {
         !self.ended
     }
 
-    /// A whole answer with a length, and how many bytes it took.
+    /// The first complete answer with a length, and its size in bytes.
     fn first(&self) -> Option<(TestResponse, usize)> {
         let head = self.received.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
         let length: usize =

@@ -1,40 +1,40 @@
-//! Gateway, stub and engine in a row: a stub in front of engine, and what its controller would tell it.
+//! A stub in front of an engine, behind the gateway, with the orders that its controller would send.
 //!
-//! The stub is this test binary itself, started with a filter that runs nothing but [`stub`], as a process of its own; its
-//! engine is its child, so that the gateway starts and ends the two as one engine. Any test goes through such a row when
-//! `ROUSE_STUB` is set, which is for suites whose engines need not sleep: no such order passes a stub.
+//! The stub is this test binary itself, started as a process of its own with a filter that runs nothing but [`stub`].
+//! Its engine is its child, so the gateway starts and ends the two as one engine. When `ROUSE_STUB` is set, every test
+//! runs through such a row. That is for suites whose engines need not sleep, because a stub passes no sleep order.
 
 use std::{ffi::OsString, path::Path, process::Command};
 
 use super::{TestClient, TestResponse};
 
-/// The stub's relay port is the engine's, as the gateway knows it.
+/// The variable with the stub's relay port, which the gateway takes for the engine's port.
 const RELAY_PORT_ENV: &str = "ROW_PORT";
 const ADMIN_PORT_ENV: &str = "ROW_ADMIN";
-/// The engine's words, one a line.
+/// The variable with the engine's command line, one argument a line.
 const ENGINE_COMMAND_ENV: &str = "ROW_ENGINE";
-/// Stands in them for the engine's own port.
+/// Placeholder for the engine's own port in those arguments.
 const ENGINE_PORT_PLACEHOLDER: &str = "ENGINE_PORT";
 const FOLDER_ENV: &str = "ROW_FOLDER";
 
-/// How a test has to do with a stub.
+/// How a test uses a stub.
 #[derive(Clone, Copy)]
 pub(crate) struct StubInRow<'a> {
-    /// Its admin port.
+    /// The stub's admin port.
     pub(crate) admin: u16,
-    /// The test tells the stub where its engine is, by copying `engine` to `target` here; the stub's own address is
-    /// `run_stub`. It has a process of its own, `pid`, and when that is killed there is another. Without a folder a stub is
-    /// told by the row itself.
+    /// A folder in which the test controls the stub. The test gives the stub its target by copying `engine` to
+    /// `target`; `run_stub` has the stub's own address. The stub is a process of its own, `pid`, and the row replaces
+    /// it when it is killed. Without a folder the row itself sets the target.
     pub(crate) folder: Option<&'a Path>,
 }
 
-/// Whether any test goes through a row.
+/// Whether every test runs through a row.
 pub(crate) fn is_enabled() -> bool {
     std::env::var_os("ROUSE_STUB").is_some()
 }
 
-/// A stub, if `ROUSE_STUB` is set. No test sends orders to it, so it binds any free admin port when it starts; a port chosen earlier
-/// might be taken by then.
+/// A stub, if `ROUSE_STUB` is set. No test sends orders to it, so it binds any free admin port when it starts. A port
+/// chosen earlier might be taken by then.
 pub(crate) fn stub_if_enabled() -> Option<StubInRow<'static>> {
     is_enabled().then_some(StubInRow { admin: 0, folder: None })
 }
@@ -49,8 +49,8 @@ pub(crate) fn free_port() -> u16 {
     rouse_net::port::free().unwrap()
 }
 
-/// The command, environment and further keys of an engine that is one test of this binary, which is told by its
-/// environment (`AT=${HOST}:${PORT}`) what it is: behind a stub where rows are asked for.
+/// The command, environment and further keys of an engine that is one test of this binary. Its environment
+/// (`AT=${HOST}:${PORT}`) makes that test an engine. With `ROUSE_STUB` set, a stub is in front of it.
 pub(crate) fn test_engine_command(name: &str, env: &[&str]) -> (String, String, &'static str) {
     let exe = std::env::current_exe().unwrap();
     let exe = [exe.to_str().unwrap(), name, "--exact", "--nocapture"];
@@ -64,7 +64,7 @@ pub(crate) fn test_engine_command(name: &str, env: &[&str]) -> (String, String, 
     }
 }
 
-/// The command, environment and further keys of an engine that is these words behind a stub.
+/// The command, environment and further keys of an engine with this command line behind a stub.
 pub(super) fn stub_command(words: &[&str], place: StubInRow<'_>) -> (String, String, &'static str) {
     let StubInRow { admin, folder } = place;
     let exe = std::env::current_exe().unwrap();
@@ -77,7 +77,7 @@ pub(super) fn stub_command(words: &[&str], place: StubInRow<'_>) -> (String, Str
     (command, env, "      stub: true\n")
 }
 
-/// An order to the stub, or a question.
+/// Sends an order or a query to the stub.
 pub(crate) fn stub_request(admin: u16, method: &str, path: &str, body: &str) -> TestResponse {
     let head = format!("{method} {path} HTTP/1.1\r\nHost: stub\r\nConnection: close\r\n");
     let length = body.len();
@@ -85,7 +85,7 @@ pub(crate) fn stub_request(admin: u16, method: &str, path: &str, body: &str) -> 
     TestClient::new(([127, 0, 0, 1], admin).into()).raw(&request)
 }
 
-/// A stub with its engine, when another test runs this binary as one; among the tests it does nothing.
+/// Runs a stub with its engine when another test starts this binary as one. Among the tests it does nothing.
 #[test]
 fn stub() {
     let Ok(port) = std::env::var(RELAY_PORT_ENV) else { return };
@@ -98,7 +98,7 @@ fn stub() {
         let told = |name: &str, what: String| std::fs::write(Path::new(&folder).join(name), what).unwrap();
         told("relay", format!("127.0.0.1:{port}"));
         told("engine", address);
-        // Until the gateway ends all three of them.
+        // Until the gateway ends all three processes.
         loop {
             let exe = std::env::current_exe().unwrap();
             let mut stub = Command::new(exe).args(["support::row::alone", "--exact"]).spawn().unwrap();
@@ -113,7 +113,7 @@ fn stub() {
     engine.wait().unwrap();
 }
 
-/// The stub of a row, where it has a process of its own.
+/// Runs the stub of a row as a process of its own.
 #[test]
 fn alone() {
     let (Ok(port), Some(folder)) = (std::env::var(RELAY_PORT_ENV), std::env::var_os(FOLDER_ENV)) else {
@@ -122,7 +122,7 @@ fn alone() {
     run_stub(&port, Path::new(&folder));
 }
 
-/// Is a stub, until it is told to end. `folder` is where it is told its `target`.
+/// Runs a stub until its process gets a signal. `folder` has its `target` file.
 fn run_stub(port: &str, folder: &Path) {
     let target = folder.join("target");
     let admin = std::env::var(ADMIN_PORT_ENV).unwrap();
@@ -136,7 +136,7 @@ fn run_stub(port: &str, folder: &Path) {
         ["--probes-port", "0"],
         ["--spi-port", "0"],
         ["--proxy-port", "0"],
-        // Its own paths pass as well, by which a test looks at it.
+        // A custom engine's own paths pass the stub, too, and tests read the engine through them.
         ["--engine-kind", "custom"],
         ["--server-ip-file", target.to_str().unwrap()],
     ];

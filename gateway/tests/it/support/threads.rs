@@ -1,10 +1,10 @@
-//! What the kernel counts of the threads of a process: for how long each has run.
+//! CPU time of a process's threads, as the kernel counts it.
 
 use std::{path::PathBuf, time::Duration};
 
 use super::read;
 
-/// How long each thread of a process has run since it began. Nothing, where the kernel does not count that.
+/// CPU time of each thread of a process since its start. Zero where the kernel does not count it.
 pub(crate) struct ThreadRunTimes(Vec<Duration>);
 
 impl ThreadRunTimes {

@@ -1,4 +1,4 @@
-//! Certificates for a test, and a client that speaks TLS over plain blocking sockets.
+//! Certificates for tests, and a TLS client over plain blocking sockets.
 
 use std::{
     net::{SocketAddr, TcpStream},
@@ -15,14 +15,14 @@ use rustls::{
 
 pub(crate) type BlockingTlsStream = StreamOwned<ClientConnection, TcpStream>;
 
-/// An authority, and the folder where its certificates are written.
+/// A certificate authority and the folder for its certificates.
 pub(crate) struct CertificateAuthority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     dir: PathBuf,
 }
 
 impl CertificateAuthority {
-    /// Writes `ca.pem` there.
+    /// Creates an authority and writes its `ca.pem` to the folder.
     pub(crate) fn new(dir: &Path) -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -31,7 +31,7 @@ impl CertificateAuthority {
         Self { issuer, dir: dir.to_owned() }
     }
 
-    /// Writes `NAME.pem` and `NAME.key` of a certificate for `localhost`; gives both as they go over the wire.
+    /// Writes `NAME.pem` and `NAME.key` of a certificate for `localhost`. Returns the certificate and its key.
     pub(crate) fn issue(&self, name: &str) -> (CertificateDer<'static>, KeyPair) {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
@@ -41,7 +41,7 @@ impl CertificateAuthority {
         (cert.der().clone(), key)
     }
 
-    /// `tls` for the configuration, of what was issued as `server`.
+    /// The configuration's `tls` entry for the certificate issued as `server`.
     pub(crate) fn settings(&self, more: &str) -> String {
         let file = |name: &str| self.dir.join(name).display().to_string();
         format!("tls: {{cert: {:?}, key: {:?}{more}}}", file("server.pem"), file("server.key"))
@@ -71,7 +71,7 @@ impl CertificateAuthority {
     }
 }
 
-/// Connects; the handshake is made by the first read or write.
+/// Connects. The first read or write does the handshake.
 pub(crate) fn connect_tls(address: SocketAddr, client: &Arc<ClientConfig>) -> BlockingTlsStream {
     let tcp = TcpStream::connect(address).unwrap();
     tcp.set_nodelay(true).unwrap();

@@ -1,4 +1,4 @@
-//! Uploads: one body, read once and sent on as the pieces around the model's name.
+//! Uploads: the gateway reads a body once and sends it on as the pieces around the model's name.
 
 use std::io::Write as _;
 
@@ -7,7 +7,7 @@ use crate::support::{GatewayFixture, SimModel, TestClient, TestResponse, read};
 pub(crate) const MULTIPART: &str = "multipart/form-data; boundary=b";
 const SIZE: usize = 50 << 20;
 
-/// A form as stock clients send it.
+/// A multipart form as stock clients send it.
 pub(crate) fn form(fields: &[(&str, &str)], file: &[u8]) -> Vec<u8> {
     let mut body = Vec::with_capacity(file.len() + 1024);
     for (name, value) in fields {
@@ -21,7 +21,7 @@ pub(crate) fn form(fields: &[(&str, &str)], file: &[u8]) -> Vec<u8> {
 }
 
 impl TestClient {
-    /// Posts these bytes as this type of content.
+    /// Posts these bytes with this content type.
     pub(crate) fn upload(&self, path: &str, kind: &str, body: &[u8]) -> TestResponse {
         let length = body.len();
         let kind = if kind.is_empty() { String::new() } else { format!("Content-Type: {kind}\r\n") };
@@ -29,13 +29,13 @@ impl TestClient {
             "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{kind}Content-Length: {length}\r\n\r\n"
         );
         let mut open = self.open(head);
-        // A server may refuse and close before everything is written.
+        // A server may refuse and close before the client has written everything.
         open.try_write(body);
         open.rest()
     }
 }
 
-/// A line of the gateway's own memory account, in bytes.
+/// One line of the gateway's `/proc` memory status, in bytes.
 fn memory(pid: i32, line: &str) -> usize {
     let status = read(std::path::Path::new(&format!("/proc/{pid}/status")));
     let value = status.lines().find_map(|found| found.strip_prefix(line)).unwrap();
@@ -44,7 +44,7 @@ fn memory(pid: i32, line: &str) -> usize {
 
 #[test]
 fn an_upload_is_held_once_however_large_and_charged_for_once() {
-    // Two of them together would be refused, and so would one that is charged for twice.
+    // Two of these bodies together would be refused, and so would one body that is charged twice.
     let settings = "limits: {body: 60Mi, bodyTotal: 60Mi}";
     let gateway = GatewayFixture::new(&["2Gi"])
         .settings(settings)
@@ -58,7 +58,7 @@ fn an_upload_is_held_once_however_large_and_charged_for_once() {
     let file: Vec<u8> = (0..SIZE).map(|i| (i % 251) as u8).collect();
     let body = form(&[("model", "small")], &file);
     let client = gateway.client();
-    // What the first request of all costs is not the body's affair.
+    // A first request keeps the gateway's one-time costs out of the measurement.
     client.upload("/v1/audio/transcriptions", MULTIPART, &form(&[("model", "small")], b"x"));
     let before = memory(gateway.pid(), "VmRSS");
     let answer = client.upload("/v1/audio/transcriptions", MULTIPART, &body);

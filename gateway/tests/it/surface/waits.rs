@@ -1,4 +1,4 @@
-//! Waiting, failing and leaving, in the words of each API.
+//! Waits, failures and disconnects in the format of each API.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::support::{GatewayFixture, GatewayProcess, SimModel, TestResponse, cli
 const CHAT: &str = "/v1/chat/completions";
 const QUICK: &str = "stream: {grace: 50ms, heartbeat: 50ms}";
 
-/// A body for any of the streaming routes.
+/// A body for every streaming route.
 fn body(model: &str) -> String {
     format!(
         r#"{{"model":"{model}","stream":true,"max_tokens":3,"prompt":"a","input":"a","messages":[{{"role":"user","content":"a"}}]}}"#
@@ -27,7 +27,7 @@ fn one(settings: &str, flags: &str) -> GatewayProcess {
         .start()
 }
 
-/// What came of ours before the engine's first event, and the rest.
+/// Counts the gateway's heartbeats before the engine's first event, and returns the rest.
 fn beats<'a>(answer: &'a TestResponse, beat: &str, text: &'a str) -> (usize, &'a str) {
     let mut rest = text;
     let mut count = 0;
@@ -56,7 +56,7 @@ fn a_parked_stream_beats_in_its_apis_form_and_then_says_what_the_engine_says() {
         let text = waited.text();
         let (count, rest) = if beat == in_progress {
             let count = text.matches(beat).count();
-            // The engine sends one of its own.
+            // The engine sends one such event of its own.
             (count - 1, text.get(text.find("event: response.created").unwrap()..).unwrap())
         } else {
             beats(&waited, beat, &text)
@@ -78,7 +78,7 @@ fn an_upload_that_wants_a_stream_waits_as_one() {
     assert!(count >= 2 && rest.contains("transcript.text.done") && answer.is_whole_stream(), "{text}");
 }
 
-/// The one event with which a stream of this API fails, as its SDKs take it for a failure.
+/// Returns the only failure event of the stream, in the form that this API's SDKs expect.
 fn failure(path: &str, answer: &TestResponse) -> Value {
     let text = answer.text();
     assert!(answer.status == 200 && !answer.complete && !text.contains("[DONE]"), "{path}: {text}");
@@ -99,7 +99,7 @@ fn failure(path: &str, answer: &TestResponse) -> Value {
 #[test]
 fn a_failure_after_the_head_is_the_apis_own_error_event() {
     for path in [CHAT, MESSAGES, RESPONSES, "/engines/slow/v1/messages"] {
-        // No grace: on a slow machine it may fail before any.
+        // Without a grace: on a slow machine the request may otherwise fail before the stream begins.
         let gateway = one("stream: {grace: 0s}", "--fault slow-start=300ms --fault exit-at-start=3");
         let late = gateway.client().post(path, &body("slow"));
         assert!(failure(path, &late).to_string().contains("model_not_ready"), "{}", late.text());
@@ -107,7 +107,7 @@ fn a_failure_after_the_head_is_the_apis_own_error_event() {
         let late = gateway.client().post(path, &body("slow"));
         failure(path, &late);
         assert_eq!(gateway.leases(), 0);
-        // Awake, the same refusal has its status: within a grace that a busy machine leaves time for.
+        // With an awake engine the same refusal keeps its status: the default grace is long enough on a busy machine.
         let gateway = one("", "--fault status=418");
         gateway.wake("slow");
         assert_eq!(gateway.client().post(path, &body("slow")).status, 418, "{path}");
@@ -123,7 +123,7 @@ fn an_engine_that_cuts_a_stream_is_told_in_the_apis_own_words() {
         let broken = gateway.client().post(path, &body("slow"));
         let failure = failure(path, &broken).to_string();
         assert!(failure.contains("engine_failed"), "{}", broken.text());
-        // It lives, which is not what is said of one that died.
+        // The engine lives, so the message differs from the one for a dead engine.
         assert!(
             failure.contains("its connection broke in the middle of the answer (broke_off)"),
             "{failure}"

@@ -1,4 +1,4 @@
-//! A collector of traces: takes OTLP over HTTP, and keeps what it took.
+//! A trace collector: it takes OTLP over HTTP and keeps the received spans.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +28,7 @@ struct CollectedSpans {
     spans: Vec<Span>,
     resource: BTreeMap<String, String>,
     heads: Vec<String>,
-    /// Answered instead of 200.
+    /// Whether the collector answers 503 instead of 200.
     refuse: bool,
 }
 
@@ -58,7 +58,7 @@ impl Collector {
         self.collected.lock().unwrap().heads.last().cloned().unwrap_or_default()
     }
 
-    /// The spans of the request with this id: its own one, and those below it in the order of their beginnings.
+    /// The spans of the request with this id: its own span, and its child spans in the order of their starts.
     pub(super) fn tree(&self, gateway: &GatewayProcess, id: &str) -> (Span, Vec<Span>) {
         let find = || {
             let got = self.collected.lock().unwrap();
@@ -114,7 +114,7 @@ impl Collector {
     }
 }
 
-/// An attribute as text; empty when it is not there.
+/// An attribute as text; empty when the span lacks it.
 pub(super) fn text(span: &Span, name: &str) -> String {
     span.attributes.iter().find(|pair| pair.key == name).map(shown).unwrap_or_default()
 }

@@ -1,4 +1,5 @@
-//! What telemetry must survive: a log that nobody reads, an environment meant for others, an end at a bad time.
+//! Trouble that telemetry must survive: a log without a reader, an environment meant for other programs, an end at a
+//! bad time.
 
 use std::{
     io::{ErrorKind, PipeReader, PipeWriter, Read as _, Write as _, pipe},
@@ -17,7 +18,7 @@ use crate::support::{
     tls::{CertificateAuthority, connect_tls},
 };
 
-/// A pipe that takes nothing more.
+/// A pipe whose buffer is full.
 fn full() -> (PipeReader, PipeWriter) {
     let (reader, mut writer) = pipe().unwrap();
     fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
@@ -41,16 +42,17 @@ fn a_standard_error_that_nobody_reads_holds_up_neither_requests_nor_the_end() {
     let gateway = one_that_parks().start_as(|command| {
         command.stderr(Stdio::from(writer));
     });
-    // Each is a warning, on whichever core has the connection.
+    // Each request logs a warning, on the core that has the connection.
     for number in 0..20 {
         assert_eq!(ask(&gateway, &format!("r{number}"), "x-request-timeout: 0.05\r\n", "parks", false), 503);
         assert_eq!(gateway.client().get("/healthz").status, 200);
     }
-    // A line for each mistake, and more of them than may wait.
+    // One log line for each mistake, and more lines than the queue holds.
     let mistakes: String = (0..20_000).map(|number| format!("no-such-key-{number}: 1\n")).collect();
     std::fs::write(gateway.dir.join("rouse.yaml"), mistakes).unwrap();
     gateway.signal(Signal::SIGHUP);
-    // To read so much takes seconds of a busy machine, which are not the log's: the end is asked for after that.
+    // On a busy machine the gateway takes seconds to read so much, and the log does not cause them. The test therefore
+    // ends the gateway only after the read.
     let is_read = "rouse_config_reloads_total{outcome=\"failed\"} 1\n";
     gateway.until("what does not fit is dropped and counted", Duration::from_secs(20), || {
         assert_eq!(gateway.client().get("/healthz").status, 200);
@@ -121,7 +123,7 @@ fn the_end_cuts_a_pause_between_two_attempts_short() {
     gateway.until("one attempt failed", Duration::from_secs(5), || {
         gateway.log().contains("traces cannot be exported")
     });
-    // The second one, too; the next would be three seconds away.
+    // The second attempt fails, too; the third would follow three seconds later.
     crate::support::pause(Duration::from_millis(1500));
     collector.refuse(false);
     assert_eq!(gateway.terminate(), Some(0));

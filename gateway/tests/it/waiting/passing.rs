@@ -1,4 +1,4 @@
-//! What passes between a client and an engine, and what does not.
+//! What passes between a client and an engine, and what the gateway keeps back.
 
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -22,7 +22,7 @@ fn awake(sim: &SimModel<'_>) -> GatewayProcess {
     gateway
 }
 
-/// The request as the engine got it: its lines, and its body.
+/// The request as the engine got it: its lines and its body.
 fn sent(answer: &TestResponse) -> (Vec<String>, String) {
     assert_eq!(answer.status, 200, "{}", answer.text());
     let text = answer.text();
@@ -111,7 +111,7 @@ fn only_the_name_is_replaced_in_the_body_and_every_other_byte_stays() {
     let wanted = spaced.replace("\"ec\\u0068o\"", r#""Org/\"Model\"""#);
     assert_eq!(body, wanted);
     assert!(lines.iter().any(|line| *line == format!("content-length: {}", wanted.len())), "{lines:?}");
-    // The other name is the engine's affair and no client's.
+    // Clients cannot use the engine's own name of the model.
     let served = gateway.client().post(CHAT, r#"{"model":"Org/\"Model\""}"#);
     assert_eq!(served.status, 404);
 }
@@ -144,7 +144,7 @@ fn a_fit_request_id_is_kept_and_any_other_is_made_anew() {
         assert!(lines.iter().any(|line| *line == format!("x-request-id: {got}")), "{lines:?}");
         got
     };
-    // In the form of a UUID: there are engines that take no other.
+    // A generated id has the form of a UUID, because some engines accept no other form.
     let is_made = |id: &str| id.split('-').map(str::len).eq([8, 4, 4, 4, 12]);
     assert_eq!(id("x-request-id: a.B_c-9\r\n"), "a.B_c-9");
     for unfit in ["", "x-request-id: a b\r\n", "x-request-id: é\r\n", "x-request-id: \r\n"] {
@@ -215,7 +215,7 @@ fn requests_that_follow_each_other_on_one_connection_are_answered_in_order() {
     let ids: Vec<&str> = answers.iter().map(|answer| answer.header("x-request-id")).collect();
     assert_eq!((ids.first(), ids.get(1), ids.get(3)), (Some(&"one"), Some(&"two"), Some(&"four")));
     assert!(answers.iter().all(|answer| answer.status == 200));
-    // A refusal whose body was read leaves the connection usable.
+    // A refusal after the gateway has read the body leaves the connection usable.
     open.write(kept("five", 1).replace("\"small\"", "\"smell\""));
     assert_eq!(open.answer().status, 404);
     open.write(kept("six", 1));
@@ -253,7 +253,7 @@ fn http2_without_an_upgrade_carries_streams_side_by_side() {
         assert!(first.0 == 200 && first.1.ends_with("data: [DONE]\n\n"), "{first:?}");
         assert!(second.0 == 200 && second.1.contains("\"choices\""), "{second:?}");
         assert!(absent.0 == 404 && absent.1.contains("model_not_found"), "{absent:?}");
-        // One that is refused for its size ends alone: the connection carries on.
+        // A request that is refused for its size ends alone: the connection stays open.
         let large = http::Request::post(format!("http://localhost{CHAT}"))
             .body(Full::new(bytes::Bytes::from(vec![b'x'; 2 << 20])))
             .unwrap();

@@ -1,9 +1,9 @@
-//! In what order things are measured.
+//! The order of measurements.
 //!
-//! A machine's pace drifts by more than what is compared here: within a minute for reasons of its own, and by what ran
-//! before. So everything is measured next to nginx in time, each round begins with another one, and each second round runs
-//! backwards; what is kept is the median over rounds of the ratio within a group. The stub is measured next to the gateway
-//! instead, against which it is judged.
+//! A machine's speed drifts by more than the compared differences: within a minute for reasons of its own, and because
+//! of earlier work. So every target is measured next to nginx in time, each round begins with another target, and every
+//! second round runs backwards. The result is the median over rounds of the ratio within a group. The stub is measured
+//! next to the gateway, its reference, instead.
 
 use crate::{cases::BenchCase, peers::ComparedProxy};
 
@@ -14,7 +14,7 @@ pub(crate) struct Measurement {
     pub(crate) workers: usize,
 }
 
-/// Groups of neighbours, each with nginx in it once (`workers` has it with one and with two).
+/// Returns groups of neighbours, each with nginx in it once. `workers` has nginx with one worker and with two.
 pub(crate) fn groups(case: BenchCase, targets: &[ComparedProxy], round: u32) -> Vec<Vec<Measurement>> {
     let one = |target| Measurement { target, workers: 1 };
     let mut others: Vec<_> = targets.iter().copied().filter(|&target| case.applies_to(target)).collect();
@@ -48,8 +48,8 @@ pub(crate) fn groups(case: BenchCase, targets: &[ComparedProxy], round: u32) -> 
     groups
 }
 
-/// Into the gateway's group, on the side where nginx is not: that one stays its neighbour too. The stub is the last of the
-/// group and the first in turn.
+/// Inserts the stub into the gateway's group, on the side away from nginx. So nginx stays the gateway's neighbour too.
+/// The stub is alternately the last and the first of the group.
 fn put_stub_beside_rouse(group: &mut Vec<Measurement>, round: u32) {
     let Some(rouse) = group.iter().position(|spot| spot.target == ComparedProxy::Rouse) else { return };
     if rouse == 0 {

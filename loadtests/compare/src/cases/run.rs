@@ -1,4 +1,4 @@
-//! All measurements, one after the other.
+//! Runs all measurements in sequence.
 
 use std::{io::Write as _, net::SocketAddr, path::Path, time::Duration};
 
@@ -21,29 +21,29 @@ use crate::{
     report::{CompareResults, LatencyQuantiles, ResultCell, redact_folders},
 };
 
-/// Processors that others may use before a measurement counts as disturbed.
+/// Cores that other work may use before a measurement counts as disturbed.
 const MAX_OTHER_CORES: f64 = 0.15;
-/// Beyond what a load should take.
+/// Time beyond a load's expected duration.
 const LOAD_GRACE: Duration = Duration::from_secs(60);
-/// Code is paged in, sockets are open and allocators are warm after so much.
+/// After this time code is paged in, sockets are open and allocators are warm.
 const WARM_UP: Duration = Duration::from_millis(200);
 
 /// What to measure.
 pub(crate) struct ComparePlan {
     pub(crate) cases: Vec<BenchCase>,
-    /// With nginx and whom it is compared with.
+    /// Nginx and the targets compared with it.
     pub(crate) targets: Vec<ComparedProxy>,
     pub(crate) rounds: u32,
     pub(crate) duration: Duration,
-    /// How often a disturbed group is measured again.
+    /// How often a disturbed group is repeated.
     pub(crate) repeats: u32,
 }
 
-/// A run under way.
+/// A comparison in progress.
 pub(crate) struct CompareRun<'a> {
     pub(crate) environment: &'a BenchEnvironment,
     pub(crate) plan: ComparePlan,
-    /// For all but Rouse: its address and its process.
+    /// The address and process of the engine for all targets but Rouse.
     pub(crate) engine: (SocketAddr, u32),
     groups: u32,
     began: Instant,
@@ -54,9 +54,11 @@ impl<'a> CompareRun<'a> {
         Self { environment: place, plan, engine, groups: 0, began: Instant::now() }
     }
 
-    /// Measures everything; what is known is written into `folder` after each round, so an interrupted run is of use.
+    /// Measures everything. Writes the results so far into `folder` after each round, so an interrupted run is still
+    /// useful.
     ///
-    /// Errors: results cannot be written, or the machine cannot be looked at. A proxy that fails has cells with errors.
+    /// Errors: results cannot be written, or the machine's state cannot be read. A failing proxy gets cells with
+    /// errors.
     pub(crate) async fn run(&mut self, results: &mut CompareResults, folder: &Path) -> anyhow::Result<()> {
         for round in 0..self.plan.rounds {
             for case in self.plan.cases.clone() {
@@ -70,7 +72,7 @@ impl<'a> CompareRun<'a> {
         Ok(())
     }
 
-    /// One group; again when others disturbed it, and then the quietest try counts.
+    /// Measures one group. Repeats it if other work disturbed it, and keeps the quietest try.
     async fn group(
         &mut self,
         case: BenchCase,
@@ -104,7 +106,7 @@ impl<'a> CompareRun<'a> {
 
     async fn cell(&self, case: BenchCase, round: u32, spot: Measurement) -> anyhow::Result<ResultCell> {
         let cores = self.environment.cores;
-        // The thread that load runs on.
+        // Sets this thread's cores, which the load runs on.
         let both = [cores.load, cores.proxy];
         set_affinity(if case == BenchCase::Workers { &both } else { &both[..1] })?;
         let mut cell = empty_cell(case, round, spot);
@@ -121,7 +123,7 @@ impl<'a> CompareRun<'a> {
             cell.first_error = Some(format!("{error:#}"));
         });
         kill_orphans();
-        // Results are published.
+        // The results are published, so paths are redacted.
         cell.first_error = cell.first_error.as_deref().map(redact_folders);
         Ok(cell)
     }
@@ -210,12 +212,12 @@ impl<'a> CompareRun<'a> {
                 format!("  {} errors, {} corrupted: {complaint}", cell.errors, cell.corrupted)
             }),
         );
-        // Nobody may be listening.
+        // An error means that stderr is closed.
         std::io::stderr().write_all(line.as_bytes()).ok();
     }
 }
 
-/// A little of both kinds of work; what goes wrong in it goes wrong again when it counts.
+/// Warms up with a little of both kinds of work. Its failures recur in the measurement.
 async fn warm_up(work: &CaseLoad) -> anyhow::Result<()> {
     let (proxy, model, key, check) = match work {
         CaseLoad::Requests(of) => (of.proxy, &of.model, &of.key, of.check),
@@ -249,7 +251,7 @@ async fn warm_up(work: &CaseLoad) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lets this thread, and what it starts, run on these processors.
+/// Restricts this thread, and processes that it starts, to these cores.
 fn set_affinity(processors: &[usize]) -> anyhow::Result<()> {
     let mut set = CpuSet::new();
     for &processor in processors {

@@ -1,8 +1,7 @@
-//! One very long prompt beside streams. What is asked is how long the proxy lets an event lie, so nothing else may: on the
-//! load's core, the engine and what sends the prompt run only when the reader of the streams does not want to (`SCHED_IDLE`,
-//! for which nobody needs a privilege), the prompt comes at a pace that leaves room on that core, and the process that sends
-//! it is there before the first stream is. An event carries the moment of its sending, so an engine that waits for its turn
-//! makes none of them late.
+//! Measures one very long prompt beside streams. The question is how long the proxy delays an event, so nothing else
+//! may delay it. On the load's core, the engine and the prompt's sender run only when the stream reader is idle
+//! (`SCHED_IDLE`, which needs no privilege). The prompt's pace leaves room on that core, and its sender starts before
+//! the first stream. An event carries its send time, so an engine that waits for its turn makes no event late.
 
 use std::{
     env,
@@ -25,11 +24,11 @@ use crate::{
     },
 };
 
-/// Of the body.
+/// Size of the body.
 const BODY_BYTES: u64 = 200_000_000;
-/// Of it in a second: as fast as a network brings it, and so that the load's core has room left.
+/// Pace of the body: as fast as a network delivers it, with room left on the load's core.
 const BYTES_PER_SECOND: f64 = 1e9;
-/// Streams run for so long before it comes.
+/// Streams run this long before the body is sent.
 const SEND_DELAY: Duration = Duration::from_millis(700);
 
 /// Sends one body and waits for its answer.
@@ -49,7 +48,7 @@ pub(crate) struct SendBody {
     after: f64,
 }
 
-/// Streams with the body in their middle; `engines` serve both. A body that was not answered as it should be is an error.
+/// Runs streams with the body in the middle; `engines` serve both. An incorrect response to the body is an error.
 pub(crate) async fn run(
     load: &StreamLoad,
     proxy: &RunningProxy,
@@ -67,7 +66,7 @@ pub(crate) async fn run(
     seen
 }
 
-/// Sets how the kernel shares a processor with `pid`.
+/// Sets the kernel's scheduling policy for `pid`.
 fn set_scheduling(policy: &str, pid: u32) -> anyhow::Result<()> {
     let mut chrt = std::process::Command::new("chrt");
     chrt.args([policy, "--pid", "0", &pid.to_string()]).stdout(Stdio::null());

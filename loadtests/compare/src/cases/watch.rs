@@ -1,4 +1,4 @@
-//! What a measurement costs the proxy, and what else went on.
+//! Measures the proxy's cost and the machine's other work.
 
 use std::{fs, process, time::Duration};
 
@@ -13,22 +13,22 @@ use crate::{
     peers::ComparedProxy,
 };
 
-/// Between two looks at how many descriptors a proxy has.
+/// Interval between counts of a proxy's descriptors.
 const DESCRIPTOR_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Between two looks at its memory once all streams are open.
+/// Interval between memory samples once all streams are open.
 const MEMORY_SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
-/// On a machine this busy not all will ever be open together: memory is then looked at while they come.
+/// On a machine this busy the streams may never all be open together; memory is then sampled while they open.
 const MAX_OPENING_TIME: Duration = Duration::from_secs(5);
 
-/// What a proxy held when the most streams were open.
+/// A proxy's memory when the most streams were open.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OpenStreamsMemory {
-    /// By descriptors: a socket to the client and one to the engine for each.
+    /// From the descriptor count: each stream has a socket to the client and one to the engine.
     pub(crate) streams: usize,
     pub(crate) bytes: u64,
 }
 
-/// The processes of a proxy. Of Rouse's, engines do not count: the others' engine is not their child either.
+/// The processes of a proxy. Rouse's engines are excluded, because the other targets' engine is not their child either.
 pub(crate) struct ProxyProcesses {
     pub(crate) pids: Vec<u32>,
     cpu: Option<CpuMeter>,
@@ -46,7 +46,7 @@ impl ProxyProcesses {
         Ok(Self { pids, cpu: Some(CpuMeter::new(root)), engines })
     }
 
-    /// A gateway's own engines; nothing where the engine is not its child.
+    /// A gateway's own engines; `None` if the engine is not its child.
     pub(crate) fn engines(&self) -> Option<Vec<u32>> {
         (!self.engines.is_empty()).then(|| self.engines.iter().map(CpuMeter::root).collect())
     }
@@ -61,12 +61,12 @@ impl ProxyProcesses {
         Ok(cpu.total()?.saturating_sub(engines))
     }
 
-    /// Bytes, as proportional set size.
+    /// Proportional set size in bytes.
     pub(crate) fn memory(&self) -> anyhow::Result<u64> {
         Ok(ProcessMemory::of(&self.pids)?.pss)
     }
 
-    /// Follows the memory while so many streams are opened and open; aborted when they end.
+    /// Samples the memory while this many streams open and stay open. Abort the task when they end.
     pub(crate) fn open_memory(
         &self,
         streams: usize,
@@ -75,7 +75,7 @@ impl ProxyProcesses {
         let (tell, told) = watch::channel(OpenStreamsMemory::default());
         let following = tokio::spawn(async move {
             let (mut looks, slow) = (interval(DESCRIPTOR_POLL_INTERVAL), Instant::now() + MAX_OPENING_TIME);
-            // The kernel walks all pages for the figure, which the first events must not wait for.
+            // The kernel walks all pages for a memory sample, which must not delay the first events.
             while descriptors(&pids) < 2 * streams as u64 && Instant::now() < slow {
                 looks.tick().await;
             }
@@ -98,7 +98,7 @@ impl ProxyProcesses {
     }
 }
 
-/// Of all processes together. Newer kernels tell the number as the folder's size.
+/// Descriptors of all processes together. Newer kernels report the number as the folder's size.
 fn descriptors(pids: &[u32]) -> u64 {
     let of = |pid: &u32| {
         let path = format!("/proc/{pid}/fd");
@@ -108,7 +108,7 @@ fn descriptors(pids: &[u32]) -> u64 {
     pids.iter().map(of).sum()
 }
 
-/// The whole machine since the measurement began.
+/// The whole machine's load since the measurement began.
 pub(crate) struct MachineLoad {
     own: CpuMeter,
     used: Duration,
@@ -117,13 +117,13 @@ pub(crate) struct MachineLoad {
 
 impl MachineLoad {
     pub(crate) fn start() -> anyhow::Result<Self> {
-        // Everything here is this process or started by it.
+        // All our processes are this process and its descendants.
         let mut own = CpuMeter::new(process::id());
         let used = own.total()?;
         Ok(Self { own, used, machine: MachineTicks::now()? })
     }
 
-    /// How many processors others used.
+    /// Cores that other work used.
     pub(crate) fn cores_used_by_others(&mut self) -> anyhow::Result<f64> {
         let machine = MachineTicks::now()?;
         let own = self.own.total()?.saturating_sub(self.used);

@@ -1,4 +1,4 @@
-//! Load by hand: one line of figures for one load.
+//! Runs one load by hand and prints one line of figures.
 
 use std::{fmt::Write as _, net::SocketAddr, process, time::Duration};
 
@@ -19,7 +19,8 @@ pub(crate) struct AdHocLoad {
     /// Core to put the load from.
     #[arg(long, global = true)]
     pin: Option<usize>,
-    /// Process whose cost is told for each request or event, with those that it started: a gateway's engines count as well.
+    /// Process whose cost is told for each request or event, with those that it started: a gateway's engines count as
+    /// well.
     #[arg(long, value_name = "PID", global = true)]
     cost_of: Option<u32>,
 }
@@ -85,7 +86,7 @@ struct StreamArgs {
 }
 
 impl AdHocLoad {
-    /// Runs it; the line to print.
+    /// Runs the load and returns the line to print.
     pub(crate) async fn run(self) -> anyhow::Result<String> {
         if let Some(core) = self.pin {
             measure::pin(core)?;
@@ -107,7 +108,7 @@ impl AdHocLoad {
 }
 
 impl AdHocCommand {
-    /// The line, and how many requests or events there were.
+    /// Returns the line, and the number of requests or events.
     async fn run(self) -> anyhow::Result<(String, u64)> {
         match self {
             Self::Requests(args) => {
@@ -152,7 +153,7 @@ fn line(unit: &str, latency: &str, seen: &LoadResult) -> String {
     write_times(&mut line, latency, &seen.latency);
     write_times(&mut line, "lag", &seen.lag);
     let (errors, corrupted) = (seen.errors, seen.corrupted);
-    // Writing to a string does not fail.
+    // Writing to a String cannot fail.
     write!(line, "; {errors} errors, {corrupted} corrupted").ok();
     if let Some(complaint) = &seen.first_error {
         write!(line, " ({complaint})").ok();

@@ -1,9 +1,9 @@
-//! A body in chunks, decoded as it comes.
+//! Decodes a chunked body incrementally.
 
-/// Where a decoder is.
+/// The decoder's state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum LoadChunkedState {
-    /// In a size line; digits so far, and whether an extension began.
+    /// In a size line: its digits so far, and whether an extension began.
     #[default]
     Start,
     Size {
@@ -13,7 +13,7 @@ enum LoadChunkedState {
     Data(u64),
     /// After a chunk's data, until its line ends.
     AfterData,
-    /// In the lines after the last chunk; whether this one is still empty.
+    /// In the lines after the last chunk, and whether the current line is still empty.
     Trailer {
         empty: bool,
     },
@@ -27,7 +27,8 @@ pub(super) struct LoadChunkedDecoder(LoadChunkedState);
 pub(super) struct MalformedChunks;
 
 impl LoadChunkedDecoder {
-    /// The next piece of the body in `bytes`, which is shortened by what was read; `None` when all was read or the body has ended.
+    /// Returns the next piece of the body in `bytes` and advances `bytes` past it. `None` when all was read or the body
+    /// has ended.
     pub(super) fn next<'a>(&mut self, bytes: &mut &'a [u8]) -> Result<Option<&'a [u8]>, MalformedChunks> {
         loop {
             if let LoadChunkedState::Data(left) = self.0 {

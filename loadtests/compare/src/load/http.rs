@@ -1,4 +1,4 @@
-//! Requests as bytes, and heads of answers.
+//! Encodes requests and parses response heads.
 
 use std::{mem::MaybeUninit, net::SocketAddr, time::Duration};
 
@@ -14,9 +14,9 @@ pub(super) struct LoadRequest<'a> {
     pub(super) proxy: SocketAddr,
     pub(super) model: &'a str,
     pub(super) key: &'a str,
-    /// Bytes that the body is filled up to.
+    /// Size to which the body is padded, in bytes.
     pub(super) body: usize,
-    /// Of a stream.
+    /// Events, for a stream.
     pub(super) events: Option<u32>,
     pub(super) interval: Duration,
     pub(super) engine_time: Duration,
@@ -29,7 +29,7 @@ impl LoadRequest<'_> {
         let (interval, engine) = (self.interval.as_micros(), self.engine_time.as_micros());
         let stream = self.events.is_some();
         let tokens = self.events.unwrap_or(64);
-        // How to behave is said where every proxy lets it through, one that knows the schema as well.
+        // The engine's settings travel in a field that every proxy passes on, even one that knows the schema.
         let after = format!(
             r#""}}],"max_tokens":{tokens},"stream":{stream},"user":"interval={interval}us,engine={engine}us"}}"#
         );
@@ -61,7 +61,7 @@ pub(super) struct LoadResponseHead {
 
 pub(super) struct LoadConnection {
     pub(super) io: TcpStream,
-    /// Read and not yet used.
+    /// Bytes read but not consumed.
     pub(super) read: BytesMut,
 }
 
@@ -83,7 +83,7 @@ impl LoadConnection {
         Ok(())
     }
 
-    /// The head of the next answer, informational ones left out; its bytes are taken from those that were read.
+    /// Reads the next response's head and skips informational responses. The head's bytes are consumed.
     pub(super) async fn head(&mut self) -> anyhow::Result<LoadResponseHead> {
         loop {
             match parse(&self.read)? {

@@ -1,4 +1,4 @@
-//! Requests with one answer each.
+//! Non-streaming requests.
 
 use std::{
     sync::{
@@ -24,12 +24,12 @@ use super::{
     tally::LoadTally,
 };
 
-/// What answers may take beyond the engine's own time; then the load is over, whatever is missing.
+/// How long responses may take beyond the engine's time. Then the load ends, even with responses missing.
 const RESPONSE_GRACE: Duration = Duration::from_secs(10);
 
-/// Puts requests on a proxy. Everything runs on the current runtime, which is best of one thread.
+/// Sends requests to a proxy. Runs on the current runtime, ideally single-threaded.
 ///
-/// Errors: the load is out of bounds or not for this machine. What goes wrong with a request is counted.
+/// Errors: the load is out of bounds or not for this machine. Failed requests are counted.
 pub(crate) async fn requests(load: &RequestLoad) -> anyhow::Result<LoadResult> {
     check_bounds(load.proxy, load.connections, load.body, load.duration)?;
     if let RequestPace::Open { per_second } = load.pace {
@@ -73,7 +73,7 @@ struct RequestWorker {
     request: Bytes,
     expected: Arc<FastResponses>,
     tally: LoadTally,
-    /// How many requests of the schedule were taken by any worker.
+    /// Requests of the schedule that any worker has taken.
     issued: Arc<AtomicU64>,
     start: Instant,
     end: Instant,
@@ -97,14 +97,14 @@ impl RequestWorker {
                 Err(error) => {
                     self.tally.error(&error);
                     connection = None;
-                    // A proxy that refuses everything is not asked a hundred thousand times a second.
+                    // Avoid a hundred thousand requests a second against a proxy that refuses everything.
                     sleep(Duration::from_millis(10)).await;
                 }
             }
         }
     }
 
-    /// When the next request counts from; `None` when time is up.
+    /// Returns the time from which the next request counts; `None` when time is up.
     async fn next_due(&self) -> Option<u64> {
         let now = Instant::now();
         let RequestPace::Open { per_second } = self.load.pace else {
@@ -116,14 +116,15 @@ impl RequestWorker {
             return None;
         }
         if due > now {
-            // A free worker waited for it, so a late timer is the client's affair; without a free one the wait is the proxy's.
+            // A free worker waited, so a late timer is the client's fault. Without a free worker the wait counts for
+            // the proxy.
             sleep_until(due).await;
             return Some(monotonic_ns());
         }
         Some(monotonic_ns().saturating_sub((now - due).as_nanos() as u64))
     }
 
-    /// Whether the answer is the right one.
+    /// Sends a request. Returns whether the response is correct.
     async fn exchange(&self, kept: &mut Option<LoadConnection>) -> anyhow::Result<bool> {
         let mut connection = match kept.take() {
             Some(connection) => connection,

@@ -1,11 +1,11 @@
-//! Whether what came is what the engine sent.
+//! Checks that received bytes are what the engine sent.
 
 use engine_sim::fast::wire::{DONE, EventStamp, FastResponses};
 use memchr::memmem;
 
 use super::ResponseCheck;
 
-/// Whether a non-streaming answer's body is the engine's.
+/// Whether a non-streaming response's body is the engine's.
 pub(super) fn is_expected_body(wire: &FastResponses, check: ResponseCheck, body: &[u8]) -> bool {
     match check {
         ResponseCheck::Bytes => body == wire.answer,
@@ -21,26 +21,26 @@ pub(super) fn is_expected_body(wire: &FastResponses, check: ResponseCheck, body:
     }
 }
 
-/// No event is this large: what has no end by then is no event.
+/// Larger than any event; longer data without an end is invalid.
 const MAX_EVENT_BYTES: usize = 64 << 10;
 
-/// The events of one stream, one after the other.
+/// Checks the events of one stream in order.
 #[derive(Clone, Debug)]
 pub(super) struct EventChecker {
     check: ResponseCheck,
     expected: u32,
     next: u32,
     done: bool,
-    /// The part of an event that came without its end.
+    /// The beginning of an incomplete event.
     partial: Vec<u8>,
 }
 
-/// What an event was.
+/// The check's result for one event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CheckedEvent {
-    /// The one expected, sent then.
+    /// The expected event, with its send time.
     Event { first: bool, sent_ns: u64 },
-    /// Not what belongs there.
+    /// An unexpected event.
     Wrong,
 }
 
@@ -49,7 +49,7 @@ impl EventChecker {
         Self { check, expected, next: 0, done: false, partial: Vec::new() }
     }
 
-    /// Takes a piece of the body, and tells of each event that it completed.
+    /// Consumes a piece of the body and reports each event that it completes.
     pub(super) fn feed(
         &mut self,
         wire: &FastResponses,
@@ -58,7 +58,7 @@ impl EventChecker {
     ) {
         while !piece.is_empty() {
             if !self.partial.is_empty() {
-                // An end may be cut in two as well, so it is sought in what both make.
+                // A delimiter may also be split, so search the combined bytes.
                 let had = self.partial.len();
                 self.partial.extend_from_slice(piece);
                 let Some(end) = memmem::find(&self.partial, b"\n\n") else {
@@ -74,7 +74,7 @@ impl EventChecker {
                 self.event(wire, event.get(..end + 2).unwrap_or_default(), &mut tell);
                 continue;
             }
-            // Nearly always an event of the known length comes whole.
+            // Nearly always a complete event of the known length.
             let length = wire.event.len();
             let end = match piece.get(length - 2..length) {
                 Some(b"\n\n") if self.check == ResponseCheck::Bytes => Some(length),
@@ -94,7 +94,7 @@ impl EventChecker {
             self.done = true;
             return;
         }
-        // A comment is no event: gateways send them so that nobody takes a long wait for an end.
+        // A comment is not an event. Gateways send comments so that clients do not time out during a long wait.
         if event.starts_with(b":") {
             return;
         }
@@ -111,7 +111,7 @@ impl EventChecker {
                 tell(CheckedEvent::Event { first: stamp.sequence == 0, sent_ns: stamp.sent_ns });
             }
             Some(stamp) => {
-                // Counted once: what follows is judged by its own place.
+                // Count the gap once: later events are judged by their own position.
                 self.next = stamp.sequence + 1;
                 tell(CheckedEvent::Wrong);
             }
@@ -127,13 +127,13 @@ impl EventChecker {
         self.next
     }
 
-    /// Whether the stream came to its end; events that did not belong to it were told.
+    /// Whether the stream is complete. Unexpected events were already reported.
     pub(super) fn complete(&self) -> bool {
         self.done && self.partial.is_empty() && self.next == self.expected
     }
 }
 
-/// An event's text, when it has any.
+/// An event's text, if it has any.
 fn content(event: &[u8]) -> Option<&[u8]> {
     const KEY: &[u8] = b"\"content\":";
     let at = memmem::find(event, KEY)? + KEY.len();

@@ -1,4 +1,4 @@
-//! Hours of mixed load at a fixed rate, and whether memory grows under it.
+//! Runs hours of mixed load at a fixed rate and checks whether memory grows.
 
 use std::time::Duration;
 
@@ -17,12 +17,13 @@ use super::{
 };
 use crate::measure::{ProcessMemory, tree};
 
-/// What streams may take beyond their intervals.
+/// How long streams may take beyond their intervals.
 const STREAM_GRACE: Duration = Duration::from_secs(30);
-/// A shorter series says nothing of a slope.
+/// A shorter series gives no meaningful slope.
 const MIN_SAMPLES: usize = 3;
 
-/// Put requests, streams and clients that leave in mid-stream on one address for a long time, and see whether a process grows.
+/// Put requests, streams and clients that leave in mid-stream on one address for a long time, and see whether a process
+/// grows.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SoakArgs {
     #[command(flatten)]
@@ -60,9 +61,9 @@ pub(crate) struct SoakArgs {
 }
 
 impl SoakArgs {
-    /// Runs it; the line to print.
+    /// Runs the soak and returns the line to print.
     ///
-    /// Errors: memory grew faster than the bound, anything went wrong with a request or stream, or nothing can be said.
+    /// Errors: memory grew faster than the bound, a request or stream failed, or the data is insufficient.
     pub(crate) async fn run(self) -> anyhow::Result<String> {
         let lasts = Duration::try_from_secs_f64(self.minutes * 60.0)?;
         let open = self.streams * (self.interval * self.events).as_secs_f64();
@@ -121,13 +122,13 @@ impl SoakArgs {
         Ok(tally.result())
     }
 
-    /// After how many events the client of a stream leaves; another number each time, none included.
+    /// After how many events the client of a stream disconnects. The number varies and may be 0.
     fn abort_after_events(&self, nth: u32) -> u32 {
         let leaves = self.leaves > 0 && nth.is_multiple_of(self.leaves);
         if leaves { (nth / self.leaves).wrapping_mul(7919) % self.events.max(1) } else { u32::MAX }
     }
 
-    /// Memory over time, since the warm-up.
+    /// Samples memory after the warm-up.
     async fn samples(&self, end: Instant) -> anyhow::Result<Vec<SoakSample>> {
         let start = Instant::now();
         let begins = start + (end - start).mul_f64(self.warm_up);
@@ -140,7 +141,7 @@ impl SoakArgs {
                 () = sleep_until(end) => return Ok(samples),
                 now = ticks.tick() => {
                     let (pid, alone) = (self.pid, self.alone);
-                    // The kernel walks all pages for it, and the load must not wait for that.
+                    // The kernel walks all pages for a sample, which must not delay the load.
                     let memory = spawn_blocking(move || memory(pid, alone)).await??;
                     samples.push(SoakSample { at: now - start, memory });
                 }
@@ -180,7 +181,7 @@ impl SoakArgs {
     }
 }
 
-/// Of a process, and unless it is taken alone of those that it started.
+/// Memory of a process and, unless `alone`, its descendants.
 fn memory(pid: u32, alone: bool) -> anyhow::Result<ProcessMemory> {
     let mut pids = tree(pid)?;
     ensure!(!pids.is_empty(), "process {pid} is gone");
@@ -196,7 +197,7 @@ struct SoakSample {
     memory: ProcessMemory,
 }
 
-/// Of the line that fits best, in KB an hour.
+/// Slope of the best-fit line, in KB an hour.
 fn slope(samples: &[SoakSample], of: impl Fn(&ProcessMemory) -> u64) -> f64 {
     let points = || samples.iter().map(|s| (s.at.as_secs_f64() / 3600.0, of(&s.memory) as f64 / 1024.0));
     let count = samples.len().max(1) as f64;
@@ -254,7 +255,7 @@ mod tests {
     #[tokio::test]
     async fn requests_streams_and_those_who_leave_are_put_on_and_memory_is_judged() {
         let line = soaked(f64::MAX).await.unwrap();
-        // Half of the streams leave after 0 to 9 events.
+        // Half of the clients disconnect after 0 to 9 events.
         assert!(line.starts_with("200 requests, ") && line.contains("PSS"), "{line}");
         let refused = soaked(f64::NEG_INFINITY).await.unwrap_err().to_string();
         assert!(refused.contains("that is over"), "{refused}");

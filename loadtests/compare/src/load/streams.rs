@@ -1,4 +1,4 @@
-//! Streams of events, each of which is checked.
+//! Event streams, each of which is checked.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,17 +21,16 @@ use super::{
     tally::LoadTally,
 };
 
-/// Streams opened in a second, at most: backlogs hold a few hundred connections, and the first events of all must not come at
-/// one moment.
+/// Maximum rate of new streams. Backlogs hold a few hundred connections, and the first events must not all coincide.
 pub(crate) const MAX_OPENED_PER_SECOND: u32 = 2000;
-/// Streams without their first event at one time.
+/// How many streams may wait for their first event at a time.
 const MAX_OPENING: usize = 128;
-/// What a load may take beyond what its ramp and intervals make; then it is over, whatever is missing.
+/// How long a load may take beyond its ramp and intervals. Then it ends, even with events missing.
 const LOAD_GRACE: Duration = Duration::from_secs(30);
 
-/// Opens streams through a proxy and reads them to their ends. Everything runs on the current runtime, best of one thread.
+/// Opens streams through a proxy and reads them to their ends. Runs on the current runtime, ideally single-threaded.
 ///
-/// Errors: the load is out of bounds or not for this machine. What goes wrong with a stream is counted.
+/// Errors: the load is out of bounds or not for this machine. Failed streams are counted.
 pub(crate) async fn streams(load: &StreamLoad) -> anyhow::Result<LoadResult> {
     ensure!(
         (1..=MAX_OPENED_PER_SECOND).contains(&load.opened_per_second),
@@ -40,7 +39,7 @@ pub(crate) async fn streams(load: &StreamLoad) -> anyhow::Result<LoadResult> {
     );
     let each = Duration::from_secs(1) / load.opened_per_second;
     let ramp = each.saturating_mul(u32::try_from(load.streams)?);
-    // An interval more: the engine shifts each stream by a part of one.
+    // One interval more, because the engine shifts each stream by a fraction of one.
     let lasts = ramp + load.interval.saturating_mul(load.events.saturating_add(1));
     check_bounds(load.proxy, load.streams, 0, lasts)?;
     raise_descriptor_limit()?;
@@ -61,7 +60,7 @@ pub(crate) async fn streams(load: &StreamLoad) -> anyhow::Result<LoadResult> {
     Ok(tally.result())
 }
 
-/// Reads one stream, or as many as it has clones.
+/// Reads one stream; each clone reads another.
 #[derive(Clone)]
 pub(super) struct StreamReader {
     load: StreamLoad,
@@ -89,7 +88,8 @@ impl StreamReader {
         }
     }
 
-    /// Holds `opening` until the first event came; leaves in mid-stream once `leaves_after` events came, if there are so many.
+    /// Reads the stream. Holds `opening` until the first event, and disconnects after `leaves_after` events if the
+    /// stream is that long.
     pub(super) async fn run(self, opening: Option<OwnedSemaphorePermit>, leaves_after: u32) {
         if let Err(error) = self.read(opening, leaves_after).await {
             self.tally.error(&error);

@@ -1,4 +1,4 @@
-//! What is counted while load runs; one for all connections of a core.
+//! Counts for a running load, shared by all connections of a core.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -9,12 +9,12 @@ use hdrhistogram::Histogram;
 
 use super::LoadResult;
 
-/// Latencies are kept from one microsecond to ten minutes.
+/// Latencies range from one microsecond to ten minutes.
 const LONGEST_US: u64 = 600_000_000;
-/// A proxy's share of an answer that took the engine a second is some hundred microseconds: three digits would hide it.
+/// A proxy adds some hundred microseconds to a response that takes the engine a second; three digits would hide them.
 const SIGNIFICANT_DIGITS: u8 = 4;
 
-/// A shared count. The lock is there for `Send` alone: all who use it run on one thread, so it is never waited for.
+/// Shared counts. The lock only provides `Send`: all users run on one thread, so it is never contended.
 #[derive(Clone, Debug)]
 pub(super) struct LoadTally(Arc<Mutex<LoadCounts>>);
 
@@ -27,7 +27,7 @@ pub(super) struct LoadCounts {
     lag: Histogram<u64>,
     first_ns: u64,
     last_ns: u64,
-    /// What went wrong first: one cause said is worth more than a thousand counted.
+    /// The first error: one stated cause is worth more than a thousand counted errors.
     first_error: Option<String>,
 }
 
@@ -62,7 +62,7 @@ impl LoadTally {
         counts.record_first_error(|| what.to_owned());
     }
 
-    /// All of it, and the first complaint.
+    /// The counts and the first error.
     pub(super) fn result(&self) -> LoadResult {
         let counts = self.counts();
         LoadResult {
@@ -78,7 +78,7 @@ impl LoadTally {
 }
 
 impl LoadCounts {
-    /// A unit that came at `now_ns`.
+    /// Records a unit that arrived at `now_ns`.
     pub(super) fn unit(&mut self, now_ns: u64) {
         if self.units == 0 {
             self.first_ns = now_ns;

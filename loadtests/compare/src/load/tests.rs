@@ -21,24 +21,24 @@ async fn engine() -> SocketAddr {
     address
 }
 
-/// What a relay does to what an engine says.
+/// How a relay damages an engine's output.
 #[derive(Clone, Copy, PartialEq)]
 enum RelayDamage {
-    /// Cuts it into pieces of a few bytes, which is none.
+    /// Splits it into pieces of a few bytes, which is no damage.
     Pieces,
-    /// One bit of one byte, deep in.
+    /// Flips one bit of one byte deep inside.
     Flip,
-    /// Two events change places.
+    /// Swaps two events.
     Swap,
-    /// An event is left out.
+    /// Drops an event.
     Drop,
-    /// An event comes twice.
+    /// Duplicates an event.
     Double,
-    /// The connection ends before the end.
+    /// Closes the connection early.
     Cut,
 }
 
-/// A proxy of connections that does `harm` to the second event or, where there is one answer only, to that.
+/// A TCP proxy that applies `harm` to the second event, or to the only response.
 async fn relay(engine: SocketAddr, harm: RelayDamage) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -49,7 +49,7 @@ async fn relay(engine: SocketAddr, harm: RelayDamage) -> SocketAddr {
                 let (mut from, mut to) = upstream.into_split();
                 let (mut asks, mut answers) = client.into_split();
                 tokio::spawn(async move { tokio::io::copy(&mut asks, &mut to).await });
-                // A whole short stream, or one answer.
+                // A whole short stream, or one response.
                 let mut text = Vec::new();
                 while !whole(&text) && matches!(from.read_buf(&mut text).await, Ok(1..)) {}
                 for piece in harmed(text, harm).chunks(if harm == RelayDamage::Pieces { 7 } else { 1 << 20 })
@@ -143,7 +143,7 @@ async fn harmless_relays_are_not_complained_of() {
 #[tokio::test]
 async fn whatever_a_relay_does_to_events_is_noticed() {
     let engine = engine().await;
-    // Of each stream: events that are wrong, and whether it ended badly as well.
+    // For each stream: the wrong events, and whether the stream also ended in an error.
     for (harm, wrong, broken) in [
         (RelayDamage::Flip, 1, 0),
         (RelayDamage::Swap, 3, 0),
@@ -196,7 +196,7 @@ async fn an_open_load_keeps_its_schedule_through_slow_answers() {
     assert!(seen.latency.min() >= 99_000, "{}", seen.latency.min());
 }
 
-/// One connection cannot keep the schedule, and those that came later waited longer.
+/// One connection cannot keep the schedule, so later requests wait longer.
 #[tokio::test]
 async fn what_could_not_be_sent_in_time_has_waited() {
     let load = RequestLoad {
@@ -208,7 +208,7 @@ async fn what_could_not_be_sent_in_time_has_waited() {
     };
     let seen = requests(&load).await.unwrap();
     assert_eq!(seen.units, 20);
-    // The last was due at 190 ms and answered at 1 s.
+    // The last request was due at 190 ms and answered at 1 s.
     assert!(seen.latency.max() > 700_000, "{}", seen.latency.max());
 }
 
@@ -227,7 +227,7 @@ async fn refusals_and_closed_ports_are_errors() {
     });
     let seen = requests(&some_requests(address)).await.unwrap();
     assert_eq!((seen.units, seen.first_error.as_deref()), (0, Some("status 429")));
-    // Not as fast as it can be refused.
+    // The worker pauses after each refusal.
     assert!((1..500).contains(&seen.errors) && served.load(Relaxed) as u64 >= seen.errors);
     refusing.abort();
     assert!(refusing.await.unwrap_err().is_cancelled());

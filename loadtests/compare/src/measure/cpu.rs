@@ -1,11 +1,11 @@
-//! Time that processes spent on cores.
+//! Measures the CPU time of processes.
 
 use std::{collections::BTreeMap, fs, io, time::Duration};
 
 use super::{if_alive, tree};
 
-/// The time of a process and its descendants, to the nanosecond. The kernel forgets a thread's count with the thread, so what was
-/// read of threads that ended since is kept here.
+/// The CPU time of a process and its descendants, in nanoseconds. The kernel drops a thread's count when the thread
+/// ends, so the last reading is kept here.
 #[derive(Debug)]
 pub(crate) struct CpuMeter {
     root: u32,
@@ -23,9 +23,9 @@ impl CpuMeter {
         self.root
     }
 
-    /// All the time until now; never less than it was. A cell's time is the difference of two.
+    /// The total time until now, which never decreases. A cell's time is the difference of two totals.
     ///
-    /// Errors: the processes cannot be looked at.
+    /// Errors: the processes cannot be read.
     pub(crate) fn total(&mut self) -> io::Result<Duration> {
         let mut now = BTreeMap::new();
         for pid in tree(self.root)? {
@@ -47,7 +47,7 @@ impl CpuMeter {
 
     fn advance(&mut self, now: BTreeMap<(u32, u32), u64>) -> u64 {
         for (thread, time) in &self.threads {
-            // Less than before: another thread has the number now.
+            // Less than before means that another thread has reused the number.
             if now.get(thread).is_none_or(|later| later < time) {
                 self.ended += time;
             }
@@ -81,7 +81,7 @@ mod tests {
         let mut cpu = CpuMeter::new(process::id());
         let before = cpu.total().unwrap();
         let began = monotonic_ns();
-        // How much of the machine a test gets is not for it to say.
+        // The test cannot control how much of the machine it gets.
         while cpu.total().unwrap() - before < Duration::from_millis(20) {
             assert!(monotonic_ns() - began < 20_000_000_000);
         }

@@ -1,10 +1,10 @@
-//! What the whole machine was doing: a cell is worth what the machine was quiet around it.
+//! Measures the whole machine's load: a cell is only as reliable as the machine was quiet.
 
 use std::{fs, io, time::Duration};
 
 use nix::unistd::{SysconfVar, sysconf};
 
-/// How long each core was busy and was there, since the machine started. In the kernel's ticks of some milliseconds.
+/// Each core's busy and total time since boot, in the kernel's ticks of some milliseconds.
 #[derive(Clone, Debug)]
 pub(crate) struct MachineTicks {
     cores: Vec<CoreTicks>,
@@ -14,12 +14,14 @@ pub(crate) struct MachineTicks {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct CoreTicks {
     busy: u64,
-    /// Busy, idle, or taken away by what runs the virtual machine.
+    /// Busy, idle, or stolen by the hypervisor.
     all: u64,
     stolen: u64,
 }
 
 impl MachineTicks {
+    /// Reads the counters.
+    ///
     /// Errors: the kernel's statistics cannot be read.
     pub(crate) fn now() -> io::Result<Self> {
         let ticks = sysconf(SysconfVar::CLK_TCK)?.and_then(|ticks| u32::try_from(ticks).ok()).unwrap_or(100);
@@ -27,15 +29,16 @@ impl MachineTicks {
         Ok(Self { cores, tick: Duration::from_secs(1) / ticks.max(1) })
     }
 
-    /// Share of the time since `earlier` in which a core was busy, 0 to 1; `None` when there is no such core or no time passed.
+    /// Fraction of the time since `earlier` in which a core was busy, 0 to 1. `None` if there is no such core or no
+    /// time has passed.
     pub(crate) fn busy(&self, earlier: &Self, core: usize) -> Option<f64> {
         let (now, then) = (self.cores.get(core)?, earlier.cores.get(core)?);
         let all = now.all.checked_sub(then.all).filter(|all| *all > 0)?;
         Some(now.busy.saturating_sub(then.busy) as f64 / all as f64)
     }
 
-    /// Cores that others kept busy since `earlier`, steal by other machines included, when `own` is what the processes of the
-    /// measurement used meanwhile, over all cores.
+    /// Cores that other work kept busy since `earlier`, steal included. `own` is the CPU time of the measurement's
+    /// processes meanwhile, over all cores.
     pub(crate) fn cores_used_by_others(&self, earlier: &Self, own: Duration) -> f64 {
         let sum = |machine: &Self, of: fn(&CoreTicks) -> u64| machine.cores.iter().map(of).sum::<u64>();
         let passed = |of| sum(self, of).saturating_sub(sum(earlier, of)) as f64 * self.tick.as_secs_f64();
@@ -45,7 +48,7 @@ impl MachineTicks {
     }
 }
 
-/// The fields are user, nice, system, idle, iowait, irq, softirq and steal; guests' time is in user's.
+/// The fields are user, nice, system, idle, iowait, irq, softirq and steal. User includes guest time.
 fn cores(stat: &str) -> Vec<CoreTicks> {
     let lines = stat.lines().filter(|line| line.starts_with("cpu") && !line.starts_with("cpu "));
     let core = |line: &str| {
@@ -73,7 +76,7 @@ mod tests {
         assert_eq!(later.busy(&earlier, 1), Some(0.1));
         assert_eq!(later.busy(&earlier, 2), None);
         assert_eq!(later.busy(&later, 0), None);
-        // 0.9 s busy and 0.1 s stolen in a second, of which 0.7 s were our own.
+        // 0.9 s busy and 0.1 s stolen in one second, of which 0.7 s were our own.
         assert!((later.cores_used_by_others(&earlier, Duration::from_millis(700)) - 0.3).abs() < 1e-9);
         assert_eq!(later.cores_used_by_others(&earlier, Duration::from_secs(5)), 0.0);
     }

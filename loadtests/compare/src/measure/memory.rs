@@ -1,20 +1,20 @@
-//! Memory of processes.
+//! Measures the memory of processes.
 
 use std::{fs, io};
 
 use super::if_alive;
 
-/// Bytes of memory, over several processes.
+/// Memory over several processes, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProcessMemory {
-    /// Pages shared with others count in part, so the sum over processes is what they take together.
+    /// Shared pages count proportionally, so the sum over processes is their joint memory.
     pub(crate) pss: u64,
-    /// Pages shared with others count in full, for each.
+    /// Shared pages count in full for each process.
     pub(crate) rss: u64,
 }
 
 impl ProcessMemory {
-    /// Of all of these together; processes that are gone have none.
+    /// The total of these processes. Processes that have ended count as zero.
     ///
     /// Errors: a process belongs to another user.
     pub(crate) fn of(pids: &[u32]) -> io::Result<Self> {
@@ -44,7 +44,7 @@ mod tests {
     #[test]
     fn touched_memory_is_seen() {
         let before = ProcessMemory::of(&[process::id()]).unwrap();
-        // Other tests of this process give theirs back meanwhile: much more than they have.
+        // Other tests of this process free memory meanwhile, so allocate much more than theirs.
         let touched = vec![1_u8; 256 << 20];
         let after = ProcessMemory::of(&[process::id()]).unwrap();
         assert!(after.pss >= before.pss + (128 << 20) && after.rss >= after.pss, "{before:?} {after:?}");

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, io};
 
 use super::if_alive;
 
-/// A process and all that it started, itself first; empty when it is gone.
+/// Returns a process and its descendants, itself first; empty if it has ended.
 ///
 /// Errors: the process table cannot be read.
 pub(crate) fn tree(root: u32) -> io::Result<Vec<u32>> {
@@ -23,14 +23,14 @@ pub(crate) fn tree(root: u32) -> io::Result<Vec<u32>> {
     Ok(found)
 }
 
-/// What has `parent` for its parent now, started by it or fallen to it.
+/// Returns the current children of `parent`, adopted orphans included.
 ///
 /// Errors: the process table cannot be read.
 pub(crate) fn children(parent: u32) -> io::Result<Vec<u32>> {
     Ok(all()?.into_iter().filter(|(_, of)| *of == parent).map(|(pid, _)| pid).collect())
 }
 
-/// All processes, each with its parent.
+/// Returns all processes, each with its parent.
 fn all() -> io::Result<Vec<(u32, u32)>> {
     let mut all = Vec::new();
     for entry in fs::read_dir("/proc")? {
@@ -41,7 +41,7 @@ fn all() -> io::Result<Vec<(u32, u32)>> {
     Ok(all)
 }
 
-/// The name before it is the program's own choice, blanks and parentheses included.
+/// Parses the parent. The preceding name is the program's own choice and may contain blanks and parentheses.
 fn parent(stat: &str) -> Option<u32> {
     let (_, rest) = stat.rsplit_once(") ")?;
     rest.split(' ').nth(1)?.parse().ok()
@@ -58,7 +58,7 @@ mod tests {
         let mut shell = Command::new("sh");
         shell.args(["-c", "sleep 30 & echo; wait"]).stdout(Stdio::piped());
         let mut shell = shell.spawn().unwrap();
-        // Its line says that the grandchild is there.
+        // This line shows that the grandchild runs.
         let mut line = String::new();
         io::BufRead::read_line(&mut io::BufReader::new(shell.stdout.take().unwrap()), &mut line).unwrap();
         let found = tree(shell.id()).unwrap();

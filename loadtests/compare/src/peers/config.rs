@@ -1,5 +1,5 @@
-//! What each proxy is told. As little as serves: keep-alive to both sides, no response buffering, no access log, one
-//! worker unless said otherwise, and no limit that the load would meet.
+//! The proxies' configurations, kept minimal: keep-alive on both sides, no response buffering, no access log, one
+//! worker unless given, and no limit that the load reaches.
 
 use std::{
     ffi::OsString, fmt::Write as _, fs::File, io::Read as _, net::SocketAddr, os::unix::fs::MetadataExt as _,
@@ -8,13 +8,13 @@ use std::{
 
 use super::MODEL;
 
-/// The clients' key, and its SHA-256: nothing secret, it opens a gateway on loopback for as long as a comparison runs.
+/// The clients' key and its SHA-256. Not a secret: it only opens a gateway on loopback during a comparison.
 pub(crate) const KEY: &str = "rouse-load-0123456789abcdef0123456789abcdef";
 const KEY_SHA256: &str = "94d7a237e091491541d1f74ad53fa486a59ae3ecfa8f5f5a26033d35397a0137";
-/// Of other clients, so that the key is looked for among many.
+/// Keys of other clients, so that the lookup searches among many.
 const OTHER_KEYS: u32 = 1001;
 
-/// All that stands on the way of a request is on: keys, leases, metrics, limits, deadlines. The access log is not, as in
+/// Everything in a request's path is enabled: keys, leases, metrics, limits, deadlines. The access log is off, as in
 /// its peers.
 pub(crate) fn rouse(
     listen: SocketAddr,
@@ -53,7 +53,7 @@ keys:
     text
 }
 
-/// One relay port, and all others that a Pod's stub has, wherever there is room. `engine`: the file that names its address.
+/// One relay port, and a Pod's other stub ports at any free number. `engine` is the file with the engine's address.
 pub(crate) fn stub(listen: SocketAddr, engine: &Path, workers: usize) -> Vec<OsString> {
     let (host, port) = (listen.ip().to_string(), listen.port().to_string());
     let workers = workers.to_string();
@@ -67,9 +67,9 @@ pub(crate) fn stub(listen: SocketAddr, engine: &Path, workers: usize) -> Vec<OsS
     args.into_iter().map(OsString::from).chain([engine.into()]).collect()
 }
 
-/// Bodies up to a megabyte stay in memory: a temporary file would be no match.
+/// Bodies up to a megabyte stay in memory, because a temporary file would be an unfair comparison.
 pub(crate) fn nginx(listen: SocketAddr, engine: SocketAddr, workers: usize, folder: &Path) -> String {
-    // Started by root, its workers would be somebody who may not enter the folder.
+    // When started by root, its workers would run as a user that cannot enter the folder.
     let root = folder.metadata().is_ok_and(|folder| folder.uid() == 0);
     let user = if root { "user root root;\n" } else { "" };
     let folder = folder.display();
@@ -136,7 +136,7 @@ backend engines
     )
 }
 
-/// As its makers start it, but for the ports; `quiet`: with no more in its log than errors.
+/// The makers' settings except for the ports. `quiet` logs only errors.
 pub(crate) fn smg<'a>(port: &'a str, engine: &'a str, metrics: &'a str, quiet: bool) -> Vec<&'a str> {
     let mut args = vec!["-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", port];
     args.extend(["--worker-urls", engine, "--policy", "round_robin", "--max-concurrent-requests", "-1"]);
@@ -197,7 +197,7 @@ litellm_settings: {{telemetry: false, num_retries: 0}}
     )
 }
 
-/// LiteLLM does not start with a key that could be guessed.
+/// LiteLLM refuses to start with a guessable key.
 pub(crate) fn random_key() -> anyhow::Result<String> {
     let mut bytes = [0; 32];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
@@ -208,7 +208,7 @@ pub(crate) fn random_key() -> anyhow::Result<String> {
     Ok(key)
 }
 
-/// A text in double quotes is YAML when it is JSON.
+/// Quotes a text for YAML, which accepts JSON strings.
 fn yaml(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }

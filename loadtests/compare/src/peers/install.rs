@@ -1,4 +1,4 @@
-//! Where the programs are. `loadtests/compare/install` brings the peers.
+//! Locates the programs. `loadtests/compare/install` installs the peers.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,7 @@ use anyhow::{Context as _, bail};
 
 use super::ComparedProxy;
 
-/// Programs that were found.
+/// The programs that were found.
 #[derive(Debug)]
 pub(crate) struct InstalledPrograms {
     pub(crate) gateway: PathBuf,
@@ -20,9 +20,9 @@ pub(crate) struct InstalledPrograms {
 }
 
 impl InstalledPrograms {
-    /// `gateway`, `engine` and `stub` default to what stands beside this program: one build makes all four.
+    /// `gateway`, `engine` and `stub` default to the files beside this program; one build makes all four.
     ///
-    /// Errors: one of the first two is not there, or a `stub` that was given.
+    /// Errors: the gateway or the engine is missing, or a given `stub`.
     pub(crate) fn new(
         gateway: Option<PathBuf>,
         engine: Option<PathBuf>,
@@ -38,7 +38,7 @@ impl InstalledPrograms {
         };
         let mut peers: BTreeMap<_, _> =
             ComparedProxy::ALL.into_iter().filter_map(|target| Some((target, locate(target)?))).collect();
-        // Only who wants to compare it needs it.
+        // Only comparisons of the stub need it.
         let asked_for = stub.is_some();
         match beside(stub, "rouse-stub") {
             Ok(path) => drop(peers.insert(ComparedProxy::Stub, path)),
@@ -64,17 +64,17 @@ impl InstalledPrograms {
         self.peers.contains_key(&target)
     }
 
-    /// Bytes of the gateway without its symbols; nothing where there is no `strip`.
+    /// Size of the stripped gateway in bytes; `None` without `strip`.
     pub(crate) fn stripped(&self, folder: &Path) -> Option<u64> {
         let copy = folder.join("stripped");
         let done = Command::new("strip").arg("-o").arg(&copy).arg(&self.gateway).status().ok()?;
         done.success().then(|| copy.metadata().ok())?.map(|file| file.len())
     }
 
-    /// What they say of themselves.
+    /// Returns the version that the program reports.
     pub(crate) fn version(&self, target: ComparedProxy) -> Option<String> {
         let path = match target {
-            // The second of the two is the first once more.
+            // `SmgQuiet` is the same program as `Smg`.
             ComparedProxy::Direct | ComparedProxy::SmgQuiet => return None,
             ComparedProxy::Rouse => &self.gateway,
             peer => self.peers.get(&peer)?,
@@ -92,7 +92,7 @@ impl InstalledPrograms {
     }
 }
 
-/// Where a peer that is installed is, if anywhere. The Python ones have an environment each, which the installer links to.
+/// Locates an installed peer. Each Python peer has its own environment, which the installer links to.
 pub(crate) fn locate(target: ComparedProxy) -> Option<PathBuf> {
     let cache = || {
         let home = || Some(PathBuf::from(env::var_os("HOME")?).join(".cache"));
@@ -109,7 +109,7 @@ pub(crate) fn locate(target: ComparedProxy) -> Option<PathBuf> {
     found.exists().then_some(found)
 }
 
-/// Debian keeps servers where users' paths do not lead.
+/// Searches `PATH` and the folders where Debian keeps servers, which are not on users' paths.
 fn on_path(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let more = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
@@ -126,6 +126,6 @@ fn version_line(program: &Path, args: &[&str]) -> Option<String> {
         .trim()
         .trim_start_matches("nginx version: ")
         .trim_start_matches("HAProxy version ");
-    // What follows is addresses and the like.
+    // Drop the addresses and similar details that follow.
     Some(line.split(" - ").next().unwrap_or(line).to_owned())
 }

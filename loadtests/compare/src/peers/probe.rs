@@ -1,4 +1,5 @@
-//! Whether a process is there yet. Asked often and briefly: the engine's core has nothing else to do meanwhile.
+//! Probes whether a process has started. The probes are frequent and short; the engine's core is otherwise idle
+//! meanwhile.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -11,13 +12,13 @@ use tokio::{
 
 use super::process::BenchProcess;
 
-/// Between two looks: the resolution of what start times are told with.
+/// Probe intervals, which are the resolution of the reported start times.
 const LISTEN_POLL_INTERVAL: Duration = Duration::from_millis(1);
 const SERVE_POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Of one request; the engine's answer takes no time.
+/// Timeout of one request; the engine itself responds at once.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Returns when something takes connections at `address`.
+/// Waits until `address` accepts connections.
 pub(crate) async fn wait_until_listening(
     process: &mut BenchProcess,
     address: SocketAddr,
@@ -36,7 +37,7 @@ pub(crate) async fn wait_until_listening(
     }
 }
 
-/// Returns when a request was answered with 200.
+/// Waits until a request succeeds with 200.
 pub(crate) async fn wait_until_serving(
     process: &mut BenchProcess,
     address: SocketAddr,
@@ -64,7 +65,7 @@ fn delayed_interval(period: Duration) -> tokio::time::Interval {
     every
 }
 
-/// Asks once; returns the status.
+/// Sends one request and returns the status.
 async fn send_request(address: SocketAddr, model: &str, key: &str) -> anyhow::Result<u16> {
     let body = format!(r#"{{"model":"{model}","messages":[{{"role":"user","content":"are you there?"}}]}}"#);
     let mut io = TcpStream::connect(address).await?;
@@ -75,7 +76,7 @@ async fn send_request(address: SocketAddr, model: &str, key: &str) -> anyhow::Re
     status(&answer)
 }
 
-/// The head of a chat request after which the connection ends.
+/// The head of a chat request with `connection: close`.
 pub(crate) fn head(address: SocketAddr, key: &str, length: u64) -> String {
     format!(
         "POST /v1/chat/completions HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\nauthorization: \
@@ -83,7 +84,7 @@ pub(crate) fn head(address: SocketAddr, key: &str, length: u64) -> String {
     )
 }
 
-/// Of a whole answer.
+/// Parses the status of a complete response.
 pub(crate) fn status(answer: &[u8]) -> anyhow::Result<u16> {
     let text = answer.get(9..12).context("no answer")?;
     std::str::from_utf8(text)?.parse().context("no status")

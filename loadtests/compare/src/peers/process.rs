@@ -1,4 +1,4 @@
-//! A process that is ours: pinned, silent, and gone when we are.
+//! A child process: pinned, silent, and ended with this process.
 
 use std::{
     collections::BTreeSet,
@@ -22,13 +22,13 @@ use tokio::{process::Child, time::timeout};
 
 use crate::measure::{children, tree};
 
-/// After a polite request to end.
+/// How long a process may take to end after SIGTERM.
 const STOP_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// What each [`BenchProcess`] that there is was started as.
+/// The pids of all existing [`BenchProcess`] values.
 static STARTED: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
-/// What to run.
+/// The command to run.
 pub(crate) struct BenchCommand {
     program: OsString,
     args: Vec<OsString>,
@@ -51,7 +51,7 @@ impl BenchCommand {
     }
 }
 
-/// Ends, with all it started, when dropped.
+/// A process that ends with all its descendants on drop.
 pub(crate) struct BenchProcess {
     name: &'static str,
     pid: u32,
@@ -60,9 +60,9 @@ pub(crate) struct BenchProcess {
 }
 
 impl BenchProcess {
-    /// Starts `command` on `cores` (as `taskset` takes them). What it prints goes to a file in `folder`.
+    /// Starts `command` on `cores` (in `taskset` syntax). Its output goes to a file in `folder`.
     ///
-    /// The kernel ends it should this process be killed without a chance to do so.
+    /// The kernel kills it if this process is killed.
     pub(crate) fn spawn(
         name: &'static str,
         command: BenchCommand,
@@ -71,7 +71,7 @@ impl BenchProcess {
     ) -> anyhow::Result<Self> {
         let log = folder.join(format!("{name}.log"));
         let output = fs::File::create(&log).context("cannot make a log file")?;
-        // Held until its number is in it.
+        // Hold the lock until the pid is recorded.
         let mut started = started();
         let child = tokio::process::Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "taskset", "-c", cores])
@@ -81,7 +81,8 @@ impl BenchProcess {
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output)
-            // A group of its own: an interrupt at the terminal reaches us, and we end it.
+            // In its own process group: an interrupt at the terminal reaches only this process, which then ends the
+            // child.
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot run {}", command.program.display()))?;
@@ -94,7 +95,9 @@ impl BenchProcess {
         self.pid
     }
 
-    /// Errors: it ended, with the last it said.
+    /// Checks that the process still runs.
+    ///
+    /// Errors: it ended; the error holds the end of its log.
     pub(crate) fn check(&mut self) -> anyhow::Result<()> {
         let Some(status) = self.child.try_wait()? else { return Ok(()) };
         bail!("{} ended ({status}): {}", self.name, self.log_tail())
@@ -107,9 +110,9 @@ impl BenchProcess {
         lines.get(lines.len().saturating_sub(8)..).unwrap_or_default().join("\n")
     }
 
-    /// Waits for its end.
+    /// Waits until it ends.
     ///
-    /// Errors: it did not do what it was started for.
+    /// Errors: it failed.
     pub(crate) async fn wait_success(mut self) -> anyhow::Result<()> {
         let status = self.child.wait().await?;
         if !status.success() {
@@ -120,7 +123,7 @@ impl BenchProcess {
 
     pub(crate) async fn stop(mut self) {
         if self.child.id().is_some() {
-            // Why a signal did not arrive shows in the wait.
+            // The wait reveals an undelivered signal.
             signal(self.pid, Signal::SIGTERM);
             timeout(STOP_TIMEOUT, self.child.wait()).await.ok();
         }
@@ -130,7 +133,7 @@ impl BenchProcess {
 impl Drop for BenchProcess {
     fn drop(&mut self) {
         started().remove(&self.pid);
-        // Already waited for: the number may be another's by now.
+        // Already reaped, so the pid may belong to another process.
         if self.child.id().is_none() {
             return;
         }
@@ -145,17 +148,17 @@ fn started() -> MutexGuard<'static, BTreeSet<u32>> {
     STARTED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Processes that fell to us because the one that started them crashed, such as a gateway's engines: this process is where
-/// orphans go (`PR_SET_CHILD_SUBREAPER`).
+/// Returns the orphans that this process adopted (`PR_SET_CHILD_SUBREAPER`). Their parent crashed; a gateway's engines
+/// are an example.
 pub(crate) fn orphans() -> Vec<u32> {
-    // Before the look at what there is: what is started meanwhile must not be taken for a stray.
+    // Lock before listing, so that a process started meanwhile does not pass for an orphan.
     let ours = started();
     let mut strays = children(process::id()).unwrap_or_default();
     strays.retain(|pid| !ours.contains(pid));
     strays
 }
 
-/// Ends them: they would share the load's core with all that comes later.
+/// Kills the orphans, which would share the load's core with later measurements.
 pub(crate) fn kill_orphans() {
     for stray in orphans() {
         for pid in tree(stray).unwrap_or_default() {
@@ -167,7 +170,7 @@ pub(crate) fn kill_orphans() {
     }
 }
 
-/// What is gone already needs none.
+/// Sends a signal. A process that has ended needs none.
 fn signal(pid: u32, signal: Signal) {
     if let Ok(pid) = i32::try_from(pid) {
         kill(Pid::from_raw(pid), signal).ok();

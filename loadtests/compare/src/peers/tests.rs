@@ -2,8 +2,7 @@ use std::{ffi::OsString, process::Command};
 
 use super::*;
 
-/// The real programs read what is written for them. Whether they are there is the machine's affair, so a missing one is
-/// said, not failed.
+/// Checks that a real program accepts its configuration. A program that is not installed is reported, not failed.
 fn accepted(target: ComparedProxy, name: &str, text: &str, args: &[&str]) {
     let Some(program) = install::locate(target) else {
         println!("not checked: {target} is not installed (loadtests/compare/install does that)");
@@ -76,7 +75,7 @@ fn a_stub_that_was_given_must_be_there_and_one_that_was_not_need_not() {
     assert_eq!(new(file("stub")).unwrap().find(ComparedProxy::Stub).unwrap(), file("stub").unwrap());
     let error = format!("{:#}", new(Some(folder.path().join("nowhere"))).unwrap_err());
     assert!(error.contains("nowhere is not built; `make compare` does"), "{error}");
-    // Beside this test's program there is none.
+    // The stub is not beside this test's program.
     let without = new(None).unwrap();
     assert!(!without.has(ComparedProxy::Stub));
     let error = without.find(ComparedProxy::Stub).unwrap_err().to_string();
@@ -97,7 +96,7 @@ async fn a_dropped_process_takes_what_it_started_with_it() {
     };
     drop(process);
     for pid in pids {
-        // Gone, or a zombie that nobody has waited for yet.
+        // Gone, or a zombie that is not reaped yet.
         while std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
             tokio::task::yield_now().await;
         }

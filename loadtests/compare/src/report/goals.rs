@@ -1,4 +1,4 @@
-//! What is promised, and whether it was kept.
+//! The performance goals, and whether they are met.
 
 use crate::{
     cases::BenchCase,
@@ -6,7 +6,7 @@ use crate::{
     report::{CompareResults, ResultCell},
 };
 
-/// A kept, half kept or broken promise. What was not measured is not kept.
+/// Whether a goal is met. An unmeasured goal is not met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GoalVerdict {
     Met,
@@ -26,10 +26,10 @@ impl GoalVerdict {
     }
 }
 
-/// How a figure is written.
+/// The unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FigureUnit {
-    /// So many times the other's.
+    /// A ratio to the other target.
     Times,
     Micros,
     Millis,
@@ -39,22 +39,22 @@ pub(crate) enum FigureUnit {
     Count,
 }
 
-/// One promise.
+/// One performance goal.
 pub(crate) struct PerformanceGoal {
     pub(crate) what: &'static str,
-    /// What is judged.
+    /// Unit of the judged figure.
     pub(crate) unit: FigureUnit,
     pub(crate) goal: f64,
     pub(crate) acceptable: f64,
-    /// More is better.
+    /// Higher is better.
     pub(crate) at_least: bool,
-    /// The figure that is judged, of each round.
+    /// The judged figure, for each round.
     judged: fn(&CompareResults) -> Vec<f64>,
-    /// The figures behind it, in their own unit: ours, and whose beside it.
+    /// The underlying figures in their own unit: ours, and the compared target's.
     pub(crate) reference: Option<ReferenceFigures>,
 }
 
-/// Absolute figures of Rouse and of the one it is compared with.
+/// Absolute figures of Rouse and of the compared target.
 pub(crate) struct ReferenceFigures {
     pub(crate) unit: FigureUnit,
     pub(crate) case: BenchCase,
@@ -63,7 +63,7 @@ pub(crate) struct ReferenceFigures {
     pub(crate) figure: fn(&ResultCell) -> Option<f64>,
 }
 
-/// Over rounds.
+/// The spread over rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct FigureSpread {
     pub(crate) median: f64,
@@ -96,7 +96,7 @@ impl PerformanceGoal {
     }
 }
 
-/// All promises, in the order of the table.
+/// All goals, in the order of the table.
 pub(crate) fn goals() -> Vec<PerformanceGoal> {
     let mut goals = speed();
     goals.extend(delays());
@@ -372,7 +372,7 @@ fn longest_lag_ms(cell: &ResultCell) -> Option<f64> {
     (cell.lag_us.count > 0).then(|| cell.lag_us.max as f64 / 1e3)
 }
 
-/// Rouse's figure over that of nginx beside it.
+/// Ratios of Rouse's figure to that of the neighbouring nginx.
 fn nginx_ratios(
     results: &CompareResults,
     case: BenchCase,
@@ -381,7 +381,7 @@ fn nginx_ratios(
     neighbour_ratios(results, case, (Rouse, Nginx), figure)
 }
 
-/// A target's figure over that of another beside it, group by group.
+/// Ratios of a target's figure to its neighbour's, group by group.
 pub(crate) fn neighbour_ratios(
     results: &CompareResults,
     case: BenchCase,
@@ -398,7 +398,7 @@ pub(crate) fn neighbour_ratios(
         .collect()
 }
 
-/// Rouse's figure over another's of the same round.
+/// Ratios of Rouse's figure to another target's in the same round.
 fn ratios(
     results: &CompareResults,
     case: BenchCase,
@@ -411,7 +411,7 @@ fn ratios(
     })
 }
 
-/// What a proxy adds to asking the engine itself in the same round.
+/// What a proxy adds to the direct figure of the same round.
 pub(crate) fn added_by(
     results: &CompareResults,
     case: BenchCase,
@@ -426,7 +426,8 @@ fn added(results: &CompareResults, case: BenchCase, figure: fn(&ResultCell) -> O
     added_by(results, case, Rouse, figure)
 }
 
-/// What Rouse adds over what nginx beside it adds. Nginx adds a microsecond at least, or noise would divide by nothing.
+/// Ratios of what Rouse adds to what the neighbouring nginx adds. Nginx's part counts as at least a microsecond,
+/// because noise could make it zero.
 fn added_ratio(
     results: &CompareResults,
     case: BenchCase,

@@ -1,4 +1,4 @@
-//! The figures as pictures.
+//! Plots of the figures.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::{
 const PLOT_SIZE: (u32, u32) = (900, 480);
 const FONT: &str = "sans-serif";
 
-/// A picture of bars: a target, its median, the least and the most.
+/// A bar chart: each target with its median, minimum and maximum.
 struct BarChart {
     file: &'static str,
     title: &'static str,
@@ -53,7 +53,7 @@ const BARS: [BarChart; 4] = [
     },
 ];
 
-/// Writes every picture for which there are figures.
+/// Writes every plot that has figures.
 pub(crate) fn all(results: &CompareResults, folder: &Path) -> anyhow::Result<()> {
     for picture in &BARS {
         bars(results, picture, &folder.join(picture.file))?;
@@ -108,7 +108,7 @@ fn bars(results: &CompareResults, picture: &BarChart, path: &Path) -> anyhow::Re
     Ok(())
 }
 
-/// Shares of events on a scale that widens towards all of them, and their lag: medians over rounds.
+/// Plots the lag by fraction of events, on a scale that widens towards 1: medians over rounds.
 fn lags(results: &CompareResults, case: BenchCase, path: &Path) -> anyhow::Result<()> {
     let curves: Vec<(ComparedProxy, Vec<(f64, f64)>)> = ComparedProxy::ALL
         .into_iter()

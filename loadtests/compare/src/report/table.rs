@@ -1,4 +1,4 @@
-//! The tables, as Markdown.
+//! The tables in Markdown.
 
 use std::fmt::Write as _;
 
@@ -13,10 +13,10 @@ use crate::{
     },
 };
 
-/// Everything that follows from the measurements.
+/// Renders everything derived from the measurements.
 pub(crate) fn markdown(results: &CompareResults) -> String {
     let mut text = String::from("# Rouse beside its peers\n\n");
-    // Writing to a string does not fail; here and below.
+    // Writing to a String cannot fail, here and below.
     writeln!(
         text,
         "{} rounds, about {} s each measurement. {}, {} processors, {} GiB, Linux {}.\n",
@@ -50,7 +50,7 @@ pub(crate) fn markdown(results: &CompareResults) -> String {
     text
 }
 
-/// The promises that this run does not keep. What was left out by choice is not among them.
+/// The goals that this run misses, without those that were deliberately not measured.
 pub(crate) fn missed(results: &CompareResults) -> Vec<&'static str> {
     goals()
         .iter()

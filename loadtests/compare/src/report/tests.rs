@@ -29,7 +29,7 @@ fn cell(case: BenchCase, target: ComparedProxy, round: u32) -> ResultCell {
     }
 }
 
-/// Three rounds of a case, whose cells differ by what `change` makes of target and round.
+/// Three rounds of a case; `change` varies the cells by target and round.
 fn rounds(case: BenchCase, targets: &[ComparedProxy], change: impl Fn(&mut ResultCell)) -> Vec<ResultCell> {
     let each = |round| targets.iter().map(move |&target| cell(case, target, round));
     let mut cells: Vec<_> = (0..3).flat_map(each).collect();
@@ -44,7 +44,7 @@ fn times(p50: u64, p99: u64) -> LatencyQuantiles {
 fn results() -> CompareResults {
     use ComparedProxy::{Direct, Nginx, Rouse, Smg};
     let mut cells = rounds(BenchCase::Saturated, &[Direct, Rouse, Nginx, Smg], |cell| {
-        // The machine's pace changes from round to round; the ratio within one hardly does.
+        // The machine's speed changes from round to round, but the ratio within a round hardly does.
         let pace = f64::from(cell.round + 1);
         (cell.cpu_s, cell.units) = match cell.target {
             Rouse => (1.1 * pace, 100_000),
@@ -64,7 +64,7 @@ fn results() -> CompareResults {
         cell.streams = 5000;
     }));
     cells.extend(rounds(BenchCase::Start, &[Rouse, Nginx], |cell| (cell.units, cell.cpu_s) = (0, 0.0)));
-    // A figure of a broken run is none.
+    // Figures of a failed run do not count.
     cells.push(ResultCell { corrupted: 1, cpu_s: 0.001, group: 9, ..cell(BenchCase::Saturated, Rouse, 0) });
     cells.push(ResultCell {
         discarded: true,
@@ -130,7 +130,7 @@ fn the_stub_is_judged_against_the_gateway_beside_it() {
         let pace = f64::from(cell.round + 1);
         cell.cpu_s = if cell.target == Stub { 1.08 } else { 1.0 } * pace;
     }));
-    // Measured when nobody stood beside it.
+    // A measurement without a neighbour.
     results.cells.push(ResultCell { cpu_s: 9.0, group: 9, ..cell(BenchCase::Streams400, Stub, 0) });
     let row = |results: &CompareResults| {
         let text = table::markdown(results);

@@ -7,7 +7,7 @@ use super::{
     state::{AcceleratorFileState, DelayedFree, MemoryEntry},
 };
 
-/// One process's account in a [`AcceleratorFile`], over the accelerators it was given.
+/// One process's account in an [`AcceleratorFile`], on its accelerators.
 #[derive(Clone, Debug)]
 pub struct MemoryAccount {
     pub(super) file: AcceleratorFile,
@@ -18,7 +18,7 @@ pub struct MemoryAccount {
     pub(super) free_delay: Option<Duration>,
 }
 
-/// The accounts while they are locked; changes are kept only when the closure that got it returns `Ok`.
+/// A transaction on the locked file. Changes persist only if its closure returns `Ok`.
 pub struct AccountTransaction<'a> {
     state: &'a mut AcceleratorFileState,
     account: &'a MemoryAccount,
@@ -37,7 +37,7 @@ impl MemoryAccount {
         self.free_delay = late;
     }
 
-    /// Runs `change` with the file locked; all of it happens or, on an error, nothing.
+    /// Runs `change` with the file locked, all or nothing. An error discards the changes.
     pub fn transact<T>(
         &self,
         change: impl FnOnce(&mut AccountTransaction<'_>) -> Result<T, Error>,
@@ -45,12 +45,12 @@ impl MemoryAccount {
         self.file.transact(|state, now_ms| change(&mut AccountTransaction { state, account: self, now_ms }))
     }
 
-    /// Makes this account hold `bytes` on each of its accelerators.
+    /// Sets this account's memory on each of its accelerators to `bytes`.
     pub fn resize(&self, bytes: u64) -> Result<(), Error> {
         self.transact(|session| self.ids.iter().try_for_each(|id| session.resize(id, bytes)))
     }
 
-    /// Makes this account hold `bytes` of host memory.
+    /// Sets this account's host memory to `bytes`.
     pub fn resize_host(&self, bytes: u64) -> Result<(), Error> {
         self.transact(|session| {
             session.resize_host(bytes);
@@ -60,14 +60,14 @@ impl MemoryAccount {
 }
 
 impl AccountTransaction<'_> {
-    /// Bytes free on accelerator `id`.
+    /// Memory usage of accelerator `id`.
     #[must_use]
     pub fn usage(&self, id: &str) -> SimAcceleratorUsage {
         self.state.usage(id)
     }
 
-    /// Makes the account hold `bytes` on `id`: more must fit, less is freed (late, if the account is so). What the account
-    /// freed and has not come back yet it may take again: a driver that is slow to free still knows whose memory it is.
+    /// Sets the account's memory on `id` to `bytes`. Growth must fit; shrinking frees memory, late if the account is
+    /// set so. The account can reclaim its own late memory, because a driver that frees slowly still knows the owner.
     pub fn resize(&mut self, id: &str, bytes: u64) -> Result<(), Error> {
         let MemoryAccount { pid, free_delay: late, .. } = *self.account;
         let usage = self.state.usage(id);
@@ -89,7 +89,7 @@ impl AccountTransaction<'_> {
         Ok(())
     }
 
-    /// Takes up to `bytes` of the account's own late memory on `id` back; how much it was.
+    /// Reclaims up to `bytes` of the account's own late memory on `id`. Returns the amount.
     fn reclaim(&mut self, id: &str, bytes: u64) -> u64 {
         let MemoryAccount { pid, start, .. } = *self.account;
         let own = |late: &&mut DelayedFree| late.accelerator == id && (late.pid, late.start) == (pid, start);
@@ -102,7 +102,7 @@ impl AccountTransaction<'_> {
         bytes - left
     }
 
-    /// Makes the account hold `bytes` of host memory, which has no capacity here.
+    /// Sets the account's host memory to `bytes`. Host memory has no capacity here.
     pub fn resize_host(&mut self, bytes: u64) {
         self.account.set_entry(&mut self.state.host.used, bytes);
     }

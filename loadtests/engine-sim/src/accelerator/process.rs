@@ -1,11 +1,12 @@
-//! Whether a process still lives, told apart from a later one that got its pid.
+//! Detects whether a process is alive, even if its pid was reused.
 
 use std::fs;
 
-/// When the process started, in clock ticks since boot; `None` when it is gone. A zombie is gone: it holds no memory.
+/// Start time of the process in clock ticks since boot; `None` if it is dead. A zombie counts as dead, because it holds
+/// no memory.
 pub(super) fn start_ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field is the command in parentheses and may hold anything, parentheses and spaces too.
+    // The second field is the command in parentheses and may contain anything, even parentheses and spaces.
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace();
     let state = fields.next()?;

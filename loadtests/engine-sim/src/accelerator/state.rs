@@ -1,4 +1,4 @@
-//! The file's content.
+//! The content of the accelerator file.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub(super) struct AcceleratorFileState {
     pub(super) refused: Vec<String>,
 }
 
-/// So many refusals are kept.
+/// How many refusals are kept.
 const MAX_REFUSALS: usize = 64;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ pub(super) struct MemoryEntry {
     pub(super) start: u64,
     pub(super) bytes: u64,
     pub(super) label: String,
-    /// How long the memory stays counted once the process is gone, however it went.
+    /// How long the memory stays counted after the process ends, for any reason.
     #[serde(default)]
     pub(super) late_ms: u64,
 }
@@ -53,7 +53,7 @@ pub(super) struct DelayedFree {
 }
 
 impl AcceleratorFileState {
-    /// With one more request that did not fit.
+    /// Adds a refused allocation.
     pub(super) fn with_refusal(mut self, what: String) -> Self {
         if self.refused.len() == MAX_REFUSALS {
             self.refused.remove(0);
@@ -78,7 +78,7 @@ impl AcceleratorFileState {
         SimAcceleratorUsage { capacity: card.capacity, used_total, by_pid }
     }
 
-    /// Drops what processes held that are gone, or moves it to the late memory.
+    /// Drops the memory of dead processes, or moves it to the late memory.
     pub(super) fn drop_dead_processes(&mut self, now_ms: u64) {
         let gone = |pid: &u32, entry: &mut MemoryEntry| !process::is_alive(*pid, entry.start);
         for (id, card) in &mut self.accelerators {

@@ -1,4 +1,4 @@
-//! One connection: a read and a write per request, a write per event.
+//! One connection: a read and a write per request, and a write per event.
 
 use std::{io, sync::Arc};
 
@@ -19,15 +19,15 @@ use super::{
     wire::{DONE, EventStamp, monotonic_ns},
 };
 
-/// Bodies up to this size are read whole; of longer ones the ends are kept.
+/// Bodies up to this size are read whole. Of longer bodies only the ends are kept.
 const MAX_WHOLE_BODY_BYTES: u64 = 16 << 10;
-/// Free room to read into, once a body is long.
+/// Read buffer space for a long body.
 const LARGE_READ_BYTES: usize = 64 << 10;
 const SMALL_READ_BYTES: usize = 4 << 10;
 
 /// Serves a connection until it ends.
 pub(super) async fn serve(engine: Arc<FastEngine>, io: TcpStream) {
-    // Nagle's wait would be measured as the proxy's.
+    // Nagle's delay would be measured as the proxy's.
     io.set_nodelay(true).ok();
     let mut connection = FastConnection {
         answer: DatedResponse::new(&ok("application/json", &engine.responses.answer)),
@@ -55,15 +55,15 @@ pub(super) async fn serve(engine: Arc<FastEngine>, io: TcpStream) {
 struct FastConnection {
     engine: Arc<FastEngine>,
     io: TcpStream,
-    /// Read and not yet used.
+    /// Bytes read but not consumed.
     read: BytesMut,
-    /// The last body that was short, and what it asked for.
+    /// The last short body and its parsed request.
     last_request: (Vec<u8>, FastRequest),
     answer: DatedResponse,
 }
 
 impl FastConnection {
-    /// One request and its answer; whether another may follow.
+    /// Serves one request. Returns whether another may follow.
     async fn exchange(&mut self) -> io::Result<bool> {
         let head = self.head().await?;
         if head.expects_continue {
@@ -111,7 +111,7 @@ impl FastConnection {
                     self.read_more(length - self.read.len()).await?;
                 }
                 let body = &self.read[..length];
-                // Load is the same request over and over, and comparing is cheaper than searching.
+                // Load repeats the same request, and comparing is cheaper than searching.
                 if body != &self.last_request.0[..] {
                     self.last_request = (body.to_vec(), self.engine.finders.parse(&BodyEnds::of_body(body)));
                 }
@@ -128,7 +128,7 @@ impl FastConnection {
                 loop {
                     let size = self.size_line().await?;
                     if size == 0 {
-                        // Trailers, and the blank line after them.
+                        // Trailers and the blank line after them.
                         while !self.line().await?.is_empty() {}
                         return Ok(self.engine.finders.parse(&pieces.ends()));
                     }
@@ -159,7 +159,7 @@ impl FastConnection {
         size.ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// The next line, without its end.
+    /// The next line without its terminator.
     async fn line(&mut self) -> io::Result<BytesMut> {
         loop {
             if let Some(end) = memchr::memchr(b'\n', &self.read) {
@@ -171,7 +171,7 @@ impl FastConnection {
         }
     }
 
-    /// What a gateway asks an engine before it trusts it.
+    /// Answers a gateway's probes before it trusts an engine.
     async fn answer_probe(&mut self, route: FastRoute) -> io::Result<()> {
         let wire = &self.engine.responses;
         let bytes = match route {
@@ -197,7 +197,7 @@ impl FastConnection {
         let mut due = Instant::now();
         for sequence in 0..ask.events {
             if ask.interval.is_zero() && sequence > 0 {
-                // A real engine gives every stream its token before it gives any of them the next.
+                // A real engine sends every stream its token before it sends any stream the next.
                 task::yield_now().await;
             } else if sequence > 0 {
                 sleep_until(due).await;

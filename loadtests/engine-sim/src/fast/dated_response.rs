@@ -1,8 +1,8 @@
-//! Answers that are made once: only their Date changes, once a second.
+//! Prebuilt responses. Only their Date changes, once a second.
 
 use crate::clock;
 
-/// A whole answer, to be dated.
+/// Builds a complete response with a placeholder for the date.
 pub(super) fn ok(kind: &str, body: &[u8]) -> Vec<u8> {
     let length = body.len();
     let mut bytes = format!(
@@ -13,7 +13,7 @@ pub(super) fn ok(kind: &str, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Bytes whose date is kept right.
+/// A response with a current date.
 pub(super) struct DatedResponse {
     bytes: Vec<u8>,
     second: u64,
@@ -25,7 +25,7 @@ impl DatedResponse {
     }
 
     pub(super) fn with_date(&mut self) -> &[u8] {
-        /// Behind the status line of a 200 or a 404 and `date: `.
+        /// Offset of the date after the status line of a 200 or a 404 and `date: `.
         const OK: usize = b"HTTP/1.1 200 OK\r\ndate: ".len();
         const NOT_FOUND: usize = b"HTTP/1.1 404 Not Found\r\ndate: ".len();
         let second = clock::wall_us() / 1_000_000;

@@ -1,4 +1,4 @@
-//! Waits that end on time. The runtime's timers go by whole milliseconds, and what a proxy adds to an answer is less than that.
+//! Precise waits. The runtime's timers have millisecond resolution, and a proxy adds less than that to a response.
 
 use std::{io, os::fd::OwnedFd, time::Duration};
 
@@ -8,10 +8,10 @@ use nix::sys::{
 };
 use tokio::io::unix::AsyncFd;
 
-/// Ends `wait` from now, some tens of microseconds late at most on a machine that is not busy. Costs a descriptor and a few calls
-/// to the kernel: for answers that take long, not for events.
+/// Ends `wait` from now, at most some tens of microseconds late on an idle machine. It costs a descriptor and a few
+/// system calls, so it suits slow responses, not events.
 ///
-/// Errors: there are no descriptors left.
+/// Errors: no descriptor is free.
 pub(super) async fn wait(wait: Duration) -> io::Result<()> {
     if wait.is_zero() {
         return Ok(());

@@ -1,8 +1,8 @@
-//! Heads of requests, without an allocation.
+//! Parses request heads without an allocation.
 
 use std::mem::MaybeUninit;
 
-/// What a request is for.
+/// The route of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FastRoute {
     Chat,
@@ -22,7 +22,7 @@ pub(super) enum FastRequestFraming {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FastRequestHead {
-    /// Its own bytes.
+    /// Length of the head.
     pub(super) bytes: usize,
     pub(super) route: FastRoute,
     pub(super) framing: FastRequestFraming,
@@ -34,9 +34,9 @@ pub(super) struct FastRequestHead {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct MalformedHead;
 
-/// `None`: there is more to come.
+/// Parses a head; `None` if it is incomplete.
 pub(super) fn parse(bytes: &[u8]) -> Result<Option<FastRequestHead>, MalformedHead> {
-    // Filling 64 places would cost more than to read the few headers that come.
+    // Initializing 64 headers would cost more than parsing the few that arrive.
     let mut headers = [const { MaybeUninit::uninit() }; 64];
     let mut request = httparse::Request::new(&mut []);
     let parsed = request.parse_with_uninit_headers(bytes, &mut headers);
@@ -53,7 +53,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<FastRequestHead>, MalformedHe
     };
     for header in request.headers.iter() {
         let (name, value) = (header.name, header.value);
-        // By length first: most fields are none of these.
+        // Compare the length first: most fields are none of these.
         match name.len() {
             14 if name.eq_ignore_ascii_case("content-length") => {
                 let length = str::from_utf8(value).ok().and_then(|digits| digits.parse().ok());

@@ -1,4 +1,4 @@
-//! What a request asks for, found by searching its body for keys rather than by parsing it.
+//! Finds a request's settings by searching its body for keys instead of parsing it.
 
 use std::{str, time::Duration};
 
@@ -6,22 +6,22 @@ use memchr::memmem::Finder;
 
 use crate::units;
 
-/// Bytes at either end of a body in which its fields are looked for: one long text in the middle costs nothing then.
+/// Bytes at either end of a body that are searched for fields. A long text in the middle costs nothing.
 const MAX_SCANNED_BYTES: usize = 4096;
 
-/// What is asked for.
+/// A request's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FastRequest {
     pub(super) stream: bool,
-    /// Events of a stream.
+    /// Events in a stream.
     pub(super) events: u32,
-    /// Between two events.
+    /// Interval between two events.
     pub(super) interval: Duration,
-    /// Before the answer, or a stream's first event.
+    /// Delay before the response, or before a stream's first event.
     pub(super) engine_time: Duration,
 }
 
-/// The keys, prepared for searching once.
+/// The prepared search keys.
 #[derive(Debug)]
 pub(super) struct KeyFinders {
     stream: Finder<'static>,
@@ -54,7 +54,7 @@ impl KeyFinders {
 }
 
 impl FastRequest {
-    /// `interval=20ms,engine=1s`; what is not of this form was not meant for this engine.
+    /// Parses `interval=20ms,engine=1s`. Other text was not meant for this engine and is ignored.
     fn apply_user_settings(&mut self, user: &str) {
         for (name, value) in user.split(',').filter_map(|pair| pair.split_once('=')) {
             let Ok(value) = units::duration(value) else { continue };
@@ -67,7 +67,7 @@ impl FastRequest {
     }
 }
 
-/// The value's first bytes, of a key that is one: `"user"` is a value elsewhere.
+/// The value's first bytes after a real key; `"user"` can also be a value.
 fn value<'a>(text: &'a [u8], key: &Finder<'_>) -> Option<&'a [u8]> {
     key.find_iter(text).find_map(|at| {
         let rest = text.get(at + key.needle().len()..)?.trim_ascii_start();
@@ -86,11 +86,11 @@ fn text(value: &[u8]) -> Option<&str> {
     str::from_utf8(rest.get(..end)?).ok()
 }
 
-/// Where a body's fields are.
+/// The parts of a body that contain its fields.
 pub(super) struct BodyEnds<'a>([&'a [u8]; 2]);
 
 impl<'a> BodyEnds<'a> {
-    /// Of a body that is at hand.
+    /// The ends of a complete body.
     pub(super) fn of_body(body: &'a [u8]) -> Self {
         match (
             body.get(..MAX_SCANNED_BYTES),
@@ -102,11 +102,11 @@ impl<'a> BodyEnds<'a> {
     }
 }
 
-/// The ends of a body that comes in pieces.
+/// The ends of a body that arrives in pieces.
 #[derive(Debug, Default)]
 pub(super) struct BodyEndsBuffer {
     front: Vec<u8>,
-    /// The last bytes, those in front included, so that no field is cut between the two.
+    /// The last bytes, overlapping `front`, so that no field is cut between the two.
     back: Vec<u8>,
 }
 
@@ -115,7 +115,7 @@ impl BodyEndsBuffer {
         let room = (MAX_SCANNED_BYTES - self.front.len()).min(piece.len());
         self.front.extend_from_slice(piece.get(..room).unwrap_or_default());
         let last = piece.get(piece.len().saturating_sub(MAX_SCANNED_BYTES)..).unwrap_or_default();
-        // Cut now and then, not at each piece: a body may come in many small ones.
+        // Truncate occasionally rather than at each piece, since a body may arrive in many small pieces.
         if self.back.len() + last.len() > 4 * MAX_SCANNED_BYTES {
             self.back.drain(..self.back.len().saturating_sub(MAX_SCANNED_BYTES));
         }

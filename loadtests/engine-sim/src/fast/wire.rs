@@ -1,36 +1,36 @@
-//! What the fast engine says, to the byte: made here for the engine and for a client that checks it.
+//! The exact bytes of the fast engine's responses, shared with a client that checks them.
 
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-/// Bytes of one event, `data: ` and the blank line included, unless the model's name is too long for that.
+/// Bytes of one event, including `data: ` and the blank line, unless the model's name is too long.
 pub const EVENT_BYTES: usize = 226;
-/// Bytes of a non-streaming answer's body, likewise.
+/// Bytes of a non-streaming response's body, unless the model's name is too long.
 pub const ANSWER_BYTES: usize = 600;
-/// What ends each stream.
+/// The end of each stream.
 pub const DONE: &[u8] = b"data: [DONE]\n\n";
 
 const SEQUENCE_DIGITS: usize = 8;
 const TIME_DIGITS: usize = 16;
 
-/// Nanoseconds of a clock that all processes of a machine share and that never goes back.
+/// Nanoseconds of the monotonic clock that all processes of a machine share.
 #[must_use]
 pub fn monotonic_ns() -> u64 {
-    // It fails for unknown clocks only.
+    // Only an unknown clock is an error.
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |now| Duration::from(now).as_nanos() as u64)
 }
 
-/// An event's bytes but for its place in the stream (8 decimal digits) and the moment it was sent (16 hexadecimal digits,
+/// An event with a stamp: its position in the stream (8 decimal digits) and its send time (16 hexadecimal digits,
 /// `monotonic_ns`).
 #[derive(Clone, Debug)]
 pub struct StampedEvent {
     bytes: Vec<u8>,
-    /// Where the place stands; the moment follows after a blank.
+    /// Offset of the position; the time follows after a space.
     stamp_offset: usize,
 }
 
-/// What stands in an event's content.
+/// The stamp in an event's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventStamp {
     pub sequence: u32,
@@ -51,7 +51,7 @@ impl StampedEvent {
         Self { stamp_offset: before.len(), bytes: format!("{before}{blank}{padding}{after}").into_bytes() }
     }
 
-    /// The same as a chunk of a body; not to be read back.
+    /// The event as a chunk of a body, which [`Self::read`] cannot parse.
     pub(super) fn as_chunk(&self) -> Self {
         let size = format!("{:x}\r\n", self.bytes.len());
         Self {
@@ -66,13 +66,13 @@ impl StampedEvent {
         self.bytes.len()
     }
 
-    /// The event as it is sent.
+    /// The event as sent.
     pub fn stamped(&mut self, stamp: EventStamp) -> &[u8] {
         write(&mut self.bytes, self.stamp_offset, stamp);
         &self.bytes
     }
 
-    /// Reads an event; `None` when any of its bytes is not what was sent.
+    /// Parses an event. `None` if any byte differs from the sent event.
     #[must_use]
     pub fn read(&self, event: &[u8]) -> Option<EventStamp> {
         let end = self.stamp_offset + SEQUENCE_DIGITS + 1 + TIME_DIGITS;
@@ -84,7 +84,7 @@ impl StampedEvent {
 }
 
 impl EventStamp {
-    /// Reads what a content begins with.
+    /// Parses the stamp at the beginning of a content.
     #[must_use]
     pub fn read(content: &[u8]) -> Option<Self> {
         let (sequence, rest) = content.split_at_checked(SEQUENCE_DIGITS)?;
@@ -117,14 +117,14 @@ fn write(bytes: &mut [u8], at: usize, stamp: EventStamp) {
     }
 }
 
-/// All that an engine of one model sends.
+/// All responses of an engine with one model.
 #[derive(Clone, Debug)]
 pub struct FastResponses {
-    /// Body of a non-streaming answer.
+    /// Body of a non-streaming response.
     pub answer: Vec<u8>,
-    /// Body of a list of models.
+    /// Body of the model list.
     pub models: Vec<u8>,
-    /// Body of what SGLang tells of a model.
+    /// Body of SGLang's model info.
     pub(super) model_info: Vec<u8>,
     pub event: StampedEvent,
 }

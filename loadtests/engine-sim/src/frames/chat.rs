@@ -23,7 +23,7 @@ impl AnswerWriter {
         let mut events = Vec::new();
         if place.is_first {
             let call = call(place.call, "");
-            // Without its braces: the index goes first, as vLLM has it.
+            // Strip the braces, because vLLM puts the index first.
             let call = call.to_string();
             let inner = call.trim_start_matches('{').strip_suffix('}').unwrap_or_default();
             events.push(self.chunk(n, &delta(inner), None));

@@ -1,4 +1,4 @@
-//! Anthropic's messages: an answer is a list of blocks.
+//! Anthropic's messages: a response is a list of blocks.
 
 use serde_json::{Value, json};
 
@@ -51,7 +51,7 @@ impl AnswerWriter {
 
     pub(super) fn messages_whole(&self, voices: &[SimChoice], made: u64, finish: Option<&str>) -> Value {
         let blocks: Vec<Value> = if has_tool_calls(voices) {
-            // A call that was cut off has no arguments that could be read.
+            // A truncated call has no parseable arguments.
             let input = |said: &str| serde_json::from_str(said).unwrap_or_else(|_| json!({}));
             let called = voices.iter().flat_map(|voice| voice.calls_so_far(made));
             called.map(|(call, said)| tool_use(call, &input(&said))).collect()

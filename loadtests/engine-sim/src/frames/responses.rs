@@ -1,4 +1,4 @@
-//! The responses API: an answer is a list of items, and every event carries its number.
+//! The responses API: a response is a list of items, and every event is numbered.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! What was heard, in OpenAI's events.
+//! Transcripts in OpenAI's events.
 
 use serde_json::{Value, json};
 

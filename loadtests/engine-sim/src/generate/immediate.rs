@@ -1,4 +1,4 @@
-//! The answers that are no generation: made in one go, from the request alone.
+//! Responses without generation, computed at once from the request alone.
 
 use serde_json::{Value, json};
 
@@ -7,15 +7,15 @@ use crate::{api::SimApi, content, frames::AnswerIdentity, request::SimRequest};
 const SPEECH_BYTES: usize = 24 << 10;
 const IMAGE_BYTES: usize = 1 << 10;
 
-/// An answer that is ready before its time to first token has passed.
+/// A response that is ready before its time to first token has passed.
 pub(super) enum ImmediateAnswer {
-    /// There is none: this is generated.
+    /// No immediate response: tokens are generated.
     Generated,
     Json(Value),
     Audio(Vec<u8>),
 }
 
-/// `None` when the request lacks what is compared.
+/// Computes the response. `None` if the request lacks the texts to compare.
 pub(super) fn answer(
     api: SimApi,
     ask: &SimRequest<'_>,
@@ -80,7 +80,7 @@ fn scores(
     name: &AnswerIdentity,
 ) -> Option<Value> {
     let queries = ask.queries()?;
-    // One text is compared with each of the others.
+    // A single query is compared with each of the texts.
     let query = |index: usize| queries.get(index).filter(|_| queries.len() > 1).or_else(|| queries.first());
     let score = |(index, text): (usize, &String)| {
         let score = content::score(model, query(index).map_or("", String::as_str), text);

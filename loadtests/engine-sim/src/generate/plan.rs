@@ -1,4 +1,4 @@
-//! A request as the engine carries it out.
+//! A request as the engine executes it.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -16,22 +16,22 @@ use crate::{
 
 use super::immediate::{self, ImmediateAnswer};
 
-/// What a request wants, in the engine's terms.
+/// A request in the engine's terms.
 pub(super) struct InferencePlan {
     pub(super) api: SimApi,
     pub(super) model: String,
-    /// What is generated, none where the answer is made at once.
+    /// The generated choices; empty for an immediate response.
     pub(super) choices: Vec<SimChoice>,
     pub(super) stream: bool,
     pub(super) usage: bool,
-    /// Of the longest voice.
+    /// Tokens of the longest choice.
     pub(super) tokens: u64,
     pub(super) prompt_tokens: u64,
-    /// What the answer repeats of the request.
+    /// Request fields that the response repeats.
     pub(super) echo: Value,
-    /// The text alone is wanted, without an envelope.
+    /// The client requests bare text without an envelope.
     pub(super) text_only: bool,
-    /// The answer, where nothing is generated.
+    /// The immediate response, if nothing is generated.
     pub(super) immediate: ImmediateAnswer,
 }
 
@@ -112,7 +112,7 @@ fn choices(
         .collect()
 }
 
-/// The fields that a response has of its request.
+/// The request fields that a responses API response repeats.
 fn echo(ask: &SimRequest<'_>) -> Value {
     let or = |value: &Option<Value>, default: Value| value.clone().unwrap_or(default);
     json!({

@@ -1,4 +1,4 @@
-//! A request's head, parsed strictly.
+//! Parses a request's head strictly.
 
 use bytes::{Buf, BytesMut};
 
@@ -82,7 +82,7 @@ pub(super) fn parse(buf: &mut BytesMut, unix_us: u64) -> Result<Option<SimReques
     Ok(Some(SimRequestHead { method, path, query, http10: old, unix_us, bytes, body, headers }))
 }
 
-/// Refuses whatever two parsers could read differently: a proxy must never pass it on.
+/// Refuses ambiguous framing, which a proxy must never pass on.
 fn framing(headers: &[(String, String)]) -> Result<SimRequestFraming, SimConnectionError> {
     let all = |name: &str| {
         let named = headers.iter().filter(|(n, _)| n.eq_ignore_ascii_case(name));

@@ -1,4 +1,4 @@
-//! A multipart form as audio routes take it. Strict, since a proxy that spoils a boundary or a part must be seen to.
+//! Parses the multipart forms of audio routes. Strict, so that a proxy that damages a boundary or a part is detected.
 
 use std::{borrow::Cow, fmt};
 
@@ -6,7 +6,7 @@ use crate::content;
 
 use super::SimRequest;
 
-/// The file that came, as far as its words go.
+/// The uploaded file: its size and hash.
 #[derive(Debug)]
 pub(crate) struct AudioUpload {
     bytes: usize,
@@ -15,7 +15,7 @@ pub(crate) struct AudioUpload {
     pub(crate) format: String,
 }
 
-/// What the recording says: its own size and hash, by which a client knows that it arrived whole.
+/// The transcript: the upload's size and hash, by which a client verifies that it arrived whole.
 impl fmt::Display for AudioUpload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes, FNV-1a {:016x}", self.bytes, self.hash)
@@ -42,7 +42,7 @@ pub(super) fn read<'a>(content_type: &str, body: &'a [u8]) -> Result<SimRequest<
     Ok(ask)
 }
 
-/// Names and values of the parts; `None` when the form is broken anywhere.
+/// Names and values of the parts; `None` if the form is malformed anywhere.
 fn parts<'a>(content_type: &str, body: &'a [u8]) -> Option<Vec<(&'a str, &'a [u8])>> {
     let (kind, parameters) = content_type.split_once(';')?;
     let boundary = parameters.split(';').find_map(|one| one.trim().strip_prefix("boundary="))?;
@@ -51,7 +51,7 @@ fn parts<'a>(content_type: &str, body: &'a [u8]) -> Option<Vec<(&'a str, &'a [u8
     if !kind.trim().eq_ignore_ascii_case("multipart/form-data") {
         return None;
     }
-    // The first delimiter has no line before it.
+    // The first delimiter has no preceding line.
     let mut rest = body.strip_prefix(delimiter.get(2..)?)?;
     let mut parts = Vec::new();
     while !rest.starts_with(b"--") {
@@ -71,7 +71,8 @@ fn parts<'a>(content_type: &str, body: &'a [u8]) -> Option<Vec<(&'a str, &'a [u8
 }
 
 fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
-    // By its first byte first: a window comparison at every byte of a large file takes seconds without optimisation.
+    // Search the first byte first: comparing a window at every byte of a large file takes seconds in unoptimized
+    // builds.
     let first = *wanted.first()?;
     let mut from = 0;
     loop {

@@ -1,4 +1,4 @@
-//! Text in the many shapes in which requests bring it.
+//! Text in the many forms that requests use.
 
 use serde::Deserialize;
 
@@ -10,7 +10,7 @@ pub(super) struct SimMessage {
     content: Option<TextContent>,
 }
 
-/// Text as one string or as parts, of which those that are no text count nothing.
+/// Text as one string or as parts. Parts that are not text count as empty.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 pub(super) enum TextContent {
@@ -47,7 +47,7 @@ impl SimMessage {
         self.content.as_ref().map(TextContent::joined).unwrap_or_default()
     }
 
-    /// It brings what a tool said, in any of the three APIs' ways.
+    /// Whether it is a tool result, in any of the three APIs' forms.
     pub(super) fn is_tool_result(&self) -> bool {
         let has = |kind: &Option<String>, name| kind.as_deref() == Some(name);
         let parts = match &self.content {
@@ -70,7 +70,7 @@ impl TextContent {
 }
 
 impl PromptInput {
-    /// Each text by itself.
+    /// Each text separately.
     pub(super) fn texts(&self) -> Vec<String> {
         match self {
             Self::Whole(text) => vec![text.clone()],
@@ -82,7 +82,7 @@ impl PromptInput {
         }
     }
 
-    /// As a conversation, of which the last message is answered.
+    /// Treats items as a conversation, whose last message is answered.
     pub(super) fn last(&self) -> Option<Vec<String>> {
         match self {
             Self::Items(items) => items.last().map(|item| vec![item.text()]),

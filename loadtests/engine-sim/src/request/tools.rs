@@ -1,4 +1,4 @@
-//! Tools as the three APIs describe them, and which of them a request wants called.
+//! Tools in the three APIs' forms, and the tools that a request wants called.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ pub(crate) struct ToolDefinition {
     pub(crate) schema: Value,
 }
 
-/// Those with a name: what else an API calls a tool is run by its servers, not by its clients.
+/// Keeps tools with a name. The other tools of an API run on its servers, not at its clients.
 pub(super) fn parse(tools: &Value) -> Vec<ToolDefinition> {
     let tool = |tool: &Value| {
         let function = tool.get("function").unwrap_or(tool);
@@ -20,7 +20,8 @@ pub(super) fn parse(tools: &Value) -> Vec<ToolDefinition> {
     tools.as_array().into_iter().flatten().filter_map(tool).collect()
 }
 
-/// A choice by name leaves one, `none` leaves none, and without parallel calls the first one is called.
+/// Selects the tools to call: a choice by name leaves one, `none` leaves none, and without parallel calls only the
+/// first is called.
 pub(super) fn select(
     mut tools: Vec<ToolDefinition>,
     choice: Option<&Value>,

@@ -1,4 +1,4 @@
-//! Every API beside chat, and what chat can be asked for beside text.
+//! Every API except chat, and chat's outputs other than text.
 
 use std::io::Write;
 
@@ -27,7 +27,7 @@ fn joined(events: &[Value], pointer: &str) -> String {
     events.iter().filter_map(|event| event.pointer(pointer)?.as_str()).collect()
 }
 
-/// `body` with `more` in it.
+/// `body` extended with `more`.
 fn with(body: &Value, more: Value) -> String {
     let mut body = body.clone();
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::support::*;
 
-/// Whether nothing comes on `io` for a while.
+/// Whether no byte arrives on `io` for 100 ms.
 fn silent(io: &mut std::net::TcpStream) -> bool {
     io.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     let silent = io.read(&mut [0; 64 << 10]).is_err();

@@ -91,7 +91,7 @@ fn an_idle_connection_is_closed_as_by_uvicorn() {
     let began = Instant::now();
     assert_eq!(read(&mut io).status, 200);
     assert!(began.elapsed() >= Duration::from_millis(50));
-    // Its own poll is the one that is open.
+    // The only open connection is that of the poll itself.
     engine.wait_for_counter("connections_open", 1);
 }
 

@@ -1,4 +1,5 @@
-//! The engine as a real process behind a real socket, read byte by byte: what a gateway's tests rely on is checked here first.
+//! The engine as a real process behind a real socket, read byte by byte. These tests check what a gateway's tests rely
+//! on.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 

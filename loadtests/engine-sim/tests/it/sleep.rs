@@ -177,7 +177,7 @@ fn a_client_that_reads_nothing_does_not_hold_up_a_sleep() {
     let engine = start("--enable-sleep-mode --ttft 0 --itl 0");
     let stalled = open_stream(engine.addr, "a", u64::MAX);
     let mut last = 0;
-    // Until both socket buffers are full.
+    // Wait until both socket buffers are full.
     while engine.counter("generation_tokens") != last {
         last = engine.counter("generation_tokens");
     }

@@ -187,7 +187,7 @@ fn metrics_go_by_vllms_names() {
     assert_eq!((value("request_success_total"), value("kv_cache_usage_perc")), (1.0, 0.0));
     assert_eq!(value("inter_token_latency_seconds_count"), 2.0);
     assert!(value("time_to_first_token_seconds_sum") >= 0.02);
-    // Paced from the start: a late first token shortens the first gap.
+    // Tokens are paced from the start, so a late first token shortens the first gap.
     assert!(value("inter_token_latency_seconds_sum") >= 0.01);
     assert!(metrics.contains(
         "vllm:cache_config_info{engine=\"0\",model_name=\"m\",block_size=\"16\",num_gpu_blocks=\""

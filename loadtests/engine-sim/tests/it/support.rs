@@ -1,4 +1,4 @@
-//! A running engine, and a client that hides nothing of the wire.
+//! A running engine, and a client that exposes the raw bytes.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -18,7 +18,7 @@ pub(crate) struct EngineSimProcess {
     stderr: ChildStderr,
 }
 
-/// Starts an engine with `flags` and returns without waiting for it.
+/// Starts an engine with `flags` without waiting for it.
 pub(crate) fn spawn(flags: &str) -> Child {
     Command::new(env!("CARGO_BIN_EXE_engine-sim"))
         .args(["--port", "0", "--model", "m"])
@@ -30,7 +30,7 @@ pub(crate) fn spawn(flags: &str) -> Child {
         .unwrap()
 }
 
-/// Waits until a spawned engine listens; an engine that dies first is an `Err` with its exit code and error output.
+/// Waits until a spawned engine listens. An engine that dies first is an `Err` with its exit code and error output.
 pub(crate) fn wait_until_listening(mut child: Child) -> Result<EngineSimProcess, (Option<i32>, String)> {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
     let mut stderr = child.stderr.take().unwrap();
@@ -84,7 +84,7 @@ impl EngineSimProcess {
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
     }
 
-    /// Waits for the exit; the code and the error output.
+    /// Waits for the exit, and returns the code and the error output.
     pub(crate) fn exit(mut self) -> (ExitStatus, String) {
         let mut text = String::new();
         let status = self.child.wait().unwrap();
@@ -156,7 +156,7 @@ pub(crate) fn call(addr: SocketAddr, method: &str, path: &str, body: &str) -> Si
 /// Sends bytes as they are and reads until the connection ends.
 pub(crate) fn raw(addr: SocketAddr, bytes: &str) -> SimTestResponse {
     let mut io = connect(addr);
-    // An engine may close before it has read all.
+    // An engine may close before it has read the whole request.
     io.write_all(bytes.as_bytes()).ok();
     read(&mut io)
 }
@@ -167,7 +167,7 @@ pub(crate) fn connect(addr: SocketAddr) -> TcpStream {
     io
 }
 
-/// Reads an answer to the end of its connection, a reset included.
+/// Reads a response until its connection ends, even by a reset.
 pub(crate) fn read(io: &mut TcpStream) -> SimTestResponse {
     let mut bytes = Vec::new();
     io.read_to_end(&mut bytes).ok();
@@ -229,7 +229,7 @@ pub(crate) fn chat(prompt: &str, tokens: u64, stream: bool) -> String {
 
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 
-/// Opens a chat stream and returns once its head has come.
+/// Opens a chat stream and returns once its head has arrived.
 pub(crate) fn open_stream(addr: SocketAddr, prompt: &str, tokens: u64) -> TcpStream {
     let mut io = connect(addr);
     io.write_all(request("POST", CHAT, &chat(prompt, tokens, true), "").as_bytes()).unwrap();

@@ -1,5 +1,5 @@
-//! What a 422, 429 or 503 says beyond its message: how the wait went, where in the queue it ended, and who has the
-//! memory. A program reads it to decide, a person to complain to the right team.
+//! The details of a 422, 429 or 503: how the wait went, where in the queue it ended, and which models hold the memory.
+//! Programs read them to decide, and people to find the responsible team.
 
 use serde::Serialize;
 
@@ -53,7 +53,7 @@ struct MemoryHolder<'a> {
     pinned: bool,
 }
 
-/// `None` for what is neither 422, 429 nor 503.
+/// `None` unless the status is 422, 429 or 503.
 pub(super) fn of(fault: &Fault) -> Option<FaultDetails<'_>> {
     if !matches!(status(fault).as_u16(), 422 | 429 | 503) {
         return None;
@@ -76,7 +76,7 @@ pub(super) fn of(fault: &Fault) -> Option<FaultDetails<'_>> {
     })
 }
 
-/// What stood in the way of those that never queued.
+/// What blocked a request that never queued.
 const fn never_queued_reason(fault: &Fault) -> &'static str {
     match fault {
         Fault::RateLimited { .. } => "this key's rate limit",
@@ -128,7 +128,7 @@ const fn cause(fault: &Fault) -> Option<&FailureCause> {
     }
 }
 
-/// As Go writes a duration, which is what the clients of this envelope have always parsed: `5m30s`, `1h0m0s`, `1.5s`.
+/// Formats a duration as Go does, which this envelope's clients have always parsed: `5m30s`, `1h0m0s`, `1.5s`.
 fn go_duration(span: Millis) -> String {
     let (hours, minutes, millis) = (span.0 / 3_600_000, span.0 / 60_000 % 60, span.0 % 60_000);
     if span.0 > 0 && span.0 < 1000 {

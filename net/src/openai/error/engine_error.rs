@@ -1,7 +1,7 @@
-//! An engine's own refusal, when the stream's head has gone out already and there is no status left to give it.
+//! Renders an engine's own refusal as an event, once the stream's head is sent and its status cannot be.
 //!
-//! What the engine wrote is kept byte for byte where it can stand in an event of the API that the client called; where
-//! it cannot, because engines answer in OpenAI's words whoever asks, it stands inside one that can.
+//! The engine's body is kept byte for byte where it can stand in an event of the API that the client called. Engines
+//! answer in OpenAI's format whatever the API, so elsewhere the body is wrapped in an event that the API allows.
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use super::render::{self, ErrorObject};
 use crate::openai::ApiSchema;
 
-/// What may stand at the top of a refusal. Anything may stand in each place.
+/// The top-level fields of a refusal. Each may hold any value.
 #[derive(Deserialize)]
 struct EngineErrorBody<'a> {
     #[serde(borrow, rename = "type")]
@@ -20,7 +20,7 @@ struct EngineErrorBody<'a> {
     error: Option<&'a RawValue>,
 }
 
-/// What may stand inside.
+/// The fields of the error object.
 #[derive(Default, Deserialize)]
 struct EngineErrorFields<'a> {
     #[serde(borrow, rename = "type")]
@@ -33,7 +33,7 @@ struct EngineErrorFields<'a> {
     param: Option<&'a RawValue>,
 }
 
-/// An error of Anthropic's around one that is not.
+/// An Anthropic error that wraps an error of another format.
 #[derive(Serialize)]
 struct WrappedEngineError<'a> {
     #[serde(rename = "type")]
@@ -42,7 +42,7 @@ struct WrappedEngineError<'a> {
     details: &'a RawValue,
 }
 
-/// The engine's answer with a status other than 2xx, as the end of a stream.
+/// Renders the engine's response with a status other than 2xx as the end of a stream.
 pub(super) fn event(status: StatusCode, body: &[u8], form: ApiSchema) -> Bytes {
     let mut out = Vec::with_capacity(body.len() + 64);
     let document =
@@ -57,7 +57,7 @@ pub(super) fn event(status: StatusCode, body: &[u8], form: ApiSchema) -> Bytes {
 fn refusal(status: StatusCode, document: &RawValue, form: ApiSchema, out: &mut Vec<u8>) {
     let seen = serde_json::from_str::<EngineErrorBody<'_>>(document.get()).ok();
     let (kind, error) = seen.map_or((None, None), |seen| (seen.kind, seen.error));
-    // Without one, the whole of it is the error: vLLM's older releases and FastAPI write it so.
+    // Without an `error` member the whole document is the error, as vLLM's older releases and FastAPI write it.
     let error = error.unwrap_or(document);
     match form {
         ApiSchema::OpenAi if std::ptr::eq(error.get(), document.get()) => {
@@ -67,7 +67,7 @@ fn refusal(status: StatusCode, document: &RawValue, form: ApiSchema, out: &mut V
         ApiSchema::Responses => {
             let inside = parse_fields(error);
             let message = message(&inside, error, status);
-            // A number, with some engines.
+            // Some engines send a number.
             let code = inside.code.map(|code| code.get().trim_matches('"').to_owned());
             let param = text(inside.param);
             // One line: in JSON a line end is white space.
@@ -125,7 +125,7 @@ fn anthropic_envelope<E: Serialize>(error: &E) -> Vec<u8> {
     out
 }
 
-/// A document over several lines is as many `data` lines.
+/// Writes a document of several lines as as many `data` lines.
 fn write_data_lines(document: &[u8], out: &mut Vec<u8>) {
     for line in document.split(|byte| matches!(byte, b'\n' | b'\r')).filter(|line| !line.is_empty()) {
         out.extend_from_slice(b"data: ");
@@ -134,7 +134,7 @@ fn write_data_lines(document: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// No JSON: its status is all that can be told.
+/// An error for a body that is not a JSON object: it reports only the status.
 fn unreadable(status: StatusCode, form: ApiSchema) -> ErrorObject<'static> {
     let kind = match form {
         ApiSchema::Anthropic => render::anthropic_error_type(status),

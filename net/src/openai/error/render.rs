@@ -1,14 +1,14 @@
-//! One failure in the words of each API, before the head and in the stream.
+//! Renders one failure in each API's format, before the head and in the stream.
 //!
-//! What the SDKs do with it decides the shape. Both of OpenAI's raise an error for any datum with a top-level `error`,
-//! before they look at what kind of event it is; both of Anthropic's for every event with the name `error`.
+//! The SDKs' behaviour decides the shape. Both of OpenAI's raise an error for any datum with a top-level `error`,
+//! before they look at the kind of event. Both of Anthropic's raise for every event named `error`.
 //!
-//! The responses API is the odd one. Its own error event has no `error` inside, and the SDKs hand it on as if it were
-//! a word of the model; and their `stream()` helpers refuse whatever comes before `response.created`, with a message
-//! about that and nothing else. So the event carries both: the fields of the responses API for those who read events,
-//! and the `error` that makes the SDKs raise, with the true message, at any place in the stream. `response.failed`
-//! follows, as it does from OpenAI itself, for clients that know no other end. The SDKs never get to see it, which is
-//! why it may stand before `response.created` and without the id of the response.
+//! The responses API differs. Its own error event has no `error` inside, and the SDKs pass it on like any event of the
+//! model. Their `stream()` helpers refuse every event before `response.created`, with a message about only that. So the
+//! event carries both: the fields of the responses API for clients that read events, and the `error` that makes the
+//! SDKs raise with the true message at any place in the stream. `response.failed` follows, as it does from OpenAI
+//! itself, for clients that recognize no other end. The SDKs never reach it, so it may precede `response.created` and
+//! lack the response's id.
 
 use http::StatusCode;
 use serde::Serialize;
@@ -29,13 +29,13 @@ pub(super) struct ErrorObject<'a> {
 
 #[derive(Serialize)]
 struct ErrorEnvelope<'a, E> {
-    /// Anthropic's envelope says what it is.
+    /// Present only in Anthropic's envelope.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     kind: Option<&'static str>,
     error: &'a E,
 }
 
-/// The error event of the responses API, and the `error` that makes its SDKs raise.
+/// The error event of the responses API, with the `error` that makes its SDKs raise.
 #[derive(Serialize)]
 pub(super) struct ErrorEvent<'a, E> {
     #[serde(rename = "type")]
@@ -69,7 +69,7 @@ struct FailedResponseError<'a> {
     message: &'a str,
 }
 
-/// The `type` of Anthropic's envelope. It has more kinds than OpenAI's, and its SDKs' users compare them.
+/// The `type` of Anthropic's envelope. It has more kinds than OpenAI's, and users of its SDKs compare them.
 pub(super) fn anthropic_error_type(status: StatusCode) -> &'static str {
     match status.as_u16() {
         401 => "authentication_error",
@@ -84,12 +84,12 @@ pub(super) fn anthropic_error_type(status: StatusCode) -> &'static str {
     }
 }
 
-/// The JSON of a refusal.
+/// Writes the JSON of a refusal.
 pub(super) fn envelope<E: Serialize>(error: &E, form: ApiSchema, out: &mut Vec<u8>) {
     write(&ErrorEnvelope { kind: (form == ApiSchema::Anthropic).then_some("error"), error }, out);
 }
 
-/// The end of a stream that failed after so many events.
+/// Writes the end of a stream that failed after `events` events.
 pub(super) fn write_error_event(error: &ErrorObject<'_>, form: ApiSchema, events: u64, out: &mut Vec<u8>) {
     match form {
         ApiSchema::OpenAi => {
@@ -108,7 +108,7 @@ pub(super) fn write_error_event(error: &ErrorObject<'_>, form: ApiSchema, events
     }
 }
 
-/// Both events that end a stream of the responses API.
+/// Writes the two events that end a stream of the responses API.
 pub(super) fn write_responses_error_events<E: Serialize>(
     code: Option<&str>,
     message: &str,
@@ -133,6 +133,6 @@ pub(super) fn write_responses_error_events<E: Serialize>(
 }
 
 fn write<T: Serialize>(value: &T, out: &mut Vec<u8>) {
-    // Plain data into memory: this cannot fail, and half an envelope is no worse than none.
+    // Serializing plain data into memory cannot fail, and half an envelope is no worse than none.
     drop(serde_json::to_writer(out, value));
 }

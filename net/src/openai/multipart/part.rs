@@ -1,4 +1,4 @@
-//! One part: its header fields, and where its content lies.
+//! One part: its header fields, and the range of its content.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ const TYPE: &[u8] = b"content-type";
 
 pub(super) struct FormPart<'a> {
     pub(super) name: &'a [u8],
-    /// In the body.
+    /// The content's range in the body.
     pub(super) content: Range<usize>,
     is_file: bool,
     is_encoded: bool,
@@ -20,7 +20,7 @@ pub(super) struct FormPart<'a> {
 }
 
 impl<'a> FormPart<'a> {
-    /// The part that is all of `body[whole]`, between two boundaries.
+    /// Parses the part `body[whole]`, which lies between two boundaries.
     pub(super) fn read(body: &'a [u8], whole: Range<usize>) -> Result<Self, Error> {
         let part = slice_of(body, &whole);
         let searched = part.get(..MAX_PART_HEADER_BYTES + 4).unwrap_or(part);
@@ -50,7 +50,7 @@ impl<'a> FormPart<'a> {
         }
         let disposition = disposition.ok_or(Error::Malformed("a part has no Content-Disposition"))?;
         let (name, is_file) = parse_disposition(disposition)?;
-        // Parts inside of a part: some readers would look for a model there.
+        // Some parsers would look for a model among the parts of a nested multipart.
         if kind
             .is_some_and(|kind| kind.get(..10).is_some_and(|kind| kind.eq_ignore_ascii_case(b"multipart/")))
         {
@@ -65,7 +65,7 @@ impl<'a> FormPart<'a> {
         })
     }
 
-    /// Every reader takes its content for the same text.
+    /// Checks that every parser reads the content as the same text.
     pub(super) fn check_text(&self) -> Result<(), &'static str> {
         let plain = |kind: &[u8]| {
             let mut pieces = kind.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
@@ -95,8 +95,8 @@ fn lines(header: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// A field's name and value. A line that goes on with the value of the one before begins with white space, so it has
-/// no name and is refused.
+/// Splits a header field into its name and value. A continuation line begins with white space, so it has no valid name
+/// and is refused.
 fn split(field: &[u8]) -> Result<(&[u8], &[u8]), Error> {
     let (name, value) =
         split_once(field, b':').ok_or(Error::Malformed("a part's header field has no colon"))?;
@@ -110,7 +110,7 @@ fn split(field: &[u8]) -> Result<(&[u8], &[u8]), Error> {
     Ok((name, value.trim_ascii()))
 }
 
-/// The part's name, and whether it is a file.
+/// Returns the part's name, and whether it is a file.
 fn parse_disposition(disposition: &[u8]) -> Result<(&[u8], bool), Error> {
     let semicolon = memchr::memchr(b';', disposition).unwrap_or(disposition.len());
     let (kind, mut rest) = disposition.split_at(semicolon);
@@ -129,7 +129,7 @@ fn parse_disposition(disposition: &[u8]) -> Result<(&[u8], bool), Error> {
             }
             b"name" => {}
             b"filename" | b"filename*" => file = true,
-            // `name*`, `NAME`: the name to some readers, and nothing to others.
+            // Some parsers take `name*` or `NAME` for the name, and others ignore it.
             _ => {
                 return Err(Error::Malformed(
                     "a part's Content-Disposition has a parameter other than name and filename",
@@ -144,7 +144,7 @@ fn parse_disposition(disposition: &[u8]) -> Result<(&[u8], bool), Error> {
     Ok((name.ok_or(Error::Malformed("a part has no name"))?, file))
 }
 
-/// One parameter, and what follows it.
+/// One parameter, and the text after it.
 struct DispositionParameter<'a> {
     key: &'a [u8],
     value: &'a [u8],
@@ -163,11 +163,11 @@ impl<'a> DispositionParameter<'a> {
         };
         let (value, rest) =
             split_once(quoted, b'"').ok_or(Error::Malformed("a quoted parameter of a part has no end"))?;
-        // To some readers the quote after it is a part of the value, to others it ends it.
+        // Some parsers include an escaped quote in the value, and others end the value there.
         if value.ends_with(b"\\") {
             return Err(Error::Malformed("a parameter of a part has an escaped quote in it: write %22"));
         }
-        // Some readers split at every semicolon, quoted or not.
+        // Some parsers split at every semicolon, quoted or not.
         if value.split(|byte| *byte == b';').skip(1).any(|piece| piece.contains(&b'=')) {
             return Err(Error::Malformed("a parameter of a part has another parameter in it"));
         }
@@ -175,7 +175,7 @@ impl<'a> DispositionParameter<'a> {
     }
 }
 
-/// No quote, escape, encoding, or white space that a reader may remove.
+/// Reports whether the name has no quote, escape, encoding, or white space that a parser may remove.
 fn is_plain_name(name: &[u8]) -> bool {
     name.iter().all(|byte| byte.is_ascii_graphic() && !b"\"\\%;'".contains(byte))
 }

@@ -1,18 +1,19 @@
-//! The beginning of a conversation, for finding the engine that has it in its cache.
+//! Hashes the beginning of a conversation, to find the engine that has it in its cache.
 //!
-//! Each turn of a conversation sends all of it again, a little longer at the end. What stays is its beginning: what the
-//! system says, and the first message of somebody else. That is hashed as it stands in the body. Of each text only the
-//! first few KiB count: they tell conversations apart, and yet two conversations with one long system prompt differ,
-//! since their first messages do.
+//! Each turn of a conversation sends all of it again, a little longer at the end. Its beginning stays the same: the
+//! system prompt, and the first other message. These are hashed as they stand in the body. Only the first few KiB of
+//! each text count. That distinguishes conversations, including two with the same long system prompt, since their first
+//! messages differ.
 
 use memchr::memchr2;
 
 use crate::openai::hash::StableHasher;
 
-/// Of what the system says, and of each message.
+/// Hashed bytes of the system prompt, and of each message.
 const MAX_HASHED_BYTES: usize = 4 << 10;
 
-/// `system`: what is said apart from the messages, in one fixed order. All are valid JSON.
+/// Hashes a conversation's beginning. `system`: the system prompts apart from the messages, in a fixed order. All
+/// arguments are valid JSON.
 pub(super) fn hash(system: [Option<&[u8]>; 2], messages: Option<&[u8]>) -> Option<u64> {
     let mut hasher = StableHasher::default();
     let mut any = false;
@@ -36,7 +37,7 @@ pub(super) fn hash(system: [Option<&[u8]>; 2], messages: Option<&[u8]>) -> Optio
             }
             rest = found.get(message.text.len()..).unwrap_or_default();
         }
-        // Of texts or tokens, which have no speaker.
+        // An array of texts or tokens has no roles.
         if !any && messages.len() > "[]".len() {
             any = true;
             hasher.write(cut(messages));
@@ -55,7 +56,7 @@ struct PrefixMessage<'a> {
 }
 
 impl<'a> PrefixMessage<'a> {
-    /// The object that `text` begins with.
+    /// Parses the object that `text` begins with.
     fn parse_first(text: &'a [u8]) -> Self {
         let (mut depth, mut at) = (0_u32, 0);
         let (mut key, mut in_value, mut is_system): (&[u8], _, _) = (b"", false, false);
@@ -86,7 +87,7 @@ impl<'a> PrefixMessage<'a> {
     }
 }
 
-/// Where the quote stands that ends the string that goes on at `at`.
+/// Returns the position of the closing quote of the string that continues at `at`.
 fn end_of_string(text: &[u8], mut at: usize) -> usize {
     while let Some(rest) = text.get(at..) {
         match memchr2(b'"', b'\\', rest) {

@@ -18,7 +18,7 @@ fn model_and_stream_are_found_wherever_they_stand() {
 
 #[test]
 fn a_byte_order_mark_before_the_document_is_skipped_and_goes_on() {
-    // The second is one for the general parser.
+    // The second document needs the general parser.
     for document in [r#"{"model":"qwen","stream":true}"#, r#"{"mod\u0065l":"qwen","stream":true}"#] {
         let body = Bytes::from(format!("\u{feff}{document}"));
         let head = peek(&body).unwrap();

@@ -1,11 +1,12 @@
-//! What a whole JSON document says, when it arrived in one piece, as nearly every answer of known length does: a pass that
-//! sees all of it is faster than one that must be ready to be cut at each byte. Where the two might differ this one says
-//! nothing, and the other decides.
+//! Reads a JSON document that arrived whole, as nearly every response of known length does.
+//!
+//! A pass over the whole document is faster than one that may be cut at each byte. Where the two might differ, this
+//! pass returns `None`, and the general scanner decides.
 
 use super::json::JsonScanner;
 use crate::openai::{hash::stable_hash, json_members};
 
-/// The state after all of `bytes`; `None` when they are not one plain document.
+/// The scanner's state after all of `bytes`; `None` unless they are one plain document.
 pub(super) fn read(bytes: &[u8]) -> Option<JsonScanner> {
     let (mut id, mut error, mut usage) = (None, None, None);
     let mut plain = true;
@@ -14,11 +15,11 @@ pub(super) fn read(bytes: &[u8]) -> Option<JsonScanner> {
             b"id" => &mut id,
             b"error" => &mut error,
             b"usage" => &mut usage,
-            // What these hold counts as well.
+            // Members of these objects count as well.
             b"response" | b"message" => return plain &= is_null(value),
             _ => return,
         };
-        // Of two the other one knows which counts.
+        // With duplicates, the general scanner decides which one counts.
         plain &= slot.replace(value).is_none();
     })?;
     if !plain {
@@ -33,7 +34,7 @@ pub(super) fn read(bytes: &[u8]) -> Option<JsonScanner> {
     Some(JsonScanner::from_document(id, error, prompt, completion))
 }
 
-/// Tokens of the prompt and of the answer.
+/// Token counts of the prompt and of the completion.
 fn token_counts(usage: &[u8]) -> Option<(Option<u64>, Option<u64>)> {
     let (mut prompt, mut completion) = (None, None);
     let mut plain = true;
@@ -51,7 +52,7 @@ fn token_counts(usage: &[u8]) -> Option<(Option<u64>, Option<u64>)> {
     Some((number(prompt)?, number(completion)?))
 }
 
-/// `None`: it is something, and no plain number.
+/// `None`: the value is not a plain number.
 fn number(value: Option<&[u8]>) -> Option<Option<u64>> {
     let Some(digits) = value.filter(|value| !is_null(value)) else { return Some(None) };
     let plain = digits.iter().all(u8::is_ascii_digit);

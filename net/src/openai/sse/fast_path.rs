@@ -1,23 +1,23 @@
-//! Tells, without following its structure, that an event's JSON has nothing that matters.
+//! Detects that an event's JSON has nothing of interest, without following its structure.
 //!
-//! What matters is a key or a `type` of a few names, and each stands in the bytes as its name between quotes. So where
-//! the first letters behind a quote occur nowhere, neither does what matters, be it structure or text. The other way
-//! round nothing is said: text may have them too.
+//! Only a few keys and values of `type` matter, and each stands in the bytes as its name between quotes. So when the
+//! first letters after a quote occur nowhere, the name does not occur, neither as structure nor as text. A match proves
+//! nothing, because text may contain it too.
 //!
-//! One pass without a branch, so that the compiler makes it one of sixteen bytes at a time.
+//! One pass without branches, so that the compiler vectorizes it, sixteen bytes at a time.
 
-/// What begins in some place, as bits.
+/// Bits for the names that may begin at a position.
 const MATTERS: u8 = 1;
 const TYPE: u8 = 2;
 
-/// `json` is one line, without its line end. Nothing of it would become known but that it came; `has_id`: an id would
-/// not.
+/// Reports whether reading `json` would change nothing but the event count. `json` is one line without its line end.
+/// With `has_id` the id is known already, so another one does not matter.
 pub(super) fn has_nothing_of_interest(json: &[u8], has_id: bool) -> bool {
     let found = if has_id { begins::<false>(json) } else { begins::<true>(json) };
     found & MATTERS == 0 && (found & TYPE == 0 || !may_end(json))
 }
 
-/// The first letters of `usage` and `error`, and of `id` where that matters; of `type`.
+/// Finds the first letters of `usage`, `error` and `type`, and of `id` where that matters.
 fn begins<const ID: bool>(json: &[u8]) -> u8 {
     any_three_bytes(json, |a, b, c| {
         let matters = all(b == b'u') & all(c == b's') | all(b == b'e') & all(c == b'r');
@@ -27,7 +27,8 @@ fn begins<const ID: bool>(json: &[u8]) -> u8 {
     })
 }
 
-/// A string ends as the types do that end a stream: in `completed`, `failed`, `incomplete`, `stop` or `done`.
+/// Reports whether a string ends like one of the types that end a stream: `completed`, `failed`, `incomplete`, `stop`
+/// or `done`.
 fn may_end(json: &[u8]) -> bool {
     let found = any_three_bytes(json, |a, b, c| {
         let ed = all(a == b'e') & all(b == b'd');
@@ -39,8 +40,8 @@ fn may_end(json: &[u8]) -> bool {
     found != 0
 }
 
-/// What `look` says of any three bytes in a row. In this form the compiler looks at sixteen places at a time; with an
-/// iterator or a branch it does not.
+/// Combines `look` over every three adjacent bytes. The compiler vectorizes this form, sixteen positions at a time. It
+/// does not vectorize an iterator or a branch.
 #[inline(always)]
 #[expect(
     clippy::indexing_slicing,

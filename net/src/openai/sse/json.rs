@@ -1,10 +1,10 @@
-//! Follows one JSON document, at whatever byte it is cut, and keeps a few numbers of it.
+//! Follows one JSON document, wherever it is cut, and extracts a few values.
 //!
-//! No parser: the engine wrote the document and the client will parse it. This one only has to tell structure from
-//! text, so that a `"usage"` somebody wrote to the model is not taken for the engine's. What is not JSON gives
-//! nonsense that nobody acts upon, and never more memory.
+//! This is not a parser: the engine wrote the document, and the client parses it. The scanner only distinguishes
+//! structure from text, so that a `"usage"` in a user's message is not taken for the engine's. Invalid JSON yields
+//! meaningless values without effect, and never takes more memory.
 //!
-//! Most of a document is text and deep structure of no interest, and both are skipped as fast as memory can be read.
+//! Most of a document is text and deep structure of no interest. Both are skipped at the speed of reading memory.
 
 use memchr::memchr2;
 
@@ -15,27 +15,27 @@ use crate::openai::hash::StableHasher;
 pub(super) struct JsonScanner {
     depth: u32,
     text: StringState,
-    /// The string being read may be a key that matters: a container or comma was before it.
+    /// The current string may be a key that matters: a bracket or comma precedes it.
     key_next: bool,
     /// Such a key, or the value of the top-level `type`.
     word: KeywordBuffer,
-    /// What the value now being read belongs to.
+    /// The field of the current value.
     field: JsonField,
-    /// The digits of a number for a slot.
+    /// The digits of a token count.
     number: Option<u64>,
     hasher: StableHasher,
     /// Inside the object that is the top-level `response` or `message`.
     in_response: bool,
-    /// How deep the keys of the `usage` object are that is being read; 0 outside.
+    /// The depth of the current `usage` object's keys; 0 outside.
     usage: u32,
     type_end: StreamEnd,
-    /// Every bracket that was opened was closed once.
+    /// Every opened bracket has been closed at least once.
     pub(super) complete: bool,
-    /// It has a top-level `error` that is not `null`.
+    /// The document has a top-level `error` that is not `null`.
     pub(super) error: bool,
     pub(super) prompt: Option<u64>,
     pub(super) completion: Option<u64>,
-    /// The first that came.
+    /// The first id.
     pub(super) id: Option<u64>,
 }
 
@@ -62,7 +62,7 @@ enum JsonField {
 }
 
 impl JsonScanner {
-    /// Of a whole document that says this.
+    /// The state after a whole document with these values.
     pub(super) fn from_document(
         id: Option<u64>,
         error: bool,
@@ -72,7 +72,7 @@ impl JsonScanner {
         Self { complete: true, error, prompt, completion, id, ..Self::default() }
     }
 
-    /// Nothing has come yet.
+    /// Reports whether the document has not begun yet.
     pub(super) const fn is_untouched(&self) -> bool {
         self.depth == 0 && !self.complete && matches!(self.text, StringState::Outside)
     }
@@ -104,17 +104,17 @@ impl JsonScanner {
         }
     }
 
-    /// What the top-level `type` says.
+    /// The meaning of the top-level `type`.
     pub(super) const fn stream_end(&self) -> StreamEnd {
         self.type_end
     }
 
-    /// No key here matters, nor any number.
+    /// Reports whether no key and no value at this position matters.
     const fn is_skippable(&self) -> bool {
         !self.keys_matter() && matches!(self.field, JsonField::None)
     }
 
-    /// To the next byte that does not stay where nothing matters, or that begins a string which is not all here.
+    /// Skips bytes up to a change of position that may matter, or an incomplete string.
     fn skip<'a>(&mut self, mut bytes: &'a [u8]) -> &'a [u8] {
         while let Some(place) = bytes.iter().position(|byte| is_structural(*byte)) {
             let (_, turn) = bytes.split_at(place);
@@ -162,7 +162,7 @@ impl JsonScanner {
         rest
     }
 
-    /// A piece of a string.
+    /// Processes a piece of a string.
     fn run(&mut self, run: &[u8]) {
         if self.key_next || self.field == JsonField::Type {
             self.word.extend(run);
@@ -171,12 +171,12 @@ impl JsonScanner {
         }
     }
 
-    /// The byte after a backslash.
+    /// Processes the byte after a backslash.
     fn escaped(&mut self, byte: u8) {
         if self.field == JsonField::Id && !self.key_next {
             self.hasher.write(&[b'\\', byte]);
         } else {
-            // An escaped key is nobody's habit; it must only not be taken for another.
+            // No engine escapes its keys. This byte only keeps an escaped key from matching another one.
             self.run(&[0]);
         }
     }
@@ -283,9 +283,9 @@ impl JsonScanner {
     }
 }
 
-/// So many bytes of a string are neither its end nor the beginning of an escape.
+/// Returns how many bytes of a string come before its end or its next escape.
 fn run_length(bytes: &[u8]) -> usize {
-    // Most are short, and over before a search for the far end has set out.
+    // Most runs are short, and end before a search over the rest would have started.
     let (near, far) = bytes.split_at(SHORT_SCAN_BYTES.min(bytes.len()));
     let turn = |&byte: &u8| byte == b'"' || byte == b'\\';
     near.iter().position(turn).unwrap_or_else(|| near.len() + memchr2(b'"', b'\\', far).unwrap_or(far.len()))
@@ -293,7 +293,7 @@ fn run_length(bytes: &[u8]) -> usize {
 
 const SHORT_SCAN_BYTES: usize = 16;
 
-/// What follows the string that `bytes` are in.
+/// Returns the bytes after the string that `bytes` begin inside of; `None` when its end is missing.
 fn after_string(mut bytes: &[u8]) -> Option<&[u8]> {
     loop {
         bytes = bytes.get(run_length(bytes)..)?;
@@ -305,7 +305,7 @@ fn after_string(mut bytes: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// This byte changes something where nothing else matters.
+/// Reports whether this byte can change the state at a position that does not matter.
 #[inline(always)]
 fn is_structural(byte: u8) -> bool {
     STRUCTURAL_BYTES.get(usize::from(byte)).is_some_and(|turns| *turns)

@@ -1,23 +1,23 @@
-//! A short word of a stream, gathered byte by byte, and what it says about the stream's end.
+//! Collects a short word of a stream, and classifies it: does it end the stream?
 
-/// The longest one that matters is `image_generation.completed`; a longer one is cut, and then matches nothing.
+/// The length of `image_generation.completed`, the longest keyword. A longer word is truncated and matches nothing.
 const MAX_KEYWORD_BYTES: usize = 26;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct KeywordBuffer {
     bytes: [u8; MAX_KEYWORD_BYTES],
-    /// One more than fits: it was cut.
+    /// `MAX_KEYWORD_BYTES + 1` marks a truncated word.
     length: u8,
 }
 
-/// What an event says about the end of its stream.
+/// The meaning of an event for the end of its stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum StreamEnd {
     #[default]
     NotLast,
-    /// It is the last one.
+    /// The event is the last one.
     Complete,
-    /// It is an error.
+    /// The event is an error.
     Failure,
 }
 
@@ -42,7 +42,7 @@ impl KeywordBuffer {
         self.length = 0;
     }
 
-    /// Nothing, when it was cut.
+    /// The word; empty when it was truncated.
     pub(super) fn bytes(&self) -> &[u8] {
         self.bytes.get(..usize::from(self.length)).unwrap_or_default()
     }
@@ -52,7 +52,7 @@ impl KeywordBuffer {
     }
 }
 
-/// What `word` says as the name of an event, or as the `type` in its data.
+/// Classifies `word` as the name of an event, or as the `type` in its data.
 pub(super) fn classify(word: &[u8]) -> StreamEnd {
     match word {
         b"error" | b"response.failed" => StreamEnd::Failure,

@@ -275,7 +275,7 @@ fn a_frame_of_any_size_costs_no_memory() {
     assert!(size_of::<ResponseScanner>() <= 256, "{}", size_of::<ResponseScanner>());
 }
 
-/// Values with the words that matter as keys and as text, plain, in escapes, and at any depth.
+/// Values with the relevant words as keys and as text, plain, escaped, and at any depth.
 fn value() -> impl Strategy<Value = String> {
     let word = prop_oneof![
         Just(r#""usage""#.to_owned()),
@@ -305,7 +305,7 @@ fn value() -> impl Strategy<Value = String> {
     })
 }
 
-/// As it arrives: an event of one line, sometimes with a name.
+/// An event of one line as it arrives, sometimes with a name.
 fn event() -> impl Strategy<Value = String> {
     let name = prop_oneof![3 => Just(""), 1 => Just("event: ping\n"), 1 => Just("event: message_stop\n"), 1 => Just("event: x\r\n")];
     let end = prop_oneof![8 => Just("\n\n"), 1 => Just("\r\n\r\n"), 1 => Just("\r\n"), 1 => Just("\n"), 1 => Just("\r\r")];

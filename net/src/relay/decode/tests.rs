@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Decodes `wire` in pieces cut at `places`; gives the payload, whether it is done, and what is left over.
+/// Decodes `wire` in pieces cut at `places`; returns the payload, whether it is complete, and the bytes left over.
 fn decoded(wire: &[u8], places: &[usize]) -> Result<(Vec<u8>, bool, Vec<u8>), MalformedResponse> {
     let mut decoder = BodyDecoder::chunked();
     let (mut payload, mut rest) = (Vec::new(), Vec::new());

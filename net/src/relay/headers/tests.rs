@@ -3,7 +3,7 @@ use http::HeaderMap;
 use super::*;
 use crate::relay::head;
 
-/// What arrives of a client's headers.
+/// The headers of a client as an engine receives them.
 fn to_engine(headers: &mut HeaderMap, authorization: Option<HeaderValue>, length: usize, identity: bool) {
     let mut out = Vec::new();
     let (host, authorization) = ("127.0.0.1:8000", authorization.as_ref());
@@ -25,7 +25,7 @@ fn to_engine(headers: &mut HeaderMap, authorization: Option<HeaderValue>, length
     }
 }
 
-/// What arrives of an engine's headers.
+/// The headers of an engine as a client receives them.
 fn to_client(headers: &mut HeaderMap, events: bool, unsized_body: bool) {
     let mut wire = "HTTP/1.1 200 OK\r\n".to_owned();
     for (name, value) in &*headers {

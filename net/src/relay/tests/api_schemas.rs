@@ -1,4 +1,4 @@
-//! Every API's answers: their bytes as the engine wrote them, their ends, and what is told in whose words.
+//! The responses of every API: the engine's bytes, the ends of streams, and errors in each schema.
 
 use super::*;
 use crate::openai::{
@@ -29,7 +29,7 @@ enum Framing {
 
 const FRAMINGS: [Framing; 3] = [Framing::Chunked, Framing::Length, Framing::UntilClose];
 
-/// Numbers that look random and are the same on every run.
+/// Pseudo-random numbers that are the same on every run.
 struct Random(u64);
 
 impl Random {
@@ -39,7 +39,7 @@ impl Random {
     }
 }
 
-/// What an engine writes: a head, and the stream in one of the framings, its chunks cut at random.
+/// The engine's bytes: a head, and the stream in one of the framings, with chunks cut at random.
 fn framed(stream: &[u8], framing: Framing, random: &mut Random) -> Vec<u8> {
     let (field, body) = match framing {
         Framing::UntilClose => (String::new(), stream.to_vec()),
@@ -62,7 +62,7 @@ fn framed(stream: &[u8], framing: Framing, random: &mut Random) -> Vec<u8> {
     [head.into_bytes(), body].concat()
 }
 
-/// What a client gets of it, written piece by piece.
+/// The client's result when the engine writes `pieces` one by one.
 async fn through(engine: &Engine, form: ApiSchema, pieces: &[&[u8]]) -> (Vec<u8>, Option<ResponseFacts>) {
     let core = Core::new(engine.address());
     let seen = RecordingObserver::default();
@@ -74,7 +74,7 @@ async fn through(engine: &Engine, form: ApiSchema, pieces: &[&[u8]]) -> (Vec<u8>
         peer.request().await;
         for piece in pieces {
             peer.0.write_all(piece).await.unwrap();
-            // What was written is read before the next piece.
+            // Yield, so that each piece is read before the next one.
             tokio::task::yield_now().await;
         }
         peer.0.shutdown().await.unwrap();

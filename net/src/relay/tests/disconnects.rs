@@ -1,4 +1,4 @@
-//! Clients that leave, in every phase: the engine sees it at once, and nothing is left.
+//! Clients that disconnect in every phase: the engine sees it at once, and nothing leaks.
 
 use super::*;
 
@@ -17,7 +17,7 @@ async fn a_client_that_leaves_while_connecting_leaves_nothing() {
         assert_eq!(seen.ends(), [ExchangeOutcome::ClientLeft(DisconnectPhase::Connecting)]);
         assert!(core.is_unused());
     }
-    // Those that the kernel had connected are closed, too.
+    // The connections that the kernel had established are closed as well.
     while let Ok(Ok((socket, _))) = timeout(AT_ONCE, engine.0.accept()).await {
         Peer(socket).expect_close().await;
     }
@@ -34,7 +34,7 @@ async fn a_client_that_leaves_while_the_engine_thinks_is_seen_leaving() {
             let engine_side = async {
                 let mut peer = engine.accept().await;
                 peer.request().await;
-                // Half of them leave inside the head.
+                // Half of the clients disconnect inside the head.
                 if round % 4 < 2 {
                     peer.write("HTTP/1.1 200 OK\r\ncontent-").await;
                 }

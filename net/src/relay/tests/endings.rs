@@ -1,4 +1,4 @@
-//! How an exchange ends when it does not end well, and that the client can tell.
+//! Exchanges that fail, and how the client can tell.
 
 use std::{io, pin::Pin};
 
@@ -23,7 +23,7 @@ fn event(fault: &Fault) -> String {
     String::from_utf8(crate::openai::error::event_after(fault, ApiSchema::OpenAi, 0).to_vec()).unwrap()
 }
 
-/// An answer whose body has begun with `script`, and its engine.
+/// A response whose body has begun with `script`, and its engine.
 async fn begun(
     core: &Core,
     engine: &Engine,
@@ -40,7 +40,7 @@ async fn begun(
     (answer.unwrap().into_body(), peer)
 }
 
-/// However closely a stream is followed.
+/// The ways to inspect a stream.
 const INSPECTIONS: [ResponseInspection; 2] = [ResponseInspection::Events, ResponseInspection::StreamEnd];
 
 #[tokio::test]
@@ -97,7 +97,7 @@ async fn an_engine_that_dies_mid_stream_leaves_an_error_event_and_an_unclean_end
     }
 }
 
-/// Its connections end before its process is seen to have.
+/// The engine's connections end before its exit is detected.
 #[tokio::test]
 async fn a_stream_whose_engine_died_says_so_and_not_that_a_connection_broke() {
     let engine = Engine::start().await;
@@ -174,7 +174,7 @@ async fn what_is_no_answer_is_a_closed_engine() {
         "HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nx",
         "HTTP/1.1 200 OK\r\ncontent-length: +1\r\n\r\nx",
         "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
-        // Seen before anybody was told of its head.
+        // Detected before the head was reported.
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nxx\r\n{}",
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\nxx\r\n",
     ] {
@@ -188,7 +188,7 @@ async fn what_is_no_answer_is_a_closed_engine() {
         };
         let (answer, ()) = tokio::join!(core.send(false, &seen), engine);
         let failed = answer.unwrap_err();
-        // What closed at once and said nothing has not begun.
+        // An engine that closed at once without a byte has not begun.
         let begun = !script.is_empty();
         assert_eq!(failed.fault, closed(begun), "{script:?}");
         assert_eq!((failed.reroutable, failed.begun), (false, begun), "the engine saw it");
@@ -208,7 +208,7 @@ async fn an_engine_that_is_not_there_costs_nothing_and_the_request_may_go_elsewh
     assert!(core.is_unused());
 }
 
-/// A full accept queue drops what comes, and the connection is never made.
+/// A full accept queue drops new connections, so the connection is never established.
 #[tokio::test]
 async fn an_engine_that_lets_nobody_in_is_told_from_one_that_is_not_there() {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
@@ -250,7 +250,7 @@ async fn each_deadline_names_itself() {
     let (mut body, _peer) = begun(&core, &engine, &seen, EVENTS).await;
     let fault = timer(ExchangeTimeout::FirstByte, 200);
     assert_eq!(drain(&mut body).await, (event(&fault), Err(fault)));
-    // Frames that come apart for longer than the first byte may take, and then none.
+    // Frames further apart than the first-byte limit, and then none.
     let seen = RecordingObserver::default();
     let (mut body, mut peer) = begun(&core, &engine, &seen, EVENTS).await;
     for _ in 0..3 {
@@ -265,7 +265,7 @@ async fn each_deadline_names_itself() {
 
 #[tokio::test]
 async fn revocation_ends_an_exchange_in_every_phase() {
-    // While it waits for the head.
+    // While the exchange waits for the head.
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
     let seen = RecordingObserver::default();
@@ -281,7 +281,7 @@ async fn revocation_ends_an_exchange_in_every_phase() {
     assert_eq!((failed.fault, failed.reroutable), (turn_over(), false));
     assert!(core.is_unused());
 
-    // While it streams, with nothing flowing: an event, then an unclean end.
+    // While it streams, with nothing in flight: an event, then an unclean end.
     let core = Core::new(engine.address());
     let seen = RecordingObserver::default();
     let (mut body, mut peer) = begun(&core, &engine, &seen, EVENTS).await;
@@ -311,7 +311,7 @@ async fn a_lease_revoked_before_the_exchange_begins_sends_nothing() {
     assert_eq!((failed.fault, failed.reroutable), (turn_over(), true));
 }
 
-/// A server drops what it has not written when a body fails: the event must be out before.
+/// A server drops unwritten data when a body fails, so the event must be written before.
 #[tokio::test]
 async fn behind_a_real_server_the_client_reads_the_event_and_no_clean_end() {
     let engine = Engine::start().await;
@@ -347,7 +347,7 @@ async fn behind_a_real_server_the_client_reads_the_event_and_no_clean_end() {
     assert!(!text.contains("\r\n0\r\n"), "{text}");
 }
 
-/// The listener's socket, as far as revocation goes: asked to write once more, it fails.
+/// A server's socket that fails a blocked write after revocation.
 struct RevocableSocket(TcpStream, Arc<Gate>);
 
 impl AsyncRead for RevocableSocket {
@@ -398,7 +398,7 @@ async fn a_client_that_reads_nothing_cannot_hold_a_revoked_lease() {
         let mut peer = engine.accept().await;
         peer.request().await;
         peer.write("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n").await;
-        // Until nobody takes any more.
+        // Until the client side stops reading.
         while let Ok(written) = timeout(Duration::from_millis(200), peer.0.write(&[b'x'; 65536])).await {
             written.unwrap();
         }

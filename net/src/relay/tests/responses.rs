@@ -1,4 +1,4 @@
-//! What of an answer reaches the client, in each shape an engine may give it.
+//! The client's view of a response, in each shape that an engine may give it.
 
 use super::*;
 
@@ -73,14 +73,14 @@ async fn every_framing_ends_where_it_should() {
             "hello",
             true,
         ),
-        // Ended by the close, with and without a version that says so.
+        // Ended by the close, in either version.
         ("HTTP/1.1 200 OK\r\n\r\nhello", "hello", false),
         ("HTTP/1.0 200 OK\r\n\r\nhello", "hello", false),
         ("HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ncontent-length: 5\r\n\r\nhello", "hello", true),
         ("HTTP/1.1 200 OK\r\nconnection: x, Close\r\ncontent-length: 5\r\n\r\nhello", "hello", false),
         ("HTTP/1.1 204 No Content\r\n\r\n", "", true),
         ("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", "", true),
-        // What is not awaited makes the connection useless.
+        // Unsolicited bytes make the connection unusable.
         ("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello!", "hello", false),
     ];
     for (script, text, kept) in cases {

@@ -1,4 +1,4 @@
-//! Connections kept alive: which one is used again, and what happens when it was closed meanwhile.
+//! Kept-alive connections: which one is reused, and what happens when it was closed meanwhile.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -31,7 +31,7 @@ async fn answer(peer: &mut Peer, text: &str) {
     peer.write(text).await;
 }
 
-/// Two connections, the second one used last.
+/// Opens two connections, and uses the second one last.
 async fn two(core: &Core, engine: &Engine, seen: &RecordingObserver) -> (Peer, Peer) {
     let one_by_one = async {
         let (mut first, mut second) = (engine.accept().await, engine.accept().await);
@@ -75,7 +75,7 @@ async fn a_reused_connection_that_gives_no_byte_is_replayed_once_on_a_new_one() 
     let core = Core::new(engine.address());
     let seen = RecordingObserver::default();
     let (first, mut second) = two(&core, &engine, &seen).await;
-    // It closes in the instant it is picked: after the request is on its way.
+    // The engine closes in the instant the connection is picked: after the request was sent.
     let engine_side = async {
         second.request().await;
         drop(second);
@@ -130,7 +130,7 @@ async fn what_an_engine_has_had_for_seconds_is_sent_no_second_time() {
     drop(first);
 }
 
-/// It read the request and died of it: another engine would, too.
+/// The engine read the request and died of it. Another engine would, too.
 #[tokio::test]
 async fn what_an_engine_has_read_may_not_go_elsewhere_though_it_cannot_be_reached_again() {
     let engine = Engine::start().await;
@@ -226,7 +226,7 @@ async fn an_engine_keeps_no_more_than_its_share_of_connections() {
     assert_eq!(core.pool.len(), 1);
 }
 
-/// TLS, as far as the relay knows of it: how often a connection was put behind it.
+/// Fake TLS that counts how often the relay secures a connection.
 #[derive(Debug, Default)]
 struct CountingTls(AtomicUsize);
 

@@ -1,11 +1,11 @@
-//! An engine and all that it needs, brought up in one turn.
+//! Brings up an engine and all its dependencies in one turn.
 //!
-//! Either memory is reserved for all of them that do not run, or for none: else two models could each hold what the other
-//! one waits for. So it is tried out first, engine by engine, as if each stood in line alone. When every one of them has
-//! room, that is how it is decided. When not, they are tried again without reserving anything: what others must give up
-//! is told to go only where that makes room for all, and otherwise nothing comes of it but a claim.
+//! Memory is reserved for all of them that do not run, or for none: otherwise two models could each hold what the other
+//! waits for. So a first attempt goes engine by engine, as if each stood in line alone. If every engine has room, that
+//! attempt becomes the decision. If not, it is rolled back, and a second attempt reserves nothing: it evicts other
+//! engines only if that makes room for all, and otherwise leaves at most a claim.
 //!
-//! What is reserved waits until all that it needs serve (`advance`), and is given back when that comes to nothing.
+//! A reservation waits until all dependencies serve (`advance`), and is released if they will not.
 
 use std::{cmp::Reverse, collections::BTreeMap, sync::Arc};
 
@@ -24,15 +24,15 @@ use crate::{
 /// The turn of one engine that cannot start without others.
 #[derive(Debug)]
 pub(in crate::fleet) struct ClosureAttempt {
-    /// Whose turn it is.
+    /// The engine whose turn it is.
     root: EngineId,
-    /// Else it is only found out whether there is room, or could be made.
+    /// False: the attempt only finds out whether there is room, or could be made.
     reserves: bool,
-    /// What was found for each.
+    /// The candidate found for each engine.
     pub(in crate::fleet) claimed: BTreeMap<EngineId, PlacementCandidate>,
 }
 
-/// A decision as it was.
+/// The draft before an attempt, for the rollback.
 struct PlanSnapshot {
     planner: Planner,
     claims: BTreeMap<AcceleratorId, ResourceAmount>,
@@ -40,7 +40,7 @@ struct PlanSnapshot {
     command_count: usize,
 }
 
-/// How a try went: as the worst of them fared, and why that one did.
+/// Result of an attempt: the worst outcome of its members, and the reason of that member.
 struct ClosureAttemptResult {
     outcome: AdmitOutcome,
     limiting: Option<(EngineId, ModelReason)>,
@@ -48,7 +48,7 @@ struct ClosureAttemptResult {
 }
 
 impl PlanBuilder<'_> {
-    /// On whose behalf this engine is brought up.
+    /// The engine on whose behalf this engine is brought up.
     pub(in crate::fleet) fn on_behalf_of<'i>(&'i self, id: &'i EngineId) -> &'i EngineId {
         self.closure_attempt.as_ref().map_or(id, |together| &together.root)
     }
@@ -57,7 +57,7 @@ impl PlanBuilder<'_> {
         self.closure_attempt.as_ref().is_some_and(|together| !together.reserves)
     }
 
-    /// It is in line for itself, and needs nothing more.
+    /// Whether the engine is in line for itself, and lacks no dependency.
     pub(in crate::fleet) fn is_independent(&self, id: &EngineId) -> bool {
         let needs = &self.planner.dependencies;
         needs.is_empty()
@@ -66,7 +66,7 @@ impl PlanBuilder<'_> {
                 && self.turn_order.contains(id))
     }
 
-    /// What is claimed for it by those who need it is its own to take, when it has a turn itself.
+    /// Releases what dependents claimed for this engine, once the engine has a turn itself.
     pub(in crate::fleet) fn release_own_claim(&mut self, id: &EngineId) {
         if self.closure_attempt.is_some() {
             return;
@@ -81,7 +81,7 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// What others of the same turn are to have of an accelerator.
+    /// Amount that other members of the same turn will take on an accelerator.
     pub(in crate::fleet) fn claimed_for_other_members(
         &self,
         id: &EngineId,
@@ -92,20 +92,23 @@ impl PlanBuilder<'_> {
         beside.map(|(_, candidate)| candidate.need).sum()
     }
 
-    /// An engine that must stay for the one that asks: that needs it, or waits for it.
+    /// Whether `e` must stay when `asker` needs room.
+    ///
+    /// This holds for a dependency that `asker` relies on, for another replica of its model during a closure attempt,
+    /// and for a dependent without which `asker` would not be wanted.
     pub(in crate::fleet) fn must_stay_for(&self, asker: &EngineId, e: &Engine) -> bool {
         let needs = &self.planner.dependencies;
         if needs.is_empty() {
             return false;
         }
         let needed = needs.closure(&asker.model).contains(&e.id.model) && self.planner.is_relied_on(e);
-        // Who was only needed by this one, and not asked for, would be nobody's without it.
+        // A dependency that is not wanted itself would be of no use without this dependent.
         let needing = needs.dependents(&asker.model).any(|model| *model == e.id.model);
         let fellow = self.closure_attempt.is_some() && e.id.model == asker.model;
         needed || fellow || (needing && !self.is_wanted(&asker.model))
     }
 
-    /// Why an engine that is reserved for does not start yet.
+    /// Why a reserved engine does not start yet.
     pub(in crate::fleet) fn reserved_reason(&self, id: &EngineId) -> ModelReason {
         let Some(model) = self.planner.first_missing(&id.model) else {
             return ModelReason::starting("its memory is being reserved");
@@ -116,7 +119,7 @@ impl PlanBuilder<'_> {
         why.for_dependent(model)
     }
 
-    /// The turn of an engine that needs others which do not serve; `None`: it needs nothing more.
+    /// Takes the turn of an engine whose dependencies do not serve; `None` if the engine may start alone.
     pub(in crate::fleet) fn start_closure(&mut self, id: &EngineId, may_evict: bool) -> Option<AdmitOutcome> {
         if let Some(broken) = self.planner.dependencies.closure_error(&id.model) {
             let mut reason = ModelReason::starting(broken);
@@ -160,7 +163,8 @@ impl PlanBuilder<'_> {
         let why = std::mem::replace(&mut self.reasons, Arc::clone(&before.reasons));
         let claims = self.claims.clone();
         if tried.outcome != AdmitOutcome::RoomPending {
-            // Nobody goes for a part of them. What is somebody's for good may end all the same, and only a meter tells.
+            // No engine is evicted for a part of them. Usage that the meter has confirmed may still end, and only a
+            // reading shows it.
             let decided = self.roll_back(&before);
             let accounts = &self.planner.ledger.accelerators;
             let seen = |a: &AcceleratorId| {
@@ -172,7 +176,7 @@ impl PlanBuilder<'_> {
             let looks: Vec<Command> = decided.into_iter().filter(looks).collect();
             looks.into_iter().for_each(|command| self.emit(command));
         }
-        // What they cannot all have they must not keep from others.
+        // Members that cannot all be placed must not keep memory from other models.
         if tried.outcome == AdmitOutcome::RoomPending || tried.claimed.len() == members.len() {
             self.claims = claims;
             self.dependency_claims.extend(tried.claimed);
@@ -189,8 +193,9 @@ impl PlanBuilder<'_> {
         tried.outcome
     }
 
-    /// Whose turn it is is told what the one waits for that keeps the others waiting. What is said to those who want one of
-    /// the others by itself is for its own turn to say.
+    /// Gives the root the reason of the member that holds all others back.
+    ///
+    /// A member that is wanted for itself gets its reason in its own turn.
     fn set_member_reasons(
         &mut self,
         id: &EngineId,
@@ -239,7 +244,7 @@ impl PlanBuilder<'_> {
         ClosureAttemptResult { outcome: worst, limiting: last, claimed }
     }
 
-    /// All that are to be reserved for, those first that have the least choice.
+    /// The engines to reserve for, those with the fewest candidates first.
     fn closure_members(&self, id: &EngineId) -> Vec<EngineId> {
         let lacking =
             self.planner.missing_engines(&id.model).filter(|e| !self.planner.is_coming_up(&e.model));

@@ -1,18 +1,18 @@
 //! The order of turns.
 //!
-//! It is the whole fairness: highest band first, then the model whose oldest waiter came first. A model whose turn was
-//! ended for another stands behind that one until it has been served, whatever its band and however old its backlog:
-//! else it would take its place back before anybody came of the swap.
+//! This order is the whole fairness between models: highest band first, then the model whose oldest waiter came first.
+//! A model whose turn ended for another model stands behind that one until it has been served, whatever the band and
+//! however old the backlog. Otherwise it would take its place back before the swap achieves anything.
 //!
-//! Several engines of one model (`replicas`) are not several models. One of them leads: it has the model's place in
-//! line, and others are put away for it. The rest are spare: they start together with the first when there is memory
-//! that nobody waits for, behind every model that has no engine yet, and whatever its band; nobody is put away for
-//! them, and they are the first to go. Who writes `replicas: 2` has memory for two and wants both; how many of them a
-//! load is worth is for scaling to say, not for the order of turns. Where nothing limits the requests at one engine,
-//! none ever waits for a second one, so that waiting alone cannot be what calls it: being in use is enough. A spare
-//! that was put away by idleness while its model was in use has been found superfluous, and comes back when somebody
-//! waits. One that failed has not: it is tried again, ever more rarely when nothing comes of it. Those that `minReplicas`
-//! asks for are no spares: each has its model's place in line, and others are put away for it.
+//! Several engines of one model (`replicas`) are not several models. One of them is the primary: it has the model's
+//! place in line, and other models are evicted for it. The others are spares: they start together with the first if
+//! there is memory that no model waits for, behind every model that has no engine yet, whatever their band. No engine
+//! is evicted for a spare, and spares are evicted first. A user who writes `replicas: 2` has memory for two and wants
+//! both; how many a load justifies is a question of scaling, not of the order of turns. Where nothing limits the
+//! requests at one engine, no request ever waits for a second one, so waiting alone cannot start it: being in use is
+//! enough. A spare that idleness stopped while its model was in use was superfluous, and returns once requests wait. A
+//! spare that failed is tried again, ever more rarely if its starts keep failing. The engines of `minReplicas` are no
+//! spares: each has its model's place in line, and other models are evicted for it.
 
 use std::{
     cmp::Reverse,
@@ -26,14 +26,13 @@ use crate::{
     units::Tick,
 };
 
-/// An engine that should be awake, with its place in line: those that lead go first, and of one place those that need
-/// fewer others.
+/// Sort key of an engine that should be awake: non-spares first; at one place, fewest dependencies first.
 type TurnKey = (bool, Reverse<i32>, u32, Tick, usize, EngineId);
-/// A place in line, the foremost the least.
+/// A place in line; the smallest is first.
 type TurnPosition = (Reverse<i32>, Tick);
 
 impl PlanBuilder<'_> {
-    /// Every engine that is wanted and not awake, the first in line first.
+    /// Returns every engine that is wanted and not awake, in turn order.
     pub(in crate::fleet) fn ordered_wanted_engines(&self) -> Vec<EngineId> {
         let planner = &self.planner;
         let kept = planner.models.iter().filter(|(_, model)| model.keeps_awake(0)).map(|(name, _)| name);
@@ -89,7 +88,9 @@ impl PlanBuilder<'_> {
         line.into_iter().map(|(.., id)| id).collect()
     }
 
-    /// What is needed awake since somebody who needs it is on its way or there: each in the place of that one.
+    /// Dependencies that must be awake because a dependent is up or starting.
+    ///
+    /// Each has the place of its first dependent.
     fn needed_models(&self) -> BTreeMap<&ModelName, TurnPosition> {
         let planner = &self.planner;
         let mut needed: BTreeMap<&ModelName, TurnPosition> = BTreeMap::new();
@@ -108,8 +109,9 @@ impl PlanBuilder<'_> {
         needed
     }
 
-    /// Where the engines of the line stand in it. What one needs that does not serve stands with it, or where it stands
-    /// itself when that is before.
+    /// Positions of the engines in line, and of their missing dependencies.
+    ///
+    /// A dependency that does not serve stands with its first dependent, or at its own place if that is earlier.
     pub(in crate::fleet) fn turn_positions_in(&self, line: &[EngineId]) -> BTreeMap<EngineId, usize> {
         let mut places: BTreeMap<EngineId, usize> =
             line.iter().cloned().enumerate().map(|(place, id)| (id, place)).collect();
@@ -124,7 +126,7 @@ impl PlanBuilder<'_> {
         places
     }
 
-    /// The band in which somebody asks for a model, or would.
+    /// The band of the model's requests, or of its dependents' if that is higher; its priority if it has none.
     pub(in crate::fleet) fn band(&self, id: &EngineId) -> i32 {
         let own = self.planner.spec(&id.model).map_or(0, |spec| spec.priority);
         let own = self.demand.get(&id.model).map_or(own, |demand| demand.band);
@@ -141,8 +143,10 @@ impl PlanBuilder<'_> {
 }
 
 impl Planner {
-    /// The engine that others may be put away for: one that is awake, though its stub be closed, or on its way, else a
-    /// sleeper, else one that stands behind those it made room for, else the first. One that is left alone for a while leads only when all are.
+    /// The engine for which other models may be evicted.
+    ///
+    /// In this order: an awake engine, even if its stub's gate is closed; a starting one; a sleeper; one that is going
+    /// down; the lowest cold replica; an engine in back-off.
     pub(in crate::fleet) fn primary_engine(&self, model: &ModelName) -> Option<&Engine> {
         let rank = |e: &Engine| match &e.state {
             _ if e.serves() && e.failing_since.is_none() => 0,
@@ -160,19 +164,20 @@ impl Planner {
         self.primary_engine(&id.model).is_some_and(|leader| leader.id == *id)
     }
 
-    /// Others are put away for it: it leads, or is one of those that are to run in any case.
+    /// Whether others may be evicted for the engine: it is the primary, or one of `minReplicas`.
     pub(in crate::fleet) fn may_evict_others(&self, id: &EngineId) -> bool {
         self.models.get(&id.model).is_some_and(|model| id.replica < model.min_running())
             || self.is_primary(id)
     }
 
-    /// It serves, or would if its stub let anybody in, beside another of its model that leads.
+    /// Whether the engine serves, or would with an open stub gate, beside the primary of its model.
     pub(in crate::fleet) fn is_spare(&self, e: &Engine) -> bool {
         (e.serves() || e.is_blocked_by_stub()) && !self.may_evict_others(&e.id)
     }
 
-    /// Its model is in use, and it has not been awake since that began, or no longer because another model needed room or
-    /// because it failed.
+    /// Whether a spare should start: its model is in use, and idleness did not stop the spare.
+    ///
+    /// That is, it has not been awake since that use began, it yielded to another model, or it failed.
     pub(in crate::fleet) fn should_start_as_spare(&self, e: &Engine, now: Tick) -> bool {
         let awake = || self.engines_of(&e.id.model).filter(|other| other.serves());
         let began = awake().map(|other| other.turn_start).min();

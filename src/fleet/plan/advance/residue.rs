@@ -1,4 +1,4 @@
-//! What an asleep engine keeps: its booking shrinks to what is seen of it, never before.
+//! Residue of asleep engines: a reservation shrinks to the observed memory, and only after the observation.
 
 use crate::{
     engine::state::LifecycleState,
@@ -8,7 +8,9 @@ use crate::{
 };
 
 impl PlanBuilder<'_> {
-    /// After a confirmed sleep the booking shrinks to what the meter shows, or at once where there is none.
+    /// Shrinks the reservation of a sleeping engine to what the meter shows.
+    ///
+    /// Without a meter, that happens as soon as the sleep is confirmed.
     pub(in crate::fleet) fn shrink_to_residue(&mut self, id: &EngineId) {
         let Some(e) = self.engine(id) else { return };
         if !matches!(e.state, LifecycleState::Asleep { .. }) {
@@ -21,14 +23,14 @@ impl PlanBuilder<'_> {
         let residue = self.planner.residue_of(id);
         let settle = self.planner.settings.timeouts.meter_lag;
         let patient = since + settle > self.now;
-        // A meter that never answers must not hold the memory for ever: then the engine's own word counts.
+        // A meter that never answers must not block the memory forever: then the engine's own report counts.
         let silent = since + Millis(settle.0 * 5) <= self.now;
         let accounts =
             e.accelerators.iter().filter_map(|a| Some((a, self.planner.ledger.accelerators.get(a)?)));
         let mut measured = residue;
         let mut unread: Vec<(AcceleratorId, Millis)> = Vec::new();
         for (accelerator, account) in accounts.filter(|(_, a)| a.metered) {
-            // What is nobody's by name is this engine's only while no other is still taking what it has booked.
+            // Without names, usage counts as this engine's only if no neighbour is still growing into its reservation.
             let told = account.reading.as_ref().is_some_and(|r| r.by_engine.is_some());
             let reading = account.reading.as_ref().filter(|r| r.at >= since);
             let seen = reading
@@ -43,7 +45,8 @@ impl PlanBuilder<'_> {
         }
         if unread.is_empty() {
             let host = self.planner.ledger.host.booked.of(id).unwrap_or_default();
-            // A meter that knows no names may show somebody else's late memory; more than was booked is never its own.
+            // A meter without names may show another program's late memory; more than the reservation is never the
+            // engine's own.
             let bytes = measured.min(self.planner.ledger.booked_bytes(id));
             return self.emit(Command::Shrink { engine, generation, bytes, host });
         }
@@ -52,8 +55,9 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Memory that came back later than anyone waited was taken for a residue; once it is seen free by its owner's name,
-    /// it is given back, and forgotten as a residue.
+    /// Releases memory that came back late and was taken for a residue.
+    ///
+    /// Only a meter that names engines can show that. The learned residue is corrected with it.
     fn correct_residue(&mut self, id: &EngineId) {
         let Some(e) = self.engine(id).filter(|e| e.pending_reservation.is_none()) else {
             return;
@@ -82,12 +86,13 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// When the meter was read, another engine on this accelerator held less than it has booked, and was on its way up to
-    /// it. One that has come up since was still rising then.
+    /// Whether, at the reading, another engine here held less than its reservation and was growing towards it.
+    ///
+    /// An engine that became awake since the reading was still growing then.
     fn has_rising_neighbour(&self, id: &EngineId, accelerator: &AcceleratorId, read: Tick) -> bool {
         self.planner.engines.on_accelerators(std::slice::from_ref(accelerator)).into_iter().any(|e| {
             let rises = e.state.is_starting() || (e.state == LifecycleState::Awake && e.turn_start > read);
-            // So does one that has only booked it.
+            // An engine that only has a reservation will grow, too.
             let booked = e.pending_reservation.as_ref().is_some_and(|p| p.accelerators.contains(accelerator));
             e.id != *id && (booked || (rises && e.accelerators.contains(accelerator)))
         })

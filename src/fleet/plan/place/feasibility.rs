@@ -1,4 +1,4 @@
-//! Whether a model, alone and with all that it needs, could be awake, were everything else put away.
+//! Whether a model, with all its dependencies, could be awake if everything else were evicted.
 
 use std::{
     cmp::Reverse,
@@ -17,20 +17,20 @@ use crate::{
     model::{AcceleratorId, AcceleratorRequirement, ModelName, ModelSpec},
 };
 
-/// So many ways of placing models beside each other are looked at; beyond, they are taken to fit.
+/// Limit on tried placements of models beside each other; beyond it, they are assumed to fit.
 const MAX_TRIED_ASSIGNMENTS: u32 = 10_000;
 
-/// What one model takes of each of its accelerators, and where it could be.
+/// One model's need on each of its accelerators, and its candidates.
 type PlacementNeed = (ResourceAmount, Vec<PlacementCandidate>);
 type CapacityMap<'a> = BTreeMap<&'a AcceleratorId, ResourceAmount>;
 
 impl Planner {
-    /// Why this model can be neither started nor woken as things are configured; `None`: it can.
+    /// Why this model can neither start nor wake as configured; `None` if it can.
     pub(in crate::fleet) fn impossible_reason(&self, model: &ModelName) -> Option<String> {
         self.dependencies.closure_error(model).map(str::to_owned).or_else(|| self.unplaceable_reason(model))
     }
 
-    /// Why there is no room for this model, or for all that it needs beside it, whatever else is put away; `None`: there is.
+    /// Why this model, alone or with its dependencies, fits nowhere whatever is evicted; `None` if it fits.
     pub(in crate::fleet) fn unplaceable_reason(&self, model: &ModelName) -> Option<String> {
         let misfit = |model: &ModelName| {
             self.spec(model).filter(|spec| !self.could_ever_hold(spec)).map(|spec| self.misfit_text(spec))
@@ -43,7 +43,7 @@ impl Planner {
             .or_else(|| together().map(|reason| reason.text))
     }
 
-    /// Whatever is put away, there is not enough for this model and all that it needs at once.
+    /// Why this model and its dependencies never fit at once; `None` if they do.
     pub(in crate::fleet) fn closure_misfit_reason(&self, model: &ModelName) -> Option<ModelReason> {
         let names = self.dependencies.closure(model).iter().chain([model]);
         let specs: Vec<&ModelSpec> = names.filter_map(|name| self.spec(name)).collect();
@@ -70,7 +70,9 @@ impl Planner {
         Some(reason)
     }
 
-    /// `None`: it fits nowhere, which it says itself, or there are more ways than are known.
+    /// Returns what the model needs and its candidates.
+    ///
+    /// `None` if the model fits nowhere, which has a reason of its own, or if it has more candidates than are listed.
     fn placement_need(&self, spec: &ModelSpec) -> Option<PlacementNeed> {
         let need = declared_amount(spec);
         let accounts = &self.ledger.accelerators;
@@ -79,7 +81,7 @@ impl Planner {
         (!places.is_empty() && places.len() < MAX_CANDIDATES).then_some((need, places))
     }
 
-    /// All that any of them could be on, empty.
+    /// Total capacity of all accelerators that any of the models could use.
     fn total_capacity<'a>(&self, wanted: &'a [PlacementNeed]) -> CapacityMap<'a> {
         let on: BTreeSet<&AcceleratorId> =
             wanted.iter().flat_map(|(_, places)| places).flat_map(|place| &place.accelerators).collect();
@@ -90,7 +92,7 @@ impl Planner {
         on.into_iter().filter_map(|a| Some((a, all(a)?))).collect()
     }
 
-    /// Some accelerators could hold an engine of this model, were everything else put away.
+    /// Whether some accelerators could hold an engine of this model if everything else were evicted.
     pub(in crate::fleet) fn could_ever_hold(&self, spec: &ModelSpec) -> bool {
         match &spec.accelerators {
             accelerators if accelerators.is_none() => true,
@@ -107,12 +109,12 @@ impl Planner {
         self.ledger.accelerators.get(on).is_some_and(|account| account.could_hold(declared_amount(spec)))
     }
 
-    /// Accelerators that are no pools.
+    /// Accelerators that are not pools.
     fn single_accelerators(&self) -> impl Iterator<Item = &AcceleratorId> {
         self.ledger.accelerators.iter().filter(|(_, account)| account.units.is_none()).map(|(id, _)| id)
     }
 
-    /// Why none could, in words.
+    /// Text on why no accelerator could hold the model.
     pub(in crate::fleet) fn misfit_text(&self, spec: &ModelSpec) -> String {
         let (need, largest) = (declared_amount(spec), self.largest(spec));
         let less = "what may be granted, less headroom";
@@ -153,7 +155,7 @@ impl Planner {
     }
 }
 
-/// So many of them, in words.
+/// A number of accelerators as text.
 fn accelerator_count_text(count: u32) -> String {
     format!("{count} accelerator{}", if count == 1 { "" } else { "s" })
 }
@@ -186,7 +188,7 @@ fn need_text(spec: &ModelSpec) -> String {
     }
 }
 
-/// All of them beside each other, somehow.
+/// Whether all of them fit beside each other in some assignment.
 fn fits_together(wanted: &[PlacementNeed], free: &mut CapacityMap<'_>, ways: &mut u32) -> bool {
     let Some(((need, places), rest)) = wanted.split_first() else { return true };
     for place in places {

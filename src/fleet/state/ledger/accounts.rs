@@ -1,5 +1,7 @@
-//! Every accelerator's account, and what is asked of all of them at once: which has the most to give, where an engine
-//! has something booked, which are waited for. Shared between copies until one is written to, as [`crate::fleet::state::engines`] is.
+//! The accounts of all accelerators, with indexes over them.
+//!
+//! The indexes answer which has the most free memory, where an engine has a reservation, and which await a reading.
+//! Copies share the accounts until a write, as in [`crate::fleet::state::engines`].
 
 use std::{
     cmp::Reverse,
@@ -23,13 +25,13 @@ pub(in crate::fleet) struct AcceleratorAccounts {
     all: Arc<AccountMap>,
     /// The most free first, then by name.
     by_free: Arc<BTreeSet<(Reverse<Bytes>, AcceleratorId)>>,
-    /// Where an engine has something booked.
+    /// Accounts on which an engine has a reservation.
     by_engine: Arc<BTreeMap<EngineId, BTreeSet<AcceleratorId>>>,
-    /// Readings are under way, or it is lost and looked for.
+    /// Accounts with a reading in progress, or of a lost accelerator that is being checked.
     awaiting_reading: Arc<BTreeSet<AcceleratorId>>,
-    /// The largest capacity, but for pools.
+    /// The largest capacity, except for pools.
     largest_capacity: Bytes,
-    /// What has been changed since somebody took note of it.
+    /// Accounts changed since the last [`AcceleratorAccounts::take_dirty`].
     dirty: DirtyAccounts,
 }
 
@@ -73,7 +75,7 @@ impl AcceleratorAccounts {
         self.awaiting_reading.iter().filter_map(|id| Some((id, self.get(id)?)))
     }
 
-    /// Where this engine has something booked.
+    /// The accounts on which this engine has a reservation.
     pub(in crate::fleet) fn accounts_of(
         &self,
         engine: &EngineId,
@@ -113,7 +115,7 @@ impl AcceleratorAccounts {
         Some(result)
     }
 
-    /// Books in place of what the engine had there; zero ends it when `remove`.
+    /// Replaces the engine's reservation there; `None` ends it.
     pub(in crate::fleet) fn book(&mut self, id: &AcceleratorId, engine: &EngineId, bytes: Option<Bytes>) {
         let booked = self.change(id, |account| match bytes {
             Some(bytes) => account.booked.book(engine, bytes),
@@ -136,7 +138,7 @@ impl AcceleratorAccounts {
         }
     }
 
-    /// The indexes are what they would be, were they made anew.
+    /// Whether the indexes equal newly built ones.
     pub(in crate::fleet) fn has_consistent_indexes(&self) -> bool {
         let anew = Self::from(AccountMap::clone(&self.all));
         self.by_free == anew.by_free
@@ -145,12 +147,12 @@ impl AcceleratorAccounts {
             && self.largest_capacity == anew.largest_capacity
     }
 
-    /// What has been changed since this was last asked.
+    /// Returns the accounts changed since the last call.
     pub(in crate::fleet) fn take_dirty(&mut self) -> DirtyAccounts {
         std::mem::take(&mut self.dirty)
     }
 
-    /// All of them may change, come and go.
+    /// Changes all accounts at once, then rebuilds the indexes.
     pub(in crate::fleet) fn rebuild(&mut self, change: impl FnOnce(&mut AccountMap)) {
         change(Arc::make_mut(&mut self.all));
         *self = Self::from(std::mem::take(Arc::make_mut(&mut self.all)));

@@ -1,11 +1,10 @@
-//! How much of one accelerator, or of one pool: bytes and, of a pool, accelerators. There is room for an engine only
-//! where there is enough of both.
+//! An amount of one accelerator or pool: bytes, and for a pool accelerators. An engine needs enough of both.
 
 use std::{iter::Sum, ops::Add};
 
 use crate::units::Bytes;
 
-/// Compared by [`Self::covers`] alone: of two portions each may have more of something.
+/// Compare only with [`Self::covers`]: of two amounts each may have more of something.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::fleet) struct ResourceAmount {
     pub(in crate::fleet) bytes: Bytes,
@@ -17,17 +16,17 @@ impl ResourceAmount {
         self == Self::default()
     }
 
-    /// It is enough for this.
+    /// Whether this amount suffices for `other`.
     pub(in crate::fleet) fn covers(self, other: Self) -> bool {
         self.bytes >= other.bytes && self.units >= other.units
     }
 
-    /// What is left of each, at least nothing.
+    /// Subtracts each component, down to zero.
     pub(in crate::fleet) const fn saturating_sub(self, other: Self) -> Self {
         Self { bytes: self.bytes.saturating_sub(other.bytes), units: self.units.saturating_sub(other.units) }
     }
 
-    /// The smaller of each.
+    /// The smaller of each component.
     pub(in crate::fleet) fn component_min(self, other: Self) -> Self {
         Self { bytes: self.bytes.min(other.bytes), units: self.units.min(other.units) }
     }

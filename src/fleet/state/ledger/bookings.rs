@@ -1,4 +1,4 @@
-//! Who has booked how much of something, with the sum, which is asked for far more often than it changes.
+//! Reservations by engine, with their sum, which is read far more often than it changes.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -8,12 +8,12 @@ use crate::{model::EngineId, units::Bytes};
 
 type BookingMap = BTreeMap<EngineId, Bytes>;
 
-/// Cheap to clone until it is changed.
+/// Reserved bytes by engine. Cheap to clone until a change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "BookingMap", into = "BookingMap")]
 pub(in crate::fleet) struct Bookings {
     by_engine: Arc<BookingMap>,
-    /// Exact, where the sum of what was declared exceeds all numbers.
+    /// Wider than [`Bytes`], so the sum stays exact even if the declared amounts exceed a `u64`.
     sum: u128,
 }
 
@@ -34,7 +34,7 @@ impl Bookings {
         self.by_engine.iter().map(|(engine, bytes)| (engine, *bytes))
     }
 
-    /// In place of what it had.
+    /// Sets the engine's reservation, in place of what it had.
     pub(in crate::fleet) fn book(&mut self, engine: &EngineId, bytes: Bytes) {
         let before = Arc::make_mut(&mut self.by_engine).insert(engine.clone(), bytes).unwrap_or_default();
         self.sum = self.sum - u128::from(before.0) + u128::from(bytes.0);
@@ -47,14 +47,15 @@ impl Bookings {
         }
     }
 
-    /// All but this engine's.
+    /// The sum without this engine's reservation.
     pub(in crate::fleet) fn sum_without(&self, engine: &EngineId) -> Bytes {
         saturating_bytes(self.sum - u128::from(self.of(engine).unwrap_or_default().0))
     }
 }
 
-/// How many accelerators of a pool each engine has taken. It has them from its reservation until it is gone: asleep as
-/// well.
+/// How many accelerators of a pool each engine has taken.
+///
+/// An engine has them from its reservation until it is gone, also while it sleeps.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "UnitMap", into = "UnitMap")]
 pub(in crate::fleet) struct UnitBookings {
@@ -81,7 +82,7 @@ impl UnitBookings {
         self.by_engine.keys()
     }
 
-    /// What it has already it keeps.
+    /// Takes units for the engine; an engine that has units keeps those.
     pub(in crate::fleet) fn take(&mut self, engine: &EngineId, units: u32) {
         if !self.by_engine.contains_key(engine) {
             Arc::make_mut(&mut self.by_engine).insert(engine.clone(), units);

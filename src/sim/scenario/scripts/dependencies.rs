@@ -1,4 +1,4 @@
-//! Models that need others.
+//! Models that depend on others.
 
 use super::{ScriptedScenario, base_scenario, engine, model, with_request};
 use crate::{fleet::event::OperatorAction, model::ModelSpec, sim::scenario::ScenarioAction, units::Millis};
@@ -16,8 +16,8 @@ fn model_with_dependencies(name: &str, gib: u64, others: &[&str]) -> ModelSpec {
     ModelSpec { dependencies: others.iter().map(|name| (*name).into()).collect(), ..model(name, gib) }
 }
 
-/// All three are reserved for at once and start one after the other, the one that needs the others last. What it needs
-/// stays for as long as it is awake, though nobody uses it, and goes when it is asleep.
+/// All three models are reserved at once and start one after the other, the dependent one last. Its dependencies stay
+/// awake with it although unused, and may sleep once it is asleep.
 fn a_chain_of_three_from_cold() -> ScriptedScenario {
     let mut models = vec![
         model_with_dependencies("base", 6, &[]),
@@ -31,8 +31,8 @@ fn a_chain_of_three_from_cold() -> ScriptedScenario {
     (with_request(scenario, 1, "top", 15), Millis::secs(70))
 }
 
-/// There is room for one of the two that are needed together, and nobody goes for that one: only when the model in the
-/// way has had its time both are reserved for.
+/// There is room for only one of two models that are needed together. No model is evicted for one alone. Both are
+/// reserved only when the model in the way has had its time.
 fn a_closure_that_must_evict() -> ScriptedScenario {
     let models = vec![
         model_with_dependencies("base", 7, &[]),
@@ -44,7 +44,8 @@ fn a_closure_that_must_evict() -> ScriptedScenario {
     (with_request(scenario, 11, "top", 1), Millis::secs(50))
 }
 
-/// Each of the two would fit alone: who asks for the one is told at once that both never will. The other is served.
+/// Each of the two would fit alone. A request for the dependent model is refused at once because both never fit
+/// together. The other model is served.
 fn a_closure_that_cannot_fit() -> ScriptedScenario {
     let scenario = base_scenario(
         "a-closure-that-cannot-fit",
@@ -57,8 +58,8 @@ fn a_closure_that_cannot_fit() -> ScriptedScenario {
     (with_request(scenario, 2, "base", 1), Millis::secs(20))
 }
 
-/// It is started again while the one that needs it goes on with its stream; and before that one has another start, it
-/// waits for it.
+/// The dependency is started again while the dependent model continues its stream. If both died, the dependent model
+/// starts only after its dependency.
 fn a_dependency_that_dies() -> ScriptedScenario {
     let scenario = base_scenario(
         "a-dependency-that-dies",

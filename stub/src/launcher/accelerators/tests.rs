@@ -34,7 +34,7 @@ async fn a_part_is_shown_by_its_uuid() {
     assert_eq!(known.visible_devices(&strings(&["GPU-b", "MIG-a0"])).await.unwrap(), "1,MIG-a0");
 }
 
-/// As many as they may be, they wait for the one question and no longer than it may take; and it is the only one.
+/// All callers share one driver query and its deadline.
 #[tokio::test]
 async fn a_driver_that_hangs_costs_all_who_ask_one_deadline_and_one_thread() {
     let driver = Arc::new(FakeDriver::new(&[("GPU-a", None), ("GPU-b", None)]));
@@ -55,7 +55,7 @@ async fn a_driver_that_hangs_costs_all_who_ask_one_deadline_and_one_thread() {
     }
     let by = accelerators.listing().deadline;
     assert!(began + within <= by && by <= Instant::now(), "nobody was told before its time");
-    // Who comes later is told at once; one after the other, they all would have waited a hundred times as long.
+    // Later callers fail at once; waiting one after the other would take a hundred timeouts.
     for _ in 0..100 {
         assert_eq!(ask().await.unwrap(), hung);
     }
@@ -63,7 +63,7 @@ async fn a_driver_that_hangs_costs_all_who_ask_one_deadline_and_one_thread() {
     assert!(began.elapsed() < within * 50, "{:?}", began.elapsed());
     assert_eq!(driver.max_active_calls.load(Ordering::SeqCst), 1);
 
-    // The answer to that same question, when it comes after all.
+    // The late answer to that same query.
     let mut answer = accelerators.listing().result_rx;
     driver.set_hanging_id(None);
     answer.wait_for(Option::is_some).await.unwrap();
@@ -78,7 +78,7 @@ async fn what_the_driver_told_is_not_asked_again_and_what_failed_is() {
     told.devices.lock().unwrap().clear();
     assert_eq!(accelerators.visible_devices(&strings(&["GPU-a"])).await.unwrap(), "0");
 
-    // A driver may be there the next time.
+    // A driver may be present at the next attempt.
     let missing = NodeAccelerators::from_driver(Arc::new(MissingDriver));
     let first = missing.listing();
     first.result_rx.clone().wait_for(Option::is_some).await.unwrap();

@@ -85,7 +85,7 @@ fn unicode_bytes() {
     let raw = "Grüße, 世界 🚀".as_bytes();
     let fixture = log_with(raw);
     assert_eq!(fixture.read(0, None), (raw.to_vec(), raw.len() as u64));
-    // Ranges count bytes, and may cut a character.
+    // Ranges count bytes and may split a character.
     assert_eq!(fixture.read(2, Some(2)).0, raw[2..3]);
 }
 
@@ -142,7 +142,7 @@ fn ids_that_no_file_can_have_become_different_files() {
     assert!(!file_name("../x").contains('/'));
 }
 
-/// Lines of eight bytes, numbered, so that every offset says what should be there.
+/// Numbered lines of eight bytes, so that every offset has a predictable content.
 fn lines(from: usize, to: usize) -> Vec<u8> {
     (from..to).flat_map(|n| format!("{n:07}\n").into_bytes()).collect()
 }
@@ -157,7 +157,7 @@ fn a_log_over_its_cap_gives_blocks_back_and_keeps_its_offsets() {
     let on_disk = fixture.log.file.metadata().unwrap().blocks() * 512;
     assert!(on_disk <= cap, "{on_disk}");
     assert_eq!(fixture.read(8 * 199_999, None), (lines(199_999, 200_001), 8 * 200_001));
-    // From its beginning, and from within what is not kept, one reads from the first byte that is.
+    // Reads from the start, and from a trimmed offset, begin at the first kept byte.
     let part = fixture.log.part(None).unwrap();
     let first = usize::try_from(part.start).unwrap() / 8;
     assert!(first > 0 && part.start.is_multiple_of(8));
@@ -179,7 +179,7 @@ fn without_holes_the_file_is_emptied_and_offsets_still_hold() {
     assert_eq!(fixture.read(0, None).0, lines(1000, 1010));
 }
 
-/// At each of its offsets the part gives what was there, or says that it cannot.
+/// A read at any offset returns the original bytes or fails.
 #[test]
 fn a_part_that_is_trimmed_while_it_is_read_gives_no_other_bytes() {
     let by_a_hole = |log: &InstanceLog| log.trim(1 << 20).unwrap();
@@ -208,7 +208,8 @@ fn a_part_that_is_trimmed_while_it_is_read_gives_no_other_bytes() {
     }
 }
 
-/// Right bytes up to where they are no longer there, and an end that no client takes for the whole.
+/// The body ends with an error at the trimmed offset. All bytes before it are right, and no client takes the body for
+/// complete.
 #[tokio::test]
 async fn an_answer_that_is_overtaken_by_a_trim_ends_with_an_error() {
     let all = lines(0, 1_000_000);

@@ -28,7 +28,7 @@ impl RegistryFixture {
     }
 }
 
-/// `CREATED a`
+/// Renders an event as `CREATED a`.
 fn kind(line: &str) -> String {
     let event: serde_json::Value = serde_json::from_str(line).unwrap();
     format!("{} {}", event["type"].as_str().unwrap(), event["object"]["instance_id"].as_str().unwrap())
@@ -49,7 +49,7 @@ fn create_instance_duplicate_id() {
     fixture.create("duplicate-id");
     let exists = LauncherRejection::Exists("duplicate-id".into());
     assert_eq!(fixture.registry.reserve("duplicate-id", usize::MAX).unwrap_err(), exists);
-    // Nor may two be made at once.
+    // Two starts cannot reserve the same id either.
     let first = fixture.registry.reserve("x", usize::MAX).unwrap();
     assert_eq!(fixture.registry.reserve("x", usize::MAX).unwrap_err(), LauncherRejection::Exists("x".into()));
     assert!(!fixture.registry.ids().contains("\"x\""));
@@ -156,7 +156,7 @@ async fn multiple_watchers() {
     let fixture = RegistryFixture::new();
     let watch = |updates| body::watch_body(Arc::clone(&fixture.registry), Bytes::new(), (0, updates), None);
     let watchers = [watch(false), watch(true)];
-    // They wait already when it happens.
+    // Let the watchers block before the first event.
     tokio::task::yield_now().await;
     fixture.create("1");
     fixture.registry.mark_stopped("1", Some(0));
@@ -168,13 +168,13 @@ async fn multiple_watchers() {
     }
 }
 
-/// It gets what it was sent already, and then an end like any other.
+/// The watcher gets the lines that were already sent, then a normal end of stream.
 #[tokio::test]
 async fn a_watcher_that_falls_behind_is_closed_silently() {
     let fixture = RegistryFixture::new();
     let watcher = body::watch_body(Arc::clone(&fixture.registry), Bytes::new(), (0, false), None);
     for n in 0..3 {
-        // Nobody takes what it sends: one line waits, the next is held.
+        // Without a reader, one line waits in the channel and the next is held by the sender.
         fixture.create(&format!("early-{n}"));
         tokio::task::yield_now().await;
     }

@@ -1,4 +1,4 @@
-//! From an order to what it does, with nothing in between.
+//! Tests from an order to its effect, without a network in between.
 
 use std::{
     convert::Infallible,
@@ -15,7 +15,7 @@ use super::*;
 
 type Called<'a> = Pin<&'a mut dyn Future<Output = Result<Response, Infallible>>>;
 
-/// Looks at a call once, as the control thread does when the call has come.
+/// Polls a call once, as the control thread does when the call arrives.
 fn once(call: Called<'_>) -> Poll<Response> {
     call.poll(&mut Context::from_waker(Waker::noop())).map(|answered| {
         let Ok(answer) = answered;
@@ -29,8 +29,8 @@ fn request(method: Method, path: &str, body: &'static str) -> Request<Body> {
 
 const ORDER: &str = r#"{"epoch":1,"generation":1}"#;
 
-/// The gate is closed in the step in which its order is looked at first: there is no moment between receipt and effect in
-/// which the thread could do something else, or wait for anything.
+/// The gate closes in the first poll of the order: between receipt and effect the thread can do no other work and wait
+/// for nothing.
 #[tokio::test]
 async fn an_order_is_carried_out_when_it_is_looked_at_and_shown_from_then_on() {
     for path in ["/v1/gate", "/v1/gate?wait=true"] {
@@ -57,7 +57,7 @@ async fn an_order_is_carried_out_when_it_is_looked_at_and_shown_from_then_on() {
     }
 }
 
-/// What is answered, and the gate that is shown with it.
+/// Returns the status and the gate of a response.
 async fn asked(proxy: &Arc<Proxy>, request: Request<Body>) -> (u16, stub_api::GateStatus) {
     let answer = router(proxy, Router::new()).call(request).await.unwrap();
     let status = answer.status().as_u16();

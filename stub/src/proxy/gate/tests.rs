@@ -1,4 +1,4 @@
-//! Drains, by a clock that only the tests move, and what the end of the process makes of them.
+//! Tests drains with a clock that only the tests advance, and drains during shutdown.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use super::*;
 
 const KEEP: DrainDeadlineAction = DrainDeadlineAction::Keep;
 const CUT: DrainDeadlineAction = DrainDeadlineAction::Cut;
-/// Of the hold, in milliseconds.
+/// Length of the hold, in milliseconds.
 const HOLD: u64 = 25_000;
 
-/// A gate, and the moment at which it was made.
+/// A gate and the time of its creation.
 struct GateFixture {
     keeper: GateController,
     start: Instant,
@@ -20,7 +20,7 @@ impl GateFixture {
         Self { keeper: GateController::new("m".into(), true), start: Instant::now() }
     }
 
-    /// So many milliseconds after the start.
+    /// The instant `ms` milliseconds after the start.
     fn at(&self, ms: u64) -> Instant {
         self.start + Duration::from_millis(ms)
     }
@@ -48,7 +48,7 @@ impl GateFixture {
         self.keeper.close_for_shutdown(self.at(HOLD));
     }
 
-    /// When the drain is to be looked at again after this moment, in milliseconds from the start.
+    /// When to check the drain after `ms`, in milliseconds from the start.
     fn advance_drain(&self, ms: u64) -> Option<u64> {
         let now = self.at(ms);
         let due = self.keeper.update(|inner| self.keeper.advance_drain(inner, now))?;
@@ -64,7 +64,7 @@ impl GateFixture {
     }
 }
 
-/// As the exchange of a request that a revocation ends: told, and gone.
+/// Ends an exchange like a revoked request: dropped and recorded.
 fn assert_cut((lease, part): (Lease, ExchangeTracker)) {
     drop(lease);
     assert!(part.record_abnormal_end());
@@ -144,7 +144,7 @@ fn after_the_signal_an_order_may_hasten_the_end_and_not_put_it_off_and_nobody_op
     let _request = stub.request();
     stub.close(None, KEEP);
     stub.shut();
-    // A leader that knows nothing of the signal, and one that is newer still.
+    // The leader that does not know of the signal, then a newer leader.
     for epoch in [1, 2] {
         for (deadline, on_deadline) in [(None, CUT), (Some(HOLD + 1), CUT), (None, KEEP), (Some(0), KEEP)] {
             assert!(stub.order(epoch, deadline, on_deadline).unwrap().gated);
@@ -171,7 +171,7 @@ fn an_order_that_is_repeated_hastens_a_drain_of_its_kind_and_cuts_only_when_it_s
         ((None, CUT), (Some(300), CUT), Some(300), true),
         ((Some(300), CUT), (None, CUT), Some(300), true),
         ((Some(900), KEEP), (Some(300), KEEP), Some(300), false),
-        // Nobody said that anything was to be cut at 300 ms.
+        // No order asked to cut at 300 ms.
         ((Some(300), KEEP), (Some(900), CUT), Some(900), true),
         ((Some(900), CUT), (Some(300), KEEP), Some(900), true),
         ((Some(300), KEEP), (None, CUT), None, false),

@@ -14,7 +14,7 @@ const A: &str = "GPU-a";
 const B: &str = "GPU-b";
 const C: &str = "GPU-c";
 
-/// Over the accelerators a, b and c, whatever the driver knows.
+/// A reader of the accelerators a, b and c, whichever of them the driver knows.
 async fn memory(driver: Arc<dyn AcceleratorDriver>, within: Duration) -> MemoryReader {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("accelerators");
@@ -80,7 +80,8 @@ async fn a_driver_that_hangs_costs_one_thread_however_many_ask() {
     }
     assert_eq!(driver.max_active_calls.load(Ordering::SeqCst), 1);
 
-    // Later reads fail at once instead of waiting for the hanging driver; otherwise these reads would time out a hundred times.
+    // Later reads fail at once instead of waiting for the hanging driver; otherwise these reads would time out a
+    // hundred times.
     let before = Instant::now();
     for _ in 0..100 {
         assert!(memory.read().await.is_err());
@@ -109,7 +110,7 @@ async fn nobody_is_given_a_reading_that_began_before_they_asked() {
     while driver.readings.load(Ordering::SeqCst) < 2 {
         tokio::task::yield_now().await;
     }
-    // B was read; now its engine falls asleep, and two ask.
+    // B was read. Now its engine falls asleep, and two requests arrive.
     driver.devices.lock().unwrap()[1].1 = Some(7);
     let (second, third) = (ask(), ask());
     while memory.inner.queue.lock().unwrap().next.as_ref().is_none_or(|next| next.receiver_count() < 2) {

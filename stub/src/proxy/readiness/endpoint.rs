@@ -1,8 +1,8 @@
-//! What may be polled: `http://` and an address.
+//! Validates the URLs that may be polled: `http://` and an IP address.
 //!
-//! Whoever reaches the admin port can make the stub send requests into the cluster. What they can learn by it is kept to
-//! one bit, and where they can send it to what can be a Pod: an address in numbers (a name could mean something else
-//! with every look-up), of one host. Link-local addresses are no Pods', and clouds keep their credentials there.
+//! A caller of the admin port can make the stub send requests into the cluster. The caller learns only one bit from
+//! them, and the targets are limited to possible Pod addresses: a numeric unicast address, because a name could resolve
+//! differently each time. Link-local addresses belong to no Pod, and clouds serve credentials there.
 
 use std::{
     fmt,
@@ -15,14 +15,14 @@ use axum::http::{
     uri::{PathAndQuery, Scheme},
 };
 
-/// A place that answers whether it is ready.
+/// An endpoint that reports readiness.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PolledEndpoint {
     pub(super) address: SocketAddr,
     pub(super) path: PathAndQuery,
 }
 
-/// Why a URL is none of these, as the end of a sentence.
+/// Why a URL is refused, worded as the end of a sentence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Error {
     #[error("cannot be read")]
@@ -81,7 +81,7 @@ impl fmt::Display for PolledEndpoint {
     }
 }
 
-/// Loopback is: an engine may run beside the stub.
+/// Whether a Pod can have this address. Loopback passes, because an engine may run beside the stub.
 pub(crate) fn is_possible_pod_ip(ip: IpAddr) -> bool {
     let of_one = !ip.is_unspecified() && !ip.is_multicast();
     of_one

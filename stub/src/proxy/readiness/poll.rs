@@ -1,5 +1,5 @@
-//! Asks a place again and again. Each question has a connection of its own, which is what a new client of the engine
-//! would meet; of the answer only the status is read.
+//! Polls an endpoint repeatedly. Each poll opens a new connection, like a new client of the engine, and reads only the
+//! response's status.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -15,25 +15,25 @@ use tokio::{
 
 use super::{Readiness, endpoint::PolledEndpoint};
 
-/// As Kubernetes has it. An engine that takes longer to say that it is ready is not.
+/// Kubernetes' default. An engine that responds more slowly is not ready.
 const POLL_TIMEOUT: Duration = Duration::from_secs(1);
-/// An answer's head is at most this long: the least that hyper's buffer takes.
+/// Longest response head: the smallest buffer that hyper accepts.
 const MAX_HEAD_BYTES: usize = 8192;
 
-/// What a place said.
+/// The result of one poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PollResponse {
     Status(StatusCode),
     /// No connection.
     ConnectFailed,
-    /// No answer in time.
+    /// No response in time.
     TimedOut,
-    /// A connection, and then no HTTP.
+    /// A connection, but no HTTP response.
     ProtocolError,
 }
 
 impl PollResponse {
-    /// A redirection is not followed, and so is no good answer.
+    /// A redirect is not followed, so it counts as a failure.
     pub(super) fn is_success(self) -> bool {
         matches!(self, Self::Status(status) if status.is_success())
     }
@@ -50,7 +50,7 @@ impl fmt::Display for PollResponse {
     }
 }
 
-/// Polls until an order replaces the one that began it.
+/// Polls until a newer order replaces this one.
 pub(super) async fn run(readiness: Arc<Readiness>, life: u64, place: PolledEndpoint) {
     loop {
         let asked = Instant::now();
@@ -84,7 +84,7 @@ async fn poll_once(place: &PolledEndpoint) -> PollResponse {
         let answer = sender.send_request(request).await;
         answer.map_or(PollResponse::ProtocolError, |response| PollResponse::Status(response.status()))
     };
-    // Driven here, so that the end of the poller is the end of its connection.
+    // Driven in this task, so that ending the poller also closes its connection.
     tokio::pin!(answer, connection);
     tokio::select! {
         biased;

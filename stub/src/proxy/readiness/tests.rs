@@ -12,7 +12,7 @@ use tower_service::Service as _;
 
 use super::*;
 
-/// Answers every connection with the status that is set.
+/// An engine that answers every connection with the configured status.
 struct ProbedEngine {
     url: String,
     status: Arc<AtomicU16>,
@@ -49,7 +49,7 @@ impl ProbedEngine {
                     let read = stream.read(&mut head).await.unwrap_or(0);
                     assert!(head[..read].starts_with(b"GET /health HTTP/1.1\r\n"));
                     let answer = format!("HTTP/1.1 {status} X\r\n{more}content-length: 2\r\n\r\nhi");
-                    // Whoever asked may be gone already.
+                    // The poller may have disconnected.
                     _ = stream.write_all(answer.as_bytes()).await;
                 });
             }
@@ -82,7 +82,7 @@ async fn order(readiness: &Arc<Readiness>, url: &str, more: &str) {
     assert_eq!(call(readiness, Method::POST, READINESS_URL_PATH, &body).await, (200, "OK\n".to_owned()));
 }
 
-/// Until it is so; how long that took.
+/// Waits until the readiness is `ready`, and returns how long that took.
 async fn until(readiness: &Readiness, ready: bool) -> Duration {
     let began = Instant::now();
     while readiness.ready() != ready {
@@ -145,7 +145,7 @@ async fn an_order_that_makes_no_sense_is_refused_and_changes_nothing() {
 #[tokio::test]
 async fn an_engine_that_begins_to_listen_is_ready_within_20_ms() {
     let readiness = Arc::new(Readiness::default());
-    // Bound, and not listening yet: connections are refused, and nobody else is given the port meanwhile.
+    // Bound but not listening: connections are refused, and no other process can take the port.
     let engine = TcpSocket::new_v4().unwrap();
     engine.bind(([127, 0, 0, 1], 0).into()).unwrap();
     let address = engine.local_addr().unwrap();
@@ -172,7 +172,8 @@ async fn unready_comes_after_the_threshold_and_not_before() {
     engine.set(204);
     until(&readiness, true).await;
 
-    // The engine records the readiness at each probe after its answers turned bad; the test itself might look a probe too late.
+    // The engine records the readiness at each probe after its answers turned bad; the test itself might look a probe
+    // too late.
     let known = Arc::clone(&readiness);
     engine.set(500);
     *engine.probe_check.lock().unwrap() = Some((Box::new(move || known.ready()), Vec::new()));
@@ -248,13 +249,13 @@ async fn the_newest_order_holds() {
     order(&readiness, &first.url, ", \"period\": 5").await;
     until(&readiness, true).await;
 
-    // The same place again: still ready.
+    // The same endpoint again: still ready.
     order(&readiness, &first.url, ", \"period\": 5").await;
     assert!(readiness.ready());
     until(&readiness, true).await;
     assert_eq!(readiness.dump().changes, 1);
 
-    // Another place: unready at once, and the first is asked no more.
+    // Another endpoint: unready at once, and the first is polled no more.
     order(&readiness, &second.url, ", \"period\": 5").await;
     assert!(!readiness.ready());
     while second.probe_count.load(Ordering::SeqCst) < 3 {
@@ -267,7 +268,7 @@ async fn the_newest_order_holds() {
     assert_eq!(first.probe_count.load(Ordering::SeqCst), asked);
     assert!(!readiness.ready());
 
-    // An explicit word ends the poller.
+    // An explicit order ends the poller.
     assert_eq!(call(&readiness, Method::POST, BECOME_READY_PATH, "").await.0, 200);
     assert!(readiness.ready());
     assert_eq!(readiness.dump().poller, None);

@@ -1,15 +1,14 @@
-//! When to ask a place whether it is ready, and what its answers mean. No clock, no I/O.
+//! Decides when to poll an endpoint and what the responses mean. No clock, no I/O.
 //!
-//! **While unready.** A request may wait for the answer, so to be late is what costs; a question costs a refused
-//! connection, some 50 µs. A wake takes from a fraction of a second to some seconds, a cold start minutes. So the gap
-//! between two questions is a thousandth part of the time that has been waited, but 10 ms at least and 1 s at most: what
-//! takes less than 10 s is seen within 10 ms, and nothing is seen later than a thousandth part of what it took; an hour of
-//! refusals is some 8,000 questions.
+//! **While unready.** A request may be waiting, so late detection is what costs; a poll costs one refused connection,
+//! some 50 µs. A wake takes from a fraction of a second to some seconds, a cold start minutes. So the interval is a
+//! thousandth of the time waited so far, at least 10 ms and at most 1 s. A wait under 10 s is detected within 10 ms,
+//! and a longer wait within a thousandth of its length. An hour of refusals costs some 8,000 polls.
 //!
-//! **While ready.** Each `period`, counted from question to question, so that an answer that takes its time moves
-//! nothing. `threshold` failures in a row make unready, and the count begins anew with each good answer. So whatever is so
-//! for longer than `threshold` periods is noticed, in both directions: that is why the gap while unready is never longer
-//! than a period.
+//! **While ready.** One poll each `period`, counted from poll to poll, so that a slow response shifts nothing.
+//! `threshold` failures in a row make the engine unready, and each success resets the count. So every state that lasts
+//! longer than `threshold` periods is detected, in both directions. For this reason the interval while unready never
+//! exceeds a period.
 
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ use super::PollSpec;
 
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// The part of the wait by which readiness may be seen late.
+/// The fraction of the wait by which detection may be late.
 const POLL_INTERVAL_DIVISOR: u32 = 1000;
 
 #[derive(Debug)]
@@ -28,11 +27,11 @@ pub(super) struct ReadinessTracker {
     threshold: u32,
     ready: bool,
     failures: u32,
-    /// Since when it is waited for.
+    /// Start of the current wait for readiness.
     unready_since: Instant,
 }
 
-/// What follows from an answer.
+/// The result of a recorded response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PollOutcome {
     pub(super) ready: bool,
@@ -44,7 +43,7 @@ impl ReadinessTracker {
         Self { period: watched.period, threshold: watched.threshold, ready, failures: 0, unready_since: now }
     }
 
-    /// An answer that came `now`, to a question of the moment `asked`.
+    /// Records a response that arrived at `now` to a poll sent at `asked`.
     pub(super) fn record(&mut self, good: bool, asked: Instant, now: Instant) -> PollOutcome {
         self.failures = if good { 0 } else { self.failures.saturating_add(1) };
         if good {
@@ -137,13 +136,13 @@ mod tests {
         assert_eq!(judge.record(true, start, start + 1400 * MS).next_poll_at, start + 1400 * MS);
     }
 
-    /// Of a place that changes 1,000 times, each time for a bit more than the threshold, and that answers at once or late.
+    /// An endpoint flips 1,000 times, each time slightly after the threshold, and responds at once or late.
     #[test]
     fn a_thousand_flaps_lose_none() {
         for (period, threshold) in [(1000 * MS, 3), (50 * MS, 1), (7 * MS, 5), (1 * MS, 1)] {
             let start = Instant::now();
             let mut judge = tracker(period, threshold, start);
-            // Answers come within a period: a later one moves the next question.
+            // Responses arrive within a period; a later response delays the next poll.
             let delay = period / 2;
             let span = period * threshold + delay + MS;
             let (mut now, mut seen) = (start, vec![false]);

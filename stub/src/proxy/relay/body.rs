@@ -1,7 +1,7 @@
-//! The request's body: whole when it is small, and else passed on as it comes.
+//! The request body: buffered if small, else streamed.
 //!
-//! Nothing in it is looked at here, so there is no reason to hold it. What is small is held for as long as it takes to
-//! send it, because only then can a request be sent once more when a kept connection turns out to be closed.
+//! The relay does not read the content, so it need not hold a body. It holds a small body while sending it, because
+//! only then can it resend a request whose pooled connection turns out to be closed.
 
 use std::{
     future::poll_fn,
@@ -22,12 +22,12 @@ use tokio::time::{Instant, Sleep, sleep};
 use super::{RelayThreadContext, socket::RelaySocket};
 use crate::proxy::metrics::ByteDirection;
 
-/// How long the beginning of a body may take when this process is to end.
+/// Longest wait for the beginning of a body during shutdown.
 const CLOSING_BODY_TIMEOUT: Duration = Duration::from_secs(2);
-/// Small, in bytes.
+/// Largest buffered body, in bytes.
 const MAX_BUFFERED_BYTES: u64 = 64 << 10;
 
-/// Gathers a small body; of a larger one, what has come. The socket is told when all of it was read.
+/// Buffers a small body, or the beginning of a larger one. Marks the socket's body as read once all of it was read.
 pub(super) async fn buffer_body(
     mut body: Incoming,
     core: &Rc<RelayThreadContext>,
@@ -68,7 +68,7 @@ pub(super) async fn buffer_body(
     Ok((gathered, Some(RequestBodyStream { remaining: left, body: Box::pin(rest) })))
 }
 
-/// Nobody waits longer for the beginning of a body, and not so long once the connection is to end.
+/// Completes when the beginning of a body times out, earlier if the connection is closing.
 async fn body_timeout(socket: &RelaySocket, within: Duration) {
     let closes = poll_fn(|cx| if socket.is_closing(cx) { Poll::Ready(()) } else { Poll::Pending });
     tokio::select! {
@@ -77,7 +77,7 @@ async fn body_timeout(socket: &RelaySocket, within: Duration) {
     }
 }
 
-/// All of a small body, or the beginning of a larger one; whether it is all.
+/// Returns a small body whole, or the beginning of a larger one. The flag tells whether it is complete.
 async fn read_prefix(body: &mut Incoming, declared: Option<u64>) -> Result<(Bytes, bool), Fault> {
     let mut gathered = BytesMut::new();
     let mut first = Bytes::new();
@@ -100,7 +100,7 @@ async fn read_prefix(body: &mut Incoming, declared: Option<u64>) -> Result<(Byte
     Ok((if gathered.is_empty() { first } else { gathered.freeze() }, false))
 }
 
-/// Takes what has come of a body that nobody wants; true when that was all of it.
+/// Discards the available part of an unwanted body. Returns whether that was all of it.
 pub(super) async fn discard_available(mut body: Incoming) -> bool {
     let mut taken = 0;
     poll_fn(|cx| {
@@ -116,17 +116,17 @@ pub(super) async fn discard_available(mut body: Incoming) -> bool {
     .await
 }
 
-/// What comes behind, within the limit.
+/// Streams the rest of a body, within the limit.
 struct RemainingBody {
     body: Incoming,
     context: Rc<RelayThreadContext>,
-    /// Told when all of it was read.
+    /// Its body is marked as read at the end.
     socket: Rc<RelaySocket>,
     received_bytes: u64,
     max_bytes: u64,
-    /// How long it may pause.
+    /// Longest pause between two frames.
     idle_timeout: Duration,
-    /// Until nobody waits for its next piece any more.
+    /// Fires when the next frame is overdue.
     idle_timer: Pin<Box<Sleep>>,
 }
 

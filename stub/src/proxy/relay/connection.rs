@@ -1,8 +1,7 @@
-//! One client's connection, until it is over. HTTP/1.1 only: that is what engines speak, and what the gateway speaks to
-//! them.
+//! Serves one client connection until it ends. HTTP/1.1 only, which engines and the gateway speak.
 //!
-//! Whatever ends the connection drops hyper's side of it, and with it the exchange with the engine: there is no other
-//! way in which one is cancelled.
+//! Every end of the connection drops hyper's side of it, and with it the exchange with the engine. An exchange is
+//! cancelled in no other way.
 
 use std::{
     convert::Infallible,
@@ -25,25 +24,25 @@ use super::{
     socket::RelaySocket,
 };
 
-/// How long a connection may be idle, or a head may take. Longer than any gateway keeps one idle.
+/// Longest idle time of a connection, and longest time for a head. Longer than any gateway keeps an idle connection.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 /// The gateway's own heads are no larger than this.
 const MAX_HEAD_BYTES: usize = 72 << 10;
-/// The gateway takes 100 fields from its clients, and adds its own.
+/// The gateway accepts 100 fields from its clients and adds its own.
 const MAX_HEADER_FIELDS: usize = 128;
-/// How long a client may take nothing: while its engine is in use anyhow, while others wait for it to be drained, and
-/// when it has been cut already.
+/// How long a client may accept no bytes: while its gate is open, while its engine drains, and after its request was
+/// cut.
 const WRITE_STALL_TIMEOUT: Duration = Duration::from_secs(60);
 const DRAINING_WRITE_STALL_TIMEOUT: Duration = Duration::from_secs(5);
 const CUT_WRITE_STALL_TIMEOUT: Duration = Duration::from_millis(500);
-/// How often such a client is looked at.
+/// How often a stalled client is checked.
 const STALL_CHECK_INTERVAL: Duration = Duration::from_millis(500);
-/// How long a client that was refused may go on sending what nobody reads, and how long it may pause.
+/// How long a refused client may keep sending, and how long it may pause.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(30);
 const LINGER_IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 enum RelayConnectionEnd {
-    /// hyper is done with it.
+    /// hyper has finished.
     Done,
     ClientLeft,
     Stalled,
@@ -100,7 +99,7 @@ pub(super) async fn serve(core: Rc<RelayThreadContext>, socket: Rc<RelaySocket>)
         if socket.is_closing(cx) && !asked {
             asked = true;
             http1.close();
-            // It may be over at once.
+            // hyper may have finished at once.
             cx.waker().wake_by_ref();
         }
         stall.poll(&socket, cx)
@@ -114,7 +113,7 @@ pub(super) async fn serve(core: Rc<RelayThreadContext>, socket: Rc<RelaySocket>)
     }
 }
 
-/// Looks at a client that takes nothing, from time to time.
+/// Checks a stalled client periodically.
 #[derive(Default)]
 struct WriteStallTimer(Option<Pin<Box<Sleep>>>);
 
@@ -142,8 +141,8 @@ impl WriteStallTimer {
     }
 }
 
-/// Takes and forgets what the client still sends. Closing the socket with unread bytes in it would reset the
-/// connection, and the client would lose the answer that says why.
+/// Discards what the client still sends. Closing the socket with unread bytes would reset the connection, and the
+/// client would lose the response with the reason.
 async fn linger(socket: &RelaySocket) {
     let all = async {
         if socket.shutdown().await.is_ok() {

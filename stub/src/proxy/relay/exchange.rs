@@ -1,4 +1,4 @@
-//! One request: may it pass, is the gate open, and then it is the engine's.
+//! Serves one request: checks the policy and the gate, then relays to the engine.
 
 use std::{
     pin::Pin,
@@ -32,18 +32,18 @@ use crate::proxy::{
     state::Proxy,
 };
 
-/// How long an engine may take is for whoever asked to say: it hangs up.
+/// Effectively no timeout. The client decides how long to wait for the engine, and disconnects.
 const NO_TIMEOUT: Millis = Millis::secs(30 * 24 * 3600);
 
-/// What a client gets.
+/// The response body for a client.
 pub(super) struct RelayReplyBody {
     content: RelayReplyContent,
-    /// Ends with it.
+    /// Ends together with the body.
     _exchange: RelayExchangeGuard,
 }
 
 enum RelayReplyContent {
-    /// A refusal of ours.
+    /// A refusal by the stub.
     Text(Option<Bytes>),
     Engine(Box<RelayBody<RelayMetricsObserver>>),
 }
@@ -52,20 +52,20 @@ enum RelayReplyContent {
 pub(super) struct RelayMetricsObserver {
     context: Rc<RelayThreadContext>,
     tracker: ExchangeTracker,
-    /// While the answer is passed on.
+    /// Set while the response is relayed.
     stream_gauge: Option<GaugeGuard>,
 }
 
-/// Why a request sees no engine.
+/// Why a request reaches no engine.
 enum RelayRejection {
     Fault(Fault),
-    /// With the methods that there are.
+    /// With the allowed methods.
     Method(Fault, &'static str),
-    /// Marked, for whoever can have it wait.
+    /// Marked with a header, so that the gateway can make the request wait.
     Marked(&'static str, &'static str),
 }
 
-/// Serves one request. With the answer goes whether all of the request was read.
+/// Serves one request. Returns the response and whether the whole request was read.
 pub(super) fn serve(
     core: &Rc<RelayThreadContext>,
     socket: &Rc<RelaySocket>,
@@ -86,14 +86,14 @@ pub(super) fn serve(
         };
         let whole = !socket.is_body_unread();
         if !whole {
-            // What comes behind this answer is not the next request.
+            // The bytes after this response are not the next request.
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         (response, whole)
     }
 }
 
-/// The engine's answer, or why there is none.
+/// Returns the engine's response, or the reason for a refusal.
 async fn relay_or_reject(
     core: &Rc<RelayThreadContext>,
     socket: &Rc<RelaySocket>,
@@ -119,7 +119,7 @@ fn check_allowed(core: &RelayThreadContext, head: &Parts) -> Result<(), RelayRej
         }
     })?;
     let route = core.proxy.gate.route();
-    // Looked at before the body comes; what decides is the lease that is taken when it has.
+    // An early check before the body arrives. The lease, taken after the body, decides.
     if !route.current.gate.is_open() {
         return Err(gate_closed());
     }
@@ -134,7 +134,7 @@ const fn no_target() -> RelayRejection {
     RelayRejection::Marked(NOT_READY_HEADER, "no engine was named to this stub yet")
 }
 
-/// The engine's answer, which may come before all of the request was read.
+/// Returns the engine's response, which may come before the whole request was read.
 async fn relay(
     core: &Rc<RelayThreadContext>,
     socket: &Rc<RelaySocket>,
@@ -155,7 +155,7 @@ async fn relay(
             engine: EngineId::new(settings.model.clone(), 0),
             generation: route.current.generation,
             address,
-            // The client's own: a relay stands for its engine.
+            // The client's own header, because a relay stands for its engine.
             authorization: head.headers.get(header::AUTHORIZATION).cloned(),
             origin: None,
         };
@@ -200,7 +200,7 @@ fn rejection_response(proxy: &Proxy, refusal: RelayRejection, form: ApiSchema) -
         Some((GATED_HEADER, _)) => proxy.counts.gated.add(),
         Some((NOT_READY_HEADER, _)) => proxy.counts.not_ready.add(),
         _ if error::status(&fault).is_client_error() => proxy.counts.refused.add(),
-        // The engine did not answer: that was counted as a failed exchange.
+        // The engine did not respond, which is already counted as a failed exchange.
         _ => {}
     }
     let mut response = error::response(&fault, form).map(|_| error::body(&fault, form));
@@ -210,7 +210,7 @@ fn rejection_response(proxy: &Proxy, refusal: RelayRejection, form: ApiSchema) -
     response
 }
 
-/// In whose words a client of this path is answered.
+/// Returns the API schema for errors on this path.
 fn api_schema(path: &str) -> ApiSchema {
     match path {
         "/v1/responses" => ApiSchema::Responses,

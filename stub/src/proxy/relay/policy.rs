@@ -1,10 +1,10 @@
-//! Which requests pass. An engine's listener carries its inference and its management side by side, and whoever reaches
-//! a relay must not reach the latter.
+//! Decides which requests pass. An engine serves inference and management on one port, and clients of a relay must not
+//! reach the management.
 //!
-//! Of an engine whose kind is known, what its kind opens passes, spelled exactly so. Of any other nothing is known but
-//! which words steer engines: there every path passes that has none of them and that no two routers can read
-//! differently. `GET /metrics` passes besides: the network of a Pod is not the public's, and who scrapes an engine finds it
-//! at its requester.
+//! For a known engine kind, exactly the paths of that kind pass, in exact spelling. For a custom engine only the
+//! management words are known: a path passes if it contains none of them and if no two routers can parse it
+//! differently. `GET /metrics` also passes for every kind: the Pod network is not public, and scrapers find an engine's
+//! metrics at its requester.
 
 use http::{Method, Uri};
 use rouse::fault::Fault;
@@ -13,18 +13,20 @@ use rouse_net::adapter::{
     paths::{self, MANAGEMENT_SEGMENTS, READ_METHODS},
 };
 
-/// Longest path that is repeated in an answer, in characters.
+/// Longest path echoed in a response, in characters.
 const MAX_ECHOED_CHARS: usize = 256;
 
+/// Checks whether a request may pass.
+///
 /// # Errors
-/// It does not pass; with the methods that would, where there are any.
+/// It does not pass; the fault comes with the allowed methods, if there are any.
 pub(super) fn check(
     kind: EngineKind,
     method: &Method,
     uri: &Uri,
 ) -> Result<(), (Fault, Option<&'static str>)> {
     let path = uri.path();
-    // They are for the connection and not for what is behind it, also for a server that does not look at their case.
+    // These methods address the connection, not the engine. Some servers ignore a method's case.
     if [Method::CONNECT, Method::TRACE].iter().any(|it| method.as_str().eq_ignore_ascii_case(it.as_str())) {
         return Err((route_not_found(method, path), None));
     }
@@ -45,7 +47,7 @@ pub(super) fn check(
     }
 }
 
-/// No router reads it as the path of something that steers an engine.
+/// Whether no router can parse this path as a management path.
 fn is_safe_path(path: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.~:@".contains(&byte);
     let Some(rest) = path.strip_prefix('/') else { return false };
@@ -53,7 +55,7 @@ fn is_safe_path(path: &str) -> bool {
 }
 
 fn is_safe_segment(segment: &str) -> bool {
-    // `sleep.json` and `sleep:now` are the same to some.
+    // Some routers treat `sleep.json` and `sleep:now` like `sleep`.
     let words = segment.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '-'));
     let steers = |word: &str| MANAGEMENT_SEGMENTS.iter().any(|name| name.eq_ignore_ascii_case(word));
     !matches!(segment, "" | "." | "..") && !words.into_iter().any(steers)
@@ -102,7 +104,7 @@ mod tests {
                 assert!(!passes(kind, &method, "*"), "{kind:?} {method} *");
             }
         }
-        // Which of its paths a browser may ask is an engine's own affair, where its paths are.
+        // A custom engine decides itself which of its paths a browser may preflight.
         assert!(passes(EngineKind::Custom, &Method::OPTIONS, "/v1/models"));
     }
 

@@ -1,5 +1,5 @@
-//! A client's socket, beside hyper: it is read on while a request is served, and it is known who its present request is
-//! with.
+//! A client's socket, shared with hyper. The relay reads ahead from it during a request and records the gate generation
+//! of that request.
 
 use std::{
     cell::{Cell, RefCell},
@@ -23,19 +23,19 @@ use crate::proxy::gate::GateGeneration;
 pub(super) struct RelaySocket {
     stream: RefCell<StallTrackingTcp>,
     read_ahead: ReadAhead,
-    /// Whose lease its present request holds.
+    /// The generation whose lease the current request holds.
     gate_generation: RefCell<Option<Arc<GateGeneration>>>,
     open_exchanges: Cell<u32>,
-    /// Not all of its present request was read.
+    /// The current request's body was not read to its end.
     body_unread: Cell<bool>,
     closing: Cell<bool>,
     waker: RefCell<Option<Waker>>,
 }
 
-/// What hyper has of it.
+/// hyper's handle of the socket.
 pub(super) struct RelayIo(Rc<RelaySocket>);
 
-/// From the beginning of a request until its answer is gone.
+/// Guards an exchange from the beginning of a request until its response is sent.
 pub(super) struct RelayExchangeGuard(Rc<RelaySocket>);
 
 impl RelaySocket {
@@ -64,32 +64,32 @@ impl RelaySocket {
         self.read_ahead.before_poll();
     }
 
-    /// To be called after hyper was polled: true when the client left during an exchange.
+    /// Call it after polling hyper. Returns whether the client disconnected during an exchange.
     pub(super) fn poll_client_left(&self, cx: &mut Context<'_>) -> bool {
         self.open_exchanges.get() > 0 && self.read_ahead.detect_disconnect(&self.stream, cx)
     }
 
-    /// Since when the client has taken none of the bytes that are ready for it.
+    /// Since when the client has accepted none of the pending bytes.
     pub(super) fn blocked_since(&self) -> Option<Instant> {
         self.stream.borrow().blocked_since()
     }
 
-    /// The gate behind which its request is.
+    /// The gate generation of the current request.
     pub(super) fn gate_generation(&self) -> Option<Arc<GateGeneration>> {
         self.gate_generation.borrow().clone()
     }
 
-    /// To be said of each request before its body is read, and once more at the body's end.
+    /// Call it before each request's body is read, and again at the body's end.
     pub(super) fn set_body_unread(&self, unread: bool) {
         self.body_unread.set(unread);
     }
 
-    /// The client may still be sending its present request, or the last one when it was answered before it was read.
+    /// Whether the client may still be sending a request: the current one, or the last one if it was answered early.
     pub(super) fn is_body_unread(&self) -> bool {
         self.body_unread.get()
     }
 
-    /// Its connection is to end behind its present request.
+    /// Closes the connection after its current request.
     pub(super) fn close(&self) {
         self.closing.set(true);
         if let Some(task) = &*self.waker.borrow() {
@@ -97,7 +97,7 @@ impl RelaySocket {
         }
     }
 
-    /// Whether [`Self::close`] was called; when it is, this task wakes.
+    /// Whether [`Self::close`] was called. A later call wakes this task.
     pub(super) fn is_closing(&self, cx: &Context<'_>) -> bool {
         let mut task = self.waker.borrow_mut();
         if !task.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
@@ -110,7 +110,7 @@ impl RelaySocket {
         poll_fn(|cx| Pin::new(&mut *self.stream.borrow_mut()).poll_shutdown(cx)).await
     }
 
-    /// Reads some bytes and forgets them; false at the end.
+    /// Reads and discards some bytes. Returns false at the end.
     pub(super) async fn discard(&self) -> io::Result<bool> {
         poll_fn(|cx| self.read_ahead.poll_discard(&self.stream, cx)).await
     }

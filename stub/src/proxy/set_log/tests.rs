@@ -14,7 +14,7 @@ use tower_service::Service as _;
 
 use super::*;
 
-/// What was written, and how much of each write is taken.
+/// Captures the output, and limits the bytes of each write.
 #[derive(Clone, Default)]
 struct CapturedOutput {
     written: Arc<Lock<Vec<u8>>>,
@@ -155,7 +155,7 @@ async fn many_who_send_the_same_log_at_once_make_it_once() {
     assert!(out.text() == whole, "bytes were lost, doubled or mixed");
 }
 
-/// A body of the frames that are sent.
+/// A body of the frames that a channel delivers.
 struct ChannelFrames(mpsc::Receiver<Bytes>);
 
 impl http_body::Body for ChannelFrames {
@@ -172,7 +172,7 @@ impl http_body::Body for ChannelFrames {
 
 #[tokio::test]
 async fn a_caller_who_leaves_while_the_output_is_stuck_lets_nobody_in_between() {
-    /// Takes nothing until it is told.
+    /// Blocks each write until a message arrives.
     struct BlockingOutput(Receiver<()>, CapturedOutput);
     impl Write for BlockingOutput {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

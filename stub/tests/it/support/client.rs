@@ -1,4 +1,4 @@
-//! A client over plain sockets: it shows the bytes, and can do what no library would.
+//! A client over plain sockets. It exposes the bytes, and can do what no library would.
 
 use std::{
     collections::BTreeMap,
@@ -13,19 +13,19 @@ pub(crate) struct StubTestClient {
     headers: String,
 }
 
-/// One answer, whole.
+/// One complete response.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct StubTestResponse {
     pub(crate) status: u16,
-    /// Names in lower case.
+    /// Names are in lower case.
     pub(crate) headers: BTreeMap<String, String>,
-    /// Chunks joined.
+    /// The body without chunked framing.
     pub(crate) body: Vec<u8>,
-    /// It ended as its framing says, and not by the connection's end.
+    /// Whether its framing marked the end, not the end of the connection.
     pub(crate) complete: bool,
 }
 
-/// An exchange that is looked at while it runs.
+/// A running exchange.
 pub(crate) struct StubTestExchange {
     stream: TcpStream,
     pub(crate) seen: Vec<u8>,
@@ -36,7 +36,7 @@ impl StubTestClient {
         Self { address, headers: String::new() }
     }
 
-    /// With another header line on every request, without its end.
+    /// Adds a header line, without its line end, to every request.
     pub(crate) fn with(mut self, header: &str) -> Self {
         self.headers.push_str(header);
         self.headers.push_str("\r\n");
@@ -62,7 +62,7 @@ impl StubTestClient {
         )
     }
 
-    /// A stream of so many tokens, of which the head and the first event are there.
+    /// Starts a stream of this many tokens, and waits for its head and first event.
     pub(crate) fn stream(&self, tokens: u64) -> StubTestExchange {
         let asked = self.request("POST", "/v1/chat/completions", "Connection: close\r\n", &chat(tokens));
         let mut open = self.open(asked);
@@ -70,7 +70,7 @@ impl StubTestClient {
         open
     }
 
-    /// Writes these bytes on a connection of their own and reads nothing yet.
+    /// Writes these bytes on a new connection, without reading.
     pub(crate) fn open(&self, bytes: impl AsRef<[u8]>) -> StubTestExchange {
         let stream = TcpStream::connect(self.address).unwrap();
         stream.set_nodelay(true).unwrap();
@@ -81,19 +81,19 @@ impl StubTestClient {
     }
 }
 
-/// A chat request of so many tokens, to be streamed.
+/// A streaming chat request of this many tokens.
 pub(crate) fn chat(tokens: u64) -> String {
     let messages = r#"[{"role":"user","content":"hello"}]"#;
     format!(r#"{{"model":"m","stream":true,"max_tokens":{tokens},"messages":{messages}}}"#)
 }
 
 impl StubTestExchange {
-    /// False once the other side takes no more.
+    /// Writes bytes; false once the peer accepts no more.
     pub(crate) fn try_write(&mut self, bytes: impl AsRef<[u8]>) -> bool {
         self.stream.write_all(bytes.as_ref()).is_ok()
     }
 
-    /// The client has sent all it will. The other side may have had enough of it before, and reset the connection.
+    /// Closes the client's sending half. The peer may have reset the connection already.
     pub(crate) fn finish(&self) {
         match self.stream.shutdown(Shutdown::Write) {
             Err(error) if error.kind() == ErrorKind::NotConnected => {}
@@ -107,13 +107,13 @@ impl StubTestExchange {
         }
     }
 
-    /// Reads to the connection's end.
+    /// Reads to the end of the connection and parses the response.
     pub(crate) fn rest(mut self) -> StubTestResponse {
         while self.more() {}
         StubTestResponse::parse(&self.seen).unwrap_or_else(|| panic!("no answer: {:?}", self.text()))
     }
 
-    /// Reads to the connection's end; what came.
+    /// Reads to the end of the connection and returns the text.
     pub(crate) fn all(mut self) -> String {
         while self.more() {}
         self.text()
@@ -127,7 +127,7 @@ impl StubTestExchange {
         String::from_utf8_lossy(&self.seen).into_owned()
     }
 
-    /// Something came, and not the end.
+    /// Reads more bytes; false at the end or a reset.
     pub(crate) fn more(&mut self) -> bool {
         match self.try_more() {
             Ok(more) => more,
@@ -136,7 +136,7 @@ impl StubTestExchange {
         }
     }
 
-    /// The same, where a reset is not the same as an end.
+    /// Reads more bytes; false at the end. A reset is an error.
     pub(crate) fn try_more(&mut self) -> std::io::Result<bool> {
         let mut buffer = [0; 16 << 10];
         loop {

@@ -1,5 +1,5 @@
-//! Engines: engine-sim in a process of its own, which is this test binary started with a filter that runs nothing but
-//! [`engine`]; one that does on its socket what a test says; and one that answers readiness probes and nothing else.
+//! Test engines: engine-sim in its own process, which is this test binary filtered to run only [`engine`]; a scripted
+//! engine; and an engine that only answers readiness probes.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -24,7 +24,7 @@ struct EngineProcessCli {
     args: engine_sim::EngineSimArgs,
 }
 
-/// No test: the engine's own process.
+/// Not a test: the engine's own process.
 #[test]
 #[ignore = "started by other tests"]
 fn engine() {
@@ -34,7 +34,7 @@ fn engine() {
     assert_eq!(runtime.block_on(engine_sim::run(args)).unwrap(), ExitCode::SUCCESS);
 }
 
-/// A running engine-sim; killed by its own pid when dropped.
+/// A running engine-sim. Killed by its pid on drop.
 pub(crate) struct SimEngineProcess {
     child: Child,
     pub(crate) address: SocketAddr,
@@ -76,7 +76,7 @@ impl Drop for SimEngineProcess {
     }
 }
 
-/// An engine that does this with each connection: it is given what came, up to the end of a head and perhaps beyond.
+/// An engine that runs this script for each connection, with the bytes received so far: at least a whole head.
 pub(crate) fn scripted(script: impl Fn(TcpStream, Vec<u8>) + Send + Sync + Clone + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -99,12 +99,12 @@ pub(crate) fn scripted(script: impl Fn(TcpStream, Vec<u8>) + Send + Sync + Clone
     address
 }
 
-/// The length of the head, once all of it has come.
+/// The length of the head once it is complete.
 pub(crate) fn head_length(came: &[u8]) -> Option<usize> {
     Some(came.windows(4).position(|window| window == b"\r\n\r\n")? + 4)
 }
 
-/// An engine that answers a request with the request, as it came: head and body.
+/// An engine that echoes each request, head and body.
 pub(crate) fn echo() -> SocketAddr {
     scripted(|mut stream, mut came| {
         let head = head_length(&came).unwrap();
@@ -115,7 +115,7 @@ pub(crate) fn echo() -> SocketAddr {
         while whole.map_or_else(|| !came.ends_with(b"0\r\n\r\n"), |whole| came.len() < whole) {
             match stream.read(&mut buffer) {
                 Ok(read @ 1..) => came.extend_from_slice(buffer.get(..read).unwrap()),
-                // Whoever asked has gone.
+                // The client has disconnected.
                 _ => return,
             }
         }
@@ -124,7 +124,7 @@ pub(crate) fn echo() -> SocketAddr {
     })
 }
 
-/// Answers each readiness probe with the status that is set, until the test ends.
+/// Answers each readiness probe with the configured status, until the test ends.
 pub(crate) struct ProbedHttpServer {
     pub(crate) address: SocketAddr,
     pub(crate) thread: ProcThread,
@@ -132,7 +132,7 @@ pub(crate) struct ProbedHttpServer {
     answers: Arc<Mutex<ProbeAnswers>>,
 }
 
-/// The answers that it gave.
+/// The answers given so far.
 #[derive(Default)]
 struct ProbeAnswers {
     bad: u32,
@@ -155,7 +155,7 @@ impl ProbedHttpServer {
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
                 let status = answers.load(Ordering::SeqCst);
-                // Whoever asked may have gone.
+                // The client may have disconnected.
                 _ = stream.read(&mut [0; 1024]);
                 noted.lock().unwrap().note((200..300).contains(&status));
                 _ = write!(stream, "HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n");

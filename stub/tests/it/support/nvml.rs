@@ -1,5 +1,5 @@
-//! A library that answers as NVIDIA's does, about accelerators that a file describes, one a line: its UUID, that of
-//! the accelerator it is a part of (or `-`), and the MiB in use; or instead of these `lost`, or `hung_error`.
+//! A fake NVML library with accelerators from a file. Each line has a UUID, the UUID of the accelerator it is a
+//! partition of (or `-`), and the MiB in use, or `lost` or `hang` instead of them.
 
 use std::{
     io::Write as _,
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 const SOURCE: &str = include_str!("nvml.c");
 
-/// Lies in a folder of its own, and goes with this.
+/// A library in its own folder, deleted on drop.
 pub(crate) struct FakeNvmlLibrary {
     dir: TempDir,
 }
@@ -24,7 +24,7 @@ impl FakeNvmlLibrary {
         fake
     }
 
-    /// The environment of a process that is to find this library instead of any other.
+    /// The environment that makes a process load this library.
     pub(crate) fn environment(&self) -> [(&'static str, PathBuf); 2] {
         [("LD_LIBRARY_PATH", self.dir.path().to_owned()), ("FAKE_NVML", self.file())]
     }
@@ -33,7 +33,7 @@ impl FakeNvmlLibrary {
         self.dir.path().join("accelerators")
     }
 
-    /// Whoever hangs goes on, when it is not told to any more.
+    /// Changes the accelerators. A hanging call returns once its line no longer says `hang`.
     pub(crate) fn set_accelerators(&self, lines: &[&str]) {
         let new = self.file().with_extension("new");
         std::fs::write(&new, lines.join("\n") + "\n").unwrap();

@@ -1,5 +1,5 @@
-//! What of a time is this machine's. On a busy one a thread that could go on waits until a processor is free for it, and
-//! the kernel counts for how long. A bound on what the program takes is one on the rest.
+//! Separates the machine's share of an elapsed time. On a busy machine a runnable thread waits for a free processor,
+//! and the kernel counts that wait. A limit on the program's time applies to the rest.
 
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -11,23 +11,23 @@ use super::StubProcess;
 #[derive(Clone)]
 pub(crate) struct ProcThread(PathBuf);
 
-/// Threads that take turns: while one of them is busy, the others have nothing to do.
+/// Threads that work alternately: while one is busy, the others are idle.
 pub(crate) struct RunQueueMeter(Vec<(ProcThread, Duration)>);
 
 impl ProcThread {
-    /// The one that asks.
+    /// The calling thread.
     pub(crate) fn current() -> Self {
         Self(PathBuf::from("/proc").join(fs::read_link("/proc/thread-self").unwrap()))
     }
 
-    /// On which the stub hears orders and polls engines.
+    /// The stub's control thread, which receives orders and polls engines.
     pub(crate) fn control(stub: &StubProcess) -> Self {
         let pid = stub.pid().to_string();
         Self(["/proc", &pid, "task", &pid].iter().collect())
     }
 
-    /// How long it has waited for a processor in its life. Nothing, where the kernel does not count it: then all that
-    /// passes is taken for the program's.
+    /// How long the thread has waited for a processor since its start. Zero if the kernel does not count it; all
+    /// elapsed time then counts for the program.
     fn run_queue_wait(&self) -> Duration {
         run_queue::task_wait(&self.0)
     }
@@ -46,13 +46,13 @@ impl RunQueueMeter {
         )
     }
 
-    /// With another, that has only just begun.
+    /// Adds a thread that has only just started.
     pub(crate) fn with_thread(mut self, thread: ProcThread) -> Self {
         self.0.push((thread, Duration::ZERO));
         self
     }
 
-    /// What of the time that passed since was not waited for a processor by any of them.
+    /// Returns the elapsed time without these threads' waits for a processor.
     pub(crate) fn without_waits(&self, took: Duration) -> Duration {
         let waited: Duration = self.0.iter().map(|(thread, before)| thread.run_queue_wait() - *before).sum();
         took.saturating_sub(waited)

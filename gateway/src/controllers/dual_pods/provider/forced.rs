@@ -1,4 +1,4 @@
-//! What a provider's spec has whatever the patch says.
+//! Forces the fields of a provider's spec that a server patch cannot override.
 
 use std::collections::BTreeMap;
 
@@ -18,14 +18,14 @@ use crate::controllers::dual_pods::{
 
 const HOSTNAME: &str = "kubernetes.io/hostname";
 
-/// Gives the port at which the engine listens; `None`: there is no container for it.
+/// Forces the spec's fields and returns the engine's port; `None` if the engine's container is missing.
 pub(super) fn force(
     spec: &mut PodSpec,
     place: &ProviderPlacement<'_>,
     make: &ProviderSettings,
 ) -> Option<u16> {
     pin(spec, place.node.as_str());
-    // An engine that is started anew takes memory that nobody reserved for it.
+    // A restarted engine would take memory without a reservation.
     spec.restart_policy = Some("Never".to_owned());
     let own = spec.containers.iter_mut().find(|own| own.name == keys::CONTAINER)?;
     let visible = match place.numbers {
@@ -33,7 +33,7 @@ pub(super) fn force(
         None => keys::join_ids(place.accelerators),
     };
     set(own, "CUDA_VISIBLE_DEVICES", visible);
-    // Else CUDA numbers by speed, and the numbers are others than everybody else's.
+    // By default CUDA orders devices by speed, which differs from the order that everything else uses.
     set(own, "CUDA_DEVICE_ORDER", "PCI_BUS_ID".to_owned());
     let resources = own.resources.get_or_insert_with(ResourceRequirements::default);
     for amounts in [&mut resources.limits, &mut resources.requests] {
@@ -42,7 +42,7 @@ pub(super) fn force(
     }
     let readiness = readiness::readiness_endpoint(own);
     if !readiness.probed {
-        // Else its Pod is ready before it is.
+        // Without a probe the Pod is ready before its engine is.
         own.readiness_probe = Some(probe(&readiness));
     }
     Some(readiness.port)
@@ -54,7 +54,7 @@ fn probe(readiness: &ReadinessEndpoint) -> Probe {
     Probe { http_get: Some(http_get), period_seconds: Some(1), ..Probe::default() }
 }
 
-/// To its node, beside whatever else the user asks of nodes: each of the user's alternatives is one on this node.
+/// Pins the Pod to its node: adds the node to each of the user's alternative terms.
 fn pin(spec: &mut PodSpec, node: &str) {
     let affinity = spec.affinity.get_or_insert_default().node_affinity.get_or_insert_default();
     let required = &mut affinity.required_during_scheduling_ignored_during_execution;
@@ -77,7 +77,7 @@ fn set(own: &mut Container, name: &str, value: String) {
     all.push(EnvVar { name: name.to_owned(), value: Some(value), ..EnvVar::default() });
 }
 
-/// Whether a selector takes Pods with these labels.
+/// Whether a selector matches these labels.
 pub(super) fn selects(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
     let equal = selector.match_labels.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
     let fits = selector.match_expressions.iter().flatten().all(|one| {
@@ -87,7 +87,7 @@ pub(super) fn selects(selector: &LabelSelector, labels: &BTreeMap<String, String
             "NotIn" => found.is_none_or(|found| !values.contains(found)),
             "Exists" => found.is_some(),
             "DoesNotExist" => found.is_none(),
-            // Of an operator to come nothing is known: better refused than counted twice.
+            // An unknown operator counts as a match: a refusal is better than a Pod that is counted twice.
             _ => true,
         }
     });

@@ -1,15 +1,17 @@
-//! What a provider is called: the same for everybody who wants the same engine, so that the API server refuses the second of two.
+//! Names providers after node, accelerators and engine, so that the API server refuses a duplicate.
 
 use aws_lc_rs::digest;
 use rouse::pairing::ids::{PairingEngineId, ProviderMode};
 
 use super::ProviderPlacement;
 
-/// The most that a name of a Pod may have, so that it can be its host's name.
+/// Maximum length of a Pod name that can also be its host name.
 const MAX_NAME_CHARS: usize = 63;
 
-/// `NODE-MASK-dual`, the mask in hexadecimal a bit for each accelerator's number; of an engine that sleeps with eight digits of its
-/// fingerprint, since there may be several on the same accelerators.
+/// Returns `NODE-MASK-dual`, where MASK has a bit for each accelerator's index, in hexadecimal.
+///
+/// The name of an engine that sleeps also has eight digits of its fingerprint, since several such engines may share
+/// accelerators.
 #[must_use]
 pub fn name(place: &ProviderPlacement<'_>, engine: &PairingEngineId) -> String {
     let node: String =
@@ -34,7 +36,7 @@ fn by_uuid(place: &ProviderPlacement<'_>) -> String {
     place.accelerators.iter().map(|id| format!("{id},")).collect()
 }
 
-/// A bit for each number, as a number in hexadecimal of any length.
+/// Sets a bit for each number; renders the mask in hexadecimal of any length.
 fn mask(numbers: &[u32]) -> String {
     let highest = numbers.iter().copied().max().unwrap_or_default();
     let digits = (0..=highest / 4).rev().map(|digit| {

@@ -15,7 +15,7 @@ const SEED: &str = include_str!("seed.yaml");
 fn seed() -> Pod {
     let mut pod: Pod = serde_saphyr::from_str(SEED).unwrap();
     pod.metadata.namespace = Some("ns".to_owned());
-    // As the API server, the scheduler and the kubelet leave it.
+    // Fields that the API server, the scheduler and the kubelet add.
     let spec = pod.spec.as_mut().unwrap();
     spec.node_name = Some("somenode".to_owned());
     spec.priority = Some(7);
@@ -28,7 +28,7 @@ fn seed() -> Pod {
     pod
 }
 
-/// The seed's requester with this patch instead of its own.
+/// The seed's requester with this patch in place of its own.
 fn patched_by(patch: &str) -> Pod {
     let mut pod = seed();
     let annotations = pod.metadata.annotations.as_mut().unwrap();
@@ -60,14 +60,14 @@ fn made(requester: &Pod, mode: ProviderMode, owner: Option<&RequesterOwner>) -> 
     build(requester, &place, &record, owner, &ProviderSettings::default()).map(|made| made.pod)
 }
 
-/// Field by field what seed 1 shows, and what differs on purpose: nothing else.
+/// Compares every field with seed 1; the intended differences have comments.
 #[test]
 fn the_seeds_requester_gets_the_seeds_provider() {
     let pod = made(&seed(), ProviderMode::Plain, None).unwrap();
     let wanted = json!({
         "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
             {"matchExpressions": [
-                // The seed drops what the user asks of nodes; here it stays, and the node is one of those.
+                // The seed drops the user's node affinity. Here it stays, and the node is added to it.
                 {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-A100-SXM4-80GB"]},
                 {"key": "kubernetes.io/hostname", "operator": "In", "values": ["somenode"]},
             ]},
@@ -81,23 +81,23 @@ fn the_seeds_requester_gets_the_seeds_provider() {
             "env": [
                 {"name": "VLLM_CACHE_ROOT", "value": "/pvcs/shared/vllm"},
                 {"name": "CUDA_VISIBLE_DEVICES", "value": "3"},
-                // Else CUDA's numbers are not the node's.
+                // Otherwise CUDA's indices differ from the node's.
                 {"name": "CUDA_DEVICE_ORDER", "value": "PCI_BUS_ID"},
             ],
             "resources": {
                 "limits": {"nvidia.com/gpu": "0", "cpu": "2", "memory": "1Gi"},
-                // The API server would set it to the limit, which is the same.
+                // The API server would set the request to the limit, which is the same.
                 "requests": {"nvidia.com/gpu": "0"},
             },
-            // As the API server merges: what a patch adds comes before what it does not name.
+            // As the API server merges: items that the patch adds precede items that it does not name.
             "volumeMounts": [
                 {"name": "local", "readOnly": true, "mountPath": "/pvcs/local"},
                 {"name": "shared", "mountPath": "/pvcs/shared"},
             ],
-            // Else the Pod is ready before the server is; where it listens, its command says.
+            // Otherwise the Pod is ready before the server is. The command has the port.
             "readinessProbe": {"httpGet": {"path": "/health", "port": 8000}, "periodSeconds": 1},
         }],
-        // A server that crashed must not take memory that nobody reserved.
+        // A restarted server would take memory without a reservation.
         "restartPolicy": "Never",
         "volumes": [
             {"name": "local", "persistentVolumeClaim": {"claimName": "somenode-local"}},
@@ -210,7 +210,7 @@ fn providers_of_one_server_in_one_place_are_nominally_the_same() {
     assert_ne!(of(&seed, &[2]), nominal, "it would use another accelerator");
 }
 
-/// What the page shows is what it says.
+/// The example in the docs works as described.
 #[test]
 fn the_pages_example_gets_a_provider() {
     let page = include_str!("../../../../../docs/dual-pods.md");

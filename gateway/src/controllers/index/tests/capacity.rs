@@ -1,4 +1,4 @@
-//! What a pool has, and who says so.
+//! Tests the capacity of pools and its sources.
 
 use rouse::units::Bytes;
 
@@ -103,7 +103,7 @@ fn what_means_nothing_is_left_out_and_said() {
         assert!(doubt.starts_with("node bad: ") && doubt.contains(says), "{doubt}");
         assert!(found.problem.is_none(), "{says}: {found:?}");
     }
-    // More than fits into 64 bits is no panic either.
+    // A sum beyond 64 bits must not panic.
     let huge = labelled("bad", memory("18446744073709551615"), json!("4k"));
     assert_eq!(of([pool("p", json!({})), huge]).total, Some(Bytes(u64::MAX)));
 }
@@ -163,7 +163,7 @@ fn selectors_of_which_one_contains_the_other_overlap_without_any_node() {
         assert_eq!(reason, "Overlap");
         assert!(text.contains(&format!("those of {others}:")), "{pool}: {text}");
     }
-    // A node could be in both, and none is.
+    // A node could be in both pools, though none is.
     assert_eq!(trouble(&settled, "other").0, "NoNodes");
 }
 

@@ -1,4 +1,4 @@
-//! Which models are served, where, and why others are not.
+//! Tests which models are served, where, and why others are rejected.
 
 use rouse::{
     model::{AcceleratorRequirement, EngineMemory},
@@ -8,7 +8,7 @@ use rouse::{
 use super::*;
 use crate::controllers::rejection::Rejection;
 
-/// A pool `default` with one node of eight accelerators, and a good model in it.
+/// A pool `default` with one node of eight accelerators, and a valid model in it.
 fn world() -> Vec<IndexedObject> {
     vec![pool("default", json!({})), node("n1", "default", json!("8")), model("good", json!({}))]
 }
@@ -114,12 +114,12 @@ fn a_model_of_a_pool_in_trouble_waits_and_says_why() {
     let text = waits(&mut index).unwrap();
     assert!(text.contains("'default' is not ready") && text.contains("no node"), "{text}");
     index.apply(node("n1", "default", json!("8")));
-    // A second pool with the same nodes: what runs in the first stays booked there.
+    // A second pool selects the same nodes: reservations of running engines stay in the first.
     let twin = json!({"nodeSelector": {"inference-pool": "default"}});
     index.apply(pool("a-twin", twin));
     let text = waits(&mut index).unwrap();
     assert!(text.contains("'a-twin', 'default', which overlap"), "{text}");
-    // Of one age, the name decides.
+    // Between pools of one age, the name decides.
     assert_eq!(index.resolved().served[&object("good")].pool.as_deref(), Some("a-twin"));
     let mut old = pool_at("default", json!({}), 2);
     old.metadata.creation_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
@@ -232,7 +232,7 @@ fn what_cannot_be_read_keeps_its_name_and_what_is_deleted_serves_no_more() {
         ..ObjectMeta::default()
     };
     index.unreadable(ObjectKind::Model, &metadata("good"), "spec.memory: a map");
-    // Two of which nothing was ever known hold nothing against each other.
+    // Two models that were never readable do not conflict with each other.
     index.unreadable(ObjectKind::Model, &metadata("x"), "spec is missing");
     index.unreadable(ObjectKind::Model, &metadata("y"), "spec is missing");
     let settled = index.resolved();
@@ -243,7 +243,7 @@ fn what_cannot_be_read_keeps_its_name_and_what_is_deleted_serves_no_more() {
         let refused = &settled.rejected[&object(name)].rejections;
         assert_eq!(refused.all(), [Rejection::Unreadable("spec is missing".into())]);
     }
-    // Readable again, at the same generation: it is looked at again.
+    // The model is readable again, at the same generation: the index converts it again.
     index.apply(model("good", json!({})));
     assert!(index.resolved().served.contains_key(&object("good")));
     let mut going = model_at("good", json!({}), 1);
@@ -270,7 +270,7 @@ fn the_list_of_one_namespace_says_nothing_of_another() {
         index.resolved().served.keys().map(ToString::to_string).collect::<Vec<_>>()
     };
     assert_eq!(served(&mut index), ["chat/good"], "the other namespace is empty");
-    // A watch that broke lists the same namespace again.
+    // A restarted watch lists the same namespace again.
     index.apply_list(ObjectKind::Model, Some("team"), &BTreeSet::new());
     assert!(!index.is_complete(), "one namespace was not seen yet");
     index.apply_list(ObjectKind::Model, Some("chat"), &BTreeSet::from([ObjectKey::Model(object("good"))]));

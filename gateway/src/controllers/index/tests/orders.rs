@@ -1,10 +1,10 @@
-//! What is settled does not depend on the order in which different objects were told, nor on when it was asked for.
+//! Tests that the result depends neither on the order of different objects' updates nor on when it is read.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// What is told of one object.
+/// An update of one object.
 #[derive(Clone, Debug)]
 enum ObjectUpdate {
     Apply(Box<IndexedObject>),
@@ -12,7 +12,7 @@ enum ObjectUpdate {
     Delete(ObjectKey),
 }
 
-/// One of a handful of objects each, which want the same names, nodes and pools, good ones and bad ones.
+/// An update of one of a few objects per kind, valid or invalid, that compete for names, nodes and pools.
 fn object_update() -> impl Strategy<Value = (usize, ObjectUpdate)> {
     let pick = |kind: &'static str| {
         prop::sample::select(vec![format!("{kind}0"), format!("{kind}1"), format!("{kind}2")])
@@ -61,7 +61,7 @@ fn object_update() -> impl Strategy<Value = (usize, ObjectUpdate)> {
     (any::<prop::sample::Index>().prop_map(|place| place.index(1 << 20)), told)
 }
 
-/// An API server gives two specs two of them.
+/// Derives a generation from the spec: different specs get different generations, as from an API server.
 fn generation(spec: &Value) -> i64 {
     let mut hash = std::hash::DefaultHasher::new();
     std::hash::Hash::hash(&spec.to_string(), &mut hash);
@@ -98,7 +98,7 @@ impl ObjectUpdate {
     }
 }
 
-/// Others first where their numbers say so; of one object, in its own order.
+/// Reorders updates of different objects by their numbers, and keeps the order within each object.
 fn shuffled(told: &[(usize, ObjectUpdate)]) -> Vec<ObjectUpdate> {
     let mut places: BTreeMap<ObjectKey, Vec<usize>> = BTreeMap::new();
     told.iter().for_each(|(place, told)| places.entry(told.key()).or_default().push(*place));
@@ -110,7 +110,7 @@ fn shuffled(told: &[(usize, ObjectUpdate)]) -> Vec<ObjectUpdate> {
     all.into_iter().map(|(_, told)| told).collect()
 }
 
-/// Only what matters in the end: of each object what came since it last could be read or was deleted.
+/// Keeps only the updates that matter in the end: for each object, those since it was last readable or deleted.
 fn latest(told: &[(usize, ObjectUpdate)]) -> Vec<ObjectUpdate> {
     let mut last: BTreeMap<ObjectKey, Vec<ObjectUpdate>> = BTreeMap::new();
     for (_, told) in told {
@@ -140,7 +140,7 @@ proptest! {
         let settled = asked_often.resolved();
         prop_assert_eq!(&settled, &other_order.resolved());
         prop_assert_eq!(&settled, &at_once.resolved());
-        // Every object is somewhere, once.
+        // Every object is in exactly one of the maps.
         prop_assert_eq!(settled.served.len() + settled.rejected.len(), asked_often.models.len());
         prop_assert_eq!(settled.objects.len(), settled.served.len());
         for (object, served) in &settled.served {

@@ -1,4 +1,4 @@
-//! How much is done anew for one change, in a large cluster. Counts, not times.
+//! Tests how much one change recomputes in a large cluster. The tests count work and measure no time.
 
 use super::*;
 
@@ -22,7 +22,7 @@ fn large() -> ClusterIndex {
     index
 }
 
-/// Models whose object is another than before.
+/// Counts models with another converted object than before.
 fn others(before: &Resolved, after: &Resolved) -> usize {
     let same = |(name, served): &(&ObjectName, &ServedModel)| {
         before.served.get(*name).is_some_and(|before| Arc::ptr_eq(&before.model, &served.model))
@@ -48,7 +48,7 @@ fn a_change_of_one_model_reads_that_one_again_and_no_pool() {
     assert_eq!(others(&before, &after), 1);
     assert!(Arc::ptr_eq(&before.pools, &after.pools), "no node was looked at");
 
-    // A pool is looked at anew, and no model is read for it.
+    // A pool's change resolves the pool again and converts no model.
     index.apply(pool_at(&name("pool", 3), json!({"maxPriority": -1}), 2));
     let third = index.resolved();
     assert_eq!((index.conversions(), others(&after, &third)), (MODELS as u64 + 1, 0));
@@ -60,7 +60,7 @@ fn a_change_of_one_model_reads_that_one_again_and_no_pool() {
 fn what_changes_nothing_costs_nothing() {
     let mut index = large();
     let before = index.resolved();
-    // A status was written, by whomever; a kubelet told that it lives; a stub that something fell asleep.
+    // Irrelevant changes: a written status, a kubelet's heartbeat, a stub's report that an engine fell asleep.
     let mut model = model_at(&name("model", 7), of_pool(7), 1);
     model.status = Some(InferenceModelStatus {
         ready: true,

@@ -57,7 +57,7 @@ fn without_a_token_only_this_machine_asks_under_a_loopback_name() {
     assert_eq!(check(&admin, &fleet("localhost"), far), Err(AdminRejection::NotLocal));
 }
 
-/// What a name that was rebound to this machine would be sent with, and what a person types.
+/// Hosts as a rebound name would send them, and as a person types them.
 #[test]
 fn hosts_by_spelling() {
     let admin = admin(None, true);

@@ -1,4 +1,4 @@
-//! The document says what the code does.
+//! Compares the OpenAPI document with the code.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ fn document() -> Value {
     serde_json::from_str(DOCUMENT).unwrap()
 }
 
-/// Every operation, as `GET /path`.
+/// Every documented operation, as `GET /path`.
 fn documented() -> BTreeSet<String> {
     let document = document();
     let paths = document["paths"].as_object().unwrap();
@@ -45,7 +45,7 @@ async fn answers_of_every_operation_are_as_the_document_says() {
     let gateway = InProcessGateway::start(|_| {});
     let at = start(&gateway, Some(file.path().to_owned())).await;
     for line in documented() {
-        // It has no end.
+        // The event stream has no end.
         if line.ends_with("/events") {
             continue;
         }
@@ -76,7 +76,7 @@ async fn answers_of_every_operation_are_as_the_document_says() {
     assert_eq!(served.body, DOCUMENT.as_bytes());
 }
 
-/// The answer's status is one that the operation has, and its content what it says of that.
+/// Checks that the operation documents the response's status, and that the content matches its schema.
 fn assert_matches_schema(operation: &str, answer: &RawHttpResponse) {
     let document = document();
     let (method, path) = operation.split_once(' ').unwrap();
@@ -101,7 +101,7 @@ fn resolved<'d>(document: &'d Value, schema: &'d Value) -> &'d Value {
     }
 }
 
-/// As much of JSON Schema as the document uses.
+/// Checks the part of JSON Schema that the document uses.
 fn check(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
     let schema = resolved(document, schema);
     if let Some(choices) = schema["oneOf"].as_array() {

@@ -1,10 +1,10 @@
-//! Whether a sample says how it is now.
+//! Decides whether a memory sample still describes the present.
 
 use rouse::units::{Bytes, Millis, Tick};
 
 use super::MemorySample;
 
-/// Why a sample is not believed.
+/// Why a sample is not trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UntrustedSample {
     #[error(
@@ -17,12 +17,13 @@ pub enum UntrustedSample {
     TooEarly { meter_lag: Millis },
 }
 
-/// What was in use, where that can be taken for what is: the sample is no older than `meter_lag`, and was taken at least that
-/// long after the last event there that changes much, the falling asleep of an engine, since what exporter and Prometheus
-/// show lags behind by up to that.
+/// Returns the sampled memory use if it also holds now.
+///
+/// The sample must be no older than `settle`, the pool's meter lag. It must also be taken at least that long after the
+/// last event there that changes much: an engine falling asleep. Exporter and Prometheus lag behind by up to that.
 ///
 /// # Errors
-/// It cannot.
+/// The sample is too old or too early.
 pub fn trusted_usage(
     sample: &MemorySample,
     last_sleep: Option<Tick>,

@@ -1,4 +1,4 @@
-//! What is asked of Prometheus, and what its answer means.
+//! Builds the Prometheus query and parses its answer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,11 +14,14 @@ use serde::Deserialize;
 
 use crate::controllers::crd::ledger::ObjectName;
 
-/// Memory in use of each accelerator: in MiB up to dcgm-exporter 4.8, in bytes from 4.9 on, which gave other fields new names, too.
+/// Memory in use per accelerator. dcgm-exporter reports MiB up to 4.8, and bytes from 4.9 on, which also renamed other
+/// metrics.
 pub(super) const USED_MIB_METRIC: &str = "DCGM_FI_DEV_FB_USED";
 pub(super) const USED_BYTES_METRIC: &str = "DCGM_FI_DEV_FB_USED_BYTES";
-/// With the kind of each: the last Xid, 0 without any; how many errors of the memory could not be corrected; 1 where a row of it could
-/// not be replaced. An exporter need not have them.
+/// Fault metrics and the kind of each. An exporter may lack any of them.
+///
+/// They hold the last Xid (0 for none), the count of uncorrectable memory errors, and 1 if a memory row could not be
+/// replaced.
 const FAULTS: [(&str, &str); 5] = [
     ("DCGM_FI_DEV_XID_ERROR", "xid"),
     ("DCGM_FI_DEV_XID_ERRORS", "xid"),
@@ -26,10 +29,11 @@ const FAULTS: [(&str, &str); 5] = [
     ("DCGM_FI_DEV_ROW_REMAP_FAILED", "remap"),
     ("DCGM_FI_DEV_ROW_REMAP_FAILURE", "remap"),
 ];
-/// Says which is meant: what is in use, or of when that is (else an answer has only the moment of the question), or a fault.
+/// Label for the kind of a series: memory in use, its sample time (else an answer has only the query's time), or a
+/// fault.
 const KIND: &str = "rouse";
 
-/// What is asked.
+/// Path and query of the request.
 pub(super) static PATH: LazyLock<String> = LazyLock::new(|| {
     let labelled =
         |vector: &str, kind: &str| format!("label_replace({vector}, \"{KIND}\", \"{kind}\", \"\", \"\")");
@@ -42,33 +46,33 @@ pub(super) static PATH: LazyLock<String> = LazyLock::new(|| {
     format!("/api/v1/query?query={}", encoded(&all.join(" or ")))
 });
 
-/// What Prometheus has, by UUID.
+/// Samples from Prometheus, by accelerator UUID.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DcgmSamples {
     pub used: BTreeMap<AcceleratorId, MemorySample>,
-    /// Those that are not to be used, and why.
+    /// Accelerators that must not be used, and why.
     pub faults: BTreeMap<AcceleratorId, String>,
-    /// Those whose last Xid is harmless: of one before it nothing is known any more.
+    /// Accelerators whose last Xid is not 0. It hides any earlier Xid.
     pub with_xid: BTreeSet<AcceleratorId>,
 }
 
-/// What was in use on one accelerator.
+/// Memory in use on one accelerator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemorySample {
     pub used: Bytes,
-    /// When it was scraped, by our clock.
+    /// Scrape time, by our clock.
     pub at: Tick,
-    /// Its node, and the Pod that has it, where the exporter says so.
+    /// The accelerator's node, and the Pod that has it, where the exporter reports them.
     pub node: Option<String>,
     pub pod: Option<ObjectName>,
 }
 
-/// An answer that has no samples.
+/// An answer without samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum QueryError {
-    /// Prometheus says why.
+    /// Prometheus refused the query, and why.
     Refused(String),
-    /// It is no Prometheus's.
+    /// The server is not Prometheus.
     NotPrometheus(String),
 }
 
@@ -90,18 +94,20 @@ struct QueryData {
 #[derive(Deserialize)]
 struct QuerySeries {
     metric: BTreeMap<String, String>,
-    /// Seconds of Unix time at which it was evaluated, and the value as text.
+    /// Unix time of the evaluation in seconds, and the value as text.
     value: (f64, String),
 }
 
-/// `asked`: when, by our clock. A sample's age is taken by Prometheus's clock, so the two need not agree; what passed between
-/// question and evaluation makes it older than it is, never younger.
+/// Parses the answer to the query that was sent at `asked`, by our clock.
 ///
-/// Of several samples of one accelerator the newest counts, and of those of one moment the highest. A series that is of a part
-/// of an accelerator (MIG) has the UUID of the whole and is left out.
+/// A sample's age comes from Prometheus's clock, so the two clocks need not agree. The time between request and
+/// evaluation makes a sample look older than it is, never younger.
+///
+/// Among several samples of one accelerator the newest counts, and the highest among those of the same time. A series
+/// about a part of an accelerator (MIG) has the UUID of the whole and is left out.
 ///
 /// # Errors
-/// It is no answer to the question.
+/// The body is not an answer to the query.
 pub(super) fn parse(body: &[u8], asked: Tick) -> Result<DcgmSamples, QueryError> {
     let answer: QueryResponse =
         serde_json::from_slice(body).map_err(|error| QueryError::NotPrometheus(error.to_string()))?;
@@ -128,8 +134,10 @@ pub(super) fn parse(body: &[u8], asked: Tick) -> Result<DcgmSamples, QueryError>
     Ok(DcgmSamples { used: samples, faults, with_xid: erred })
 }
 
-/// Xids that are a program's doing, or of which the accelerator has recovered. The first six are those that NVIDIA's device plugin
-/// passes over; 63 says that a row of memory was replaced, 92 that many errors were corrected, 94 that one ended its program alone.
+/// Xids caused by a program, or from which the accelerator has recovered.
+///
+/// NVIDIA's device plugin ignores 13, 31, 43, 45, 68 and 109. 63: a memory row was replaced. 92: many errors were
+/// corrected. 94: an error ended only its own program.
 const HARMLESS_XIDS: [u32; 10] = [0, 13, 31, 43, 45, 63, 68, 92, 94, 109];
 
 fn xid_accelerator(series: &QuerySeries) -> Option<AcceleratorId> {
@@ -138,7 +146,7 @@ fn xid_accelerator(series: &QuerySeries) -> Option<AcceleratorId> {
     metric.get("UUID").filter(|_| xid.is_some_and(|xid| xid > 0.0)).map(|uuid| uuid.as_str().into())
 }
 
-/// What is wrong with an accelerator, if this says so.
+/// Returns the accelerator and its fault, if the series reports one.
 fn fault(series: &QuerySeries) -> Option<(AcceleratorId, String)> {
     let QuerySeries { metric, value: (_, text) } = series;
     let uuid = metric.get("UUID").filter(|uuid| !uuid.is_empty())?;
@@ -154,7 +162,7 @@ fn fault(series: &QuerySeries) -> Option<(AcceleratorId, String)> {
 
 type SeriesLabels = BTreeMap<String, String>;
 
-/// What is in use, and how long ago that was, by UUID and labels.
+/// Pairs memory use with its age, by UUID and labels.
 fn used_with_age(all: Vec<QuerySeries>) -> BTreeMap<(AcceleratorId, SeriesLabels), (Bytes, Millis)> {
     let mut found: BTreeMap<(AcceleratorId, SeriesLabels), (Option<Bytes>, Option<Millis>)> = BTreeMap::new();
     for QuerySeries { metric: mut labels, value: (evaluated, text) } in all {
@@ -168,7 +176,7 @@ fn used_with_age(all: Vec<QuerySeries>) -> BTreeMap<(AcceleratorId, SeriesLabels
         let entry = found.entry((uuid.as_str().into(), labels)).or_default();
         match kind.as_deref() {
             Some("bytes") => entry.0 = Some(Bytes(value as u64)),
-            // Where an exporter has both, the other is the exact one.
+            // Where an exporter has both, the bytes are exact.
             Some("mib") => drop(entry.0.get_or_insert_with(|| Bytes((value * f64::from(1 << 20)) as u64))),
             Some("at") => entry.1 = Some(Millis(((evaluated - value).max(0.0) * 1e3) as u64)),
             _ => {}
@@ -177,13 +185,15 @@ fn used_with_age(all: Vec<QuerySeries>) -> BTreeMap<(AcceleratorId, SeriesLabels
     found.into_iter().filter_map(|(key, (used, age))| Some((key, (used?, age?)))).collect()
 }
 
-/// The first of these labels that says something.
+/// Returns the first of these labels that is set.
 fn named(labels: &SeriesLabels, names: &[&str]) -> Option<String> {
     names.iter().find_map(|name| labels.get(*name).filter(|value| !value.is_empty())).cloned()
 }
 
-/// The Pod that has the accelerator. Where Prometheus has labels of its own, of the exporter's Pod, those of the exporter are
-/// renamed.
+/// Returns the Pod that has the accelerator.
+///
+/// Where Prometheus sets these labels itself, to the exporter's own Pod, it renames the exporter's labels to
+/// `exported_*`.
 fn pod(labels: &SeriesLabels) -> Option<ObjectName> {
     for (namespace, name) in [("exported_namespace", "exported_pod"), ("namespace", "pod")] {
         if let (Some(namespace), Some(name)) = (named(labels, &[namespace]), named(labels, &[name])) {
@@ -193,13 +203,13 @@ fn pod(labels: &SeriesLabels) -> Option<ObjectName> {
     None
 }
 
-/// For a query's value: all but letters and digits by their numbers.
+/// Percent-encodes all but letters and digits, for a query value.
 fn encoded(text: &str) -> String {
     text.bytes().fold(String::new(), |mut out, byte| {
         if byte.is_ascii_alphanumeric() {
             out.push(char::from(byte));
         } else {
-            // A text takes whatever is written.
+            // Writing to a `String` cannot fail.
             write!(out, "%{byte:02X}").unwrap_or_default();
         }
         out

@@ -8,7 +8,7 @@ const NOW: Tick = Tick(1_780_000_000_000);
 /// Prometheus's clock is an hour ahead.
 const EVALUATED: f64 = 1_780_003_600.0;
 
-/// Both series of one accelerator, as they are answered.
+/// Both series of one accelerator, as Prometheus returns them.
 fn both(labels: &Value, used: &str, age: f64) -> [Value; 2] {
     let with = |kind: &str, name: Option<&str>, value: String| {
         let mut metric = labels.clone();
@@ -42,7 +42,7 @@ fn a_sample_has_what_is_in_use_its_age_by_prometheus_s_clock_and_whose_it_is() {
     assert_eq!(one.pod, Some(ObjectName::new("chat", "m-0")));
     let two = &found.used[&AcceleratorId::from("GPU-2")];
     assert_eq!((two.used, two.at), (Bytes::ZERO, NOW));
-    // The exporter's own labels, where Prometheus has none of that name.
+    // The exporter's own labels, without labels of that name from Prometheus.
     let plain = json!({"UUID": "GPU-3", "namespace": "chat", "pod": "m-1"});
     let found = samples(&[both(&plain, "1", 0.0)]);
     assert_eq!(found.used[&AcceleratorId::from("GPU-3")].pod, Some(ObjectName::new("chat", "m-1")));
@@ -77,7 +77,7 @@ fn of_several_samples_the_newest_counts_and_what_is_no_accelerator_s_is_left_out
     assert_eq!(found.used.len(), 1, "{found:?}");
     let one = &found.used[&AcceleratorId::from("GPU-1")];
     assert_eq!((one.used, one.at), (Bytes::mib(20), NOW - Millis::secs(5)));
-    // Without a moment nothing is known of its age.
+    // Without a time, the sample's age is unknown.
     let [used, _] = both(&gpu("GPU-4", ""), "5", 0.0);
     let answer = json!({"status": "success", "data": {"resultType": "vector", "result": [used]}});
     assert_eq!(parse(answer.to_string().as_bytes(), NOW), Ok(DcgmSamples::default()));
@@ -139,7 +139,7 @@ fn a_sample_is_believed_that_is_young_and_later_than_the_last_sleep() {
     assert_eq!(of(10, Some(70)), Ok(Bytes::gib(3)), "just when all has settled");
     assert_eq!(of(11, Some(70)), Err(UntrustedSample::TooEarly { meter_lag }));
     assert_eq!(of(0, Some(0)), Err(UntrustedSample::TooEarly { meter_lag }));
-    // By clocks that do not agree it may fall asleep in the future.
+    // With clocks that disagree, the engine may seem to fall asleep in the future.
     assert_eq!(
         trusted_usage(&sample(0), Some(NOW + Millis::secs(5)), meter_lag, NOW),
         Err(UntrustedSample::TooEarly { meter_lag })

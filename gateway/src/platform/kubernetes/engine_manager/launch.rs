@@ -1,4 +1,4 @@
-//! How lives begin.
+//! Starts engine tasks.
 
 use std::{
     net::SocketAddr,
@@ -25,7 +25,7 @@ impl EngineManager {
         {
             return self.start_external(engine, generation, external, None);
         }
-        // What was booked is what it runs by, also where the objects say something else by now.
+        // The engine runs by what was reserved, even if the objects have changed since.
         let place = self.reserved.remove(&engine).or_else(|| self.shared.placement(&engine.model));
         let runs = self.engines.contains_key(&engine);
         let Some(place) = place.filter(|_| !runs) else {
@@ -36,7 +36,7 @@ impl EngineManager {
         self.start_task(engine, generation, place, None, EngineTaskStart::Launch);
     }
 
-    /// Begins a life.
+    /// Starts the task of an engine generation.
     pub(in crate::platform::kubernetes) fn start_task(
         &mut self,
         id: EngineId,
@@ -48,7 +48,7 @@ impl EngineManager {
         self.spawn_task(id, generation, place, pod, start, None);
     }
 
-    /// `leaving`: no Pod is to be kept for it from the start.
+    /// `leaving`: the release that is already under way, so that the scaler counts no Pod for this engine.
     pub(super) fn spawn_task(
         &mut self,
         id: EngineId,
@@ -88,7 +88,7 @@ impl EngineManager {
         self.assign(&deployment);
     }
 
-    /// Begins dealings with a backend; `known`: where it is, when it serves already.
+    /// Starts the task of an external backend. `known`: its address, if it already serves.
     pub(in crate::platform::kubernetes) fn start_external(
         &mut self,
         id: EngineId,
@@ -125,7 +125,7 @@ impl EngineManager {
         self.engines.insert(id, life);
     }
 
-    /// Ends an engine that nobody took over: what it has is seen to its end, and given back.
+    /// Stops an engine that was not adopted, and releases its Pod and reservation.
     pub(in crate::platform::kubernetes) async fn stop_unadopted(
         &mut self,
         place: &Arc<ModelPlacement>,

@@ -1,7 +1,7 @@
-//! What belongs to models that are not served: their engines end, and what was booked for them is given back.
+//! Stops the engines of models that are not served, and releases their reservations.
 //!
-//! A model that was spoiled, or sent where no pool is, while its engine ran is ended by the decisions of whoever leads then. Whoever
-//! comes to lead afterwards finds Pods that no decision knows of.
+//! A model can become invalid, or move to where no pool is, while its engine runs. The leader at that time stops the
+//! engine. A later leader finds Pods that its fleet does not know.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -19,7 +19,7 @@ use crate::{
 };
 
 impl EngineManager {
-    /// Ends the Deployments of Pods that no served model owns.
+    /// Scales down the Deployments of Pods that no served model owns.
     pub(in crate::platform::kubernetes) fn scale_down_orphans(&mut self) {
         let places = self.shared.placements();
         let stray = self.pods.values().filter(|pod| !places.values().any(|place| place.owns(pod)));
@@ -30,7 +30,7 @@ impl EngineManager {
         }
     }
 
-    /// Gives back what was booked for models that are not served and have no Pods any more.
+    /// Releases the reservations of unserved models that have no Pods left.
     pub(in crate::platform::kubernetes) fn release_orphans(&mut self) {
         if self.orphans.is_empty() {
             return;
@@ -46,7 +46,7 @@ impl EngineManager {
     }
 }
 
-/// Until it is at none, or gone.
+/// Retries until the Deployment has no replicas, or is gone.
 async fn scale_to_zero(shared: Arc<KubernetesContext>, name: ObjectName) {
     let api: Api<Deployment> = Api::namespaced(shared.client.clone(), &name.namespace);
     let mut pauses = RetryBackoff::new();

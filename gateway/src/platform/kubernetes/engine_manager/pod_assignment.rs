@@ -1,4 +1,4 @@
-//! Which Pod is whose, and how many Pods each Deployment has.
+//! Assigns Pods to engines and counts the replicas of each Deployment.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl EngineManager {
-    /// How many Pods this Deployment is to have follows from who lives in them.
+    /// Sets the Deployment's replicas to the number of its engines that keep a Pod; returns the desired version.
     pub(in crate::platform::kubernetes) fn update_replicas(
         &mut self,
         deployment: &ObjectName,
@@ -26,7 +26,7 @@ impl EngineManager {
             self.engines.values().filter(|life| life.deployment == *deployment && life.release.is_none());
         let replicas = u32::try_from(members.count()).unwrap_or(u32::MAX);
         if !self.leading {
-            // While things are taken over their number is not known yet.
+            // During the takeover, the count is not known yet.
             self.pending.extend(place.map(|place| (deployment.clone(), place)));
             return 0;
         }
@@ -60,12 +60,12 @@ impl EngineManager {
         1
     }
 
-    /// Gives Pods that are nobody's to lives that have none, the lowest first.
+    /// Assigns free Pods to engines without a Pod, the lowest engine id first.
     pub(super) fn assign(&mut self, deployment: &ObjectName) {
         let taken: BTreeSet<ObjectName> = self.engines.values().filter_map(|life| life.pod.clone()).collect();
         let mut free = self.free(deployment);
         free.retain(|pod| !taken.contains(&pod.name));
-        // The oldest first, which is the nearest to being of use.
+        // `pop` takes the oldest Pod, which is the closest to being ready.
         free.sort_by(|a, b| (b.created, &b.name).cmp(&(a.created, &a.name)));
         for life in self.engines.values_mut() {
             if life.deployment != *deployment || life.pod.is_some() || life.bound || life.release.is_some() {
@@ -77,7 +77,7 @@ impl EngineManager {
         }
     }
 
-    /// Pods of this Deployment that are no engine's yet.
+    /// Returns the Pods of this Deployment that no engine has bound yet.
     pub(super) fn free(&self, deployment: &ObjectName) -> Vec<Arc<EnginePod>> {
         let Some(crew) = self.scalers.get(deployment) else { return Vec::new() };
         let of = |pod: &&Arc<EnginePod>| {
@@ -88,8 +88,9 @@ impl EngineManager {
         self.pods.values().filter(of).cloned().collect()
     }
 
-    /// Tells lives that leave that no Pod is kept for them any more. One that never had a Pod of its own waits as well until
-    /// none is left that was made for it.
+    /// Notifies leaving engines once no Pod is kept for them.
+    ///
+    /// An engine that never had a Pod also waits until no surplus Pod is left that was made for it.
     pub(super) fn complete_releases(&mut self) {
         let names: Vec<ObjectName> = self.scalers.keys().cloned().collect();
         for deployment in names {
@@ -102,12 +103,12 @@ impl EngineManager {
             let surplus = spare > seeking.count();
             for life in self.engines.values_mut().filter(|life| life.deployment == deployment) {
                 let Some((from, done)) = &mut life.release else { continue };
-                // What takes the place of a Pod that is gone is nobody's, and has to go as well.
+                // A replacement of a vanished Pod is surplus and has to go, too.
                 if *from <= applied
                     && (life.pod.is_some() || !surplus)
                     && let Some(done) = done.take()
                 {
-                    // Whoever asked may have been dropped.
+                    // The waiting task may have been dropped.
                     done.send(()).unwrap_or_default();
                 }
             }
@@ -168,8 +169,10 @@ impl EngineManager {
         }
     }
 
-    /// Pods that nobody asked for are given up where their number is written: somebody scaled a Deployment, or what a replaced
-    /// leader had on its way arrived late. Once for each: their end takes a moment.
+    /// Gives up Pods that no engine needs, by writing their Deployment's replica count.
+    ///
+    /// Such Pods appear when a user scales a Deployment, or when a write of a replaced leader arrives late. Each is
+    /// given up once: its deletion takes a moment.
     fn release_surplus_pods(&mut self) {
         let taken: BTreeSet<&ObjectName> =
             self.engines.values().filter_map(|life| life.pod.as_ref()).collect();
@@ -191,12 +194,12 @@ impl EngineManager {
     }
 
     pub(super) fn pod_applied(&mut self, pod: Arc<EnginePod>) {
-        // Another Pod of the same name is another.
+        // The same name with another UID is another Pod.
         if self.pods.get(&pod.name).is_some_and(|known| known.uid != pod.uid) {
             self.pod_deleted(&pod.name.clone());
         }
         for life in self.engines.values_mut().filter(|life| life.pod.as_ref() == Some(&pod.name)) {
-            // One that ends before it was anybody's is replaced by another.
+            // A Pod that ends before the engine bound it is replaced by another.
             let lost = (pod.finished || pod.terminating) && !life.bound && life.release.is_none();
             if lost {
                 life.pod = None;

@@ -1,4 +1,4 @@
-//! What statuses say of engines, for a gateway that does not lead, and for one that takes over.
+//! Forwards published statuses to the fleet, on followers and during a takeover.
 
 use rouse::{
     fleet::event::{Event, PublishedEngine as Told},
@@ -27,7 +27,7 @@ impl EngineManager {
         of_model.flat_map(|said| &said.engines).any(|status| status.replica == engine.replica)
     }
 
-    /// What a status says is how an engine is, for whoever does not lead.
+    /// Stores a published status. On a follower, it also forwards the status as the engines' state.
     pub(super) async fn apply_status(&mut self, said: PublishedModel) {
         let before = self.published.insert(said.object.clone(), said.clone());
         if !self.leading && self.shared.has_placements() {
@@ -35,7 +35,7 @@ impl EngineManager {
         }
     }
 
-    /// What was learned by whoever led before; told before anything is decided.
+    /// Sends measurements that a former leader learned; must precede any decision.
     pub(in crate::platform::kubernetes) async fn send_all_learned(&self) {
         for said in self.published.values() {
             self.send_learned(said).await;

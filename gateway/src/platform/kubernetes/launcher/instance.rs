@@ -1,4 +1,4 @@
-//! Engines of a launcher: how one is asked for, and how the launcher shows it.
+//! Engines of a launcher: start requests, reported instances, ids and fingerprints.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -20,17 +20,17 @@ use crate::controllers::{
 /// Annotations of an instance, as the public controllers write them.
 const CONFIG: &str = "isc-name";
 const PORT: &str = "inference-port";
-/// And of ours: which life of the engine it is.
+/// Annotation of ours: the engine's generation.
 const GENERATION: &str = "rouse.dev/generation";
 
 /// Options of vLLM.
 const MODEL: &str = "--model";
 const SERVED: &str = "--served-model-name";
 
-/// An engine that a launcher is to start.
+/// Request to a launcher to start an engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct InstanceRequest {
-    /// As a shell would split them.
+    /// Options in one text, to be split as a shell does.
     pub options: String,
     /// In the order in which the engine numbers them.
     pub gpu_uuids: Vec<AcceleratorId>,
@@ -38,18 +38,18 @@ pub struct InstanceRequest {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// An engine of a launcher, as that shows it.
+/// An engine as its launcher reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct LauncherInstance {
     #[serde(rename = "instance_id")]
     pub id: String,
-    /// Of the last thing that happened to it.
+    /// Revision of the instance's last event.
     #[serde(default)]
     pub revision: u64,
-    /// Its process runs.
+    /// Whether its process runs.
     #[serde(rename = "status", deserialize_with = "deserialize_running")]
     pub running: bool,
-    /// It answers, and does not sleep. None: this launcher does not tell.
+    /// Whether the engine answers and is awake; `None` if this launcher does not report it.
     #[serde(default)]
     pub ready: Option<bool>,
     #[serde(default)]
@@ -65,8 +65,9 @@ fn deserialize_running<'de, D: Deserializer<'de>>(deserializer: D) -> Result<boo
 }
 
 impl InstanceRequest {
-    /// The engine of this configuration, under the name that it was asked for by, on these accelerators and at this port, which
-    /// must be free in the launcher's Pod.
+    /// Builds the request for an engine of this configuration.
+    ///
+    /// `served` is the name that the requester uses for the engine. `port` must be free in the launcher's Pod.
     #[must_use]
     pub fn new(
         config: &InferenceServerConfig,
@@ -77,13 +78,13 @@ impl InstanceRequest {
         let server = &config.spec.model_server_config;
         let name = config.metadata.name.clone().unwrap_or_default();
         let names = named(server, served).map_or_else(String::new, |name| {
-            // The name that it would have had stays good.
+            // The name that vLLM would use by default stays valid.
             let own =
                 model(server).filter(|own| own != name).map(|own| format!(" {}", shell_words::quote(&own)));
             format!(" {SERVED} {}{}", shell_words::quote(name), own.unwrap_or_default())
         });
         Self {
-            // Of two ports in a command line the last one counts.
+            // vLLM takes the last of two ports in a command line.
             options: format!("{}{names} --port {port}", server.options).trim_start().to_owned(),
             gpu_uuids: accelerators.to_vec(),
             env_vars: server.env_vars.clone(),
@@ -95,7 +96,8 @@ impl InstanceRequest {
 }
 
 impl InstanceRequest {
-    /// In this life of the engine, which is shown with it: what is heard late of a life before is not taken for it.
+    /// Adds the engine's generation. The launcher reports it back, so late events of an earlier generation stay
+    /// distinct.
     #[must_use]
     pub fn with_generation(mut self, generation: Generation) -> Self {
         self.annotations.insert(GENERATION.to_owned(), generation.0.to_string());
@@ -104,53 +106,54 @@ impl InstanceRequest {
 }
 
 impl LauncherInstance {
-    /// Which life of the engine it is, where we started it.
+    /// Returns the engine's generation, if we started it.
     #[must_use]
     pub fn generation(&self) -> Option<Generation> {
         self.annotations.get(GENERATION)?.parse().ok().map(Generation)
     }
 
-    /// Where the engine listens, as it was said when it was started.
+    /// Returns the engine's port, as annotated at its start.
     #[must_use]
     pub fn port(&self) -> Option<u16> {
         self.annotations.get(PORT)?.parse().ok()
     }
 
-    /// The InferenceServerConfig that it was started from.
+    /// Returns the InferenceServerConfig that the engine was started from.
     #[must_use]
     pub fn config(&self) -> Option<&str> {
         self.annotations.get(CONFIG).map(String::as_str)
     }
 }
 
-/// What an engine is, wherever it runs: of its options and its environment, and of the name that it is given, and neither of how
-/// requests find it nor of the port, so that another set of labels makes no other engine of it.
+/// Returns the identity of an engine: a hash of its options, its environment and its served name.
+///
+/// Routing labels and the port are not part of it, so a change of labels does not make another engine.
 #[must_use]
 pub fn fingerprint(server: &ModelServerConfig, served: Option<&str>) -> EngineFingerprint {
     let name = named(server, served).map_or(0, |name| hash64(name) & NAME_MASK);
     EngineFingerprint(unnamed(server) ^ name)
 }
 
-/// Whether such an engine, whatever its name, is this configuration's.
+/// Whether an engine with this fingerprint, under any served name, comes from this configuration.
 #[must_use]
 pub fn matches_server(server: &ModelServerConfig, fingerprint: EngineFingerprint) -> bool {
     (fingerprint.0 ^ unnamed(server)) & !NAME_MASK == 0
 }
 
-/// The bits of a fingerprint that tell engines of one configuration apart by their names.
+/// Bits of a fingerprint that distinguish the served names of one configuration's engines.
 const NAME_MASK: u64 = (1 << 24) - 1;
 
 fn unnamed(server: &ModelServerConfig) -> u64 {
-    // The keys of an object come in their order.
+    // The keys of a JSON object are sorted.
     hash64(&json!({"options": server.options, "env_vars": server.env_vars}).to_string())
 }
 
-/// The name that an engine is given at its start: that by which it is asked for, unless its options say one.
+/// Returns the name to set at the engine's start: the requested one, unless the options already set one.
 fn named<'a>(server: &ModelServerConfig, served: Option<&'a str>) -> Option<&'a str> {
     served.filter(|_| !server.options.contains(SERVED))
 }
 
-/// What vLLM calls an engine whose options give it no other name.
+/// Returns the name that vLLM uses if no option sets one.
 fn model(server: &ModelServerConfig) -> Option<String> {
     let options = shell_words::split(&server.options).ok()?;
     let given = options.iter().rposition(|word| word == MODEL || word.starts_with(&format!("{MODEL}=")))?;
@@ -160,20 +163,21 @@ fn model(server: &ModelServerConfig) -> Option<String> {
     }
 }
 
-/// A text's own, as far as eight bytes of its hash tell.
+/// Returns the first eight bytes of the text's SHA-256.
 pub(super) fn hash64(text: &str) -> u64 {
     let hash = digest::digest(&digest::SHA256, text.as_bytes());
     hash.as_ref().iter().take(8).fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
 
-/// The id under which a launcher holds this engine: there is one for each, so that no launcher starts it twice. It is a segment of
-/// a path and the value of a label.
+/// Returns the id under which a launcher holds this engine.
+///
+/// Each engine has one id, so no launcher starts it twice. The id fits into a path segment and a label value.
 #[must_use]
 pub fn instance_id(fingerprint: EngineFingerprint, accelerators: &[AcceleratorId]) -> String {
     format!("{:016x}-{}", fingerprint.0, label::value(&accelerator_list(accelerators)))
 }
 
-/// Which engine it is that a launcher shows; none of ours, where the id is not made of what is shown.
+/// Returns the engine of an instance; `None` if its id does not match its contents, so it is not ours.
 #[must_use]
 pub fn engine_id(instance: &LauncherInstance) -> Option<PairingEngineId> {
     let hash = instance.id.split('-').next().and_then(|text| u64::from_str_radix(text, 16).ok());
@@ -252,7 +256,7 @@ mod tests {
     fn only_what_the_engine_is_changes_its_fingerprint() {
         let of = |server: Value| fingerprint(&config(server).spec.model_server_config, None);
         let base = of(json!({"options": "--model m", "env_vars": {"A": "1", "B": "2"}}));
-        // Ids of running engines have it in them: it must not change between versions.
+        // Ids of running engines contain the fingerprint, so it must not change between versions.
         assert_eq!(base.to_string(), "90c9612bdd5a512c");
         let same = json!({
             "env_vars": {"B": "2", "A": "1"}, "options": "--model m", "port": 1,
@@ -280,7 +284,7 @@ mod tests {
                 let id = instance_id(fingerprint, &set);
                 assert!(id.len() <= 63 && !id.starts_with('-') && !id.ends_with('-'), "{id}");
                 assert!(id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'), "{id}");
-                // A launcher may have been told in another order.
+                // A launcher may have been given another order.
                 let uuids: Vec<_> = set.iter().rev().collect();
                 let instance = shown(json!({"instance_id": id, "status": "running", "gpu_uuids": uuids}));
                 let engine = engine_id(&instance).unwrap();

@@ -1,7 +1,7 @@
-//! A launcher's Pod: one for each accelerator of a node, from a LauncherConfig or from an image alone.
+//! Builds a launcher's Pod: one per accelerator of a node, from a LauncherConfig or from an image alone.
 //!
-//! The kubelet gives it no accelerator. It sees all of the node's, and each of its engines is shown those of its requester: so
-//! nothing holds back another Pod that asks for one, and what keeps the two apart is the ledger.
+//! The kubelet assigns no accelerator to the Pod. The Pod sees all of the node's, and each of its engines sees those of
+//! its requester. So nothing keeps another Pod that requests an accelerator away; the ledger keeps the two apart.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -22,73 +22,74 @@ use crate::controllers::{
     workload::{MANAGED, ROUSE, merge},
 };
 
-/// Label: the LauncherConfig that the Pod is of.
+/// Label: the LauncherConfig that the Pod is made from.
 pub const CONFIG_NAME: &str = "dual-pods.llm-d.ai/launcher-config-name";
-/// Label: the node that it is for, also before it is there.
+/// Label: the Pod's node, set before the Pod is scheduled.
 pub const NODE_NAME: &str = "dual-pods.llm-d.ai/node-name";
-/// Label: what it is, with [`LAUNCHER`] as its value.
+/// Label: the Pod's role, with [`LAUNCHER`] as its value.
 pub const COMPONENT: &str = "app.kubernetes.io/component";
 pub const LAUNCHER: &str = "launcher";
-/// Annotation: the accelerator that it is for.
+/// Annotation: the accelerator that the launcher is for.
 pub const ACCELERATORS: &str = "dual-pods.llm-d.ai/accelerators";
 /// Annotation: [`LauncherSource::hash`].
 pub const TEMPLATE_HASH: &str = "dual-pods.llm-d.ai/launcher-populator-template-hash";
 
-/// What an accelerator is called among the resources of a container.
+/// Resource name of an accelerator.
 const GPU: &str = "nvidia.com/gpu";
 const HOSTNAME: &str = "kubernetes.io/hostname";
 const TERMS: &str =
     "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms";
 const EXPRESSIONS: &str = "matchExpressions";
-/// Of its container, whatever the template says.
+/// Environment of the launcher's container, which overrides the template.
 const FORCED: [(&str, &str); 3] = [
     ("NVIDIA_VISIBLE_DEVICES", "all"),
     ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
     ("VLLM_SERVER_DEV_MODE", "1"),
 ];
-/// As our launcher reads the hash of its token.
+/// Variable from which our launcher reads the hash of its token.
 const TOKEN: &str = "ROUSE_TOKEN_SHA256";
-/// Of a DNS label, and of a label's value.
+/// Maximum length of a DNS label, and of a label's value.
 const MAX_LABEL_CHARS: usize = 63;
-/// Hexadecimal characters that tell Pods apart whose names are cut alike.
+/// Hexadecimal characters that distinguish Pods whose names are truncated alike.
 const HASH_CHARS: usize = 12;
 
-/// No launcher can be made of it.
+/// The template has no launcher container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("its template has no container named '{CONTAINER}'")]
 pub struct NoContainer;
 
-/// What launchers are made from.
+/// What a launcher is made from.
 #[derive(Clone, Copy, Debug)]
 pub enum LauncherSource<'a> {
     Config(&'a LauncherConfig),
-    /// An image with the engine, and with `/rouse-stub`.
+    /// An image that contains the engine and `/rouse-stub`.
     Image(&'a str),
 }
 
-/// The LauncherConfig that a launcher is made from, and which version of its template.
+/// A LauncherConfig and the version of its template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LauncherRevision {
     pub namespace: String,
-    /// As the label [`CONFIG_NAME`] has it.
+    /// As in the label [`CONFIG_NAME`].
     pub config: String,
     /// [`LauncherSource::hash`].
     pub hash: String,
 }
 
-/// The launcher of one accelerator.
+/// Where one launcher runs: its namespace, its node and its accelerator.
 #[derive(Clone, Copy, Debug)]
 pub struct LauncherPlacement<'a> {
     pub namespace: &'a str,
     pub node: &'a NodeName,
-    /// The node's label of that name, which need not be its own.
+    /// The node's hostname label, which can differ from its name.
     pub hostname: &'a str,
     pub accelerator: &'a AcceleratorId,
 }
 
 impl LauncherSource<'_> {
-    /// Stands for what launchers are made from: another one, and they are to be replaced. It is the same on all nodes and
-    /// whatever the order of the keys.
+    /// Returns a hash of the template. A launcher with another hash needs replacement.
+    ///
+    /// The hash is the same on all nodes and for any order of keys.
     #[must_use]
     pub fn hash(&self) -> String {
         label::value(&self.template().to_string())
@@ -110,7 +111,7 @@ impl LauncherSource<'_> {
 }
 
 impl LauncherRevision {
-    /// Of launchers that are made now.
+    /// Returns the revision of launchers that are made now.
     #[must_use]
     pub fn of(config: &LauncherConfig) -> Self {
         let name = config.metadata.name.as_deref().unwrap_or_default();
@@ -121,7 +122,7 @@ impl LauncherRevision {
         }
     }
 
-    /// Of this launcher, as its Pod says it.
+    /// Reads a launcher's revision from its Pod.
     #[must_use]
     pub fn read(pod: &Pod) -> Option<Self> {
         Some(Self {
@@ -131,16 +132,16 @@ impl LauncherRevision {
         })
     }
 
-    /// The LauncherConfig, whatever its template says.
+    /// Returns namespace and label of the LauncherConfig, without its template's hash.
     #[must_use]
     pub fn config_key(&self) -> (String, String) {
         (self.namespace.clone(), self.config.clone())
     }
 
-    /// What the decisions call it.
+    /// Returns the build id that the pairing logic uses.
     #[must_use]
     pub fn build(&self) -> LauncherBuild {
-        // None of the three has a slash in it.
+        // None of the three contains a slash.
         LauncherBuild(hash64(&[&*self.namespace, &self.config, &self.hash].join("/")))
     }
 }
@@ -158,17 +159,17 @@ fn built_in(image: &str) -> Value {
                 "resources": {},
                 "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
             }],
-            // Longer than its engines have.
+            // Longer than the launcher gives its engines.
             "terminationGracePeriodSeconds": 60,
-            // Those that ask for an accelerator are given this one, and a launcher asks for none.
+            // Pods that request an accelerator get this toleration, and a launcher requests none.
             "tolerations": [{"key": GPU, "operator": "Exists"}],
-            // Engines on several accelerators talk through it.
+            // Engines on several accelerators communicate through it.
             "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
         },
     })
 }
 
-/// The Pod's name: there is one for each node and accelerator, so that nobody makes a second.
+/// Returns the Pod's name. Each node and accelerator has one, so there is never a second launcher.
 #[must_use]
 pub fn name(node: &NodeName, accelerator: &AcceleratorId) -> String {
     let hash: String = label::value(&format!("{node}/{accelerator}")).chars().take(HASH_CHARS).collect();
@@ -178,7 +179,7 @@ pub fn name(node: &NodeName, accelerator: &AcceleratorId) -> String {
     format!("launcher-{}-{hash}", node.trim_matches('-'))
 }
 
-/// The node and the accelerator that a Pod is the launcher of; `None`: it is no launcher of ours.
+/// Returns the node and accelerator of a launcher; `None` if the Pod is not one of ours.
 #[must_use]
 pub fn placement_of(pod: &Pod) -> Option<(NodeName, AcceleratorId)> {
     let labels = pod.labels();
@@ -186,7 +187,7 @@ pub fn placement_of(pod: &Pod) -> Option<(NodeName, AcceleratorId)> {
         return None;
     }
     let accelerator = AcceleratorId::from(pod.annotations().get(ACCELERATORS)?.as_str());
-    // The label of a long name is a hash; the kubelet's name is whole, and comes later.
+    // The label of a long node name is a hash. The Pod's spec has the whole name, but only once it is scheduled.
     let bound = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
     let nodes = bound.into_iter().chain(labels.get(NODE_NAME)).map(|node| NodeName::from(node.as_str()));
     let node = nodes.into_iter().find(|node| name(node, &accelerator) == pod.name_any())?;
@@ -194,10 +195,10 @@ pub fn placement_of(pod: &Pod) -> Option<(NodeName, AcceleratorId)> {
 }
 
 impl LauncherPlacement<'_> {
-    /// The whole Pod.
+    /// Builds the whole Pod.
     ///
     /// # Errors
-    /// The template does not say which container the launcher is.
+    /// The template does not name the launcher's container.
     pub fn pod(&self, origin: LauncherSource<'_>, key: &StubKey) -> Result<Value, NoContainer> {
         let mut pod = origin.template();
         for list in ["/spec/containers", "/spec/initContainers"] {
@@ -236,7 +237,7 @@ impl LauncherPlacement<'_> {
             });
             let of_config = json!({
                 "labels": {CONFIG_NAME: label_value(&name)},
-                // Whoever takes the configuration away takes its launchers away.
+                // Kubernetes deletes the launchers when a user deletes the LauncherConfig.
                 "ownerReferences": [owner],
             });
             merge::into(&mut metadata, &of_config);
@@ -244,15 +245,16 @@ impl LauncherPlacement<'_> {
         metadata
     }
 
-    /// Lets it run on this node alone, besides whatever it demands of nodes itself. Of its terms one is enough, so each
-    /// demands it.
+    /// Restricts the Pod to this node, in addition to its template's own node affinity.
+    ///
+    /// One matching term is enough for the scheduler, so each term gets the restriction.
     fn pin(&self, pod: &mut Value) {
         let here = json!({"key": HOSTNAME, "operator": "In", "values": [self.hostname]});
         let mut terms = list(pod.pointer_mut(TERMS));
         if terms.is_empty() {
             terms.push(json!({"matchExpressions": [here]}));
         } else {
-            // A term that demands nothing chooses no node, and is left to that.
+            // A term without requirements matches no node and stays as it is.
             for term in terms.iter_mut().filter(|term| demands(term)) {
                 let mut expressions = list(term.get_mut(EXPRESSIONS));
                 expressions.push(here.clone());
@@ -267,7 +269,7 @@ impl LauncherPlacement<'_> {
     }
 }
 
-/// What is in a list, taken out of it; nothing, where none is.
+/// Takes the elements out of a list; empty if there is none.
 fn list(place: Option<&mut Value>) -> Vec<Value> {
     match place.map(Value::take) {
         Some(Value::Array(list)) => list,
@@ -280,7 +282,7 @@ fn demands(term: &Value) -> bool {
     demanded(EXPRESSIONS) || demanded("matchFields")
 }
 
-/// The container asks for no accelerator.
+/// Removes the container's accelerator requests.
 fn without_accelerators(container: &mut Value) {
     for what in ["/resources/limits", "/resources/requests"] {
         let asked = container.pointer_mut(what).and_then(|all| all.get_mut(GPU));
@@ -288,7 +290,7 @@ fn without_accelerators(container: &mut Value) {
     }
 }
 
-/// What the launcher's container is, whatever its template says. `token`: the hash of that which it is shown.
+/// Sets what the launcher's container needs, whatever its template says. `token`: the hash of the launcher's token.
 fn force(container: &mut Map<String, Value>, token: &str) {
     let forced = FORCED.into_iter().chain([(TOKEN, token)]);
     let mut env = list(container.get_mut("env"));
@@ -304,7 +306,7 @@ fn force(container: &mut Map<String, Value>, token: &str) {
         "timeoutSeconds": 1,
         "failureThreshold": 3,
     });
-    // Somebody waits for the first answer. A kubelet has no token to show for more.
+    // Frequent, because a requester waits for the first answer. `/health`, because a kubelet sends no token.
     let readiness = json!({
         "httpGet": {"path": "/health", "port": PORT},
         "periodSeconds": 1,
@@ -315,7 +317,7 @@ fn force(container: &mut Map<String, Value>, token: &str) {
     container.insert("readinessProbe".to_owned(), readiness);
 }
 
-/// As it is, or a hash where it is too long for a label.
+/// Returns the name, or its hash if it is too long for a label.
 #[must_use]
 pub fn label_value(name: &str) -> String {
     if name.len() <= MAX_LABEL_CHARS { name.to_owned() } else { label::value(name) }

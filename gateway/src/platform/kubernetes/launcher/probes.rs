@@ -1,4 +1,4 @@
-//! Engines of launchers that do not say whether an engine answers, as the public project's: they are asked themselves.
+//! Probes engines of launchers that do not report readiness, such as the public project's.
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
@@ -10,28 +10,28 @@ use tokio::{
 
 use super::{LauncherInstance, LauncherWatchEvent};
 
-/// Between two questions: short at first, since somebody waits, and never longer than the last.
+/// Delay between two probes: short at first, because a requester waits, and at most `MAX_PROBE_DELAY`.
 const MIN_PROBE_DELAY: Duration = Duration::from_millis(50);
 const MAX_PROBE_DELAY: Duration = Duration::from_secs(1);
 const GROWTH: f64 = 1.3;
-/// One question; an engine that loads its weights may be slow to answer.
+/// Timeout of one probe: an engine that loads its weights may answer slowly.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Of one launcher, for as long as it is listened to.
+/// Probes the engines of one launcher while its watch runs.
 pub(super) struct EngineProbes {
     address: IpAddr,
-    /// Each ends with the instance as it is once it answers.
+    /// Each task returns the instance once it answers.
     tasks: JoinSet<LauncherInstance>,
     by_instance: BTreeMap<String, AbortHandle>,
 }
 
 impl EngineProbes {
-    /// Its engines listen where the launcher does.
+    /// The engines listen on the launcher's address.
     pub(super) fn new(address: IpAddr) -> Self {
         Self { address, tasks: JoinSet::new(), by_instance: BTreeMap::new() }
     }
 
-    /// Asks those that have come, and no more those that have gone.
+    /// Starts probing new instances and stops probing vanished ones.
     pub(super) fn on_event(&mut self, seen: &LauncherWatchEvent) {
         match seen {
             LauncherWatchEvent::Listed(all) => all.iter().for_each(|instance| self.start(instance)),
@@ -43,12 +43,12 @@ impl EngineProbes {
         }
     }
 
-    /// The next one that answers.
+    /// Waits for the next instance that answers.
     pub(super) async fn next(&mut self) -> LauncherWatchEvent {
         loop {
             match self.tasks.join_next().await {
                 Some(Ok(instance)) => return LauncherWatchEvent::Updated(instance),
-                // It is asked no more.
+                // Probing this instance was cancelled.
                 Some(Err(_)) => {}
                 None => std::future::pending().await,
             }

@@ -1,9 +1,9 @@
-//! What happens in a launcher, as it happens.
+//! Streams the events of a launcher.
 //!
-//! A launcher counts what happens, and whoever was away can go on from the number that was heard last. That is done from a list
-//! to the stream that begins with its number, so nothing is missed between the two; and it is done at no other time. One that was
-//! started anew counts from nothing, and would take the number of its former life for one that is still to come: so every
-//! connection begins with a list, and with the question whether the stream is still that of the same life.
+//! A launcher numbers its events, and a client can resume after the last number that it has seen. The watch resumes
+//! only from a list to the stream that begins with the list's number, so it misses nothing between the two. A restarted
+//! launcher counts from zero and would take an old number for a future one. So every connection begins with a list, and
+//! with a check that the stream belongs to the same launcher process.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -16,28 +16,28 @@ use tokio::{
 
 use super::{CALL_TIMEOUT, Error, INSTANCES, LauncherClient, LauncherInstance, probes::EngineProbes};
 
-/// After a connection that broke; doubled with every one that breaks soon, up to the longest.
+/// Delay after a broken connection; doubles, up to the maximum, while connections break soon.
 const MIN_RECONNECT_DELAY: Duration = Duration::from_millis(50);
 const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(2);
-/// A line shows one instance, which is as large as whoever made it said.
+/// Maximum length of a line, which shows one instance; its size depends on the client that created it.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
-/// What is seen of a launcher.
+/// An event of a launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LauncherWatchEvent {
-    /// These are all that there are. First of each connection; what was heard before is out of date.
+    /// All current instances. The first event of each connection; it invalidates everything earlier.
     Listed(Vec<LauncherInstance>),
     Created(LauncherInstance),
-    /// It answers now, or does so no more. Of a launcher that does not tell only the former is seen.
+    /// The instance began or stopped answering. Launchers without readiness reports only show the former.
     Updated(LauncherInstance),
-    /// Its process ended by itself; it stays listed until it is deleted. The code is negative for a signal.
+    /// The instance's process ended by itself; it stays listed until it is deleted. The code is negative for a signal.
     Stopped {
         instance: LauncherInstance,
         exit_code: Option<i32>,
     },
-    /// Nothing of it is left.
+    /// Nothing of the instance is left.
     Deleted(LauncherInstance),
-    /// There is no connection: nothing more is known until the next list. It is told once, however long that takes.
+    /// The connection is lost: nothing is known until the next list. Sent once per outage.
     Disconnected,
 }
 
@@ -58,7 +58,7 @@ struct WatchLineObject {
 }
 
 impl WatchLine {
-    /// None, for what later versions may tell.
+    /// Returns `None` for event types of later versions.
     fn into_event(self) -> Option<LauncherWatchEvent> {
         let WatchLineObject { instance, exit_code } = self.object;
         match self.kind.as_str() {
@@ -71,7 +71,7 @@ impl WatchLine {
     }
 }
 
-/// Why a connection is over.
+/// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
 enum WatchEnd {
     #[error(transparent)]
@@ -103,7 +103,7 @@ pub(super) async fn run<M>(
     }
 }
 
-/// Again and again, until nobody listens.
+/// Reconnects until the receiver closes.
 async fn reconnect<M>(
     launcher: &LauncherClient,
     told: &mpsc::Sender<M>,
@@ -128,7 +128,7 @@ async fn reconnect<M>(
     }
 }
 
-/// One connection, to its end. `listed`: the list was told.
+/// Runs one connection to its end. Sets `listed` once the list was sent.
 async fn stream<M>(
     launcher: &LauncherClient,
     told: &mpsc::Sender<M>,
@@ -139,7 +139,7 @@ async fn stream<M>(
     let path = format!("{INSTANCES}/watch?since={}&ready=true", all.revision);
     let mut lines =
         launcher.client.stream_lines(&path, Some(launcher.epoch), CALL_TIMEOUT, MAX_LINE_BYTES).await?;
-    // 410 where more has happened since the list than the launcher keeps: it is listed anew.
+    // 410 if more events have happened since the list than the launcher keeps: list again.
     if lines.status() != 200 {
         let text = "it cannot be watched".to_owned();
         return Err(Error::Refused { status: lines.status(), text }.into());
@@ -156,7 +156,7 @@ async fn stream<M>(
             *listed = true;
         }
         seen = tokio::select! {
-            // A launcher ends it for those who are too slow, and when it ends itself.
+            // A launcher ends the stream of a slow client, and when it shuts down.
             line = lines.next() => {
                 let line = line?.ok_or(HttpClientError::Broken)?;
                 serde_json::from_slice::<WatchLine>(&line).map_err(|_| HttpClientError::Broken)?.into_event()

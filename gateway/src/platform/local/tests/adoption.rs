@@ -1,4 +1,4 @@
-//! What a gateway finds when it starts.
+//! Tests of what a gateway adopts when it starts.
 
 use rouse::fleet::event::AdoptedEngine;
 
@@ -89,7 +89,7 @@ async fn an_engine_of_a_model_that_is_no_longer_configured_is_ended() {
     assert!(table::stat(pid).is_none_or(|stat| stat.zombie));
 }
 
-/// The pid was recorded, but belongs to something else by now: it is neither adopted nor harmed.
+/// The recorded pid belongs to another program by now: the gateway neither adopts nor harms it.
 #[tokio::test]
 async fn a_stranger_with_a_recorded_pid_is_left_alone() {
     let mut world = LocalPlatformHarness::new(vec![sim("m", "")]);
@@ -105,7 +105,7 @@ async fn a_stranger_with_a_recorded_pid_is_left_alone() {
     let mut world = world.restart(vec![sim("m", "")]).await;
     assert_eq!(world.adopted().await, []);
     assert!(table::stat(pid).is_some_and(|stat| !stat.zombie));
-    // What was started under this name is found by its mark, whatever the file says.
+    // The mark finds the process of that name, whatever the file says.
     assert!(table::stat(real).is_none_or(|stat| stat.zombie));
     stranger.kill().await.unwrap();
 }
@@ -124,7 +124,7 @@ async fn a_process_that_was_started_but_never_recorded_is_ended() {
     assert!(table::stat(pid).is_none_or(|stat| stat.zombie));
 }
 
-/// Its process lives, but somebody else listens where it should: requests would go to a stranger.
+/// The engine's process lives, but another program listens on its port and would get its requests.
 #[tokio::test]
 async fn an_engine_whose_port_belongs_to_somebody_else_is_ended() {
     let models = || vec![script("m", &["sleep", "1000"])];

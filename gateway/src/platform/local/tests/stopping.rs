@@ -1,8 +1,8 @@
-//! What "gone" means.
+//! Tests that an engine counts as gone only when all its processes are.
 
 use super::*;
 
-/// Ignores SIGTERM, writes the pid of a grandchild to `$0`, then goes on as `rest` says.
+/// Ignores SIGTERM, writes the pid of a grandchild to `$0`, then continues with `rest`.
 fn with_worker(folder: &Path, rest: &str) -> EngineConfig {
     let worker =
         "trap '' TERM; (echo $(exec sh -c 'echo $PPID') > $0.new; mv $0.new $0; while :; do sleep 5; done) &";

@@ -1,4 +1,4 @@
-//! What one choice costs beside another: `cargo test -p rouse-gateway --lib --release -- --nocapture the_cost_of`.
+//! Compares the cost of choices: `cargo test -p rouse-gateway --lib --release -- --nocapture the_cost_of`.
 
 use std::{hint::black_box, time::Duration};
 
@@ -7,10 +7,10 @@ use tokio::time::Instant;
 use super::*;
 
 const TIMES: u32 = 1_000;
-/// The shortest of so many rounds is what a choice costs; the others shared the processor.
+/// The shortest of these rounds is the cost of a choice; the others shared the processor.
 const ROUNDS: usize = 7;
 
-/// Of one choice, in nanoseconds.
+/// The cost of one choice, in nanoseconds.
 fn cost(take: impl Fn(u32)) -> u128 {
     let round = || {
         let begun = Instant::now();
@@ -21,7 +21,7 @@ fn cost(take: impl Fn(u32)) -> u128 {
     shortest.map_or(0, |shortest: Duration| shortest.as_nanos() / u128::from(TIMES))
 }
 
-/// Among so many engines, each of which has some load so that no short cut is taken; for a request with a key, or without.
+/// The cost of a choice among loaded engines, with or without a key. The load rules out shortcuts.
 fn choice(engines: u32, keyed: bool) -> u128 {
     let lots = Rng::seeded(1);
     let route = route(endpoints(0..engines));
@@ -35,12 +35,13 @@ fn choice(engines: u32, keyed: bool) -> u128 {
     each
 }
 
-/// Two engines are drawn and compared, however many there are. For a key the mean of all is taken, which costs one look at each.
+/// The choice compares two random engines, however many there are. With a key it needs the mean of all, and so visits
+/// each engine.
 #[test]
 fn the_cost_of_a_choice_does_not_grow_with_the_engines() {
     let (two, many) = (choice(2, false), choice(128, false));
     assert!(many < 4 * two, "{many} ns among 128 engines, {two} ns between two");
     let (two, many) = (choice(2, true), choice(128, true));
-    // Sixty-four times as many looks, and not sixty-four times as many at each of them.
+    // It visits 64 times as many engines, but does not do 64 times as much at each.
     assert!(many < 512 * two, "{many} ns among 128 engines, {two} ns between two, for a key");
 }

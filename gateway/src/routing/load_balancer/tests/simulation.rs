@@ -1,4 +1,4 @@
-//! Engines that are slow, full, broken or deaf, on invented time.
+//! Simulates slow, full, broken or silent engines in virtual time.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -11,13 +11,13 @@ use rouse_net::relay::ExchangeOutcome;
 
 use super::{super::super::OutlierReporter, *};
 
-/// How an engine treats a request.
+/// An engine's behavior towards a request.
 #[derive(Clone, Copy)]
 enum EngineBehavior {
-    /// A head and bytes after so long.
+    /// Sends a head and bytes after this time.
     Answers(u16, Millis),
     Refuses,
-    /// Nothing ever, until the deadline.
+    /// Sends nothing until the deadline.
     Swallows(Millis),
 }
 
@@ -27,11 +27,11 @@ struct BalancerSimulation {
     now: Tick,
     ends: BinaryHeap<Reverse<(Tick, usize)>>,
     open: Vec<Option<(OutlierReporter, usize, Lease, EngineBehavior)>>,
-    /// Requests that each engine got, and those that parked.
+    /// The requests that each engine got, and the parked requests.
     got: Vec<u32>,
     parked: u32,
     max_ejected: usize,
-    /// Every request prefers an engine, or none does.
+    /// Whether every request prefers an engine, or none does.
     keyed: bool,
 }
 
@@ -50,7 +50,7 @@ impl BalancerSimulation {
         }
     }
 
-    /// For so long, a request every `every`.
+    /// Runs for `span`, with one request every `every`.
     fn run(&mut self, span: Millis, every: Millis, treats: impl Fn(usize, u64) -> EngineBehavior) {
         let end = self.now + span;
         while self.now < end {
@@ -91,7 +91,7 @@ impl BalancerSimulation {
         let fault = match treats {
             EngineBehavior::Answers(status, _) => {
                 witness.head(StatusCode::from_u16(status).unwrap(), now);
-                // What a gate notes with its own clock; here time is invented.
+                // A gate records this with its own clock, but this test's time is virtual.
                 self.route.endpoints.get(at).unwrap().activity.note_progress(self.now);
                 witness.first_byte(now);
                 witness.ended(&ExchangeOutcome::Complete, now);
@@ -115,7 +115,7 @@ impl BalancerSimulation {
     }
 }
 
-/// Slow answers, full engines, refusals of overload, clients that wait in vain behind others: none of it is a failure.
+/// Slow responses, full engines, overload refusals, and clients that time out in a queue are no failures.
 #[test]
 fn load_alone_leaves_nothing_out() {
     for seed in 0..40 {
@@ -126,7 +126,7 @@ fn load_alone_leaves_nothing_out() {
             45..60 => EngineBehavior::Answers(529, Millis(5)),
             60..63 => EngineBehavior::Answers(501, Millis(5)),
             63..70 => EngineBehavior::Answers(400, Millis(5)),
-            // In an engine's queue until its deadline, while the engine answers others.
+            // The request waits in the engine's queue until its deadline, while the engine serves others.
             70..90 => EngineBehavior::Swallows(Millis::secs(30)),
             _ => EngineBehavior::Answers(200, Millis(lot % 29_000)),
         };
@@ -135,7 +135,7 @@ fn load_alone_leaves_nothing_out() {
     }
 }
 
-/// A whole engine of nothing but refusals of overload, too, and one that takes its time with everything.
+/// Also an engine that only refuses with overload, and an engine that is slow with every request.
 #[test]
 fn an_engine_that_only_says_it_is_overloaded_is_not_left_out() {
     for seed in 0..6 {
@@ -161,7 +161,7 @@ fn an_engine_that_fails_gets_few_requests_and_its_share_again_once_it_recovers()
         let mut world = BalancerSimulation::new(seed, 4, None);
         let good = |lot: u64| EngineBehavior::Answers(200, Millis(50 + lot % 100));
         let broken = |at: usize, lot: u64| if at == 2 { bad } else { good(lot) };
-        // Until it is known it has its share at most: failures are quick, or pile up as leases.
+        // Until its ejection the engine gets its share at most: failures are quick, or pile up as leases.
         world.run(Millis::secs(6), Millis(5), broken);
         assert_eq!(world.ejected(), [false, false, true, false], "{seed}");
         let (before, all) = (world.got[2], world.all());
@@ -184,7 +184,7 @@ fn at_most_half_are_left_out_and_the_others_go_on_although_all_fail() {
         let mut world = BalancerSimulation::new(seed, engines, None);
         world.run(Millis::secs(60), Millis(10), |_, _| EngineBehavior::Refuses);
         assert_eq!((world.max_ejected, world.parked), (engines as usize / 2, 0));
-        // And the last of them comes back, whichever was out.
+        // The last engine returns too, whichever was ejected.
         world.run(Millis::secs(400), Millis(20), |_, lot| EngineBehavior::Answers(200, Millis(lot % 100)));
         assert_eq!(world.ejected(), vec![false; engines as usize]);
     }

@@ -1,4 +1,4 @@
-//! Answers that pass with hyper and without it: what a client can see is the same.
+//! Tests responses that pass with hyper and without it: the client must see the same.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -19,7 +19,7 @@ use crate::{
 const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ndate: today\r\nx-own: 1\r\n\
                     transfer-encoding: chunked\r\n\r\n";
 
-/// Answers each request with these pieces, one write each; tells of each connection.
+/// Answers each request with these pieces, one write each, and reports each connection.
 async fn engine(pieces: Vec<Vec<u8>>) -> (SocketAddr, mpsc::UnboundedReceiver<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -44,7 +44,7 @@ async fn engine(pieces: Vec<Vec<u8>>) -> (SocketAddr, mpsc::UnboundedReceiver<()
     (address, told)
 }
 
-/// Reads one; they all end with the same byte.
+/// Reads one request; all requests end with the same byte.
 async fn request(stream: &mut TcpStream) -> bool {
     let mut bytes = Vec::new();
     while !bytes.ends_with(b"}") {
@@ -85,7 +85,7 @@ fn payload(events: usize) -> Vec<u8> {
     out
 }
 
-/// A whole answer: its head, but for the request's id, and its payload. Nothing but sizes may stand between chunks.
+/// Reads a whole response: its head without the request's id, and its payload. Only sizes may stand between chunks.
 async fn whole(client: &mut RawHttpClient) -> (Vec<String>, Vec<u8>) {
     let head = String::from_utf8(client.read_until(b"\r\n\r\n").await).unwrap();
     let mut head: Vec<String> =

@@ -1,4 +1,4 @@
-//! How many engines a launcher holds, and when it makes way for another.
+//! How many engines a launcher holds, and when a launcher makes room for another engine.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -7,7 +7,7 @@ use super::super::DualPodsFixture;
 use crate::launched::generations;
 
 impl DualPodsFixture {
-    /// An engine of this InferenceServerConfig sleeps, one of so many in the launcher.
+    /// Starts an engine of this InferenceServerConfig and lets it sleep as one of `left` in the launcher.
     async fn sleeper(&self, name: &str, left: usize) -> Pod {
         self.config(name, "").await;
         self.request(name, 1, 1).await;
@@ -29,7 +29,7 @@ async fn per_launcher_cap_a_third_configuration_ends_the_sleeper_used_longest_ag
     let launcher = duo.sleeper("two", 2).await;
     let both = generations(&launcher);
     let second = both.iter().find(|life| !first.contains(life)).unwrap();
-    // The older one is used once more, so that it is not the one to go; whoever leads next knows that.
+    // A further use of the older engine makes the other one the least recently used. The next leader knows that.
     duo.scale("one", 1).await;
     duo.until_launched("one").await;
     duo.scale("one", 0).await;
@@ -47,7 +47,7 @@ async fn per_launcher_cap_a_third_configuration_ends_the_sleeper_used_longest_ag
 async fn an_edited_launcher_config_replaces_a_launcher_nobody_is_bound_to() {
     let duo = DualPodsFixture::with_launchers("dual-launcher-edit", 1).await;
     let sleeper = duo.sleeper("one", 1).await;
-    // How many it holds is no part of what it is made from.
+    // The maximum number of engines is not part of the launcher's template.
     duo.launcher_config("launchers", "", "template", Some(3)).await;
     duo.scale("one", 1).await;
     let (_, bound) = duo.until_launched("one").await;

@@ -1,4 +1,4 @@
-//! LauncherPopulationPolicies: launchers that are there before anybody asks.
+//! LauncherPopulationPolicies: launchers that exist before any requester.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use crate::{
     pairs::{annotation, is_ready, label},
 };
 
-/// A LauncherPopulationPolicy has them made before anybody asks. One that nobody wants any more goes.
+/// A LauncherPopulationPolicy has launchers created before any requester asks, and unused ones deleted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn basic_launcher_pod_creation() {
     let duo = DualPodsFixture::with_launchers_of("dual-launcher-basic", 2, ", idle: 1s", "").await;
@@ -60,7 +60,7 @@ async fn basic_launcher_pod_creation() {
     duo.scale("one", 0).await;
     let sleeper = duo.until_unbound("one", 1).await;
     assert_eq!(sleeper.uid(), serves.uid());
-    // A policy that names what there is not says so, and one that cannot be followed stays as it was.
+    // An invalid policy reports its error, and its launchers stay as they were.
     let policies = duo.objects("LauncherPopulationPolicy");
     let said = async |text: &str| {
         let says = |found: Option<&DynamicObject>| {
@@ -73,7 +73,7 @@ async fn basic_launcher_pod_creation() {
     populate(json!({"min": "3", "max": "2"}), 2).await;
     said("nothing is between so much and so little").await;
     assert_eq!(launchers(1).await[0].uid(), serves.uid());
-    // No node has so many: who has no sleeper would go.
+    // No node has this many accelerators, so the policy creates no launcher in place of the deleted one.
     populate(json!({"min": "3"}), 2).await;
     duo.delete(&sleeper).await;
     launchers(0).await;

@@ -1,4 +1,4 @@
-//! What goes wrong with launchers and with what is in them.
+//! Failures of launchers and of their engines.
 
 use std::net::SocketAddr;
 
@@ -20,7 +20,7 @@ use crate::{
 };
 
 impl DualPodsFixture {
-    /// Waits until another requester has come in the place of this one, and is served.
+    /// Waits until another requester has replaced this one and is ready.
     async fn replaced(&self, name: &str, before: &Pod) {
         let other = |requesters: &[Pod], _: &[Pod]| matches!(requesters, [own] if own.uid() != before.uid() && is_ready(own));
         self.until_launchers(name, "another requester", other).await;
@@ -34,7 +34,7 @@ async fn stopped_instance_recovery_after_its_instance_was_deleted() {
     duo.request("one", 1, 1).await;
     let (requester, launcher) = duo.until_launched("one").await;
     let there = duo.launcher_at(&launcher).await;
-    // Any Pod of the cluster reaches it.
+    // Every Pod of the cluster can reach this port.
     let stranger = HttpClient::new(SocketAddr::new(address(&launcher), 8001), None);
     for (method, path) in [(Method::PUT, "/v2/vllm/instances/mine"), (Method::DELETE, "/v2/vllm/instances")] {
         let body = json!({"options": "--port 9000"});
@@ -75,7 +75,7 @@ async fn bound_launcher_deletion_replaces_its_requester_and_the_launcher() {
     assert_ne!(duo.until_launched("one").await.1.uid(), launcher.uid());
 }
 
-/// As of a leader that was replaced, and whose order came late.
+/// The stray engine stands for a late order of a replaced leader.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_nobody_knows_of_is_ended() {
     let duo = DualPodsFixture::with_launchers("dual-launcher-stray", 1).await;
@@ -121,12 +121,12 @@ async fn a_launcher_that_nobody_needs_is_ended_and_one_with_a_sleeper_is_not() {
     assert_eq!(duo.until_launched("one").await.1.uid(), launcher.uid());
     duo.scale("one", 0).await;
     duo.until_unbound("one", 1).await;
-    // Its sleeper goes with the configuration.
+    // The sleeper ends with its configuration.
     duo.config("one", "--itl 20ms").await;
     duo.until_launchers("one", "no launcher", |_, launchers| launchers.is_empty()).await;
 }
 
-/// The next one is made ten seconds after the first has failed.
+/// The gateway creates the next launcher ten seconds after the first has failed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn launchers_that_crash_are_not_made_again_without_pause() {
     let duo = DualPodsFixture::with_launchers_of("dual-launcher-crash", 1, "", "--no-such-flag").await;

@@ -31,7 +31,7 @@ fn what_is_no_json_is_told_by_its_status() {
     }
 }
 
-/// The data of the events, each on one line.
+/// The data of the rendered events, parsed.
 fn rendered_events(body: &str, form: ApiSchema) -> Vec<Value> {
     let event = event(StatusCode::BAD_REQUEST, body.as_bytes(), form);
     let mut scanner = ResponseScanner::new();

@@ -133,7 +133,7 @@ fn an_image_alone_makes_a_launcher() {
     assert_eq!(pod["metadata"].get("ownerReferences"), None);
     assert_eq!(pod["metadata"]["labels"].get(CONFIG_NAME), None);
     assert_eq!(pod["metadata"]["labels"][COMPONENT], "launcher");
-    // The API server's own types can hold all of it.
+    // The API server's own types have fields for all of it.
     let typed: k8s_openapi::api::core::v1::Pod = serde_json::from_value(pod.clone()).unwrap();
     assert_eq!(serde_json::to_value(typed).unwrap(), pod);
 }

@@ -1,4 +1,4 @@
-//! Launchers that say what no real one would say when it is wanted. A real one is in the test target `it`.
+//! Launchers with answers that a real one does not give on demand. The test target `it` has a real one.
 
 use std::net::SocketAddr;
 
@@ -12,11 +12,11 @@ use tokio::{
 
 use super::*;
 
-/// Longer than anything takes here.
+/// Longer than any step here takes.
 const LONG: Duration = Duration::from_secs(30);
 const HEAD: &str = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
 
-/// Answers one connection after the other with these texts, and is silent after the last; what it was asked.
+/// Serves one connection per text, and is silent after the last; returns the requests.
 async fn launcher(answers: Vec<String>) -> (SocketAddr, Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -29,9 +29,9 @@ async fn launcher(answers: Vec<String>) -> (SocketAddr, Receiver<String>) {
             let length = stream.read(&mut head).await.unwrap();
             let text = String::from_utf8_lossy(head.get(..length).unwrap()).into_owned();
             sender.send(text).await.unwrap();
-            // Who has heard enough hangs up.
+            // A client that has read enough hangs up.
             stream.write_all(answer.as_bytes()).await.ok();
-            // One whose body has no end yet stays open.
+            // A stream whose body has not ended stays open.
             if answer.starts_with(HEAD) && !answer.ends_with("0\r\n\r\n") {
                 open.push(stream);
             }
@@ -54,7 +54,7 @@ fn revision(revision: u64) -> String {
     whole("200 OK", &json!({"revision": revision, "instance_ids": [], "count": 0}).to_string())
 }
 
-/// A stream of these lines; it ends where it is told to.
+/// A stream of these lines, which ends if `ends`.
 fn stream(lines: &[String], ends: bool) -> String {
     let chunk = |line: &String| format!("{:x}\r\n{line}\n\r\n", line.len() + 1);
     let chunks: String = lines.iter().map(chunk).collect();
@@ -113,7 +113,7 @@ async fn a_stream_begins_with_the_number_of_the_list_and_unknown_news_are_passed
     let second = next(&mut asked).await;
     assert!(second.starts_with("GET /v2/vllm/instances/watch?since=17&ready=true HTTP/1.1\r\n"), "{second}");
     assert!(second.contains("x-rouse-epoch: 7\r\n"), "{second}");
-    // It hangs up when nobody listens, also where nothing happens.
+    // The watch hangs up when its receiver closes, even without events.
     drop(seen);
     time::timeout(LONG, task).await.unwrap().unwrap();
 }
@@ -146,7 +146,7 @@ async fn a_number_that_is_not_kept_any_more_leads_to_another_list_and_to_no_loss
 async fn a_launcher_that_is_started_anew_between_its_list_and_its_stream_is_listed_anew() {
     let answers = vec![
         list(17, &["a"]),
-        // It would tell of nothing before the eighteenth.
+        // The restarted launcher would send nothing before its eighteenth event.
         stream(&[], false),
         revision(2),
         list(2, &["b"]),
@@ -195,7 +195,7 @@ async fn an_engine_whose_launcher_does_not_say_so_is_seen_to_answer() {
     for expected in ["listed a", "created b"] {
         assert_eq!(next(&mut seen).await, expected);
     }
-    // It loads at first.
+    // The engine loads at first.
     for (status, body) in [("503 Loading", ""), ("200 OK", ""), ("200 OK", r#"{"is_sleeping":false}"#)] {
         let (mut stream, _) = engine.accept().await.unwrap();
         assert!(seen.try_recv().is_err(), "it has not answered yet");
