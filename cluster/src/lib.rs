@@ -318,7 +318,7 @@ impl ClusterInner {
     fn control_plane(&self) -> &ControlPlane {
         self.control_plane
             .as_ref()
-            .expect("the servers of a shared cluster are not to be touched: take Cluster::start()")
+            .expect("the servers of a shared cluster are not to be touched: take TestCluster::start()")
     }
 
     /// Returns a new number each time.

@@ -282,7 +282,7 @@ impl ShutdownConfig {
 /// Omits the token: configurations are logged.
 impl fmt::Debug for AdminConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Admin")
+        f.debug_struct("AdminConfig")
             .field("address", &self.address)
             .field("token", &self.token.as_ref().map(|_| "…"))
             .field("metrics_open", &self.metrics_open)
@@ -296,7 +296,7 @@ impl fmt::Debug for AdminConfig {
 /// The command is shown: every user of the machine can read it in the process table anyway.
 impl fmt::Debug for EngineConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Model")
+        f.debug_struct("EngineConfig")
             .field("name", &self.name)
             .field("kind", &self.kind)
             .field("command", &self.command)

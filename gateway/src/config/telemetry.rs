@@ -39,7 +39,7 @@ impl Default for TelemetryConfig {
 /// Omits the headers' values, which are credentials.
 impl fmt::Debug for TelemetryConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Telemetry")
+        f.debug_struct("TelemetryConfig")
             .field("otlp", &self.otlp)
             .field("headers", &self.headers.keys())
             .field("sample", &self.sample)

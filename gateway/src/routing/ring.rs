@@ -62,7 +62,7 @@ impl HashRing {
 
 impl std::fmt::Debug for HashRing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Ring").field(&self.replicas).finish()
+        f.debug_tuple("HashRing").field(&self.replicas).finish()
     }
 }
 

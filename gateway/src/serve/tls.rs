@@ -162,7 +162,7 @@ impl PartialEq for TlsIdentity {
 /// Hides the contents of the files.
 impl fmt::Debug for TlsIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Identity").finish_non_exhaustive()
+        f.debug_struct("TlsIdentity").finish_non_exhaustive()
     }
 }
 

@@ -165,7 +165,7 @@ impl<P: DownstreamIo, B: ScratchBody> RawResponse<P, B> {
 /// Frames the non-empty `payload` as a chunk, in place, and returns the chunk's range.
 #[expect(
     clippy::indexing_slicing,
-    reason = "whoever lent the memory left BEFORE and BEHIND bytes around the payload"
+    reason = "the owner of the memory left CHUNK_PREFIX_BYTES and CHUNK_SUFFIX_BYTES around the payload"
 )]
 fn frame(memory: &mut [u8], payload: Range<usize>, ends: bool) -> Range<usize> {
     let Range { mut start, mut end } = payload;

@@ -504,7 +504,7 @@ impl ScratchFrame {
 
 impl std::fmt::Debug for UpstreamStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Flow").field("connection", &self.connection).finish_non_exhaustive()
+        f.debug_struct("UpstreamStream").field("connection", &self.connection).finish_non_exhaustive()
     }
 }
 

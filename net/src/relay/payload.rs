@@ -107,7 +107,7 @@ impl RequestBodyStream {
 
 impl fmt::Debug for RequestBodyStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Upload").field("left", &self.remaining).finish_non_exhaustive()
+        f.debug_struct("RequestBodyStream").field("left", &self.remaining).finish_non_exhaustive()
     }
 }
 

@@ -162,7 +162,7 @@ impl ConnectionPool {
 
 impl fmt::Debug for ConnectionPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool").field("idle", &self.0.idle).finish_non_exhaustive()
+        f.debug_struct("ConnectionPool").field("idle", &self.0.idle).finish_non_exhaustive()
     }
 }
 
