@@ -61,7 +61,7 @@ pub struct AppOptions {
     /// Source that a reload reads again.
     pub source: ConfigSource,
     pub journal: Option<PathBuf>,
-    /// Counters of dropped telemetry. The log counts in them from before [`run`].
+    /// Counters of dropped telemetry. They exist before [`run`], since the log already counts in them.
     pub drop_counters: TelemetryDropCounters,
 }
 

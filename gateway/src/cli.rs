@@ -1,4 +1,4 @@
-//! The command line: serve, or ask a gateway that serves.
+//! The command line: serve, or query a running gateway.
 
 mod client;
 mod crds;
@@ -14,9 +14,9 @@ use rouse::error_chain;
 
 use crate::config;
 
-/// The file or the command line is wrong (`EX_USAGE`).
+/// Exit code for an invalid file or command line (`EX_USAGE`).
 pub const EXIT_USAGE: u8 = 64;
-/// There is no gateway to ask (`EX_UNAVAILABLE`).
+/// Exit code if no gateway answers (`EX_UNAVAILABLE`).
 pub const EXIT_UNAVAILABLE: u8 = 69;
 
 /// Shown below the help, and so by a start without a configuration.
@@ -157,7 +157,7 @@ struct AdminArgs {
     token: Option<String>,
 }
 
-/// Does what the command line says. Call it before any thread is started. Errors have been printed.
+/// Runs the command and prints errors. Must be called before any thread starts.
 #[must_use]
 pub fn run(cli: Cli) -> ExitCode {
     let result = match cli.command {
@@ -177,7 +177,7 @@ pub fn run(cli: Cli) -> ExitCode {
             eprintln!("{errors}");
             return EXIT_USAGE.into();
         }
-        // `events | head` is no failure.
+        // A closed pipe, as in `events | head`, is no failure.
         if error.downcast_ref::<std::io::Error>().map(std::io::Error::kind)
             == Some(std::io::ErrorKind::BrokenPipe)
         {
@@ -191,7 +191,7 @@ pub fn run(cli: Cli) -> ExitCode {
     })
 }
 
-/// A service whose configuration was forgotten must fail, and not serve something else.
+/// A service without its configuration must fail instead of serving something else.
 fn report_missing_config() -> ExitCode {
     eprintln!("rouse-gateway: there is no configuration: --config FILE says which models to serve\n");
     eprint!("{}", Cli::command().render_help());

@@ -264,8 +264,10 @@ pub struct ShutdownConfig {
 }
 
 impl ShutdownConfig {
-    /// Part of a Pod's grace period that is kept for final messages in streams, the Lease, and this gateway's demand
-    /// report.
+    /// Part of a Pod's grace period that streams may not use.
+    ///
+    /// The gateway needs it to send clients the reason why their streams end, to release the Lease, and to withdraw its
+    /// demand report.
     const SHUTDOWN_RESERVE: Millis = Millis::secs(10);
 
     /// Returns how long exchanges may continue, if the process is killed `killed_after` the signal.

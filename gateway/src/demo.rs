@@ -15,6 +15,8 @@ pub const ACCELERATORS: [(&str, u64); 2] = [("sim-0", 24 << 30), ("sim-1", 24 <<
 /// Name of the file in the state directory that simulates the accelerators.
 const METER_FILE: &str = "accelerators.json";
 
+/// The simulated models.
+///
 /// `tiny-llama` fills one accelerator, `tiny-qwen` half of one, and `tiny-mistral` both, so it can only be awake alone.
 const MODELS: [DemoModel; 3] = [
     DemoModel {

@@ -244,7 +244,7 @@ impl Driver {
         self.gates.set_queued(&self.fleet, again);
     }
 
-    /// Takes the lease and sends it, so that a drop releases a lease that is never received.
+    /// Takes the lease and sends it to the waiter. If it is never received, its drop releases it.
     ///
     /// Returns the waiter if a newcomer took the last place at the same moment.
     fn grant(

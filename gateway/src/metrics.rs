@@ -1,10 +1,10 @@
-//! What is counted, for Prometheus.
+//! The gateway's Prometheus metrics.
 //!
-//! The registry is a value like any other, and not the library's global one, so that tests (and two gateways in one process)
-//! do not count for each other. Only configured models become labels: each model's families carry it as a
-//! constant label and are registered and unregistered whole, so a removed model leaves no series behind and no client
-//! can make series by naming models. Everything the hot path touches is resolved when the routes are built and costs
-//! one atomic operation.
+//! The registry is an ordinary value and not the library's global one, so that tests, and two gateways in one process,
+//! do not share counts. Only configured models become labels: each model's families carry its name as a constant label,
+//! and are registered and unregistered as a whole. So a removed model leaves no series behind, and clients cannot
+//! create series by naming models. Everything on the hot path is resolved when the routes are built, and costs one
+//! atomic operation.
 
 mod dual_pods;
 mod fleet_gauges;
@@ -48,27 +48,27 @@ pub use self::{
     telemetry_drops::TelemetryDropCounters,
 };
 
-/// Seconds that a request may take or wait: from a token of a small model to a cold start of a large one.
+/// Buckets of a request's duration or wait, in seconds: from one token of a small model to a cold start of a large one.
 const DURATION_BUCKETS: [f64; 16] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0];
 
-/// Seconds that the gateway itself adds to a request.
+/// Buckets of the latency that the gateway itself adds to a request, in seconds.
 const ADDED_LATENCY_BUCKETS: [f64; 10] =
     [0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.05, 0.25];
 
-/// What the label `model` says of everything that is not configured.
+/// Value of the label `model` for models that are not configured.
 const OTHER_MODEL: &str = "other";
 
-/// What the labels `node_pool` and `namespace` say on one machine.
+/// Value of the labels `node_pool` and `namespace` on one machine.
 const LOCAL_LABEL: &str = "local";
 
 /// All of the gateway's metrics.
 pub struct Metrics {
     registry: Registry,
     models: ArcSwap<BTreeMap<ModelName, Arc<ModelMetrics>>>,
-    /// Held while the models are exchanged: each is registered once.
+    /// Serialises exchanges of the models: each is registered once.
     configure_lock: Mutex<()>,
-    /// Whatever belongs to no configured model.
+    /// Metrics of requests that belong to no configured model.
     other: Arc<ModelMetrics>,
     fleet_gauges: fleet_gauges::FleetGauges,
     added_latency: Histogram,
@@ -78,13 +78,13 @@ pub struct Metrics {
     connections_moved: IntCounter,
     swaps: IntCounter,
     reloads: IntCounterVec,
-    /// Without labels, and without a series where there is no certificate: 0 would be one that ended long ago.
+    /// Has no labels, and no series without a certificate: 0 would mean one that expired long ago.
     certificate_expiry: IntGaugeVec,
     keys: Arc<keys::KeyFamilies>,
     kubernetes_writes: IntCounterVec,
     meter_reads: MeterReadMetrics,
     dual_pods: DualPodMetrics,
-    /// In a cluster, the namespace of each model.
+    /// The namespace of each model, in a cluster.
     namespaces: ArcSwapOption<BTreeMap<ModelName, String>>,
 }
 
@@ -100,30 +100,32 @@ impl Metrics {
         Self::with_drop_counters(&TelemetryDropCounters::new())
     }
 
-    /// Where writes to the Kubernetes API are counted, by kind and outcome.
+    /// Returns the counter of writes to the Kubernetes API, by kind and outcome.
     #[must_use]
     pub fn kubernetes_writes(&self) -> IntCounterVec {
         self.kubernetes_writes.clone()
     }
 
-    /// Where it is counted how reading the memory of a cluster's accelerators goes.
+    /// Returns the metrics of reading the memory of a cluster's accelerators.
     #[must_use]
     pub fn meter_reads(&self) -> MeterReadMetrics {
         self.meter_reads.clone()
     }
 
-    /// Where dual pods are counted and measured.
+    /// Returns the metrics of dual pods.
     #[must_use]
     pub fn dual_pods(&self) -> DualPodMetrics {
         self.dual_pods.clone()
     }
 
-    /// These are the namespaces of a cluster's models, from the next configuration on; and accelerators are pools.
+    /// Sets the namespaces of a cluster's models.
+    ///
+    /// They apply from the next configuration on. From now on each accelerator counts as a pool.
     pub fn set_namespaces(&self, namespaces: BTreeMap<ModelName, String>) {
         self.namespaces.store(Some(Arc::new(namespaces)));
     }
 
-    /// With counters that others hold already.
+    /// Creates the metrics with existing drop counters.
     #[must_use]
     pub fn with_drop_counters(lost: &TelemetryDropCounters) -> Self {
         let registry = Registry::new();
@@ -212,7 +214,9 @@ impl Metrics {
         }
     }
 
-    /// Makes exactly these models known: labels of others vanish, those that stay keep counting.
+    /// Registers exactly these models.
+    ///
+    /// Series of other models disappear; models that stay keep counting.
     pub fn configure<'a>(&self, names: impl IntoIterator<Item = &'a ModelName>) {
         let _alone = self.configure_lock.lock().unwrap_or_else(PoisonError::into_inner);
         let mut before = self.models.load().as_ref().clone();
@@ -234,7 +238,7 @@ impl Metrics {
 
     fn register(&self, name: &ModelName, namespace: &str) -> Arc<ModelMetrics> {
         if name.as_str() == OTHER_MODEL {
-            // Its series are there already, and a second set under one name is refused.
+            // The series of `other` exist already, and the registry refuses a second set of the same name.
             return Arc::clone(&self.other);
         }
         Arc::new(ModelMetrics::new(&self.registry, name.as_str(), namespace))
@@ -246,31 +250,31 @@ impl Metrics {
         }
     }
 
-    /// The handles of a model, or those of `other` when it is not configured.
+    /// Returns a model's metrics, or those of `other` if it is not configured.
     #[must_use]
     pub fn model(&self, name: &ModelName) -> Arc<ModelMetrics> {
         Arc::clone(self.models.load().get(name).unwrap_or(&self.other))
     }
 
-    /// The handles of a configured model.
+    /// Returns the metrics of a configured model.
     #[must_use]
     pub fn configured_model(&self, name: &ModelName) -> Option<Arc<ModelMetrics>> {
         self.models.load().get(name).cloned()
     }
 
-    /// The handles for requests that name no configured model.
+    /// Returns the metrics for requests that name no configured model.
     #[must_use]
     pub fn other(&self) -> Arc<ModelMetrics> {
         Arc::clone(&self.other)
     }
 
-    /// The counters of a configured key. Its series vanish when nobody holds them any more.
+    /// Returns the counters of a configured key. Its series disappear with the last reference.
     #[must_use]
     pub fn key_metrics(&self, name: &str) -> Arc<KeyMetrics> {
         self.keys.for_key(name)
     }
 
-    /// Sets every gauge that follows from the state of the fleet. Engines of a view are in the order of their names.
+    /// Sets every gauge of the fleet's state. A view's engines are sorted by name.
     pub fn observe_fleet(&self, view: &FleetView) {
         self.fleet_gauges.observe(view, self.namespaces.load().is_some());
         let by_model = view.engines.chunk_by(|a, b| a.engine.model == b.engine.model);
@@ -283,7 +287,7 @@ impl Metrics {
         }
     }
 
-    /// A request was answered by the gateway instead of by an engine, with this code of `openai::error`'s.
+    /// Counts a request that the gateway refused with this code of `openai::error`.
     pub fn request_refused(&self, code: &'static str) {
         self.refusals.with_label_values(&[code]).inc();
     }
@@ -294,22 +298,22 @@ impl Metrics {
         }
     }
 
-    /// What the gateway itself added to a request, in microseconds.
+    /// Records the latency in microseconds that the gateway itself added to a request.
     pub fn observe_added_latency(&self, micros: u64) {
         self.added_latency.observe(micros as f64 / 1e6);
     }
 
-    /// So many more (or, negative, less) client connections are open.
+    /// Changes the number of open client connections.
     pub fn add_connections(&self, change: i64) {
         self.connections.add(change);
     }
 
-    /// A connection is not served by the thread that accepted it.
+    /// Counts a connection that another thread serves than the one that accepted it.
     pub fn connection_moved(&self) {
         self.connections_moved.inc();
     }
 
-    /// A model was put away so that another one could be awake.
+    /// Counts a model that was evicted so that another could be awake.
     pub fn swapped(&self) {
         self.swaps.inc();
     }
@@ -318,7 +322,7 @@ impl Metrics {
         self.reloads.with_label_values(&[outcome.as_str()]).inc();
     }
 
-    /// The certificate that is shown from now on ends then, in seconds of Unix time.
+    /// Sets the expiry of the served certificate, in seconds of Unix time.
     pub fn set_certificate_expiry(&self, at: Option<u64>) {
         match at.and_then(|at| i64::try_from(at).ok()) {
             Some(at) => self.certificate_expiry.with_label_values::<&str>(&[]).set(at),
@@ -326,7 +330,7 @@ impl Metrics {
         }
     }
 
-    /// Prometheus's text format, version 0.0.4.
+    /// Encodes the metrics in Prometheus' text format, version 0.0.4.
     #[must_use]
     pub fn encode(&self) -> String {
         TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_default()
@@ -347,7 +351,7 @@ fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -
     collector
 }
 
-/// Names and labels are constants of this module: an error is a defect that the first test finds.
+/// Unwraps a result. Names and labels are constants of this module, so the first test finds an error.
 fn expect_valid<T>(result: prometheus::Result<T>) -> T {
     result.expect("the names and labels of metrics are valid and different")
 }

@@ -1,15 +1,14 @@
-//! What is told of single requests: spans to a collector, lines to an access log.
+//! Reports single requests: spans to a collector, lines to an access log.
 //!
-//! A request notes moments as it goes, in a value of its own that exists only when somebody wants to hear of it: with
-//! neither traces nor an access log, a request pays for one look at two options. When it is over the notes become a
-//! `RequestRecord`, plain data that goes through a bounded queue to a thread or task of its own. There it becomes spans or
-//! a line. So no request waits for a collector or a disk, and none formats anything; when a queue is full, what does
-//! not fit is dropped and counted.
+//! A request records times in a recorder of its own, which exists only if traces or the access log are on; otherwise it
+//! only pays for checking two options. When the request ends, its recorder becomes a `RequestRecord`, plain data that
+//! goes through a bounded queue to a separate thread or task. There it becomes spans or a line. So no request waits for
+//! a collector or a disk, or formats anything. Records that do not fit into a full queue are dropped and counted.
 //!
-//! Spans are built afterwards from noted moments and not with a tracing library's live spans: those would be entered
-//! and left at every poll, and a span that ends by the drop of a future could not say why it ended.
+//! Spans are built afterwards from the recorded times, without a tracing library's live spans: those would be entered
+//! and left at every poll, and a span that ends with the drop of a future could not record why.
 //!
-//! All of OpenTelemetry's crates stay behind `otlp`.
+//! Only `otlp` uses OpenTelemetry's crates.
 
 use std::sync::Arc;
 
@@ -39,12 +38,12 @@ use access_log::AccessLogWriter;
 use otlp::TraceExporter;
 use trace_context::TraceContext;
 
-/// Where records go.
+/// The targets of request records.
 #[derive(Default)]
 pub struct Telemetry {
     traces: Option<TraceExporter>,
     access: Option<AccessLogWriter>,
-    /// Of requests without a decision of their own, the share that is traced.
+    /// Share of traced requests among those without a sampling decision of their own.
     sample: f64,
 }
 
@@ -60,7 +59,7 @@ pub enum Error {
 }
 
 impl Telemetry {
-    /// Opens what the configuration asks for. Within the runtime that is to carry the exports.
+    /// Opens the configured targets. Must be called within the runtime that carries the exports.
     ///
     /// # Errors
     /// The access log's file cannot be opened, or the collector's address or certificates cannot be used.
@@ -71,7 +70,7 @@ impl Telemetry {
         Ok(Arc::new(Self { traces, access, sample }))
     }
 
-    /// Begins to take notes of a request, if anybody wants them.
+    /// Starts the recorder of a request, if any target is configured.
     pub(crate) fn start_recording(
         self: &Arc<Self>,
         ids: &TraceIdGenerator,
@@ -105,14 +104,14 @@ impl Telemetry {
         }
     }
 
-    /// The access log's file was moved away: the next line goes into a new one.
+    /// Reopens the access log after its file was moved: the next line goes into a new file.
     pub fn reopen(&self) {
         if let Some(access) = &self.access {
             access.reopen();
         }
     }
 
-    /// Writes and exports what is queued, for two seconds at most.
+    /// Writes and exports queued records, for up to two seconds.
     pub async fn close(&self) {
         let traces = async {
             if let Some(traces) = &self.traces {

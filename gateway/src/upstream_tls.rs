@@ -34,7 +34,7 @@ pub(crate) fn tls_client_config(roots: RootCertStore) -> Result<Arc<ClientConfig
 #[derive(Debug)]
 pub(crate) struct RootVerifiedTls {
     name: String,
-    /// Built for the first connection, so that roots are read then, and not for each object that names a backend.
+    /// Built for the first connection. Objects that only name a backend cause no read of the roots.
     config: OnceLock<Result<Arc<ClientConfig>, rustls::Error>>,
     /// The last logged error, since connections to an untrusted backend are retried again and again.
     last_logged_error: Arc<Mutex<String>>,

@@ -1,4 +1,4 @@
-//! Runs under callgrind, and what two of them differ by.
+//! Runs cases under callgrind and compares two runs.
 
 use std::{
     collections::BTreeMap,
@@ -10,10 +10,10 @@ use anyhow::{Context as _, bail};
 
 use crate::script::Case;
 
-/// How many functions are listed.
+/// Number of listed functions.
 const LISTED: usize = 60;
 
-/// Instructions per unit.
+/// Returns the instructions per unit.
 pub(crate) fn per_unit(case: &Case) -> anyhow::Result<f64> {
     let folder = Folder::new()?;
     let (short, long) =
@@ -21,7 +21,7 @@ pub(crate) fn per_unit(case: &Case) -> anyhow::Result<f64> {
     Ok((long as f64 - short as f64) / case.units as f64)
 }
 
-/// Prints where they go: what each function itself executes per unit.
+/// Prints the instructions per unit that each function itself executes.
 pub(crate) fn annotate(case: &Case) -> anyhow::Result<()> {
     let folder = Folder::new()?;
     let mut tables = Vec::new();
@@ -63,7 +63,7 @@ fn collected(case: &Case, units: usize, folder: &Path) -> anyhow::Result<u64> {
     count.with_context(|| format!("valgrind gave no count:\n{said}"))
 }
 
-/// What `callgrind_annotate` says of each function: its own instructions.
+/// Returns each function's own instructions, as `callgrind_annotate` reports them.
 fn functions(file: &Path) -> anyhow::Result<BTreeMap<String, u64>> {
     let run = Command::new("callgrind_annotate")
         .args(["--auto=no", "--show-percs=no", "--threshold=100"])
@@ -83,7 +83,7 @@ fn functions(file: &Path) -> anyhow::Result<BTreeMap<String, u64>> {
     Ok(functions)
 }
 
-/// Made anew, and gone with everything in it when dropped.
+/// A new directory, removed with its content on drop.
 struct Folder(PathBuf);
 
 impl Folder {

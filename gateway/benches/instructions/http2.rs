@@ -1,7 +1,8 @@
-//! As much of HTTP/2's client side as a script needs: requests on one connection, their fields remembered by the server
-//! after the first time, as any client's are.
+//! A minimal HTTP/2 client for scripts.
+//!
+//! It sends requests on one connection. As with any client, the server remembers their fields after the first request.
 
-/// SETTINGS, acknowledged.
+/// Acknowledgement of SETTINGS.
 pub(crate) const SETTINGS_ACK: &[u8] = &[0, 0, 0, 4, 1, 0, 0, 0, 0];
 
 const DATA: u8 = 0;
@@ -10,10 +11,10 @@ const SETTINGS: u8 = 4;
 const WINDOW_UPDATE: u8 = 8;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
-/// The newest entry of the table that both sides keep.
+/// Index of the newest entry in the table that both sides keep.
 const NEWEST: u8 = 62;
 
-/// The preface, settings that let the server send without asking, and the same for the connection as a whole.
+/// Returns the preface, with settings and a window update that let the server send without limits.
 pub(crate) fn opening() -> Vec<u8> {
     const WINDOW: u32 = (1 << 31) - 1;
     let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
@@ -34,14 +35,14 @@ impl Session {
         let stream = 2 * self.requests + 1;
         let mut block = Vec::new();
         for ((name, value), after) in fields.iter().zip((0..fields.len()).rev()) {
-            // The length is another one when a stream is asked for.
+            // The content length differs when a stream is requested.
             if self.requests == 0 || *name == "content-length" {
                 let remember = *name != "content-length";
                 block.push(if remember { 0x40 } else { 0 });
                 literal(&mut block, name);
                 literal(&mut block, value);
             } else {
-                // One less than the fields, as the last is not remembered.
+                // One less than the fields, as the last field is not remembered.
                 block.push(0x80 | (NEWEST + after as u8 - 1));
             }
         }

@@ -1,4 +1,4 @@
-//! What a request and an event cost, in instructions.
+//! Counts the instructions of a request and of an event.
 //!
 //! ```text
 //!   instructions                    count every case and hold it to what is recorded
@@ -7,10 +7,9 @@
 //!   instructions --case CASE UNITS  what runs under valgrind
 //! ```
 //!
-//! Times on shared machines say little; a count says the same every time. Each case is run twice under callgrind, with N
-//! units and with 2 N, so that what does not belong to a unit falls out. Clients and the engine are scripts on the same
-//! thread, at the other ends of pipes in memory; the little that they cost is counted along. The kernel's share is not
-//! counted, and no time is.
+//! Times on shared machines mean little; counts are reproducible. Each case runs twice under callgrind, with N units
+//! and with 2 N, so that everything outside a unit cancels out. Clients and the engine are scripts on the same thread,
+//! at the other ends of in-memory pipes; their small cost is included. The kernel's share and time are not counted.
 
 use std::process::ExitCode;
 
@@ -39,7 +38,7 @@ fn run() -> anyhow::Result<ExitCode> {
         ["--record"] => record::write(),
         ["--annotate", case] => count::annotate(named(case)?).map(|()| ExitCode::SUCCESS),
         ["--case", case, units] => {
-            // As a gateway has one: where nobody listens, libraries look for another log each time.
+            // As in a gateway: without a subscriber, libraries look for another log each time.
             let filter = tracing_subscriber::EnvFilter::new("info");
             tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::sink).init();
             let options = tokio::runtime::LocalOptions::default();

@@ -1,4 +1,4 @@
-//! What is recorded, and what became of it.
+//! Compares counts with the recorded ones.
 
 use std::{collections::BTreeMap, fmt::Write as _, path::Path, process::ExitCode};
 
@@ -7,10 +7,10 @@ use anyhow::Context as _;
 use crate::{count, script::CASES};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/instructions.toml");
-/// By what share a count may differ from the recorded one.
+/// Maximum relative deviation from the recorded count.
 const TOLERANCE: f64 = 0.05;
 
-/// Fails when anything has become dearer.
+/// Fails if any case has become more expensive.
 pub(crate) fn check() -> anyhow::Result<ExitCode> {
     let recorded = read(Path::new(FILE))?;
     let (mut dearer, mut cheaper) = (false, false);

@@ -1,4 +1,4 @@
-//! What clients and the engine say, byte for byte, and in which order.
+//! The byte streams of clients and the engine, and their order.
 
 use std::time::Duration;
 
@@ -10,18 +10,18 @@ use crate::{
     world::{KEY, MODEL, World},
 };
 
-/// Requests before anything else: the engine proves itself, pools and tables fill.
+/// Requests before the measurement, which prove the engine and fill pools and tables.
 const WARM: usize = 16;
-/// So many turns of the runtime bring a request from its client to the queue, and more.
+/// More yields to the runtime than a request needs from its client to the queue.
 const TURNS: usize = 64;
-/// Of a request's body, of an answer's, and of an event: bytes.
+/// Sizes of a request's body, of a response's body and of an event, in bytes.
 const BODY: usize = 1024;
 const ANSWER: usize = 600;
 const EVENT: usize = 226;
-/// Far more than any run takes: it ends one that is stuck.
+/// Timeout for a stuck run, far longer than any run takes.
 const STUCK: Duration = Duration::from_secs(300);
 
-/// What is counted, by the name under which its number is kept.
+/// The cases, by the names of their recorded counts.
 pub(crate) const CASES: [Case; 6] = [
     Case { name: "request", unit: "request", units: 500, http2: false, what: What::Request },
     Case { name: "event", unit: "event", units: 2000, http2: false, what: What::Event },
@@ -39,9 +39,9 @@ pub(crate) const CASES: [Case; 6] = [
 
 pub(crate) struct Case {
     pub(crate) name: &'static str,
-    /// One of what.
+    /// Name of the unit.
     pub(crate) unit: &'static str,
-    /// How many make a short run.
+    /// Units of a short run.
     pub(crate) units: usize,
     http2: bool,
     what: What,
@@ -49,13 +49,13 @@ pub(crate) struct Case {
 
 #[derive(Clone, Copy)]
 enum What {
-    /// Kept-alive connections, a body of 1 KB, an answer of 600 B.
+    /// Kept-alive connections, a body of 1 KB, a response of 600 B.
     Request,
-    /// One stream; an event is written when its client has the one before.
+    /// One stream. Each event is written when the client has received the previous one.
     Event,
-    /// The same while answers stay with the library that parses requests.
+    /// Like `Event`, but hyper keeps the stream.
     EventOfHyper,
-    /// A model with one place: a request that waits for the one before it.
+    /// A model with one place: each unit has a request that waits for the one before it.
     Parked,
 }
 
@@ -112,7 +112,7 @@ impl Case {
     }
 }
 
-/// One side's end of a pipe. What it reads it looks at only at the end of: the scripts are to cost next to nothing.
+/// One end of a pipe. It only compares the end of what it reads, since the scripts must cost next to nothing.
 struct Wire {
     pipe: DuplexStream,
     read: Vec<u8>,
@@ -146,7 +146,7 @@ impl Wire {
         }
     }
 
-    /// A whole request, at an engine.
+    /// Reads a whole request, at an engine.
     async fn request(&mut self) -> anyhow::Result<()> {
         self.until(END_OF_REQUEST).await
     }
@@ -165,11 +165,11 @@ impl Wire {
 struct Client {
     wire: Wire,
     http2: Option<http2::Session>,
-    /// Not streamed, and streamed.
+    /// The plain request and the streaming one.
     requests: [Request; 2],
 }
 
-/// What is sent: a body, and what is said of it; or, over HTTP/1.1, both in one.
+/// A request: fields and body. Over HTTP/1.1, `bytes` contains both.
 struct Request {
     fields: Fields,
     bytes: Vec<u8>,
@@ -181,7 +181,7 @@ impl Client {
         let mut session = None;
         if http2 {
             wire.write(&http2::opening()).await?;
-            // Its settings, which are to be acknowledged; whatever follows them is no matter.
+            // Reads the server's settings, which need an acknowledgement; what follows does not matter.
             wire.until(b"").await?;
             wire.write(http2::SETTINGS_ACK).await?;
             session = Some(http2::Session::default());
@@ -226,7 +226,7 @@ const END_OF_ANSWER: &[u8] = b"\"total_tokens\":280}}";
 
 type Fields = [(&'static str, String); 9];
 
-/// What a client says of a request, as HTTP/2 spells it.
+/// Returns the fields of a request in HTTP/2's spelling.
 fn fields(body: &[u8]) -> Fields {
     [
         (":method", "POST".into()),

@@ -1,6 +1,6 @@
-//! A gateway without a network: its real core, its real driver, and an engine that is a script.
+//! A gateway without a network: the real core and driver, and a scripted engine.
 //!
-//! Everything is on one thread and every step waits for the one before, so two runs do the same.
+//! Everything runs on one thread and every step waits for the previous one, so two runs are identical.
 
 use std::{fmt::Write as _, net::SocketAddr, sync::Arc};
 
@@ -33,14 +33,14 @@ use tokio::{
     time::Instant,
 };
 
-/// What clients call the model.
+/// The model's name for clients.
 pub(crate) const MODEL: &str = "org/model-7b-instruct";
-/// The key that the client shows, one of many.
+/// The client's key, one of many.
 pub(crate) const KEY: &str = "sk-rouse-key-0500";
 const KEYS: usize = 1000;
 const ENGINE: &str = "127.0.0.1:9";
 const CLIENT: &str = "10.0.0.1:50000";
-/// Any moment; the driver's clock begins here.
+/// Any time; the driver's clock starts here.
 const BEGIN: Tick = Tick(1_800_000_000_000);
 
 pub(crate) struct World {
@@ -50,7 +50,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// On a local runtime. `model`: one more line of the model's configuration; `more`: one of the whole.
+    /// Starts on a local runtime. `model` adds a line to the model's configuration, `more` one at the top level.
     pub(crate) fn start(model: &str, more: &str) -> anyhow::Result<Self> {
         let config = config::parse(&configuration(model, more)?, "the count")?;
         let clock = TickClock::new(Instant::now(), BEGIN);
@@ -76,13 +76,13 @@ impl World {
         self.here.connect(CLIENT.parse()?).context("refused")
     }
 
-    /// The next connection to the engine.
+    /// Returns the next connection to the engine.
     pub(crate) async fn accept(&mut self) -> anyhow::Result<DuplexStream> {
         self.engine.recv().await.context("nobody listens")
     }
 }
 
-/// Everything that a request pays for is on, but for the access log. No limit is ever reached.
+/// Enables everything that a request pays for, except the access log. No limit is ever reached.
 fn configuration(model: &str, more: &str) -> anyhow::Result<String> {
     let mut text = format!(
         "listen: {{api: 127.0.0.1:0, admin: 127.0.0.1:0}}
@@ -114,7 +114,7 @@ keys:
     Ok(text)
 }
 
-/// Does at once whatever it is told, and runs one engine.
+/// Executes every command at once, and runs one engine.
 struct Obliging {
     address: SocketAddr,
     events: mpsc::Sender<Event>,

@@ -271,7 +271,7 @@ impl ClusterRuntime {
         let api = model_controller::namespaced(&self.client, Some(&self.namespace));
         let namespace = Some(self.namespace.clone());
         self.tasks.spawn(async move {
-            // The write time of its own object tells this gateway how old the other objects are.
+            // Compared with the write time of its own object, the write times of other objects show their age.
             written.await.unwrap_or_default();
             // The write times are in the managed fields, which other watches drop.
             let replicas = WatchTarget { api, namespace, labels: None, fields: None, slim: |_| {} };

@@ -1,4 +1,4 @@
-//! A small client of the admin API: one connection for each question, plain HTTP.
+//! A small client of the admin API: one connection per request, plain HTTP.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -11,9 +11,9 @@ use tokio::{net::TcpStream, time::timeout};
 
 use crate::config::DEFAULT_ADMIN_ADDRESS;
 
-/// For the answer's head, and for a whole answer that is no stream.
+/// Timeout of a response's head, and of a whole response that is no stream.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// No answer of the admin API that is read whole comes near this, in bytes.
+/// Limit in bytes for a response that is read as a whole. None comes near it.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 /// `HOST:PORT` of an admin API.
@@ -48,13 +48,13 @@ impl AdminClient {
         Self { endpoint, token }
     }
 
-    /// The whole answer to `GET path`.
+    /// Returns the whole response to `GET path`.
     pub(super) async fn get(&self, path: &str) -> Result<Bytes, Error> {
         let body = self.stream(path).await?;
         self.read_body(body).await
     }
 
-    /// The answer to `GET path` as it comes.
+    /// Returns the response to `GET path` as a stream.
     pub(super) async fn stream(&self, path: &str) -> Result<Incoming, Error> {
         let answer = timeout(RESPONSE_TIMEOUT, self.send(path))
             .await
@@ -74,7 +74,7 @@ impl AdminClient {
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|error| self.unexpected_response(error))?;
-        // Ends with the answer; what went wrong on it is seen there.
+        // The connection ends with the response, where its errors show.
         tokio::spawn(connection);
         let mut request =
             Request::builder().method(Method::GET).uri(path).header(header::HOST, &self.endpoint.0);
@@ -105,7 +105,7 @@ impl AdminClient {
         }
     }
 
-    /// What an error in the middle of an answer that goes on and on means.
+    /// Returns the error for a stream that broke off.
     pub(super) fn stream_ended(&self) -> Error {
         Error::StreamEnded(self.endpoint.clone())
     }
@@ -146,7 +146,7 @@ impl fmt::Display for AdminEndpoint {
     }
 }
 
-/// A model's name as one segment of a path.
+/// Encodes a model's name as one path segment.
 pub(super) fn encode_path_segment(name: &str) -> String {
     let mut out = String::with_capacity(name.len());
     for byte in name.bytes() {

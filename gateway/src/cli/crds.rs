@@ -1,4 +1,4 @@
-//! `crds`: the definitions that a cluster needs before it can hold our objects.
+//! `crds`: prints the definitions that a cluster needs before it can hold our objects.
 
 use std::{io::Write as _, path::Path, process::ExitCode};
 
@@ -6,7 +6,7 @@ use anyhow::Context as _;
 
 use crate::controllers::crd;
 
-/// Prints them one after the other, or writes a file for each. `fma`: those of Fast Model Actuation, too.
+/// Prints the definitions, or writes a file for each. `fma` adds those of Fast Model Actuation.
 pub(super) fn run(dir: Option<&Path>, fma: bool) -> anyhow::Result<ExitCode> {
     let cannot = "cannot write the definitions as YAML";
     let mut documents = crd::documents().context(cannot)?;

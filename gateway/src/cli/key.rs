@@ -1,4 +1,4 @@
-//! `key`: makes a key for a client, and the line by which the configuration knows it.
+//! `key`: creates a key for a client, and its line for the configuration.
 
 use std::{
     io::{Read as _, Write as _},
@@ -10,12 +10,12 @@ use aws_lc_rs::rand;
 
 use crate::keys;
 
-/// Random bytes of a key: as many as its hash has, so that guessing is hopeless without a slow hash.
+/// Random bytes of a key. They match the hash's size, so guessing is hopeless even without a slow hash.
 const KEY_BYTES: usize = 32;
-/// So that a key is known as one wherever it turns up, by people and by scanners for secrets.
+/// Prefix by which people and secret scanners recognise a key.
 const KEY_PREFIX: &str = "rouse-";
 
-/// Prints both. `existing`: the key is read from standard input instead of made.
+/// Prints key and line. With `existing`, the key comes from standard input.
 pub(super) fn run(name: &str, existing: bool) -> anyhow::Result<ExitCode> {
     let key = if existing { read_key()? } else { generate_key()? };
     let mut out = std::io::stdout().lock();
@@ -35,7 +35,7 @@ fn generate_key() -> anyhow::Result<String> {
     Ok(format!("{KEY_PREFIX}{}", hex(&bytes)))
 }
 
-/// Without the end of the line: clients send none.
+/// Reads a key without its line end, which clients never send.
 fn read_key() -> anyhow::Result<String> {
     let mut text = String::new();
     std::io::stdin().read_to_string(&mut text).context("cannot read the key from standard input")?;
@@ -46,7 +46,7 @@ fn read_key() -> anyhow::Result<String> {
 }
 
 fn config_line(name: &str, key: &str) -> String {
-    // JSON's strings are YAML's.
+    // A JSON string is valid YAML.
     let name = serde_json::Value::from(name);
     format!("- {{name: {name}, sha256: \"{}\"}}", hex(&keys::sha256(key.as_bytes())))
 }

@@ -1,4 +1,4 @@
-//! `serve` and `check`: the two that read a configuration.
+//! `serve` and `check`: the two commands that read a configuration.
 
 use std::{
     io::IsTerminal as _,
@@ -14,20 +14,20 @@ use tracing_subscriber::EnvFilter;
 use super::{EXIT_USAGE, LogFormat, RuntimeArgs};
 use crate::{app, config, metrics::TelemetryDropCounters, telemetry::GatewayLog};
 
-/// Serves this file, or the demonstration where there is none.
+/// Serves this file, or the demonstration without one.
 pub(super) fn serve(
     file: Option<PathBuf>,
     platform: Option<config::PlatformKind>,
     options: RuntimeArgs,
 ) -> anyhow::Result<ExitCode> {
-    // The log has a thread, and the table of descriptors is grown before there are any.
+    // The log starts a thread, and the descriptor table must grow before any thread exists.
     let descriptors = fd_limit::raise().context("cannot read the limit of open files")?;
     let lost = TelemetryDropCounters::new();
     let log = log(options.log_format, &lost)?;
     tracing::debug!(descriptors, "limit of open files");
     let source = config::ConfigSource { file, api: options.api, admin: options.admin, platform };
     let ended = start(source, options, lost);
-    // Before the reason is said, where it is one of failure.
+    // Flushes the log before the caller prints an error.
     log.close();
     ended
 }
@@ -45,7 +45,7 @@ fn start(
     app::run(app::AppOptions { config, source, journal: options.journal, drop_counters: lost })
 }
 
-/// Prints what is wrong or doubtful. Exit code 64 when anything is wrong.
+/// Prints errors and warnings. The exit code is 64 if there are errors.
 pub(super) fn check(file: &Path) -> ExitCode {
     let config = match config::load(file) {
         Ok(config) => config,

@@ -1,4 +1,4 @@
-//! What the admin API says, for people.
+//! Prints the admin API's responses for people.
 
 use std::{
     io::{IsTerminal as _, Write},
@@ -17,10 +17,10 @@ use serde::Deserialize;
 
 use super::client::{AdminClient, encode_path_segment};
 
-/// Between two looks.
+/// Interval between two refreshes.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// `GET /admin/v1/models/{m}/explain`.
+/// Response of `GET /admin/v1/models/{m}/explain`.
 #[derive(Debug, Deserialize)]
 struct Explanation {
     model: ModelName,
@@ -43,9 +43,9 @@ pub(super) async fn ps(client: &AdminClient, json: bool) -> anyhow::Result<()> {
     Ok(write!(out, "{}", render_fleet(&view, use_color()))?)
 }
 
-/// The same again and again, each time in place of the last.
+/// Prints the fleet again and again, each time over the last output.
 pub(super) async fn watch(client: &AdminClient) -> anyhow::Result<()> {
-    /// To the top, and nothing below.
+    /// Moves to the top and clears the screen.
     const CLEAR: &str = "\x1b[H\x1b[2J";
     loop {
         let body = client.get("/admin/v1/fleet").await?;
@@ -59,7 +59,7 @@ pub(super) async fn watch(client: &AdminClient) -> anyhow::Result<()> {
     }
 }
 
-/// A person looks at it, and has not asked for none (<https://no-color.org>).
+/// Whether to use colour: on a terminal, unless the user set `NO_COLOR` (<https://no-color.org>).
 fn use_color() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
@@ -75,7 +75,7 @@ pub(super) async fn explain(client: &AdminClient, model: &str, json: bool) -> an
     Ok(write!(out, "{}", render_explanation(&explanation, use_color()))?)
 }
 
-/// Until the gateway ends the stream.
+/// Prints events until the gateway ends the stream.
 pub(super) async fn events(client: &AdminClient, json: bool) -> anyhow::Result<()> {
     let mut body = client.stream("/admin/v1/events").await?;
     let mut sse = EventStreamReader::default();
@@ -120,7 +120,7 @@ pub(super) async fn logs(
     Ok(())
 }
 
-/// The slice of server-sent events that the gateway writes: one `data:` line for each.
+/// Parses the subset of server-sent events that the gateway writes: one `data:` line per event.
 #[derive(Default)]
 struct EventStreamReader {
     pending: Vec<u8>,
@@ -129,7 +129,7 @@ struct EventStreamReader {
 
 enum StreamItem {
     Event(String),
-    /// So many were lost to this reader.
+    /// Number of events that this reader missed.
     Missed(String),
 }
 
@@ -209,7 +209,9 @@ fn render_fleet(view: &FleetView, colours: bool) -> String {
         .join("\n")
 }
 
-/// Times of day without their milliseconds, which say nothing to a person who waits for seconds or minutes.
+/// Cuts the milliseconds from times of day.
+///
+/// They mean nothing to a person who waits for seconds or minutes.
 fn truncate_to_seconds(text: &str) -> String {
     let is_clock = |text: &str| {
         let is_due = |(at, byte): (usize, u8)| if at % 3 == 2 { byte == b':' } else { byte.is_ascii_digit() };
@@ -224,7 +226,7 @@ fn truncate_to_seconds(text: &str) -> String {
     text.split(' ').map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// How a state stands out, as a terminal is told; nothing for all others, engines' included.
+/// Returns the terminal colour of a model's or engine's state; `None` for inconspicuous states.
 fn state_color(state: &str) -> Option<&'static str> {
     match state.split([',', '(']).next()? {
         "awake" | "Awake" => Some("\x1b[32m"),
@@ -234,7 +236,7 @@ fn state_color(state: &str) -> Option<&'static str> {
     }
 }
 
-/// A state as it is shown.
+/// Adds the state's colour, if colours are on.
 fn colorize_state(state: &str, colours: bool) -> String {
     match state_color(state.trim_end()).filter(|_| colours) {
         Some(colour) => format!("{colour}{state}\x1b[0m"),
@@ -264,7 +266,7 @@ fn render_explanation(explanation: &Explanation, colours: bool) -> String {
     text
 }
 
-/// A line of the journal as `replay` words it, one event a line. A turn without events is of no interest to people.
+/// Renders a journal line like `replay`, one event per line. A turn without events yields no text.
 fn render_event(line: &str) -> String {
     let Ok(JournalLine::Turn { at, events }) = serde_json::from_str(line) else {
         return format!("{}\n", replace_control_chars(line));
@@ -272,7 +274,7 @@ fn render_event(line: &str) -> String {
     events.iter().map(|event| format!("{at} {}\n", replace_control_chars(&event.to_string()))).collect()
 }
 
-/// Some words come from engines, and must not steer the terminal.
+/// Replaces control characters: some text comes from engines, and must not control the terminal.
 fn replace_control_chars(text: &str) -> String {
     text.replace(char::is_control, "\u{fffd}")
 }
@@ -281,7 +283,7 @@ fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
     cells.map(str::to_owned).to_vec()
 }
 
-/// Columns as wide as their widest cell; the last one as it is. The second says what state something is in.
+/// Aligns columns to their widest cell, except the last. The second column has a state, which is coloured.
 fn table(rows: &[Vec<String>], colours: bool) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
     let width = |column: usize| {

@@ -80,7 +80,9 @@ pub(super) fn engine(
 }
 
 impl ParsedEngine {
-    /// The command sets the KV cache's bytes, or the kind does not measure free memory when it starts.
+    /// Whether the engine does not measure free memory when it starts.
+    ///
+    /// Either the command sets the KV cache's bytes, or the kind never measures it.
     pub(super) fn explicit_memory(&self) -> bool {
         matches!(self.model.kind, EngineKind::LlamaCpp | EngineKind::Custom)
             || self.model.uses("KV_CACHE_BYTES")

@@ -235,7 +235,7 @@ fn header(reader: &mut ConfigReader, node: &YamlNode) -> Option<Bytes> {
 
 /// Reads `shutdown`.
 ///
-/// In a `pod`, Kubernetes kills the process 30 seconds after SIGTERM by default.
+/// In a `pod`, Kubernetes kills the process 30 seconds after SIGTERM by default, so the default grace is shorter.
 pub(super) fn shutdown(reader: &mut ConfigReader, root: &mut ConfigSection, pod: bool) -> ShutdownConfig {
     let usual_grace = Millis::secs(if pod { 20 } else { 30 });
     root.sub(reader, "shutdown", |reader, section| {

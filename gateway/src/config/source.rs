@@ -7,7 +7,9 @@ use super::{
     machine::{MachineDefaults, default_state_dir},
 };
 
-/// A file or the embedded demonstration, with the command line's overrides, which hold after a reload too.
+/// A file or the embedded demonstration, with the command line's overrides.
+///
+/// The overrides hold after a reload too.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigSource {
     /// `None` means the demonstration.

@@ -16,7 +16,7 @@ pub struct TelemetryConfig {
     pub otlp: Option<String>,
     /// Headers of every export.
     pub headers: BTreeMap<String, String>,
-    /// Share of traced requests, from 0 to 1, among those without a sampling decision of their own.
+    /// Share of traced requests, from 0 to 1. Applies to requests without a sampling decision of their own.
     pub sample: f64,
 }
 

@@ -222,7 +222,7 @@ fn keys_of_later_versions_are_known_but_not_silently_accepted() {
     insta::assert_snapshot!(errors("platform: kubernetes\n"), @"rouse.yaml:1:11: kubernetes needs a section `kubernetes` with at least stubImage");
 }
 
-/// The grace stays below the Pod's: more than the end of streams must happen before the kill.
+/// The gateway needs part of the grace period after its streams end. Kubernetes kills 30 seconds after SIGTERM.
 #[test]
 fn the_grace_of_a_gateway_in_a_pod_is_below_the_pods() {
     let within =

@@ -137,8 +137,8 @@ impl EngineGates {
 
     /// Closes a gate to drain it.
     ///
-    /// [`Self::sample`] reports the drain once the last lease has ended, and, if the gate is `elsewhere` too, the
-    /// platform has reported its drain. Without a gate, the drain is reported at once.
+    /// [`Self::sample`] reports the drain once the last lease has ended. With `elsewhere`, it also waits until the
+    /// platform has reported the drain of the stub's gate. Without a gate, the drain is reported at once.
     pub(super) fn close(
         &mut self,
         engine: &EngineId,
@@ -224,7 +224,7 @@ impl EngineGates {
         }
     }
 
-    /// Drops the gates of these engines that have neither an address nor leases.
+    /// Drops the gates of these engines that have no address, no leases and no pending drain.
     fn forget(&mut self, engines: &[EngineId], fleet: &Fleet) {
         for id in engines {
             let lives = fleet.engine(id).is_some_and(|e| e.address.is_some());
@@ -290,7 +290,7 @@ impl EngineGates {
         });
         let queued: BTreeSet<ModelName> = fleet.queued_models().chain(returning).cloned().collect();
         let before = std::mem::replace(&mut self.queued, queued);
-        // Models whose flag is unchanged are included, since one of their gates may be new.
+        // Models that were already queued are included, since one of their gates may be new.
         for model in before.union(&self.queued) {
             let queued = self.queued.contains(model);
             for (_, held) in

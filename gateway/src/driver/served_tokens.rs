@@ -67,9 +67,10 @@ impl ServedTokens {
         }
     }
 
-    /// Adds the tokens served since the last turn to keys whose requests compete, in the order of names.
+    /// Adds an event per competing key with the tokens served since the last turn.
     ///
-    /// Tokens from before the key had to wait do not count: they took nothing from other keys.
+    /// The events are in the order of names. Tokens from before the key had to wait do not count: they took nothing
+    /// from other keys.
     pub(super) fn sample(&self, fleet: &Fleet, batch: &mut Vec<Event>) {
         let counters = self.counters();
         let take = |model: &ModelName, key: &str| {

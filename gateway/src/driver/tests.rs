@@ -1,4 +1,4 @@
-//! What a turn costs beside the decision: nothing that grows with what it does not touch.
+//! Tests the driver's turns. Their cost must not grow with what a turn does not touch.
 
 use rouse::{
     fleet::event::{AdoptedEngine, OperatorAction, PublishedEngine, PublishedEngineState},
@@ -17,14 +17,14 @@ use crate::{metrics::Metrics, routing::RouteTable};
 const MODELS: usize = 500;
 const START: Tick = Tick(1_000_000_000);
 
-/// Does nothing of what it is told.
+/// Executes no command.
 struct InertPlatform;
 
 impl Platform for InertPlatform {
     fn submit(&self, _: Command) {}
 }
 
-/// Remembers what it is told, and has gates in front of its engines.
+/// Records its commands, and has stub gates.
 #[derive(Default)]
 struct StubGatePlatform(std::sync::Mutex<Vec<Command>>);
 
@@ -45,7 +45,7 @@ struct DriverHarness {
 }
 
 impl DriverHarness {
-    /// So many models, of which the first few are awake, each on an accelerator of its own.
+    /// Creates `models` models. The first `awake` ones are awake, each on its own accelerator.
     fn new(models: usize, awake: usize) -> Self {
         Self::on(Arc::new(InertPlatform), models, awake)
     }
@@ -71,7 +71,7 @@ impl DriverHarness {
         self.driver.turn(&mut self.batch);
     }
 
-    /// One turn about whatever has come.
+    /// Takes one turn with all pending events.
     async fn step(&mut self) {
         self.driver.receive(&mut self.batch).await;
         self.driver.turn(&mut self.batch);
@@ -261,7 +261,7 @@ async fn an_order_is_judged_by_all_that_was_heard_before_it() {
     let mut world = DriverHarness::new(1, 1);
     let handle = world.handle.clone();
     handle.send_event(configured(2, 1, 0));
-    // Until now there is no such model.
+    // The model does not exist before this event is processed.
     let order = tokio::spawn(async move { handle.submit_order(name(1), OperatorAction::Stop).await });
     tokio::task::yield_now().await;
     while !order.is_finished() {
@@ -321,7 +321,7 @@ async fn a_gate_that_all_pass_is_moved_by_the_gateway_that_leads() {
     assert!(matches!(world.batch[..], [Event::Drained { .. }]), "{:?}", world.batch);
 }
 
-/// As of a stub that has given the gateway the end of a stream, which has yet to give it to the client.
+/// Covers a stub that is drained while the gateway still sends the end of a stream.
 #[tokio::test]
 async fn what_the_platform_calls_drained_is_left_alone_until_who_is_inside_here_has_gone() {
     let platform = Arc::new(StubGatePlatform::default());

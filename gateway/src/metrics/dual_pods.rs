@@ -1,4 +1,4 @@
-//! What is told of dual pods, under the names that the public project has for it.
+//! Metrics of dual pods, under the public project's names.
 
 mod call_latency;
 
@@ -8,46 +8,46 @@ use rouse::units::Millis;
 pub use self::call_latency::CallLatencyObserver;
 use super::{DURATION_BUCKETS, expect_valid, register, seconds};
 
-/// How a requester came to its engine.
+/// How a requester got its engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActuationPath {
-    /// One that slept was woken.
+    /// A sleeping engine was woken.
     Hot,
-    /// A launcher that was there started one.
+    /// An existing launcher started an engine.
     Warm,
-    /// A Pod was made for it.
+    /// A Pod was created for the engine.
     Cold,
 }
 
 /// What a launcher is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LauncherPhase {
-    /// It has engines that are somebody's.
+    /// Has engines that are bound to requesters.
     Bound,
-    /// It has none, and is ready or may become so yet.
+    /// Has no bound engine, and is ready or may still become ready.
     Unbound,
-    /// It has no node after so long that it may never have one.
+    /// Has no node for so long that it may never get one.
     StuckScheduling,
-    /// It has one, and is not ready after so long that it may never be.
+    /// Has a node, and is not ready for so long that it may never be.
     StuckStarting,
-    /// It is nobody's, and of a LauncherConfig that was changed since, or is gone.
+    /// Has no bound engine, and its LauncherConfig has changed since or is gone.
     Stale,
 }
 
-/// One accelerator of an engine that is a requester's.
+/// Labels of one accelerator of an engine that is bound to a requester.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EngineBindingLabels {
     pub namespace: String,
     pub requester: String,
     pub provider: String,
     pub container: &'static str,
-    /// Under which its launcher has the engine; empty for one with a Pod of its own.
+    /// The instance id at its launcher; empty for an engine with its own Pod.
     pub instance: String,
     pub accelerator: String,
     pub node: String,
 }
 
-/// Counts and measures.
+/// Counters, gauges and histograms of dual pods.
 #[derive(Clone, Debug)]
 pub struct DualPodMetrics {
     actuation: HistogramVec,
@@ -153,7 +153,9 @@ impl DualPodMetrics {
         }
     }
 
-    /// A requester of this namespace is served. `config`: the InferenceServerConfig that it asks for, where it does.
+    /// Records the actuation of a requester in this namespace.
+    ///
+    /// `config` is the InferenceServerConfig that the requester names, if any.
     pub fn observe_actuation(
         &self,
         namespace: &str,
@@ -165,13 +167,13 @@ impl DualPodMetrics {
         self.actuation.with_label_values(&labels).observe(seconds(took));
     }
 
-    /// Where calls are told about a Pod of this namespace; `config` as in [`Self::observe_actuation`].
+    /// Returns the observer of calls for a Pod of this namespace; `config` as in [`Self::observe_actuation`].
     #[must_use]
     pub fn call_observer(&self, namespace: &str, config: Option<&str>) -> CallLatencyObserver {
         CallLatencyObserver::new(self.call_latency.clone(), namespace, config.unwrap_or_default())
     }
 
-    /// A launcher was asked for. `success`: the API server has answered.
+    /// Records a request to create a launcher. `success` means that the API server has answered.
     pub fn observe_launcher_creation(&self, namespace: &str, config: &str, success: bool, took: Millis) {
         let labels = [namespace, config, if success { "true" } else { "false" }];
         self.launcher_creation.with_label_values(&labels).observe(seconds(took));
@@ -181,18 +183,18 @@ impl DualPodMetrics {
         self.duality.with_label_values(&pair.labels()).set(1);
     }
 
-    /// Nothing of it is left: names of Pods do not come again.
+    /// Removes the series: Pod names do not recur.
     pub fn remove_bound(&self, pair: &EngineBindingLabels) {
-        // What is not there need not be taken away.
+        // A series that does not exist needs no removal.
         drop(self.duality.remove_label_values(&pair.labels()));
     }
 
-    /// So many ask for this InferenceServerConfig, or with an empty name for none.
+    /// Sets how many requesters name this InferenceServerConfig; an empty name stands for none.
     pub fn set_requesters(&self, config: &str, count: usize) {
         set(&self.requesters, &[config], count);
     }
 
-    /// So many name this LauncherConfig.
+    /// Sets how many InferenceServerConfigs name this LauncherConfig.
     pub fn set_configs(&self, launcher: &str, count: usize) {
         set(&self.configs, &[launcher], count);
     }
@@ -201,7 +203,7 @@ impl DualPodMetrics {
         set(&self.launchers, &[config, phase.as_str()], count);
     }
 
-    /// Who does not lead tells nothing of how things are.
+    /// Removes all gauges: a gateway that does not lead reports no state.
     pub fn reset(&self) {
         for gauges in [&self.duality, &self.requesters, &self.configs, &self.launchers] {
             gauges.reset();
@@ -209,7 +211,7 @@ impl DualPodMetrics {
     }
 }
 
-/// One that is none any more has no series.
+/// Sets a gauge, or removes its series if the count is zero.
 fn set(gauges: &IntGaugeVec, labels: &[&str], count: usize) {
     match i64::try_from(count) {
         Ok(0) | Err(_) => drop(gauges.remove_label_values(labels)),

@@ -1,4 +1,4 @@
-//! Gauges of the machine: accelerators, host RAM, and the budget under the names of the controller that came before.
+//! Gauges of the machine: accelerators, host RAM, and the budget under the names of an earlier controller.
 
 use prometheus::{IntGaugeVec, Opts, Registry};
 use rouse::{
@@ -46,7 +46,7 @@ impl FleetGauges {
         }
     }
 
-    /// `pools`: each accelerator of the view is a pool, as in a cluster.
+    /// Sets the gauges. `pools` means that each accelerator of the view is a pool, as in a cluster.
     pub(super) fn observe(&self, view: &FleetView, pools: bool) {
         [&self.total, &self.allocated, &self.available].iter().for_each(|gauge| gauge.reset());
         if pools {
@@ -58,7 +58,7 @@ impl FleetGauges {
                 |bytes: fn(&AcceleratorView) -> Bytes| view.accelerators.iter().map(bytes).sum::<Bytes>();
             self.budget(LOCAL_LABEL, sum(|a| a.capacity), sum(|a| a.reserved));
         }
-        // An accelerator that is gone from the view is gone from here.
+        // The reset removes accelerators that are gone from the view.
         self.memory.reset();
         self.healthy.reset();
         for accelerator in &view.accelerators {

@@ -1,5 +1,7 @@
-//! What is counted for each key. A key's series are there from the start, or from the first request after the reload that
-//! brought it, until its name is configured no more and the last request that was made with it is over.
+//! Counters of each key.
+//!
+//! A key's series exist from the start, or from the first request after the reload that added the key. They end when
+//! its name is no longer configured and the last request with the key is over.
 
 use std::{
     collections::BTreeMap,
@@ -18,14 +20,14 @@ use rouse_net::openai::sse::TokenUsage;
 
 use super::expect_valid;
 
-/// What became of a request of a key.
+/// What happened to a request of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyOutcome {
     Admitted,
-    /// Refused: it has used its requests of this minute.
+    /// Refused: the key has used up its requests of this minute.
     RequestLimited,
     TokenLimited,
-    /// Refused: it may not use the model.
+    /// Refused: the key may not use the model.
     Forbidden,
 }
 
@@ -44,19 +46,20 @@ pub struct KeyMetrics {
     families: Arc<KeyFamilies>,
     name: String,
     requests: [AtomicU64; 4],
-    /// By [`TOKEN_SOURCES`], then by [`TOKEN_KINDS`].
+    /// Indexed by [`TOKEN_SOURCES`], then by [`TOKEN_KINDS`].
     tokens: [[AtomicU64; 2]; 2],
 }
 
-/// Plain numbers that become series when they are asked for. Kept as series, eight for each key, the counters of a
-/// thousand keys took 12 MB and as many milliseconds to make.
+/// Plain numbers that become series when they are collected.
+///
+/// As series, eight per key, the counters of a thousand keys took 12 MB and 12 ms to create.
 #[derive(Debug, Default)]
 pub(super) struct KeyFamilies {
-    /// So that a key that comes back while an old request of its name still runs goes on with the same series.
+    /// Counters by key name. A key that returns while an old request of its name still runs continues the same series.
     by_name: Mutex<BTreeMap<String, Weak<KeyMetrics>>>,
 }
 
-/// What the registry asks.
+/// The collector that is registered.
 struct KeyCollector {
     families: Arc<KeyFamilies>,
     descriptions: [Desc; 2],
@@ -110,7 +113,7 @@ impl KeyMetrics {
         }
     }
 
-    /// `counted`: by the engine; otherwise it is an estimate.
+    /// Counts tokens. If they are not `counted` by the engine, they are an estimate.
     pub fn count_tokens(&self, used: TokenUsage, counted: bool) {
         let [by_engine, estimated] = &self.tokens;
         let [prompt, completion] = if counted { by_engine } else { estimated };
@@ -134,7 +137,7 @@ impl Collector for KeyCollector {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        // Held on to until the lock is open again: the last one to go takes it.
+        // Kept until the lock is released, since dropping the last reference takes the lock.
         let keys: Vec<_> = self.families.lock_by_name().values().filter_map(Weak::upgrade).collect();
         let mut requests = Vec::with_capacity(keys.len() * REQUEST_OUTCOMES.len());
         let mut tokens = Vec::with_capacity(keys.len() * TOKEN_SOURCES.len() * TOKEN_KINDS.len());
@@ -155,7 +158,7 @@ impl Collector for KeyCollector {
     }
 }
 
-/// `labels` in the order of their names.
+/// Creates one series. `labels` must be sorted by name.
 fn series(labels: &[(&str, &str)], count: &AtomicU64) -> Metric {
     let labels = labels.iter().map(|(name, value)| {
         let mut pair = LabelPair::default();

@@ -1,10 +1,10 @@
-//! Every label value that is not a configured name is from a closed set.
+//! Label values. All except configured names come from closed sets.
 
 use rouse::fault::DisconnectPhase;
 
 use crate::driver::ColdStart;
 
-/// Which door a request came through.
+/// The route of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouteLabel {
     Chat,
@@ -28,27 +28,27 @@ pub enum RouteLabel {
     Other,
 }
 
-/// How a request ended, as a client sees it.
+/// How a request ended for its client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatusClass {
     Success,
     Redirect,
     ClientError,
     ServerError,
-    /// The client left first.
+    /// The client disconnected first.
     ClientLeft,
 }
 
 /// Why an engine was launched, woken, put to sleep or stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransitionCause {
-    /// A request waits for it.
+    /// A request waits for the engine.
     Demand,
-    /// Nobody used it.
+    /// No request used the engine.
     Idle,
-    /// Another model needs its memory.
+    /// Another model needs the engine's memory.
     Swap,
-    /// It failed or was judged hung.
+    /// The engine failed or was judged hung.
     Fault,
     Operator,
     /// The configuration changed.
@@ -126,7 +126,7 @@ impl RouteLabel {
         }
     }
 
-    /// By its label; `Other` for what has none.
+    /// Returns the route with this label, or `Other`.
     #[must_use]
     pub fn from_label(label: &str) -> Self {
         Self::ALL.into_iter().find(|route| route.as_str() == label).unwrap_or(Self::Other)
@@ -134,7 +134,7 @@ impl RouteLabel {
 }
 
 impl StatusClass {
-    /// Of an HTTP status; 499 is not one that was sent.
+    /// Classifies an HTTP status; 499 is never sent.
     #[must_use]
     pub const fn from_code(code: u16) -> Self {
         match code {
@@ -213,7 +213,7 @@ pub(super) const fn phase_index(phase: DisconnectPhase) -> usize {
     }
 }
 
-/// As one word: [`DisconnectPhase::as_str`] is for sentences.
+/// Returns the phase as one word: [`DisconnectPhase::as_str`] is for sentences.
 pub(crate) const fn phase_label(phase: DisconnectPhase) -> &'static str {
     match phase {
         DisconnectPhase::Parked => "parked",

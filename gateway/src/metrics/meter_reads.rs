@@ -1,11 +1,11 @@
-//! How it goes with reading the memory of a cluster's accelerators.
+//! Metrics of reading the memory of a cluster's accelerators.
 
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 use rouse::units::Tick;
 
 use super::{expect_valid, model::integer, register};
 
-/// Who was asked.
+/// The source of a reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MeterSource {
     Stub,
@@ -45,18 +45,18 @@ impl MeterReadMetrics {
         }
     }
 
-    /// There was an answer, and this is how it was then.
+    /// Counts a successful reading, which shows the state at `at`.
     pub fn read_succeeded(&self, source: MeterSource, at: Tick) {
         self.count(source, "done");
         self.newest.with_label_values(&[source.as_str()]).set(integer(at.0 / 1000));
     }
 
-    /// There was no answer, or one that is no reading.
+    /// Counts a reading without a valid response.
     pub fn read_failed(&self, source: MeterSource) {
         self.count(source, "failed");
     }
 
-    /// There was one, and it says nothing about one engine.
+    /// Counts a reading that lacks one engine.
     pub fn read_partial(&self, source: MeterSource) {
         self.count(source, "left_out");
     }

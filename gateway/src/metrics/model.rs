@@ -27,13 +27,13 @@ const STATES: [ModelState; 6] = [
     ModelState::Unplaceable,
 ];
 
-/// Handles for one model. Everything that a request touches is an atomic that is already looked up.
+/// Metrics of one model. Everything on a request's path is an atomic that is already looked up.
 pub struct ModelMetrics {
     families: ModelFamilies,
     name: Box<str>,
     namespace: Box<str>,
-    /// From the first request, engine or transition on: of thousands of models most have had neither, and what would be counted of
-    /// each takes more than ten kilobytes.
+    /// Created with the first request, engine or transition: most of thousands of models have none, and these families
+    /// take more than ten kilobytes per model.
     traffic: Arc<OnceLock<TrafficMetrics>>,
     declared: IntGauge,
     peak: IntGauge,
@@ -105,17 +105,17 @@ impl ModelMetrics {
         self.traffic.get_or_init(|| TrafficMetrics::new(&self.name, &self.namespace))
     }
 
-    /// So many more (or, negative, less) requests are in flight.
+    /// Changes the number of requests in flight.
     pub fn add_in_flight(&self, change: i64) {
         self.traffic().in_flight.add(change);
     }
 
-    /// So many more (or, negative, less) requests are parked. How long they were is told to [`Self::observe_wait`].
+    /// Changes the number of parked requests. [`Self::observe_wait`] records their wait.
     pub fn add_parked(&self, change: i64) {
         self.traffic().parked.add(change);
     }
 
-    /// How long a parked request waited, however that ended.
+    /// Records how long a parked request waited, however the wait ended.
     pub fn observe_wait(&self, wait: Millis) {
         self.traffic().wait.observe(seconds(wait));
     }
@@ -124,7 +124,7 @@ impl ModelMetrics {
         self.traffic().first_byte.observe(seconds(after));
     }
 
-    /// A request is over.
+    /// Counts a completed request.
     pub fn request_ended(
         &self,
         route: RouteLabel,
@@ -135,25 +135,25 @@ impl ModelMetrics {
         self.traffic().request_ended(route, status, start, duration);
     }
 
-    /// Bytes of a request's body.
+    /// Adds bytes of request bodies.
     pub fn add_bytes_in(&self, bytes: u64) {
         self.traffic().bytes_in.inc_by(bytes);
     }
 
-    /// Bytes of an answer's body.
+    /// Adds bytes of response bodies.
     pub fn add_bytes_out(&self, bytes: u64) {
         self.traffic().bytes_out.inc_by(bytes);
     }
 
-    /// A request was sent so many times more.
+    /// Counts the retries of a request.
     pub fn add_retries(&self, times: u32) {
-        // Hardly any is, and what is not written need not leave the caches of other cores.
+        // Almost no request is retried, and without a write the line stays in other cores' caches.
         if times > 0 {
             self.traffic().retries.inc_by(u64::from(times));
         }
     }
 
-    /// An engine was launched, woken, put to sleep or stopped, or could not be.
+    /// Counts an engine's launch, wake, sleep or stop, successful or not.
     pub fn record_transition(
         &self,
         transition: TransitionKind,
@@ -168,24 +168,24 @@ impl ModelMetrics {
         }
     }
 
-    /// The model was put away for another one's memory.
+    /// Counts an eviction of the model for another one's memory.
     pub fn evicted(&self, transition: TransitionKind) {
         self.traffic().evictions.with_label_values(&[transition.as_str()]).inc();
     }
 
-    /// So many engines are left out now.
+    /// Sets the number of ejected engines.
     pub fn set_ejected(&self, engines: usize) {
         if engines > 0 || self.traffic.get().is_some() {
             self.traffic().ejected_engines.set(i64::try_from(engines).unwrap_or(i64::MAX));
         }
     }
 
-    /// An engine is left out from now on.
+    /// Counts an ejection.
     pub fn ejected(&self) {
         self.traffic().ejections.inc();
     }
 
-    /// `engines`: its own.
+    /// Sets the model's gauges. `engines` has its engines.
     pub(super) fn observe(&self, model: &ModelView, engines: &[EngineView]) {
         self.declared.set(integer(model.declared.0));
         let peak = model.learned.peak.max(model.learned.observed).unwrap_or_default();
@@ -220,7 +220,7 @@ impl ModelMetrics {
     }
 }
 
-/// `Asleep(1)` → `asleep`: the level is in the report, and a label set should be small.
+/// Turns `Asleep(1)` into `asleep`: the report has the level, and a label set should be small.
 fn state_label(state: &str) -> String {
     let name = state.split('(').next().unwrap_or(state);
     name.to_ascii_lowercase()

@@ -1,4 +1,4 @@
-//! Makes one model's families, and registers them as one.
+//! Builds one model's families.
 
 use std::sync::{Arc, OnceLock};
 
@@ -20,7 +20,7 @@ pub(super) struct ModelFamilies {
 }
 
 impl Collector for ModelFamilies {
-    /// By these it is known when it is to be unregistered: they are the same at any time.
+    /// The registry identifies the collector by these, so they must never change.
     fn desc(&self) -> Vec<&Desc> {
         self.permanent.iter().flat_map(|family| family.desc()).collect()
     }
@@ -42,7 +42,7 @@ impl FamilyBuilder<'_> {
         Opts::new(name, help).const_label("model", self.name)
     }
 
-    /// The families of the budget controller that came before have a namespace.
+    /// The families with the names of the earlier budget controller have a namespace.
     pub(super) fn namespaced_opts(&self, name: &str, help: &str) -> Opts {
         self.opts(name, help).const_label("namespace", self.namespace)
     }

@@ -1,4 +1,4 @@
-//! What the inference API tells of its requests, as metrics.
+//! Turns the inference API's reports of requests into metrics.
 
 use std::sync::Arc;
 

@@ -1,24 +1,25 @@
-//! What telemetry could not keep up with: it never holds up a request, so it must say what it let go.
+//! Counts dropped telemetry: it never delays a request, so it must report what it drops.
 
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 
 use super::{expect_valid, register};
 
-/// Requests of which a record was dropped, lines of the gateway's own log, and turns of the journal. It is there before the other metrics
-/// are: what happens at the start is logged, too.
+/// Counters of dropped request records, lines of the gateway's log, and turns of the journal.
+///
+/// They exist before the other metrics, since the start is logged too.
 #[derive(Clone)]
 pub struct TelemetryDropCounters {
     /// The queue to the exporter was full.
     pub(crate) traces_full: IntCounter,
-    /// The collector did not take them.
+    /// The collector did not accept them.
     pub(crate) traces_failed: IntCounter,
     /// The queue to the access log's thread was full.
     pub(crate) access_full: IntCounter,
     pub(crate) access_failed: IntCounter,
-    /// Nobody read what the gateway logged.
+    /// The reader of the gateway's log was too slow.
     pub(crate) log_full: IntCounter,
     pub(crate) log_failed: IntCounter,
-    /// The queue to the journal's thread was full, or had been.
+    /// The queue to the journal's thread is full, or was full since the last segment began.
     pub(crate) journal_full: IntCounter,
     pub(crate) journal_failed: IntCounter,
     family: IntCounterVec,

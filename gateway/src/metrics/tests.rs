@@ -49,7 +49,7 @@ fn a_removed_model_leaves_no_series_and_one_that_stays_keeps_its_count() {
     assert!(!text.contains("model=\"goes\""), "{text}");
     let line = "rouse_requests_total{cold_start=\"none\",model=\"stays\",route=\"chat\",status=\"2xx\"} 1";
     assert!(text.lines().any(|found| found == line), "{text}");
-    // It may come back, and counts from nothing.
+    // The model may return, and then counts from zero.
     metrics.configure([&stays, &goes]);
     assert!(!metrics.encode().contains("model=\"goes\",route"));
 }
@@ -141,14 +141,14 @@ fn in_a_cluster_budgets_are_those_of_pools_and_models_have_their_namespaces() {
         !text.contains("node_pool=\"local\"") && !text.contains("model=\"m\",namespace=\"local\""),
         "{text}"
     );
-    // An object of the same model in another namespace has taken its place.
+    // An object of the same model in another namespace has replaced it.
     let text = show("search");
     assert!(text.contains("namespace=\"search\"") && !text.contains("namespace=\"chat\""), "{text}");
     metrics.observe_fleet(&FleetView::default());
     assert!(!metrics.encode().contains("pool-a"), "a pool that is gone");
 }
 
-/// Metrics in which everything was counted once.
+/// Returns metrics with every counter used once.
 fn used() -> Metrics {
     let metrics = Metrics::new();
     let name = ModelName::from("m");
@@ -179,7 +179,7 @@ fn used() -> Metrics {
         accelerator: "GPU-a".to_owned(),
         node: "n".to_owned(),
     });
-    // Its series last as long as it is held.
+    // The key's series last as long as its metrics are held.
     let key = metrics.key_metrics("k");
     key.count_request(KeyOutcome::Admitted);
     key.count_tokens(rouse_net::openai::sse::TokenUsage { prompt: 1, completion: 2 }, true);
@@ -245,7 +245,7 @@ fn view(name: &ModelName) -> FleetView {
 
 type ScrapedFamilies = BTreeMap<String, (String, BTreeSet<String>)>;
 
-/// Name → type and labels, of everything of ours in a scrape.
+/// Maps the names of our metrics in a scrape to types and labels.
 fn families(text: &str) -> ScrapedFamilies {
     let mut families = ScrapedFamilies::new();
     let mut current = String::new();

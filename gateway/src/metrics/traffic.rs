@@ -1,4 +1,4 @@
-//! What one model's requests count, and what was done with its engines: nothing of it is there before the first of either.
+//! Metrics of one model's requests and transitions, which exist from the first one on.
 
 use std::sync::OnceLock;
 
@@ -15,7 +15,7 @@ use crate::driver::ColdStart;
 pub(super) struct TrafficMetrics {
     pub(super) families: MetricCollectors,
     requests: IntCounterVec,
-    /// By route, status and start: looked up in `requests` once, at first use.
+    /// By route, status and start; each is looked up in `requests` once, at its first use.
     request_counters: Box<[OnceLock<IntCounter>]>,
     pub(super) first_byte: Histogram,
     duration: Histogram,
@@ -102,7 +102,7 @@ impl TrafficMetrics {
         }
     }
 
-    /// A request is over.
+    /// Counts a completed request.
     pub(super) fn request_ended(
         &self,
         route: RouteLabel,

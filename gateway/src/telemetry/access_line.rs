@@ -1,7 +1,7 @@
-//! One line of the access log.
+//! Formats one line of the access log.
 //!
-//! Every line has every field, `null` where there is nothing to say, so that a table can be read from them without a
-//! schema. What a client chose is escaped and cut; of the query only names and harmless values are kept.
+//! Every line has every field, with `null` for missing values, so that a table can be built from the lines without a
+//! schema. Values from a client are escaped and cut; of the query, only names and harmless values are kept.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{
     metrics::{cold_start_label, phase_label},
 };
 
-/// Names whose values are written; a secret may have any other name, or none.
+/// Names whose values are written. A secret may have any other name, or none.
 const SAFE_QUERY_PARAMS: [&str; 10] =
     ["after", "api-version", "before", "follow", "include", "level", "limit", "model", "order", "purpose"];
 
@@ -46,7 +46,7 @@ struct AccessLogLine<'a> {
     user_agent: Option<&'a str>,
 }
 
-/// Appends the record's line, with its end.
+/// Appends the record's line with its line end.
 pub(super) fn write(record: &RequestRecord, out: &mut Vec<u8>) {
     let ended = &record.outcome;
     let line = AccessLogLine {
@@ -82,12 +82,12 @@ pub(super) fn write(record: &RequestRecord, out: &mut Vec<u8>) {
     out.push(b'\n');
 }
 
-/// The path, and of the query what cannot be a secret.
+/// Returns the path, with the parts of the query that cannot be secret.
 pub(super) fn redacted_path(uri: &http::Uri) -> String {
     let Some(query) = uri.query() else { return sanitize(uri.path()) };
     let mut shown = uri.path().to_owned();
     for (number, part) in query.split('&').enumerate() {
-        // Whatever comes after is cut off, however much it is.
+        // Anything beyond this length is cut off anyway.
         if shown.len() > MAX_CLIENT_TEXT_BYTES {
             break;
         }
@@ -106,7 +106,7 @@ fn millis(from: Instant, to: Instant) -> f64 {
     micros as f64 / 1e3
 }
 
-/// `2026-11-20T16:05:50.123Z`, of a time since the Unix epoch.
+/// Formats a time since the Unix epoch as `2026-11-20T16:05:50.123Z`.
 fn timestamp(since_epoch: Duration) -> String {
     let millis = u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX);
     let (days, rest) = (millis / 86_400_000, millis % 86_400_000);
@@ -115,8 +115,10 @@ fn timestamp(since_epoch: Duration) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hours:02}:{minutes:02}:{seconds:02}.{:03}Z", rest % 1000)
 }
 
-/// The Gregorian date of so many days since 1970. Years are taken to begin in March: then the leap day is the last of
-/// its year, and months have a length that a line can express.
+/// Returns the Gregorian date of a number of days since 1970.
+///
+/// Years start in March here: then the leap day is the last day of its year, and a linear formula gives the months'
+/// lengths.
 const fn date(days: u64) -> (u64, u64, u64) {
     let since = days + 719_468;
     let (era, day_of_era) = (since / 146_097, since % 146_097);

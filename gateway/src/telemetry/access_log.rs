@@ -1,4 +1,4 @@
-//! The access log: records, which become lines in a thread of their own.
+//! The access log: a separate thread turns records into lines.
 
 use std::{
     io::{self, Write},
@@ -12,9 +12,9 @@ use super::{
 };
 use crate::{config::AccessLogTarget, metrics::TelemetryDropCounters};
 
-/// Records that may wait to be written: a second of a very busy gateway.
+/// Maximum number of queued records: a second of a very busy gateway.
 const QUEUE_CAPACITY: usize = 8192;
-/// Nobody who follows the log sees so much of a delay.
+/// A delay that a person following the log does not notice.
 const BATCH_INTERVAL: Duration = Duration::from_millis(20);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -47,7 +47,7 @@ impl AccessLogWriter {
         Ok(Some(Self(Arc::new(lines.map_err(Error::Thread)?))))
     }
 
-    /// Never waits.
+    /// Enqueues a record. Never waits.
     pub(super) fn enqueue(&self, record: Arc<RequestRecord>) {
         self.0.enqueue(record);
     }

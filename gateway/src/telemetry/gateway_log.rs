@@ -1,7 +1,8 @@
 //! The gateway's own log, on standard error.
 //!
-//! Whoever logs is a core with streams, or the task that should end the gateway. So neither writes: a line is put into
-//! a queue as it is, and what nobody reads is dropped and counted, like the access log's.
+//! A caller may be a core with streams, or the task that should end the gateway, so it must not write itself. It puts
+//! the finished line into a queue; lines that do not fit because of a slow reader are dropped and counted, as in the
+//! access log.
 
 use std::{
     io::{self, Write},
@@ -17,12 +18,12 @@ use tracing_subscriber::fmt::MakeWriter;
 use super::line_writer::{LineSender, LineSink};
 use crate::metrics::TelemetryDropCounters;
 
-/// What may wait to be written, in lines and in bytes: a line may be as long as a configuration has mistakes.
+/// Maximum backlog, in lines and in bytes: a line may be as long as a configuration has errors.
 const QUEUE_CAPACITY: usize = 8192;
 const MAX_QUEUED_BYTES: usize = 4 << 20;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Takes what `tracing` writes.
+/// Receives what `tracing` writes.
 #[derive(Clone)]
 pub struct GatewayLog {
     lines: Arc<LineSender<LogLine>>,
@@ -30,17 +31,17 @@ pub struct GatewayLog {
     drop_counters: TelemetryDropCounters,
 }
 
-/// One event, and its place in what may wait.
+/// One event, with its share of the backlog.
 struct LogLine {
     text: Box<[u8]>,
     queued_bytes: Arc<AtomicUsize>,
 }
 
 impl GatewayLog {
-    /// Lines go to standard error from here on; `lost` counts those that do not.
+    /// Starts the log to standard error. `lost` counts dropped lines.
     ///
     /// # Errors
-    /// There is no thread to be had.
+    /// The thread cannot be started.
     pub fn start(lost: &TelemetryDropCounters) -> io::Result<Self> {
         let sink = LineSink {
             name: "log",
@@ -50,16 +51,16 @@ impl GatewayLog {
             batch_interval: Duration::ZERO,
             full: lost.log_full.clone(),
             failed: lost.log_failed.clone(),
-            // There is nowhere left to say it; it is counted.
+            // No other output is left to report the failure; it is counted.
             on_failure: |_| {},
         };
         let lines = LineSender::start(sink, |line: &LogLine, out| out.extend_from_slice(&line.text))?;
         Ok(Self { lines: Arc::new(lines), queued_bytes: Arc::default(), drop_counters: lost.clone() })
     }
 
-    /// Waits until what was logged is written, for a second at most. To be called last.
+    /// Waits up to a second until all lines are written. Must be called last.
     pub fn close(&self) {
-        // Nobody is left to be told when it is not.
+        // If this times out, no output is left to report that.
         self.lines.close(CLOSE_TIMEOUT);
     }
 }
@@ -71,7 +72,7 @@ impl Drop for LogLine {
 }
 
 impl Write for &GatewayLog {
-    /// All of an event comes in one call.
+    /// Takes one event, which always arrives in a single call.
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
         let before = self.queued_bytes.fetch_add(text.len(), Ordering::Relaxed);
         let line = LogLine { text: text.into(), queued_bytes: Arc::clone(&self.queued_bytes) };

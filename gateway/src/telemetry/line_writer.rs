@@ -1,9 +1,9 @@
-//! Lines on their way to a descriptor, in a thread of their own.
+//! Writes lines to a descriptor in a separate thread.
 //!
-//! A disk may stall for seconds, and a pipe for as long as nobody reads it; a core that writes to either stalls with
-//! every stream it carries. So whoever has something to tell only puts it into a bounded queue; making a line of it
-//! and writing are the thread's. What does not fit is dropped and counted: a log that holds up answers is worse than
-//! one with a gap.
+//! A disk may stall for seconds, and a pipe for as long as its reader does; a core that writes to either stalls
+//! together with every stream that it carries. So senders only put items into a bounded queue, and the thread formats
+//! and writes the lines. Items that do not fit are dropped and counted: a log that delays responses is worse than one
+//! with a gap.
 
 use std::{
     fs::{File, OpenOptions},
@@ -21,24 +21,23 @@ use std::{
 
 use prometheus::IntCounter;
 
-/// Written at once, when more wait.
+/// Size at which a batch is written even if more lines wait.
 const MAX_BATCH_BYTES: usize = 64 << 10;
 
-/// Where lines go, and what is done about those that get nowhere.
+/// The target of lines, and the handling of those that are lost.
 pub(crate) struct LineSink {
     /// The thread's name.
     pub(crate) name: &'static str,
     pub(crate) out: Box<dyn Write + Send>,
-    /// Where it is a file, which can be opened anew.
+    /// Path of a file, which can be reopened.
     pub(crate) path: Option<PathBuf>,
-    /// What may wait to be written.
+    /// Capacity of the queue, in items.
     pub(crate) queue: usize,
-    /// After a batch the thread sleeps for so long: a wake for each line would cost the one who tells it more than
-    /// the line.
+    /// How long the thread sleeps after a batch: a wake per line would cost the sender more than the line.
     pub(crate) batch_interval: Duration,
     pub(crate) full: IntCounter,
     pub(crate) failed: IntCounter,
-    /// Told of the first failure of several.
+    /// Called at the first of consecutive write failures, and at each failed reopen.
     pub(crate) on_failure: fn(&SinkFailure<'_>),
 }
 
@@ -47,7 +46,7 @@ pub(crate) enum SinkFailure<'a> {
     Reopen(&'a Path, &'a io::Error),
 }
 
-/// The near end of the queue.
+/// Sending end of the queue.
 pub(crate) struct LineSender<T> {
     queue: SyncSender<Option<T>>,
     requests: Arc<WriterRequests>,
@@ -56,7 +55,7 @@ pub(crate) struct LineSender<T> {
     full: IntCounter,
 }
 
-/// What is asked of the thread beside its lines. Not in the queue, where it would be lost when that is full.
+/// Requests to the thread besides lines. They bypass the queue, which would lose them when it is full.
 #[derive(Default)]
 struct WriterRequests {
     reopen: AtomicBool,
@@ -70,12 +69,12 @@ struct LineWriterThread<F> {
     flush_requested: Receiver<()>,
     /// The last write failed.
     failing: bool,
-    /// It failed in the middle of a line.
+    /// The last write ended in the middle of a line.
     is_mid_line: bool,
 }
 
 impl<T: Send + 'static> LineSender<T> {
-    /// `line` appends the line of one thing that was told, with its end.
+    /// Starts the thread. `line` appends an item's line with its line end.
     pub(crate) fn start(
         sink: LineSink,
         line: impl FnMut(&T, &mut Vec<u8>) + Send + 'static,
@@ -96,7 +95,7 @@ impl<T: Send + 'static> LineSender<T> {
         Ok(Self { queue, requests: asked, flush: hurry, full })
     }
 
-    /// Never waits; false when it does not fit, which is counted.
+    /// Enqueues without waiting. Returns false, and counts that, if the queue is full.
     pub(crate) fn enqueue(&self, told: T) -> bool {
         let fits = self.queue.try_send(Some(told)).is_ok();
         if !fits {
@@ -105,13 +104,13 @@ impl<T: Send + 'static> LineSender<T> {
         fits
     }
 
-    /// The file was moved away: what is told from now on goes into a new one.
+    /// Reopens the file after it was moved: later lines go into a new file.
     pub(crate) fn reopen(&self) {
         self.requests.reopen.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// Waits until what was told is written, for so long at most; false when it was not. The first call counts.
+    /// Waits up to `within` until all earlier lines are written; false on a timeout. Only the first call counts.
     pub(crate) fn close(&self, within: Duration) -> bool {
         let (tell, written) = channel();
         if self.requests.close.set(tell).is_err() {
@@ -122,7 +121,7 @@ impl<T: Send + 'static> LineSender<T> {
     }
 
     fn wake(&self) {
-        // Where one is full, the thread is awake, or will look anyway.
+        // A full channel means that the thread is awake, or will check the requests anyway.
         self.queue.try_send(None).unwrap_or_default();
         self.flush.try_send(()).unwrap_or_default();
     }
@@ -145,7 +144,7 @@ impl<F> LineWriterThread<F> {
             if self.requests.reopen.swap(false, Ordering::Acquire) {
                 self.reopen();
             }
-            // Looked at before the queue is: what was told before it was asked is among what follows.
+            // Read before the queue is drained, so that all lines from before the request are among those that follow.
             let close = self.requests.close.get().cloned();
             let mut next = Some(first);
             while let Some(one) = next {
@@ -161,23 +160,23 @@ impl<F> LineWriterThread<F> {
             let more = bytes.len() >= MAX_BATCH_BYTES;
             self.write(&mut bytes, &ends);
             ends.clear();
-            // The word that wakes this thread may have been taken with these lines, and what it is woken for not yet be done.
+            // The message that wakes this thread may have been taken with these lines, before its request was handled.
             let closing = close.is_none() && self.requests.close.get().is_some();
             again = more || closing || self.requests.reopen.load(Ordering::Acquire);
             if again {
                 continue;
             }
             if let Some(close) = close {
-                // Whoever asked may have given up.
+                // The requester may have timed out.
                 close.send(()).unwrap_or_default();
             } else if !self.sink.batch_interval.is_zero() {
-                // Hurried or not: both are fine.
+                // An early flush and a timeout are treated alike.
                 self.flush_requested.recv_timeout(self.sink.batch_interval).unwrap_or_default();
             }
         }
     }
 
-    /// `ends`: where each line ends.
+    /// Writes the batch. `ends` has the end of each line.
     fn write(&mut self, bytes: &mut Vec<u8>, ends: &[usize]) {
         if bytes.is_empty() {
             return;
@@ -213,11 +212,11 @@ impl<F> LineWriterThread<F> {
 }
 
 pub(crate) fn open_append(path: &Path) -> io::Result<File> {
-    // Like what engines log: for the gateway's user alone. One that is there keeps its mode.
+    // A new file is for the gateway's user alone, like the engines' logs. An existing file keeps its mode.
     OpenOptions::new().create(true).append(true).mode(0o600).open(path)
 }
 
-/// Writes all of it; gives how much was taken, also when that was not all.
+/// Writes all bytes; returns how many were accepted, even on an error.
 fn write(out: &mut dyn Write, bytes: &[u8]) -> (usize, io::Result<()>) {
     let mut taken = 0;
     while let Some(rest) = bytes.get(taken..).filter(|rest| !rest.is_empty()) {
@@ -239,7 +238,7 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(5);
 
-    /// Takes so many bytes, then fails once, then takes all.
+    /// Accepts `room` bytes, then fails once, then accepts everything.
     struct ShortWriter {
         room: Option<usize>,
         seen: Arc<Mutex<Vec<u8>>>,
@@ -268,12 +267,12 @@ mod tests {
         }
     }
 
-    /// Writes nothing before it is let.
+    /// Blocks until it is released.
     struct StalledWriter(mpsc::Receiver<()>, File);
 
     impl Write for StalledWriter {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            // The other end is gone when it may go on.
+            // The sender is dropped when writing may proceed.
             self.0.recv().unwrap_or_default();
             self.1.write(bytes)
         }

@@ -1,10 +1,11 @@
-//! Traces: records become spans and go to a collector in batches.
+//! Exports traces: records become spans and go to a collector in batches.
 //!
-//! Half of OpenTelemetry's SDK is used: its exporter (the encoding, the standard variables, what a collector may answer)
-//! and its resource. Its tracer and its batch processor are not. A tracer makes spans while things happen, and ours
-//! are made afterwards; the processor drops what does not fit without telling how much, and blocks a thread of its own
-//! per gateway. A bounded queue and a task on the control runtime are less, and count. The encoding alone
-//! (`opentelemetry-proto`) would be less still, but then the variables that operators know would be ours to read.
+//! This uses OpenTelemetry's exporter (the encoding, the standard variables, the collector's possible responses) and
+//! its resource, but not its tracer and batch processor. A tracer creates spans while things happen, and ours are
+//! created afterwards. The processor drops spans that do not fit without counting them, and blocks a thread of its own
+//! per gateway. A bounded queue and a task on the control runtime are simpler, and count. The encoding alone
+//! (`opentelemetry-proto`) would be simpler still, but then this module would have to read the variables that operators
+//! know.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,28 +28,28 @@ use crate::{
 mod http_client;
 mod spans;
 
-/// Requests that may wait to be exported.
+/// Maximum number of requests that wait for export.
 const QUEUE_CAPACITY: usize = 2048;
-/// In one export: about 300 KiB.
+/// Requests per export: about 300 KiB.
 const MAX_BATCH_REQUESTS: usize = 256;
-/// A request is exported no later than so long after its end.
+/// Maximum delay between a request's end and its export.
 const MAX_EXPORT_DELAY: Duration = Duration::from_secs(1);
-/// Of one export, all of it.
+/// Timeout of a whole export.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
-/// A batch that cannot be delivered is tried again after so long, and then dropped. The end cuts them short.
+/// Pauses before retries of a failed batch, which is then dropped. A shutdown cuts the pauses short.
 const RETRY_DELAYS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the environment may say instead of `telemetry.otlp`.
+/// Variables that may set the address instead of `telemetry.otlp`.
 const ENDPOINT_VARS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 
-/// What it may say of how to speak to it.
+/// Variables that may set the protocol.
 const PROTOCOL_VARS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
 
 pub(super) struct TraceExporter {
     queue: mpsc::Sender<ExportMessage>,
-    /// The task sleeps between two exports, since a wake for each request would cost the request's core more than all
-    /// the rest. This ends its sleep.
+    /// Ends the task's sleep between two exports. It sleeps because a wake per request would cost the request's core
+    /// more than everything else.
     flush: Arc<Notify>,
     closing: watch::Sender<bool>,
     drop_counters: TelemetryDropCounters,
@@ -70,8 +71,10 @@ struct ExportTask {
 }
 
 impl TraceExporter {
-    /// `None` when neither the configuration nor the environment names a collector, or the environment forbids it. What
-    /// the environment says wrongly costs the traces only: it may be meant for whatever else runs here.
+    /// Starts the exporter.
+    ///
+    /// Returns `None` if neither the configuration nor the environment names a collector, or the environment disables
+    /// traces. Bad values in the environment only disable the traces, since they may be meant for other programs.
     pub(super) fn start(
         config: &config::TelemetryConfig,
         lost: &TelemetryDropCounters,
@@ -86,7 +89,7 @@ impl TraceExporter {
             (None, None) => return Ok(None),
             (Some(_), _) => {}
             (None, Some((name, value))) => {
-                // Not the value: it may hold what must not be shown.
+                // The message omits the value, which may hold a secret.
                 if let Some(fault) = invalid_collector_reason(&value) {
                     tracing::warn!("{name} {fault}; there are no traces");
                     return Ok(None);
@@ -115,7 +118,7 @@ impl TraceExporter {
         Self { queue, flush: hurry, closing, drop_counters: lost.clone() }
     }
 
-    /// Never waits.
+    /// Enqueues a record. Never waits.
     pub(super) fn enqueue(&self, record: Arc<RequestRecord>) {
         if self.queue.try_send(ExportMessage::Request(record)).is_err() {
             self.drop_counters.traces_full.inc();
@@ -131,7 +134,7 @@ impl TraceExporter {
             self.closing.send_replace(true);
             if self.queue.send(ExportMessage::Close(tell)).await.is_ok() {
                 self.flush.notify_one();
-                // The task is gone when this fails: then there is nothing to wait for.
+                // On an error the task is gone, and nothing is left to wait for.
                 told.await.unwrap_or_default();
             }
         };
@@ -141,12 +144,14 @@ impl TraceExporter {
     }
 }
 
-/// A variable that is there and not empty.
+/// Returns a variable that is set and not empty.
 fn env_var(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Who exports. A name in the environment goes first, then one in `OTEL_RESOURCE_ATTRIBUTES`.
+/// Returns this service's resource.
+///
+/// A name in the environment has precedence, then one in `OTEL_RESOURCE_ATTRIBUTES`.
 fn resource(named: bool) -> Resource {
     let found = Resource::builder().build();
     let unknown =
@@ -168,7 +173,7 @@ impl ExportTask {
             .with_protocol(Protocol::HttpBinary)
             .with_timeout(EXPORT_TIMEOUT)
             .with_headers(config.headers.clone().into_iter().collect())
-            // It would sleep on the control runtime's thread.
+            // The SDK's retries would sleep on the control runtime's thread.
             .with_retry_policy(RetryPolicy::disabled());
         if let Some(otlp) = &config.otlp {
             builder = builder.with_endpoint(otlp.clone());
@@ -185,7 +190,7 @@ impl ExportTask {
         while close.is_none() {
             let Some(first) = records.recv().await else { return };
             if matches!(first, ExportMessage::Request(_)) {
-                // Asked to hurry, or not: both are fine.
+                // An early flush and a timeout are treated alike.
                 timeout(MAX_EXPORT_DELAY, self.flush.notified()).await.unwrap_or_default();
             }
             let mut batch = Vec::new();
@@ -206,7 +211,7 @@ impl ExportTask {
             self.deliver(&batch).await;
         }
         if let Some(tell) = close {
-            // Whoever asked may have given up.
+            // The requester may have timed out.
             tell.send(()).unwrap_or_default();
         }
     }
@@ -218,7 +223,7 @@ impl ExportTask {
         let spans: Vec<SpanData> = batch.iter().flat_map(|record| spans::request_spans(record)).collect();
         let mut pauses = RETRY_DELAYS.iter();
         loop {
-            // When the end comes in a pause, this is the last attempt.
+            // If the shutdown begins during a pause, this attempt is the last.
             let last = *self.closing.borrow();
             let exported = timeout(EXPORT_TIMEOUT, self.exporter.export(spans.clone())).await;
             let error = match exported {
@@ -233,7 +238,7 @@ impl ExportTask {
                 self.drop_counters.traces_failed.inc_by(batch.len() as u64);
                 return;
             };
-            // Over or cut short: both are followed by another attempt.
+            // The pause is over or was cut short; another attempt follows in both cases.
             drop(timeout(*pause, self.closing.wait_for(|closing| *closing)).await);
         }
         if std::mem::replace(&mut self.failing, false) {

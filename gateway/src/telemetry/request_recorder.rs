@@ -1,4 +1,4 @@
-//! What is noted of one request while it runs, and what it becomes when it is over.
+//! Records a request while it runs, and its result when it ends.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -17,45 +17,47 @@ use crate::{
     http::client_text::{MAX_CLIENT_TEXT_BYTES, sanitize},
 };
 
-/// What the connection and the route tell of a request.
+/// Facts from the request's connection and route.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RequestOrigin {
     pub(crate) peer: Option<SocketAddr>,
-    /// Its connection is under TLS.
+    /// The connection uses TLS.
     pub(crate) is_tls: bool,
-    /// Asks for the gateway's health: a span every second that says nothing.
+    /// A health check of the gateway, whose span every second would carry no information.
     pub(crate) is_health_check: bool,
 }
 
-/// The account of a request that runs.
+/// The record of a running request.
 pub(crate) struct RequestRecorder {
     telemetry: Arc<Telemetry>,
     record: RequestRecord,
 }
 
-/// One request that is over, as plain data that any thread may take. What its client chose is copied and cut: parts of
-/// a head that are kept as they are keep all of the head, and thousands of records may wait.
+/// A completed request as plain data that any thread may take.
+///
+/// Values from the client are copied and cut: a reference to a part of the head would keep the whole head alive, and
+/// thousands of records may wait.
 pub(crate) struct RequestRecord {
     pub(crate) began_at: Instant,
     pub(crate) ended_at: Instant,
-    /// When that was.
+    /// Wall clock, read at `ended_at`.
     pub(crate) wall_clock: WallClock,
     pub(crate) peer: Option<SocketAddr>,
     pub(crate) is_tls: bool,
     pub(crate) user_agent: Option<String>,
     pub(crate) method: String,
-    /// With of its query what is harmless.
+    /// Includes the harmless parts of the query.
     pub(crate) path: String,
     pub(crate) version: Version,
     pub(crate) parent: Option<TraceContext>,
-    /// The gateway's own span, when there are traces; not necessarily sampled.
+    /// The gateway's own span, if traces are on; not necessarily sampled.
     pub(crate) own_context: Option<TraceContext>,
-    /// The last one that was asked.
+    /// The engine of the last attempt.
     pub(crate) engine: Option<EngineId>,
     pub(crate) usage: Option<TokenUsage>,
-    /// The last byte of the request's body came.
+    /// When the last byte of the request's body arrived.
     pub(crate) body_received_at: Option<Instant>,
-    /// The response's head went out.
+    /// When the response's head was sent.
     pub(crate) head_sent_at: Option<Instant>,
     pub(crate) phases: Vec<PhaseInterval>,
     pub(crate) outcome: RequestOutcome,
@@ -66,20 +68,20 @@ pub(crate) struct PhaseInterval {
     pub(crate) phase: DisconnectPhase,
     pub(crate) started_at: Instant,
     pub(crate) ended_at: Option<Instant>,
-    /// The code of what ended it badly.
+    /// The code of the error that ended it.
     pub(crate) error: Option<&'static str>,
     pub(crate) engine: Option<EngineId>,
 }
 
-/// The request's own account of itself.
+/// What the request reports at its end.
 #[derive(Default)]
 pub(crate) struct RequestOutcome {
     pub(crate) id: Option<HeaderValue>,
     pub(crate) route: &'static str,
     pub(crate) model: Option<ModelName>,
-    /// By its key's name.
+    /// The key's name.
     pub(crate) key: Option<Arc<str>>,
-    /// 499 when the client left.
+    /// 499 if the client disconnected.
     pub(crate) status: u16,
     pub(crate) code: Option<&'static str>,
     pub(crate) left_in_phase: Option<DisconnectPhase>,
@@ -121,17 +123,17 @@ impl RequestRecorder {
         Self { telemetry, record }
     }
 
-    /// What the engine is told as its parent, where there are traces.
+    /// Returns the parent header for the engine, if traces are on.
     pub(crate) fn traceparent(&self) -> Option<HeaderValue> {
         self.record.own_context?.to_header()
     }
 
-    /// The client's own place in a trace was valid, and so is what else it said of it.
+    /// Whether the client sent a valid trace context. Only then are its other trace headers valid.
     pub(crate) const fn has_parent(&self) -> bool {
         self.record.parent.is_some()
     }
 
-    /// Only spans need to know when each phase began.
+    /// Enters a phase. Only spans need the time.
     pub(crate) fn enter_phase(&mut self, phase: DisconnectPhase) {
         if !self.record.is_traced() {
             return;
@@ -152,7 +154,7 @@ impl RequestRecorder {
         });
     }
 
-    /// The present phase is over, and not well.
+    /// Ends the current phase with an error.
     pub(crate) fn fail_phase(&mut self, code: &'static str) {
         self.end_phase(Instant::now(), Some(code));
     }
@@ -179,7 +181,7 @@ impl RequestRecorder {
         self.record.head_sent_at = Some(Instant::now());
     }
 
-    /// The request is over. Hands its record on, without waiting.
+    /// Ends the request and enqueues its record without waiting.
     pub(crate) fn finish(mut self, ended: RequestOutcome) {
         let now = Instant::now();
         self.end_phase(now, ended.left_in_phase.map(|_| CLIENT_LEFT));
@@ -188,12 +190,12 @@ impl RequestRecorder {
     }
 }
 
-/// No more of it is looked at than is kept.
+/// Sanitizes client text. Looks at no more bytes than it keeps.
 fn sanitize_bytes(bytes: &[u8]) -> String {
     sanitize(&String::from_utf8_lossy(bytes.get(..MAX_CLIENT_TEXT_BYTES + 3).unwrap_or(bytes)))
 }
 
-/// What ended a span, when it was its client.
+/// The error of a span that ended because its client disconnected.
 pub(super) const CLIENT_LEFT: &str = "client_left";
 
 impl RequestRecord {
@@ -201,7 +203,7 @@ impl RequestRecord {
         self.own_context.is_some_and(TraceContext::is_sampled)
     }
 
-    /// The trace that it belongs to, whether it is recorded here or not.
+    /// Returns the id of the request's trace, whether or not it is recorded here.
     pub(super) fn trace_id(&self) -> Option<u128> {
         self.own_context.or(self.parent).map(|context| context.trace_id)
     }

@@ -1,7 +1,7 @@
-//! `traceparent`: who asks, in which trace, and whether it is recorded (W3C Trace Context).
+//! Parses `traceparent`: the caller's span, its trace, and whether it is recorded (W3C Trace Context).
 //!
-//! Read and written by hand: it must pass through a gateway that traces nothing, and costs a request less than a
-//! propagator that knows every format.
+//! This is written by hand: it must pass through a gateway without traces, and costs a request less than a propagator
+//! that knows every format.
 
 use std::{cell::Cell, collections::hash_map::RandomState, hash::BuildHasher};
 
@@ -11,10 +11,10 @@ pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent"
 pub(crate) const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
 const SAMPLED: u8 = 1;
-/// "Sampled" and "the trace id is random": what is passed on of the flags, as the standard asks.
+/// The flags that are passed on, as the standard requires: "sampled" and "the trace id is random".
 const KNOWN_FLAGS: u8 = 3;
 
-/// One span's place in a trace.
+/// One span's position in a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TraceContext {
     pub(crate) trace_id: u128,
@@ -22,16 +22,16 @@ pub(crate) struct TraceContext {
     flags: u8,
 }
 
-/// Makes ids. One per core: no two makers share a seed, and none repeats itself.
+/// Generates ids, one generator per core: no two share a seed, and none repeats an id.
 #[derive(Debug, Default)]
 pub(crate) struct TraceIdGenerator {
-    // Seeded by the standard library: ids must be unique and evenly spread, not secret.
+    // Seeded by the standard library: ids must be unique and evenly distributed, not secret.
     seed: RandomState,
     made: Cell<u64>,
 }
 
 impl TraceContext {
-    /// The client's place, when it sent exactly one valid header.
+    /// Returns the client's context, if it sent exactly one valid header.
     pub(crate) fn from_headers(headers: &HeaderMap) -> Option<Self> {
         let mut all = headers.get_all(TRACEPARENT).iter();
         let (first, None) = (all.next()?, all.next()) else { return None };
@@ -42,7 +42,7 @@ impl TraceContext {
         let (known, rest) = text.split_at_checked(55)?;
         let [version @ 0..=0xfe] = hex::<1>(known.get(..2)?)? else { return None };
         let dashes = [2, 35, 52].iter().all(|at| known.get(*at) == Some(&b'-'));
-        // Versions to come may only add to the end.
+        // Later versions may only append.
         let ends = if version == 0 { rest.is_empty() } else { rest.first().is_none_or(|byte| *byte == b'-') };
         if !dashes || !ends {
             return None;
@@ -61,13 +61,14 @@ impl TraceContext {
         self.flags & SAMPLED != 0
     }
 
-    /// The place of a span of ours below this one, with the decision that was made above.
+    /// Returns the context of a span of ours below this one, with the same sampling decision.
     pub(crate) fn child(self, ids: &TraceIdGenerator) -> Self {
         Self { span_id: ids.next_span_id(), ..self }
     }
 
-    /// The first span of a new trace. `share` of these are sampled: decided by the id, so that everybody who sees it
-    /// would decide alike.
+    /// Returns the first span of a new trace.
+    ///
+    /// `share` of these are sampled. The trace id decides, so that every observer would decide alike.
     pub(crate) fn root(ids: &TraceIdGenerator, share: f64) -> Self {
         let trace = ids.next_trace_id();
         let low = (trace as u64) >> 1;
@@ -75,7 +76,7 @@ impl TraceContext {
         Self { trace_id: trace, span_id: ids.next_span_id(), flags: u8::from(sampled) }
     }
 
-    /// The same place, and nobody is to record it.
+    /// Returns the same context, marked as not recorded.
     pub(crate) const fn unsampled(self) -> Self {
         Self { flags: self.flags & !SAMPLED, ..self }
     }
@@ -90,7 +91,7 @@ impl TraceIdGenerator {
     fn next(&self) -> u64 {
         let number = self.made.get();
         self.made.set(number.wrapping_add(1));
-        // Zero is no id.
+        // Zero is no valid id.
         self.seed.hash_one(number).max(1)
     }
 
@@ -103,7 +104,7 @@ impl TraceIdGenerator {
     }
 }
 
-/// Lower-case hexadecimal digits, two a byte.
+/// Parses lower-case hexadecimal digits, two per byte.
 fn hex<const N: usize>(digits: &[u8]) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     let (pairs, []) = digits.as_chunks::<2>() else { return None };

@@ -1,8 +1,8 @@
-//! Wall time of noted moments.
+//! Wall time of recorded moments.
 //!
-//! A gateway runs for months, and in them clocks are set. So each record reads the clock when it is made, and earlier
-//! moments follow from it by the monotonic clock: a request's length is right whatever happens, and its place in time
-//! is no worse than the machine's clock.
+//! A gateway runs for months, during which clocks are set. So each record reads the clock when it ends, and earlier
+//! moments follow from that by the monotonic clock: a request's duration is always right, and its wall time is as good
+//! as the machine's clock.
 
 use std::time::{Duration, SystemTime};
 
@@ -16,7 +16,7 @@ pub(crate) struct WallClock {
 }
 
 impl WallClock {
-    /// The present.
+    /// Reads both clocks now.
     #[expect(clippy::disallowed_methods, reason = "the one place that reads wall time")]
     pub(crate) fn now() -> Self {
         Self { instant: Instant::now(), system_time: SystemTime::now() }
@@ -28,7 +28,7 @@ impl WallClock {
         self.system_time.checked_sub(earlier).and_then(|is| is.checked_add(later)).unwrap_or(self.system_time)
     }
 
-    /// Since the Unix epoch.
+    /// Returns the time since the Unix epoch.
     pub(crate) fn since_epoch(self, at: Instant) -> Duration {
         self.system_time_of(at).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
     }

@@ -132,7 +132,10 @@ fn pod_watches<'a>(
     })
 }
 
-/// Keeps only the labels, taints, schedulability, readiness and allocatable resources of a node.
+/// Drops everything of a node that the controller does not read.
+///
+/// Kept are metadata without annotations and managed fields, schedulability, taints, the readiness condition, and
+/// allocatable resources.
 fn slim_node(node: &mut Node) {
     let metadata = node.meta_mut();
     (metadata.managed_fields, metadata.annotations) = (None, None);

@@ -9,7 +9,7 @@ use std::{
 
 use super::*;
 
-/// A disk with so much room; what was written is kept. A disk with a `hold` writes nothing before that is let go.
+/// A disk with limited room that keeps what was written. With a `hold`, writes block until it is dropped.
 struct FakeDisk {
     room: Arc<AtomicUsize>,
     hold: Option<Receiver<()>>,
@@ -28,7 +28,7 @@ struct JournalHarness {
 impl Write for FakeDisk {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if let Some(hold) = &self.hold {
-            // The other end is gone once it may go on.
+            // The sender is dropped when writing may proceed.
             hold.recv().unwrap_or_default();
         }
         let taken = bytes.len().min(self.room.load(Ordering::Acquire));
@@ -54,7 +54,7 @@ impl JournalHarness {
         Self { file, fleet: Fleet::new(), lost, room, written, turns: 0 }
     }
 
-    /// The next turn, without events.
+    /// Writes the next turn, without events.
     fn turn(&mut self, at: u64) {
         self.turns += 1;
         let line = journal::write_turn(Tick(at), &[]).unwrap();
@@ -71,7 +71,7 @@ impl JournalHarness {
         }
     }
 
-    /// The end: the lines, and how many turns the last header says were dropped.
+    /// Closes the journal; returns the lines, and the number of dropped turns in the last header.
     fn read(self) -> (Vec<JournalLine>, u64) {
         assert!(self.file.lines.close(Duration::from_secs(20)));
         let text = String::from_utf8(self.written.lock().unwrap().clone()).unwrap();
@@ -104,9 +104,9 @@ fn a_disk_that_stands_still_holds_up_no_turn_and_what_that_costs_is_counted_and_
     assert_eq!(world.dropped(), dropped, "it is written again");
     let told = world.turns;
     let (lines, missing) = world.read();
-    // The state stands in the place of a turn.
+    // The state takes the place of a turn.
     assert_eq!((missing, turns(&lines)), (dropped, told - dropped));
-    // One gap, or two if the thread began late.
+    // There is one gap, or two if the thread started late.
     let story = transcript::render_transcript(&lines);
     let gaps =
         story.lines().filter_map(|line| line.strip_suffix(" turns are missing: they could not be written"));
@@ -118,7 +118,7 @@ fn a_full_disk_is_tried_again_and_the_journal_goes_on_behind_a_header() {
     let mut world = JournalHarness::new(None);
     world.turn(0);
     world.until(|world| !world.written.lock().unwrap().is_empty());
-    // In the middle of a line.
+    // The disk fills up in the middle of a line.
     world.room.store(10, Ordering::Release);
     world.turn(1);
     world.until(|world| world.lost.journal_failed.get() == 1);
@@ -174,7 +174,7 @@ fn a_file_that_is_full_is_turned_over_and_the_next_one_can_be_read_alone() {
         lines.iter().map(|line| line.at().0).collect()
     };
     assert_eq!(ats(&path), [2, 2, 3]);
-    // The thread of the old one may be about its last line.
+    // The thread of the old file may still be writing its last line.
     while fs::read_to_string(rotated_path(&path)).unwrap().lines().count() < 2 {
         thread::yield_now();
     }

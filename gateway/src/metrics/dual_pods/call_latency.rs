@@ -1,4 +1,4 @@
-//! How long small calls take, and how they end.
+//! Measures how long small calls take, and how they end.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use rouse_net::http_client::CallObserver;
 
 const INSTANCES_PATH: &str = "/v2/vllm/instances";
 
-/// Calls about one requester, or one launcher.
+/// Observes calls for one requester, or one launcher.
 #[derive(Clone, Debug)]
 pub struct CallLatencyObserver {
     histogram: HistogramVec,
@@ -31,7 +31,7 @@ impl CallObserver for CallLatencyObserver {
     }
 }
 
-/// In the public project's words; `None`: it has none for it.
+/// Returns the public project's name of the call's purpose; `None` if it has none.
 fn purpose(method: &Method, path: &str) -> Option<&'static str> {
     let (path, query) = path.split_once('?').unwrap_or((path, ""));
     let instance = path.strip_prefix(INSTANCES_PATH).and_then(|rest| rest.strip_prefix('/'));
@@ -40,7 +40,7 @@ fn purpose(method: &Method, path: &str) -> Option<&'static str> {
         ("GET", "/v1/dual-pods/accelerator-memory-usage") => "get_accel_memory_usage",
         ("POST", "/v1/become-ready") => "relay_ready",
         ("POST", "/v1/become-unready") => "relay_unready",
-        // The stub returns when its engine has.
+        // The stub responds once its engine has.
         ("POST", "/v1/engine/wake" | "/wake_up") => "wake",
         ("POST", "/v1/engine/sleep" | "/sleep") => "sleep",
         ("GET", "/is_sleeping") => "query_sleeping",

@@ -1,8 +1,8 @@
-//! The way to the collector: one connection for each export.
+//! HTTP client for the collector, with one connection per export.
 //!
-//! There is one export a second at most, so a kept connection would save little, and a new one finds a collector that
-//! moved. The collector's certificate is checked against the machine's roots (`SSL_CERT_FILE` and `SSL_CERT_DIR` say
-//! where those are). Proxies are not used.
+//! There is at most one export a second, so keeping a connection would save little, and a new one finds a collector
+//! that moved. The collector's certificate is verified against the machine's roots (`SSL_CERT_FILE` and `SSL_CERT_DIR`
+//! set where those are). Proxies are not used.
 
 use std::{
     future::Future,
@@ -25,18 +25,20 @@ use tokio_rustls::TlsConnector;
 
 use crate::upstream_tls;
 
-/// A collector's answer is a few bytes; more is not read.
+/// Limit for a response. A collector's is a few bytes.
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
 #[derive(Clone, Debug)]
 pub(super) struct OtlpHttpClient {
     tls: Arc<ClientConfig>,
-    /// The exporter says of a failure only that there was one.
+    /// The last error, since the exporter only reports that there was one.
     last_failure: Arc<Mutex<String>>,
 }
 
 impl OtlpHttpClient {
-    /// With the machine's roots. One that cannot be read is left out; with none at all, only `http` will work.
+    /// Creates a client with the machine's roots.
+    ///
+    /// Roots that cannot be read are skipped; without any root, only `http` works.
     pub(super) fn new() -> Result<Self, rustls::Error> {
         Self::with_roots(upstream_tls::native_roots())
     }
@@ -45,7 +47,7 @@ impl OtlpHttpClient {
         Ok(Self { tls: upstream_tls::tls_client_config(roots)?, last_failure: Arc::default() })
     }
 
-    /// Why the last export that failed did so.
+    /// Returns why the last failed export failed.
     pub(super) fn last_failure(&self) -> String {
         self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -83,7 +85,7 @@ where
         let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await?.to_bytes();
         Ok::<_, HttpError>(Response::from_parts(head, body))
     };
-    // The answer may be whole before the connection has closed, and the connection may close first.
+    // The response may be complete before the connection closes, and the connection may close first.
     let (mut answer, mut connection) = (Box::pin(answer), Box::pin(connection));
     tokio::select! {
         answer = &mut answer => answer,
@@ -127,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    /// A collector with a certificate of its own, which takes one export; and its root.
+    /// Starts a collector with a self-signed certificate that accepts one export; returns its root too.
     async fn secure() -> (u16, RootCertStore, tokio::task::JoinHandle<Vec<u8>>) {
         let (config, roots) = upstream_tls::testing::server(&["localhost"]);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

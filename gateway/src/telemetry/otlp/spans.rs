@@ -1,4 +1,4 @@
-//! One request as spans: the gateway's own, and below it one for each stay in a phase.
+//! Turns a request into spans: the gateway's own, and a child for each stay in a phase.
 //!
 //! ```text
 //!   POST /v1/chat/completions      from the head's arrival to the last byte
@@ -8,8 +8,9 @@
 //!     └─ stream                    until the last byte of the answer
 //! ```
 //!
-//! Attributes bear the names of OpenTelemetry's semantic conventions where these have one, and `rouse.` else. A 4xx is
-//! the client's error and not the server's, so such a span has no error status, as the conventions ask.
+//! Attributes have the names of OpenTelemetry's semantic conventions if those define one, and `rouse.` names otherwise.
+//! A 4xx is an error of the client and not of the server, so such a span has no error status, as the conventions
+//! require.
 
 use std::borrow::Cow;
 
@@ -31,7 +32,7 @@ use crate::{
     },
 };
 
-/// The spans of a request that has one of its own.
+/// Returns the spans of a request that has a span context.
 pub(super) fn request_spans(record: &RequestRecord) -> Vec<SpanData> {
     let Some(own) = record.own_context else { return Vec::new() };
     let children = record.phases.iter().map(|step| phase_span(step, own, record));
@@ -119,7 +120,7 @@ fn phase_span(step: &PhaseInterval, own: TraceContext, record: &RequestRecord) -
     };
     let engine = step.engine.as_ref().map(|engine| KeyValue::new("rouse.engine", engine.to_string()));
     let error = step.error.map(|error| KeyValue::new("error.type", error));
-    // A client that goes is no failure of what it waited for.
+    // A client that disconnects is no failure of the phase.
     let failed = step.error.filter(|error| *error != CLIENT_LEFT);
     SpanData {
         span_context: context(own, u64::from_be_bytes(RandomIdGenerator::default().new_span_id().to_bytes())),
@@ -156,7 +157,9 @@ fn path(record: &RequestRecord) -> &str {
     record.path.split_once('?').map_or(&record.path, |(path, _)| path)
 }
 
-/// As a pattern: a span's name must not have as many values as there are models. `None` for what is no route.
+/// Returns the route as a pattern; `None` if it is no route.
+///
+/// Patterns keep the number of span names independent of the number of models.
 fn route(label: &str, path: &str) -> Option<&'static str> {
     const PATTERNS: [(&str, &str); 2] =
         [("/v1/models/", "/v1/models/{id}"), ("/engines/", "/engines/{model}/{rest}")];
@@ -189,7 +192,7 @@ fn route(label: &str, path: &str) -> Option<&'static str> {
     FIXED.into_iter().find(|fixed| *fixed == path).or_else(pattern)
 }
 
-/// The conventions' name of what a model is asked to do.
+/// Returns the conventions' name of the operation.
 fn operation(label: &str) -> Option<&'static str> {
     Some(match label {
         "chat" | "messages" | "responses" => "chat",
@@ -199,7 +202,7 @@ fn operation(label: &str) -> Option<&'static str> {
     })
 }
 
-/// Methods are not made up by clients, here.
+/// Returns a known method, so that clients cannot invent span names.
 fn method(method: &str) -> &'static str {
     const KNOWN: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
     KNOWN.into_iter().find(|known| *known == method).unwrap_or("_OTHER")
