@@ -22,13 +22,13 @@ pub enum Fault {
     #[error("no API key: send one as 'Authorization: Bearer KEY', or in the header 'x-api-key' or 'api-key'")]
     MissingApiKey,
     /// `header`: the header field that the key came in.
-    #[error("invalid API key: the one in the header '{header}' is not among those that this gateway knows")]
+    #[error("invalid API key in the header '{header}': this gateway has no such key")]
     InvalidApiKey { header: String },
     #[error("this key may not use the model '{model}'")]
     ModelForbidden { model: String },
     /// Without keys, only pages from this machine and from the configured origins have access.
     #[error(
-        "a web page of '{origin}' may not use this gateway: add its origin to api.cors.origins to allow it"
+        "web pages of '{origin}' may not use this gateway: to allow them, add the origin to api.cors.origins"
     )]
     OriginForbidden { origin: String },
     /// `suggestions`: names that the client may use and may have meant.
@@ -58,18 +58,20 @@ pub enum Fault {
     QueueFull { message: String, wait: WaitDetails },
     #[error("this key may use {} {} in {}: {} are used, and this request needs {}", .rate.limit, .rate.unit.as_str(), .rate.window, .rate.used, .rate.requested)]
     RateLimited { rate: RateLimitUsage, retry_after: Millis },
-    #[error("the bodies in flight are at their limit {limit}")]
+    #[error("the request bodies in flight have reached limits.bodyTotal ({limit}): retry later")]
     BodyMemoryFull { limit: Bytes },
     /// One client's bodies fill its share of the limit.
-    #[error("this client's bodies in flight are at their limit {limit}, its share of limits.bodyTotal")]
+    #[error(
+        "this client's bodies in flight have reached {limit}, its share of limits.bodyTotal: retry later"
+    )]
     ClientBodyMemoryFull { limit: Bytes },
-    #[error("the client left while {}", .phase.as_str())]
+    #[error("the client disconnected while {}", .phase.as_str())]
     ClientDisconnected { phase: DisconnectPhase },
     #[error("the engine of '{model}' cannot be reached")]
     EngineUnreachable { model: ModelName },
     /// `may_have_started`: the engine had the whole request for long enough to be working on it.
     #[error("the engine of '{model}' closed the connection before it answered{}", .may_have_started.then_some(
-        "; it may have begun, so send the request again only if a second run of it does no harm"
+        "; it may already have processed the request, so retry only if running the request twice does no harm"
     ).unwrap_or_default())]
     EngineClosedConnection {
         model: ModelName,
@@ -83,7 +85,7 @@ pub enum Fault {
     ModelNotReady { model: ModelName, cause: FailureCause, wait: WaitDetails },
     /// The request does not justify waking the model.
     #[error(
-        "Model '{model}' has no awake engine that is free, and a GET neither wakes one nor waits for one: a POST does"
+        "Model '{model}' has no free awake engine, and a GET neither wakes an engine nor waits: use a POST"
     )]
     ModelNotAwake { model: ModelName },
     /// The stub's gate is closed, or it has no engine.
@@ -264,7 +266,7 @@ fn not_ready_message(model: &ModelName, cause: &FailureCause, wait: &WaitDetails
     let WaitDetails { waited_for, waited, expired_limit: over, .. } = wait;
     match cause {
         FailureCause::Deadline => {
-            let when = over.map(|over| format!(", when {} was over", over.describe())).unwrap_or_default();
+            let when = over.map(|over| format!(", when {} expired", over.describe())).unwrap_or_default();
             format!("Model '{model}' was not ready after {waited}{when}: {waited_for}")
         }
         cause => {
@@ -277,7 +279,7 @@ fn not_ready_message(model: &ModelName, cause: &FailureCause, wait: &WaitDetails
 /// Text on why the wait ended, to append to what blocked the request.
 fn wait_expired_suffix(wait: &WaitDetails) -> String {
     wait.expired_limit
-        .map(|over| format!("; {} was over after {}", over.describe(), wait.waited))
+        .map(|over| format!("; {} expired after {}", over.describe(), wait.waited))
         .unwrap_or_default()
 }
 
@@ -292,7 +294,7 @@ impl std::fmt::Display for MemoryShortage {
         let Self { model, memory, available, permanent: never, wait } = self;
         let why = &wait.waited_for;
         if *never {
-            return write!(f, "Model '{model}' fits nowhere, whatever else is put away: {why}");
+            return write!(f, "Model '{model}' fits nowhere, even with all other models evicted: {why}");
         }
         write!(f, "Cannot schedule {model}: insufficient memory ({memory} needed, {available} free)")?;
         if !why.is_empty() {
@@ -348,8 +350,8 @@ impl ExchangeTimeout {
     const fn describe(self) -> &'static str {
         match self {
             Self::Connect => "no connection",
-            Self::FirstByte => "no byte of a stream",
-            Self::NonStream => "no whole answer",
+            Self::FirstByte => "no first byte of the stream",
+            Self::NonStream => "no complete answer",
             Self::Idle => "no further byte",
         }
     }
@@ -382,19 +384,19 @@ impl FailureCause {
     #[must_use]
     pub fn describe(&self) -> String {
         let words = match self {
-            Self::OutOfMemory => "the accelerator's memory did not suffice",
-            Self::PortTaken => "its port was taken",
-            Self::CommandNotFound => "there is no such command",
-            Self::PermissionDenied => "its command may not be run",
-            Self::NotLaunched => "the machine has no process, descriptor or memory left for it",
+            Self::OutOfMemory => "not enough accelerator memory",
+            Self::PortTaken => "its port was already in use",
+            Self::CommandNotFound => "its command does not exist",
+            Self::PermissionDenied => "no permission to run its command",
+            Self::NotLaunched => "the machine has no process, file descriptor or memory left for the engine",
             // A process reports its exit to its parent, which was an earlier gateway.
-            Self::Exited(-1) => "it ended, and how is not known",
+            Self::Exited(-1) => "the engine ended with an unknown status",
             Self::Exited(code) => return format!("exit status {code} ({self})"),
             Self::Killed(signal) => return format!("killed by signal {signal} ({self})"),
-            Self::Timeout => "it was not ready in time",
-            Self::Deadline => "the request may wait no longer",
-            Self::Unhealthy => "it answers, but not as an engine that serves",
-            Self::Hung => "no progress and no health",
+            Self::Timeout => "the deadline was exceeded",
+            Self::Deadline => "the request's wait expired",
+            Self::Unhealthy => "the engine answers, but not like an engine that can serve",
+            Self::Hung => "the engine makes no progress, and its health check fails",
             Self::WrongModel { serves, configured } if configured.is_empty() => {
                 return format!("the engine serves '{serves}', not the configured name ({})", self.class());
             }
@@ -404,16 +406,16 @@ impl FailureCause {
                     "the engine serves '{serves}', the configuration says '{configured}' ({class})"
                 );
             }
-            Self::PublicListener => "it listens on every interface",
-            Self::Refused => "it refused the call",
-            Self::SleepDenied => "it took the order to sleep and says that it is awake",
-            Self::Stopped => "it was stopped by order",
-            Self::Unreachable => "it cannot be reached",
-            Self::ConnectionBroken => "its connection broke in the middle of the answer",
-            Self::AcceleratorLost => "its accelerator was lost",
-            Self::Unschedulable => "no node takes its Pod",
-            Self::InsufficientRoom => "its Pod came to accelerators that have no room",
-            Self::PodNotRunnable => "its Pod cannot be run",
+            Self::PublicListener => "the engine listens on every interface",
+            Self::Refused => "the engine refused the call",
+            Self::SleepDenied => "the engine accepted the sleep call, but reports that it is awake",
+            Self::Stopped => "the engine was stopped on purpose",
+            Self::Unreachable => "the engine cannot be reached",
+            Self::ConnectionBroken => "the connection broke in the middle of the answer",
+            Self::AcceleratorLost => "the engine's accelerator was lost",
+            Self::Unschedulable => "no node accepts the engine's Pod",
+            Self::InsufficientRoom => "the engine's Pod was placed on accelerators without room",
+            Self::PodNotRunnable => "the engine's Pod cannot run",
         };
         format!("{words} ({self})")
     }

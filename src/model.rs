@@ -80,8 +80,10 @@ impl TryFrom<String> for EngineId {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let (model, replica) = text.rsplit_once('#').ok_or_else(|| format!("'{text}' names no engine"))?;
-        let replica = replica.parse().map_err(|_| format!("'{text}' names no engine"))?;
+        let (model, replica) =
+            text.rsplit_once('#').ok_or_else(|| format!("'{text}' is not an engine name (MODEL#REPLICA)"))?;
+        let replica =
+            replica.parse().map_err(|_| format!("'{text}' is not an engine name (MODEL#REPLICA)"))?;
         Ok(Self { model: model.into(), replica })
     }
 }

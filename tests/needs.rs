@@ -119,7 +119,7 @@ fn a_failure_of_what_is_needed_refuses_as_its_own_and_leaves_nothing_reserved() 
         Command::Refuse { fault: Fault::ModelNotReady { model, cause, wait }, .. } => {
             assert_eq!((model.as_str(), cause), ("top", &FailureCause::CommandNotFound));
             assert!(
-                wait.waited_for.starts_with("waits for 'base', which it needs: last start failed"),
+                wait.waited_for.starts_with("waits for its dependency 'base': last start failed"),
                 "{wait:?}"
             );
             true
@@ -156,8 +156,8 @@ fn a_model_that_can_never_have_what_it_needs_says_so_before_anybody_asks() {
     let fleet = world.fleet();
     let report = fleet.report(&fleet.plan(world.now()));
     for (name, why) in [
-        ("beside", "it can never start: it never fits beside all that it needs: "),
-        ("top", "it can never start: it needs 'large', which can never start: it needs 90Gi "),
+        ("beside", "can never start: the model never fits together with its dependencies: "),
+        ("top", "can never start: its dependency 'large' can never start: the model needs 90Gi "),
     ] {
         let line = &report.models[name];
         assert!(line.reason.starts_with(why), "{}", line.reason);

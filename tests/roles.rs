@@ -337,7 +337,7 @@ fn who_waits_at_a_follower_is_told_of_a_start_that_failed_as_at_the_leader() {
         assert_eq!(world.publish_failed("a", 1, leaders_now, 0), [], "the leader tries it once more");
         let told = refused(&world.publish_failed("a", 2, leaders_now, 4)).to_string();
         assert!(told.starts_with("Model 'a' failed to become ready: last start failed at "), "{told}");
-        assert!(told.contains("(exited:3), 2 failures in a row; tried again at "), "{told}");
+        assert!(told.contains("(exited:3), 2 failures in a row; next attempt at "), "{told}");
         assert!(world.reason("a").starts_with("failed"), "{}", world.reason("a"));
         let Fault::ModelNotReady { wait, .. } = refused(&world.after(1).arrive("a")).clone() else {
             panic!("it is left alone");

@@ -44,7 +44,7 @@ pub(crate) fn calls_of(ground: &ClusterResources, user: &ClusterUser) -> Result<
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
     let mut calls = Vec::new();
     for line in whole.lines() {
-        let event: Value = serde_json::from_str(line).context("a line of the audit log")?;
+        let event: Value = serde_json::from_str(line).context("cannot parse a line of the audit log")?;
         if event["user"]["username"] == user.name() {
             calls.extend(parse_call(&event));
         }

@@ -102,7 +102,9 @@ impl TestCluster {
             Ok(key) => Self::spawn(move |handle| Box::pin(async move { join(handle, &key) })),
             Err(_) => Self::start(),
         };
-        CLUSTER.get_or_init(|| shared().unwrap_or_else(|error| panic!("no test cluster: {error:#}")))
+        CLUSTER.get_or_init(|| {
+            shared().unwrap_or_else(|error| panic!("cannot start or join the test cluster: {error:#}"))
+        })
     }
 
     /// Starts a cluster and returns when its API server is ready.
@@ -318,7 +320,7 @@ impl ClusterInner {
     fn control_plane(&self) -> &ControlPlane {
         self.control_plane
             .as_ref()
-            .expect("the servers of a shared cluster are not to be touched: take TestCluster::start()")
+            .expect("a test must not disturb the servers of a shared cluster: use TestCluster::start()")
     }
 
     /// Returns a new number each time.
@@ -338,7 +340,7 @@ fn run_cluster_thread(
         .thread_name("cluster-io")
         .enable_all()
         .build()
-        .context("no runtime for the cluster");
+        .context("cannot build the cluster's runtime");
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => return drop(told.send(Err(error))),

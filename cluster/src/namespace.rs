@@ -34,7 +34,10 @@ impl Namespace {
             metadata: ObjectMeta { name: Some(name.clone()), ..ObjectMeta::default() },
             ..Object::default()
         };
-        Api::all(client.clone()).create(&PostParams::default(), &object).await.context("a namespace")?;
+        Api::all(client.clone())
+            .create(&PostParams::default(), &object)
+            .await
+            .context("cannot create a namespace")?;
         let made = Self { name, client, inner };
         // No Pod is admitted before the controllers have created the service account.
         wait::until(&made.api::<ServiceAccount>(), "default", "it to exist", Option::is_some).await?;

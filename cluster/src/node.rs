@@ -175,7 +175,7 @@ impl KubeletNode {
     /// # Errors
     /// The cgroups cannot be read.
     pub fn processes(&self, pod: &Pod) -> Result<Vec<i32>> {
-        PodsCgroup::of_cluster(&self.inner.resources).processes(&pod.uid().context("a Pod without a uid")?)
+        PodsCgroup::of_cluster(&self.inner.resources).processes(&pod.uid().context("the Pod has no uid")?)
     }
 
     /// Returns the runtime's log of this container after `restart` restarts. Each line has time, stream, `F` (or `P`
@@ -197,7 +197,10 @@ async fn set_accelerators(inner: &ClusterInner, name: &str, accelerators: u32) -
     let nodes: Api<Object> = Api::all(inner.users.client(inner.users.admin(), inner.api_server).await?);
     let status = json!({ "status": { "capacity": { ACCELERATOR_RESOURCE: accelerators.to_string() } } });
     let patch = Patch::Merge(status);
-    nodes.patch_status(name, &PatchParams::default(), &patch).await.context("the node's accelerators")?;
+    nodes
+        .patch_status(name, &PatchParams::default(), &patch)
+        .await
+        .context("cannot write the node's accelerators")?;
     let counted = |node: &Object| {
         let status = node.status.iter().flat_map(|status| &status.allocatable);
         status

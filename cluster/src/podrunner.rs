@@ -100,7 +100,7 @@ impl<'a> PodRunnerBuilder<'a> {
     /// # Errors
     /// Errors of the API server.
     pub async fn start(self) -> Result<PodRunner> {
-        let first = self.namespaces.first().context("a runner needs a namespace")?;
+        let first = self.namespaces.first().context("a Pod runner needs at least one namespace")?;
         let inner = Arc::clone(first.inner());
         let name = format!("{}-{}", first.name(), inner.next_number()?);
         let namespaces = self.namespaces.iter().map(|namespace| namespace.name().to_owned()).collect();

@@ -77,7 +77,7 @@ impl ClusterResources {
             .map(|n| NET_RANGE.start + (n + first) % (NET_RANGE.end - NET_RANGE.start))
             .filter_map(|net| u8::try_from(net).ok())
             .find_map(|net| Some((net, claim_address(Ipv4Addr::new(127, net, 0, 1))?)))
-            .context("no addresses: others hold all of 127.32 to 127.249, or one of the servers' ports on all of them")?;
+            .context("no addresses are free: other processes hold all of 127.32 to 127.249, or one of the servers' ports on each of them")?;
         let folder = create_folder()?;
         let watchdog = spawn_watchdog(net, &folder, OwnedFd::from(claim).into())?;
         Self::new(net, folder.clone(), folder, watchdog)
@@ -85,8 +85,8 @@ impl ClusterResources {
 
     /// Joins the cluster of another process, which [`ClusterResources::key`] names.
     pub(crate) fn join(key: &str) -> Result<Self> {
-        let (net, base) = key.split_once(':').context("a cluster's key is NUMBER:FOLDER")?;
-        let net = net.parse().context("the number of a cluster's addresses")?;
+        let (net, base) = key.split_once(':').context("the cluster's key is not NUMBER:FOLDER")?;
+        let net = net.parse().context("the number in the cluster's key is invalid")?;
         let folder = create_folder()?;
         let watchdog = spawn_watchdog(net, &folder, Stdio::null())?;
         Self::new(net, folder, base.into(), watchdog)
@@ -242,7 +242,7 @@ fn mark(net: u8, folder: &Path) -> String {
 
 fn mark_kept(folder: &Path) {
     if let Err(error) = fs::write(folder.join("keep"), "") {
-        eprintln!("the cluster's logs in {} cannot be kept: {error}", folder.display());
+        eprintln!("cannot keep the cluster's logs in {}: {error}", folder.display());
     }
 }
 
@@ -255,7 +255,7 @@ fn keep_on_panic(folder: &Path, base: &Path) {
         for of in [&folder, &base].into_iter().take(if folder == base { 1 } else { 2 }) {
             if of.exists() {
                 mark_kept(of);
-                eprintln!("the cluster's logs stay in {}", of.join("logs").display());
+                eprintln!("the cluster's logs are kept in {}", of.join("logs").display());
             }
         }
     }));

@@ -115,7 +115,7 @@ impl ServerProcess {
         &mut self,
         ready: impl Fn() -> F,
     ) -> Result<()> {
-        let Some(process) = &self.process else { bail!("{} does not run", self.name) };
+        let Some(process) = &self.process else { bail!("{} is not running", self.name) };
         let asked = async {
             while !ready().await {
                 time::sleep(READY_POLL_INTERVAL).await;
@@ -128,7 +128,7 @@ impl ServerProcess {
                 Err(_) => "is not ready",
             },
         };
-        bail!("{} {outcome}. Its last words:\n{}", self.name, self.log_tail()?)
+        bail!("{} {outcome}. The end of its log:\n{}", self.name, self.log_tail()?)
     }
 
     fn log_tail(&self) -> io::Result<String> {

@@ -84,7 +84,8 @@ impl ClusterUsers {
     /// Joins the users of another process's cluster, whose folder is `base`. New certificates go into `folder`.
     pub(crate) fn join(folder: PathBuf, base: &Path) -> Result<Self> {
         fs::create_dir_all(&folder)?;
-        fs::copy(base.join("ca.pem"), folder.join("ca.pem")).context("the cluster's authority")?;
+        fs::copy(base.join("ca.pem"), folder.join("ca.pem"))
+            .context("cannot copy the cluster's CA certificate")?;
         let authority = authority(KeyPair::from_pem(&fs::read_to_string(base.join("ca.key"))?)?)?;
         let admin = ClusterUser { name: "admin".to_owned(), credentials: Value::Null };
         let mut users = Self { folder, authority: Arc::new(authority), admin };
@@ -219,7 +220,7 @@ pub(crate) async fn service_account(client: Client, namespace: &str, name: &str)
         ..TokenRequest::default()
     };
     let made = accounts.create_token_request(name, &PostParams::default(), &request).await?;
-    let token = made.status.context("a token request without an answer")?.token;
+    let token = made.status.context("the token request returned no token")?.token;
     Ok(ClusterUser::with_token(account_name(namespace, name), &token))
 }
 

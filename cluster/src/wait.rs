@@ -44,8 +44,8 @@ where
     match time::timeout(WAIT_TIMEOUT, found).await {
         Ok(found) => found,
         Err(_) => {
-            let last = serde_json::to_string_pretty(&last).context("what it was")?;
-            bail!("waited {} s for {what} of {name}; it was last {last}", WAIT_TIMEOUT.as_secs())
+            let last = serde_json::to_string_pretty(&last).context("cannot serialize the last state")?;
+            bail!("waited {} s for {what} of {name}; its last state was {last}", WAIT_TIMEOUT.as_secs())
         }
     }
 }

@@ -74,7 +74,7 @@ pub fn run(start: AppOptions) -> anyhow::Result<ExitCode> {
         .max_blocking_threads(MAX_BLOCKING_THREADS)
         .enable_all()
         .build()
-        .context("cannot start the runtime")?;
+        .context("cannot start the async runtime")?;
     let code = runtime.block_on(serve(start));
     runtime.shutdown_timeout(Duration::from_secs(1));
     code
@@ -88,9 +88,10 @@ async fn serve(
         config.reserve_memory_utilization(&found, config.headroom);
         config.core.accelerators = found;
     }
-    let mut signals = ControlSignals::new(source.file.as_deref()).context("cannot listen to signals")?;
+    let mut signals = ControlSignals::new(source.file.as_deref())
+        .context("cannot watch for signals and for changes of the configuration file")?;
     let certificates = config.tls.iter().flat_map(config::TlsConfig::files).cloned().collect();
-    signals.watch(certificates).context("cannot watch the certificates")?;
+    signals.watch(certificates).context("cannot watch the certificate files")?;
     let clock = wall_anchored_clock();
     let shown = config.clone();
     let config = Arc::new(ArcSwap::from_pointee(config));
@@ -200,7 +201,7 @@ async fn serve(
                 }
                 // The watch starts before the files are read: a change before the watch goes unnoticed.
                 if let Err(error) = signals.watch(reload.certificates()) {
-                    tracing::warn!(%error, "certificates are not watched; SIGHUP reloads them");
+                    tracing::warn!(%error, "cannot watch the certificate files; send SIGHUP to reload them");
                 }
                 if matches!(asked, ControlSignal::Reload) {
                     reload.reload(&mut home);
@@ -210,11 +211,11 @@ async fn serve(
             }
             next = home.next_event() => match next {
                 PlatformChange::ObjectsChanged => reload.apply_objects(&mut home),
-                PlatformChange::TaskEnded => anyhow::bail!("a task without which this gateway must not go on ended"),
+                PlatformChange::TaskEnded => anyhow::bail!("a required cluster task ended (election or object watches)"),
             },
             ended = &mut driver => {
                 // Without the driver no engine wakes. Engines live on, and the next start adopts them.
-                return Err(ended.err().map_or_else(|| anyhow::anyhow!("the driver ended"), Into::into));
+                return Err(ended.err().map_or_else(|| anyhow::anyhow!("the driver ended unexpectedly"), Into::into));
             }
             ended = &mut api => return Err(listener_error(ended)),
             ended = &mut admin => return Err(listener_error(ended)),
@@ -257,7 +258,7 @@ fn start_deferred<I>(work: oneshot::Sender<I>, with: I) {
 }
 
 fn discover(headroom: Bytes) -> anyhow::Result<Vec<rouse::model::Accelerator>> {
-    crate::platform::local::discover(headroom).context("no accelerator was found")
+    crate::platform::local::discover(headroom).context("cannot detect the accelerators")
 }
 
 /// Returns the clock for decisions: wall time read once, then advanced by a monotonic clock.
@@ -324,7 +325,7 @@ async fn persist_periodically(handle: DriverHandle, platform: Arc<dyn Platform>)
 
 fn listener_error(ended: Result<Result<(), crate::serve::Error>, tokio::task::JoinError>) -> anyhow::Error {
     match ended {
-        Ok(Ok(())) => anyhow::anyhow!("a listener ended"),
+        Ok(Ok(())) => anyhow::anyhow!("a listener ended unexpectedly"),
         Ok(Err(error)) => error.into(),
         Err(error) => error.into(),
     }
@@ -348,7 +349,10 @@ impl ShutdownSequence {
         // Stepping down comes first, since other gateways wait for it and this process may be killed early.
         home.step_down();
         let grace = home.grace(&self.config.shutdown).await;
-        tracing::info!(%grace, "shutting down: no new connections; exchanges may finish; a second signal means now");
+        tracing::info!(
+            %grace,
+            "shutting down: no new connections, running requests may finish; send a second signal to skip the wait"
+        );
         let mut api_ended = false;
         tokio::select! {
             _ = &mut self.api => api_ended = true,
@@ -362,7 +366,7 @@ impl ShutdownSequence {
         self.handle.send_event(Event::Shutdown { stop_engines });
         let stop = self.config.core.settings.timeouts.stop_grace.duration() + Duration::from_secs(10);
         if tokio::time::timeout(stop, &mut self.driver).await.is_err() {
-            tracing::error!("engines did not end in time; they are adopted or ended at the next start");
+            tracing::error!("engines did not stop in time; the next start adopts or stops them");
             self.driver.abort();
         }
         self.stage.send_replace(ShutdownStage::Terminating);
@@ -376,5 +380,5 @@ impl ShutdownSequence {
 /// Describes the settings that a reload could not change.
 pub(crate) fn restart_needed(diff: &config::ConfigDiff) -> Option<String> {
     (!diff.needs_restart.is_empty())
-        .then(|| format!("{} take effect at the next start", diff.needs_restart.join(", ")))
+        .then(|| format!("restart the gateway to apply changes of {}", diff.needs_restart.join(", ")))
 }

@@ -21,9 +21,9 @@ pub const EXIT_UNAVAILABLE: u8 = 69;
 
 /// Shown below the help, and so by a start without a configuration.
 const NEXT_STEPS_HELP: &str = "\
-What to do next:
-  rouse-gateway demo                 Try it: pretended models on pretended accelerators, no GPU needed
-  rouse-gateway check rouse.yaml     Check a configuration before it is used
+Next steps:
+  rouse-gateway demo                 Try Rouse with simulated models and accelerators, no GPU needed
+  rouse-gateway check rouse.yaml     Check a configuration before you use it
   rouse-gateway --config rouse.yaml  Serve its models";
 
 /// An OpenAI-compatible gateway that wakes models.
@@ -193,7 +193,7 @@ pub fn run(cli: Cli) -> ExitCode {
 
 /// A service without its configuration must fail instead of serving something else.
 fn report_missing_config() -> ExitCode {
-    eprintln!("rouse-gateway: there is no configuration: --config FILE says which models to serve\n");
+    eprintln!("rouse-gateway: no configuration given: pass --config FILE or set ROUSE_CONFIG\n");
     eprint!("{}", Cli::command().render_help());
     EXIT_USAGE.into()
 }
@@ -204,8 +204,10 @@ fn replay(file: &std::path::Path) -> anyhow::Result<ExitCode> {
 }
 
 fn run_admin_command(command: CliCommand) -> anyhow::Result<ExitCode> {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the async runtime")?;
     let done = |()| ExitCode::SUCCESS;
     runtime.block_on(async {
         match command {

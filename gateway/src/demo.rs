@@ -110,9 +110,9 @@ pub fn welcome(api: SocketAddr, admin: SocketAddr, program: &str) -> String {
         )
     };
     format!(
-        "This is the demonstration: {names} (pretended models) on two pretended accelerators\nthat cannot all be \
-         awake at once. The inference API is at http://{api}, the admin API at\nhttp://{admin}. Try a cold \
-         model:\n\n{}\nThen one that does not fit beside it, and ask why things are as they are:\n\n{}  \
+        "This demo serves {names} (simulated models) on two simulated accelerators,\nwhich cannot hold all of them \
+         at once. The inference API is at http://{api}, the admin API at\nhttp://{admin}. Send a request to a cold \
+         model:\n\n{}\nThen to one that does not fit beside it, and ask why each model is in its state:\n\n{}  \
          {program} ps --admin {admin}\n  {program} explain {first} --admin {admin}\n",
         curl(first),
         curl(last),
@@ -177,14 +177,14 @@ mod tests {
         let (api, admin) = (([127, 0, 0, 1], 8080).into(), ([127, 0, 0, 1], 8180).into());
         let welcome = welcome(api, admin, "target/quick/rouse-gateway");
         insta::assert_snapshot!(welcome, @r###"
-        This is the demonstration: tiny-llama, tiny-qwen, tiny-mistral (pretended models) on two pretended accelerators
-        that cannot all be awake at once. The inference API is at http://127.0.0.1:8080, the admin API at
-        http://127.0.0.1:8180. Try a cold model:
+        This demo serves tiny-llama, tiny-qwen, tiny-mistral (simulated models) on two simulated accelerators,
+        which cannot hold all of them at once. The inference API is at http://127.0.0.1:8080, the admin API at
+        http://127.0.0.1:8180. Send a request to a cold model:
 
           curl -N http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \
             -d '{"model":"tiny-llama","stream":true,"messages":[{"role":"user","content":"Hello"}]}'
 
-        Then one that does not fit beside it, and ask why things are as they are:
+        Then to one that does not fit beside it, and ask why each model is in its state:
 
           curl -N http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \
             -d '{"model":"tiny-mistral","stream":true,"messages":[{"role":"user","content":"Hello"}]}'

@@ -136,7 +136,7 @@ impl Metrics {
         let disconnects = counters(
             &registry,
             "rouse_client_disconnects_total",
-            "Clients that left before their response was complete, by what they waited for",
+            "Clients that disconnected before their response was complete, by phase",
             "phase",
         );
         Self {
@@ -149,7 +149,7 @@ impl Metrics {
                 expect_valid(Histogram::with_opts(
                     HistogramOpts::new(
                         "rouse_added_latency_seconds",
-                        "What the gateway itself added to a request that found its model awake",
+                        "Time that the gateway itself added to a request that found its model awake",
                     )
                     .buckets(ADDED_LATENCY_BUCKETS.to_vec()),
                 )),
@@ -157,20 +157,20 @@ impl Metrics {
             refusals: counters(
                 &registry,
                 "rouse_admission_refusals_total",
-                "Requests that were refused, by the code of the error",
+                "Refused requests, by error code",
                 "reason",
             ),
             disconnects: labels::PHASES
                 .map(|phase| disconnects.with_label_values(&[labels::phase_label(phase)])),
             connections: register(
                 &registry,
-                expect_valid(IntGauge::new("rouse_connections", "Open connections of clients to the API")),
+                expect_valid(IntGauge::new("rouse_connections", "Open client connections to the API")),
             ),
             connections_moved: register(
                 &registry,
                 expect_valid(IntCounter::new(
                     "rouse_connections_moved_total",
-                    "Connections that another thread serves than the one that accepted them",
+                    "Connections that were moved from the thread that accepted them to another thread",
                 )),
             ),
             kubernetes_writes: register(
@@ -178,7 +178,7 @@ impl Metrics {
                 expect_valid(IntCounterVec::new(
                     Opts::new(
                         "rouse_kubernetes_writes_total",
-                        "Writes to the Kubernetes API, by the object's kind and how they ended",
+                        "Writes to the Kubernetes API, by object kind and outcome",
                     ),
                     &["kind", "outcome"],
                 )),
@@ -187,7 +187,7 @@ impl Metrics {
                 &registry,
                 expect_valid(IntCounter::new(
                     "rouse_swaps_total",
-                    "Models that were put away so that another one could be awake",
+                    "Evictions that made room for another model",
                 )),
             ),
             reloads: counters(
@@ -201,7 +201,7 @@ impl Metrics {
                 expect_valid(IntGaugeVec::new(
                     Opts::new(
                         "rouse_tls_certificate_expiry_seconds",
-                        "When the certificate that is shown to clients ends, in seconds of Unix time",
+                        "Expiry of the certificate that clients see, in seconds of Unix time",
                     ),
                     &[],
                 )),
@@ -338,7 +338,7 @@ impl Metrics {
 }
 
 fn build_info(registry: &Registry) -> IntGaugeVec {
-    let opts = Opts::new("rouse_build_info", "Always 1; the labels say which build this is");
+    let opts = Opts::new("rouse_build_info", "Always 1; the label names the version of this build");
     register(registry, expect_valid(IntGaugeVec::new(opts, &["version"])))
 }
 

@@ -328,7 +328,7 @@ impl PairingController {
         }
         self.pod_events.update_waiting(&plan.planned_nodes, &plan.reasons, &mut self.tasks);
         for ((node, requester), why) in plan.reasons {
-            tracing::debug!(%requester, why, "a requester waits");
+            tracing::debug!(%requester, reason = why, "requester waits");
             let known = self.core.node(&node).filter(|known| known.engine_of(&requester).is_none());
             let waiting = known.and_then(|known| known.requesters.get(&requester));
             if let (Some(waiting), Some(own)) = (waiting, self.index.requester(&requester)) {
@@ -376,7 +376,7 @@ async fn list(all: &[WatchTarget<Pod>], awaited: &InitialLists) -> Vec<Delta<Pod
                     break;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "Pods were not listed; they are asked for again");
+                    tracing::warn!(%error, "Pod list failed, retrying");
                     time::sleep(LIST_RETRY_DELAY).await;
                 }
             }

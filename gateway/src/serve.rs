@@ -41,17 +41,17 @@ pub enum ShutdownStage {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "address {address} is in use by another process, maybe by a gateway that runs already: `ss -ltnp 'sport = :{}'` \
-         shows which. End that one, or take another address with --{listener} ADDR or listen.{listener}", .address.port()
+        "cannot listen on {address}: address in use by another process, maybe another gateway; find it with \
+         `ss -ltnp 'sport = :{}'` and stop it, or set another address with --{listener} ADDR or listen.{listener}", .address.port()
     )]
     InUse { address: SocketAddr, listener: &'static str },
     #[error("cannot listen on {address}: {source}")]
     Bind { address: SocketAddr, source: io::Error },
     #[error("cannot start a serving thread: {0}")]
     Thread(io::Error),
-    #[error("tls is configured and its certificates were not read")]
+    #[error("tls is configured, but its certificates were not read")]
     NoIdentity,
-    #[error("the {0} listener ended: {1}")]
+    #[error("the {0} listener failed: {1}")]
     Ended(&'static str, io::Error),
 }
 

@@ -50,11 +50,11 @@ pub struct Telemetry {
 /// Why telemetry cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("logs.access: {}: {source}", .path.display())]
+    #[error("logs.access: cannot open {}: {source}", .path.display())]
     Access { path: std::path::PathBuf, source: std::io::Error },
-    #[error("cannot start the access log's thread: {0}")]
+    #[error("cannot start the access log thread: {0}")]
     Thread(std::io::Error),
-    #[error("telemetry: {0}")]
+    #[error("telemetry: cannot set up trace export: {0}")]
     Traces(String),
 }
 

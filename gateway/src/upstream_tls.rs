@@ -72,7 +72,7 @@ fn log_once(backend: &str, trouble: Option<&io::Error>, logged: &Mutex<String>) 
     let why = trouble.map(ToString::to_string).unwrap_or_default();
     let mut logged = logged.lock().unwrap_or_else(PoisonError::into_inner);
     if !why.is_empty() && *logged != why {
-        tracing::warn!(backend, why, "a backend cannot be spoken to by TLS");
+        tracing::warn!(backend, reason = why, "TLS connection to the backend failed");
     }
     *logged = why;
 }
@@ -84,7 +84,8 @@ fn explain_tls_error(error: io::Error) -> io::Error {
     if cause != Some(&unknown) {
         return error;
     }
-    let trusted = "trusted are the roots that SSL_CERT_FILE and SSL_CERT_DIR name, or else the machine's";
+    let trusted =
+        "the gateway trusts the roots in SSL_CERT_FILE and SSL_CERT_DIR, or else the machine's roots";
     io::Error::new(error.kind(), format!("{error}; {trusted}"))
 }
 

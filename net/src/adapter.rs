@@ -117,11 +117,11 @@ impl Adapter {
             reply = self.client.get(path, within).await;
         }
         match reply {
-            Ok(reply) if reply.success() => (EngineHealth::Healthy, format!("GET {path} was answered well")),
-            Ok(reply) if reply.gated => (EngineHealth::Gated, "its stub lets nobody in".to_owned()),
-            Ok(reply) => {
-                (EngineHealth::Unhealthy, format!("GET {path} was answered with status {}", reply.status))
+            Ok(reply) if reply.success() => (EngineHealth::Healthy, format!("GET {path} succeeded")),
+            Ok(reply) if reply.gated => {
+                (EngineHealth::Gated, "the engine's stub forwards no requests".to_owned())
             }
+            Ok(reply) => (EngineHealth::Unhealthy, format!("GET {path} returned status {}", reply.status)),
             Err(failure) => (EngineHealth::Unreachable, format!("GET {path}: {failure}")),
         }
     }

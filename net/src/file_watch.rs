@@ -66,7 +66,7 @@ impl FileWatcher {
         let mut watch = Self { inotify, files, flags, debounce: settle, missing, retry_at: Instant::now() };
         watch.add();
         for folder in &watch.missing {
-            tracing::warn!(folder = %folder.display(), "cannot be watched yet; it is tried again");
+            tracing::warn!(folder = %folder.display(), "cannot watch the folder yet, retrying");
         }
         Ok(watch)
     }
@@ -102,7 +102,7 @@ impl FileWatcher {
                 Ok(events) if events.iter().any(|event| self.is_relevant(event)) => return,
                 Ok(_) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "files are not watched; that is tried again");
+                    tracing::warn!(%error, "watching files failed, retrying");
                     self.missing = folders(&self.files);
                     self.retry_at = Instant::now() + RETRY_INTERVAL;
                 }
@@ -127,7 +127,7 @@ impl FileWatcher {
                 self.inotify = inotify;
                 self.add();
             }
-            Err(error) => tracing::warn!(%error, "files are not watched; that is tried again"),
+            Err(error) => tracing::warn!(%error, "watching files failed, retrying"),
         }
     }
 

@@ -56,11 +56,11 @@ pub struct HttpClientReply {
 /// Why no response arrived.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HttpClientError {
-    #[error("no connection")]
+    #[error("connection failed")]
     Unreachable,
-    #[error("no TLS: {0}")]
+    #[error("TLS failed: {0}")]
     Tls(Arc<str>),
-    #[error("no answer in time")]
+    #[error("timed out")]
     Timeout,
     #[error("the connection broke")]
     Broken,

@@ -15,11 +15,11 @@ pub const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Why a query failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("no NVIDIA driver here ({0})")]
+    #[error("no NVIDIA driver found ({0})")]
     NoDriver(String),
-    #[error("accelerator {0} is gone")]
+    #[error("accelerator {0} is lost")]
     Lost(AcceleratorId),
-    #[error("there is no accelerator number {0}")]
+    #[error("there is no accelerator with index {0}")]
     NoSuchIndex(String),
     #[error("NVML: {0}")]
     Failed(#[from] NvmlError),

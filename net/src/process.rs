@@ -134,7 +134,7 @@ async fn wait_for_exit(fd: &AsyncFd<OwnedFd>) {
 fn reap(pid: i32) {
     match waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG)) {
         Ok(_) | Err(Errno::ECHILD) => {}
-        Err(error) => tracing::debug!(pid, %error, "cannot reap"),
+        Err(error) => tracing::debug!(pid, %error, "cannot reap the process"),
     }
 }
 
@@ -149,6 +149,6 @@ fn kill(pid: i32, signal: Signal) {
 fn log_signal_error(pid: i32, result: nix::Result<()>) {
     match result {
         Ok(()) | Err(Errno::ESRCH) => {}
-        Err(error) => tracing::error!(pid, %error, "cannot signal"),
+        Err(error) => tracing::error!(pid, %error, "cannot signal the process"),
     }
 }

@@ -141,13 +141,13 @@ impl EngineDiagnostics {
     /// The part that clients may read: how a probe was answered, in the gateway's own words.
     #[must_use]
     pub fn for_clients(&self) -> String {
-        self.probe.as_ref().map(|probe| format!("; its last probe: {probe}")).unwrap_or_default()
+        self.probe.as_ref().map(|probe| format!("; last probe: {probe}")).unwrap_or_default()
     }
 
     /// The part for the admin only.
     #[must_use]
     pub fn for_admin(&self) -> String {
-        let line = self.last_line.as_ref().map(|line| format!("; it wrote last: {line}"));
+        let line = self.last_line.as_ref().map(|line| format!("; last output: {line}"));
         let system = self.system.as_ref().map(|system| format!("; {system}"));
         system.into_iter().chain(line).collect()
     }
@@ -160,9 +160,9 @@ impl FailureRecord {
         let what = match self.stage {
             FailureStage::Starting => "last start failed",
             FailureStage::Waking => "last wake failed",
-            FailureStage::Serving => "failed while it served",
+            FailureStage::Serving => "failed while serving",
             FailureStage::FallingAsleep => "failed to fall asleep",
-            FailureStage::Sleeping => "failed in its sleep",
+            FailureStage::Sleeping => "failed while asleep",
         };
         let row = if self.count > 1 { format!(", {} failures in a row", self.count) } else { String::new() };
         format!("{what} at {at}: {}{row}", self.cause.describe())
@@ -212,14 +212,14 @@ impl LastOutcome {
             EngineOutcome::Failed(failure) => failure.describe(at),
             EngineOutcome::Deactivated { successor: Some(to), .. } => format!("evicted at {at} for {to}"),
             EngineOutcome::Deactivated { reason: why, .. } => match why {
-                Some(CloseReason::Idle) => format!("put away at {at}, unused"),
+                Some(CloseReason::Idle) => format!("deactivated at {at}, idle"),
                 Some(CloseReason::Turn) => format!("evicted at {at}"),
-                Some(CloseReason::Operator) => format!("put away at {at} by order"),
+                Some(CloseReason::Operator) => format!("deactivated at {at} by an operator"),
                 Some(CloseReason::Outdated) => format!("stopped at {at}: its configuration changed"),
-                Some(CloseReason::Shutdown) => format!("stopped at {at} with the gateway"),
+                Some(CloseReason::Shutdown) => format!("stopped at {at}: the gateway shut down"),
                 // Any other fault is recorded as a failure, not as a deactivation.
                 Some(CloseReason::Fault | CloseReason::SleepDenied) => {
-                    format!("stopped at {at}: it did not fall asleep")
+                    format!("stopped at {at}: the engine did not fall asleep")
                 }
                 Some(CloseReason::PublishedNotAwake) | None => format!("stopped at {at}"),
             },
@@ -233,7 +233,7 @@ pub fn logs_hint(spec: &ModelSpec) -> String {
     match spec.accelerators {
         AcceleratorRequirement::InPool { .. } => String::new(),
         AcceleratorRequirement::Count(_) | AcceleratorRequirement::Ids(_) => {
-            format!("; 'rouse-gateway logs {}' shows what it wrote", spec.name)
+            format!("; see 'rouse-gateway logs {}'", spec.name)
         }
     }
 }
@@ -394,7 +394,7 @@ mod tests {
         engine.transition_to(gone, Tick(3000));
         let failure = engine.failure().unwrap();
         assert_eq!((failure.count, &failure.cause), (2, &FailureCause::Timeout));
-        assert_eq!(failure.diagnostics.describe(), "; its last probe: status 503; it wrote last: Loading");
+        assert_eq!(failure.diagnostics.describe(), "; last probe: status 503; last output: Loading");
     }
 
     #[test]
@@ -414,12 +414,12 @@ mod tests {
         assert!(!evicted.failed_to_start());
         let mut idle = engine(draining(CloseReason::Idle));
         idle.transition_to(stopped.clone(), Tick(5000));
-        assert_eq!(described(&idle), "put away at 00:00:05.000, unused");
+        assert_eq!(described(&idle), "deactivated at 00:00:05.000, idle");
         let mut sleeper = engine(LifecycleState::Asleep { level: SleepLevel::One });
         sleeper.transition_to(stopped.clone(), Tick(5000));
         assert_eq!(described(&sleeper), "stopped at 00:00:05.000");
         sleeper.set_stop_reason(CloseReason::Idle);
-        assert_eq!(described(&sleeper), "put away at 00:00:05.000, unused");
+        assert_eq!(described(&sleeper), "deactivated at 00:00:05.000, idle");
         sleeper.set_successor(&"gamma".into());
         assert_eq!(described(&sleeper), "evicted at 00:00:05.000 for gamma");
         let mut abandoned = engine(LifecycleState::Loading);

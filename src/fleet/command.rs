@@ -164,8 +164,10 @@ impl fmt::Display for Command {
                 write!(f, "put {engine} to sleep at level {}", level.number())
             }
             Self::Wake { engine, level, .. } => write!(f, "wake {engine} from level {}", level.number()),
-            Self::Stop { engine, grace, .. } => write!(f, "stop {engine}, by force after {grace}"),
-            Self::AwaitStub { engine, .. } => write!(f, "let nobody in to {engine} until its stub does"),
+            Self::Stop { engine, grace, .. } => write!(f, "stop {engine}, forcibly after {grace}"),
+            Self::AwaitStub { engine, .. } => {
+                write!(f, "hold requests to {engine} until its stub opens the gate")
+            }
             Self::ReadMeter { accelerator, after } if after.0 == 0 => {
                 write!(f, "read the meter of {accelerator}")
             }
@@ -177,7 +179,7 @@ impl fmt::Display for Command {
             Self::CloseGate { engine, .. } => write!(f, "close the gate of {engine}"),
             Self::RevokeLeases { engine, fault, .. } => write!(f, "revoke the leases of {engine}: {fault}"),
             Self::Grant { waiter, engine, canary, .. } => {
-                let first = if *canary { " as its first" } else { "" };
+                let first = if *canary { " as the canary" } else { "" };
                 write!(f, "grant waiter {} a lease on {engine}{first}", waiter.0)
             }
             Self::Refuse { waiter, fault } => write!(f, "refuse waiter {}: {fault}", waiter.0),

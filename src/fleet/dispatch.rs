@@ -290,7 +290,7 @@ fn refuse<'w>(
             Some(fault) => fault,
             None if late => verdicts.deadline_fault(model, wait),
             None if crowds.beyond_model_limit.contains(&waiter.id) => {
-                let message = format!("too many requests wait for '{model}' (its own queue.maxWaiting)");
+                let message = format!("too many requests wait for '{model}' (the model's queue.maxWaiting)");
                 Fault::QueueFull { message, wait }
             }
             None => {

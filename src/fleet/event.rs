@@ -440,8 +440,8 @@ impl fmt::Display for Event {
                 let (models, gpus) = (configuration.models.len(), configuration.accelerators.len());
                 write!(f, "configured: {models} model{}, {gpus} accelerator{}", plural(models), plural(gpus))
             }
-            Self::MeasurementsRestored { model, .. } => write!(f, "what an earlier life learned of {model}"),
-            Self::AdoptionDone => f.write_str("everything that ran is known"),
+            Self::MeasurementsRestored { model, .. } => write!(f, "measurements of {model} restored"),
+            Self::AdoptionDone => f.write_str("adoption of running engines is complete"),
             Self::Arrived { waiter } => {
                 let kind = if waiter.stream { "stream" } else { "request" };
                 write!(f, "waiter {} arrives: a {kind} for {}", waiter.id.0, waiter.model)
@@ -451,30 +451,32 @@ impl fmt::Display for Event {
                 write!(f, "{engine} has {leases} lease{}", if *leases == 1 { "" } else { "s" })
             }
             Self::EjectionChanged { engine, until: Some(_), .. } => {
-                write!(f, "{engine} is left out: requests to it fail")
+                write!(f, "{engine} is ejected: its requests fail")
             }
-            Self::EjectionChanged { engine, .. } => write!(f, "{engine} is not left out"),
+            Self::EjectionChanged { engine, .. } => write!(f, "{engine} is no longer ejected"),
             Self::StubGateClosed { engine, .. } => {
-                write!(f, "{engine} is behind a closed gate, says its stub")
+                write!(f, "the stub of {engine} reports a closed gate")
             }
-            Self::StubGateOpened { engine, .. } => write!(f, "the stub of {engine} has opened its gate"),
+            Self::StubGateOpened { engine, .. } => write!(f, "the stub of {engine} opened its gate"),
             Self::Served { model, key, tokens } => write!(f, "{model} served {tokens} tokens to {key}"),
-            Self::FairnessRestored { model, .. } => write!(f, "what keys were served by {model} before"),
-            Self::StateRestored { state } => write!(f, "what was known before: {}", state.summary()),
+            Self::FairnessRestored { model, .. } => write!(f, "fairness counters of {model} restored"),
+            Self::StateRestored { state } => write!(f, "state restored: {}", state.summary()),
             Self::RemoteDemand { gateway, demand: Some(demand) } => {
                 let sum =
                     |of: fn(&GatewayDemand) -> u32| demand.values().map(|d| u64::from(of(d))).sum::<u64>();
                 let (waiting, in_flight) = (sum(|d| d.waiting), sum(|d| d.in_flight));
-                write!(f, "{gateway} has {waiting} waiting and {in_flight} in flight")
+                write!(f, "{gateway} reports {waiting} waiting and {in_flight} in-flight requests")
             }
             Self::RemoteDemand { gateway, demand: None } => write!(f, "{gateway} is gone"),
             Self::LeadershipChanged { leads: true } => f.write_str("this gateway leads"),
             Self::LeadershipChanged { .. } => f.write_str("another gateway leads"),
             Self::ApiServerChanged { answers: true } => f.write_str("the cluster's API server answers"),
             Self::ApiServerChanged { .. } => f.write_str("the cluster's API server does not answer"),
-            Self::PeersChanged { exist: true } => f.write_str("there are other gateways"),
-            Self::PeersChanged { .. } => f.write_str("there is no other gateway"),
-            Self::GenerationFloor { generation } => write!(f, "lives are counted from {generation} on"),
+            Self::PeersChanged { exist: true } => f.write_str("other gateways exist"),
+            Self::PeersChanged { .. } => f.write_str("no other gateway exists"),
+            Self::GenerationFloor { generation } => {
+                write!(f, "new engine generations start above {generation}")
+            }
             Self::Published { engine, published: Some(published), .. } => {
                 write!(f, "{engine} is published as {:?}", published.state)
             }
@@ -485,14 +487,16 @@ impl fmt::Display for Event {
                 let names: Vec<_> = accelerators.iter().map(AcceleratorId::as_str).collect();
                 write!(f, "{engine} is placed on {}", names.join(" and "))
             }
-            Self::Conflict { engine, .. } => write!(f, "{engine} is not placed: somebody reserved first"),
+            Self::Conflict { engine, .. } => {
+                write!(f, "{engine} is not placed: another reservation came first")
+            }
             Self::Started { engine, .. } => write!(f, "{engine} runs"),
             Self::Profiled { engine, .. } => write!(f, "{engine} has measured its memory"),
             Self::Ready { engine, .. } => write!(f, "{engine} is ready"),
             Self::Slept { engine, level, .. } => write!(f, "{engine} sleeps at level {}", level.number()),
-            Self::SleepFailed { engine, cause, .. } => write!(f, "{engine} does not fall asleep: {cause}"),
-            Self::WakeFailed { engine, cause, .. } => write!(f, "{engine} does not wake: {cause}"),
-            Self::StartFailed { engine, cause, .. } => write!(f, "{engine} does not start: {cause}"),
+            Self::SleepFailed { engine, cause, .. } => write!(f, "{engine} failed to fall asleep: {cause}"),
+            Self::WakeFailed { engine, cause, .. } => write!(f, "{engine} failed to wake: {cause}"),
+            Self::StartFailed { engine, cause, .. } => write!(f, "{engine} failed to start: {cause}"),
             Self::Gone { engine, cause, .. } => write!(f, "{engine} is gone: {cause}"),
             Self::Diagnostics { engine, diagnostics: symptoms, .. } => {
                 write!(f, "{engine} does not serve{}", symptoms.describe())
@@ -505,20 +509,20 @@ impl fmt::Display for Event {
             Self::MeterRead { accelerator, used, .. } => write!(f, "{accelerator} has {used} in use"),
             Self::UsageObserved { engine, used, .. } => write!(f, "{engine} uses {used} of an accelerator"),
             Self::AcceleratorLost { accelerator } => write!(f, "{accelerator} is lost"),
-            Self::AcceleratorRecovered { accelerator } => write!(f, "{accelerator} is back"),
+            Self::AcceleratorRecovered { accelerator } => write!(f, "{accelerator} recovered"),
             Self::Adopted { engine, found, .. } => {
                 let state = match found.asleep {
                     Some(level) => format!("asleep at level {}", level.number()),
                     None if found.ready => "awake".to_owned(),
                     None => "not ready".to_owned(),
                 };
-                write!(f, "{engine} is found running, {state}")
+                write!(f, "{engine} was found running, {state}")
             }
             Self::OperatorRequest { operation, model, action: order } => {
                 write!(f, "order {}: {order} {model}", operation.0)
             }
-            Self::Shutdown { stop_engines: true } => f.write_str("shut down, and the engines with it"),
-            Self::Shutdown { .. } => f.write_str("shut down; the engines stay"),
+            Self::Shutdown { stop_engines: true } => f.write_str("shutdown: the engines stop"),
+            Self::Shutdown { .. } => f.write_str("shutdown: the engines keep running"),
         }
     }
 }

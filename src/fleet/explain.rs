@@ -75,20 +75,20 @@ impl ModelReason {
 
     /// Converts a dependency's reason into that of its dependent.
     pub(in crate::fleet) fn for_dependent(mut self, model: &ModelName) -> Self {
-        self.text = format!("waits for '{model}', which it needs: {}", self.text);
+        self.text = format!("waits for its dependency '{model}': {}", self.text);
         self.named_models.push(model.clone());
         self
     }
 
     /// Reason of an awake model whose places are all taken.
     pub(in crate::fleet) fn at_capacity() -> Self {
-        Self::starting("every place of its maxConcurrency is taken")
+        Self::starting("every awake engine is at maxConcurrency")
     }
 
     /// Reason of an awake engine whose stub's gate is closed. Only the stub, or the client that closed the gate, knows
     /// until when.
     pub(in crate::fleet) fn stub_gate_closed(id: &EngineId) -> Self {
-        Self::starting(&format!("{id} is awake, and its gate is closed by its stub"))
+        Self::starting(&format!("{id} is awake, but its stub has closed the gate"))
     }
 
     /// Reason of an engine in back-off: after a failure, or after a refused reservation.
@@ -103,9 +103,12 @@ impl ModelReason {
             (Some(past), Some(failure)) => {
                 let (words, logs) = (failure.describe(past.at), logs_hint(spec));
                 let probe = failure.diagnostics.for_clients();
-                (format!("{words}{probe}; tried again at {until}{logs}"), failure.diagnostics.for_admin())
+                (format!("{words}{probe}; next attempt at {until}{logs}"), failure.diagnostics.for_admin())
             }
-            _ => (format!("its memory was not granted ({cause}); tried again at {until}"), String::new()),
+            _ => (
+                format!("its memory reservation was refused ({cause}); next attempt at {until}"),
+                String::new(),
+            ),
         };
         let class = ReasonClass::Failed { cause };
         Self {
@@ -121,8 +124,8 @@ impl ModelReason {
     /// Converts the reason for one more engine of a model that has awake engines. No request waits for that engine
     /// alone.
     pub(in crate::fleet) fn for_additional_replica(self, awake: usize, replicas: u32, waiting: bool) -> Self {
-        let full = if waiting { ", every place of its maxConcurrency is taken" } else { "" };
-        let text = format!("{awake} of {replicas} engines awake{full}; the next: {}", self.text);
+        let full = if waiting { ", all at maxConcurrency" } else { "" };
+        let text = format!("{awake} of {replicas} engines awake{full}; next engine: {}", self.text);
         let (named, for_admin) = (self.named_models, self.admin_details);
         Self {
             text,
@@ -144,7 +147,7 @@ impl ModelReason {
             // The leader published this failure, and it holds during the back-off.
             ReasonClass::Failed { .. } if self.retry_after.is_some_and(|at| at > now) => true,
             ReasonClass::Failed { cause } => {
-                self.text = format!("it failed ({cause}), and the gateway that leads tries it again");
+                self.text = format!("the engine failed ({cause}), and the leader will retry");
                 self.retry_after = None;
                 false
             }
@@ -166,7 +169,7 @@ impl ModelReason {
     /// Reason while the API server does not answer: nothing can be recorded, so nothing starts.
     fn api_unreachable(since: Tick) -> Self {
         let text = format!(
-            "the cluster's API server has not answered since {since}: what is not awake waits until it does"
+            "the cluster's API server has not answered since {since}: models that are not awake wait for its answer"
         );
         Self { text, ..Self::default() }
     }
@@ -249,7 +252,7 @@ impl PlanBuilder<'_> {
             available.map(crate::fleet::state::ledger::AcceleratorAccount::free).min().unwrap_or_default();
         let retry_after = holders.iter().filter_map(|e| self.evictable_at(e)).min();
         let held_by =
-            if words.is_empty() { "claimed by others in line".to_owned() } else { words.join("; ") };
+            if words.is_empty() { "claimed by other models in line".to_owned() } else { words.join("; ") };
         ModelReason {
             text: format!("{waits_for}: {held_by}{}", self.last_failure_text(id)),
             named_models: holders.iter().map(|e| e.id.model.clone()).collect(),
@@ -282,7 +285,7 @@ impl PlanBuilder<'_> {
                 0 if units == 1 => format!("the only accelerator of {pool} is taken"),
                 0 => format!("all {units} accelerators of {pool} are taken"),
                 free => format!(
-                    "{free} of {units} accelerators of {pool} are free, and it needs {}",
+                    "{free} of {units} accelerators of {pool} are free, and the engine needs {}",
                     candidate.need.units
                 ),
             };
@@ -332,7 +335,7 @@ impl PlanBuilder<'_> {
         let leases = pluralize(self.planner.in_use_count(e), "lease");
         let until = match &e.state {
             LifecycleState::Draining { .. } => {
-                format!("drains at most until {}", e.since + turns.drain_deadline)
+                format!("drain deadline at {}", e.since + turns.drain_deadline)
             }
             LifecycleState::Awake if self.planner.is_kept_awake(&e.id) => self.planner.kept_text(&e.id),
             LifecycleState::Awake if self.planner.keeping_dependent(e).is_some() => {
@@ -342,7 +345,7 @@ impl PlanBuilder<'_> {
                 self.no_turn_text(e)
             }
             LifecycleState::Awake if self.planner.in_use_count(e) == 0 => {
-                format!("may go at {}", self.idle_evictable_at(e))
+                format!("evictable at {}", self.idle_evictable_at(e))
             }
             LifecycleState::Awake => format!("its turn ends at {}", e.turn_start + turns.max_turn),
             state => state.to_string(),
@@ -353,11 +356,11 @@ impl PlanBuilder<'_> {
     /// Text on an awake engine that has no turns.
     fn no_turn_text(&self, e: &Engine) -> String {
         match self.evictable_at(e) {
-            None => "never put away for others".to_owned(),
+            None => "never evicted".to_owned(),
             Some(at) if self.planner.in_use_count(e) == 0 => {
-                format!("unused since {}, may go at {at}", e.idle_since())
+                format!("idle since {}, evictable at {at}", e.idle_since())
             }
-            Some(_) => "in use, and may go only after its cooldown".to_owned(),
+            Some(_) => "in use, evictable only after its cooldown".to_owned(),
         }
     }
 
@@ -366,7 +369,7 @@ impl PlanBuilder<'_> {
         let need = spec.accelerators.bytes_per_account(spec.memory.awake);
         if !self.candidates(id, spec, false).is_empty() {
             let class = ReasonClass::Memory { need, available: Bytes::ZERO };
-            let text = "waiting for its accelerator to come back".to_owned();
+            let text = "waiting for its accelerator to recover".to_owned();
             return ModelReason { text, class, ..ModelReason::default() };
         }
         ModelReason::unplaceable(self.planner.misfit_text(spec), need, self.planner.largest(spec))
@@ -381,7 +384,7 @@ impl PlanBuilder<'_> {
         let what = if e.cold_start { "launched" } else { "woken" };
         let probe = e.diagnostics.for_clients();
         let failed = self.last_failure_text(id);
-        let text = format!("it is being {what} ({}), given up at {by}{probe}{failed}", e.state);
+        let text = format!("the engine is being {what} ({}), timeout at {by}{probe}{failed}", e.state);
         let mut reason = ModelReason::starting(&text);
         reason.admin_details = e.diagnostics.for_admin();
         // The usual duration is a useful retry time; the deadline is not.
@@ -445,7 +448,7 @@ impl Planner {
     /// Reason of a model without waiters: its state, and what happens next.
     pub(in crate::fleet) fn explain_without_demand(&self, model: &ModelName) -> ModelReason {
         if self.role.decides() && !self.adopted {
-            return ModelReason::starting("the gateway is looking for engines that already run");
+            return ModelReason::starting("the gateway is looking for engines that are already running");
         }
         if let Some(since) =
             self.api_unreachable_since.filter(|_| !self.engines_of(model).any(Engine::serves))
@@ -466,7 +469,7 @@ impl Planner {
         };
         let limit = spec.and_then(|s| s.max_concurrency);
         let text = match &e.state {
-            LifecycleState::Awake if e.stub_gate_closed => format!("{awake}; its gate is closed by its stub"),
+            LifecycleState::Awake if e.stub_gate_closed => format!("{awake}; its stub has closed the gate"),
             LifecycleState::Awake if self.is_kept_awake(&e.id) => {
                 format!("{awake}; {}", self.kept_text(&e.id))
             }
@@ -474,22 +477,22 @@ impl Planner {
                 format!("{awake}; {}", self.needed_by_text(e))
             }
             LifecycleState::Awake if limit.is_some_and(|n| serving().all(|e| e.leases >= n)) => {
-                format!("{awake}; every place of its maxConcurrency is taken")
+                format!("{awake}; at maxConcurrency")
             }
             LifecycleState::Awake if serving().any(|e| self.in_use_count(e) > 0) => {
                 format!("{awake}; in use")
             }
             LifecycleState::Awake => match idle.and_then(|i| i.sleep_after) {
                 Some(after) => match self.idle_at(e, after) {
-                    Some(at) => format!("{awake}; unused since {}, put away at {at}", e.idle_since()),
-                    None => format!("{awake}; unused here, and what others do cannot be heard"),
+                    Some(at) => format!("{awake}; idle since {}, idle timeout at {at}", e.idle_since()),
+                    None => format!("{awake}; idle at this gateway, use at other gateways is unknown"),
                 },
-                None => format!("{awake}; never put away by idleness"),
+                None => format!("{awake}; no idle timeout"),
             },
             LifecycleState::Cold | LifecycleState::Asleep { .. } if e.pending_reservation.is_some() => {
                 let lacks = self
                     .first_missing(model)
-                    .map_or_else(String::new, |m| format!("; waits for '{m}', which it needs"));
+                    .map_or_else(String::new, |m| format!("; waits for its dependency '{m}'"));
                 format!("its memory is reserved{lacks}")
             }
             LifecycleState::Asleep { level } => {
@@ -497,13 +500,13 @@ impl Planner {
                     e.last_outcome.as_ref().map(|past| format!("; {}", past.describe())).unwrap_or_default();
                 let stopped =
                     idle.and_then(|i| i.stop_after).map(|after| e.idle_since().max(e.since) + after);
-                let stopped = stopped.map(|at| format!("; stopped at {at}")).unwrap_or_default();
-                let never = self.impossible_reason(model).map(|why| format!("; it can never wake: {why}"));
+                let stopped = stopped.map(|at| format!("; will be stopped at {at}")).unwrap_or_default();
+                let never = self.impossible_reason(model).map(|why| format!("; can never wake: {why}"));
                 format!("asleep at level {}{since}{}{stopped}", level.number(), never.unwrap_or_default())
             }
             LifecycleState::Cold => return self.explain_cold(e, spec),
             LifecycleState::Backoff { cause, .. } if !self.role.decides() => {
-                format!("failed ({cause}); the gateway that leads tries it again")
+                format!("failed ({cause}); the leader will retry")
             }
             LifecycleState::Backoff { .. } if self.impossible_reason(model).is_some() => {
                 return self.explain_cold(e, spec);
@@ -521,13 +524,13 @@ impl Planner {
     fn explain_cold(&self, e: &Engine, spec: Option<&ModelSpec>) -> ModelReason {
         let Some(spec) = spec else { return ModelReason::starting("removed") };
         if let Some(why) = self.impossible_reason(&spec.name) {
-            return ModelReason::starting(&format!("it can never start: {why}"));
+            return ModelReason::starting(&format!("can never start: {why}"));
         }
         let Some(past) = &e.last_outcome else {
-            return ModelReason::starting("not running; launched when asked for");
+            return ModelReason::starting("not running; starts on the next request");
         };
         let logs = if e.failure().is_some() { logs_hint(spec) } else { String::new() };
-        let text = format!("not running: {}; launched when asked for{logs}", past.describe());
+        let text = format!("not running: {}; starts on the next request{logs}", past.describe());
         ModelReason { admin_details: past.diagnostics(), ..ModelReason::starting(&text) }
     }
 }

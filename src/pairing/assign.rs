@@ -111,20 +111,20 @@ impl NodePlanBuilder<'_> {
         for id in line {
             let Some(requester) = self.node.requesters.get(&id).cloned() else { continue };
             let reason = if let Some(engine) = self.node.engine_of(&id) {
-                (engine.state != PairingEngineState::Awake).then(|| format!("its engine is {}", engine.state))
+                (engine.state != PairingEngineState::Awake).then(|| format!("the engine is {}", engine.state))
             } else if requester.accelerators.is_empty() {
-                Some("its stub has not said which accelerators it has".to_owned())
+                Some("the stub has not reported its accelerators yet".to_owned())
             } else if !self.node.exists || self.node.facts.cordoned {
-                Some("its node takes nothing new".to_owned())
+                Some("the node is cordoned or gone".to_owned())
             } else if requester.not_before > self.now() {
                 let last = requester.last_failure.map(|why| format!(", the last: {why}")).unwrap_or_default();
                 let starts = match requester.failures {
                     1 => "1 start".to_owned(),
                     n => format!("{n} starts"),
                 };
-                Some(format!("{starts} failed{last}; the next is tried at {}", requester.not_before))
+                Some(format!("{starts} failed{last}; the next start is at {}", requester.not_before))
             } else if let Some(a) = requester.accelerators.iter().find(|a| taken.contains(*a)) {
-                Some(format!("somebody who came before waits for {a}"))
+                Some(format!("an older requester waits for {a}"))
             } else {
                 let reason = self.wake_or_start(&id, &requester);
                 if reason.is_some() {
@@ -155,18 +155,18 @@ impl NodePlanBuilder<'_> {
                     None
                 };
                 let why = why.map(|why| format!(": {why}")).unwrap_or_default();
-                return Some(format!("the engine that it asks for is {}{why}", sleeper.state));
+                return Some(format!("the requested engine is {}{why}", sleeper.state));
             }
             if requester.observed.requested.level == SleepLevelPolicy::OneOrStop && sleeper.is_at_level_2() {
                 let why = EngineStopReason::LoraAdapters;
                 self.push_engine_step(&engine, EngineStep::Stop { reason: why });
-                return Some(format!("the engine that it asks for is being ended: {why}"));
+                return Some(format!("the requested engine is being stopped: {why}"));
             }
         } else if let Some(reason) = self.ensure_provider(&provider, id) {
             return Some(reason);
         }
         if !requester.is_stub_reachable() {
-            return Some("its stub does not run".to_owned());
+            return Some("the stub is not running".to_owned());
         }
         let ask = &requester.observed.requested;
         let sizes = self.node.engines.get(&engine).map_or(ask.sizes, |sleeper| sleeper.sizes);
@@ -174,7 +174,7 @@ impl NodePlanBuilder<'_> {
         let rooms = self.fit_check();
         match if starts { rooms.start_fit(&new, &provider) } else { rooms.memory_fit(&new) } {
             FitResult::Fits if !requester.is_gated() => {
-                Some("its stub's gate is not known to be closed".to_owned())
+                Some("the stub's gate is not confirmed closed".to_owned())
             }
             FitResult::Fits => {
                 self.bind_engine(id, requester, engine);
@@ -185,7 +185,7 @@ impl NodePlanBuilder<'_> {
                 for (sleeper, why) in sleepers {
                     self.push_engine_step(&sleeper, EngineStep::Stop { reason: why });
                 }
-                Some(format!("room is made by deleting {}", names.join(" and ")))
+                Some(format!("making room by stopping {}", names.join(" and ")))
             }
             FitResult::Wait(reason) => Some(reason),
         }
@@ -197,16 +197,16 @@ impl NodePlanBuilder<'_> {
         let asked = self.node.requesters.get(asker).and_then(|asker| asker.observed.requested.build);
         let known = self.node.providers.get(provider);
         if !provider.is_launcher() {
-            return known.map(|_| "the Pod before with its name is still there".to_owned());
+            return known.map(|_| "the former Pod of the same name still exists".to_owned());
         }
         match known {
             None => Some(self.launcher_backoff_reason(provider, asked).unwrap_or_else(|| {
                 self.push_provider_step(provider, ProviderStep::Create { requester: Some(asker.clone()) });
-                "its launcher is being created".to_owned()
+                "the launcher is being created".to_owned()
             })),
-            Some(known) if known.deleting => Some("its launcher is being deleted".to_owned()),
+            Some(known) if known.deleting => Some("the launcher is being deleted".to_owned()),
             Some(known) if known.phase != ProviderPhase::Ready => {
-                Some("its launcher is not ready".to_owned())
+                Some("the launcher is not ready".to_owned())
             }
             Some(_) => None,
         }
@@ -219,13 +219,13 @@ impl NodePlanBuilder<'_> {
         if known.build? == asked? {
             return None;
         }
-        let what = "its launcher is of another LauncherConfig, or of it as it was before";
+        let what = "the launcher was created from another LauncherConfig or from an older version of it";
         if let Some(bound) = self.node.bound_in(id) {
             return Some(format!("{what}, and {} is {} there", bound.id, bound.state));
         }
         let uid = known.uid.clone();
         self.push_provider_step(id, ProviderStep::Delete { uid, reason: LauncherDeleteReason::Replaced });
-        Some(format!("{what}, and is replaced"))
+        Some(format!("{what}, and is being replaced"))
     }
 
     fn bind_engine(&mut self, id: &RequesterId, requester: &PairingRequester, engine: PairingEngineId) {
@@ -259,14 +259,14 @@ impl NodePlanBuilder<'_> {
             asked.is_some_and(|asked| asked != crashed)
                 || self.context.build_policies.get(&crashed).is_some_and(|terms| terms.obsolete)
         });
-        let last = if known.never_ready { "was never ready" } else { "had an engine that did not end" };
+        let last = if known.never_ready { "was never ready" } else { "had an engine that did not stop" };
         (known.not_before > self.now() && !other).then(|| {
             let next = known.not_before;
             let failed = match known.crashes {
                 1 => "1 launcher failed: it".to_owned(),
-                n => format!("{n} launchers failed, of which the last"),
+                n => format!("{n} launchers failed, the last"),
             };
-            format!("{failed} {last}; the next is made at {next}")
+            format!("{failed} {last}; the next is created at {next}")
         })
     }
 

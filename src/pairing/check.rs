@@ -25,10 +25,10 @@ pub(super) fn check_node(node: &PairingNode) -> Vec<String> {
         if matches!(engine.state, PairingEngineState::Waking | PairingEngineState::Creating)
             && engine.binding.is_none()
         {
-            broken.push(format!("{} is {} for nobody", engine.id, engine.state));
+            broken.push(format!("{} is {} without a requester", engine.id, engine.state));
         }
         if !node.providers.contains_key(&engine.provider) {
-            broken.push(format!("{} is in {}, which is not there", engine.id, engine.provider));
+            broken.push(format!("{} is in {}, which does not exist", engine.id, engine.provider));
         }
         let owner = engine.requester();
         if owner.is_some_and(|r| node.engines.values().filter(|e| e.requester() == Some(r)).count() > 1) {

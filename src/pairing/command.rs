@@ -177,7 +177,7 @@ impl fmt::Display for PairingAction {
                 }
                 EngineStep::Bind { record } => write!(f, "bind {engine} to {}", owner(record)),
                 EngineStep::Launch => write!(f, "launch {engine}"),
-                EngineStep::SendCanary => write!(f, "ask {engine} for a token"),
+                EngineStep::SendCanary => write!(f, "send a canary to {engine}"),
                 EngineStep::OpenGate { requester } => write!(f, "open the gate of {requester} to {engine}"),
                 EngineStep::CloseGate { requester, deadline } => {
                     write!(f, "close the gate of {requester} to {engine}, drain until {deadline}")
@@ -189,18 +189,18 @@ impl fmt::Display for PairingAction {
                 EngineStep::Wake { via, .. } => write!(f, "wake {engine} through {via}"),
                 EngineStep::Unbind { forget: true, .. } => write!(f, "forget {engine}"),
                 EngineStep::Unbind { .. } => write!(f, "unbind {engine}"),
-                EngineStep::Stop { reason: why } => write!(f, "end {engine}: {why}"),
-                EngineStep::Query => write!(f, "ask {engine} how it is"),
+                EngineStep::Stop { reason: why } => write!(f, "stop {engine}: {why}"),
+                EngineStep::Query => write!(f, "query {engine}"),
             },
             Self::Requester { requester, step } => match step {
-                RequesterStep::QueryAccelerators { .. } => write!(f, "ask {requester} for its accelerators"),
+                RequesterStep::QueryAccelerators { .. } => write!(f, "query the accelerators of {requester}"),
                 RequesterStep::CloseGate => write!(f, "close the gate of {requester}"),
                 RequesterStep::Delete { reason: why } => write!(f, "delete {requester}: {why}"),
                 RequesterStep::SetFinalizer { present: true } => {
-                    write!(f, "put the finalizer on {requester}")
+                    write!(f, "add the finalizer to {requester}")
                 }
-                RequesterStep::SetFinalizer { .. } => write!(f, "take the finalizer off {requester}"),
-                RequesterStep::Release => write!(f, "let the stub of {requester} end"),
+                RequesterStep::SetFinalizer { .. } => write!(f, "remove the finalizer from {requester}"),
+                RequesterStep::Release => write!(f, "release the stub of {requester}"),
             },
             Self::Provider { provider, step: ProviderStep::Create { .. } } => write!(f, "create {provider}"),
             Self::Provider { provider, step: ProviderStep::Delete { reason: why, .. } } => {
@@ -211,25 +211,25 @@ impl fmt::Display for PairingAction {
 }
 
 fn owner(record: &EngineRecord) -> &str {
-    record.requester.as_ref().map_or("nobody", RequesterId::as_str)
+    record.requester.as_ref().map_or("no requester", RequesterId::as_str)
 }
 
 impl fmt::Display for EngineStopReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Unneeded => "its requester is gone",
-            Self::Idle => "it has slept for as long as it may (stopAfter)",
-            Self::Evicted => "room is needed",
-            Self::Displaced => "its launcher is full",
-            Self::Obsolete => "its template is gone",
-            Self::LoraAdapters => "it sleeps at level 2, where its LoRA adapters are lost",
-            Self::StartFailed => "it did not start",
-            Self::WakeFailed => "it did not wake",
-            Self::CanaryFailed => "it answered and could not serve",
-            Self::SleepFailed => "it did not fall asleep",
-            Self::Lost => "it is gone or cannot be reached",
-            Self::Overdue => "its requester may wait no longer",
-            Self::Leaving => "its node, Pod or accelerator goes away",
+            Self::Unneeded => "the requester is gone",
+            Self::Idle => "the engine has slept for as long as stopAfter allows",
+            Self::Evicted => "the engine's memory is needed",
+            Self::Displaced => "the launcher is full",
+            Self::Obsolete => "the engine's template no longer exists",
+            Self::LoraAdapters => "the engine sleeps at level 2, which loses its LoRA adapters",
+            Self::StartFailed => "the engine did not start",
+            Self::WakeFailed => "the engine did not wake",
+            Self::CanaryFailed => "the engine answered but could not serve",
+            Self::SleepFailed => "the engine did not fall asleep",
+            Self::Lost => "the engine is gone or unreachable",
+            Self::Overdue => "the deleted requester has been held for the maximum time",
+            Self::Leaving => "the engine's node, Pod or accelerator is going away",
         })
     }
 }
@@ -237,8 +237,8 @@ impl fmt::Display for EngineStopReason {
 impl fmt::Display for LauncherDeleteReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Useless => "it is of no use",
-            Self::Replaced => "it is not what launchers are made from now",
+            Self::Useless => "the launcher is unusable or unneeded",
+            Self::Replaced => "the launcher's build is not the wanted one",
         })
     }
 }
@@ -246,11 +246,11 @@ impl fmt::Display for LauncherDeleteReason {
 impl fmt::Display for RequesterDeleteReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::EngineGone => "its engine is gone",
-            Self::ProviderDeleted => "its provider is being deleted",
-            Self::Cordoned => "its node is cordoned",
-            Self::NodeGone => "its node is gone",
-            Self::AcceleratorFaulty => "its accelerator is faulty",
+            Self::EngineGone => "the engine is gone",
+            Self::ProviderDeleted => "the provider is being deleted",
+            Self::Cordoned => "the node is cordoned",
+            Self::NodeGone => "the node is gone",
+            Self::AcceleratorFaulty => "the accelerator is faulty",
         })
     }
 }

@@ -78,11 +78,11 @@ impl FitCheck<'_> {
         let mut leaving: Option<String> = None;
         for a in new.engine.accelerators.iter() {
             let Some(known) = self.node.accelerators.get(a) else {
-                return FitResult::Wait(format!("nothing is known of {a} yet"));
+                return FitResult::Wait(format!("{a} is not known yet"));
             };
             if new.sizes.awake > known.facts.capacity {
                 let (awake, all) = (new.sizes.awake, known.facts.capacity);
-                return FitResult::Wait(format!("it needs {awake} of {a}, which has {all}"));
+                return FitResult::Wait(format!("the engine needs {awake} of {a}, which has {all}"));
             }
             let memory = self.memory_excess(a, known, new);
             if let Some(other) = self.conflicting_engine(a, new.engine) {
@@ -91,14 +91,14 @@ impl FitCheck<'_> {
                 return FitResult::Wait(if full { self.wait_reason(a, new.engine, true) } else { what });
             }
             let Some(budget) = self.budget_excess(a, known, Some(new.engine)) else {
-                return FitResult::Wait(format!("{a} has to be measured again"));
+                return FitResult::Wait(format!("the memory of {a} must be measured again"));
             };
             if memory.now > Bytes::ZERO || budget.now > Bytes::ZERO {
                 leaving.get_or_insert_with(|| self.wait_reason(a, new.engine, memory.now > Bytes::ZERO));
             }
             if budget.after_release > Bytes::ZERO && !self.may_delete(known) {
                 return FitResult::Wait(format!(
-                    "{a} is over its sleepers' budget, and its last sleep is recent"
+                    "the sleepers on {a} exceed their budget, and the last sleep there is recent"
                 ));
             }
             let budget = self.cap_at_sleepers(a, new.engine, budget.after_release);
@@ -312,7 +312,7 @@ impl FitCheck<'_> {
     /// Describes what occupies this accelerator.
     fn wait_reason(&self, a: &AcceleratorId, except: &PairingEngineId, memory: bool) -> String {
         if !memory {
-            return format!("{a} is over its sleepers' budget");
+            return format!("the sleepers on {a} exceed their budget");
         }
         let others = self.node.engines_on(a).filter(|e| e.id != *except && e.reserved > Bytes::ZERO);
         let biggest = others.max_by_key(|e| (e.reserved, e.since));

@@ -52,7 +52,7 @@ impl FitCheck<'_> {
         let (leaving, staying): (Vec<&PairingEngine>, Vec<&PairingEngine>) = inside.partition(|e| goes(e));
         let full = |what: &[&PairingEngine]| {
             let each: Vec<String> = what.iter().map(|e| format!("{} is {}", e.id, e.state)).collect();
-            format!("its launcher holds no more than {most}: {}", each.join(", "))
+            format!("the launcher's limit of {most} is reached: {}", each.join(", "))
         };
         let over = (staying.len() + 1).saturating_sub(most);
         if over == 0 {

@@ -583,7 +583,7 @@ impl std::fmt::Display for PairingEngineState {
             Self::FallingAsleep { .. } => "falling asleep",
             Self::Asleep { .. } => "asleep",
             Self::Waking => "waking",
-            Self::Stopping { .. } => "being ended",
+            Self::Stopping { .. } => "being stopped",
             Self::Gone => "gone",
         })
     }

@@ -156,7 +156,7 @@ impl SimulatedWorld {
     pub(super) fn check_kept_awake(&mut self, engine: &EngineId, why: CloseReason) {
         let open = self.gates.get(engine).is_some_and(|gate| gate.open);
         if open && matches!(why, CloseReason::Turn | CloseReason::Idle) && self.is_kept_awake(engine) {
-            self.record_violation(format!("{engine} is put away ({why:?}), and is to be awake in any case"));
+            self.record_violation(format!("{engine} is evicted ({why:?}) although it must stay awake"));
         }
     }
 
@@ -166,12 +166,12 @@ impl SimulatedWorld {
         let serves =
             |(id, gate): (&EngineId, &SimulatedGate)| id.model == to.model && gate.open && gate.public;
         if self.gates.iter().any(serves) && !self.is_min_replica(to) {
-            self.record_violation(format!("{engine} is put away for {to}, beside which its model is served"));
+            self.record_violation(format!("{engine} is evicted for {to}, whose model is already served"));
         }
         let busy = self.gates.get(engine).is_some_and(|gate| gate.open && !gate.leases.is_empty());
         if let Some(spare) = self.sufficient_spare(engine, to).filter(|_| busy) {
             self.record_violation(format!(
-                "{engine} is put away for {to}, though {spare} is of no use to anybody yet"
+                "{engine} is evicted for {to} although the loading spare {spare} holds enough memory"
             ));
         }
     }
@@ -221,10 +221,10 @@ impl SimulatedWorld {
         };
         let (phase, can, needs) = (process.phase, process.spec.can_sleep, process.host_bytes());
         if !can {
-            self.record_violation(format!("{engine} is told to sleep, which it cannot"));
+            self.record_violation(format!("{engine} is ordered to sleep but cannot sleep"));
         }
         if phase != SimulatedProcessPhase::Awake {
-            self.record_violation(format!("{engine} is told to sleep while it is {phase:?}"));
+            self.record_violation(format!("{engine} is ordered to sleep while it is {phase:?}"));
             return false;
         }
         if level == SleepLevel::One && host + needs > room {
@@ -349,7 +349,7 @@ impl SimulatedWorld {
                 && !reported
             {
                 self.violations.push(format!(
-                    "{} has {taken} of {units} units taken, and nobody says so",
+                    "{} has {taken} of {units} units taken, and the report does not say so",
                     accelerator.id
                 ));
             }
@@ -390,7 +390,7 @@ impl SimulatedWorld {
         while self.step_until(end)? {
             steps += 1;
             if steps > 50_000 {
-                self.record_violation("the world does not come to rest".to_owned());
+                self.record_violation("the world does not become quiescent".to_owned());
                 break;
             }
         }
@@ -455,8 +455,7 @@ impl SimulatedWorld {
                 self.machine.processes.get(engine).is_some_and(|p| p.phase == SimulatedProcessPhase::Awake);
             let gated = self.machine.processes.get(engine).is_some_and(|p| p.stub_gate_closed);
             if gate.awaiting_stub && awake && !gated {
-                self.violations
-                    .push(format!("{engine} is held at the end, and its stub would let everybody in"));
+                self.violations.push(format!("{engine} is held at the end although its stub's gate is open"));
             }
             if gate.open && !awake {
                 self.violations.push(format!("the gate of {engine} is open at the end, but it is not awake"));
@@ -490,7 +489,7 @@ impl SimulatedWorld {
             let sleeps = spec.idle.sleep_after.or(spec.idle.stop_after);
             if !kept && sleeps.is_some() && !matches!(process.phase, SimulatedProcessPhase::Asleep(_)) {
                 self.violations.push(format!(
-                    "{} is {:?} at the end, though nobody used it",
+                    "{} is {:?} at the end although no request used it",
                     process.engine, process.phase
                 ));
             }

@@ -322,7 +322,7 @@ impl SimulatedCluster {
 
 impl std::fmt::Display for ClusterInvariantViolation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        writeln!(f, "seed {} breaks a promise at {}:", self.seed, self.at)?;
+        writeln!(f, "seed {} violates an invariant at {}:", self.seed, self.at)?;
         for message in &self.messages {
             writeln!(f, "  {message}")?;
         }

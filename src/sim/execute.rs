@@ -62,10 +62,9 @@ impl SimulatedWorld {
                 match self.operations.get_mut(&operation) {
                     Some(done @ false) => *done = true,
                     Some(true) => self.record_violation(format!("operation {} finished twice", operation.0)),
-                    None => self.record_violation(format!(
-                        "operation {} finished, which nobody ordered",
-                        operation.0
-                    )),
+                    None => {
+                        self.record_violation(format!("operation {} finished without an order", operation.0))
+                    }
                 }
             }
         }
@@ -316,7 +315,7 @@ impl SimulatedWorld {
         }
         let Some(gate) = self.gates.get_mut(engine).filter(|g| g.generation == generation) else {
             return self
-                .record_violation(format!("a gate is opened that is not there: {engine} {generation}"));
+                .record_violation(format!("the gate of {engine} {generation} is opened but does not exist"));
         };
         gate.open = true;
         gate.awaiting_stub = false;
@@ -329,7 +328,7 @@ impl SimulatedWorld {
     fn close_gate(&mut self, engine: &EngineId, generation: Generation) {
         let Some(gate) = self.gates.get_mut(engine).filter(|g| g.generation == generation) else {
             return self
-                .record_violation(format!("a gate is closed that is not there: {engine} {generation}"));
+                .record_violation(format!("the gate of {engine} {generation} is closed but does not exist"));
         };
         gate.open = false;
         gate.awaiting_stub = false;
@@ -345,7 +344,8 @@ impl SimulatedWorld {
     fn await_stub(&mut self, engine: &EngineId, generation: Generation) {
         self.tally.add("holds");
         let Some(gate) = self.gates.get_mut(engine).filter(|g| g.generation == generation) else {
-            return self.record_violation(format!("a gate is held that is not there: {engine} {generation}"));
+            return self
+                .record_violation(format!("the gate of {engine} {generation} is held but does not exist"));
         };
         (gate.open, gate.public) = (false, false);
         gate.awaiting_stub = true;
@@ -360,8 +360,9 @@ impl SimulatedWorld {
     fn revoke(&mut self, engine: &EngineId, generation: Generation) {
         self.tally.add("revocations");
         let Some(gate) = self.gates.get(engine).filter(|g| g.generation == generation) else {
-            return self
-                .record_violation(format!("a gate is revoked that is not there: {engine} {generation}"));
+            return self.record_violation(format!(
+                "the gate of {engine} {generation} is revoked but does not exist"
+            ));
         };
         if gate.open {
             self.record_violation(format!("the leases of {engine} are revoked while its gate is open"));
@@ -383,7 +384,7 @@ impl SimulatedWorld {
         }
         let Some(id) = unparked else {
             return self
-                .record_violation(format!("waiter {} is granted a lease, but is not there", waiter.0));
+                .record_violation(format!("waiter {} is granted a lease but does not exist", waiter.0));
         };
         if !self.check_grant(id, &engine, generation) {
             return;
@@ -415,7 +416,7 @@ impl SimulatedWorld {
 
     fn refuse(&mut self, waiter: WaiterId, fault: &Fault) {
         let Some(id) = self.unpark(waiter) else {
-            return self.record_violation(format!("waiter {} is refused, but is not there", waiter.0));
+            return self.record_violation(format!("waiter {} is refused but does not exist", waiter.0));
         };
         if let Some(client) = self.clients.remove(&id) {
             self.repeat_request(client.request);

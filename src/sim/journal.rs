@@ -35,7 +35,7 @@ pub enum JournalLine {
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("line {line} of the journal cannot be read")]
+    #[error("cannot parse line {line} of the journal")]
     UnreadableLine {
         line: usize,
         #[source]
@@ -43,7 +43,7 @@ pub enum Error {
     },
     #[error("the journal has format {0}, this version reads {FORMAT_VERSION}")]
     UnsupportedFormat(u32),
-    #[error("the journal does not start with its header")]
+    #[error("the first line of the journal is not a journal header")]
     NoHeader,
 }
 

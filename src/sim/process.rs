@@ -209,7 +209,7 @@ impl SimulatedWorld {
             process.allocations_at_profiling_start,
         );
         if !explicit && taken != from {
-            self.record_violation(format!("{engine} measured free memory while another engine took some"));
+            self.record_violation(format!("{engine} measured free memory while another engine allocated"));
         }
         if self.allocate(&engine, awake) && !explicit {
             self.send_event(Event::Profiled { engine, generation });

@@ -109,8 +109,8 @@ mod tests {
     #[test]
     fn times_of_day_become_times_since_the_start() {
         let start = Tick(1_000_000_000);
-        let text = format!("drains at most until {}, then sleeps", start + Millis(61_500));
-        assert_eq!(relativize_times(&text, start), "drains at most until +1:01.500, then sleeps");
+        let text = format!("drain deadline at {}, then sleeps", start + Millis(61_500));
+        assert_eq!(relativize_times(&text, start), "drain deadline at +1:01.500, then sleeps");
         assert_eq!(relativize_times("30.5Gi at 1.2", start), "30.5Gi at 1.2");
     }
 }

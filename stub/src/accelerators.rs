@@ -21,9 +21,9 @@ pub(crate) struct AcceleratorEntry {
 pub(crate) enum Error {
     #[error("{file} cannot be read: {source}")]
     Read { file: PathBuf, source: io::Error },
-    #[error("{file} is no array of names: {source}")]
+    #[error("{file} is not an array of names: {source}")]
     Array { file: PathBuf, source: serde_json::Error },
-    #[error("{file} is no object of names and numbers: {source}")]
+    #[error("{file} is not an object of names and numbers: {source}")]
     Object { file: PathBuf, source: serde_json::Error },
 }
 
@@ -123,10 +123,10 @@ mod tests {
     #[test]
     fn what_is_no_list_says_so() {
         for (text, what) in [
-            ("[1]", "is no array of names"),
-            (r#"{"GPU-a": "one"}"#, "is no object of names and numbers"),
-            (r#"{"GPU-a": -1}"#, "is no object of names and numbers"),
-            ("{", "is no object of names and numbers"),
+            ("[1]", "is not an array of names"),
+            (r#"{"GPU-a": "one"}"#, "is not an object of names and numbers"),
+            (r#"{"GPU-a": -1}"#, "is not an object of names and numbers"),
+            ("{", "is not an object of names and numbers"),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.contains(what), "{text}: {error}");

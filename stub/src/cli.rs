@@ -40,7 +40,7 @@ pub fn run_from(given: impl Iterator<Item = OsString>) -> ExitCode {
         StubCommand::Proxy(args) => proxy::run(*args),
         StubCommand::Launcher(args) => launcher::run(*args),
         StubCommand::Node => {
-            eprintln!("rouse-stub node: not built yet in version {}", env!("CARGO_PKG_VERSION"));
+            eprintln!("rouse-stub node is not implemented in version {}", env!("CARGO_PKG_VERSION"));
             ExitCode::from(UNAVAILABLE)
         }
     }

@@ -20,8 +20,9 @@ const MAX_EPOCHS_AHEAD: u64 = 24 * 3600 / SECONDS_PER_EPOCH;
 /// No leader can have this epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "epoch {epoch} is further ahead than any leader's can be, the highest that is believed is {highest_plausible}: look at the clocks, and at \
-     leaseTransitions of the Lease rouse-controller; what was believed so far is forgotten when this container is started anew"
+    "epoch {epoch} is further ahead than any leader's can be, the highest plausible epoch is {highest_plausible}: \
+     check the clocks and leaseTransitions of the Lease rouse-controller; a restart of this container forgets the \
+     epochs that it accepted so far"
 )]
 pub(crate) struct EpochTooFarAhead {
     epoch: Epoch,

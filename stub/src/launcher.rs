@@ -100,18 +100,22 @@ async fn serve_until_signal(settings: LauncherSettings) -> anyhow::Result<()> {
     task::spawn(children::reaper(Arc::clone(&family))?);
     let address = format!("{}:{}", settings.host, settings.port);
     let listener = TcpListener::bind((settings.host.as_str(), settings.port)).await;
-    let listener = listener.map_err(|error| anyhow::anyhow!("cannot listen on {address}: {error}"))?;
+    let listener = listener.map_err(|error| {
+        anyhow::anyhow!(
+            "cannot listen on {address}: {error}; free it, or choose another with --host and --port"
+        )
+    })?;
     tracing::info!("listening on {}", listener.local_addr()?);
     let tokens = Arc::clone(&settings.tokens);
     let launcher = Arc::new(Launcher::new(settings, family));
     let (over, ends) = watch::channel(false);
     let mut served = task::spawn(serve::serve(listener, api::router(Arc::clone(&launcher), tokens), ends));
     select! {
-        result = &mut served => anyhow::bail!("serving has ended: {result:?}"),
+        result = &mut served => anyhow::bail!("the HTTP server ended unexpectedly: {result:?}"),
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
-    tracing::info!("ending all engines");
+    tracing::info!("shutdown started, stopping all engines");
     let end = launcher.shut_down().await;
     over.send_replace(true);
     // Responses that their clients have not read by then are cut.
@@ -164,7 +168,7 @@ impl Launcher {
     }
 
     fn accelerator_rejection(&self, error: &accelerators::Error, conflict: StatusCode) -> LauncherRejection {
-        tracing::warn!(%error, "not started");
+        tracing::warn!(%error, "instance not started");
         match error {
             accelerators::Error::Unknown { .. } if !self.settings.public_conflicts => {
                 LauncherRejection::Status(StatusCode::UNPROCESSABLE_ENTITY, error.to_string())
@@ -182,8 +186,8 @@ impl Launcher {
         options: Vec<String>,
     ) -> Result<String, LauncherRejection> {
         let failed = |error: String| {
-            tracing::error!(instance = id, error, "cannot be started");
-            LauncherRejection::Failed(format!("instance {id} cannot be started: {error}"))
+            tracing::error!(instance = id, error, "instance start failed");
+            LauncherRejection::Failed(format!("cannot start instance {id}: {error}"))
         };
         let folder = self.settings.log_dir.clone();
         let words: Vec<String> = self.settings.command.iter().chain(&options).cloned().collect();
@@ -200,7 +204,7 @@ impl Launcher {
         });
         let made = made.await.map_err(|error| failed(error.to_string()))?;
         let (spec, log, process) = made.map_err(|error| failed(error.to_string()))?;
-        tracing::info!(instance = id, pid = process.pid(), "started");
+        tracing::info!(instance = id, pid = process.pid(), "engine started");
         let log = Arc::new(log);
         let (control, orders) = supervisor::stop_channel();
         let keeper = EngineSupervisor {
@@ -244,12 +248,11 @@ impl Launcher {
         };
         let gone = timeout(self.settings.grace + KILL_TIMEOUT, gone).await;
         self.registry.end_watches();
-        gone.map_err(|_| anyhow::anyhow!("an engine does not end, although it was killed"))?;
+        gone.map_err(|_| anyhow::anyhow!("an engine still runs after SIGKILL"))?;
         let family = Arc::clone(&self.children);
         let cleared = timeout(KILL_TIMEOUT, task::spawn_blocking(move || family.kill_leftovers())).await;
-        cleared.map_err(|_| {
-            anyhow::anyhow!("what engines left behind does not end, although it was killed")
-        })??;
+        cleared
+            .map_err(|_| anyhow::anyhow!("processes that engines left behind still run after SIGKILL"))??;
         Ok(())
     }
 }

@@ -82,7 +82,7 @@ pub fn run(args: ProxyArgs) -> ExitCode {
 
 fn serve(args: &ProxyArgs) -> Result<(), Error> {
     if let Err(error) = rouse_net::fd_limit::raise() {
-        tracing::warn!(%error, "the limit of open files stays as it is");
+        tracing::warn!(%error, "cannot raise the limit of open files, keeping the current limit");
     }
     let token = match args.token_file.clone() {
         Some(file) => {

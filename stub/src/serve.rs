@@ -126,7 +126,7 @@ impl HttpBody for IdleTimeoutBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
             ready!(self.idle_timer.as_mut().poll(cx));
-            let why = format!("no byte of it came for {} s", self.idle_timeout.as_secs());
+            let why = format!("no byte of the body arrived for {} s", self.idle_timeout.as_secs());
             return Poll::Ready(Some(Err(why.into())));
         };
         let next = Instant::now() + self.idle_timeout;
@@ -168,7 +168,7 @@ async fn serve_with_limits(
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a controller's connection");
+                tracing::warn!(%error, "accepting a controller's connection failed, retrying");
                 sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
             }

@@ -74,7 +74,7 @@ impl LastReadToken {
             Ok(token) => *self = Self { token, failing: false },
             Err(error) => {
                 if !std::mem::replace(&mut self.failing, true) {
-                    tracing::warn!(%error, "the token's file is not read; the last token holds");
+                    tracing::warn!(%error, "cannot read the token file, keeping the last token");
                 }
             }
         }
@@ -111,8 +111,8 @@ fn read(file: &Path) -> io::Result<String> {
     File::open(file)?.take(MAX_TOKEN_FILE_BYTES + 1).read_to_string(&mut text)?;
     let refused = |why| Err(io::Error::new(io::ErrorKind::InvalidData, why));
     match text.trim() {
-        _ if text.len() as u64 > MAX_TOKEN_FILE_BYTES => refused("too long for a token"),
-        "" => refused("no token in it"),
+        _ if text.len() as u64 > MAX_TOKEN_FILE_BYTES => refused("the file is too long for a token"),
+        "" => refused("the file holds no token"),
         token => Ok(token.to_owned()),
     }
 }

@@ -112,7 +112,7 @@ fn a_launcher_of_another_configuration_makes_way_for_who_asks() {
     case.put_to_sleep("one", &id);
     assert!(!case.has(binds(&id)));
     case.done(deletes_launcher);
-    let why = "the engine that it asks for is being ended: its node, Pod or accelerator goes away";
+    let why = "the requested engine is being stopped: the engine's node, Pod or accelerator is going away";
     assert_eq!(case.reason("other"), why);
     case.provider_gone(&launcher());
     case.done(makes_launcher_for("other"));

@@ -233,7 +233,7 @@ fn a_wake_that_fails_is_followed_by_a_cold_start() {
     case.requester("two", ask(ProviderMode::Sleep, 1), &["a"], |_| ());
     case.done(binds(&id));
     case.refused(wakes(&id));
-    cold_start_follows(&mut case, &id, "1 start failed, the last: it did not wake");
+    cold_start_follows(&mut case, &id, "1 start failed, the last: the engine did not wake");
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn a_canary_that_fails_is_followed_by_a_cold_start() {
     case.done(binds(&id));
     case.done(wakes(&id));
     case.refused(sends_canary(&id));
-    cold_start_follows(&mut case, &id, "the last: it answered and could not serve");
+    cold_start_follows(&mut case, &id, "the last: the engine answered but could not serve");
 }
 
 fn cold_start_follows(case: &mut PairingCase, id: &rouse::pairing::ids::PairingEngineId, why: &str) {
@@ -422,7 +422,7 @@ fn nothing_is_made_behind_a_gate_that_a_leader_before_may_have_left_open() {
         let id = engine(mode, 1, &["a"]);
         let begun = |case: &PairingCase| case.has(creates(&id)) || case.has(binds(&id));
         assert!(case.has(closes_requester_gate("r")) && !begun(&case));
-        assert_eq!(case.reason("r"), "its stub's gate is not known to be closed");
+        assert_eq!(case.reason("r"), "the stub's gate is not confirmed closed");
         case.refused(closes_requester_gate("r"));
         assert!(!begun(&case));
         case.advance(Millis(20));

@@ -73,7 +73,7 @@ fn the_sleeper_used_longest_ago_makes_place_for_a_further_engine() {
     case.put_to_sleep("again", &first);
     case.requester("third", small(3), &["a"], |_| ());
     assert!(case.has(ends(&second)) && !case.has(ends(&first)), "{:#?}", case.story);
-    assert_eq!(case.reason("third"), "2@a is being ended on a");
+    assert_eq!(case.reason("third"), "2@a is being stopped on a");
     assert!(!case.has(binds(&on_a(3))), "nothing is begun before it is gone");
     goes(&mut case, &second);
     case.launched(&on_a(3));
@@ -96,7 +96,7 @@ fn where_all_are_bound_the_next_one_waits_and_is_told_why() {
     let id = awake(&mut case, 1);
     case.requester("waits", small(2), &["a"], |_| ());
     assert!(!case.has(ends(&id)) && !case.has(starts_anything));
-    assert_eq!(case.reason("waits"), "its launcher holds no more than 1: 1@a is awake");
+    assert_eq!(case.reason("waits"), "the launcher's limit of 1 is reached: 1@a is awake");
     case.delete("of-1");
     case.done(closes_gate(&id));
     case.complete(sleeps(&id), Ok(CommandReply::Asleep { residue: None }));

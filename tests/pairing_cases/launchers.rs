@@ -218,7 +218,7 @@ fn a_launcher_that_nobody_has_seen_is_found_to_be_gone() {
     case.advance(idle + Millis::secs(1));
     case.done(deletes_launcher);
     waits(&mut case, "two");
-    assert_eq!(case.reason("two"), "its launcher is being deleted");
+    assert_eq!(case.reason("two"), "the launcher is being deleted");
     assert!(!case.has(deletes_launcher) && !case.has(makes_launcher));
     case.advance(end);
     case.complete(deletes_launcher, condition(QueriedCondition::Absent));

@@ -77,7 +77,7 @@ fn a_requester_that_is_too_large_is_told_so() {
     large.sizes.awake = rouse::units::Bytes::gib(81);
     case.requester("one", large, &["a"], |_| ());
     assert!(!case.has(starts_anything));
-    assert_eq!(case.reason("one"), "it needs 81Gi of a, which has 80Gi");
+    assert_eq!(case.reason("one"), "the engine needs 81Gi of a, which has 80Gi");
 }
 
 const MODES: [ProviderMode; 3] = [ProviderMode::Plain, ProviderMode::Sleep, ProviderMode::Launcher];

@@ -46,7 +46,7 @@ fn who_does_not_wait_is_told_who_is_in_the_way_and_until_when() {
     );
     assert_eq!(shortage.wait.retry_after, Some(Millis(COOLDOWN.0 - idle.0)));
     let unused = world.fleet.engine(&engine("first")).unwrap().last_lease_end;
-    let words = format!("held by first, 0 leases, unused since {unused}, may go at {}", unused + COOLDOWN);
+    let words = format!("held by first, 0 leases, idle since {unused}, evictable at {}", unused + COOLDOWN);
     assert!(shortage.wait.waited_for.ends_with(&words), "{}", shortage.wait.waited_for);
     assert_eq!(world.state(&engine("first")), "Awake");
 }
@@ -87,7 +87,7 @@ fn whether_an_engine_may_go_is_for_its_own_model_to_say() {
         assert_eq!(world.served.contains(&asked), goes, "{settings:?}, {mine:?}");
         if !goes {
             let reason = world.reason("theirs");
-            assert!(reason.contains("held by mine, 0 leases, never put away for others"), "{reason}");
+            assert!(reason.contains("held by mine, 0 leases, never evicted"), "{reason}");
         }
     }
 }
@@ -123,7 +123,7 @@ fn a_model_with_a_short_queue_refuses_its_own_newest_and_nobody_elses() {
         Fault::QueueFull { message, wait } => (message.as_str(), wait.position),
         fault => panic!("{fault:?}"),
     };
-    assert_eq!(message(&ours[3]), ("too many requests wait for 'theirs' (its own queue.maxWaiting)", 3));
+    assert_eq!(message(&ours[3]), ("too many requests wait for 'theirs' (the model's queue.maxWaiting)", 3));
     assert_eq!(message(&others[3]), ("too many requests wait (queue.maxWaiting)", 4));
 }
 

@@ -69,15 +69,15 @@ fn where_all_accelerators_are_taken_the_memory_that_is_left_helps_nobody() {
     world.ask("first");
     world.ask("second");
     assert_eq!(taken(&world), (Bytes::gib(60), 3));
-    let free =
-        "1 of 4 accelerators of pool-a are free, and it needs 2: held by first, 1 lease, never put away";
+    let free = "1 of 4 accelerators of pool-a are free, and the engine needs 2: held by first, 1 lease, never evicted";
     assert!(world.reason("second").starts_with(free), "{}", world.reason("second"));
 
     world.configure(|configuration| configuration.models[1] = model_in_pool("second", 1, 20));
     assert_eq!(taken(&world), (Bytes::gib(80), 4));
     world.configure(|configuration| configuration.models.push(model_in_pool("third", 1, 20)));
     world.ask("third");
-    let full = "all 4 accelerators of pool-a are taken: held by first, 1 lease, never put away for others; held by second";
+    let full =
+        "all 4 accelerators of pool-a are taken: held by first, 1 lease, never evicted; held by second";
     assert!(world.reason("third").starts_with(full), "{}", world.reason("third"));
 }
 
@@ -152,11 +152,11 @@ fn what_no_pool_like_this_could_hold_is_refused_at_once() {
     for (spec, why) in [
         (
             model_in_pool("m", 9, 1),
-            "it needs 9Gi and 9 accelerators of pool-a, which has 640Gi and 8 accelerators in all",
+            "the model needs 9Gi and 9 accelerators of pool-a, which has 640Gi and 8 accelerators in all",
         ),
         (
             model_in_pool("m", 8, 81),
-            "it needs 648Gi and 8 accelerators of pool-a, which has 640Gi and 8 accelerators in all",
+            "the model needs 648Gi and 8 accelerators of pool-a, which has 640Gi and 8 accelerators in all",
         ),
     ] {
         let mut world = PoolHarness::new(vec![pool(640, 8)], vec![spec]);
@@ -222,8 +222,8 @@ fn a_pool_that_shrinks_below_what_is_booked_says_so_and_grants_nothing_new() {
     world.configure(|configuration| configuration.settings.eviction = EvictionPolicy::Never);
     world.ask("first");
     for (smaller, why) in [
-        (pool(300, 8), "320Gi reserved of 300Gi: more than there is, nothing new is granted here"),
-        (pool(640, 3), "4 accelerators taken of 3: more than there are, nothing new is granted here"),
+        (pool(300, 8), "overcommitted: 320Gi reserved of 300Gi; nothing new is granted here"),
+        (pool(640, 3), "overcommitted: 4 accelerators taken of 3; nothing new is granted here"),
     ] {
         world.configure(|configuration| configuration.accelerators = vec![smaller]);
         let report = world.fleet.report(&world.fleet.plan(world.now));

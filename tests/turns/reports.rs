@@ -43,12 +43,12 @@ fn who_waits_and_who_is_waited_for_are_told_one_moment_and_then_it_comes() {
 
     run_until(&mut world, Millis::secs(69));
     let [first, _] = reasons(&world);
-    assert!(first.contains("put away at "), "nobody waits yet: {first}");
+    assert!(first.contains("idle timeout at "), "nobody waits yet: {first}");
     run_until(&mut world, Millis::secs(75));
     let [first, second] = reasons(&world);
     let engine = world.fleet().engine(&EngineId::new(NAMES[0].into(), 0)).expect("it is configured");
     let goes: Tick = engine.idle_since() + Millis::secs(30);
-    let words = format!("0 leases, may go at {goes}");
+    let words = format!("0 leases, evictable at {goes}");
     assert_eq!(second, format!("waiting for gpu-0: held by model-0, {words}"));
     assert_eq!(first, format!("awake; {words}: 'model-1' waits for its memory"));
 
@@ -80,12 +80,12 @@ fn what_a_reload_makes_impossible_is_told_as_such_before_anybody_asks() {
     let mut world = SimulatedWorld::new(scenario);
     run_until(&mut world, Millis::secs(90));
     let [slept, new] = reasons(&world);
-    let size = "it needs 90Gi on each accelerator: the largest has 24Gi";
+    let size = "the model needs 90Gi on each accelerator: the largest has 24Gi";
     assert!(
-        slept.starts_with("asleep at level ") && slept.contains(&format!("; it can never wake: {size}")),
+        slept.starts_with("asleep at level ") && slept.contains(&format!("; can never wake: {size}")),
         "{slept}"
     );
-    assert!(new.starts_with(&format!("it can never start: {size}")), "{new}");
+    assert!(new.starts_with(&format!("can never start: {size}")), "{new}");
     for name in NAMES {
         assert_eq!(world.fleet().state(&name.into()), ModelState::Unplaceable, "{name}");
     }

@@ -55,7 +55,8 @@ impl NodeMachine {
             .process_group(0)
             .spawn()
             .context("unshare")?;
-        let (stdin, stdout) = child.stdin.take().zip(child.stdout.take()).context("a node without pipes")?;
+        let (stdin, stdout) =
+            child.stdin.take().zip(child.stdout.take()).context("the node's process has no pipes")?;
         let process = ProcessGroup::from_child(child, format!("{PART_MARK_ENV}={part}"))?;
         let mut made =
             Self { process, stdin, pid: 0, veth: ground.veth_name(), cgroup: PodsCgroup::of_cluster(ground) };
@@ -63,11 +64,11 @@ impl NodeMachine {
         let error = match time::timeout(SET_UP_TIMEOUT, made.set_up(lines, ground)).await {
             Ok(Ok(())) => return Ok(made),
             Ok(Err(error)) => error,
-            Err(_) => anyhow!("it takes too long"),
+            Err(_) => anyhow!("the setup timed out"),
         };
         made.end().await;
         let log = fs::read_to_string(ground.logs().join("node.log"))?;
-        Err(error.context(format!("no node can be made here: {}", log.trim())))
+        Err(error.context(format!("cannot create a node here: {}", log.trim())))
     }
 
     async fn set_up(
@@ -75,8 +76,8 @@ impl NodeMachine {
         mut says: Lines<BufReader<ChildStdout>>,
         ground: &ClusterResources,
     ) -> Result<()> {
-        let mut said = async || says.next_line().await?.context("its first process ended");
-        self.pid = said().await?.parse().context("its first process's pid")?;
+        let mut said = async || says.next_line().await?.context("the node's first process ended");
+        self.pid = said().await?.parse().context("cannot parse the pid of the node's first process")?;
         let pid = self.pid.to_string();
         let wire = self.veth.as_str();
         ip(&["link", "add", wire, "type", "veth", "peer", "name", "eth0", "netns", &pid]).await?;
@@ -87,9 +88,9 @@ impl NodeMachine {
         self.stdin.write_all(b"\n").await?;
         let ready = said().await?;
         if ready != "ready" {
-            bail!("it says {ready:?}");
+            bail!("the node's first process printed {ready:?}, not \"ready\"");
         }
-        self.cgroup.make().context("no cgroup for Pods")
+        self.cgroup.make().context("cannot create the cgroup for Pods")
     }
 
     /// Wraps a command line so that it runs inside the machine.
@@ -106,7 +107,7 @@ impl NodeMachine {
         // An error means that it is already gone or never existed.
         ip(&["link", "delete", &self.veth]).await.ok();
         if let Err(error) = self.cgroup.remove() {
-            eprintln!("a node's cgroup stays: {error:#}");
+            eprintln!("cannot remove a node's cgroup: {error:#}");
         }
     }
 }

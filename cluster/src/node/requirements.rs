@@ -45,11 +45,11 @@ pub(super) fn check() -> Result<()> {
 fn missing(root: bool, cgroups: &Path, path: &OsStr, plugins: Option<PathBuf>) -> Vec<String> {
     let mut lacks = Vec::new();
     if !root {
-        lacks.push("root: a node makes namespaces, mounts and cgroups".to_owned());
+        lacks.push("root: a node creates namespaces, mounts and cgroups".to_owned());
     }
     if !["cgroup.controllers", "memory/cgroup.procs"].iter().any(|file| cgroups.join(file).exists()) {
         let cgroups = cgroups.display();
-        lacks.push(format!("cgroups: at {cgroups} is neither version 2 nor version 1's memory controller"));
+        lacks.push(format!("cgroups: {cgroups} has neither version 2 nor version 1's memory controller"));
     }
     for (program, package) in REQUIRED_PROGRAMS {
         if !env::split_paths(path).any(|folder| folder.join(program).exists()) {

@@ -46,7 +46,7 @@ pub(super) async fn start(
 pub(super) async fn import(machine: &NodeMachine, archives: &Path, name: &str) -> Result<()> {
     let archive = archives.join(format!("{name}.tar"));
     if !archive.exists() {
-        bail!("{} is not there: `make test-node` builds the images first", archive.display());
+        bail!("{} does not exist: run `make test-node`, which builds the images first", archive.display());
     }
     ctr(machine, &["images", "import", &archive.display().to_string()]).await
 }
@@ -69,7 +69,7 @@ fn configuration(folder: &Path) -> Result<String> {
     // snapshotter copies instead.
     let on_overlay = statfs(folder)?.filesystem_type() == OVERLAYFS_SUPER_MAGIC;
     let snapshotter = if on_overlay { "native" } else { "overlayfs" };
-    let plugins = requirements::plugin_folder().context("CNI's plugins have gone")?;
+    let plugins = requirements::plugin_folder().context("the CNI plugins are missing")?;
     let net = folder.join("net.d");
     Ok(format!(
         r#"version = 2

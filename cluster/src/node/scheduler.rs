@@ -13,8 +13,9 @@ use crate::{
 /// Starts the scheduler. Tests wait for its effects, not for its readiness.
 pub(super) fn start(inner: &Arc<ClusterInner>) -> Result<ServerProcess> {
     let (ground, users) = (&inner.resources, &inner.users);
-    let program =
-        binaries::find("ring2")?.remove("kube-scheduler").context("cluster/build lists no kube-scheduler")?;
+    let program = binaries::find("ring2")?
+        .remove("kube-scheduler")
+        .context("cluster/build does not list kube-scheduler")?;
     let admin = users.kubeconfig(users.admin(), inner.api_server)?.display().to_string();
     let args = flags(&[
         ("kubeconfig", admin.clone()),

@@ -214,8 +214,11 @@ impl RunningNode {
                 "conditions": [self.ready_condition()],
             },
         }))?;
-        Api::all(client.clone()).create(&PostParams::default(), &node).await.context("a node")?;
-        self.write_lease(client).await.context("a node's lease")
+        Api::all(client.clone())
+            .create(&PostParams::default(), &node)
+            .await
+            .context("cannot create the node")?;
+        self.write_lease(client).await.context("cannot write the node's lease")
     }
 
     /// Renews the lease until dropped.

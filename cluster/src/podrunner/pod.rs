@@ -187,7 +187,7 @@ impl PodWorker {
         if let Some(prepared) = &self.prepared
             && let Err(error) = prepared.update_downward_files(pod)
         {
-            self.context.log_line(&format!("{}: its metadata cannot be written: {error}", pod.name_any()));
+            self.context.log_line(&format!("cannot write the metadata of {}: {error}", pod.name_any()));
         }
         if pod.metadata.deletion_timestamp.is_some() {
             let grace = pod.metadata.deletion_grace_period_seconds.and_then(|s| u64::try_from(s).ok());

@@ -75,11 +75,11 @@ pub(super) async fn run(shared: Arc<RunnerContext>, mut orders: mpsc::Receiver<R
             // Watches recover by themselves.
             Some(seen) = pods.next() => match seen {
                 Ok((namespace, event)) => keeper.on_pod(&namespace, event),
-                Err(error) => keeper.context.log_line(&format!("the watch of Pods: {error}")),
+                Err(error) => keeper.context.log_line(&format!("watching Pods failed: {error}")),
             },
             Some(seen) = nodes.next() => match seen {
                 Ok(event) => keeper.on_node(event),
-                Err(error) => keeper.context.log_line(&format!("the watch of nodes: {error}")),
+                Err(error) => keeper.context.log_line(&format!("watching nodes failed: {error}")),
             },
             Some(RunnerCommand::RenewLease(node)) = orders.recv() => {
                 let client = keeper.context.client.clone();
@@ -177,7 +177,7 @@ impl RunLoop {
             if link.wait_for(|link| *link != NodeLink::Cut).await.is_ok()
                 && let Err(error) = ours.recover(&shared.client).await
             {
-                shared.log_line(&format!("{}: it cannot say that it is ready: {error}", ours.name()));
+                shared.log_line(&format!("cannot report {} ready: {error}", ours.name()));
             }
         });
     }
@@ -199,7 +199,7 @@ impl RunLoop {
                 // The Pod is gone, or another scheduler bound it; the watch will report it.
                 Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
                 Err(error) => {
-                    self.context.log_line(&format!("{}: it cannot be scheduled: {error}", pod.name_any()));
+                    self.context.log_line(&format!("cannot schedule {}: {error}", pod.name_any()));
                     self.retry_at = Some(Instant::now() + RETRY_DELAY);
                 }
             }

@@ -174,7 +174,7 @@ impl PreparedPod {
         match data.and_then(|data| data.get(key)) {
             Some(value) => Ok(Some(String::from_utf8_lossy(value).into_owned())),
             None if optional == Some(true) => Ok(None),
-            None => Err(format!("{kind} {name:?} has no key {key:?}, or is not there")),
+            None => Err(format!("{kind} {name:?} has no key {key:?}, or does not exist")),
         }
     }
 
@@ -259,7 +259,7 @@ fn select_keys(
         if optional {
             return Ok(KeyedBytes::new());
         }
-        bail!("is not there");
+        bail!("does not exist");
     };
     let Some(items) = items else { return Ok(data.clone()) };
     let mut files = KeyedBytes::new();
@@ -298,7 +298,7 @@ async fn request_token(client: &Client, pod: &Pod, wanted: &ServiceAccountTokenP
     };
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
     let made = accounts.create_token_request(&account, &PostParams::default(), &request).await?;
-    Ok(made.status.context("a token request without an answer")?.token)
+    Ok(made.status.context("the token request returned no token")?.token)
 }
 
 /// Replaces the file atomically: readers see the old or the new bytes.

@@ -99,7 +99,7 @@ impl ClusterRuntime {
         metrics: &Arc<Metrics>,
     ) -> anyhow::Result<Self> {
         let client = Client::try_default().await.context(
-            "cannot tell where the Kubernetes API is: run in a Pod with a service account, or set KUBECONFIG",
+            "cannot find the Kubernetes API: run in a Pod with a service account, or set KUBECONFIG",
         )?;
         let reached = client.clone();
         let own = settings.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
@@ -214,7 +214,7 @@ impl ClusterRuntime {
         let (settled, awaited) = (self.resolved.clone(), self.initial_lists.clone());
         Arc::new(move || {
             let waits = settled.borrow().is_none();
-            waits.then(|| format!("the API server has not shown everything yet: {awaited}"))
+            waits.then(|| format!("waiting for lists from the API server: {awaited}"))
         })
     }
 
@@ -233,7 +233,7 @@ impl ClusterRuntime {
                 _ = self.resolved.wait_for(Option::is_some) => return,
                 _ = every.tick() => {
                     let awaited = &self.initial_lists;
-                    tracing::warn!(%awaited, "the API server has not shown all models, pools and nodes yet");
+                    tracing::warn!(%awaited, "still waiting for lists of models, pools and nodes from the API server");
                 }
             }
         }
@@ -284,7 +284,7 @@ impl ClusterRuntime {
     pub(super) fn compose(&mut self, base: &Config) -> Config {
         let settled = self.resolved.borrow_and_update().clone().unwrap_or_default();
         let (served, refused, pools) = (settled.served.len(), settled.rejected.len(), settled.pools.len());
-        tracing::debug!(served, refused, pools, "the cluster's objects");
+        tracing::debug!(served, refused, pools, "cluster objects resolved");
         let namespace = |(object, served): (&ObjectName, &ServedModel)| {
             (served.spec.name.clone(), object.namespace.clone())
         };
@@ -350,7 +350,7 @@ async fn stub_key(client: &Client, namespace: &str) -> anyhow::Result<StubKey> {
     loop {
         match StubKey::load_or_create(client, namespace).await {
             Err(error) if error.is_transient() => {
-                tracing::warn!(%error, "the key of the stubs' tokens was not read; it is tried again");
+                tracing::warn!(%error, "cannot load the stub token key, retrying");
                 time::sleep(STUB_KEY_RETRY_INTERVAL).await;
             }
             outcome => return Ok(outcome?),
@@ -364,11 +364,11 @@ fn warn_if_grace_exceeds_pod(shutdown: &ShutdownConfig, pod: &OwnPod) {
     let grace = shutdown.effective_grace(Some(killed));
     if grace < said {
         tracing::warn!(
-            %said,
+            configured = %said,
             killed_after = %killed,
             %grace,
-            "shutdown.grace is longer than this gateway's Pod lets it be: streams end sooner. Raise terminationGracePeriodSeconds to \
-             ten seconds more than it"
+            "shutdown.grace is longer than this gateway's Pod allows, so streams end sooner: set \
+             terminationGracePeriodSeconds to shutdown.grace plus ten seconds"
         );
     }
 }
@@ -411,5 +411,5 @@ fn external_backends(settled: &Resolved) -> ExternalBackends {
 /// Returns the host name, for a gateway without a configured name.
 fn hostname() -> anyhow::Result<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
-    Ok(name.context("this machine has no name: set kubernetes.name")?.trim().to_owned())
+    Ok(name.context("cannot read this machine's host name: set kubernetes.name")?.trim().to_owned())
 }

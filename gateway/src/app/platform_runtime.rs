@@ -151,7 +151,7 @@ impl PlatformRuntime {
                 Ok(local) => local.close().await,
                 Err(_) => {
                     tracing::debug!(
-                        "the platform is still in use; its state was saved within the last second"
+                        "the platform is still in use at shutdown; its state was saved within the last second"
                     );
                 }
             },

@@ -43,7 +43,7 @@ impl ConfigReloader {
             Err(errors) => {
                 self.metrics.reloaded(OutcomeLabel::Failed);
                 self.last_reload_refused = true;
-                tracing::error!("the configuration was not reloaded; the old one stays\n{errors}");
+                tracing::error!("configuration reload failed, keeping the old configuration\n{errors}");
                 return;
             }
         };
@@ -79,9 +79,9 @@ impl ConfigReloader {
         self.replace(new, &diff);
         if diff.is_empty() {
             // Every node that joins or leaves changes the total of its pool.
-            tracing::debug!("the cluster's pools changed");
+            tracing::debug!("cluster pools changed");
         } else {
-            tracing::info!(pools, "the cluster's objects changed: {diff}");
+            tracing::info!(pools, "cluster objects changed: {diff}");
         }
     }
 

@@ -28,18 +28,18 @@ pub(super) struct AdminClient {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     #[error(
-        "no gateway answers at {endpoint}: {source}. Is it running? --admin URL or ROUSE_ADMIN says where"
+        "cannot connect to a gateway at {endpoint}: {source}; start the gateway, or set its address with --admin or ROUSE_ADMIN"
     )]
     NotRunning { endpoint: AdminEndpoint, source: std::io::Error },
-    #[error("{0} did not answer within 10 s")]
+    #[error("the gateway at {0} did not answer within 10 s")]
     Timeout(AdminEndpoint),
-    #[error("the admin API at {0} asks for a token: set ROUSE_ADMIN_TOKEN")]
+    #[error("the admin API at {0} requires a valid token: set ROUSE_ADMIN_TOKEN")]
     TokenRequired(AdminEndpoint),
     #[error("{0}")]
     Refused(String),
-    #[error("the gateway at {0} ended the answer: it is shutting down, or was ended")]
+    #[error("the gateway at {0} closed the stream: the gateway is shutting down or was killed")]
     StreamEnded(AdminEndpoint),
-    #[error("{endpoint} does not answer like a gateway's admin API: {detail}")]
+    #[error("{endpoint} does not answer like a gateway's admin API: {detail}; check --admin or ROUSE_ADMIN")]
     UnexpectedResponse { endpoint: AdminEndpoint, detail: String },
 }
 
@@ -123,11 +123,11 @@ impl FromStr for AdminEndpoint {
             if text.contains("://") { text.parse() } else { format!("http://{text}").parse() }
                 .map_err(|error| format!("not a URL: {error}"))?;
         if uri.scheme_str() != Some("http") {
-            return Err("only http:// is spoken: use the loopback address or a tunnel".to_owned());
+            return Err("only http:// is supported: use the loopback address or a tunnel".to_owned());
         }
-        let authority = uri.authority().ok_or("no host")?;
+        let authority = uri.authority().ok_or("the URL has no host")?;
         if authority.as_str().contains('@') {
-            return Err("the token goes into ROUSE_ADMIN_TOKEN, not into the URL".to_owned());
+            return Err("the URL contains credentials: set the token in ROUSE_ADMIN_TOKEN instead".to_owned());
         }
         let port = authority.port_u16().unwrap_or(DEFAULT_ADMIN_ADDRESS.port());
         Ok(Self(format!("{}:{port}", authority.host())))

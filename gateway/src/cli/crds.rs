@@ -20,7 +20,7 @@ pub(super) fn run(dir: Option<&Path>, fma: bool) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     };
-    std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     for document in &documents {
         let file = dir.join(&document.file);
         std::fs::write(&file, &document.text).with_context(|| format!("cannot write {}", file.display()))?;

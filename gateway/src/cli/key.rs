@@ -24,14 +24,17 @@ pub(super) fn run(name: &str, existing: bool) -> anyhow::Result<ExitCode> {
     }
     writeln!(out, "configuration  {}", config_line(name, &key))?;
     if !existing {
-        eprintln!("The key is shown only now: give it to the client, and put the line under 'keys:'.");
+        eprintln!(
+            "The key is not shown again: give it to the client, and add the configuration line under 'keys:'."
+        );
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn generate_key() -> anyhow::Result<String> {
     let mut bytes = [0; KEY_BYTES];
-    rand::fill(&mut bytes).map_err(|_| anyhow::anyhow!("the system gives no random bytes"))?;
+    rand::fill(&mut bytes)
+        .map_err(|_| anyhow::anyhow!("cannot generate a key: the system returned no random bytes"))?;
     Ok(format!("{KEY_PREFIX}{}", hex(&bytes)))
 }
 
@@ -40,8 +43,11 @@ fn read_key() -> anyhow::Result<String> {
     let mut text = String::new();
     std::io::stdin().read_to_string(&mut text).context("cannot read the key from standard input")?;
     let key = text.trim();
-    ensure!(!key.is_empty(), "there is no key on standard input");
-    ensure!(key.bytes().all(|byte| byte.is_ascii_graphic()), "a key is visible ASCII without spaces");
+    ensure!(!key.is_empty(), "standard input is empty: pipe the key into it");
+    ensure!(
+        key.bytes().all(|byte| byte.is_ascii_graphic()),
+        "the key contains a space or a character outside visible ASCII: use visible ASCII without spaces"
+    );
     Ok(key.to_owned())
 }
 

@@ -21,10 +21,10 @@ pub(super) fn serve(
     options: RuntimeArgs,
 ) -> anyhow::Result<ExitCode> {
     // The log starts a thread, and the descriptor table must grow before any thread exists.
-    let descriptors = fd_limit::raise().context("cannot read the limit of open files")?;
+    let descriptors = fd_limit::raise().context("cannot read the open file limit")?;
     let lost = TelemetryDropCounters::new();
     let log = log(options.log_format, &lost)?;
-    tracing::debug!(descriptors, "limit of open files");
+    tracing::debug!(descriptors, "open file limit");
     let source = config::ConfigSource { file, api: options.api, admin: options.admin, platform };
     let ended = start(source, options, lost);
     // Flushes the log before the caller prints an error.
@@ -65,7 +65,7 @@ pub(super) fn check(file: &Path) -> ExitCode {
         return EXIT_USAGE.into();
     }
     let memory = if config.accelerators_auto {
-        "accelerators are asked for at the start, so memory was not checked".to_owned()
+        "memory not checked, because accelerators are detected at startup".to_owned()
     } else {
         pluralize(config.core.accelerators.len(), "accelerator")
     };
@@ -75,10 +75,10 @@ pub(super) fn check(file: &Path) -> ExitCode {
 
 fn log(format: LogFormat, lost: &TelemetryDropCounters) -> anyhow::Result<GatewayLog> {
     let filter = match std::env::var("ROUSE_LOG") {
-        Ok(text) => EnvFilter::try_new(text).context("ROUSE_LOG")?,
+        Ok(text) => EnvFilter::try_new(text).context("ROUSE_LOG is not a valid log filter")?,
         Err(_) => EnvFilter::new("info"),
     };
-    let log = GatewayLog::start(lost).context("cannot start the log's thread")?;
+    let log = GatewayLog::start(lost).context("cannot start the log thread")?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
@@ -87,6 +87,6 @@ fn log(format: LogFormat, lost: &TelemetryDropCounters) -> anyhow::Result<Gatewa
         LogFormat::Text => builder.try_init(),
         LogFormat::Json => builder.json().try_init(),
     }
-    .map_err(|error| anyhow::anyhow!("cannot log: {error}"))?;
+    .map_err(|error| anyhow::anyhow!("cannot set up logging: {error}"))?;
     Ok(log)
 }

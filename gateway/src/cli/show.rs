@@ -90,7 +90,7 @@ pub(super) async fn events(client: &AdminClient, json: bool) -> anyhow::Result<(
                 StreamItem::Event(line) => write!(out, "{}", render_event(&line))?,
                 StreamItem::Missed(number) => {
                     eprintln!(
-                        "rouse-gateway: this reader was too slow and missed {}",
+                        "rouse-gateway: this client read too slowly and missed {}",
                         pluralize(number, "event")
                     );
                 }
@@ -157,7 +157,7 @@ impl EventStreamReader {
 }
 
 fn render_fleet(view: &FleetView, colours: bool) -> String {
-    let mut models = vec![row(["MODEL", "STATE", "WAITING", "LEASES", "MEMORY", "WHY"])];
+    let mut models = vec![row(["MODEL", "STATE", "WAITING", "LEASES", "MEMORY", "REASON"])];
     models.extend(view.models.iter().map(|model| {
         let state = if model.pinned {
             format!("{}, pinned", model.state.as_str())
@@ -194,7 +194,7 @@ fn render_fleet(view: &FleetView, colours: bool) -> String {
             &accelerator.capacity.to_string(),
             &accelerator.reserved.to_string(),
             &observed,
-            if accelerator.healthy { "" } else { "faulty: nothing new is granted" },
+            if accelerator.healthy { "" } else { "unhealthy: no new reservations" },
         ])
     }));
     let host = &view.host;
@@ -260,7 +260,7 @@ fn render_explanation(explanation: &Explanation, colours: bool) -> String {
         ));
     }
     if let Some(after) = wait.retry_after {
-        text.push_str(&format!("  the earliest change is in {after}\n"));
+        text.push_str(&format!("  earliest possible change in {after}\n"));
     }
     text.push_str(&format!("  as of {} UTC\n", truncate_to_seconds(&at.to_string())));
     text

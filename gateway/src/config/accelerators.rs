@@ -53,7 +53,7 @@ pub(super) fn read_accelerators(
         section.close(reader);
         let (id, memory) = (AcceleratorId::from(id?), memory?);
         if id.as_str().is_empty() || id.as_str().contains(',') {
-            reader.note(at, "an accelerator's id is not empty and has no comma");
+            reader.note(at, "an accelerator's id must not be empty or contain a comma");
         }
         if devices.list.iter().any(|other| other.id == id) {
             reader.note(at, format_args!("the accelerator '{id}' is listed twice"));
@@ -62,8 +62,8 @@ pub(super) fn read_accelerators(
             reader.note(
                 at,
                 format_args!(
-                    "memory {memory} leaves nothing beside headroom {headroom}: write the memory that there is, or a smaller \
-                     headroom"
+                    "memory {memory} does not exceed headroom {headroom}: set the accelerator's real memory, or a \
+                     smaller headroom"
                 ),
             );
         }

@@ -22,7 +22,7 @@ pub(super) fn read_api(reader: &mut ConfigReader, root: &mut ConfigSection) -> (
         let threads = api.read(reader, "threads", |reader, node| {
             let threads = reader.number(node)?;
             if !(1..=MAX_API_THREADS).contains(&threads) {
-                reader.note(node.at, format_args!("is between 1 and {MAX_API_THREADS}"));
+                reader.note(node.at, format_args!("must be between 1 and {MAX_API_THREADS}"));
                 return None;
             }
             Some(threads)

@@ -88,12 +88,12 @@ fn unplaceable_reason(core: &FleetConfig, headroom: Bytes, spec: &ModelSpec) -> 
     if there.len() < wanted {
         return Some(match there.len() {
             0 => format!(
-                "it wants {}, and there are none: list those that there are under accelerators",
+                "needs {}, but there are none: list the machine's accelerators under accelerators",
                 pluralize(wanted, "accelerator")
             ),
-            1 => format!("it wants {wanted} accelerators, and there is one: write accelerators: 1"),
+            1 => format!("needs {wanted} accelerators, but there is only one: set accelerators: 1"),
             number => format!(
-                "it wants {wanted} accelerators, and there are {number}: write accelerators: {number} or less"
+                "needs {wanted} accelerators, but there are only {number}: set accelerators: {number} or less"
             ),
         });
     }
@@ -107,13 +107,13 @@ fn unplaceable_reason(core: &FleetConfig, headroom: Bytes, spec: &ModelSpec) -> 
     let kept = if headroom == Bytes::ZERO {
         String::new()
     } else {
-        format!(" (headroom keeps {headroom} of each free)")
+        format!(" (headroom keeps {headroom} free on each)")
     };
     // Without the headroom the model would fit.
     let instead = if need <= most + headroom { ", or a smaller headroom" } else { "" };
     Some(format!(
-        "it needs {need} on {place} and fits nowhere: at most {most} can be granted there{kept}. Write memory.awake: {most} \
-         or less{instead}"
+        "needs {need} on {place}, but at most {most} can be reserved there{kept}: set memory.awake: {most} or \
+         less{instead}"
     ))
 }
 
@@ -121,12 +121,12 @@ fn check_settings(config: &Config) -> Vec<ConfigProblem> {
     let mut warnings = Vec::new();
     let mut warn = |text: &str| warnings.push(ConfigProblem::new(SourceLocation::default(), text));
     if config.core.models.is_empty() && config.kubernetes.is_none() {
-        warn("there are no models: every request is answered 404");
+        warn("no models are configured: every request gets a 404");
     }
     if !config.api.ip().is_loopback() && !config.keys_none && config.keys.is_empty() {
         let everywhere = config.api.ip() == IpAddr::from([0, 0, 0, 0]);
         warn(&format!(
-            "listen.api is {}{} and there are no keys: whoever reaches it may use it (keys: none says that this is meant)",
+            "listen.api is {}{} and there are no keys: anyone who can reach this address can use the API; add keys, or set keys: none if that is intended",
             config.api,
             if everywhere { ", every interface," } else { "" },
         ));
@@ -155,7 +155,7 @@ fn turn_length_warning(config: &Config) -> Option<String> {
     (config.core.models.len() > 1 && turn > max_wait).then(|| {
         format!(
             "turns.maxTurn ({}), turns.drain.deadline ({}) and a swap (at most {swap}) exceed queue.maxWait \
-             ({max_wait}): waiting behind one busy model can outlast a request",
+             ({max_wait}): a request behind one busy model can time out in the queue",
             turns.max_turn, turns.drain_deadline
         )
     })
@@ -167,8 +167,8 @@ fn check_wait_limits(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(St
     let max_wait = settings.max_wait_of(spec);
     if spec.start_timeout > max_wait {
         warn(format!(
-            "engine.startTimeout ({}) exceeds queue.maxWait ({max_wait}): whoever waits for a slow start is refused \
-             before it is over",
+            "engine.startTimeout ({}) exceeds queue.maxWait ({max_wait}): requests that wait for a slow start are \
+             rejected before the engine is ready",
             spec.start_timeout
         ));
     }
@@ -184,13 +184,15 @@ fn check_sleep_level(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(St
     };
     let host = Bytes(spec.memory.host.0.saturating_mul(accelerators));
     let instead = match spec.idle.level {
-        SleepLevelPolicy::One => "it will sleep at level 2 instead",
-        SleepLevelPolicy::OneOrStop => "it will be stopped instead, since its adapters are lost at level 2",
+        SleepLevelPolicy::One => "the engine will sleep at level 2 instead",
+        SleepLevelPolicy::OneOrStop => {
+            "the engine will be stopped instead, because level 2 loses its adapters"
+        }
         _ => return,
     };
     if spec.can_sleep && host > budget {
-        let text = "it would sleep at level 1, but memory.host";
-        warn(format!("{text} ({host} in all) exceeds host.sleepMemory ({budget}): {instead}"));
+        let text = "the engine cannot sleep at level 1, because memory.host";
+        warn(format!("{text} ({host} in total) exceeds host.sleepMemory ({budget}): {instead}"));
     }
 }
 
@@ -209,19 +211,19 @@ fn check_engine(model: &EngineConfig, warn: &mut impl FnMut(String)) {
                 );
             } else if model.env.get("VLLM_SERVER_DEV_MODE").is_none_or(|value| value != "1") {
                 warn(
-                    "env has no VLLM_SERVER_DEV_MODE: \"1\", without which vLLM has no /sleep and /wake_up"
+                    "env does not set VLLM_SERVER_DEV_MODE: \"1\", so vLLM serves no /sleep and /wake_up: add it"
                         .to_owned(),
                 );
             }
             if let Some(share) = model.memory_utilization() {
                 warn(format!(
-                    "the command has --gpu-memory-utilization {share}: vLLM takes so much of an accelerator, and where \
-                     memory.awake is less, that is booked in its place; ${{MEMORY_FRACTION}} makes the two the same"
+                    "the command has --gpu-memory-utilization {share}: vLLM takes that share of each accelerator, and \
+                     the gateway reserves the share if memory.awake is lower; use ${{MEMORY_FRACTION}} to keep both equal"
                 ));
             } else if !model.uses("MEMORY_FRACTION") && !model.uses("KV_CACHE_BYTES") {
                 warn(
-                    "the command uses neither ${MEMORY_FRACTION} nor ${KV_CACHE_BYTES}: vLLM takes its own share of \
-                     the accelerator, whatever memory.awake says"
+                    "the command uses neither ${MEMORY_FRACTION} nor ${KV_CACHE_BYTES}: vLLM takes its default share \
+                     of the accelerator, regardless of memory.awake"
                         .to_owned(),
                 );
             }
@@ -239,7 +241,7 @@ fn check_engine(model: &EngineConfig, warn: &mut impl FnMut(String)) {
             );
             if python && !interrupts_off && !has("--interrupt_requests=false") {
                 warn(
-                    "llama-cpp-python ends a running request when a second one comes: add --interrupt_requests false"
+                    "llama-cpp-python aborts a running request when another request arrives: add --interrupt_requests false"
                         .to_owned(),
                 );
             }
@@ -248,8 +250,8 @@ fn check_engine(model: &EngineConfig, warn: &mut impl FnMut(String)) {
     }
     if !model.uses("HOST") {
         warn(
-            "neither command nor env uses ${HOST}: see to it that the engine listens on loopback only, or it is \
-             refused after its start"
+            "neither command nor env uses ${HOST}: make sure that the engine listens on loopback only, or the \
+             gateway rejects the engine after its start"
                 .to_owned(),
         );
     }

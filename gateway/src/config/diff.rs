@@ -76,7 +76,7 @@ impl fmt::Display for ConfigDiff {
             ("changed", names(&self.changed)),
             ("engine changed", names(&self.outdated)),
             ("settings", self.settings.join(", ")),
-            ("only after a restart", self.needs_restart.join(", ")),
+            ("restart needed for", self.needs_restart.join(", ")),
         ];
         let mut written = parts.iter().filter(|(_, list)| !list.is_empty());
         let Some((what, list)) = written.next() else {

@@ -73,7 +73,7 @@ pub(super) fn engine(
     if !model.uses("PORT") {
         reader.note(
             at,
-            "neither command nor env uses ${PORT}: the engine would not listen where it is looked for",
+            "neither command nor env uses ${PORT}: the engine would not listen on the port that the gateway connects to",
         );
     }
     Some(ParsedEngine { model, start_timeout })
@@ -166,7 +166,7 @@ fn command(reader: &mut ConfigReader, node: &YamlNode) -> Option<Vec<String>> {
         return None;
     }
     if command.iter().any(|text| text.contains('\0')) {
-        reader.note(node.at, "an argument cannot have a NUL in it");
+        reader.note(node.at, "an argument must not contain a NUL byte");
         return None;
     }
     Some(command)
@@ -175,7 +175,8 @@ fn command(reader: &mut ConfigReader, node: &YamlNode) -> Option<Vec<String>> {
 /// Suggests the list to write instead of a command line; an example, if the line needs a shell.
 fn suggest_list(line: &str) -> String {
     if line.contains(['\'', '"', '\\', '|', '&', ';', '<', '>', '(', '`', '*', '~']) {
-        return "[sh, -c, 'exec …'] for what needs a shell, else [PROGRAM, ARGUMENT, …]".to_owned();
+        return "[sh, -c, 'exec …'] if the command needs a shell, otherwise [PROGRAM, ARGUMENT, …]"
+            .to_owned();
     }
     let plain = |word: &str| word.chars().all(|c| c.is_alphanumeric() || "-_./=+".contains(c));
     let words =
@@ -196,7 +197,8 @@ pub(super) fn variables(
     let mut env = BTreeMap::new();
     for entry in entries {
         if entry.key.is_empty() || entry.key.contains(['=', '\0']) {
-            reader.note(entry.at, format_args!("'{}' cannot be a variable's name", entry.key.escape_debug()));
+            reader
+                .note(entry.at, format_args!("'{}' is not a valid variable name", entry.key.escape_debug()));
         }
         if let Some(value) = read(reader, &entry.value) {
             env.insert(entry.key.clone(), value);
@@ -211,8 +213,10 @@ fn read_passthrough(
     kind: Option<EngineKind>,
 ) -> Option<Vec<PassthroughPath>> {
     if kind.is_some_and(|kind| kind != EngineKind::Custom) {
-        reader
-            .note(node.at, "only a custom engine's paths are configured: those of the other kinds are known");
+        reader.note(
+            node.at,
+            "only custom engines have configurable paths: the paths of the other kinds are built in",
+        );
         return None;
     }
     reader.list(node, |reader, node| {
@@ -250,7 +254,7 @@ fn sleep_mode(reader: &mut ConfigReader, node: &YamlNode, stub: bool) -> Option<
     if stub && matches!(mode, Some(SleepApi::Vllm | SleepApi::Sglang)) {
         reader.note(
             node.at,
-            "an engine behind a stub is not put to sleep through it: no management path passes",
+            "the gateway cannot put an engine behind a stub to sleep: the stub forwards no management path",
         );
     }
     Some(mode)
@@ -274,7 +278,7 @@ pub(crate) fn has_lora_by_command(command: &[String]) -> bool {
 }
 
 /// Error for level 2 on an engine with LoRA adapters.
-pub(crate) const LORA_AT_LEVEL_2: &str = "with --enable-lora the adapters are lost at level 2, which reads only the model's own weights again: say 1 or never";
+pub(crate) const LORA_AT_LEVEL_2: &str = "--enable-lora rules out level 2: a wake from level 2 reloads only the model's own weights and loses the adapters; set 1 or never";
 
 /// vLLM's flag for the bytes of its KV cache on each accelerator.
 ///

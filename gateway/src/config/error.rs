@@ -51,7 +51,7 @@ impl ConfigProblem {
                 format!("the key '{key}' is given twice")
             }
             serde_saphyr::Error::MultipleDocuments { .. } => {
-                "there is a second document (---) in the file".to_owned()
+                "the file has a second document (---): keep only one".to_owned()
             }
             other => {
                 let text = other.to_string();

@@ -154,7 +154,7 @@ fn admin(
     let tls = section.read(reader, "tls", |reader, node| {
         let tls = reader.flag(node)?;
         if tls && !certificates {
-            reader.note(node.at, "there is no tls whose certificate could be shown");
+            reader.note(node.at, "there is no certificate to use: configure tls.cert and tls.key");
         }
         Some(tls)
     });
@@ -162,7 +162,7 @@ fn admin(
         && token.is_none()
         && !address.ip().is_loopback()
     {
-        let text = format!("listen.admin: {address} is not loopback: that needs an admin.token");
+        let text = format!("listen.admin: {address} is not loopback: set admin.token, or listen on loopback");
         reader.problems.push(ConfigProblem::new(at, text));
     }
     AdminConfig {
@@ -183,7 +183,7 @@ pub(super) fn port_conflict(api: SocketAddr, admin: SocketAddr) -> Option<String
         |a: SocketAddr, b: SocketAddr| a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
     (api.port() == admin.port() && api.port() != 0 && meets(api, admin)).then(|| {
         format!(
-            "listen.api ({api}) and listen.admin ({admin}) have one port: write another for one of them, like {DEFAULT_API_ADDRESS} and {DEFAULT_ADMIN_ADDRESS}"
+            "listen.api ({api}) and listen.admin ({admin}) use the same port: change one of them, like {DEFAULT_API_ADDRESS} and {DEFAULT_ADMIN_ADDRESS}"
         )
     })
 }

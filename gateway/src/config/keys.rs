@@ -60,7 +60,7 @@ pub(super) fn keys(reader: &mut ConfigReader, root: &mut ConfigSection, models: 
             YamlValue::List(list) if list.is_empty() => {
                 reader.note(
                     node.at,
-                    "an empty list would let nobody in: leave it out, or say 'none', to let everybody in",
+                    "an empty list would reject every request: remove it, or set 'none', to allow requests without a key",
                 );
             }
             YamlValue::List(_) => {
@@ -98,8 +98,7 @@ pub(super) fn keys(reader: &mut ConfigReader, root: &mut ConfigSection, models: 
 }
 
 /// Advice for a key that is in the file as plain text.
-const KEY_COMMAND_HINT: &str =
-    "'rouse-gateway key NAME' makes a key and its line, and with --stdin the line of one that exists";
+const KEY_COMMAND_HINT: &str = "run 'rouse-gateway key NAME' to create a key and its line, or add --stdin to create the line of an existing key";
 
 /// Names and hashes of earlier keys.
 #[derive(Default)]
@@ -121,7 +120,7 @@ fn read_key(
         section.read(reader, "key", |reader, node| {
             reader.note(
                 node.at,
-                format_args!("a key is not written here, only its sha256: {KEY_COMMAND_HINT}"),
+                format_args!("the file must not contain a key, only its sha256: {KEY_COMMAND_HINT}"),
             );
             None::<()>
         });
@@ -147,11 +146,11 @@ fn read_key(
 fn name(reader: &mut ConfigReader, node: &YamlNode, taken: &mut TakenKeys) -> Option<String> {
     let name = reader.text(node)?;
     if name.is_empty() || name.len() > 128 || name.chars().any(char::is_control) {
-        reader.note(node.at, "a key's name has 1 to 128 bytes and no control characters");
+        reader.note(node.at, "a key's name must have 1 to 128 bytes and no control characters");
         return None;
     }
     if let Some(at) = taken.names.get(&name) {
-        reader.note(node.at, format_args!("the name '{name}' is taken (line {})", at.line));
+        reader.note(node.at, format_args!("the name '{name}' is already taken (line {})", at.line));
         return None;
     }
     taken.names.insert(name.clone(), node.at);
@@ -165,7 +164,7 @@ fn hash(reader: &mut ConfigReader, node: &YamlNode, taken: &mut TakenKeys) -> Op
         // The message omits the text, which may be the key itself.
         reader.note(
             node.at,
-            "a SHA-256 has 64 hexadecimal digits: 'rouse-gateway key' makes a key and its line",
+            "expected a SHA-256 of 64 hexadecimal digits: run 'rouse-gateway key NAME' to create a key and its line",
         );
         return None;
     };
@@ -174,7 +173,7 @@ fn hash(reader: &mut ConfigReader, node: &YamlNode, taken: &mut TakenKeys) -> Op
         *byte = pair.iter().fold(0, |byte, digit| byte << 4 | *digit as u8);
     }
     if let Some(at) = taken.hashes.get(&hash) {
-        reader.note(node.at, format_args!("another name has the same key (line {})", at.line));
+        reader.note(node.at, format_args!("another key has the same hash (line {})", at.line));
         return None;
     }
     taken.hashes.insert(hash, node.at);
@@ -192,14 +191,13 @@ fn models(
         let text = reader.text(node)?;
         let stars = text.matches('*').count();
         if text.is_empty() || stars > 1 || (stars == 1 && !text.ends_with('*')) {
-            reader
-                .note(node.at, "expected a model's name, an alias, or the beginning of one followed by '*'");
+            reader.note(node.at, "expected a model's name, an alias, or a prefix followed by '*'");
             return None;
         }
         Some((node.at, text))
     })?;
     if patterns.is_empty() {
-        reader.note(node.at, "a key that may use no model is of no use: leave 'models' out for all of them");
+        reader.note(node.at, "an empty list allows no model: remove 'models' to allow all models");
         return None;
     }
     let mut models = BTreeSet::new();
@@ -210,7 +208,7 @@ fn models(
         let known = specs.iter().filter(|spec| names_and_aliases(spec).any(|name| matches(pattern, name)));
         let known: Vec<_> = known.map(|spec| spec.name.clone()).collect();
         if known.is_empty() {
-            doubts.push(ConfigProblem::new(*at, format!("keys: no model is called '{pattern}'")));
+            doubts.push(ConfigProblem::new(*at, format!("keys: no model matches '{pattern}'")));
         }
         models.extend(known);
     }
@@ -228,7 +226,7 @@ fn matches(pattern: &str, name: &str) -> bool {
 fn positive_number(reader: &mut ConfigReader, node: &YamlNode) -> Option<u64> {
     let number = reader.number::<u64>(node)?;
     if number == 0 {
-        reader.note(node.at, "is at least 1");
+        reader.note(node.at, "must be at least 1");
         return None;
     }
     Some(number)

@@ -92,7 +92,10 @@ pub(super) fn kubernetes(
     });
     match (wanted, given) {
         (true, None) => {
-            reader.note(platform_at, "kubernetes needs a section `kubernetes` with at least stubImage");
+            reader.note(
+                platform_at,
+                "platform: kubernetes needs a `kubernetes` section with at least stubImage",
+            );
             None
         }
         (true, Some(_)) => {
@@ -100,14 +103,16 @@ pub(super) fn kubernetes(
                 if let Some(at) = root.location_of(key) {
                     reader.note(
                         at,
-                        format_args!("with platform: kubernetes there are {instead} instead of {key}"),
+                        format_args!(
+                            "{key} is not allowed with platform: kubernetes: create {instead} instead"
+                        ),
                     );
                 }
             }
             section
         }
         (false, Some(at)) => {
-            reader.note(at, "goes with platform: kubernetes");
+            reader.note(at, "the kubernetes section needs platform: kubernetes");
             None
         }
         (false, None) => None,
@@ -187,18 +192,21 @@ fn prometheus_url(reader: &mut ConfigReader, node: &YamlNode) -> Option<Uri> {
         Some(uri) if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) => {
             reader.note(
                 node.at,
-                "it has credentials in it: put a bearer token into a file, and name that as tokenFile",
+                "the URL contains credentials: put a bearer token into a file, and set tokenFile",
             );
             None
         }
         Some(uri) if uri.query().is_some() => {
-            reader.note(node.at, "it has a query: write what comes before /api/v1, as in http://HOST:9090");
+            reader.note(
+                node.at,
+                "the URL has a query: write only the part before /api/v1, like http://HOST:9090",
+            );
             None
         }
         Some(uri) => Some(uri),
         None => {
-            let shown = if text.contains('@') { "it" } else { &format!("'{text}'") };
-            reader.note(node.at, format_args!("{shown} is no address: write http://HOST:9090"));
+            let shown = if text.contains('@') { "this value" } else { &format!("'{text}'") };
+            reader.note(node.at, format_args!("{shown} is not a URL: write http://HOST:9090"));
             None
         }
     }
@@ -208,7 +216,7 @@ fn read_namespaces(reader: &mut ConfigReader, node: &YamlNode) -> Option<Watched
     let names = reader.list(node, ConfigReader::text)?;
     if names.iter().any(|name| name == "*") {
         if names.len() > 1 {
-            reader.note(node.at, "'*' is every namespace: say it alone");
+            reader.note(node.at, "'*' means every namespace: remove the other names");
         }
         return Some(WatchedNamespaces::All);
     }

@@ -85,7 +85,7 @@ fn read_model(
         if let YamlValue::Scalar(_) = &node.value {
             reader.note(
                 node.at,
-                "expected a mapping, found a single value: write {awake: 30Gi}, with what an awake engine takes",
+                "expected a mapping, found a single value: write {awake: 30Gi}, with the memory that an awake engine takes",
             );
             return None;
         }
@@ -98,7 +98,7 @@ fn read_model(
     let replicas = section.read(reader, "replicas", |reader, node| {
         let number = reader.number::<u32>(node)?;
         if !(1..=MAX_REPLICAS).contains(&number) {
-            reader.note(node.at, format_args!("is between 1 and {MAX_REPLICAS}"));
+            reader.note(node.at, format_args!("must be between 1 and {MAX_REPLICAS}"));
         }
         Some(number)
     });
@@ -107,7 +107,8 @@ fn read_model(
     let max_concurrency = section.read(reader, "maxConcurrency", |reader, node| {
         let number = reader.number::<u32>(node)?;
         if number == 0 || number > rouse_net::lease::count::MAX_LEASES {
-            reader.note(node.at, format_args!("is between 1 and {}", rouse_net::lease::count::MAX_LEASES));
+            reader
+                .note(node.at, format_args!("must be between 1 and {}", rouse_net::lease::count::MAX_LEASES));
         }
         Some(number)
     });
@@ -141,7 +142,7 @@ fn read_model(
 fn name(reader: &mut ConfigReader, node: &YamlNode, taken: &mut TakenNames) -> Option<String> {
     let text = reader.text(node)?;
     if let Some(why) = invalid_name_reason(&text) {
-        reader.note(node.at, format_args!("'{}' cannot be a model's name: {why}", text.escape_debug()));
+        reader.note(node.at, format_args!("'{}' is not a valid model name: {why}", text.escape_debug()));
         return None;
     }
     if let Some(before) = taken.get(&text) {
@@ -158,19 +159,19 @@ fn name(reader: &mut ConfigReader, node: &YamlNode, taken: &mut TakenNames) -> O
 /// Explains why a text cannot be a model's name or alias.
 pub(crate) fn invalid_name_reason(name: &str) -> Option<&'static str> {
     if name.is_empty() {
-        return Some("it is empty");
+        return Some("the name is empty");
     }
     if name.len() > 256 {
-        return Some("it is longer than 256 bytes");
+        return Some("the name is longer than 256 bytes");
     }
     if name.chars().any(|c| c.is_control() || c.is_whitespace()) {
-        return Some("it has white space or control characters in it");
+        return Some("the name contains white space or control characters");
     }
     if name.contains(['%', '?', '#', ';', '\\', '"']) {
-        return Some("it has one of % ? # ; \\ \" in it, which mean something in a path");
+        return Some("the name contains one of % ? # ; \\ \", which have a meaning in a path");
     }
     let segments_bad = name.split('/').any(|segment| matches!(segment, "" | "." | ".."));
-    segments_bad.then_some("between slashes it needs something other than dots")
+    segments_bad.then_some("a part between slashes is empty, '.' or '..'")
 }
 
 fn accelerators(
@@ -183,7 +184,7 @@ fn accelerators(
         if count == 0 {
             reader.note(
                 node.at,
-                "is at least 1: for engines without one, list a pretended accelerator with the memory they may use",
+                "must be at least 1: for engines without an accelerator, list a stand-in with the memory that they may use",
             );
             return None;
         }
@@ -202,7 +203,7 @@ fn accelerators(
         Some(())
     })?;
     if ids.is_empty() {
-        reader.note(node.at, "is at least one accelerator");
+        reader.note(node.at, "must name at least one accelerator");
         return None;
     }
     Some(AcceleratorRequirement::Ids(ids))
@@ -212,7 +213,7 @@ fn memory(reader: &mut ConfigReader, section: &mut ConfigSection, can_sleep: boo
     let awake = section.require(reader, "awake", |reader, node| {
         let size = reader.memory(node)?;
         if size == Bytes::ZERO {
-            reader.note(node.at, "is more than 0");
+            reader.note(node.at, "must be more than 0");
             return None;
         }
         Some(size)
@@ -220,7 +221,7 @@ fn memory(reader: &mut ConfigReader, section: &mut ConfigSection, can_sleep: boo
     let asleep = section.read(reader, "asleep", |reader, node| {
         let size = reader.memory(node)?;
         if awake.is_some_and(|awake| size > awake) {
-            reader.note(node.at, format_args!("{size} asleep is more than awake"));
+            reader.note(node.at, format_args!("{size} is more than memory.awake"));
         }
         Some(size)
     });
@@ -258,7 +259,7 @@ fn idle(
             && stop < sleep
         {
             let text = format!(
-                "{stop} is before sleepAfter ({sleep}): write {sleep} or more, or a shorter sleepAfter"
+                "{stop} is shorter than sleepAfter ({sleep}): write {sleep} or more, or a shorter sleepAfter"
             );
             reader.note(node.at, text);
         }
@@ -294,7 +295,7 @@ fn level(
         reader.note(
             node.at,
             "this engine cannot sleep: vllm needs --enable-sleep-mode in its command, sglang \
-             --enable-memory-saver; or say engine.sleepMode",
+             --enable-memory-saver; or set engine.sleepMode",
         );
     } else if adapters && level == SleepLevelPolicy::Two {
         reader.note(node.at, LORA_AT_LEVEL_2);

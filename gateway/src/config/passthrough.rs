@@ -16,9 +16,11 @@ pub struct PassthroughPath {
 /// Why a configured path cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("a path begins with /, does not end with one, and has letters, digits and - _ . ~ between")]
+    #[error(
+        "a path must start with /, must not end with one, and may have only letters, digits and - _ . ~ between"
+    )]
     InvalidPath,
-    #[error("it steers the engine, and is never passed on")]
+    #[error("the gateway never forwards a management path of the engine")]
     ManagementPath,
 }
 

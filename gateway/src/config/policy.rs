@@ -202,7 +202,7 @@ fn body_total(reader: &mut ConfigReader, node: &YamlNode, body: Bytes, auto: Byt
         reader.note(
             node.at,
             format_args!(
-                "{total} is less than limits.body ({body}): a body of that size could never be taken"
+                "{total} is less than limits.body ({body}): no body of that size would ever be accepted"
             ),
         );
     }

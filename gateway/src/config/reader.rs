@@ -98,8 +98,8 @@ impl ConfigReader {
         if text.chars().any(|c| !c.is_ascii_graphic()) {
             self.note(
                 node.at,
-                "has a space, a line end or something else in it that no credential in a header has: write visible ASCII, \
-                 and take off what a file put at its end",
+                "contains a space, a line end or another character that is not allowed in a header's credential: use \
+                 visible ASCII, and remove a trailing line end",
             );
             return None;
         }
@@ -128,7 +128,7 @@ impl ConfigReader {
             let bytes = size.0;
             self.note(
                 node.at,
-                format_args!("these are {bytes} bytes: write a unit too, like {bytes}Mi or 30Gi"),
+                format_args!("{bytes} bytes is too little memory: add a unit, like {bytes}Mi or 30Gi"),
             );
             return None;
         }
@@ -153,7 +153,7 @@ impl ConfigReader {
         let text = self.text(node)?;
         let number = text.parse().ok();
         if number.is_none() {
-            self.note(node.at, format_args!("'{text}' is not a whole number that fits here"));
+            self.note(node.at, format_args!("'{text}' is not a whole number in the allowed range"));
         }
         number
     }
@@ -167,7 +167,7 @@ impl ConfigReader {
         let found = choices.iter().find(|(name, _)| *name == text);
         if found.is_none() {
             let names: Vec<_> = choices.iter().map(|(name, _)| *name).collect();
-            self.note(node.at, format_args!("'{text}' is none of: {}", names.join(", ")));
+            self.note(node.at, format_args!("'{text}' is not one of: {}", names.join(", ")));
         }
         found.map(|(_, value)| *value)
     }
@@ -282,7 +282,7 @@ impl ConfigSection {
     pub(super) fn close(self, reader: &mut ConfigReader) {
         for entry in &self.entries {
             let hint = nearest(&entry.key, &self.known).map_or_else(
-                || format!("known here: {}", self.known.join(", ")),
+                || format!("known keys: {}", self.known.join(", ")),
                 |near| format!("did you mean '{near}'?"),
             );
             reader.note(entry.at, format_args!("unknown key '{}' ({hint})", entry.key));

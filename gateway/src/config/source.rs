@@ -32,7 +32,7 @@ impl ConfigSource {
         config.api = self.api.unwrap_or(config.api);
         if let Some(admin) = self.admin {
             if config.admin.token.is_none() && !admin.ip().is_loopback() {
-                let text = format!("{admin} is not loopback: that needs an admin.token");
+                let text = format!("{admin} is not loopback: set admin.token, or listen on loopback");
                 return Err(ConfigErrors::new(
                     "--admin",
                     vec![ConfigProblem::new(SourceLocation::default(), text)],
@@ -56,9 +56,9 @@ impl ConfigSource {
     pub fn reload(&self, now: &Config) -> Result<Config, ConfigErrors> {
         let new = self.load()?;
         let lost = if new.blank && !now.blank {
-            "the file is empty, which would remove every model and key: restore it; to remove all models, write models: []"
+            "the file is empty, which would remove every model and key: restore the file; to remove all models, write models: []"
         } else if new.keys.is_empty() && !new.keys_none && !now.keys.is_empty() {
-            "the keys are gone, which would let anybody use the API: restore keys, or write keys: none if that is meant"
+            "the file no longer has keys, which would let anyone use the API: restore keys, or set keys: none if that is intended"
         } else {
             return Ok(new);
         };
@@ -78,7 +78,7 @@ impl ConfigSource {
 
 fn demonstration() -> Result<Config, ConfigErrors> {
     let exe = std::env::current_exe().map_err(|error| {
-        let text = format!("cannot tell where this program is: {error}");
+        let text = format!("cannot find the path of this program: {error}");
         ConfigErrors::new("the demonstration", vec![ConfigProblem::new(SourceLocation::default(), text)])
     })?;
     let state = default_state_dir(|name| std::env::var(name).ok()).join("demonstration");

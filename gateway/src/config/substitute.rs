@@ -32,11 +32,11 @@ pub(super) enum SubstitutionScope {
 pub(super) enum Error {
     #[error("the environment variable {0} is not set")]
     Unset(String),
-    #[error("${{{0}}} means something only in an engine's command and env")]
+    #[error("${{{0}}} is available only in an engine's command and env")]
     OnlyInCommands(String),
     #[error(
         "${{{0}}} is unknown: use ${{env:{0}}} for the gateway's environment variable, or $${{{0}}} to pass it on \
-         as it stands"
+         unchanged"
     )]
     Unknown(String),
     #[error("'${{' without a closing '}}'")]
@@ -200,8 +200,8 @@ mod tests {
         let texts: Vec<_> = errors.iter().map(ToString::to_string).collect();
         insta::assert_snapshot!(texts.join("\n"), @r###"
         the environment variable NO is not set
-        ${PORT} means something only in an engine's command and env
-        ${HOME} is unknown: use ${env:HOME} for the gateway's environment variable, or $${HOME} to pass it on as it stands
+        ${PORT} is available only in an engine's command and env
+        ${HOME} is unknown: use ${env:HOME} for the gateway's environment variable, or $${HOME} to pass it on unchanged
         '${' without a closing '}'
         "###);
     }

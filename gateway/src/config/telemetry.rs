@@ -64,8 +64,10 @@ pub(super) fn access_log(reader: &mut ConfigReader, node: &YamlNode) -> Option<A
         path if path.contains('/') => AccessLogTarget::File(path.into()),
         _ => {
             // A bare word is more likely a mistake than a file in the gateway's working directory.
-            reader
-                .note(node.at, format_args!("'{text}' is none of: off, stdout, stderr, a path with a slash"));
+            reader.note(
+                node.at,
+                format_args!("'{text}' is not one of: off, stdout, stderr, a path with a slash"),
+            );
             return None;
         }
     })
@@ -76,7 +78,7 @@ fn collector(reader: &mut ConfigReader, node: &YamlNode) -> Option<String> {
     let text = reader.text(node)?;
     if let Some(fault) = invalid_collector_reason(&text) {
         // A text that may hold a password is not repeated.
-        let shown = if text.contains('@') { "it" } else { &format!("'{text}'") };
+        let shown = if text.contains('@') { "this value" } else { &format!("'{text}'") };
         reader.note(node.at, format_args!("{shown} {fault}"));
         return None;
     }
@@ -90,9 +92,9 @@ fn collector(reader: &mut ConfigReader, node: &YamlNode) -> Option<String> {
 pub(crate) fn invalid_collector_reason(address: &str) -> Option<&'static str> {
     let uri = address.parse::<Uri>().ok();
     let usable = uri.filter(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some());
-    let Some(uri) = usable else { return Some("is no address: write http://HOST:4318") };
+    let Some(uri) = usable else { return Some("is not a URL: write http://HOST:4318") };
     let named = uri.authority().is_some_and(|authority| authority.as_str().contains('@'));
-    named.then_some("has credentials in it: send them as a header instead (authorization)")
+    named.then_some("contains credentials: send them as a header instead (authorization)")
 }
 
 fn headers(reader: &mut ConfigReader, node: &YamlNode) -> Option<BTreeMap<String, String>> {
@@ -105,7 +107,10 @@ fn headers(reader: &mut ConfigReader, node: &YamlNode) -> Option<BTreeMap<String
         let value = reader.text(&entry.value)?;
         let named = entry.key.parse::<HeaderName>().is_ok();
         if !named || HeaderValue::from_str(&value).is_err() {
-            reader.note(entry.at, format_args!("'{}' is no header with a valid value", entry.key));
+            reader.note(
+                entry.at,
+                format_args!("'{}' is not a valid header name, or its value is not valid", entry.key),
+            );
             return None;
         }
         headers.insert(entry.key.clone(), value);
@@ -153,14 +158,16 @@ mod tests {
     fn every_mistake_is_told_and_no_credential() {
         let text = "telemetry: {otlp: \"collector:4318\", headers: {\"a b\": c}, sample: 2}";
         let errors = parse(text, "t").unwrap_err().to_string();
-        for part in
-            ["telemetry.otlp: 'collector:4318' is no address", "'a b' is no header", "'2' is not between"]
-        {
+        for part in [
+            "telemetry.otlp: 'collector:4318' is not a URL",
+            "'a b' is not a valid header name",
+            "'2' is not between",
+        ] {
             assert!(errors.contains(part), "{part} in {errors}");
         }
         for secret in ["http://user:s3cret@c:4318", "c@s3cret"] {
             let errors = parse(&format!("telemetry: {{otlp: \"{secret}\"}}"), "t").unwrap_err().to_string();
-            assert!(errors.contains("telemetry.otlp: it") && !errors.contains("s3cret"), "{errors}");
+            assert!(errors.contains("telemetry.otlp: this value") && !errors.contains("s3cret"), "{errors}");
         }
         let config = parse("telemetry: {headers: {authorization: s3cret}}", "t").unwrap();
         assert!(!format!("{config:?}").contains("s3cret"));

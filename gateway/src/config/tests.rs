@@ -98,9 +98,9 @@ fn a_model_says_itself_how_it_waits_and_when_it_goes_or_leaves_that_to_the_setti
     assert_eq!((told.eviction, told.queue), (Some(EvictionPolicy::Never), queue));
     assert_eq!(told.fingerprint, silent.fingerprint, "its engine is no other");
     insta::assert_snapshot!(errors(&format!("{MODEL}    eviction: no\n    queue: {{maxWait: 0s, wait: 1}}\n")), @r###"
-    rouse.yaml:12:15: models[0].eviction: 'no' is none of: residency, cooldown, never
+    rouse.yaml:12:15: models[0].eviction: 'no' is not one of: residency, cooldown, never
     rouse.yaml:13:22: models[0].queue.maxWait: must be longer than 0
-    rouse.yaml:13:26: models[0].queue: unknown key 'wait' (known here: policy, maxWaiting, maxWait)
+    rouse.yaml:13:26: models[0].queue: unknown key 'wait' (known keys: policy, maxWaiting, maxWait)
     "###);
 }
 
@@ -133,38 +133,38 @@ models:
     rouse.yaml:1:15: listen.api: '127.0.0.1:http' is not an address: write IP:PORT, like 127.0.0.1:8080 or [::1]:8080
     rouse.yaml:1:31: listen: unknown key 'adnim' (did you mean 'admin'?)
     rouse.yaml:2:11: headroom: 'lots' is not a size: write a number and a unit, like 30Gi, 256MiB or 4096
-    rouse.yaml:4:15: queue.maxWaiting: '-1' is not a whole number that fits here
-    rouse.yaml:5:11: queue.policy: 'maybe' is none of: wait, reject
+    rouse.yaml:4:15: queue.maxWaiting: '-1' is not a whole number in the allowed range
+    rouse.yaml:5:11: queue.policy: 'maybe' is not one of: wait, reject
     rouse.yaml:6:34: turns.maxTurn: 10s is shorter than turns.residency (30s)
     rouse.yaml:7:16: admin.token: the environment variable NO_SUCH is not set
-    rouse.yaml:8:8: state: ${PORT} means something only in an engine's command and env
+    rouse.yaml:8:8: state: ${PORT} is available only in an engine's command and env
     rouse.yaml:9:9: limits: expected a mapping, found a list
-    rouse.yaml:12:20: models[0].engine.kind: 'vlm' is none of: vllm, sglang, llama-cpp, custom
+    rouse.yaml:12:20: models[0].engine.kind: 'vlm' is not one of: vllm, sglang, llama-cpp, custom
     rouse.yaml:12:34: models[0].engine.command: the command is empty
     rouse.yaml:13:26: models[0].memory: unknown key 'sleep' (did you mean 'asleep'?)
-    rouse.yaml:14:15: models[0].replicas: is between 1 and 64
+    rouse.yaml:14:15: models[0].replicas: must be between 1 and 64
     rouse.yaml:15:5: models[1]: 'memory' is missing
     rouse.yaml:15:11: models[1].name: the name 'a' is already taken by the model or alias at 11:11
     rouse.yaml:16:18: models[1].aliases[1]: the name 'b' is already taken by the model or alias at 16:15
-    rouse.yaml:19:24: models[1].engine.command[1]: ${MODEL} is unknown: use ${env:MODEL} for the gateway's environment variable, or $${MODEL} to pass it on as it stands
-    rouse.yaml:20:13: models[1].pinned: 'yes' is none of: true, false
+    rouse.yaml:19:24: models[1].engine.command[1]: ${MODEL} is unknown: use ${env:MODEL} for the gateway's environment variable, or $${MODEL} to pass it on unchanged
+    rouse.yaml:20:13: models[1].pinned: 'yes' is not one of: true, false
     rouse.yaml:21:5: models[1]: unknown key 'acelerators' (did you mean 'accelerators'?)
     "###);
 }
 
 #[test]
 fn a_syntax_error_is_reported_alone() {
-    insta::assert_snapshot!(errors("listen: {api: 127.0.0.1:8080\nheadroom: 1Gi\n"), @r###"rouse.yaml:2:9: a { without its }, or a comma is missing: write {key: value, key: value}"###);
+    insta::assert_snapshot!(errors("listen: {api: 127.0.0.1:8080\nheadroom: 1Gi\n"), @r###"rouse.yaml:2:9: a { is not closed, or a comma is missing: write {key: value, key: value}"###);
 }
 
 #[test]
 fn the_usual_slips_of_yaml_are_told_with_what_to_write() {
-    insta::assert_snapshot!(errors("models:\n\t- name: a\n"), @"rouse.yaml:2:1: a tab in the indentation: write spaces");
-    insta::assert_snapshot!(errors("queue:\n    maxWait: 1m\n   policy: wait\n"), @"rouse.yaml:3:4: this line does not fit those above it: keys of one mapping begin in the same column, and so do the dashes of one list");
+    insta::assert_snapshot!(errors("models:\n\t- name: a\n"), @"rouse.yaml:2:1: a tab in the indentation: use spaces");
+    insta::assert_snapshot!(errors("queue:\n    maxWait: 1m\n   policy: wait\n"), @"rouse.yaml:3:4: this line's indentation does not match the lines above it: start the keys of one mapping in the same column, and also the dashes of one list");
     insta::assert_snapshot!(errors("models:\n  - name: a\n    engine: {command: [x, --port=${PORT}, y]}\n"), @r#"rouse.yaml:3:27: --port=${PORT} needs quotes here: write "--port=${PORT}""#);
     insta::assert_snapshot!(errors("models:\n  - name: a\n    engine: {env: {PORT: ${PORT}}}\n"), @r#"rouse.yaml:3:26: ${PORT} needs quotes here: write "${PORT}""#);
-    insta::assert_snapshot!(errors("queue: maxWait: 1m\n"), @"rouse.yaml:1:15: two keys in one line, or a line that is indented deeper than those above it: a value with ': ' in it needs quotes");
-    insta::assert_snapshot!(errors("models: [a, b\n"), @"rouse.yaml:1:9: a [ without its ], or a comma is missing: write [a, b], and words with , [ ] { } in them in quotes");
+    insta::assert_snapshot!(errors("queue: maxWait: 1m\n"), @"rouse.yaml:1:15: two keys on one line, or a line indented deeper than the lines above it: quote a value that contains ': '");
+    insta::assert_snapshot!(errors("models: [a, b\n"), @"rouse.yaml:1:9: a [ is not closed, or a comma is missing: write [a, b], and quote words that contain , [ ] { }");
 }
 
 #[test]
@@ -175,16 +175,16 @@ fn a_slip_is_one_error_that_says_what_to_write() {
     };
     let fine = "[x, '${HOST}:${PORT}']";
     insta::assert_snapshot!(model("vllm serve m --port ${PORT}", "    memory: {awake: 1Gi}"), @r#"rouse.yaml:5:16: models[0].engine.command: expected a list of program and arguments, found a single value: write [vllm, serve, m, --port, "${PORT}"]"#);
-    insta::assert_snapshot!(model("'serve m | tee \"log\" ${PORT}'", "    memory: {awake: 1Gi}"), @"rouse.yaml:5:16: models[0].engine.command: expected a list of program and arguments, found a single value: write [sh, -c, 'exec …'] for what needs a shell, else [PROGRAM, ARGUMENT, …]");
+    insta::assert_snapshot!(model("'serve m | tee \"log\" ${PORT}'", "    memory: {awake: 1Gi}"), @"rouse.yaml:5:16: models[0].engine.command: expected a list of program and arguments, found a single value: write [sh, -c, 'exec …'] if the command needs a shell, otherwise [PROGRAM, ARGUMENT, …]");
     insta::assert_snapshot!(model(fine, "    memory: {awake: 700, asleep: 64}"), @r"
-    rouse.yaml:6:21: models[0].memory.awake: these are 700 bytes: write a unit too, like 700Mi or 30Gi
-    rouse.yaml:6:34: models[0].memory.asleep: these are 64 bytes: write a unit too, like 64Mi or 30Gi
+    rouse.yaml:6:21: models[0].memory.awake: 700 bytes is too little memory: add a unit, like 700Mi or 30Gi
+    rouse.yaml:6:34: models[0].memory.asleep: 64 bytes is too little memory: add a unit, like 64Mi or 30Gi
     ");
-    insta::assert_snapshot!(model(fine, "    memory: 700"), @"rouse.yaml:6:13: models[0].memory: expected a mapping, found a single value: write {awake: 30Gi}, with what an awake engine takes");
-    insta::assert_snapshot!(model(fine, "    memory: {awake: 1Gi}\n    idle: {sleepAfter: 5m, stopAfter: 2m}"), @"rouse.yaml:7:39: models[0].idle.stopAfter: 2m is before sleepAfter (5m): write 5m or more, or a shorter sleepAfter");
-    insta::assert_snapshot!(errors("accelerators: [{id: a, memory: 24}]"), @"rouse.yaml:1:32: accelerators[0].memory: these are 24 bytes: write a unit too, like 24Mi or 30Gi");
-    insta::assert_snapshot!(errors("listen: {api: \"0.0.0.0:8180\"}"), @"rouse.yaml:1:15: listen.api (0.0.0.0:8180) and listen.admin (127.0.0.1:8180) have one port: write another for one of them, like 127.0.0.1:8080 and 127.0.0.1:8180");
-    insta::assert_snapshot!(errors("keys: [rk-plain]"), @"rouse.yaml:1:8: keys[0]: expected {name: NAME, sha256: HASH}, found a single value: 'rouse-gateway key NAME' makes a key and its line, and with --stdin the line of one that exists");
+    insta::assert_snapshot!(model(fine, "    memory: 700"), @"rouse.yaml:6:13: models[0].memory: expected a mapping, found a single value: write {awake: 30Gi}, with the memory that an awake engine takes");
+    insta::assert_snapshot!(model(fine, "    memory: {awake: 1Gi}\n    idle: {sleepAfter: 5m, stopAfter: 2m}"), @"rouse.yaml:7:39: models[0].idle.stopAfter: 2m is shorter than sleepAfter (5m): write 5m or more, or a shorter sleepAfter");
+    insta::assert_snapshot!(errors("accelerators: [{id: a, memory: 24}]"), @"rouse.yaml:1:32: accelerators[0].memory: 24 bytes is too little memory: add a unit, like 24Mi or 30Gi");
+    insta::assert_snapshot!(errors("listen: {api: \"0.0.0.0:8180\"}"), @"rouse.yaml:1:15: listen.api (0.0.0.0:8180) and listen.admin (127.0.0.1:8180) use the same port: change one of them, like 127.0.0.1:8080 and 127.0.0.1:8180");
+    insta::assert_snapshot!(errors("keys: [rk-plain]"), @"rouse.yaml:1:8: keys[0]: expected {name: NAME, sha256: HASH}, found a single value: run 'rouse-gateway key NAME' to create a key and its line, or add --stdin to create the line of an existing key");
 }
 
 #[test]
@@ -212,14 +212,14 @@ fn a_key_given_twice_does_not_hide_other_mistakes() {
 #[test]
 fn what_is_no_mapping_is_refused() {
     insta::assert_snapshot!(errors("just a text\n"), @r###"rouse.yaml:1:1: expected a mapping, found a single value"###);
-    insta::assert_snapshot!(errors("--- {}\n--- {}\n"), @r###"rouse.yaml:2:5: there is a second document (---) in the file"###);
+    insta::assert_snapshot!(errors("--- {}\n--- {}\n"), @r###"rouse.yaml:2:5: the file has a second document (---): keep only one"###);
 }
 
 #[test]
 fn keys_of_later_versions_are_known_but_not_silently_accepted() {
     let accepted = "platform: local\ntls: {}\nkeys: none\napi: {cors: {origins: []}}\n";
     assert!(read(accepted).unwrap().keys_none);
-    insta::assert_snapshot!(errors("platform: kubernetes\n"), @"rouse.yaml:1:11: kubernetes needs a section `kubernetes` with at least stubImage");
+    insta::assert_snapshot!(errors("platform: kubernetes\n"), @"rouse.yaml:1:11: platform: kubernetes needs a `kubernetes` section with at least stubImage");
 }
 
 /// The gateway needs part of the grace period after its streams end. Kubernetes kills 30 seconds after SIGTERM.
@@ -266,10 +266,10 @@ fn a_prometheus_is_an_address_and_the_rest_has_defaults() {
     assert_eq!((full.interval, full.timeout), (Millis::secs(30), Millis::secs(2)));
     assert_eq!((full.token_file, full.ca_file), (Some("/t".into()), Some("/c".into())));
     insta::assert_snapshot!(errors(&text("{}")), @"rouse.yaml:2:40: kubernetes.prometheus: 'url' is missing");
-    insta::assert_snapshot!(errors(&text("{url: 'prometheus:9090'}")), @"rouse.yaml:2:46: kubernetes.prometheus.url: 'prometheus:9090' is no address: write http://HOST:9090");
-    insta::assert_snapshot!(errors(&text("{url: 'http://me:secret@p'}")), @"rouse.yaml:2:46: kubernetes.prometheus.url: it has credentials in it: put a bearer token into a file, and name that as tokenFile");
+    insta::assert_snapshot!(errors(&text("{url: 'prometheus:9090'}")), @"rouse.yaml:2:46: kubernetes.prometheus.url: 'prometheus:9090' is not a URL: write http://HOST:9090");
+    insta::assert_snapshot!(errors(&text("{url: 'http://me:secret@p'}")), @"rouse.yaml:2:46: kubernetes.prometheus.url: the URL contains credentials: put a bearer token into a file, and set tokenFile");
     insta::assert_snapshot!(errors(&text("{url: 'http://p/api/v1/query?x=y', interval: 0s}")), @r"
-    rouse.yaml:2:46: kubernetes.prometheus.url: it has a query: write what comes before /api/v1, as in http://HOST:9090
+    rouse.yaml:2:46: kubernetes.prometheus.url: the URL has a query: write only the part before /api/v1, like http://HOST:9090
     rouse.yaml:2:85: kubernetes.prometheus.interval: must be longer than 0
     ");
 }
@@ -298,7 +298,7 @@ fn a_vllm_with_adapters_does_not_sleep_at_level_2() {
             assert_eq!(read.core.models[0].idle.level, policy, "{spelled}");
         }
     }
-    insta::assert_snapshot!(errors(&with("2")), @"rouse.yaml:5:19: models[0].idle.level: with --enable-lora the adapters are lost at level 2, which reads only the model's own weights again: say 1 or never");
+    insta::assert_snapshot!(errors(&with("2")), @"rouse.yaml:5:19: models[0].idle.level: --enable-lora rules out level 2: a wake from level 2 reloads only the model's own weights and loses the adapters; set 1 or never");
 }
 
 #[test]
@@ -319,10 +319,10 @@ fn a_custom_engine_opens_the_paths_that_are_named_and_the_others_have_their_own(
     let config = read(&with("custom", "[/embed, GET /info]")).unwrap();
     let open: Vec<_> = config.engines["m"].passthrough.iter().map(|p| (p.is_get, p.path.as_str())).collect();
     assert_eq!(open, [(false, "/embed"), (true, "/info")]);
-    insta::assert_snapshot!(errors(&with("vllm", "[/embed]")), @r###"rouse.yaml:3:64: models[0].engine.passthrough: only a custom engine's paths are configured: those of the other kinds are known"###);
+    insta::assert_snapshot!(errors(&with("vllm", "[/embed]")), @r###"rouse.yaml:3:64: models[0].engine.passthrough: only custom engines have configurable paths: the paths of the other kinds are built in"###);
     insta::assert_snapshot!(errors(&with("custom", "[/sleep, embed]")), @r###"
-    rouse.yaml:3:67: models[0].engine.passthrough[0]: '/sleep': it steers the engine, and is never passed on
-    rouse.yaml:3:75: models[0].engine.passthrough[1]: 'embed': a path begins with /, does not end with one, and has letters, digits and - _ . ~ between
+    rouse.yaml:3:67: models[0].engine.passthrough[0]: '/sleep': the gateway never forwards a management path of the engine
+    rouse.yaml:3:75: models[0].engine.passthrough[1]: 'embed': a path must start with /, must not end with one, and may have only letters, digits and - _ . ~ between
     "###);
 }
 
@@ -344,17 +344,17 @@ fn certificates_come_in_pairs_and_origins_are_origins() {
     );
     for threads in [0, 257] {
         let refused = errors(&format!("api: {{threads: {threads}}}\n"));
-        assert_eq!(refused, "rouse.yaml:1:16: api.threads: is between 1 and 256");
+        assert_eq!(refused, "rouse.yaml:1:16: api.threads: must be between 1 and 256");
     }
     assert_eq!(read("api: {threads: 3, cors: {origins: []}}\n").unwrap().threads, Some(3));
-    insta::assert_snapshot!(errors("admin: {tls: true}\n"), @"rouse.yaml:1:14: admin.tls: there is no tls whose certificate could be shown");
+    insta::assert_snapshot!(errors("admin: {tls: true}\n"), @"rouse.yaml:1:14: admin.tls: there is no certificate to use: configure tls.cert and tls.key");
     let files = |text: &str| diff(&read("").unwrap(), &read(text).unwrap()).to_string();
-    assert_eq!(files("tls: {cert: a, key: b}\nadmin: {tls: true}"), "only after a restart tls, admin.tls");
+    assert_eq!(files("tls: {cert: a, key: b}\nadmin: {tls: true}"), "restart needed for tls, admin.tls");
 }
 
 #[test]
 fn an_admin_api_for_others_needs_a_token() {
-    insta::assert_snapshot!(errors("listen: {admin: 0.0.0.0:8180}\n"), @r###"rouse.yaml:1:17: listen.admin: 0.0.0.0:8180 is not loopback: that needs an admin.token"###);
+    insta::assert_snapshot!(errors("listen: {admin: 0.0.0.0:8180}\n"), @r###"rouse.yaml:1:17: listen.admin: 0.0.0.0:8180 is not loopback: set admin.token, or listen on loopback"###);
     let config =
         read("listen: {admin: 0.0.0.0:8180}\nadmin: {token: \"${env:TOKEN}\", metrics: token}\n").unwrap();
     assert_eq!(config.admin.token.as_deref(), Some("s3cret"));
@@ -371,7 +371,7 @@ fn a_credential_that_no_header_can_carry_is_refused_without_being_shown() {
         ),
     ] {
         let errors = errors(text);
-        let told = format!("{key}: has a space, a line end or something else in it");
+        let told = format!("{key}: contains a space, a line end or another character");
         assert!(
             errors.contains(&told) && errors.lines().count() == 1 && !errors.contains("s3cret"),
             "{errors}"
@@ -418,7 +418,7 @@ fn declared_accelerators_are_less_their_headroom_and_named_once() {
         "accelerators: [{id: a, memory: 24Gi}, {id: a, memory: 1Gi}]\nmodels:\n  - name: x\n    accelerators: [c, a, a]\n    \
          engine: {kind: custom, command: [x, \"${PORT}\"]}\n    memory: {awake: 1Gi}\n"
     ), @r###"
-    rouse.yaml:1:39: accelerators[1]: memory 1Gi leaves nothing beside headroom 1Gi: write the memory that there is, or a smaller headroom
+    rouse.yaml:1:39: accelerators[1]: memory 1Gi does not exceed headroom 1Gi: set the accelerator's real memory, or a smaller headroom
     rouse.yaml:1:39: accelerators[1]: the accelerator 'a' is listed twice
     rouse.yaml:4:20: models[0].accelerators[0]: there is no accelerator 'c'
     rouse.yaml:4:26: models[0].accelerators[2]: the accelerator 'a' is listed twice
@@ -442,7 +442,7 @@ fn an_engine_sees_declared_accelerators_by_what_the_file_says_and_others_by_the_
     assert_eq!(shown(&config, &["cpu"]), "", "nothing is hidden from it");
     assert_eq!(shown(&read("").unwrap(), &["GPU-1", "GPU-2"]), "CUDA_VISIBLE_DEVICES=GPU-1,GPU-2");
     insta::assert_snapshot!(errors("accelerators: [{id: a, memory: 24Gi, visible: {A=B: 1}}, {id: b, memory: 24Gi, visible: 3}]"), @r###"
-    rouse.yaml:1:48: accelerators[0].visible: 'A=B' cannot be a variable's name
+    rouse.yaml:1:48: accelerators[0].visible: 'A=B' is not a valid variable name
     rouse.yaml:1:89: accelerators[1].visible: expected a mapping, found a single value
     "###);
 }
@@ -451,7 +451,7 @@ fn an_engine_sees_declared_accelerators_by_what_the_file_says_and_others_by_the_
 fn names_that_could_not_be_used_are_refused() {
     for bad in ["''", "a b", "a/../b", "/a", "a%2fb", "'a#1'", "a//b", "a;b", r#""a\tb""#] {
         let text = MODEL.replace("qwen3-8b", bad);
-        assert!(errors(&text).contains("cannot be a model's name"), "{bad}: {}", errors(&text));
+        assert!(errors(&text).contains("is not a valid model name: "), "{bad}: {}", errors(&text));
     }
     for good in ["Qwen/Qwen3-8B", "gpt-4o:mini", "模型", "123"] {
         read(&MODEL.replace("qwen3-8b", good)).unwrap();
@@ -524,19 +524,19 @@ models:
         problems.iter().map(|problem| problem.display("f")).collect::<Vec<_>>().join("\n")
     };
     insta::assert_snapshot!(show(&findings.errors), @r###"
-    f:7:5: model 'vllm-bare': it needs 30Gi on one accelerator and fits nowhere: at most 23Gi can be granted there (headroom keeps 1Gi of each free). Write memory.awake: 23Gi or less
-    f:11:5: model 'vllm-no-sleep': it wants 2 accelerators, and there is one: write accelerators: 1
+    f:7:5: model 'vllm-bare': needs 30Gi on one accelerator, but at most 23Gi can be reserved there (headroom keeps 1Gi free on each): set memory.awake: 23Gi or less
+    f:11:5: model 'vllm-no-sleep': needs 2 accelerators, but there is only one: set accelerators: 1
     "###);
     insta::assert_snapshot!(show(&findings.warnings), @r###"
-    f: listen.api is 0.0.0.0:8080, every interface, and there are no keys: whoever reaches it may use it (keys: none says that this is meant)
-    f: turns.maxTurn (2m), turns.drain.deadline (2m) and a swap (at most 1m) exceed queue.maxWait (4m): waiting behind one busy model can outlast a request
-    f:7:5: model 'vllm-bare': engine.startTimeout (8m) exceeds queue.maxWait (4m): whoever waits for a slow start is refused before it is over
-    f:7:5: model 'vllm-bare': it would sleep at level 1, but memory.host (30Gi in all) exceeds host.sleepMemory (4Gi): it will sleep at level 2 instead
-    f:7:5: model 'vllm-bare': env has no VLLM_SERVER_DEV_MODE: "1", without which vLLM has no /sleep and /wake_up
-    f:7:5: model 'vllm-bare': the command uses neither ${MEMORY_FRACTION} nor ${KV_CACHE_BYTES}: vLLM takes its own share of the accelerator, whatever memory.awake says
-    f:7:5: model 'vllm-bare': neither command nor env uses ${HOST}: see to it that the engine listens on loopback only, or it is refused after its start
+    f: listen.api is 0.0.0.0:8080, every interface, and there are no keys: anyone who can reach this address can use the API; add keys, or set keys: none if that is intended
+    f: turns.maxTurn (2m), turns.drain.deadline (2m) and a swap (at most 1m) exceed queue.maxWait (4m): a request behind one busy model can time out in the queue
+    f:7:5: model 'vllm-bare': engine.startTimeout (8m) exceeds queue.maxWait (4m): requests that wait for a slow start are rejected before the engine is ready
+    f:7:5: model 'vllm-bare': the engine cannot sleep at level 1, because memory.host (30Gi in total) exceeds host.sleepMemory (4Gi): the engine will sleep at level 2 instead
+    f:7:5: model 'vllm-bare': env does not set VLLM_SERVER_DEV_MODE: "1", so vLLM serves no /sleep and /wake_up: add it
+    f:7:5: model 'vllm-bare': the command uses neither ${MEMORY_FRACTION} nor ${KV_CACHE_BYTES}: vLLM takes its default share of the accelerator, regardless of memory.awake
+    f:7:5: model 'vllm-bare': neither command nor env uses ${HOST}: make sure that the engine listens on loopback only, or the gateway rejects the engine after its start
     f:11:5: model 'vllm-no-sleep': the command has no --enable-sleep-mode: the engine is stopped and started instead of put to sleep and woken
-    f:15:5: model 'llama': llama-cpp-python ends a running request when a second one comes: add --interrupt_requests false
+    f:15:5: model 'llama': llama-cpp-python aborts a running request when another request arrives: add --interrupt_requests false
     "###);
     // Without a list, the memory is unknown before detection.
     assert_eq!(check(&read(MODEL).unwrap()), CheckFindings::default());
@@ -556,11 +556,11 @@ fn why_a_model_fits_nowhere_is_told_with_what_to_write() {
     );
     assert_eq!(misfit(one, "memory: {awake: 23Gi}"), "");
     // Only the headroom is in the way.
-    insta::assert_snapshot!(misfit(one, "memory: {awake: 23.5Gi}"), @"model 'm': it needs 23.50Gi on one accelerator and fits nowhere: at most 23Gi can be granted there (headroom keeps 1Gi of each free). Write memory.awake: 23Gi or less, or a smaller headroom");
-    insta::assert_snapshot!(misfit(one, "memory: {awake: 25Gi}"), @"model 'm': it needs 25Gi on one accelerator and fits nowhere: at most 23Gi can be granted there (headroom keeps 1Gi of each free). Write memory.awake: 23Gi or less");
-    insta::assert_snapshot!(misfit(&format!("headroom: 0\n{two}"), "accelerators: 2, memory: {awake: 20Gi}"), @"model 'm': it needs 20Gi on each of 2 accelerators and fits nowhere: at most 16Gi can be granted there. Write memory.awake: 16Gi or less");
-    insta::assert_snapshot!(misfit(two, "accelerators: 3, memory: {awake: 1Gi}"), @"model 'm': it wants 3 accelerators, and there are 2: write accelerators: 2 or less");
-    insta::assert_snapshot!(misfit("accelerators: []", "memory: {awake: 1Gi}"), @"model 'm': it wants 1 accelerator, and there are none: list those that there are under accelerators");
+    insta::assert_snapshot!(misfit(one, "memory: {awake: 23.5Gi}"), @"model 'm': needs 23.50Gi on one accelerator, but at most 23Gi can be reserved there (headroom keeps 1Gi free on each): set memory.awake: 23Gi or less, or a smaller headroom");
+    insta::assert_snapshot!(misfit(one, "memory: {awake: 25Gi}"), @"model 'm': needs 25Gi on one accelerator, but at most 23Gi can be reserved there (headroom keeps 1Gi free on each): set memory.awake: 23Gi or less");
+    insta::assert_snapshot!(misfit(&format!("headroom: 0\n{two}"), "accelerators: 2, memory: {awake: 20Gi}"), @"model 'm': needs 20Gi on each of 2 accelerators, but at most 16Gi can be reserved there: set memory.awake: 16Gi or less");
+    insta::assert_snapshot!(misfit(two, "accelerators: 3, memory: {awake: 1Gi}"), @"model 'm': needs 3 accelerators, but there are only 2: set accelerators: 2 or less");
+    insta::assert_snapshot!(misfit("accelerators: []", "memory: {awake: 1Gi}"), @"model 'm': needs 1 accelerator, but there are none: list the machine's accelerators under accelerators");
 }
 
 #[test]
@@ -574,7 +574,7 @@ fn a_reload_is_told_apart_by_model_and_by_key() {
     let change = diff(&old, &new);
     assert_eq!(
         change.to_string(),
-        "added llama; changed qwen3-8b; settings queue; only after a restart listen"
+        "added llama; changed qwen3-8b; settings queue; restart needed for listen"
     );
     assert_eq!(diff(&new, &old).removed, ["llama".into()]);
     let outdated = read(&MODEL.replace("1.10", "1.11")).unwrap();
@@ -635,7 +635,7 @@ fn the_command_line_overrides_the_file_also_at_a_reload_and_cannot_open_the_admi
     let config = source.load().unwrap();
     assert_eq!((config.api.port(), config.admin.address.port()), (2, 3));
     source.admin = Some(([127, 0, 0, 1], 2).into());
-    insta::assert_snapshot!(source.load().unwrap_err(), @"--api, --admin: listen.api (0.0.0.0:2) and listen.admin (127.0.0.1:2) have one port: write another for one of them, like 127.0.0.1:8080 and 127.0.0.1:8180");
+    insta::assert_snapshot!(source.load().unwrap_err(), @"--api, --admin: listen.api (0.0.0.0:2) and listen.admin (127.0.0.1:2) use the same port: change one of them, like 127.0.0.1:8080 and 127.0.0.1:8180");
     source.admin = Some(([0, 0, 0, 0], 3).into());
-    insta::assert_snapshot!(source.load().unwrap_err(), @r###"--admin: 0.0.0.0:3 is not loopback: that needs an admin.token"###);
+    insta::assert_snapshot!(source.load().unwrap_err(), @r###"--admin: 0.0.0.0:3 is not loopback: set admin.token, or listen on loopback"###);
 }

@@ -18,11 +18,11 @@ pub(super) fn explain(text: &str, at: SourceLocation, words: &str) -> Option<(So
     }
     let has = |parts: &[&str]| parts.iter().any(|part| words.contains(part));
     let advice = if has(&["mapping values are not allowed"]) {
-        "two keys in one line, or a line that is indented deeper than those above it: a value with ': ' in it needs quotes"
+        "two keys on one line, or a line indented deeper than the lines above it: quote a value that contains ': '"
     } else if has(&["expected ',' or '}'", "EOF while parsing a flow mapping", "unclosed bracket '{'"]) {
-        "a { without its }, or a comma is missing: write {key: value, key: value}"
+        "a { is not closed, or a comma is missing: write {key: value, key: value}"
     } else if has(&["expected ',' or ']'", "EOF while parsing a flow sequence", "unclosed bracket '['"]) {
-        "a [ without its ], or a comma is missing: write [a, b], and words with , [ ] { } in them in quotes"
+        "a [ is not closed, or a comma is missing: write [a, b], and quote words that contain , [ ] { }"
     } else if has(&[
         "did not find expected key",
         "expected '-' indicator",
@@ -32,7 +32,7 @@ pub(super) fn explain(text: &str, at: SourceLocation, words: &str) -> Option<(So
         "entries are not allowed",
         "mapping keys are not allowed",
     ]) {
-        "this line does not fit those above it: keys of one mapping begin in the same column, and so do the dashes of one list"
+        "this line's indentation does not match the lines above it: start the keys of one mapping in the same column, and also the dashes of one list"
     } else {
         return None;
     };
@@ -42,7 +42,7 @@ pub(super) fn explain(text: &str, at: SourceLocation, words: &str) -> Option<(So
 fn tab(line: &str, number: u64) -> Option<(SourceLocation, String)> {
     let column = line.chars().zip(1..).take_while(|(c, _)| c.is_whitespace()).find(|(c, _)| *c == '\t');
     let at = SourceLocation { line: number, column: column?.1 };
-    Some((at, "a tab in the indentation: write spaces".to_owned()))
+    Some((at, "a tab in the indentation: use spaces".to_owned()))
 }
 
 /// Finds an unquoted placeholder: within [ ] and { } a brace starts a mapping unless it is quoted.

@@ -53,16 +53,18 @@ impl BackendAddress {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error(
-        "backendUrl '{0}' is no http or https URL: write http://SERVICE:PORT, without user, query or fragment"
+        "backendUrl '{0}' is not a valid http or https URL: set it to http://SERVICE:PORT, without user, query or \
+         fragment"
     )]
     InvalidUrl(String),
     #[error(
-        "backendUrl goes to '{host}', which is {what}: such addresses are never asked. Name a Service instead"
+        "backendUrl points to '{host}', which is {what}: the gateway never connects to such addresses. Use a Service \
+         instead"
     )]
     Forbidden { host: String, what: &'static str },
     #[error(
-        "backendUrl goes to '{host}', which is no Service of the namespace '{namespace}': name one, or have the gateway \
-         allow other backends"
+        "backendUrl points to '{host}', which is not a Service of the namespace '{namespace}': use one of these, or \
+         have the gateway allow other backends (kubernetes.anyBackend)"
     )]
     OtherNamespace { host: String, namespace: String },
 }
@@ -128,7 +130,7 @@ fn host(
     let labels: Vec<&str> = name.split('.').collect();
     // Resolvers read names such as 127.1, 0x7f000001 and 2130706433 as addresses.
     if labels.last().is_some_and(|last| last.starts_with(|c: char| c.is_ascii_digit())) {
-        return Err(refused("an address in disguise"));
+        return Err(refused("an IP address in an unusual notation"));
     }
     if labels.last() == Some(&"localhost") {
         return Err(refused("the gateway itself"));
@@ -181,7 +183,7 @@ fn forbidden_v4(address: Ipv4Addr) -> Option<&'static str> {
     } else if octets[0] == 0 {
         Some("the gateway itself")
     } else if octets[0] >= 224 {
-        Some("no one machine's address")
+        Some("a multicast or reserved address")
     } else {
         None
     }
@@ -200,7 +202,7 @@ fn forbidden_v6(address: Ipv6Addr) -> Option<&'static str> {
     } else if address.is_unspecified() {
         Some("the gateway itself")
     } else if address.is_multicast() {
-        Some("no one machine's address")
+        Some("a multicast address")
     } else {
         None
     }

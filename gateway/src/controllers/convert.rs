@@ -141,7 +141,9 @@ fn hosting(
     if spec.mode == ServingMode::External {
         reader.external(spec);
         let Some(url) = &spec.backend_url else {
-            reader.reject_spec("mode external needs a backendUrl");
+            reader.reject_spec(
+                "mode external needs a backendUrl: set it to the backend, such as http://SERVICE:PORT",
+            );
             return None;
         };
         return match backend_address::parse_backend(url, &object.namespace, policy.any_backend) {
@@ -153,7 +155,10 @@ fn hosting(
         };
     }
     if spec.backend_url.is_some() {
-        reader.reject_spec("backendUrl is for mode external: engines that Rouse runs are found without it");
+        reader.reject_spec(
+            "backendUrl is only for mode external: remove it, because Rouse knows the addresses of the engines that \
+             it runs",
+        );
     }
     let pods = pod_template::engine_pod_template(reader, spec)?;
     Some(if spec.mode == ServingMode::DualPods {
@@ -181,7 +186,8 @@ fn variant_defaults(reader: &mut SpecReader, spec: &InferenceModelSpec) -> Varia
         && stop < sleep
     {
         reader.reject_spec(format!(
-            "stopAfter ({stop}) is before cooldownPeriod ({sleep}): an engine sleeps before it is stopped"
+            "stopAfter ({stop}) is shorter than cooldownPeriod ({sleep}): an engine sleeps before it is stopped, so \
+             set stopAfter to at least cooldownPeriod"
         ));
     }
     let idle = IdlePolicy { sleep_after, stop_after, level: engine::level(spec.engine.level) };
@@ -232,7 +238,7 @@ fn variants(
     let mut variants = Vec::with_capacity(listed.len());
     for written in listed {
         if !names.insert(&written.name) {
-            reader.reject_spec(format!("there are two variants '{}': rename one", written.name));
+            reader.reject_spec(format!("two variants are named '{}': rename one", written.name));
         }
         reader.prefix =
             if spec.variants.is_empty() { String::new() } else { format!("variants '{}': ", written.name) };

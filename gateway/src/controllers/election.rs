@@ -143,7 +143,7 @@ impl Election {
     /// The gateway must end with it, since it would never learn that it lost the lease.
     pub async fn ended(&mut self) {
         if let Err(error) = (&mut self.task).await {
-            tracing::error!(%error, "the task that holds the lease died");
+            tracing::error!(%error, "leader election task panicked");
         }
     }
 
@@ -184,8 +184,8 @@ impl<S: LeaseStore> ElectionTask<S> {
             // A dropped election closes the channel, so this wait ends at once.
             drop(self.participation.wait_for(|part| *part == Participation::Releasing).await);
             match self.release_lease().await {
-                Ok(()) => tracing::info!("the lease is given back"),
-                Err(error) => tracing::warn!(%error, "the lease was not given back: it runs out by itself"),
+                Ok(()) => tracing::info!("leader lease released"),
+                Err(error) => tracing::warn!(%error, "leader lease not released, it expires on its own"),
             }
         }
     }
@@ -210,11 +210,13 @@ impl<S: LeaseStore> ElectionTask<S> {
         self.api_reachable.send_if_modified(|before| std::mem::replace(before, answers) != answers);
         match outcome {
             Ok(()) => self.failing = false,
-            Err(error) if self.failing => tracing::debug!(%error, "the lease could not be read or written"),
+            Err(error) if self.failing => {
+                tracing::debug!(%error, "leader lease could not be read or written again")
+            }
             // Warns once per row of failures: without the rights to the Lease no gateway ever leads, and this line has
             // the cause.
             Err(error) => {
-                tracing::warn!(%error, "the lease could not be read or written; it is tried until it can");
+                tracing::warn!(%error, "leader lease could not be read or written, retrying");
                 self.failing = true;
             }
         }
@@ -266,11 +268,11 @@ impl<S: LeaseStore> ElectionTask<S> {
         let before = self.leadership.send_replace(claim);
         match (before, claim) {
             (Some(before), Some(claim)) if before.epoch == claim.epoch => {}
-            (_, Some(claim)) => tracing::info!(epoch = claim.epoch, "this gateway decides now"),
+            (_, Some(claim)) => tracing::info!(epoch = claim.epoch, "this gateway became the leader"),
             (Some(before), None) => {
                 tracing::warn!(
                     epoch = before.epoch,
-                    "this gateway no longer decides: the lease was not renewed in time, or taken"
+                    "this gateway lost the leadership: the lease was not renewed in time, or another gateway took it"
                 );
             }
             (None, None) => {}

@@ -73,15 +73,17 @@ pub enum PodFailure {
 impl fmt::Display for PodFailure {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unschedulable { message, .. } => write!(out, "no node takes its Pod: {message}"),
+            Self::Unschedulable { message, .. } => {
+                write!(out, "the engine's Pod cannot be scheduled: {message}")
+            }
             Self::ContainerWaiting { reason, message } if message.is_empty() => {
-                write!(out, "a container of its Pod cannot be made: {reason}")
+                write!(out, "a container of the engine's Pod cannot be created: {reason}")
             }
             Self::ContainerWaiting { reason, message } => {
-                write!(out, "a container of its Pod cannot be made: {reason}: {message}")
+                write!(out, "a container of the engine's Pod cannot be created: {reason}: {message}")
             }
-            Self::RequesterErrors { message } => write!(out, "its engine's Pod cannot be made: {message}"),
-            Self::Crashed { code, .. } => write!(out, "its engine ended by itself, with exit code {code}"),
+            Self::RequesterErrors { message } => write!(out, "the engine's Pod cannot be created: {message}"),
+            Self::Crashed { code, .. } => write!(out, "the engine exited on its own, with exit code {code}"),
         }
     }
 }

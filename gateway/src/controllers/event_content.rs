@@ -153,9 +153,7 @@ pub fn engine_events(before: &[EngineSnapshot], now: &[EngineSnapshot]) -> Vec<E
     };
     // A failed engine has an Event of its own, so only ordered stops count here.
     if run(before) && !run(now) && before.iter().filter(|engine| engine.state.has_process()).all(stopped) {
-        news.push(
-            EventReason::ScaledToZero.with_note("no engine runs any more: the next request starts one"),
-        );
+        news.push(EventReason::ScaledToZero.with_note("no engine is running: the next request starts one"));
     }
     news
 }
@@ -166,15 +164,15 @@ fn engine_event(before: &EngineSnapshot, now: &EngineSnapshot) -> Option<EventCo
         now.last_failure
             .clone()
             .or_else(|| cause.map(FailureCause::describe))
-            .unwrap_or_else(|| "for no known reason".to_owned())
+            .unwrap_or_else(|| "unknown cause".to_owned())
     };
     let starting = matches!(before.state, LifecycleState::Launching | LifecycleState::Loading);
     match (&before.state, &now.state) {
         (LifecycleState::Launching | LifecycleState::Loading, LifecycleState::Awake) => {
-            Some(EventReason::ScaledUp.with_note(format!("engine {replica} was started, and is awake")))
+            Some(EventReason::ScaledUp.with_note(format!("engine {replica} started and is awake")))
         }
         (LifecycleState::Waking { .. }, LifecycleState::Awake) => {
-            Some(EventReason::Woken.with_note(format!("engine {replica} was asleep, and is awake")))
+            Some(EventReason::Woken.with_note(format!("engine {replica} woke up")))
         }
         (LifecycleState::FallingAsleep { .. }, LifecycleState::Asleep { level }) => Some(
             EventReason::Slept.with_note(format!("engine {replica} is asleep at level {}", level.number())),
@@ -188,14 +186,14 @@ fn engine_event(before: &EngineSnapshot, now: &EngineSnapshot) -> Option<EventCo
             | LifecycleState::Backoff { cause, .. },
         ) if starting => {
             let why = why(Some(cause));
-            Some(EventReason::FailedCreate.with_note(format!("engine {replica} could not be started: {why}")))
+            Some(EventReason::FailedCreate.with_note(format!("engine {replica} failed to start: {why}")))
         }
         // After the first failure in a row the engine restarts at once.
         _ if starting && now.failures > before.failures => {
             let why = why(None);
             Some(
                 EventReason::FailedCreate
-                    .with_note(format!("engine {replica} could not be started: {why}; it is started again")),
+                    .with_note(format!("engine {replica} failed to start: {why}; retrying")),
             )
         }
         _ => None,
@@ -242,18 +240,21 @@ mod tests {
         let failing = LifecycleState::Failing { cause: FailureCause::Unschedulable, drained: false };
         let news = engine_events(&[was(3, LifecycleState::Launching)], &[was(3, failing.clone())]);
         assert_eq!(news[0].reason.event_type(), "Warning");
-        assert_eq!(news[0].note, "engine 3 could not be started: no node takes its Pod (unschedulable)");
+        assert_eq!(
+            news[0].note,
+            "engine 3 failed to start: no node accepts the engine's Pod (unschedulable)"
+        );
         let backoff = LifecycleState::Backoff { until: Tick(1), cause: FailureCause::Exited(1) };
         assert_eq!(words(LifecycleState::Loading, backoff.clone()), ["FailedCreate"]);
         // Each start reports its failure once.
         assert_eq!(words(failing, DIED), [""; 0]);
         assert_eq!(words(DIED, backoff), [""; 0]);
         // The engine was retried within the turn.
-        let why = Some("exit status 1 (exited:1); it wrote last: no weights".to_owned());
+        let why = Some("exit status 1 (exited:1); last output: no weights".to_owned());
         let again = EngineSnapshot { failures: 1, last_failure: why, ..was(0, LifecycleState::Cold) };
         let news = engine_events(&[was(0, LifecycleState::Loading)], &[again]);
         assert_eq!(news.iter().map(|news| news.reason).collect::<Vec<_>>(), [EventReason::FailedCreate]);
-        assert!(news[0].note.contains("it wrote last: no weights; it is started again"), "{}", news[0].note);
+        assert!(news[0].note.contains("last output: no weights; retrying"), "{}", news[0].note);
         // A stop order ended the start.
         assert_eq!(words(LifecycleState::Loading, STOPPED), [""; 0]);
     }

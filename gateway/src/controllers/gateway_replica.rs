@@ -99,11 +99,11 @@ impl DemandReporter {
             match time::timeout(CALL_TIMEOUT, wrote).await {
                 Ok(Ok(())) => (made, last, renewed) = (true, Some(now), Instant::now()),
                 Ok(Err(error)) => {
-                    tracing::warn!(%error, "this gateway's demand was not written; it is tried again");
+                    tracing::warn!(%error, "write of this gateway's demand failed, retrying");
                     (made, last) = (false, None);
                 }
                 Err(_) => {
-                    tracing::warn!("this gateway's demand was not written in time; it is tried again");
+                    tracing::warn!("write of this gateway's demand timed out, retrying");
                     last = None;
                 }
             }
@@ -123,9 +123,13 @@ impl DemandReporter {
     fn conditions(&self, before: &[Condition]) -> Vec<Condition> {
         let lacks = self.initial_lists.skipped_message();
         let (reason, message) = match &lacks {
-            None => ("SeesAll", "all that is to be served may be seen".to_owned()),
+            None => ("SeesAll", "this gateway may read every namespace that it serves".to_owned()),
             Some(lacks) => {
-                ("Forbidden", format!("left out: {lacks}; apply charts/rouse/rbac/namespace.yaml there"))
+                let text = format!(
+                    "this gateway may not read {lacks}, and does not serve these: apply \
+                     charts/rouse/rbac/namespace.yaml in their namespaces"
+                );
+                ("Forbidden", text)
             }
         };
         let now = self.handle.clock().now();
@@ -178,8 +182,8 @@ pub async fn remove(client: Client, namespace: &str, name: &str) {
     let api: Api<GatewayReplica> = Api::namespaced(client, namespace);
     match time::timeout(CALL_TIMEOUT, api.delete(name, &DeleteParams::default())).await {
         Ok(Ok(_)) => {}
-        Ok(Err(error)) => tracing::debug!(%error, "this gateway's object was not deleted"),
-        Err(_) => tracing::debug!("this gateway's object was not deleted in time"),
+        Ok(Err(error)) => tracing::debug!(%error, "deletion of this gateway's GatewayReplica failed"),
+        Err(_) => tracing::debug!("deletion of this gateway's GatewayReplica timed out"),
     }
 }
 

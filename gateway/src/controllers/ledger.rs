@@ -51,18 +51,20 @@ pub struct SleepingMemory {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReservationRefusal {
     /// The pool has too little unreserved memory.
-    #[error("{wanted} wanted, {available} of {total} available")]
+    #[error("the engine needs {wanted}, and {available} of {total} are available")]
     Full { wanted: Bytes, available: Bytes, total: Bytes },
     /// The pool has room, but the namespace's quota does not.
-    #[error("{wanted} wanted, and the namespace '{namespace}' has {reserved} of its {quota} reserved")]
+    #[error(
+        "the engine needs {wanted}, and the namespace '{namespace}' has reserved {reserved} of its quota of {quota}"
+    )]
     Quota { namespace: String, wanted: Bytes, reserved: Bytes, quota: Bytes },
     /// The engine's former memory is being released and was not observed free yet.
-    #[error("what the engine had before was not seen free yet")]
+    #[error("the engine's former memory is not confirmed free yet")]
     Releasing,
-    #[error("the ledger has no number left for another reservation")]
+    #[error("the ledger has no id left for another reservation")]
     IdsExhausted,
     /// The engine already has a reservation of another size.
-    #[error("the engine has {has} reserved already")]
+    #[error("the engine already has {has} reserved")]
     AlreadyReserved { has: Bytes },
 }
 

@@ -33,7 +33,7 @@ struct OwnPodState {
 /// Why the Pod could not be read.
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("the API server does not answer in time")]
+    #[error("the API server did not answer in time")]
     Timeout(#[from] time::error::Elapsed),
     #[error("{0}")]
     Refused(#[from] kube::Error),
@@ -49,8 +49,9 @@ impl OwnPod {
             Err(error) => tracing::warn!(
                 pod = name,
                 %error,
-                "this gateway's Pod cannot be read, so nothing says when its kubelet kills it: let its account get Pods in its own \
-                 namespace (charts/rouse/rbac/gateway.yaml), or give the Pod ten seconds more than shutdown.grace"
+                "this gateway's Pod cannot be read, so the time until the kubelet kills it is unknown: allow the \
+                 gateway's account to get Pods in its own namespace (charts/rouse/rbac/gateway.yaml), or set the \
+                 Pod's terminationGracePeriodSeconds to at least ten seconds more than shutdown.grace"
             ),
         }
         own
@@ -74,7 +75,7 @@ impl OwnPod {
             Ok(Some(now)) => Some(now.termination_grace),
             Ok(None) => self.termination_grace(),
             Err(error) => {
-                tracing::debug!(%error, "this gateway's Pod was not read once more");
+                tracing::debug!(%error, "this gateway's Pod could not be read again");
                 self.termination_grace()
             }
         }

@@ -77,7 +77,7 @@ pub struct EventRecorder {
 impl EventSender {
     pub fn send(&self, notice: EventRequest) {
         if let Err(error) = self.0.try_send(notice) {
-            tracing::debug!(%error, "an Event is left out");
+            tracing::debug!(%error, "Event dropped");
         }
     }
 }
@@ -126,7 +126,7 @@ impl EventRecorder {
         let Ok(object) = serde_json::to_value(&event) else { return };
         match self.writer.apply(&api, &name, &object).await {
             Ok(_) | Err(Error::NotLeading) => {}
-            Err(error) => tracing::debug!(name, %error, "an Event was not written"),
+            Err(error) => tracing::debug!(name, %error, "Event write failed"),
         }
     }
 }
@@ -171,7 +171,7 @@ impl EventAggregator {
             self.series.retain(|_, series| series.queued || series.last_seen + SERIES_TIMEOUT > now);
         }
         if self.series.len() >= MAX_SERIES {
-            return tracing::debug!(object = %notice.object, "an Event is left out: there are too many");
+            return tracing::debug!(object = %notice.object, "Event dropped: too many Events are tracked");
         }
         let series = AggregatedEvent {
             request: notice,

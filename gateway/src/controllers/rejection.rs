@@ -15,7 +15,7 @@ pub enum Rejection {
     Quantity { field: String, error: units::Error },
     #[error("{field}: {error}")]
     Duration { field: String, error: units::Error },
-    #[error("'{name}' cannot be a model's name: {why}")]
+    #[error("'{name}' is not a valid model name: {why}")]
     Name { name: String, why: &'static str },
     #[error("{0}")]
     Spec(String),
@@ -24,42 +24,42 @@ pub enum Rejection {
     #[error("{0}")]
     Backend(#[from] backend_address::Error),
     #[error(
-        "the name '{name}' belongs to {holder}, which is older: choose another, or delete that object. Until then this \
-         model is not served"
+        "the name '{name}' belongs to {holder}, which is older: choose another name, or delete that object. Until \
+         then this model is not served"
     )]
     DuplicateName { name: String, holder: ObjectName },
     #[error(
-        "the alias '{alias}' is a name of {holder}, which is older: take it out of the aliases. Until then this model \
+        "the alias '{alias}' belongs to {holder}, which is older: remove it from the aliases. Until then this model \
          is not served"
     )]
     DuplicateAlias { alias: String, holder: ObjectName },
-    #[error("it depends on itself: {}. Take one of these dependencies out", .0.join(" needs "))]
+    #[error("the model depends on itself: {}. Remove one of these dependencies", .0.join(" needs "))]
     Cycle(Vec<String>),
     #[error(
-        "there is no InferenceModel '{0}', which it depends on: create it, or take it out of dependencies"
+        "the model depends on the InferenceModel '{0}', which does not exist: create it, or remove it from dependencies"
     )]
     DependencyMissing(ObjectName),
-    #[error("it depends on {0}, which is not accepted: see the conditions of that one")]
+    #[error("the model depends on {0}, which is not accepted: see the conditions of {0}")]
     DependencyRefused(ObjectName),
     #[error("the object cannot be read: {0}")]
     Unreadable(String),
-    #[error("it is being deleted")]
+    #[error("the object is being deleted")]
     Terminating,
     #[error(
-        "no AcceleratorPool has the nodes of its nodeSelector ({wanted}): a pool takes a model whose nodeSelector has all \
-         labels of the pool's. There is {}", if .pools.is_empty() { "no pool" } else { .pools.as_str() }
+        "no AcceleratorPool matches the model's nodeSelector ({wanted}): a pool accepts a model whose nodeSelector \
+         has all labels of the pool's nodeSelector. Existing pools: {}", if .pools.is_empty() { "none" } else { .pools.as_str() }
     )]
     NoPool { wanted: String, pools: String },
-    #[error("its nodeSelector is of the pools {0}: take the labels of all but one out")]
+    #[error("the model's nodeSelector matches the pools {0}: remove the labels of all but one")]
     SeveralPools(String),
     #[error(
-        "the pool '{pool}' is not for models of the namespace '{namespace}': choose another by nodeSelector, or have \
-         the namespace added to the pool's allowedNamespaces"
+        "the pool '{pool}' does not allow models of the namespace '{namespace}': choose another pool with \
+         nodeSelector, or have the namespace added to the pool's allowedNamespaces"
     )]
     Namespace { pool: String, namespace: String },
     #[error(
-        "the pool '{pool}' has no models that stay awake without requests (pinnable): take {field} out, or choose another \
-         pool by nodeSelector"
+        "the pool '{pool}' does not allow models that stay awake without requests (pinnable is false): remove \
+         {field}, or choose another pool with nodeSelector"
     )]
     Pinned { pool: String, field: &'static str },
     #[error("{0}")]

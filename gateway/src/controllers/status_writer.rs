@@ -144,7 +144,7 @@ impl StatusWriter {
     pub async fn next_completion(&mut self) {
         match self.writes.join_next().await {
             None => std::future::pending().await,
-            Some(Err(error)) => tracing::error!(%error, "a write of a status died"),
+            Some(Err(error)) => tracing::error!(%error, "status write task panicked"),
             Some(Ok(WriteCompletion::Pause(what))) => {
                 self.writing.remove(&what);
                 self.due.insert(what);
@@ -178,7 +178,7 @@ impl StatusWriter {
     /// Sends the Event for a deleted model, if this gateway leads.
     pub fn deleted(&self, object: &ObjectName, settled: &Resolved) {
         let news =
-            EventReason::Deleted.with_note("the model is no longer served, and its engines are put away");
+            EventReason::Deleted.with_note("the model is no longer served, and its engines are stopped");
         self.send_event(object, settled.uid(object), news);
     }
 
@@ -195,7 +195,7 @@ impl StatusWriter {
                 // A retry may succeed later, since others may correct rights and admission policies.
                 let pause =
                     if matches!(error, Error::Invalid(_)) { REFUSED_RETRY_DELAY } else { RETRY_DELAY };
-                tracing::warn!(?what, %error, ?pause, "a status was not written; it is tried again");
+                tracing::warn!(object = ?what, %error, ?pause, "status write failed, retrying");
                 self.writes.spawn(async move {
                     time::sleep(pause).await;
                     WriteCompletion::Pause(what)
@@ -301,5 +301,9 @@ fn acceptance_event(
     let accepted = wanted.conditions.iter().find(|condition| condition.type_ == ACCEPTED)?;
     let refused = accepted.status != "True";
     let message = &accepted.message;
-    Some(reason.with_note(if refused { format!("it is not served: {message}") } else { message.clone() }))
+    Some(reason.with_note(if refused {
+        format!("the model is not served: {message}")
+    } else {
+        message.clone()
+    }))
 }

@@ -26,23 +26,22 @@ type JsonObject = Map<String, Value>;
 /// Why a patch cannot be applied. `at` is the path in the Pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error(
-        "{at} has an item without '{key}', by which the items of this list are told apart: add it to each of them"
-    )]
+    #[error("{at} has an item without '{key}', the merge key of this list: add it to every item")]
     NoKey { at: String, key: &'static str },
-    #[error("{at} has an item that is {found}: all items of this list are {wanted}")]
+    #[error("{at} has the item {found}: all items of this list must be {wanted}")]
     Item { at: String, wanted: &'static str, found: Value },
-    #[error("{at} has '{directive}: {found}': write {wanted}")]
+    #[error("{at} has '{directive}: {found}': use {wanted}")]
     Directive { at: String, directive: String, found: Value, wanted: &'static str },
     #[error(
-        "{at} has '{directive}', but that list is not merged item by item: give the list itself, which replaces the \
-         one that is there"
+        "{at} has '{directive}', but that list is not merged item by item: set the whole list, which replaces the \
+         existing one"
     )]
     NotMerged { at: String, directive: String },
-    #[error("{at} has '{key}', which its own $retainKeys leaves out: name it there, or take it out")]
+    #[error("{at} has '{key}', which its own $retainKeys does not list: add the key there, or remove it")]
     NotRetained { at: String, key: String },
     #[error(
-        "{at} gives its items in another order than $setElementOrder, or has one that is missing there: make both agree"
+        "{at} lists its items in another order than $setElementOrder, or has an item that $setElementOrder lacks: \
+         make both agree"
     )]
     Order { at: String },
 }

@@ -38,7 +38,8 @@ pub struct StubKey([u8; KEY_BYTES]);
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "there is no Secret {SECRET} in the namespace {0}, which keeps the key of the stubs' tokens: apply charts/rouse/rbac/gateway.yaml"
+        "the Secret {SECRET}, which holds the key of the stubs' tokens, does not exist in the namespace {0}: apply \
+         charts/rouse/rbac/gateway.yaml"
     )]
     Missing(String),
     #[error(
@@ -46,10 +47,11 @@ pub enum Error {
     )]
     Forbidden(String),
     #[error(
-        "the entry {ENTRY} of the Secret {SECRET} is no key of {KEY_BYTES} bytes: remove the entry, and a gateway makes one"
+        "the entry {ENTRY} of the Secret {SECRET} is not a key of {KEY_BYTES} bytes: remove the entry, and a gateway \
+         creates a new key"
     )]
     Unfit,
-    #[error("there are no random bytes to be had for a key")]
+    #[error("the system returned no random bytes for a new key")]
     NoRandomness,
     #[error("the API server did not answer in time")]
     Timeout,

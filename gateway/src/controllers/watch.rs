@@ -135,7 +135,7 @@ impl InitialLists {
         lists.pending.remove(what);
         lists.listed_kinds.insert(kind.to_owned());
         if lists.skipped.remove(what).is_some() {
-            tracing::info!(what, "may be seen now, and is left out no more");
+            tracing::info!(what, "list became readable, no longer skipped");
         }
     }
 
@@ -145,7 +145,11 @@ impl InitialLists {
         if !lists.listed_kinds.contains(kind) || lists.skipped.contains_key(what) {
             return lists.skipped.contains_key(what);
         }
-        tracing::warn!(what, error, "left out: this gateway may not see it, and serves the other namespaces");
+        tracing::warn!(
+            what,
+            error,
+            "list skipped: this gateway may not read it, and serves the other namespaces"
+        );
         lists.pending.remove(what);
         lists.skipped.insert(what.to_owned(), (namespace.to_owned(), error.to_owned()));
         true
@@ -270,7 +274,7 @@ impl<'a> WatchOutage<'a> {
         if cause == self.cause {
             tracing::debug!(what = self.what, cause, failures = self.failures, "watch failed again");
         } else {
-            tracing::warn!(what = self.what, cause, "watch failed; it is retried until it works");
+            tracing::warn!(what = self.what, cause, "watch failed, retrying");
             self.cause = cause;
         }
         self.failures += 1;
@@ -280,7 +284,7 @@ impl<'a> WatchOutage<'a> {
 
     fn recovered(&mut self) {
         if self.failures > 0 {
-            tracing::info!(what = self.what, failures = self.failures, "watch works again");
+            tracing::info!(what = self.what, failures = self.failures, "watch recovered");
             (self.failures, self.cause) = (0, String::new());
         }
     }

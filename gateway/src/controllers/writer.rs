@@ -26,11 +26,11 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Why a write failed, or has an unknown outcome.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    #[error("this gateway does not lead, or no longer")]
+    #[error("this gateway is not the leader")]
     NotLeading,
-    #[error("another was quicker")]
+    #[error("another writer changed the object first")]
     Conflict,
-    #[error("it is gone")]
+    #[error("the object no longer exists")]
     Gone,
     /// The API server refuses the write (400, 403 or 422), and a plain retry will fail too.
     #[error("{0}")]

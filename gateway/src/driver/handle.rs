@@ -343,7 +343,7 @@ impl DriverState {
 
     pub(super) fn finish(&self, id: OperationId, outcome: Result<(), String>) {
         if let Err(why) = &outcome {
-            tracing::warn!(operation = id.0, why, "an operator's order failed");
+            tracing::warn!(operation = id.0, reason = why, "operator order failed");
         }
         if let Some(operation) = self.operations().get_mut(&id) {
             operation.outcome = Some(outcome);

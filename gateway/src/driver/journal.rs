@@ -112,7 +112,7 @@ impl Journal {
     pub(super) async fn close(&mut self) {
         let Some(file) = self.file.take() else { return };
         if !matches!(tokio::task::spawn_blocking(move || file.lines.close(CLOSE_TIMEOUT)).await, Ok(true)) {
-            tracing::warn!("the end of the journal could not be written in time");
+            tracing::warn!("the last journal lines were not written in time");
         }
     }
 }
@@ -183,7 +183,7 @@ impl JournalFile {
         self.file_bytes = 0;
         match start(out, &self.drop_counters, &self.queued_bytes) {
             Ok(lines) => self.lines = lines,
-            Err(error) => tracing::error!(%error, "the journal's file is not turned over"),
+            Err(error) => tracing::error!(%error, "cannot rotate the journal, writing to the old file"),
         }
         self.start_segment_from_snapshot(at, fleet);
     }
@@ -237,7 +237,7 @@ fn start(
         failed: lost.journal_failed.clone(),
         on_failure: |failure| {
             if let SinkFailure::Write(error) = failure {
-                tracing::error!(%error, "the journal cannot be written; turns are dropped until it can be again");
+                tracing::error!(%error, "cannot write the journal; turns are dropped until a write succeeds");
             }
         },
     };
@@ -297,7 +297,7 @@ fn is_regular_file(path: &Path) -> io::Result<bool> {
         Ok(found) if found.is_file() => Ok(true),
         Ok(_) => {
             let text = format!(
-                "{} is a link, a folder, a pipe or a device: name a regular file, or one that is not there yet",
+                "{} is a symbolic link, directory, pipe or device: name a regular file or a file that does not exist yet",
                 path.display()
             );
             Err(io::Error::new(io::ErrorKind::InvalidInput, text))
@@ -318,7 +318,7 @@ pub fn replay(path: &Path, out: &mut impl Write) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let lines = journal::read(&text).with_context(|| format!("{} is not a journal", path.display()))?;
     if let Some(first) = lines.first() {
-        writeln!(out, "times count from {} UTC", first.at())?;
+        writeln!(out, "times are relative to {} UTC", first.at())?;
     }
     out.write_all(transcript::render_transcript(&lines).as_bytes())?;
     Ok(())

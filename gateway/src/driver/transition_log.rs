@@ -52,20 +52,20 @@ impl TransitionRecorder {
             }
             Event::Canary { engine, verdict: CanaryVerdict::Passed, .. } => {
                 if let Some((transition, began)) = self.end(engine, OutcomeLabel::Done, now) {
-                    let how = if transition == TransitionKind::Wake { "woken" } else { "started" };
-                    tracing::info!(%engine, how, took = %now.since(began), "ready");
+                    let how = if transition == TransitionKind::Wake { "wake" } else { "launch" };
+                    tracing::info!(%engine, transition = how, duration = %now.since(began), "engine ready");
                 }
             }
             Event::Slept { engine, level, .. } => {
                 if let Some((_, began)) = self.end(engine, OutcomeLabel::Done, now) {
                     let (level, why) = (level.number(), stop_reason(fleet, engine));
-                    tracing::info!(%engine, level, why, took = %now.since(began), "asleep");
+                    tracing::info!(%engine, level, reason = why, duration = %now.since(began), "engine asleep");
                 }
             }
             Event::Diagnostics { engine, generation, diagnostics: symptoms } if symptoms.probe.is_some() => {
                 let starts = |e: &Engine| e.generation == *generation && e.state.is_starting();
                 if fleet.engine(engine).is_some_and(starts) {
-                    tracing::info!(%engine, "not ready yet{}", symptoms.for_clients());
+                    tracing::info!(%engine, "engine not ready yet{}", symptoms.for_clients());
                 }
             }
             Event::Canary { engine, verdict: CanaryVerdict::Failed(_), .. }
@@ -75,7 +75,7 @@ impl TransitionRecorder {
                 self.end(engine, OutcomeLabel::Failed, now);
                 if let Event::SleepFailed { cause: cause @ EngineCause::SleepDenied, .. } = event {
                     let why = cause.describe();
-                    tracing::warn!(%engine, why, "not asleep: it serves those who wait for it, or is stopped");
+                    tracing::warn!(%engine, reason = why, "sleep denied: the engine serves its waiting requests, or is stopped");
                 }
             }
             Event::Gone { engine, generation, .. } => {
@@ -87,7 +87,7 @@ impl TransitionRecorder {
                     && let Some((_, began)) = ended
                 {
                     let why = stop_reason(fleet, engine);
-                    tracing::info!(%engine, why, took = %now.since(began), "stopped");
+                    tracing::info!(%engine, reason = why, duration = %now.since(began), "engine stopped");
                 }
             }
             _ => {}
@@ -99,12 +99,12 @@ impl TransitionRecorder {
             Command::Launch { engine, accelerators, bytes, .. } => {
                 let on: Vec<&str> = accelerators.iter().map(AcceleratorId::as_str).collect();
                 let why = start_reason(fleet, engine);
-                tracing::info!(%engine, on = on.join(","), memory = %bytes, why, "launching");
+                tracing::info!(%engine, accelerators = on.join(","), memory = %bytes, reason = why, "launching engine");
                 self.begin(engine, TransitionKind::Launch, TransitionCause::Demand, now);
             }
             Command::Wake { engine, level, .. } => {
                 let (level, why) = (level.number(), start_reason(fleet, engine));
-                tracing::info!(%engine, level, why, "waking");
+                tracing::info!(%engine, level, reason = why, "waking engine");
                 self.begin(engine, TransitionKind::Wake, TransitionCause::Demand, now);
             }
             Command::Sleep { engine, .. } => {
@@ -113,7 +113,7 @@ impl TransitionRecorder {
             }
             Command::Stop { engine, successor: to, .. } => {
                 if let Some(to) = to {
-                    tracing::info!(%engine, %to, "evicted: it is stopped for another");
+                    tracing::info!(%engine, successor = %to, "engine evicted, stopping");
                 }
                 let cause = self.close_causes.get(engine).copied().unwrap_or(TransitionCause::Idle);
                 if !matches!(self.in_progress.get(engine), Some((TransitionKind::Stop, ..))) {
@@ -127,7 +127,7 @@ impl TransitionRecorder {
             Command::CloseGate { engine, reason: why, after_drain: then, successor: to, .. } => {
                 if let Some(to) = to {
                     let leases = fleet.engine(engine).map_or(0, |e| e.leases);
-                    tracing::info!(%engine, %to, leases, "evicted: it makes room for another");
+                    tracing::info!(%engine, successor = %to, leases, "engine evicted, draining");
                 }
                 if let Some(cause) = transition_cause(*why) {
                     self.close_causes.insert(engine.clone(), cause);
@@ -158,16 +158,16 @@ impl TransitionRecorder {
 /// Describes why an engine starts or wakes. Requests that wait at other gateways are logged there.
 fn start_reason(fleet: &Fleet, engine: &EngineId) -> String {
     match fleet.waiting(&engine.model) {
-        0 if fleet.spec(&engine.model).is_some_and(|spec| spec.pinned) => "it is pinned".to_owned(),
-        0 => "it is to be ready, and no request waits here".to_owned(),
-        waiting => format!("{} waiting for it", pluralize(waiting, "request")),
+        0 if fleet.spec(&engine.model).is_some_and(|spec| spec.pinned) => "the model is pinned".to_owned(),
+        0 => "the model needs a ready engine, and no request waits at this gateway".to_owned(),
+        waiting => format!("{} waiting for the model", pluralize(waiting, "request")),
     }
 }
 
 /// Describes why an engine was put to sleep or stopped.
 fn stop_reason(fleet: &Fleet, engine: &EngineId) -> String {
     let past = fleet.engine(engine).and_then(|e| e.last_outcome.as_ref());
-    past.map_or_else(|| "it is not wanted any more".to_owned(), |past| past.describe())
+    past.map_or_else(|| "the engine is no longer needed".to_owned(), |past| past.describe())
 }
 
 /// Logs with all known causes that this generation failed; returns whether it did.

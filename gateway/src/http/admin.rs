@@ -105,7 +105,9 @@ impl AdminService {
             .route("/admin/v1/models/{*rest}", any(model_subresource))
             .fallback(|method: Method, uri: Uri| async move { no_route(method.as_str(), uri.path()) })
             // The router adds the `Allow` header; this fallback adds the message.
-            .method_not_allowed_fallback(|| async { not_allowed("this is not how it is asked for") })
+            .method_not_allowed_fallback(|| async {
+                not_allowed("this path does not support the method: use a method from the Allow header")
+            })
             .with_state(AdminState { sources: parts.clone(), stage });
         Self { sources: parts, router }
     }
@@ -134,7 +136,7 @@ async fn ready(State(shared): State<AdminState>) -> Response {
         None if shared.sources.driver.routes().ready && *shared.stage.borrow() == ShutdownStage::Serving => {
             let lacks = (shared.sources.degraded_reason)();
             return lacks
-                .map_or_else(|| "ok\n".to_owned(), |lacks| format!("ok\nleft out: {lacks}\n"))
+                .map_or_else(|| "ok\n".to_owned(), |lacks| format!("ok\ndegraded: {lacks}\n"))
                 .into_response();
         }
         None => "not ready\n".to_owned(),
@@ -175,7 +177,7 @@ async fn operation(State(shared): State<AdminState>, uri: Uri) -> Response {
         return error(
             StatusCode::NOT_FOUND,
             "operation_not_found",
-            "no such operation, or older than an hour",
+            "no such operation, or the operation is older than an hour",
         );
     };
     let (state, reason) = match &operation.outcome {
@@ -204,10 +206,13 @@ async fn model_subresource(
     let what = uri.path().rsplit('/').next().unwrap_or_default();
     let reads = matches!(method, Method::GET | Method::HEAD);
     if READ_SUBRESOURCES.contains(&what) && !reads {
-        return with_allow_header("GET, HEAD", not_allowed("this is read by GET"));
+        return with_allow_header("GET, HEAD", not_allowed("this path does not support the method: use GET"));
     }
     if ORDER_SUBRESOURCES.contains(&what) && method != Method::POST {
-        return with_allow_header("POST", not_allowed("orders are given by POST"));
+        return with_allow_header(
+            "POST",
+            not_allowed("this path does not support the method: send orders with POST"),
+        );
     }
     let model = match resolve_model(&shared, method.as_str(), uri.path()) {
         Ok(model) => model,
@@ -216,7 +221,7 @@ async fn model_subresource(
     match asked {
         Ok(Query(asked)) if reads => read_model(&shared, &model, what, &asked).await,
         Ok(Query(asked)) => submit_order(&shared, model, what, &asked).await,
-        Err(_) => invalid("the query cannot be read, or names something twice"),
+        Err(_) => invalid("the query is malformed or repeats a parameter"),
     }
 }
 
@@ -246,7 +251,11 @@ async fn explain(shared: &AdminState, model: &ModelName) -> Response {
     shared.sources.driver.refresh().await;
     let report = shared.sources.driver.report();
     let Some(line) = report.models.get(model) else {
-        return error(StatusCode::NOT_FOUND, "no_decision", "nothing was decided about this model yet");
+        return error(
+            StatusCode::NOT_FOUND,
+            "no_decision",
+            "the gateway has not made a decision about this model yet",
+        );
     };
     Json(json!({
         "model": model,
@@ -329,8 +338,7 @@ pub(crate) fn is_health_check<B>(request: &Request<B>) -> bool {
 
 /// The 503 for a connection beyond the listener's limit.
 pub(crate) fn too_many_connections() -> Response {
-    let message =
-        "the admin listener has as many connections as it takes: what follows events or logs must end first";
+    let message = "the admin listener is at its connection limit: close a client that follows events or logs, then retry";
     let mut response = error(StatusCode::SERVICE_UNAVAILABLE, "too_many_connections", message);
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));

@@ -197,10 +197,10 @@ impl EndpointAttempt {
             BreakerTransition::Ejected(pause) => tracing::warn!(
                 %engine,
                 %pause,
-                "its requests fail: new ones go to the model's other engines, as long as half of them are left"
+                "engine ejected: its requests fail, so new requests go to the model's other engines while at least half of them remain"
             ),
             BreakerTransition::Restored => {
-                tracing::info!(%engine, "answers again: it gets its share of requests")
+                tracing::info!(%engine, "engine restored: it answers again and gets its share of requests")
             }
         }
         let routes = self.worker.server.driver.routes();

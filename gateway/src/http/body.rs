@@ -238,7 +238,7 @@ impl MinRateTimer {
                     if u128::from(so_far - self.bytes_at_window_start) < wanted {
                         return Err(Fault::RequestTimeout {
                             what: format!(
-                                "its body came slower than limits.bodyRate ({}/s) and a thousandth of what had come",
+                                "the body arrived slower than limits.bodyRate ({}/s) plus a thousandth of the received bytes per second",
                                 units::Bytes(self.min_rate)
                             ),
                         });
@@ -295,7 +295,7 @@ fn body_error_fault(error: &(dyn std::error::Error + 'static)) -> Fault {
             .is_some_and(|io| matches!(io.kind(), io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput))
     });
     if garbled {
-        Fault::InvalidRequest { message: "the body could not be read: broken framing".into(), param: None }
+        Fault::InvalidRequest { message: "cannot read the body: its framing is broken".into(), param: None }
     } else {
         Fault::ClientDisconnected { phase: DisconnectPhase::Connecting }
     }

@@ -16,26 +16,26 @@ pub(super) fn check(parts: &request::Parts, fields: &KnownHeaders<'_>) -> Result
         Err(Fault::InvalidRequest { message: format!("the request's head is ambiguous: {why}"), param: None })
     };
     if !has_plain_transfer_encoding(fields) {
-        return because("the only Transfer-Encoding understood is chunked, once");
+        return because("the only supported Transfer-Encoding is chunked, given once");
     }
     if fields.is_repeated(KnownHeader::Host) {
-        return because("there are several Host fields");
+        return because("there are several Host headers");
     }
     // In HTTP/1 the target overrides Host, so only HTTP/2 compares them: there, no proxy in between has rewritten a
     // target.
     let compared = parts.version >= Version::HTTP_2 && parts.method != Method::CONNECT;
     let named = match fields.first(KnownHeader::Host) {
-        None if parts.version == Version::HTTP_11 => return because("there is no Host"),
+        None if parts.version == Version::HTTP_11 => return because("the Host header is missing"),
         None => return Ok(()),
         Some(host) if !compared && is_plain_host(host.as_bytes()) => return Ok(()),
         Some(host) => host.to_str().ok().and_then(authority),
     };
-    let Some(named) = named else { return because("Host is no host") };
+    let Some(named) = named else { return because("the Host header is not a valid host") };
     if compared
         && let (Some(named), Some(asked)) = (named, parts.uri.authority())
         && !same_authority(&named, asked, &parts.uri)
     {
-        return because("Host is not what the request's target names");
+        return because("the Host header does not match the request's target");
     }
     Ok(())
 }

@@ -125,7 +125,7 @@ struct HeartbeatTimer {
 
 /// Ends a body uncleanly: the client must not take a partial response for a complete one.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the response was broken off")]
+#[error("the response was aborted")]
 pub(crate) struct ResponseAborted;
 
 impl ClientResponseBody {
@@ -436,7 +436,7 @@ pub(crate) fn drain_detached(mut body: EngineResponseBody) {
             Poll::Ready(())
         });
         if tokio::time::timeout(DRAIN_TIMEOUT, end).await.is_err() {
-            tracing::debug!("gave up draining the answer of a client that left");
+            tracing::debug!("draining the response of a disconnected client timed out");
         }
     });
 }

@@ -152,7 +152,7 @@ impl RoutedRequest {
             read.await.map_err(|_| Fault::Internal)?
         }?;
         if head.background && self.rejects_background {
-            let message = "background responses are not kept: send the request without 'background'";
+            let message = "background responses are not supported: send the request without 'background'";
             return Err(invalid(message.into(), Some("background")));
         }
         head.stream &= self.may_stream;
@@ -179,7 +179,7 @@ impl RoutedRequest {
             return Ok(model.clone());
         }
         let (path, body) = (client_text::sanitize(spelled), client_text::sanitize(named));
-        let message = format!("the path names the model '{path}' and the body '{body}'");
+        let message = format!("the path names the model '{path}', but the body names '{body}'");
         Err(invalid(message, Some("model")))
     }
 
@@ -235,7 +235,7 @@ impl BodyFormat {
             return Err(Fault::UnsupportedMedia { expected: "multipart/form-data".into() });
         };
         if kinds.next().is_some() {
-            return Err(invalid("there are two Content-Types".into(), None));
+            return Err(invalid("the request has several Content-Type headers".into(), None));
         }
         Ok(Self::Multipart {
             boundary: Bytes::copy_from_slice(multipart::boundary(kind)?),
@@ -256,7 +256,9 @@ impl BodyFormat {
                 Err(error) => return Err(error.into()),
             },
             Self::Empty if body.is_empty() => routing_fields_without_model(),
-            Self::Empty => return Err(invalid("this method takes no body".into(), None)),
+            Self::Empty => {
+                return Err(invalid("a request with this method must not have a body".into(), None));
+            }
         })
     }
 }

@@ -109,22 +109,22 @@ impl DualPodMetrics {
         Self {
             actuation: spans(
                 "fma_actuation_seconds",
-                "From when a requester's stub was seen to run until its engine served it",
+                "Time from when a requester's stub is first seen running until an engine serves the requester",
                 &["exported_namespace", "path", "isc_name"],
             ),
             call_latency: spans(
                 "fma_http_latency_seconds",
-                "Calls to stubs, launchers and engines",
+                "Duration of HTTP calls to stubs, launchers and engines",
                 &["purpose", "method", "exported_namespace", "isc_name", "status_code"],
             ),
             launcher_creation: spans(
                 "fma_launcher_create_seconds",
-                "Calls to the API server that make a launcher's Pod",
+                "Duration of API server calls that create a launcher's Pod",
                 &["exported_namespace", "lcfg_name", "success"],
             ),
             duality: gauges(
                 "fma_duality",
-                "1 while an engine on this accelerator is this requester's",
+                "1 while an engine on this accelerator serves this requester",
                 &[
                     "exported_namespace",
                     "requester_name",
@@ -137,17 +137,17 @@ impl DualPodMetrics {
             ),
             requesters: gauges(
                 "fma_requester_count",
-                "Requesters, by the InferenceServerConfig that they ask for",
+                "Number of requesters, by the InferenceServerConfig that they name",
                 &["isc_name"],
             ),
             configs: gauges(
                 "fma_isc_count",
-                "InferenceServerConfigs, by the LauncherConfig that they name",
+                "Number of InferenceServerConfigs, by the LauncherConfig that they name",
                 &["launcher_config_name"],
             ),
             launchers: gauges(
                 "fma_launcher_pod_count",
-                "Launchers, by their LauncherConfig and what they are doing",
+                "Number of launchers, by LauncherConfig and phase",
                 &["lcfg_name", "phase"],
             ),
         }

@@ -23,24 +23,24 @@ impl FleetGauges {
             register(registry, expect_valid(IntGaugeVec::new(Opts::new(name, help), labels)))
         };
         let budget = |name: &str, help: &str| gauges(name, help, &["node_pool"]);
-        let total = "Memory that may be granted, all accelerators together";
+        let total = "Memory that may be granted on all accelerators together, without headroom";
         Self {
             total: budget("inference_budget_total_bytes", total),
-            allocated: budget("inference_budget_allocated_bytes", "Memory that is reserved"),
-            available: budget("inference_budget_available_bytes", "Memory that is not reserved"),
+            allocated: budget("inference_budget_allocated_bytes", "Reserved memory of all engines"),
+            available: budget("inference_budget_available_bytes", "Unreserved memory"),
             memory: gauges(
                 "rouse_accelerator_memory_bytes",
-                "Memory of each accelerator: capacity that may be granted, reserved, observed in use",
+                "Memory of each accelerator by kind: capacity (may be granted), reserved, observed (in use)",
                 &["accelerator", "kind"],
             ),
             healthy: gauges(
                 "rouse_accelerator_healthy",
-                "0 when nothing new is granted on the accelerator because of a fault",
+                "0 while a fault blocks new grants on the accelerator, 1 otherwise",
                 &["accelerator"],
             ),
             host: gauges(
                 "rouse_host_memory_bytes",
-                "Host RAM for sleepers: capacity that may be granted, reserved",
+                "Host RAM for asleep engines by kind: capacity (may be granted), reserved",
                 &["kind"],
             ),
         }

@@ -36,9 +36,9 @@ const TOKEN_KINDS: [&str; 2] = ["prompt", "completion"];
 const TOKEN_SOURCES: [&str; 2] = ["engine", "estimated"];
 
 const REQUESTS_FAMILY: (&str, &str) =
-    ("rouse_key_requests_total", "Requests of each key that named a model, by what became of them");
+    ("rouse_key_requests_total", "Requests of each key that named a model, by outcome");
 const TOKENS_FAMILY: (&str, &str) =
-    ("rouse_key_tokens_total", "Tokens that each key used, by kind and by who counted them");
+    ("rouse_key_tokens_total", "Tokens that each key used, by kind and by the source of the count");
 
 /// The counters of one key.
 #[derive(Debug)]

@@ -33,11 +33,11 @@ impl MeterReadMetrics {
     pub(super) fn new(registry: &Registry) -> Self {
         let total = Opts::new(
             "rouse_accelerator_readings_total",
-            "Times that the memory of accelerators was asked for, by who was asked and what came of it",
+            "Readings of the accelerators' memory, by source and outcome",
         );
         let newest = Opts::new(
             "rouse_accelerator_reading_timestamp_seconds",
-            "Of when the newest reading is, in seconds of Unix time",
+            "Time of the newest reading, in seconds of Unix time",
         );
         Self {
             total: register(registry, expect_valid(IntCounterVec::new(total, &["source", "outcome"]))),

@@ -58,32 +58,32 @@ impl ModelMetrics {
         Self {
             declared: make.namespaced_gauge(
                 "inference_model_memory_declared_bytes",
-                "Declared memory, per accelerator",
+                "Declared memory per accelerator",
             ),
             peak: make.namespaced_gauge(
                 "inference_model_memory_observed_peak_bytes",
-                "Highest memory seen, per accelerator; 0: not known yet",
+                "Highest observed memory per accelerator; 0 while unknown",
             ),
             utilization: {
                 let opts = make.namespaced_opts(
                     "inference_model_memory_utilization_ratio",
-                    "Highest memory seen as a share of the declared",
+                    "Highest observed memory as a ratio of the declared memory",
                 );
                 make.add(expect_valid(Gauge::with_opts(opts)))
             },
-            ready: make.namespaced_gauge("inference_model_ready", "1 when the model answers without a wait"),
+            ready: make.namespaced_gauge("inference_model_ready", "1 while the model answers without a wait"),
             replicas: make.namespaced_gauge(
                 "inference_model_replicas",
                 "Engines of the model that exist, asleep or not",
             ),
-            state: make.gauges("rouse_model_state", "1 for the state that the model is in", &["state"]),
+            state: make.gauges("rouse_model_state", "1 for the current state of the model", &["state"]),
             failures: make.gauge(
                 "rouse_model_failures",
-                "Failures in a row of the model's engines since one last served",
+                "Consecutive failures of the model's engines since an engine last served",
             ),
             last_failure_at: make.gauges(
                 "rouse_model_last_failure_timestamp_seconds",
-                "When an engine of the model last failed, and of what, where none has served since",
+                "Time of the last engine failure by cause, while no engine has served since, in seconds of Unix time",
                 &["cause"],
             ),
             families: ModelFamilies { permanent: make.families.into(), traffic: Arc::clone(&traffic) },

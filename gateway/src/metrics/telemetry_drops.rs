@@ -36,7 +36,7 @@ impl TelemetryDropCounters {
     pub fn new() -> Self {
         let opts = Opts::new(
             "rouse_telemetry_dropped_total",
-            "Traces of requests, lines of the logs and turns of the journal that were dropped, because a queue was full or nobody took them",
+            "Traces, access log lines, log lines and journal turns that were dropped, by signal and reason",
         );
         let family = expect_valid(IntCounterVec::new(opts, &["signal", "reason"]));
         let counter = |signal, reason| family.with_label_values(&[signal, reason]);

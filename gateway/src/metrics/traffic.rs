@@ -39,13 +39,13 @@ impl TrafficMetrics {
         let mut make = FamilyBuilder { name, namespace, families: Vec::new() };
         let bytes = make.counters(
             "rouse_bytes_total",
-            "Bytes of bodies, from clients (in) and to clients (out)",
+            "Body bytes received from clients (in) and sent to clients (out)",
             &["direction"],
         );
         Self {
             requests: make.counters(
                 "rouse_requests_total",
-                "Requests that ended, by route, status class and kind of cold start they waited for",
+                "Completed requests, by route, status class and the kind of cold start that they waited for",
                 &["route", "status", "cold_start"],
             ),
             request_counters: (0..ROUTE_COUNT * STATUS_COUNT * START_COUNT)
@@ -53,17 +53,18 @@ impl TrafficMetrics {
                 .collect(),
             first_byte: make.histogram(
                 "rouse_time_to_first_byte_seconds",
-                "From the request's head to the response's, the wait included",
+                "Time from the request's head to the response's head, including the wait",
             ),
             duration: make.histogram(
                 "rouse_request_duration_seconds",
-                "From the request's head to the last byte of the answer",
+                "Time from the request's head to the last byte of the answer",
             ),
-            wait: make.histogram("rouse_wait_seconds", "How long parked requests waited, however it ended"),
+            wait: make
+                .histogram("rouse_wait_seconds", "Time that parked requests waited, whatever the outcome"),
             bytes_in: bytes.with_label_values(&["in"]),
             bytes_out: bytes.with_label_values(&["out"]),
             retries: make
-                .counter("rouse_retries_total", "Requests sent a second time, on a fresh connection"),
+                .counter("rouse_retries_total", "Requests that were retried because a kept connection was closed"),
             transitions: make.counters(
                 "rouse_transitions_total",
                 "Launches, wakes, sleeps and stops of engines, by cause and outcome",
@@ -71,32 +72,32 @@ impl TrafficMetrics {
             ),
             transition_seconds: make.histograms(
                 "rouse_transition_duration_seconds",
-                "How long launches, wakes, sleeps and stops took that went well",
+                "Duration of successful launches, wakes, sleeps and stops",
                 "transition",
             ),
             evictions: make.counters(
                 "rouse_evictions_total",
-                "Times the model was put away for another one's memory, by how",
+                "Evictions of the model for another model's memory, by transition (sleep or stop)",
                 &["transition"],
             ),
             ejections: make.counter(
                 "rouse_ejections_total",
-                "Times an engine of the model was left out because requests to it failed",
+                "Ejections of the model's engines because their requests failed",
             ),
             in_flight: make.gauge(
                 "rouse_in_flight",
-                "Requests between the naming of their model and the last byte of their answer",
+                "Requests that have named their model and are not completely answered, including parked requests",
             ),
             parked: make.gauge("rouse_parked", "Requests that wait for their model"),
             leases: make.gauge("rouse_leases", "Requests that hold an engine of the model"),
             engine_state: make.gauges(
                 "rouse_engine_state",
-                "1 for the state that each engine is in",
+                "1 for the current state of each engine",
                 &["replica", "state"],
             ),
             ejected_engines: make.gauge(
                 "rouse_engines_ejected",
-                "Engines that get no new requests because those they got failed",
+                "Engines that get no new requests because their requests failed",
             ),
             families: make.families.into(),
         }

@@ -102,15 +102,15 @@ impl CommandContext {
     }
 
     pub(super) fn requester(&self) -> Result<&RequesterPod, ExecutionError> {
-        self.requester.as_ref().ok_or_else(|| ExecutionError::unknown("its requester"))
+        self.requester.as_ref().ok_or_else(|| ExecutionError::unknown("the requester"))
     }
 
     pub(super) fn provider(&self) -> Result<&ProviderPod, ExecutionError> {
-        self.provider.as_ref().ok_or_else(|| ExecutionError::unknown("its provider"))
+        self.provider.as_ref().ok_or_else(|| ExecutionError::unknown("the provider"))
     }
 
     pub(super) fn record(&self) -> Result<&EngineRecord, ExecutionError> {
-        self.record.as_ref().ok_or_else(|| ExecutionError::unknown("its engine"))
+        self.record.as_ref().ok_or_else(|| ExecutionError::unknown("the engine"))
     }
 
     /// Returns the engine's sleep level, as its Pod records it.

@@ -93,7 +93,7 @@ impl PairingController {
             self.tasks.spawn(async move { FinishedTask::EngineVerified(asked.await) });
         }
         for id in launcher_watches::orphans(heard, node).into_iter().filter(|_| whole) {
-            tracing::warn!(node = %heard.node, id, "an engine that nobody knows of is ended");
+            tracing::warn!(node = %heard.node, id, "unknown engine in a launcher, deleting it");
             let launcher = Arc::clone(&launcher);
             self.tasks.spawn(async move {
                 // An engine that does not end appears again in the next list.
@@ -150,7 +150,7 @@ impl PairingController {
             Ok(FinishedTask::PolicyStatusWritten { retry: true }) => self.facts.configs.mark_changed(),
             Ok(FinishedTask::PolicyStatusWritten { retry: false }) => {}
             Err(error) if error.is_cancelled() => {}
-            Err(error) => tracing::error!(%error, "an order's task died"),
+            Err(error) => tracing::error!(%error, "command task panicked"),
         }
     }
 

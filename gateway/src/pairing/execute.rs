@@ -105,7 +105,11 @@ impl Executor {
             execution_log::log_executed(&job, took);
         }
         if matches!(outcome, Err(ExecutionError { superseded: true, .. })) {
-            tracing::warn!(%node, %order, "a younger leader is obeyed: nothing more is decided here");
+            tracing::warn!(
+                %node,
+                command = %order,
+                "command rejected: a newer leader is active, this gateway stops deciding"
+            );
             let event = PairingEvent::Superseded { epoch: job.command.epoch };
             return ExecutionResult {
                 event,
@@ -119,7 +123,7 @@ impl Executor {
         let result = outcome.map_err(|failed| {
             let ExecutionError { cause, text, user_facing: tell, .. } = failed;
             let took = Millis::from(took);
-            tracing::warn!(%node, %order, ?cause, text, %took, "an order was not carried out");
+            tracing::warn!(%node, command = %order, ?cause, error = text, duration = %took, "command failed");
             error = tell.then_some(text);
             cause
         });
@@ -134,7 +138,7 @@ impl Executor {
     /// Writes a requester's annotations. A failure is only logged: the content can be determined again.
     pub(super) async fn annotate(&self, name: &ObjectName, patch: &Value) {
         if let Err(failed) = self.patch(name, patch).await {
-            tracing::debug!(%name, text = failed.text, "a requester was not told");
+            tracing::debug!(%name, error = failed.text, "requester annotations not written");
         }
     }
 
@@ -147,7 +151,7 @@ impl Executor {
             Err(ExecutionError { user_facing: true, .. }) => {
                 self.annotate(name, &patch(json!({keys::OWN_STATUS: text}))).await
             }
-            Err(failed) => tracing::debug!(%name, text = failed.text, "a requester was not told"),
+            Err(failed) => tracing::debug!(%name, error = failed.text, "requester status not written"),
             Ok(_) => {}
         }
     }
@@ -164,7 +168,7 @@ impl Executor {
         match self.writer.apply_status(&api, &policy.name, &object).await {
             Ok(_) | Err(writer::Error::Gone | writer::Error::NotLeading) => true,
             Err(error) => {
-                tracing::warn!(%policy, %error, "the status of a LauncherPopulationPolicy was not written");
+                tracing::warn!(%policy, %error, "LauncherPopulationPolicy status not written");
                 false
             }
         }
@@ -207,7 +211,7 @@ impl ExecutionError {
     pub(super) fn unknown(what: &str) -> Self {
         Self {
             cause: CommandFailure::Unreachable,
-            text: format!("{what} is not known"),
+            text: format!("{what} is unknown"),
             user_facing: false,
             superseded: false,
         }
@@ -218,7 +222,7 @@ impl ExecutionError {
     }
 
     fn superseded() -> Self {
-        Self { superseded: true, ..Self::refused("a younger leader is obeyed") }
+        Self { superseded: true, ..Self::refused("a newer leader is active") }
     }
 
     /// An error that the requester's user has to fix.

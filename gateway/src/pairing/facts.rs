@@ -81,15 +81,15 @@ pub(super) struct ClusterFacts {
 /// Why a requester's engine cannot be resolved on its node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum SpecResolveError {
-    #[error("its node {0} is in no AcceleratorPool: make one whose nodeSelector it has")]
+    #[error("the node {0} is in no AcceleratorPool: create one whose nodeSelector matches the node")]
     NoPool(NodeName),
     #[error(
-        "nothing says how much memory the accelerators of its node {0} have: label it nvidia.com/gpu.memory"
+        "the memory of the accelerators of node {0} is unknown: label the node with nvidia.com/gpu.memory"
     )]
     NoCapacity(NodeName),
     #[error(
-        "its node {node} lacks the taint {key} of its AcceleratorPool: anybody's Pods may be given the accelerators of its sleepers there. Taint \
-         the node, or take the taint out of the pool"
+        "the node {node} lacks the taint {key} of its AcceleratorPool, so any Pod may get the accelerators of the \
+         sleeping engines there: taint the node, or remove the taint from the pool"
     )]
     Untainted { node: NodeName, key: String },
     #[error("the annotation {} is '2': {LORA_AT_LEVEL_2}", keys::SLEEP_LEVEL)]

@@ -64,14 +64,15 @@ struct FmaObjects<K> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Error {
     #[error(
-        "the API server has shown no list of InferenceServerConfigs and LauncherConfigs yet: where it has no {GROUP}, apply what \
-         'rouse-gateway crds --fma' prints, and charts/rouse/rbac/dual-pods.yaml and dual-pods-namespace.yaml"
+        "the API server has not listed InferenceServerConfigs and LauncherConfigs yet: if it does not know {GROUP}, \
+         apply the output of 'rouse-gateway crds --fma', and charts/rouse/rbac/dual-pods.yaml and \
+         dual-pods-namespace.yaml"
     )]
     NotListed,
-    #[error("there is no InferenceServerConfig {0}: make it, or name another one")]
+    #[error("there is no InferenceServerConfig {0}: create it, or name another one")]
     NoConfig(ObjectName),
     #[error(
-        "there is no LauncherConfig {0}, which the InferenceServerConfig names: make it, or name another one"
+        "there is no LauncherConfig {0}, which the InferenceServerConfig names: create it, or name another one"
     )]
     NoLauncher(ObjectName),
     #[error("{kind} {name}: {}", problems.join("; "))]
@@ -137,8 +138,8 @@ impl FmaConfigs {
             let place = (name.namespace.clone(), label_value(&name.name));
             match self.sources.get(&place) {
                 Some(own) if own.valid => None,
-                Some(_) => Some(format!("the LauncherConfig {name} cannot be followed")),
-                None => Some(format!("there is no LauncherConfig {name}: make it, or name another one")),
+                Some(_) => Some(format!("the LauncherConfig {name} is invalid")),
+                None => Some(format!("there is no LauncherConfig {name}: create it, or name another one")),
             }
         };
         if self.is_complete() { self.policies.changed_statuses(missing) } else { Vec::new() }

@@ -295,8 +295,10 @@ impl IndexedPod {
     fn of(pod: &Pod, mode: ProviderMode) -> Option<Self> {
         if let Some(found) = record::read(pod) {
             // A Pod with an unreadable record is no engine of ours, and stays.
-            let found =
-                found.inspect_err(|error| tracing::warn!(pod = pod.name_any(), %error, "a provider")).ok()?;
+            let found = found.inspect_err(|error| {
+                tracing::warn!(pod = pod.name_any(), %error, "provider Pod ignored: its annotations are invalid");
+            });
+            let found = found.ok()?;
             return ProviderPod::of(pod, found).map(Box::new).map(Self::Provider);
         }
         if let Some((node, accelerator)) = launchers::placement_of(pod) {

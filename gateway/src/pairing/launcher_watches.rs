@@ -165,9 +165,9 @@ pub(super) fn start_failure(heard: &LauncherEvent, node: &PairingNode) -> Option
         0.. => format!(" with code {code}"),
         _ => format!(" by signal {}", code.unsigned_abs()),
     });
-    let name = instance.config().unwrap_or("its InferenceServerConfig");
+    let name = instance.config().unwrap_or("the InferenceServerConfig");
     let text = format!(
-        "the engine of {name} ended{how} before it answered: its launcher has the log of {}",
+        "the engine of {name} exited{how} before it answered: see the log of {} in its launcher",
         instance.id
     );
     Some((own.clone(), text))

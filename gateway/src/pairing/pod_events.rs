@@ -60,13 +60,13 @@ impl PodEvents {
     pub(super) fn report_served(&self, own: &RequesterPod, path: ActuationPath, took: Millis) {
         let how = match path {
             ActuationPath::Hot => "was woken",
-            ActuationPath::Warm => "was started in a launcher that was there",
+            ActuationPath::Warm => "was started in an existing launcher",
             ActuationPath::Cold => "was started in a new Pod",
         };
-        tracing::info!(requester = %own.name, how, %took, "its engine serves it");
+        tracing::info!(requester = %own.name, start = how, duration = %took, "engine serves the requester");
         self.send([requester_event(
             own,
-            EventReason::Served.with_note(format!("its engine {how}, and serves it after {took}")),
+            EventReason::Served.with_note(format!("the engine {how} and serves after {took}")),
         )]);
     }
 
@@ -77,7 +77,7 @@ impl PodEvents {
 
     /// Reports a grace period that is too short for the engine, and a sufficient one.
     pub(super) fn report_short_grace(&self, own: &RequesterPod, why: &str) {
-        tracing::warn!(requester = %own.name, why, "a requester's grace is too short");
+        tracing::warn!(requester = %own.name, reason = why, "requester's terminationGracePeriodSeconds is too short");
         self.send([requester_event(own, EventReason::ShortGrace.with_note(why.to_owned()))]);
     }
 
@@ -145,8 +145,8 @@ pub(super) fn completion_events(job: &CommandContext) -> Vec<EventRequest> {
         }
         PairingAction::Engine { engine, step: EngineStep::Stop { reason: why }, .. } => {
             let reason = if is_failure(*why) { EventReason::Failed } else { EventReason::Ended };
-            let to_requester = requester(reason.with_note(format!("its engine is ended: {why}")));
-            let to_provider = provider(reason.with_note(format!("{engine} is ended: {why}")));
+            let to_requester = requester(reason.with_note(format!("the engine was stopped: {why}")));
+            let to_provider = provider(reason.with_note(format!("{engine} was stopped: {why}")));
             to_requester.into_iter().chain(to_provider).collect()
         }
         _ => Vec::new(),
@@ -154,7 +154,8 @@ pub(super) fn completion_events(job: &CommandContext) -> Vec<EventRequest> {
 }
 
 fn delete_news(why: RequesterDeleteReason) -> EventContent {
-    EventReason::Deleted.with_note(format!("it is deleted, so that another one is made: {why}"))
+    EventReason::Deleted
+        .with_note(format!("the requester was deleted, so that its owner creates another: {why}"))
 }
 
 /// Whether the engine itself failed, independent of its requester.

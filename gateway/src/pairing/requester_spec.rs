@@ -57,9 +57,9 @@ pub(super) enum Error {
     Patch(#[from] provider::Error),
     #[error("{0}")]
     Annotation(#[from] record::Error),
-    #[error("the annotation {} is no port: write \"8081\"", keys::ADMIN_PORT)]
+    #[error("the annotation {} is not a port: use a value such as \"8081\"", keys::ADMIN_PORT)]
     Port,
-    #[error("the annotation {key} is '{0}': write plain or sleep", key = keys::MODE)]
+    #[error("the annotation {key} is '{0}': use plain or sleep", key = keys::MODE)]
     Mode(String),
 }
 
@@ -254,7 +254,9 @@ mod tests {
         for mode in [ProviderMode::Sleep, ProviderMode::Launcher] {
             let refused = level_with_adapters(SleepLevelPolicy::Two, mode).unwrap_err().to_string();
             assert!(
-                refused.starts_with("the annotation rouse.dev/sleep-level is '2': with --enable-lora"),
+                refused.starts_with(
+                    "the annotation rouse.dev/sleep-level is '2': --enable-lora rules out level 2"
+                ),
                 "{refused}"
             );
         }

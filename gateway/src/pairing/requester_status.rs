@@ -55,10 +55,8 @@ impl RequesterStatusWriter {
     /// Records an error if the stub has not answered for longer than a start takes.
     pub(super) fn report_unresponsive_stub(&mut self, own: &RequesterPod, failures: u32) {
         if failures >= UNRESPONSIVE_STUB_FAILURES && !self.errors.contains_key(&own.id) {
-            let at = own
-                .stub_address
-                .map_or_else(|| "an address that is not known".to_owned(), |at| at.to_string());
-            let error = format!("its stub does not say at {at} which accelerators it has; it is asked again");
+            let at = own.stub_address.map_or_else(|| "an unknown address".to_owned(), |at| at.to_string());
+            let error = format!("the stub at {at} does not report its accelerators; retrying");
             self.error(own.id.clone(), error);
         }
     }
@@ -194,7 +192,8 @@ fn short_grace(grace: Millis, ask: &RequestedEngine, settings: &PairingSettings)
     let sleeps = ask.mode != ProviderMode::Plain && ask.level != SleepLevelPolicy::Never;
     (sleeps && grace < needed).then(|| {
         format!(
-            "terminationGracePeriodSeconds is {}: its requests may be cut, and its engine may not be asleep in time; {} is enough",
+            "terminationGracePeriodSeconds is {}: requests may be cut, and the engine may not fall asleep in time; \
+             set it to at least {}",
             grace.0 / 1000,
             needed.0.div_ceil(1000)
         )
@@ -221,7 +220,7 @@ mod tests {
             short_grace(Millis::secs(secs), &ask(mode, level), &PairingSettings::default())
         };
         let short = told(70, ProviderMode::Sleep, SleepLevelPolicy::Auto).unwrap();
-        assert!(short.contains("is 70: ") && short.ends_with("110 is enough"), "{short}");
+        assert!(short.contains("is 70: ") && short.ends_with("; set it to at least 110"), "{short}");
         assert_eq!(told(110, ProviderMode::Sleep, SleepLevelPolicy::Auto), None);
         assert_eq!(told(1, ProviderMode::Plain, SleepLevelPolicy::Auto), None);
         assert_eq!(told(1, ProviderMode::Launcher, SleepLevelPolicy::Never), None);

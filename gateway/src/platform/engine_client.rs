@@ -37,7 +37,7 @@ impl PlatformContext {
     /// Sends an event and waits while the driver is behind: an outcome may be late, never lost.
     pub(super) async fn send_event(&self, event: Event) {
         if self.events.send(event).await.is_err() {
-            tracing::debug!("nobody listens to events any more");
+            tracing::debug!("event dropped: the driver has ended");
         }
     }
 

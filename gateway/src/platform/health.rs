@@ -82,7 +82,10 @@ pub(super) async fn watch_health(contact: &EngineClient, known: InitialHealth) {
                 asked = None;
                 mute = matches!(verdict, CanaryVerdict::Failed(_));
                 if mute {
-                    tracing::warn!(engine = %contact.id, ?verdict, "answered no request and gave no token: its health counts as failed");
+                    tracing::warn!(
+                        engine = %contact.id, ?verdict,
+                        "engine left requests unanswered and failed a one-token probe, counted as unhealthy"
+                    );
                 } else {
                     reports.0.clear_unanswered();
                 }

@@ -218,7 +218,7 @@ impl KubernetesPlatform {
         let Self { commands, requests, shared, engine_manager: steward } = self;
         drop((commands, requests, shared));
         if let Err(error) = steward.await {
-            tracing::error!(%error, "the platform's steward died");
+            tracing::error!(%error, "engine manager failed");
         }
     }
 }
@@ -226,7 +226,7 @@ impl KubernetesPlatform {
 impl Platform for KubernetesPlatform {
     fn submit(&self, command: Command) {
         if self.commands.send(command).is_err() {
-            tracing::error!("the platform's steward is gone");
+            tracing::error!("command dropped: the engine manager has ended");
         }
     }
 

@@ -105,7 +105,7 @@ impl LocalPlatform {
         let Self { commands, shared, supervisor, lock } = self;
         drop(commands);
         if let Err(error) = supervisor.await {
-            tracing::error!(%error, "the platform's supervisor died");
+            tracing::error!(%error, "engine supervisor failed");
         }
         shared.store.save().await;
         drop(lock);
@@ -115,7 +115,7 @@ impl LocalPlatform {
 impl Platform for LocalPlatform {
     fn submit(&self, command: Command) {
         if self.commands.send(command).is_err() {
-            tracing::error!("the platform's supervisor is gone");
+            tracing::error!("command dropped: the engine supervisor has ended");
         }
     }
 

@@ -53,9 +53,9 @@ pub(crate) struct AddressUsageHandle {
 /// Why an address gets no further connection now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ConnectionRefusal {
-    #[error("this address holds as many connections as limits.connectionsPerAddress allows")]
+    #[error("too many connections from this address (limits.connectionsPerAddress)")]
     TooManyConnections,
-    #[error("this address sent too much that is no request (limits.offencesPerAddress)")]
+    #[error("too many invalid requests or handshakes from this address (limits.offencesPerAddress)")]
     TooManyOffences,
 }
 

@@ -116,14 +116,14 @@ impl AdminServer {
             let (stream, peer) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept an operator's connection");
+                    tracing::warn!(%error, "cannot accept an admin connection, retrying");
                     drop(tokio::time::timeout(ACCEPT_BACKOFF, closed.notified()).await);
                     continue;
                 }
             };
             let Some((place, is_served)) = self.permits.acquire() else { continue };
             if !is_served {
-                tracing::debug!(%peer, "the admin listener has no place for a further connection");
+                tracing::debug!(%peer, "admin connection limit reached, the connection gets only health checks");
             }
             let (service, closed) = (service.clone(), Arc::clone(&closed));
             let (handshakes, config) = (self.handshakes.clone(), Arc::clone(&config));
@@ -149,7 +149,7 @@ impl AdminServer {
                     .keep_alive(is_served)
                     .serve_connection(TokioIo::new(stream), answer);
                 if let Err(error) = connection.await {
-                    tracing::debug!(%error, %peer, "an operator's connection broke");
+                    tracing::debug!(%error, %peer, "admin connection failed");
                 }
                 drop(place);
                 closed.notify_waiters();
@@ -170,7 +170,7 @@ async fn accept_tls(
     match tokio::time::timeout(HEAD_TIMEOUT, opening).await {
         Ok(Ok(HandshakeOutcome::Secure { stream, .. })) => Some(stream),
         Ok(Ok(HandshakeOutcome::NotTls(_)) | Err(_)) | Err(_) => {
-            tracing::debug!("an operator's connection that did not begin");
+            tracing::debug!("admin connection failed in the TLS handshake");
             None
         }
     }

@@ -231,7 +231,7 @@ fn run_worker(start: WorkerSetup) -> io::Result<()> {
 /// then runs first.
 fn lower_priority() {
     if let Err(error) = rustix::process::nice(BLOCKING_THREAD_NICENESS) {
-        tracing::debug!(%error, "a thread stays as urgent as those that serve");
+        tracing::debug!(%error, "cannot lower the priority of a helper thread");
     }
 }
 
@@ -257,7 +257,7 @@ async fn accept(
             Ok((stream, peer)) => connections.assign_core(stream, peer, others),
             Err(error) if is_transient(&error) => {}
             Err(error) => {
-                tracing::warn!(%error, "cannot accept connections");
+                tracing::warn!(%error, "cannot accept connections, retrying");
                 // The socket stays readable, so an immediate retry would spin.
                 let pause = tokio::time::timeout(ACCEPT_BACKOFF, connections.connection_ended.notified());
                 tokio::select! {
@@ -372,7 +372,7 @@ impl WorkerConnections {
     ) {
         match TcpStream::from_std(stream) {
             Ok(stream) => self.serve(stream, peer, (place, seat), stage),
-            Err(error) => tracing::warn!(%error, "lost a connection on its way to another core"),
+            Err(error) => tracing::warn!(%error, "connection lost while moving to another core"),
         }
     }
 
@@ -382,7 +382,7 @@ impl WorkerConnections {
         match self.address_limiter.admit(peer.ip(), &limits) {
             Ok(place) => stream.set_nodelay(true).is_ok().then_some((stream, place)),
             Err(refused) => {
-                tracing::debug!(%peer, "refused a connection: {refused}");
+                tracing::debug!(%peer, "connection rejected: {refused}");
                 self.reject(stream, refused);
                 None
             }

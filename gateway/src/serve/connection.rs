@@ -144,7 +144,7 @@ async fn negotiate_protocol(
     match begun {
         Err(_) => Err(ConnectionEnd::SlowHead),
         Ok(Err(error)) => {
-            tracing::debug!(%error, "a connection that did not begin");
+            tracing::debug!(%error, "connection failed before its first request");
             if tls::is_client_offence(&error) {
                 socket.record_offence();
             }
@@ -193,9 +193,10 @@ async fn detect_protocol(
     match (poll_fn(|cx| socket.poll_starts_with(cx, HTTP2_PREFACE)).await?, agreed) {
         (_, Some(false)) | (false, None) => Ok(DetectedProtocol::Http1),
         (true, _) => Ok(DetectedProtocol::Http2),
-        (false, Some(_)) => {
-            Err(io::Error::new(io::ErrorKind::InvalidData, "HTTP/2 was agreed on and is not spoken"))
-        }
+        (false, Some(_)) => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the client negotiated HTTP/2 but does not send HTTP/2",
+        )),
     }
 }
 
@@ -415,7 +416,7 @@ async fn linger(socket: &ClientSocket) {
     tokio::select! {
         () = all => {}
         () = socket.wait_for_stage(ShutdownStage::Terminating) => {}
-        () = tokio::time::sleep(LINGER_TIMEOUT) => tracing::debug!("a refused client did not stop sending"),
+        () = tokio::time::sleep(LINGER_TIMEOUT) => tracing::debug!("rejected client did not stop sending, closing the connection"),
     }
 }
 

@@ -108,8 +108,8 @@ mod tests {
         assert!(listeners.iter().all(|l| l.local_addr().unwrap() == address));
         let error = bind_shared(address, 1).unwrap_err();
         let told = format!(
-            "address {address} is in use by another process, maybe by a gateway that runs already: `ss -ltnp 'sport = :{}'` \
-             shows which. End that one, or take another address with --api ADDR or listen.api",
+            "cannot listen on {address}: address in use by another process, maybe another gateway; find it with \
+             `ss -ltnp 'sport = :{}'` and stop it, or set another address with --api ADDR or listen.api",
             address.port()
         );
         assert_eq!(error.to_string(), told);

@@ -66,7 +66,7 @@ impl TlsIdentity {
         let chain = certificates("cert", &tls.cert, &bytes("cert", &tls.cert)?)?;
         let key = PrivateKeyDer::from_pem_slice(&bytes("key", &tls.key)?).map_err(|error| match error {
             rustls::pki_types::pem::Error::NoItemsFound => {
-                file_error("key", &tls.key, &"there is no private key in it (PEM, not encrypted)")
+                file_error("key", &tls.key, &"the file has no private key; use an unencrypted PEM key")
             }
             other => file_error("key", &tls.key, &other),
         })?;
@@ -95,7 +95,7 @@ impl TlsIdentity {
             rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => file_error(
                 "key",
                 &tls.key,
-                &format_args!("it does not belong to the certificate in {}", tls.cert.display()),
+                &format_args!("the key does not match the certificate in {}", tls.cert.display()),
             ),
             other => file_error("cert", &tls.cert, &other),
         })?;
@@ -171,7 +171,7 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
-const NO_CERTIFICATE: &str = "there is no certificate in it (PEM)";
+const NO_CERTIFICATE: &str = "the file has no certificate; use PEM";
 
 fn certificates(key: &'static str, file: &Path, bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>, Error> {
     let chain: Vec<_> = CertificateDer::pem_slice_iter(bytes)

@@ -59,17 +59,17 @@ impl AccessLogWriter {
     pub(super) async fn close(&self) {
         let lines = Arc::clone(&self.0);
         if !matches!(tokio::task::spawn_blocking(move || lines.close(CLOSE_TIMEOUT)).await, Ok(true)) {
-            tracing::warn!("the end of the access log could not be written in time");
+            tracing::warn!("the last access log lines were not written in time");
         }
     }
 }
 
 fn log_sink_failure(failure: &SinkFailure<'_>) {
     match failure {
-        SinkFailure::Write(error) => tracing::error!(%error, "the access log cannot be written"),
+        SinkFailure::Write(error) => tracing::error!(%error, "cannot write the access log"),
         SinkFailure::Reopen(path, error) => {
             let path = path.display();
-            tracing::error!(%path, %error, "the access log cannot be reopened; the old file goes on");
+            tracing::error!(%path, %error, "cannot reopen the access log, writing to the old file");
         }
     }
 }

@@ -91,7 +91,7 @@ impl TraceExporter {
             (None, Some((name, value))) => {
                 // The message omits the value, which may hold a secret.
                 if let Some(fault) = invalid_collector_reason(&value) {
-                    tracing::warn!("{name} {fault}; there are no traces");
+                    tracing::warn!("trace export disabled: {name} {fault}");
                     return Ok(None);
                 }
             }
@@ -99,13 +99,15 @@ impl TraceExporter {
         if let Some((name, _)) = PROTOCOL_VARS.iter().find_map(|name| {
             env_var(name).map(|value| (name, value)).filter(|(_, value)| value.eq_ignore_ascii_case("grpc"))
         }) {
-            tracing::warn!("{name} asks for gRPC, which is not spoken: traces go by HTTP (protobuf)");
+            tracing::warn!(
+                "{name} requests gRPC, which is not supported: traces are exported over HTTP (protobuf)"
+            );
         }
         match ExportTask::new(config, lost) {
             Ok(export) => Ok(Some(Self::spawn(export, lost))),
             Err(error) if config.otlp.is_some() => Err(Error::Traces(error)),
             Err(error) => {
-                tracing::warn!("telemetry: {error}; there are no traces");
+                tracing::warn!("trace export disabled: {error}");
                 Ok(None)
             }
         }
@@ -139,7 +141,7 @@ impl TraceExporter {
             }
         };
         if timeout(CLOSE_TIMEOUT, closed).await.is_err() {
-            tracing::warn!("the last traces could not be exported in time");
+            tracing::warn!("the last traces were not exported in time");
         }
     }
 }
@@ -229,10 +231,13 @@ impl ExportTask {
             let error = match exported {
                 Ok(Ok(())) => break,
                 Ok(Err(_)) => self.client.last_failure(),
-                Err(_) => format!("no answer within {} s", EXPORT_TIMEOUT.as_secs()),
+                Err(_) => format!("the collector did not answer within {} s", EXPORT_TIMEOUT.as_secs()),
             };
             if !std::mem::replace(&mut self.failing, true) {
-                tracing::warn!(error, "traces cannot be exported; those that do not fit are dropped");
+                tracing::warn!(
+                    error,
+                    "cannot export traces, retrying; traces that do not fit in the queue are dropped"
+                );
             }
             let Some(pause) = pauses.next().filter(|_| !last) else {
                 self.drop_counters.traces_failed.inc_by(batch.len() as u64);
@@ -242,7 +247,7 @@ impl ExportTask {
             drop(timeout(*pause, self.closing.wait_for(|closing| *closing)).await);
         }
         if std::mem::replace(&mut self.failing, false) {
-            tracing::info!("traces are exported again");
+            tracing::info!("trace export recovered");
         }
     }
 }

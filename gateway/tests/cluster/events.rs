@@ -121,7 +121,7 @@ async fn a_start_that_fails_says_why() {
     let gateway = world.gateway("gateway-0", "");
     let created = until_event(&world, &twin, "Created").await;
     let note = created.message.unwrap();
-    assert!(note.starts_with("it is not served: the name 'broken' belongs to"), "{note}");
+    assert!(note.starts_with("the model is not served: the name 'broken' belongs to"), "{note}");
     world.until("broken", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
     let client = gateway.client();
     assert_eq!(blocking(move || client.chat("broken", false, 4)).await.status, 503);
@@ -129,7 +129,7 @@ async fn a_start_that_fails_says_why() {
     assert_eq!(failed.type_.as_deref(), Some("Warning"));
     let note = failed.message.unwrap();
     // The cause, and the API server's own message.
-    assert!(note.starts_with("engine 0 could not be started: its Pod cannot be run (unrunnable)"), "{note}");
+    assert!(note.starts_with("engine 0 failed to start: the engine's Pod cannot run (unrunnable)"), "{note}");
     assert!(note.contains("99999"), "{note}");
     world.until("broken", "failed", |model| reason(model, "Available") == "Failed").await;
 }

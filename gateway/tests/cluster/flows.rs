@@ -139,11 +139,11 @@ async fn an_engine_that_is_to_sleep_does_so_in_its_pod_and_is_woken_there() {
     let pod = world.running().await.remove(0);
     world.pods().delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await.unwrap();
     for (level, words) in [
-        ("INFO", "launching"),
-        ("INFO", "waking"),
-        ("INFO", "ready"),
-        ("INFO", "asleep"),
-        ("WARN", "in its sleep"),
+        ("INFO", "launching engine"),
+        ("INFO", "waking engine"),
+        ("INFO", "engine ready"),
+        ("INFO", "engine asleep"),
+        ("WARN", "failed while asleep"),
     ] {
         gateway.until_logged(level, words).await;
     }

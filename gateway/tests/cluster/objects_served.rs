@@ -70,7 +70,7 @@ async fn pools_that_overlap_and_one_whose_selector_matches_nothing_say_so_and_ha
     }
     let gateway = world.gateway("gateway-0", "");
     let pools: Api<AcceleratorPool> = Api::all(world.site.admin.clone());
-    let others = format!("Overlap: its nodes are also those of '{second}'");
+    let others = format!("Overlap: the pool shares nodes with '{second}'");
     wait::until(&pools, &first, "an overlap", |pool| why(pool).contains(&others)).await.unwrap();
     wait::until(&pools, &empty, "no nodes", |pool| why(pool).contains("NoNodes")).await.unwrap();
     for model in ["torn", "lonely"] {

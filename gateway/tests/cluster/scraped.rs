@@ -214,7 +214,7 @@ async fn the_names_that_fields_have_since_dcgm_4_7_are_understood_beside_those_b
     let used: Vec<_> = samples.used.iter().map(|(id, sample)| (id.as_str(), sample.used)).collect();
     assert_eq!(used, [("GPU-a", Bytes::mib(5)), ("GPU-b", Bytes::gib(3))]);
     let faults: Vec<_> = samples.faults.iter().map(|(id, fault)| (id.as_str(), fault.as_str())).collect();
-    assert_eq!(faults, [("GPU-b", "Xid 79"), ("GPU-c", "a row of its memory could not be replaced")]);
+    assert_eq!(faults, [("GPU-b", "Xid 79"), ("GPU-c", "a memory row could not be remapped")]);
     assert_eq!(samples.with_xid.iter().map(AcceleratorId::as_str).collect::<Vec<_>>(), ["GPU-a", "GPU-b"]);
 }
 
@@ -223,7 +223,7 @@ async fn what_is_wrong_with_a_prometheus_is_said() {
     let nobody = SocketAddr::from(([127, 0, 0, 1], rouse_net::port::free().unwrap()));
     let error = reader(&format!("http://{nobody}"), "").samples().await.unwrap_err();
     let text = error.to_string();
-    assert!(text.starts_with(&format!("Prometheus cannot be reached at http://{nobody}: ")), "{text}");
+    assert!(text.starts_with(&format!("cannot reach Prometheus at http://{nobody}: ")), "{text}");
     assert!(text.contains("refused"), "{text}");
 
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -236,7 +236,7 @@ async fn what_is_wrong_with_a_prometheus_is_said() {
     let other = reader(&format!("http://{}", exporter.address), "");
     let text = other.samples().await.unwrap_err().to_string();
     assert!(
-        text.starts_with(&format!("what answers at http://{} is no Prometheus", exporter.address)),
+        text.starts_with(&format!("the server at http://{} is not Prometheus", exporter.address)),
         "{text}"
     );
 }

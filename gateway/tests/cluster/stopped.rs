@@ -17,7 +17,7 @@ use crate::{
 /// The pool's memory, of which one [`LAST`] is reserved from the start.
 const TOTAL: Bytes = Bytes::gib(120);
 const LAST: Bytes = Bytes::gib(40);
-const NOT_LEADING: &str = "this gateway does not lead, or no longer";
+const NOT_LEADING: &str = "this gateway is not the leader";
 
 /// A process that leads, its two links to the API server, and a pool.
 struct StoppedLeaderFixture<'a> {

@@ -89,9 +89,9 @@ fn a_model_that_fits_nowhere_fails_the_check_and_not_the_start() {
     let check = run(&["check", "rouse.yaml"], fixture.dir());
     let said = String::from_utf8_lossy(&check.stderr).into_owned();
     assert_eq!(check.status.code(), Some(64), "{said}");
-    assert!(said.contains("model 'large': it needs 2Gi on one accelerator and fits nowhere"), "{said}");
+    assert!(said.contains("model 'large': needs 2Gi on one accelerator, but at most "), "{said}");
     let gateway = fixture.start();
-    gateway.until_logged("fits nowhere");
+    gateway.until_logged("needs 2Gi on one accelerator, but at most ");
 }
 
 #[test]

@@ -95,7 +95,7 @@ async fn check_passes_a_valid_file_and_fails_one_whose_model_fits_nowhere() {
     let output = rouse(&["check", warned.path().to_str().unwrap()]).await;
     assert_eq!(output.status.code(), Some(0), "it may be there where the file is used");
     assert!(
-        text(&output.stderr).contains("there is no program 'no-such-program' in PATH"),
+        text(&output.stderr).contains("program 'no-such-program' is not in PATH"),
         "{}",
         text(&output.stderr)
     );
@@ -104,12 +104,19 @@ async fn check_passes_a_valid_file_and_fails_one_whose_model_fits_nowhere() {
     let elsewhere = rouse(&["--config", good.path().to_str().unwrap(), "--platform", "kubernetes"]).await;
     let told = text(&elsewhere.stderr);
     assert_eq!(elsewhere.status.code(), Some(64), "{told}");
-    assert!(told.contains("kubernetes needs a section `kubernetes` with at least stubImage"), "{told}");
+    assert!(
+        told.contains("platform: kubernetes needs a `kubernetes` section with at least stubImage"),
+        "{told}"
+    );
 
     let small = file(&format!("accelerators: [{{id: a, memory: 4Gi}}]\n{model}"));
     let output = rouse(&["check", small.path().to_str().unwrap()]).await;
     assert_eq!(output.status.code(), Some(64));
-    assert!(text(&output.stderr).contains(":2:10: model 'm': it needs 8Gi"), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains(":2:10: model 'm': the model needs 8Gi"),
+        "{}",
+        text(&output.stderr)
+    );
 }
 
 /// The user of this test may be allowed to write everywhere; the user of a service is not.
@@ -133,8 +140,8 @@ async fn check_says_what_to_do_about_a_state_directory_that_its_user_cannot_writ
     let (said, shown) = (text(&output.stderr), state.path().display());
     assert_eq!(output.status.code(), Some(0), "another user may write it: {said}");
     let told = format!(
-        "state: {shown} cannot be written by this user (Permission denied): write a folder of the gateway's user, or make this \
-         one for it: install -d -o USER {shown}"
+        "state: this user cannot write to {shown} (Permission denied): set a directory that the gateway's user owns, or create \
+         this one: install -d -o USER {shown}"
     );
     assert!(said.contains(&told), "{said}");
 }
@@ -174,7 +181,11 @@ async fn without_a_configuration_nothing_is_served_and_the_help_says_what_to_do_
         let output = rouse(args).await;
         assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(64), ""), "{args:?}");
         let said = text(&output.stderr);
-        for part in ["--config FILE says which models to serve", "Usage:", "  rouse-gateway demo "] {
+        for part in [
+            "no configuration given: pass --config FILE or set ROUSE_CONFIG",
+            "Usage:",
+            "  rouse-gateway demo ",
+        ] {
             assert!(said.contains(part), "{part} in {said}");
         }
     }
@@ -189,7 +200,7 @@ async fn without_a_gateway_the_commands_say_so() {
         let output = rouse(&args).await;
         assert_eq!(output.status.code(), Some(69), "{args:?}");
         let said = text(&output.stderr);
-        assert!(said.contains(&format!("no gateway answers at {address}")), "{said}");
+        assert!(said.contains(&format!("cannot connect to a gateway at {address}")), "{said}");
         assert_eq!(said.matches("refused").count(), 1, "{said}");
     }
 }

@@ -216,7 +216,7 @@ fn a_path_of_a_model_that_a_key_may_not_use_tells_nothing_of_it() {
         &chat_body("mine", false, 1),
     );
     let error = refusal(&answer, 400, "invalid_request");
-    assert_eq!(error["message"], "the path names the model 'org/nick' and the body 'mine'");
+    assert_eq!(error["message"], "the path names the model 'org/nick', but the body names 'mine'");
 }
 
 #[test]
@@ -254,7 +254,9 @@ fn a_reload_that_loses_the_keys_is_refused_until_it_says_that_this_is_meant() {
         |headers: &str| gateway.client().post_with(CHAT, headers, &chat_body("small", false, 1)).status;
     let without = good.replace(&format!("keys:{keys}"), "");
     assert_ne!(without, good);
-    for (text, said) in [(without.as_str(), "the keys are gone"), ("# nothing\n", "the file is empty")] {
+    for (text, said) in
+        [(without.as_str(), "the file no longer has keys"), ("# nothing\n", "the file is empty")]
+    {
         write(text);
         gateway.until(said, Duration::from_secs(5), || gateway.log().contains(said));
         assert_eq!((chat(""), chat(&bearer("secret-a"))), (401, 200), "{said}");

@@ -58,7 +58,7 @@ fn an_order_that_cannot_be_taken_is_refused_with_its_reason() {
         ("m", "sleep?level=3", 400, "level must be 1 or 2"),
         ("nobody", "wake", 404, "Model 'nobody' not found"),
         ("m", "dance", 404, "no route"),
-        ("m", "explain", 405, "read by GET"),
+        ("m", "explain", 405, "does not support the method: use GET"),
     ] {
         let refused = gateway.admin().post(&format!("/admin/v1/models/{model}/{order}"), "");
         let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
@@ -138,14 +138,14 @@ fn what_became_of_a_model_is_remembered_told_the_same_from_both_sides_and_logged
     // An engine that dies.
     EngineUnderTest::of(&gateway, "second#0").signal(nix::sys::signal::Signal::SIGKILL);
     gateway.until("dead", Duration::from_secs(5), || why("second").contains("killed by signal 9"));
-    assert!(why("second").contains("failed while it served"), "{}", why("second"));
+    assert!(why("second").contains("failed while serving"), "{}", why("second"));
     for (level, words) in [
-        ("INFO", "launching engine=first#0 on=\"gpu-0\" memory=1Gi"),
-        ("INFO", "ready engine=first#0 how=\"started\" took="),
-        ("INFO", "evicted: it makes room for another engine=first#0 to=second#0"),
-        ("INFO", "asleep engine=first#0 level=1 why=\"evicted at "),
-        ("WARN", "exit status 1 (exited:1), 2 failures in a row; it wrote last: No module named llama_cpp"),
-        ("WARN", "No module named llama_cpp; 'rouse-gateway logs broken' shows what it wrote"),
+        ("INFO", "launching engine engine=first#0 accelerators=\"gpu-0\" memory=1Gi"),
+        ("INFO", "engine ready engine=first#0 transition=\"launch\" duration="),
+        ("INFO", "engine evicted, draining engine=first#0 successor=second#0"),
+        ("INFO", "engine asleep engine=first#0 level=1 reason=\"evicted at "),
+        ("WARN", "exit status 1 (exited:1), 2 failures in a row; last output: No module named llama_cpp"),
+        ("WARN", "No module named llama_cpp; see 'rouse-gateway logs broken'"),
         ("WARN", "killed by signal 9 (killed:9)"),
     ] {
         let logged = || gateway.log().lines().any(|line| line.contains(level) && line.contains(words));
@@ -190,16 +190,25 @@ fn each_step_of_an_engine_is_one_line_of_the_log_with_why_and_how_long() {
     // The next model has no room beside the sleeper's residue.
     assert!(gateway.client().chat("next", true, 1).is_whole_stream());
     for [begins, goes_on] in [
-        ["launching engine=idle#0 on=\"gpu-0\" memory=1Gi", " why=\"1 request waiting for it\""],
-        ["ready engine=idle#0 how=\"started\"", " took="],
-        ["asleep engine=idle#0 level=1 why=\"put away at ", ", unused\" took="],
-        ["stopped engine=idle#0 why=\"put away at ", ", unused\" took="],
-        ["launching engine=sleeper#0", " why=\"it is to be ready, and no request waits here\""],
-        ["asleep engine=sleeper#0 level=1 why=\"put away at ", " by order\" took="],
-        ["waking engine=sleeper#0 level=1", " why=\"it is to be ready, and no request waits here\""],
-        ["ready engine=sleeper#0 how=\"woken\"", " took="],
-        ["evicted: it is stopped for another engine=sleeper#0", " to=next#0"],
-        ["stopped engine=sleeper#0 why=\"evicted at ", " for next\" took="],
+        [
+            "launching engine engine=idle#0 accelerators=\"gpu-0\" memory=1Gi",
+            " reason=\"1 request waiting for the model\"",
+        ],
+        ["engine ready engine=idle#0 transition=\"launch\"", " duration="],
+        ["engine asleep engine=idle#0 level=1 reason=\"deactivated at ", ", idle\" duration="],
+        ["engine stopped engine=idle#0 reason=\"deactivated at ", ", idle\" duration="],
+        [
+            "launching engine engine=sleeper#0",
+            " reason=\"the model needs a ready engine, and no request waits at this gateway\"",
+        ],
+        ["engine asleep engine=sleeper#0 level=1 reason=\"deactivated at ", " by an operator\" duration="],
+        [
+            "waking engine engine=sleeper#0 level=1",
+            " reason=\"the model needs a ready engine, and no request waits at this gateway\"",
+        ],
+        ["engine ready engine=sleeper#0 transition=\"wake\"", " duration="],
+        ["engine evicted, stopping engine=sleeper#0", " successor=next#0"],
+        ["engine stopped engine=sleeper#0 reason=\"evicted at ", " for next\" duration="],
     ] {
         let said = |line: &str| {
             line.contains(" INFO ") && line.split_once(begins).is_some_and(|(_, rest)| rest.contains(goes_on))
@@ -383,9 +392,9 @@ fn explain_says_at_each_moment_of_a_swap_why() {
     assert!(!cut.is_whole_stream(), "{}", cut.text());
     for words in [
         "cold: waiting for gpu-0: held by first, 1 lease, its turn ends at ",
-        "cold: waiting for gpu-0: held by first, 1 lease, drains at most until ",
+        "cold: waiting for gpu-0: held by first, 1 lease, drain deadline at ",
         "FallingAsleep(1)",
-        "launching: it is being launched (Loading)",
+        "launching: the engine is being launched (Loading)",
     ] {
         assert!(reasons.iter().any(|reason| reason.contains(words)), "{words}: {reasons:?}");
     }

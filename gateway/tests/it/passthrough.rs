@@ -313,7 +313,7 @@ fn asking_wakes_a_model_and_looking_does_not() {
     gateway.until_state("small", "asleep");
     let refused = look();
     refusal(&refused, 503, "model_not_ready");
-    assert!(refused.text().contains("a GET wakes no model"), "{}", refused.text());
+    assert!(refused.text().contains("a GET does not wake a model"), "{}", refused.text());
     assert_eq!(gateway.client().get("/v1/models/small").json()["state"], "asleep");
 }
 

@@ -22,7 +22,7 @@ pub(crate) fn refusal(answer: &TestResponse, status: u16, code: &str) -> Value {
     assert!(!error["message"].as_str().unwrap().is_empty(), "{told}");
     assert!(error.as_object().unwrap().contains_key("param"), "{told}");
     // A GET changes nothing, so a retry would not help.
-    let looks = error["details"]["waited_for"] == "nothing: a GET wakes no model";
+    let looks = error["details"]["waited_for"] == "nothing: a GET does not wake a model";
     // A client must not retry a failure that only a person can fix.
     let permanent =
         ["command_not_found", "permission_denied", "wrong_model", "public_listener", "unrunnable"];

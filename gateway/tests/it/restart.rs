@@ -345,7 +345,8 @@ fn an_invalid_file_is_refused_whole_and_sighup_reads_a_good_one() {
         || gateway.log().lines().any(|line| line.ends_with("configuration reloaded: nothing changed"));
     gateway.until("read again", Duration::from_secs(5), unchanged);
     fs::write(&file, format!("{more}unknown: 1\n")).unwrap();
-    gateway.until("refused", Duration::from_secs(5), || gateway.log().contains("was not reloaded"));
+    gateway
+        .until("refused", Duration::from_secs(5), || gateway.log().contains("configuration reload failed"));
     assert!(gateway.log().contains("unknown"), "{}", gateway.log());
     assert_eq!(gateway.client().chat("n", true, 4).status, 404);
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());

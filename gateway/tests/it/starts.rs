@@ -83,6 +83,6 @@ fn a_demonstration_that_cannot_listen_leaves_nothing_behind() {
     command.arg("demo").env("XDG_STATE_HOME", &home).env_remove("STATE_DIRECTORY");
     let failed = started(&mut command, &gateway.api.to_string(), "127.0.0.1:0");
     let said = String::from_utf8_lossy(&failed.stderr);
-    assert!(failed.status.code() == Some(1) && said.contains("is in use by another process"), "{said}");
+    assert!(failed.status.code() == Some(1) && said.contains("address in use by another process"), "{said}");
     assert_eq!(all(&home), before, "{said}");
 }

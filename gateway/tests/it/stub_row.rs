@@ -109,7 +109,7 @@ fn nobody_is_lost_or_refused_by_a_stub_that_closes_its_gate_over_fifty_requests(
     let late: Vec<OpenExchange> = (0..20).map(|n| row.ask(n % 2 == 0, 3)).collect();
     row.until_waiting(20);
     let reason = row.model()["reason"].as_str().unwrap().to_owned();
-    assert!(reason.contains("its gate is closed by its stub"), "{reason}");
+    assert!(reason.contains("its stub has closed the gate"), "{reason}");
     assert_eq!(row.gateway.engine("small#0")["state"], "Awake");
     told.fault(r#"{"stall-streams": null}"#);
     for open in under_way {
@@ -147,7 +147,7 @@ fn who_came_first_is_let_in_first_and_nobody_waits_past_a_deadline() {
         row.gateway.client().post_with(CHAT, "x-request-timeout: 1\r\n", &chat_body("small", false, 1));
     assert_eq!((late.status, late.json()["error"]["code"].as_str()), (503, Some("model_not_ready")));
     assert_eq!(late.header("x-rouse-gated"), "");
-    assert!(late.text().contains("its gate is closed by its stub"), "{}", late.text());
+    assert!(late.text().contains("its stub has closed the gate"), "{}", late.text());
     row.until_waiting(6);
     row.open();
     for client in clients {
@@ -243,7 +243,7 @@ fn clients_notice_nothing_of_a_stub_that_was_not_told_yet_where_its_engine_is() 
     let late: Vec<OpenExchange> = (0..20).map(|n| row.ask(n % 2 == 0, 3)).collect();
     row.until_waiting(20);
     let reason = row.model()["reason"].as_str().unwrap().to_owned();
-    assert!(reason.contains("its gate is closed by its stub"), "{reason}");
+    assert!(reason.contains("its stub has closed the gate"), "{reason}");
     assert_eq!(row.gateway.engine("small#0")["state"], "Awake");
     assert_eq!(told.seen(), seen, "somebody got in");
     told.tell();

@@ -68,7 +68,7 @@ fn certificates_are_replaced_when_their_files_are_and_connections_stay() {
     // The key does not belong to the certificate, so the gateway keeps the old pair.
     std::fs::write(gateway.dir.join("server.key"), rcgen::KeyPair::generate().unwrap().serialize_pem())
         .unwrap();
-    gateway.until("it is refused", soon, || gateway.log().contains("does not belong to the certificate"));
+    gateway.until("it is refused", soon, || gateway.log().contains("does not match the certificate"));
     assert!(shown(&gateway, &authority) == second);
     // certbot replaces the files this way: a new link in the place of the old one.
     let (third, _) = authority.issue("third");
@@ -178,7 +178,7 @@ fn a_start_with_certificates_that_do_not_fit_says_which_file_and_why() {
     std::fs::copy(dir.join("other.key"), dir.join("server.key")).unwrap();
     let (code, said) = check(&dir);
     assert_eq!(code, Some(64), "{said}");
-    assert!(said.contains("server.key: it does not belong to the certificate in"), "{said}");
+    assert!(said.contains("server.key: the key does not match the certificate in"), "{said}");
     let mut start = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"));
     let start = start.args(["--config", "rouse.yaml"]).current_dir(&dir).output().unwrap();
     assert_eq!((start.status.code(), String::from_utf8(start.stderr).unwrap()), (Some(64), said));

@@ -63,7 +63,7 @@ fn an_eviction_and_a_death_are_told_the_same_wherever_one_looks() {
     everywhere(
         &gateway,
         "second",
-        &["not running: failed while it served at ", "killed by signal 9 (killed:9)"],
+        &["not running: failed while serving at ", "killed by signal 9 (killed:9)"],
     );
     assert_eq!(listed(&gateway, "second")["last_failure"]["cause"], "killed:9");
 }
@@ -80,8 +80,8 @@ fn a_reload_to_a_size_that_fits_nowhere_is_told_before_anybody_asks() {
     let yaml = read(&file).replace("memory: {awake: 1Gi", "memory: {awake: 90Gi");
     fs::write(&file, yaml).unwrap();
     gateway.until_logged("configuration reloaded: changed");
-    let size = "it needs 90Gi on each accelerator: the largest has 2Gi";
-    for (model, can) in [("slept", "it can never wake: "), ("new", "it can never start: ")] {
+    let size = "the model needs 90Gi on each accelerator: the largest has 2Gi";
+    for (model, can) in [("slept", "can never wake: "), ("new", "can never start: ")] {
         everywhere(&gateway, model, &[can, size]);
         assert_eq!(listed(&gateway, model)["state"], "unplaceable");
         let error = refusal(&gateway.client().chat(model, false, 1), 422, "unplaceable");
@@ -93,7 +93,7 @@ fn a_reload_to_a_size_that_fits_nowhere_is_told_before_anybody_asks() {
 fn an_engine_without_a_health_route_says_so_while_it_loads_and_once_it_has_failed() {
     let sim = SimModel { flags: "--fault no-health", engine: "startTimeout: 5s", ..SimModel::new("m") };
     let gateway = GatewayFixture::new(&["2Gi"]).model(&sim).start();
-    let probe = "its last probe: GET /health was answered with status 404";
+    let probe = "last probe: GET /health returned status 404";
     let asks = || {
         let body = chat_body("m", false, 1);
         gateway.client().post_with(CHAT, "x-request-timeout: 0.2\r\n", &body)
@@ -107,15 +107,15 @@ fn an_engine_without_a_health_route_says_so_while_it_loads_and_once_it_has_faile
     assert!(error["message"].as_str().unwrap().contains(probe), "{error}");
     let failed = || why(&gateway, "m").starts_with("not running: last start failed at ");
     gateway.until("it failed, and is left alone no more", Duration::from_secs(30), failed);
-    let logs = "'rouse-gateway logs m' shows what it wrote";
-    let cause = "it was not ready in time (timeout)";
-    everywhere(&gateway, "m", &[cause, probe, "it wrote last: ", logs]);
+    let logs = "see 'rouse-gateway logs m'";
+    let cause = "the deadline was exceeded (timeout)";
+    everywhere(&gateway, "m", &[cause, probe, "last output: ", logs]);
     let shown = listed(&gateway, "m");
     assert_eq!((&shown["state"], &shown["last_failure"]["cause"]), (&json!("failed"), &json!("timeout")));
     let warned =
-        |line: &str| ["WARN", cause, probe, "it wrote last: ", logs].iter().all(|word| line.contains(word));
+        |line: &str| ["WARN", cause, probe, "last output: ", logs].iter().all(|word| line.contains(word));
     gateway.until("it is logged", Duration::from_secs(5), || gateway.log().lines().any(warned));
-    gateway.until_logged("not ready yet; its last probe: GET /health was answered with status 404");
+    gateway.until_logged("engine not ready yet; last probe: GET /health returned status 404");
 }
 
 #[test]
@@ -132,12 +132,14 @@ fn a_command_that_may_not_be_run_has_a_cause_of_its_own_wherever_one_looks() {
     assert_eq!(error["details"]["cause"], "permission_denied");
     let message = error["message"].as_str().unwrap();
     let cause = "last start failed at ";
-    for words in [cause, "its command may not be run (permission_denied)", "'rouse-gateway logs locked'"] {
+    for words in
+        [cause, "no permission to run its command (permission_denied)", "'rouse-gateway logs locked'"]
+    {
         assert!(message.contains(words), "{message}");
     }
     let path = program.to_str().unwrap();
     assert!(!message.contains(path), "the configuration is not for clients: {message}");
-    let system = format!("'{path}' cannot be run: Permission denied");
+    let system = format!("cannot run '{path}': Permission denied");
     let system = system.as_str();
     everywhere(&gateway, "locked", &[cause, "(permission_denied)", system]);
     assert_eq!(listed(&gateway, "locked")["last_failure"]["cause"], "permission_denied");

@@ -208,6 +208,6 @@ impl FromStr for BenchCase {
         Self::ALL
             .into_iter()
             .find(|case| case.name() == text)
-            .ok_or_else(|| format!("no such case; there are {names}"))
+            .ok_or_else(|| format!("no such case; the cases are {names}"))
     }
 }

@@ -102,10 +102,10 @@ const MAX_DURATION: Duration = Duration::from_hours(24);
 
 /// Refuses other machines and unbounded loads.
 fn check_bounds(proxy: SocketAddr, connections: usize, body: usize, lasts: Duration) -> anyhow::Result<()> {
-    ensure!(proxy.ip().is_loopback(), "load goes to loopback addresses alone, and {proxy} is none");
+    ensure!(proxy.ip().is_loopback(), "load may go only to loopback addresses, and {proxy} is not one");
     ensure!(
         (1..=MAX_CONNECTIONS).contains(&connections),
-        "{connections} connections: 1 to {MAX_CONNECTIONS} can be had"
+        "{connections} connections: the range is 1 to {MAX_CONNECTIONS}"
     );
     ensure!(body <= MAX_BODY_BYTES, "a body of {body} bytes is over {MAX_BODY_BYTES}");
     ensure!(lasts <= MAX_DURATION, "{lasts:?} is over {MAX_DURATION:?}");

@@ -91,7 +91,7 @@ impl FromStr for ComparedProxy {
         peers
             .into_iter()
             .find(|target| target.name() == text)
-            .ok_or_else(|| format!("no such peer; there are {}", names.join(", ")))
+            .ok_or_else(|| format!("no such peer; the peers are {}", names.join(", ")))
     }
 }
 
@@ -182,7 +182,7 @@ impl BenchEnvironment {
             }
         }
         let Some(error) = last else { bail!("{target} was not started") };
-        Err(error.context(format!("{target} does not start")))
+        Err(error.context(format!("{target} did not start")))
     }
 
     async fn try_start(
@@ -219,7 +219,7 @@ impl BenchEnvironment {
         let installed = &self.installed;
         let key = config::KEY.to_owned();
         Ok(match target {
-            ComparedProxy::Direct => bail!("direct is no process"),
+            ComparedProxy::Direct => bail!("direct is not a process"),
             ComparedProxy::Rouse => {
                 let admin = free_address()?;
                 let text = config::rouse(listen, admin, &installed.engine, self.cores.load, folder);
@@ -281,7 +281,7 @@ impl BenchEnvironment {
 
 /// Returns an address at which nothing listens now.
 fn free_address() -> anyhow::Result<SocketAddr> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port")?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot find a free port")?;
     Ok(listener.local_addr()?)
 }
 
@@ -292,7 +292,7 @@ fn tempfolder(under: &std::path::Path, target: ComparedProxy) -> anyhow::Result<
         .find(|path| !path.exists())
         .map(|path| std::fs::create_dir(&path).map(|()| path))
         .context("no free name")?
-        .context("cannot make a folder")
+        .context("cannot create a folder")
 }
 
 #[cfg(test)]

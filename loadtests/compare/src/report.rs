@@ -167,12 +167,12 @@ impl CompareResults {
 
     pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
         let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-        serde_json::from_slice(&text).context("these are no results")
+        serde_json::from_slice(&text).context("the file holds no results of a comparison")
     }
 
     /// Writes results, table and plots into `folder`.
     pub(crate) fn write(&self, folder: &Path) -> anyhow::Result<()> {
-        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let text = serde_json::to_string_pretty(self)? + "\n";
         fs::write(folder.join("results.json"), text).context("cannot write results.json")?;
         fs::write(folder.join("table.md"), table::markdown(self)).context("cannot write table.md")?;

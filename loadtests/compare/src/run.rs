@@ -73,7 +73,7 @@ impl RunArgs {
     pub(crate) async fn run(self) -> anyhow::Result<ExitCode> {
         let lasts = Duration::try_from_secs_f64(self.seconds).context("--seconds")?;
         if !(Duration::from_millis(100)..=Duration::from_secs(60)).contains(&lasts) {
-            bail!("--seconds is 0.1 to 60");
+            bail!("--seconds must be from 0.1 to 60");
         }
         // Adopt a crashed gateway's engines, so that they can be ended.
         set_child_subreaper(true)?;
@@ -82,8 +82,10 @@ impl RunArgs {
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
         let installed = InstalledPrograms::new(self.gateway.clone(), self.engine.clone(), self.stub.clone())?;
         let targets = self.targets(&installed)?;
-        let folder =
-            tempfile::Builder::new().prefix("rouse-compare-").tempdir().context("no temporary folder")?;
+        let folder = tempfile::Builder::new()
+            .prefix("rouse-compare-")
+            .tempdir()
+            .context("cannot create a temporary folder")?;
         let place = BenchEnvironment { installed, cores: cores()?, folder: folder.path().to_owned() };
         measure::pin(place.cores.load)?;
         let mut results = self.results(&place, &targets)?;
@@ -92,7 +94,7 @@ impl RunArgs {
         let measured = tokio::select! {
             measured = self.measure(&place, targets, lasts, &mut results) => measured,
             _ = interrupt.recv() => Err(anyhow::anyhow!("interrupted")),
-            _ = terminate.recv() => Err(anyhow::anyhow!("told to end")),
+            _ = terminate.recv() => Err(anyhow::anyhow!("terminated")),
         };
         kill_orphans();
         if let Err(error) = measured {
@@ -116,7 +118,7 @@ impl RunArgs {
         lasts: Duration,
         results: &mut CompareResults,
     ) -> anyhow::Result<()> {
-        let (engine, address) = place.engine().await.context("the engine does not start")?;
+        let (engine, address) = place.engine().await.context("the engine did not start")?;
         let cases = if self.only.is_empty() { BenchCase::ALL.to_vec() } else { self.only.clone() };
         let plan =
             ComparePlan { cases, targets, rounds: self.rounds, duration: lasts, repeats: self.repeats };
@@ -174,7 +176,7 @@ fn cores() -> anyhow::Result<BenchCores> {
     let mut both = (0..nix::sched::CpuSet::count()).filter(is_allowed);
     match (both.next(), both.next()) {
         (Some(proxy), Some(load)) => Ok(BenchCores { proxy, load }),
-        _ => bail!("a comparison takes two processors: one for the proxy, one for load and engine"),
+        _ => bail!("a comparison needs two processors: one for the proxy, one for load and engine"),
     }
 }
 

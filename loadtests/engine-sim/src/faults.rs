@@ -67,7 +67,7 @@ pub struct FaultSetting {
 
 #[derive(Debug, Error)]
 pub enum Error {
-    #[error("no fault is called `{0}`")]
+    #[error("there is no fault `{0}`")]
     Unknown(String),
     #[error("fault `{0}` needs a {1}")]
     Missing(String, &'static str),

@@ -94,13 +94,13 @@ fn raise_descriptor_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
     if let Err(error) = raised {
-        log::error(&format!("the descriptor limit stays as it is: {error}"));
+        log::error(&format!("cannot raise the descriptor limit: {error}"));
     }
 }
 
 async fn bind(args: &EngineSimArgs) -> anyhow::Result<TcpSocket> {
     let named = (args.host.as_str(), args.port);
-    let address = lookup_host(named).await.with_context(|| format!("{} is no address", args.host))?.next();
+    let address = lookup_host(named).await.with_context(|| format!("cannot resolve {}", args.host))?.next();
     let address = address.with_context(|| format!("{} has no address", args.host))?;
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;

@@ -117,7 +117,7 @@ impl Adapter {
     pub async fn check_awake(&self, within: Duration) -> Result<(), String> {
         match self.health_with_reason(within).await {
             (EngineHealth::Healthy, _) if self.is_asleep(within).await == Some(true) => {
-                Err("it says that it sleeps".to_owned())
+                Err("the engine reports that it sleeps".to_owned())
             }
             (EngineHealth::Healthy, _) => Ok(()),
             (_, words) => Err(words),
@@ -144,7 +144,7 @@ impl Adapter {
             if waited >= STUCK_COUNTERS_AFTER && !nudged {
                 nudged = true;
                 let verdict = self.probe(IDLE_TIMEOUT - waited).await;
-                tracing::debug!(?verdict, "its counters seemed stuck");
+                tracing::debug!(?verdict, "engine counters seemed stuck, sent a probe");
             }
             time::sleep(gap).await;
             gap = (gap * 2).min(Duration::from_millis(200));
@@ -164,7 +164,7 @@ impl Adapter {
         match self.client.post(path, body, COMMAND_TIMEOUT).await {
             Ok(reply) if reply.success() => Ok(()),
             Ok(reply) => {
-                tracing::warn!(path, status = reply.status, "the engine refused");
+                tracing::warn!(path, status = reply.status, "engine rejected the call");
                 Err(FailureCause::Refused)
             }
             Err(failure) => Err(failure.cause()),

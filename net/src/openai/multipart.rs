@@ -50,7 +50,7 @@ pub fn boundary(content_type: &HeaderValue) -> Result<&[u8], Error> {
     let value = content_type.as_bytes();
     let mut pieces = value.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
     if !pieces.next().is_some_and(|kind| kind.eq_ignore_ascii_case(b"multipart/form-data")) {
-        return Err(Error::ContentType("it is another type"));
+        return Err(Error::ContentType("the media type is not multipart/form-data"));
     }
     let mut boundary = None;
     for piece in pieces {
@@ -60,15 +60,15 @@ pub fn boundary(content_type: &HeaderValue) -> Result<&[u8], Error> {
         // In lower case, as all clients write it: some servers accept nothing else.
         if name == b"boundary" {
             if boundary.replace(unquoted(value)?).is_some() {
-                return Err(Error::ContentType("there are two"));
+                return Err(Error::ContentType("it has two boundaries"));
             }
         } else if !(name == b"charset" && is_utf8(value)) {
             // Some servers decode the names of parts by the charset, and some find `boundary=` inside any other
             // parameter.
-            return Err(Error::ContentType("no other parameter is allowed but charset=utf-8"));
+            return Err(Error::ContentType("the only other parameter allowed is charset=utf-8"));
         }
     }
-    boundary.ok_or(Error::ContentType("there is none"))
+    boundary.ok_or(Error::ContentType("it has no boundary"))
 }
 
 /// Reads the parts `model` and `stream` of an upload. `boundary` comes from [`boundary`].
@@ -95,7 +95,7 @@ pub fn peek_any<'a>(body: &'a [u8], boundary: &[u8]) -> Result<RoutingFields<'a>
         }
         part.check_text().map_err(|wrong| match *name {
             b"model" => Error::Model(wrong),
-            _ => Error::Malformed("the part 'stream' is no plain field"),
+            _ => Error::Malformed("the part 'stream' is not a plain field"),
         })?;
         *place = Some(content.clone());
     }
@@ -129,7 +129,7 @@ fn parts<'a>(body: &'a [u8], boundary: &[u8]) -> Result<Vec<FormPart<'a>>, Error
     let delimiter = [b"--", boundary].concat();
     let mut found = memmem::find_iter(body, &delimiter);
     if found.next() != Some(0) {
-        return Err(Error::Malformed("it does not begin with its boundary"));
+        return Err(Error::Malformed("it does not start with the boundary"));
     }
     let mut parts = Vec::new();
     let mut begin = delimiter.len();
@@ -138,9 +138,7 @@ fn parts<'a>(body: &'a [u8], boundary: &[u8]) -> Result<Vec<FormPart<'a>>, Error
             b"--" | b"--\r\n" if !parts.is_empty() => return Ok(parts),
             [b'\r', b'\n', ..] => begin += 2,
             [b'-', b'-', ..] => {
-                return Err(Error::Malformed(
-                    "something follows the last boundary, or no part comes before it",
-                ));
+                return Err(Error::Malformed("data follows the last boundary, or no part precedes it"));
             }
             _ => return Err(Error::Malformed("a boundary is followed by something other than CRLF")),
         }
@@ -150,7 +148,7 @@ fn parts<'a>(body: &'a [u8], boundary: &[u8]) -> Result<Vec<FormPart<'a>>, Error
         // Some parsers take a boundary inside a line for a real one.
         let end = next.checked_sub(2).filter(|end| *end >= begin && slice_of(body, &(*end..next)) == b"\r\n");
         let Some(end) = end else {
-            return Err(Error::Malformed("a boundary stands inside of a part"));
+            return Err(Error::Malformed("a boundary appears inside a part"));
         };
         if parts.len() == MAX_PARTS {
             return Err(Error::Malformed("it has more than 1000 parts"));
@@ -185,13 +183,13 @@ fn model_name(value: &[u8]) -> Result<&str, Error> {
     let name = std::str::from_utf8(value).map_err(|_| Error::Model("is not UTF-8"))?;
     match name {
         "" => Err(Error::Model("must not be empty")),
-        _ if name.len() > MAX_MODEL_NAME_BYTES => Err(Error::Model("has more than 256 bytes")),
+        _ if name.len() > MAX_MODEL_NAME_BYTES => Err(Error::Model("is longer than 256 bytes")),
         // Some parsers cut a value at a line end or at a NUL.
         _ if name.contains(|char: char| char.is_control()) => {
-            Err(Error::Model("has a control character in it"))
+            Err(Error::Model("contains a control character"))
         }
         // Some parsers trim it.
-        _ if name.trim() != name => Err(Error::Model("has white space around it")),
+        _ if name.trim() != name => Err(Error::Model("has leading or trailing white space")),
         _ => Ok(name),
     }
 }
@@ -202,7 +200,7 @@ fn unquoted(value: &[u8]) -> Result<&[u8], Error> {
     let inner = quoted.unwrap_or(value);
     let allowed = |byte: &u8| byte.is_ascii_alphanumeric() || marks.contains(byte);
     if !matches!(inner.len(), 1..=70) || !inner.iter().all(allowed) {
-        return Err(Error::ContentType("it has another length or other characters"));
+        return Err(Error::ContentType("the boundary has an invalid length or invalid characters"));
     }
     Ok(inner)
 }

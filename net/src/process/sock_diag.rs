@@ -53,7 +53,7 @@ fn dump(family: u8, mut each: impl FnMut(&[u8])) -> io::Result<()> {
             match kind as u16 {
                 SOCK_DIAG_BY_FAMILY => each(rest.get(NLMSG_HEADER_BYTES..length).unwrap_or_default()),
                 NLMSG_DONE => return Ok(()),
-                _ => return Err(io::Error::other("the kernel refused")),
+                _ => return Err(io::Error::other("the kernel rejected the sock_diag request")),
             }
             // Messages are aligned to four bytes.
             rest = rest.get(length.max(NLMSG_HEADER_BYTES).next_multiple_of(4)..).unwrap_or_default();

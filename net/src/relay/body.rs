@@ -71,7 +71,7 @@ pub enum ScratchFrame {
 /// The exchange broke: the client must not take the received bytes for the whole response. The stream ends with an
 /// error event where that was possible.
 #[derive(Debug, thiserror::Error)]
-#[error("the answer broke off: {0}")]
+#[error("the engine's response ended early: {0}")]
 pub struct RelayBodyError(pub Fault);
 
 /// The properties of the request that affect its response.

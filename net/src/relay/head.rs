@@ -30,7 +30,7 @@ pub(super) struct UpstreamResponseHead {
 
 /// The bytes received are not a response to the request.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("malformed answer")]
+#[error("malformed response")]
 pub(super) struct MalformedResponse;
 
 /// Writes the first line of a request. `behind` is a prefix of the path.

@@ -195,7 +195,8 @@ impl UnsentRequest {
                 self.upload = None;
             }
             short => {
-                let cut = || Fault::InvalidRequest { message: "the body broke off".into(), param: None };
+                let cut =
+                    || Fault::InvalidRequest { message: "the request body ended early".into(), param: None };
                 self.fault = Some(Box::new(short.and_then(Result::err).unwrap_or_else(cut)));
                 return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
             }

@@ -136,7 +136,7 @@ impl Planner {
         match order {
             OperatorAction::Sleep { .. } if !spec.can_sleep || spec.idle.level == SleepLevelPolicy::Never => {
                 Err(format!(
-                    "'{model}' cannot sleep: its engine or its idle.level does not allow it; stop it instead"
+                    "'{model}' cannot sleep: its engine or its idle.level does not allow sleep; stop it instead"
                 ))
             }
             OperatorAction::Sleep { level: Some(SleepLevel::Two) }

@@ -103,7 +103,7 @@ impl PlanBuilder<'_> {
             }
             state => {
                 // Going down while it is wanted: the engine starts again in its turn, and its place stays claimed.
-                let text = format!("it is {state}, and starts again afterwards");
+                let text = format!("the engine is {state} and starts again afterwards");
                 let candidate = self.candidates(id, &spec, true).into_iter().next();
                 self.set_reason(id, ModelReason::starting(&text));
                 let keeps = |c: &PlacementCandidate| {
@@ -152,7 +152,10 @@ impl PlanBuilder<'_> {
         }
         self.reread_meters(&candidates);
         if !may_evict {
-            self.set_reason(id, ModelReason::starting("waiting for memory that nobody else has or wants"));
+            self.set_reason(
+                id,
+                ModelReason::starting("waiting for memory that no other model holds or wants"),
+            );
             return AdmitOutcome::Blocked;
         }
         let victims = self.victims(id, &candidates);
@@ -218,7 +221,7 @@ impl PlanBuilder<'_> {
         if self.is_dry_run() {
             self.claim(id, candidate);
             let root = self.on_behalf_of(id).model.clone();
-            let text = format!("there is room for it, and it is reserved for along with '{root}'");
+            let text = format!("there is room for it; its memory is reserved together with that of '{root}'");
             self.set_reason(id, ModelReason::starting(&text).naming(&root));
             return AdmitOutcome::Placed;
         }
@@ -229,7 +232,10 @@ impl PlanBuilder<'_> {
             && self.closure_attempt.is_none()
             && self.reserve_waiting_wakes(id, candidate)
         {
-            self.set_reason(id, ModelReason::starting("a waiting wake on its accelerator goes first"));
+            self.set_reason(
+                id,
+                ModelReason::starting("waiting for a wake on the same accelerator, which goes first"),
+            );
             return AdmitOutcome::RoomPending;
         }
         self.reserve(id, candidate);
@@ -310,7 +316,8 @@ impl PlanBuilder<'_> {
             places.iter().map(|c| (c, self.placement_status(id, spec, c))).find(|(_, room)| wanted(room))
         };
         if let Some((place, _)) = at(|room| *room == PlacementStatus::Ready) {
-            let text = format!("moving to {}, which has room: it is stopped first", accelerator_list(place));
+            let text =
+                format!("moving to {}, which has room: the engine stops first", accelerator_list(place));
             let place = place.clone();
             self.claim(id, &place);
             self.stop(id);
@@ -359,17 +366,18 @@ impl PlanBuilder<'_> {
                         self.request_reading(accelerator, Millis::ZERO);
                     }
                 }
-                let text = format!("reading how much of {accelerator} is in use");
+                let text = format!("reading the memory use of {accelerator}");
                 self.set_memory_reason(id, candidate, text);
             }
             PlacementStatus::AwaitingRelease { accelerator, after, missing: short } => {
                 self.request_reading(accelerator, *after);
-                let text =
-                    format!("waiting for memory on {accelerator} to come back: {short} not seen free yet");
+                let text = format!(
+                    "waiting for memory on {accelerator} to be released: the meter does not show {short} as free yet"
+                );
                 self.set_memory_reason(id, candidate, text);
             }
             PlacementStatus::Blocked { by } => {
-                let text = format!("waiting for {by} to finish taking its memory on the same accelerator");
+                let text = format!("waiting for {by} to finish allocating memory on the same accelerator");
                 self.set_reason(id, ModelReason::starting(&text).naming(&by.model));
             }
             _ => {

@@ -47,7 +47,10 @@ impl PlanBuilder<'_> {
             let before = self.command_count();
             self.advance_engine(id);
             let calm = self.command_count() == before;
-            debug_assert!(calm || astir.binary_search(id).is_ok(), "{id} was passed by and is not calm");
+            debug_assert!(
+                calm || astir.binary_search(id).is_ok(),
+                "{id} needed a command but was not in the due index"
+            );
         }
     }
 

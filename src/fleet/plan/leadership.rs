@@ -53,7 +53,7 @@ enum FollowerGateAction {
 /// It starts when this gateway leads or reaches the API server again. Each gateway tries to report every few seconds.
 const PEER_REPORT_TIMEOUT: Millis = Millis::secs(15);
 
-pub(in crate::fleet) const NOT_LEADER_MESSAGE: &str = "another gateway leads: give the order there";
+pub(in crate::fleet) const NOT_LEADER_MESSAGE: &str = "another gateway leads: send the order to the leader";
 
 impl LeadershipRole {
     /// Whether this gateway commands engines.

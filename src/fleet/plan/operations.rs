@@ -56,7 +56,7 @@ impl PlanBuilder<'_> {
         });
         let overtaken: Vec<OperationId> = overtaken.map(|(id, _)| *id).collect();
         for operation in overtaken {
-            let outcome = Err("a later order says otherwise".to_owned());
+            let outcome = Err("superseded by a later order".to_owned());
             self.emit(Command::FinishOperation { operation, outcome });
         }
     }

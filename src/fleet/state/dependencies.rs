@@ -114,12 +114,12 @@ impl DependencyClosure {
                 continue;
             };
             if next == name {
-                let broken = Some(format!("it needs itself: '{of}' needs '{name}'"));
+                let broken = Some(format!("the model needs itself: '{of}' needs '{name}'"));
                 return Self { models: Vec::new(), error: broken };
             } else if models.get(next).is_none_or(|model| model.spec.is_none()) {
-                closure.error = Some(format!("it needs '{next}', which is not configured"));
+                closure.error = Some(format!("the model needs '{next}', which is not configured"));
             } else if seen.len() == MAX_CLOSURE_MODELS && !seen.contains(next) {
-                let broken = Some(format!("it needs more than {MAX_CLOSURE_MODELS} other models"));
+                let broken = Some(format!("the model needs more than {MAX_CLOSURE_MODELS} other models"));
                 return Self { models: Vec::new(), error: broken };
             } else if seen.insert(next) {
                 path.push((next, direct(next)));
@@ -344,9 +344,12 @@ mod tests {
             ("self", &["self"]),
             ("lost", &["gone"]),
         ]));
-        assert_eq!(needs.closure_error(&"a".into()), Some("it needs itself: 'b' needs 'a'"));
-        assert_eq!(needs.closure_error(&"self".into()), Some("it needs itself: 'self' needs 'self'"));
-        assert_eq!(needs.closure_error(&"lost".into()), Some("it needs 'gone', which is not configured"));
+        assert_eq!(needs.closure_error(&"a".into()), Some("the model needs itself: 'b' needs 'a'"));
+        assert_eq!(needs.closure_error(&"self".into()), Some("the model needs itself: 'self' needs 'self'"));
+        assert_eq!(
+            needs.closure_error(&"lost".into()),
+            Some("the model needs 'gone', which is not configured")
+        );
         assert_eq!((needs.closure_error(&"over".into()), closure(&needs, "over")), (None, vec!["b", "a"]));
         let names: Vec<String> = (0..=MAX_CLOSURE_MODELS + 1).map(|n| format!("m{n}")).collect();
         let next = |n: usize| names.get(n + 1).map(|name| vec![name.as_str()]).unwrap_or_default();

@@ -13,26 +13,22 @@ impl Planner {
         let mut broken = Vec::new();
         for (accelerator, account) in self.ledger.accelerators.iter() {
             let lost = account.booked.iter().map(|(id, _)| id).filter(|id| !self.engines.contains_key(id));
-            broken.extend(lost.map(|id| format!("{id} is unknown and has a booking on {accelerator}")));
+            broken.extend(lost.map(|id| format!("{accelerator} has a booking of the unknown {id}")));
             let unbooked = account.units_taken.engines().filter(|id| account.booked.of(id).is_none());
-            broken.extend(
-                unbooked.map(|id| format!("{id} has taken of {accelerator} and booked nothing there")),
-            );
+            broken.extend(unbooked.map(|id| format!("{id} takes units of {accelerator} without a booking")));
             let untaken =
                 account.booked.iter().map(|(id, _)| id).filter(|id| account.units_taken.of(id) == 0);
             let untaken = untaken.filter(|_| account.units.is_some());
-            broken.extend(
-                untaken.map(|id| format!("{id} has booked on {accelerator} and taken nothing of it")),
-            );
+            broken.extend(untaken.map(|id| format!("{id} has a booking on {accelerator} but takes no unit")));
         }
         if !self.engines.has_consistent_indexes() {
-            broken.push("the engines are not as their indexes say".to_owned());
+            broken.push("the indexes of the engines are inconsistent".to_owned());
         }
         if !self.ledger.accelerators.has_consistent_indexes() {
-            broken.push("the accounts are not as their indexes say".to_owned());
+            broken.push("the indexes of the accelerator accounts are inconsistent".to_owned());
         }
         broken.extend(
-            self.overlooked_engines().into_iter().map(|id| format!("{id} would be passed by, and is astir")),
+            self.overlooked_engines().into_iter().map(|id| format!("{id} is due before its due index entry")),
         );
         for e in self.engines.values() {
             let id = &e.id;
@@ -53,13 +49,13 @@ impl Planner {
             if e.admission == Admission::Public
                 && !matches!(e.state, LifecycleState::Awake | LifecycleState::Failing { .. })
             {
-                broken.push(format!("{id} is {} and in the routes", e.state));
+                broken.push(format!("{id} is {} but in the routes", e.state));
             }
             if e.stub_gate_closed && !(e.state == LifecycleState::Awake || e.state.is_starting()) {
-                broken.push(format!("{id} is {} and waits for its stub", e.state));
+                broken.push(format!("{id} is {} but waits for its stub", e.state));
             }
             if e.must_await_stub() && self.adopted && self.shutdown.is_none() {
-                broken.push(format!("{id} is not held, and its stub lets nobody in"));
+                broken.push(format!("{id} is not held although its stub has closed the gate"));
             }
             // A follower receives publications one by one: an engine may be where nothing is configured, or asleep
             // before the end of its last request is known.
@@ -75,7 +71,7 @@ impl Planner {
                 && e.pending_reservation.is_none()
                 && self.ledger.booked_bytes(id) > Bytes::ZERO
             {
-                broken.push(format!("{id} is {} and still holds {}", e.state, self.ledger.booked_bytes(id)));
+                broken.push(format!("{id} is {} but still holds {}", e.state, self.ledger.booked_bytes(id)));
             }
             if decides
                 && matches!(

@@ -247,18 +247,20 @@ impl AcceleratorAccount {
     #[must_use]
     pub(in crate::fleet) fn problem(&self) -> Option<String> {
         if !self.healthy {
-            return Some("lost: it no longer answers; its engines are replaced elsewhere".to_owned());
+            return Some(
+                "lost: the accelerator no longer answers; its engines are replaced elsewhere".to_owned(),
+            );
         }
         if self.reserved() > self.capacity {
             return Some(format!(
-                "{} reserved of {}: more than there is, nothing new is granted here",
+                "overcommitted: {} reserved of {}; nothing new is granted here",
                 self.reserved(),
                 self.capacity
             ));
         }
         let units = self.units.filter(|units| self.units_taken.sum() > *units)?;
         let taken = pluralize(self.units_taken.sum(), "accelerator");
-        Some(format!("{taken} taken of {units}: more than there are, nothing new is granted here"))
+        Some(format!("overcommitted: {taken} taken of {units}; nothing new is granted here"))
     }
 
     /// Observed bytes of one engine, if known or inferable.

@@ -44,7 +44,7 @@ impl SimulatedWorld {
         self.tally.add("starts of what needs others");
         if let Some(missing) = needed.into_iter().find(|model| !self.is_served(model)) {
             self.record_violation(format!(
-                "{engine} is {what}, and {missing}, which it needs, does not serve"
+                "{engine} is {what} while its dependency {missing} does not serve"
             ));
         }
     }
@@ -68,7 +68,7 @@ impl SimulatedWorld {
         }
         if let Some(needing) = self.active_dependent(engine) {
             self.record_violation(format!(
-                "{engine} is put away ({why:?}), and {needing}, which needs it, is not asleep"
+                "{engine} is evicted ({why:?}) while its dependent {needing} is not asleep"
             ));
         }
     }

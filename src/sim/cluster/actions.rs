@@ -51,15 +51,15 @@ impl SimulatedCluster {
 /// Describes an event for the transcript.
 pub(super) fn describe_event(event: &PairingEvent) -> String {
     match event {
-        PairingEvent::LeadershipGained { epoch } => format!("leader {} begins", epoch.0),
-        PairingEvent::Superseded { epoch } => format!("leader {} is deposed", epoch.0),
-        PairingEvent::Listed => "everything is listed".to_owned(),
+        PairingEvent::LeadershipGained { epoch } => format!("leader {} starts leading", epoch.0),
+        PairingEvent::Superseded { epoch } => format!("leader {} is superseded", epoch.0),
+        PairingEvent::Listed => "all objects are listed".to_owned(),
         PairingEvent::Node { node, facts } => {
             format!("{node}{}", if facts.cordoned { " is cordoned" } else { "" })
         }
         PairingEvent::NodeGone { node } => format!("{node} is gone"),
         PairingEvent::Accelerator { node, accelerator, facts } => {
-            format!("{node} has {accelerator}{}", if facts.healthy { "" } else { ", which is faulty" })
+            format!("{node} has {accelerator}{}", if facts.healthy { "" } else { ", faulty" })
         }
         PairingEvent::MeterRead { accelerator, used, .. } => format!("{used} in use on {accelerator}"),
         PairingEvent::Template { fingerprint, status: standing } => {

@@ -136,11 +136,11 @@ impl SimulatedCluster {
         let short = self.processes().filter_map(|(node, engine, process)| {
             let known = self.pairing.node(node).and_then(|known| known.engines.get(engine));
             let reserved = known.map_or(Bytes::ZERO, |known| known.reserved);
-            let state = known.map_or_else(|| "not known".to_owned(), |known| known.state.to_string());
+            let state = known.map_or_else(|| "unknown".to_owned(), |known| known.state.to_string());
             (process.memory_held() > reserved).then(|| {
                 let (phase, holds) = (process.phase, process.memory_held());
                 format!(
-                    "{engine} on {node} is {phase:?} with {holds}, {reserved} are reserved, and it is {state}"
+                    "{engine} on {node} is {phase:?} with {holds}, but {reserved} are reserved, and it is {state}"
                 )
             })
         });
@@ -169,7 +169,7 @@ impl SimulatedCluster {
                     unseen.map(|e| e.reserved).or_else(|| remains().map(least)).unwrap_or_default();
                 (process.memory_held() > reserved).then(|| {
                     format!(
-                        "{engine} vanished on {node} with {}, {reserved} are reserved",
+                        "{engine} vanished on {node} with {}, but {reserved} are reserved",
                         process.memory_held()
                     )
                 })
@@ -254,7 +254,7 @@ impl SimulatedCluster {
         let mut broken = Vec::new();
         for (id, requester) in &self.requesters {
             if requester.deleting_since.is_some() || requester.terminated {
-                broken.push(format!("{id} is still there"));
+                broken.push(format!("{id} still exists"));
                 continue;
             }
             let node = self.pairing.node(&requester.node);
@@ -263,16 +263,16 @@ impl SimulatedCluster {
             let serves = engine
                 .is_some_and(|e| e.state == PairingEngineState::Awake && e.opened_stub.as_ref() == container);
             if !serves && !self.is_too_large(requester) {
-                let why = self.reason(&requester.node, id).unwrap_or("nothing is said").to_owned();
+                let why = self.reason(&requester.node, id).unwrap_or("no reason given").to_owned();
                 broken.push(format!("{id} is not served: {why}"));
             }
         }
         for ((node, provider), pod) in &self.providers {
             if pod.deleting {
-                broken.push(format!("{provider} of {node} is still there"));
+                broken.push(format!("{provider} of {node} still exists"));
             }
             if provider.is_launcher() && !self.is_launcher_needed(node, provider) {
-                broken.push(format!("nobody needs {provider} of {node}"));
+                broken.push(format!("no engine needs {provider} of {node}"));
             }
         }
         broken.extend(self.check_builds());

@@ -65,7 +65,7 @@ impl SimulatedCluster {
         let there = launcher.processes.len();
         if usize::try_from(most).is_ok_and(|most| there > most) {
             self.record_violation(format!(
-                "with {engine} there are {there} engines in {}, which holds {most}",
+                "with {engine} there are {there} engines in {}, whose limit is {most}",
                 key.1
             ));
         }
@@ -76,7 +76,7 @@ impl SimulatedCluster {
         let old = self.providers.iter().filter(|(_, launcher)| {
             launcher.build.is_some_and(|build| self.build_policy(build).obsolete) && !launcher.has_finalizer()
         });
-        old.map(|((node, launcher), _)| format!("{launcher} of {node} is of a LauncherConfig before"))
+        old.map(|((node, launcher), _)| format!("{launcher} of {node} has an outdated LauncherConfig"))
             .collect()
     }
 }

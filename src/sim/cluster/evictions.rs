@@ -42,7 +42,7 @@ impl SimulatedCluster {
             }
             if let Some(other) = instead {
                 self.record_violation(format!(
-                    "{id} is deleted on {node}, and {other}, which is outdated, stays"
+                    "{id} is deleted on {node} although the outdated {other} stays"
                 ));
             }
         }

@@ -276,7 +276,7 @@ impl SimulatedCluster {
         pairing.on(&PairingEvent::Superseded { epoch }, self.now);
         let later = self.now + Millis::secs(3600);
         if pairing.next_deadline().is_some() || !pairing.plan_everywhere(later).commands.is_empty() {
-            self.record_violation(format!("leader {} is deposed and goes on", epoch.0));
+            self.record_violation(format!("leader {} is superseded but continues", epoch.0));
         }
     }
 

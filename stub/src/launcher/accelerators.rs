@@ -36,16 +36,22 @@ type ListingResult = Option<Result<Arc<CudaDeviceNames>, Arc<nvml::Error>>>;
 pub(crate) enum Error {
     #[error("accelerator {uuid} is not on this node: {}", known_text(.known))]
     Unknown { uuid: String, known: Vec<String> },
-    #[error("the accelerators cannot be listed: {0}")]
+    #[error("cannot list the accelerators: {0}")]
     Driver(Arc<nvml::Error>),
-    #[error("the accelerators cannot be listed: NVML has not answered within {0:?}")]
+    #[error("cannot list the accelerators: NVML did not answer within {0:?}")]
     Hung(Duration),
-    #[error("the accelerators cannot be listed: the question to NVML was lost, see the log")]
+    #[error(
+        "cannot list the accelerators: the query of NVML ended without an answer; see the launcher's log"
+    )]
     Lost,
 }
 
 fn known_text(known: &[String]) -> String {
-    if known.is_empty() { "it has none".to_owned() } else { format!("it has {}", known.join(", ")) }
+    if known.is_empty() {
+        "the node has none".to_owned()
+    } else {
+        format!("the node has {}", known.join(", "))
+    }
 }
 
 /// The accelerators of this node.
@@ -131,12 +137,12 @@ impl NodeAccelerators {
         let asking = std::thread::Builder::new().name("accelerators".to_owned()).spawn(move || {
             let answer = driver.list().map(|listed| Arc::new(device_names(listed)));
             if let Err(error) = &answer {
-                tracing::warn!(%error, "the accelerators cannot be listed");
+                tracing::warn!(%error, "listing the accelerators failed");
             }
             tell.send_replace(Some(answer.map_err(Arc::new)));
         });
         if let Err(error) = asking {
-            tracing::error!(%error, "no thread on which to ask for the accelerators");
+            tracing::error!(%error, "cannot start the thread that lists the accelerators");
         }
         AcceleratorListing { result_rx: answer, deadline: Instant::now() + self.timeout }
     }

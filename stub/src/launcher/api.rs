@@ -88,7 +88,7 @@ async fn create(
 ) -> LauncherResponse {
     launcher.fence.check_headers(&headers)?;
     let id = super::random_id()
-        .map_err(|error| LauncherRejection::Failed(format!("no id can be had: {error}")))?;
+        .map_err(|error| LauncherRejection::Failed(format!("cannot generate an instance id: {error}")))?;
     // For an unknown accelerator the public launcher returns 500 here and 409 in `create_named`.
     let created = launcher.create(id, &read_body(body)?, StatusCode::INTERNAL_SERVER_ERROR).await?;
     Ok(json_text(StatusCode::CREATED, created))

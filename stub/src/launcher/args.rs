@@ -110,7 +110,10 @@ impl LauncherArgs {
     /// A setting that cannot work, before any engine starts.
     pub(crate) fn settings(self) -> anyhow::Result<LauncherSettings> {
         let command = shell_words::split(&self.command).context("--command")?;
-        ensure!(!command.is_empty(), "--command is empty: say what runs an engine, as in 'vllm serve'");
+        ensure!(
+            !command.is_empty(),
+            "--command is empty: name the program that runs an engine, such as 'vllm serve'"
+        );
         let tokens = self.tokens()?;
         let source = match self.accelerators_file {
             Some(path) => AcceleratorListSource::File(path),
@@ -147,8 +150,9 @@ impl LauncherArgs {
             file.transpose()?.into_iter().chain(self.token_sha256.map(BearerToken::Hashed)).collect();
         ensure!(
             !tokens.is_empty(),
-            "nothing says who may give orders: name a token by --token-file, --token-sha256 or ROUSE_TOKEN_SHA256 (gateways set \
-             it in the Pods that they make), or start with --no-token, and whoever reaches the port may start any program here"
+            "no token is configured, so any client that reaches the port could start any program here: set a token with \
+             --token-file, --token-sha256 or ROUSE_TOKEN_SHA256 (gateways set it in the Pods that they make), or pass \
+             --no-token to allow that"
         );
         Ok(tokens)
     }

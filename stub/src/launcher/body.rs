@@ -74,7 +74,7 @@ async fn send_log(part: LogPart, sender: Sender<io::Result<Bytes>>) {
         at += piece.as_ref().map_or(0, |piece| piece.len() as u64);
         let failed = piece.is_err();
         if let Err(error) = &piece {
-            tracing::warn!(%error, "the answer with a log ends early");
+            tracing::warn!(%error, "log response ended early");
         }
         if sender.send(piece).await.is_err() || failed {
             return;

@@ -48,7 +48,7 @@ impl ChildProcesses {
             }
             for pid in left.into_iter().map(Pid::from_raw) {
                 let ended = kill(pid, Number::SIGKILL).and_then(|()| waitpid(pid, None));
-                tracing::warn!(%pid, ?ended, "left behind by an engine: killed");
+                tracing::warn!(%pid, result = ?ended, "killed a process that an engine left behind");
             }
         }
     }
@@ -75,9 +75,9 @@ impl ChildProcesses {
         let engines = self.engines();
         for pid in table::children().into_iter().filter(|pid| !engines.contains(pid)) {
             match waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG)) {
-                Ok(status) => tracing::debug!(pid, ?status, "an orphan has ended"),
+                Ok(status) => tracing::debug!(pid, ?status, "orphan process polled"),
                 // The engine's supervisor, which cleans up its process group, reaped it first.
-                Err(error) => tracing::debug!(pid, %error, "not reaped"),
+                Err(error) => tracing::debug!(pid, %error, "orphan process not reaped"),
             }
         }
     }
@@ -89,7 +89,10 @@ impl ChildProcesses {
 /// The SIGCHLD handler cannot be installed.
 pub(crate) fn reaper(family: Arc<ChildProcesses>) -> io::Result<impl Future<Output = ()>> {
     if let Err(error) = set_child_subreaper(true) {
-        tracing::warn!(%error, "orphans of engines may end up with the first process of this container");
+        tracing::warn!(
+            %error,
+            "cannot become the child subreaper, so the container's first process may adopt orphans of engines"
+        );
     }
     let ends = signal(SignalKind::child())?;
     Ok(reap_on_signal(family, ends))
@@ -99,7 +102,7 @@ async fn reap_on_signal(family: Arc<ChildProcesses>, mut ends: Signal) {
     while ends.recv().await.is_some() {
         let family = Arc::clone(&family);
         if let Err(error) = task::spawn_blocking(move || family.reap_orphans()).await {
-            tracing::error!(%error, "orphans are not reaped");
+            tracing::error!(%error, "reaping orphan processes failed");
         }
     }
 }

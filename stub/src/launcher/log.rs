@@ -61,7 +61,9 @@ pub(crate) struct LogPart {
 
 /// The log has no byte of the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the log has {total} bytes, and those before {first} are not kept")]
+#[error(
+    "the log has no byte of this range: it has {total} bytes, and those before byte {first} are no longer kept"
+)]
 pub(crate) struct LogOutOfRange {
     pub(crate) total: u64,
     pub(crate) first: u64,
@@ -177,7 +179,8 @@ impl LogPart {
     pub(crate) fn read(&self, at: u64, buffer: &mut [u8]) -> io::Result<usize> {
         let head = self.log.head();
         if at < head.first_kept {
-            let why = format!("the log was trimmed up to {} while it was read at {at}", head.first_kept);
+            let why =
+                format!("the log was trimmed up to byte {} during a read at byte {at}", head.first_kept);
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, why));
         }
         let left = usize::try_from((self.end + 1).saturating_sub(at)).unwrap_or(usize::MAX);

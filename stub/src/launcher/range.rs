@@ -10,7 +10,7 @@ pub(crate) struct LogRange {
 /// Why the header is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
-    #[error("Range '{0}' is not served: say bytes=FIRST-LAST or bytes=FIRST-")]
+    #[error("Range '{0}' is not supported: send bytes=FIRST-LAST or bytes=FIRST-")]
     Malformed(String),
     #[error("Range ends at {end}, before it starts at {start}")]
     Backwards { start: u64, end: u64 },

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(crate) enum LauncherRejection {
     /// The request is malformed: each problem with its location.
-    #[error("the request is not valid: {0:?}")]
+    #[error("the request is invalid: {0:?}")]
     Invalid(Vec<ValidationProblem>),
     #[error("there is no instance {0}")]
     Unknown(String),
@@ -22,21 +22,21 @@ pub(crate) enum LauncherRejection {
     /// A missing or unacceptable input, with the status that clients expect.
     #[error("{1}")]
     Status(StatusCode, String),
-    #[error("ordered with epoch {told}, but epoch {newest} has spoken: another leader is in charge")]
+    #[error("epoch {told} is stale: the launcher has accepted epoch {newest} of another leader")]
     Fenced { told: u64, newest: u64 },
-    #[error("life {life} of instance {id} was ended before: it is not started any more")]
+    #[error("generation {life} of instance {id} has already ended and cannot start again")]
     Ended { id: String, life: u64 },
     #[error(
-        "revision {since} is not kept any more, the oldest is {oldest}: list the instances, and watch from there"
+        "revision {since} is no longer kept, the oldest is {oldest}: list the instances, and watch from there"
     )]
     RevisionTooOld { since: i64, oldest: u64 },
     #[error("{0}")]
     Range(super::range::Error),
-    #[error("there are {most} instances, as many as --max-instances lets there be: delete one first")]
+    #[error("there are already {most} instances, the limit of --max-instances: delete one first")]
     Full { most: usize },
-    #[error("the launcher is ending, and starts nothing more")]
+    #[error("the launcher is shutting down and starts no instances")]
     ShuttingDown,
-    #[error("a bearer token is needed")]
+    #[error("the request has no valid bearer token: send 'Authorization: Bearer TOKEN'")]
     NoToken,
     #[error("{0}")]
     Failed(String),

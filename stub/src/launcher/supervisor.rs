@@ -63,7 +63,7 @@ impl StopHandle {
         self.stop.notify_one();
         match self.outcome.wait_for(Option::is_some).await {
             Ok(outcome) => outcome.clone().unwrap_or_else(|| Ok(String::new())),
-            Err(_) => Err("its keeper has failed".to_owned()),
+            Err(_) => Err("the engine's supervisor failed".to_owned()),
         }
     }
 }
@@ -80,14 +80,14 @@ impl EngineSupervisor {
         let Self { id, process, log, grace, registry, children: family, stop_receiver: orders, .. } = self;
         if by_itself {
             let code = exit_code(process.pid());
-            tracing::warn!(instance = id, code, "the engine has ended by itself");
+            tracing::warn!(instance = id, code, "engine exited without a stop order");
             registry.mark_stopped(&id, code);
         } else {
-            tracing::info!(instance = id, pid = process.pid(), "stopping");
+            tracing::info!(instance = id, pid = process.pid(), "stopping engine");
             registry.set_ready(&id, false);
             process.signal(Signal::SIGTERM);
             if timeout(grace, process.leader_exited()).await.is_err() {
-                tracing::warn!(instance = id, ?grace, "it did not end after SIGTERM: killing it");
+                tracing::warn!(instance = id, ?grace, "engine did not exit after SIGTERM, sending SIGKILL");
             }
         }
         // Also kills the remaining processes of the group, such as workers.
@@ -101,20 +101,20 @@ impl EngineSupervisor {
             tracing::error!("{problem}");
             orders.outcome.send_replace(Some(Err(problem)));
             if let Err(error) = end.await {
-                tracing::error!(instance = id, %error, "its end is not known");
+                tracing::error!(instance = id, %error, "reaping the engine failed");
             }
         }
         // Before the id is released, because the next instance of this id has a log file of the same name.
         log.remove();
         let last = registry.remove(&id);
-        tracing::info!(instance = id, "gone");
+        tracing::info!(instance = id, "instance removed");
         orders.outcome.send_replace(Some(Ok(last)));
     }
 
     /// Probes readiness and trims the log.
     async fn watch_engine(&self) -> Infallible {
         let tell = |ready| {
-            tracing::info!(instance = self.id, ready, "readiness");
+            tracing::info!(instance = self.id, ready, "readiness changed");
             self.registry.set_ready(&self.id, ready);
         };
         tokio::select! {
@@ -135,7 +135,7 @@ async fn trim_log(log: Arc<InstanceLog>, cap: u64) -> Infallible {
         if let Err(error) = &result
             && !failing
         {
-            tracing::error!(%error, "a log cannot be kept within its cap");
+            tracing::error!(%error, "trimming the log failed, so the log may exceed its cap");
         }
         failing = result.is_err();
     }
@@ -155,7 +155,7 @@ fn exit_code(pid: i32) -> Option<i32> {
         Ok(WaitStatus::Exited(_, code)) => Some(code),
         Ok(WaitStatus::Signaled(_, signal, _)) => Some(-(signal as i32)),
         other => {
-            tracing::error!(pid, ?other, "how it ended is not known");
+            tracing::error!(pid, status = ?other, "exit status of the engine is unknown");
             None
         }
     }

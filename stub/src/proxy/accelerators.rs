@@ -64,7 +64,7 @@ pub(crate) enum Error {
     /// The error text is part of the contract.
     #[error("no GPUs found")]
     None,
-    #[error("the accelerators are not known yet: NVML has not answered within {0:?}")]
+    #[error("the accelerators are not known yet: NVML did not answer within {0:?}")]
     Hung(Duration),
 }
 
@@ -96,7 +96,7 @@ impl DiscoverySources {
                 Some(DiscoveredAccelerators { ids, source: Some(source), failed_sources: Vec::new() })
             }
             Ok(_) => {
-                silent.push((source, "names none".to_owned()));
+                silent.push((source, "lists no accelerators".to_owned()));
                 None
             }
             Err(why) => {
@@ -112,7 +112,7 @@ impl DiscoverySources {
                 .map_or_else(|| Err("is not set".to_owned()), |it| parse_visible_devices(it, driver))
         };
         let all = || match self.runtime.as_deref().map(str::trim) {
-            Some("none") => Err(format!("is not asked: {RUNTIME_ENV} is 'none'")),
+            Some("none") => Err(format!("is not queried: {RUNTIME_ENV} is 'none'")),
             _ => driver.list().map(ids).map_err(|error| error.to_string()),
         };
         let file = || match self.file.as_deref() {
@@ -148,7 +148,7 @@ impl AcceleratorDiscovery {
             tell.send_replace(Some(Arc::new(found)));
         });
         if let Err(error) = asking {
-            tracing::error!(%error, "no thread on which to ask for the accelerators");
+            tracing::error!(%error, "cannot start the thread that lists the accelerators");
         }
         Self { result_rx: found, timeout: within }
     }
@@ -176,13 +176,13 @@ impl DiscoveredAccelerators {
     fn log(&self) {
         let ids: Vec<&str> = self.ids.iter().map(AcceleratorId::as_str).collect();
         if let Some(source) = self.source {
-            return tracing::info!(%source, accelerators = ids.join(","), "accelerators");
+            return tracing::info!(%source, accelerators = ids.join(","), "accelerators found");
         }
         let said: Vec<String> =
             self.failed_sources.iter().map(|(source, why)| format!("{source} {why}")).collect();
         tracing::error!(
-            said = said.join("; "),
-            "no GPUs found: give them with {PLUGIN_ENV} or --accelerators-file"
+            sources = said.join("; "),
+            "no GPUs found: set {PLUGIN_ENV} or pass --accelerators-file"
         );
     }
 }
@@ -247,7 +247,7 @@ fn parse_visible_devices(text: &str, driver: &dyn AcceleratorDriver) -> Result<V
             name.into()
         } else {
             let (index, part) = parse_device_index(name)
-                .ok_or_else(|| format!("has '{name}', which is no UUID and no number"))?;
+                .ok_or_else(|| format!("has '{name}', which is neither a UUID nor a number"))?;
             driver.id_at_index(index, part).map_err(|error| format!("has '{name}', and {error}"))?
         };
         if !ids.contains(&id) {

@@ -100,7 +100,7 @@ async fn actuate(State(proxy): State<Arc<Proxy>>, order: Actuation, body: &[u8])
     let Some(target) = proxy.gate.target() else {
         return text_response(
             StatusCode::CONFLICT,
-            "no target was configured yet: there is no engine to ask",
+            "no target is configured yet, so there is no engine to put to sleep or wake",
         );
     };
     let bar = match order {
@@ -125,14 +125,15 @@ async fn actuate(State(proxy): State<Arc<Proxy>>, order: Actuation, body: &[u8])
                 GateRejection::OpenBlocked(proxy.gate.view(), why).into_response()
             }
             Err(ActuationError::Engine(cause)) => {
-                tracing::warn!(%cause, "{bar}, and did not follow");
-                let error = format!("the engine did not follow: {}", cause.describe());
+                tracing::warn!(%cause, "engine call failed while {bar}");
+                let error = format!("putting the engine to sleep or waking it failed: {}", cause.describe());
                 let refusal = ActuationFailure { error, stays_awake: cause == FailureCause::SleepDenied };
                 (StatusCode::BAD_GATEWAY, Json(refusal)).into_response()
             }
         }
     });
-    task.await.unwrap_or_else(|_| text_response(StatusCode::INTERNAL_SERVER_ERROR, "a defect of the stub"))
+    task.await
+        .unwrap_or_else(|_| text_response(StatusCode::INTERNAL_SERVER_ERROR, "internal error in the stub"))
 }
 
 /// Blocks opening the gate until dropped.
@@ -179,13 +180,13 @@ fn check_sleep_level(now: Option<SleepLevel>, ordered: SleepLevel) -> Result<(),
     match (now, ordered) {
         (Some(SleepLevel::One) | None, SleepLevel::One) | (Some(SleepLevel::Two), SleepLevel::Two) => Ok(()),
         (Some(SleepLevel::One), SleepLevel::Two) => {
-            Err("the engine sleeps at level 1, and gets to level 2 only when it is awake: wake it first")
+            Err("the engine sleeps at level 1 and can go to level 2 only after a wake: wake the engine first")
         }
         (Some(SleepLevel::Two), SleepLevel::One) => {
-            Err("the engine sleeps at level 2, and gets to level 1 only when it is awake: wake it first")
+            Err("the engine sleeps at level 2 and can go to level 1 only after a wake: wake the engine first")
         }
         (None, SleepLevel::Two) => Err(
-            "the engine sleeps, and this stub has not seen at which level: wake it before it is put to sleep at level 2",
+            "the engine sleeps at a level that this stub does not know: wake the engine before putting it to sleep at level 2",
         ),
     }
 }
@@ -221,5 +222,5 @@ fn parse_level(said: Option<u8>) -> Option<SleepLevel> {
 /// Reads the memory in use; `None` if the read fails.
 async fn read_memory(proxy: &Proxy) -> Option<BTreeMap<String, u64>> {
     let read = proxy.memory.read().await;
-    read.inspect_err(|error| tracing::warn!(%error, "the memory is not known")).ok()
+    read.inspect_err(|error| tracing::warn!(%error, "reading the accelerators' memory failed")).ok()
 }

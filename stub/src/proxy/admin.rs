@@ -56,7 +56,8 @@ async fn guard(State(proxy): State<Arc<Proxy>>, request: Request, next: Next) ->
     match &proxy.token {
         Some(token) if !token.is_presented(request.headers()) => {
             let wanted = [(header::WWW_AUTHENTICATE, "Bearer")];
-            (StatusCode::UNAUTHORIZED, wanted, "a bearer token is wanted\n").into_response()
+            let text = "the request has no valid bearer token: send 'Authorization: Bearer TOKEN'\n";
+            (StatusCode::UNAUTHORIZED, wanted, text).into_response()
         }
         _ => next.run(request).await,
     }
@@ -135,7 +136,7 @@ fn accept_epoch(proxy: &Proxy, body: &[u8]) -> Result<(), Response> {
 /// Parses an order's body, or returns a response that describes the problem.
 pub(super) fn parse_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, Response> {
     serde_json::from_slice(body)
-        .map_err(|error| text_response(StatusCode::BAD_REQUEST, format!("not as expected: {error}")))
+        .map_err(|error| text_response(StatusCode::BAD_REQUEST, format!("the body is invalid: {error}")))
 }
 
 /// Builds a plain text response.

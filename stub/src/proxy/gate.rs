@@ -59,7 +59,7 @@ pub(crate) struct ExchangeTracker(Arc<GateGeneration>);
 /// Why an order was refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GateRejection {
-    #[error("an order of epoch {} and generation {} was heard before", .0.epoch, .0.generation.0)]
+    #[error("the order is stale: the stub has already accepted epoch {} and generation {}", .0.epoch, .0.generation.0)]
     Stale(stub_api::GateStatus),
     #[error("{1}")]
     OpenBlocked(stub_api::GateStatus, &'static str),
@@ -240,7 +240,7 @@ impl GateController {
                 Some(other) => Some(other),
                 None if unused && inner.current.gate.is_open() => Some("the gate is open: close it first"),
                 None if unused && inner.is_used() => {
-                    Some("requests are under way: wait until they are drained")
+                    Some("requests are in flight: wait until the gate has drained")
                 }
                 None => None,
             };

@@ -141,7 +141,7 @@ impl MemoryReaderInner {
             .spawn(move || shared.run_readings(&ids));
         if let Err(error) = begun {
             // The sender is dropped, so waiting requests fail.
-            tracing::error!(%error, "no thread on which to read the accelerators' memory");
+            tracing::error!(%error, "cannot start the thread that reads the accelerators' memory");
         } else {
             turn.running = Some(RunningReading { reading, started_at: Instant::now() });
         }
@@ -173,8 +173,8 @@ impl MemoryReaderInner {
         let span = Millis::from(running.started_at.elapsed());
         let read = running.reading.borrow().len();
         let mut left = ids.iter().skip(read);
-        let hung = left.next().map(|id| (id.clone(), format!("NVML hangs, and has not answered for {span}")));
-        let rest = left.map(|id| (id.clone(), "not read, since NVML hangs".to_owned()));
+        let hung = left.next().map(|id| (id.clone(), format!("NVML hangs: no answer for {span}")));
+        let rest = left.map(|id| (id.clone(), "not read: NVML hangs".to_owned()));
         Error::Failed(hung.into_iter().chain(rest).collect())
     }
 }
@@ -201,7 +201,7 @@ async fn usage(State(memory): State<MemoryReader>) -> Response {
         }
         Err(error) => {
             let text = error.to_string();
-            tracing::warn!(error = text, "no reading of the accelerators' memory");
+            tracing::warn!(error = text, "reading the accelerators' memory failed");
             (StatusCode::INTERNAL_SERVER_ERROR, format!("{text}\n")).into_response()
         }
     }

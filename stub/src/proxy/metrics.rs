@@ -141,36 +141,40 @@ impl ProxyMetrics {
     pub(crate) fn new() -> Self {
         let registry = Registry::new();
         expect_valid(registry.register(Box::new(ProcessCollector::for_self())));
-        let build = Opts::new("rouse_stub_build_info", "Always 1; the label says which build this is");
+        let build = Opts::new("rouse_stub_build_info", "Always 1; the label names the build");
         let build = register(&registry, expect_valid(IntGaugeVec::new(build, &["version"])));
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        let requests =
-            Opts::new("rouse_stub_requests_total", "Requests at the relay ports, by how they ended");
+        let requests = Opts::new("rouse_stub_requests_total", "Requests at the relay ports, by outcome");
         let requests = register(&registry, expect_valid(IntCounterVec::new(requests, &["outcome"])));
-        let bytes =
-            Opts::new("rouse_stub_relayed_bytes_total", "Bytes of bodies that were passed on, by direction");
+        let bytes = Opts::new("rouse_stub_relayed_bytes_total", "Bytes of relayed bodies, by direction");
         let bytes = register(&registry, expect_valid(IntCounterVec::new(bytes, &["direction"])));
         let gauge = |name, help| register(&registry, expect_valid(IntGauge::new(name, help)));
         let counter = |name, help| register(&registry, expect_valid(IntCounter::new(name, help)));
         Self {
             requests: RelayRequestOutcome::ALL.map(|outcome| requests.with_label_values(&[outcome.as_str()])),
-            connections: gauge("rouse_stub_connections", "Open connections of clients to the relay ports"),
-            streams: gauge("rouse_stub_open_streams", "Answers of the engine that are being passed on"),
+            connections: gauge("rouse_stub_connections", "Open client connections to the relay ports"),
+            streams: gauge("rouse_stub_open_streams", "Engine responses being relayed"),
             scraped: Mutex::new(ScrapedMetrics {
                 bytes: ByteDirection::ALL.map(|direction| bytes.with_label_values(&[direction.as_str()])),
                 thread_counts: Vec::new(),
-                leases: gauge("rouse_stub_leases", "Requests that hold the engine"),
+                leases: gauge("rouse_stub_leases", "Requests that hold a lease on the engine"),
                 gated: gauge("rouse_stub_gated", "1 while the gate is closed"),
-                epoch: gauge("rouse_stub_epoch", "The newest epoch that was heard of; 0 before any"),
-                generation: gauge("rouse_stub_generation", "Which life of the engine the gate belongs to"),
-                ready: gauge("rouse_stub_ready", "1 while the engine is said to be ready"),
+                epoch: gauge(
+                    "rouse_stub_epoch",
+                    "Newest epoch that the stub has accepted; 0 before the first",
+                ),
+                generation: gauge(
+                    "rouse_stub_generation",
+                    "Generation of the engine that the gate belongs to",
+                ),
+                ready: gauge("rouse_stub_ready", "1 while the stub reports the engine ready"),
                 readiness_changes: counter(
                     "rouse_stub_readiness_changes_total",
-                    "How often rouse_stub_ready has changed",
+                    "Changes of rouse_stub_ready",
                 ),
                 log_bytes: counter(
                     "rouse_stub_log_bytes_total",
-                    "Bytes of the engine's log that came by set-log",
+                    "Bytes of the engine's log appended through set-log",
                 ),
             }),
             registry,

@@ -74,7 +74,7 @@ enum Error {
     Body(#[from] serde_json::Error),
     #[error("the url {0}")]
     Endpoint(#[from] endpoint::Error),
-    #[error("period must be from 1 ms to 1 h, and is {0}")]
+    #[error("period must be from 1 ms to 1 h, but is {0}")]
     Period(Millis),
     #[error("failureThreshold must be 1 or more")]
     Threshold,
@@ -197,7 +197,7 @@ impl ReadinessState {
         if self.ready != ready {
             self.ready = ready;
             self.changes += 1;
-            tracing::info!(ready, "readiness");
+            tracing::info!(ready, "readiness changed");
         }
     }
 

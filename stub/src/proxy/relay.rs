@@ -84,7 +84,7 @@ impl RelayThreads {
         let address = listener.local_addr().map_err(failed)?;
         for way in &self.listener_txs {
             let one = listener.try_clone().map_err(failed)?;
-            way.send(one).map_err(|_| failed(io::Error::other("a relay's thread has ended")))?;
+            way.send(one).map_err(|_| failed(io::Error::other("a relay thread has ended")))?;
         }
         Ok(address)
     }
@@ -112,7 +112,7 @@ pub(super) fn start(proxy: &Arc<Proxy>, starts: Vec<RelayThreadSetup>) -> io::Re
         let proxy = Arc::clone(proxy);
         std::thread::Builder::new().name(format!("relay-{number}")).spawn(move || {
             if let Err(error) = run_thread(proxy, start) {
-                tracing::error!(%error, "a relay's thread ended");
+                tracing::error!(%error, "relay thread failed");
             }
             // The receiver is gone once the control thread has ended.
             tell.send(()).unwrap_or_default();
@@ -267,7 +267,7 @@ impl RelayConnections {
 
     /// Waits after a failed accept. The socket stays readable, so an immediate retry would spin.
     async fn wait_after_accept_error(&self, error: &io::Error) {
-        tracing::warn!(%error, "cannot accept connections");
+        tracing::warn!(%error, "accepting a connection failed, retrying");
         drop(timeout(ACCEPT_RETRY_DELAY, self.connection_ended.notified()).await);
     }
 

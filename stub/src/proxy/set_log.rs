@@ -32,17 +32,19 @@ pub(crate) const PATH: &str = "/v1/set-log";
 /// Why a piece was not appended, or only in part.
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("startPos is missing: say at which byte of the log this piece begins, as in {PATH}?startPos=0")]
+    #[error(
+        "startPos is missing: give the byte of the log at which this piece begins, as in {PATH}?startPos=0"
+    )]
     Missing,
-    #[error("startPos is '{0}', and must be a whole number")]
+    #[error("startPos is '{0}', but must be a whole number")]
     Unreadable(String),
-    #[error("startPos is {0}, and must not be negative")]
+    #[error("startPos is {0}, but must not be negative")]
     Negative(String),
-    #[error("startPos is {start}, beyond the end of the log at {end}: send what lies between first")]
+    #[error("startPos is {start}, beyond the end of the log at {end}: send the bytes in between first")]
     Gap { start: u64, end: u64 },
-    #[error("the body broke off; the log ends at {end}: {error}")]
+    #[error("the request body ended early; the log ends at {end}: {error}")]
     Body { end: u64, error: axum::Error },
-    #[error("writing the log failed; it ends at {end}: {error}")]
+    #[error("writing the log failed; the log ends at {end}: {error}")]
     Write { end: u64, error: io::Error },
 }
 
@@ -134,7 +136,7 @@ async fn set_log(State(log): State<ContainerLog>, RawQuery(query): RawQuery, bod
                 Error::Write { .. } => StatusCode::INTERNAL_SERVER_ERROR,
                 _ => StatusCode::BAD_REQUEST,
             };
-            tracing::warn!(%error, "set-log");
+            tracing::warn!(%error, "set-log request failed");
             (status, format!("{error}\r\n")).into_response()
         }
     }

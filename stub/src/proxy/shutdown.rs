@@ -51,18 +51,18 @@ pub(super) async fn run_shutdown(
         let ended =
             timeout(if args.epoch_gate { CUT_NOTICE_TIMEOUT } else { args.shutdown }, relaying.join()).await;
         if ended.is_err() {
-            tracing::warn!("requests that still run are cut: their time is over");
+            tracing::warn!("shutdown time is over, cutting the requests still in flight");
         }
     };
     tokio::select! {
         () = over => {}
-        () = signals.next() => tracing::warn!("a second signal: ends at once"),
+        () = signals.next() => tracing::warn!("second signal received, exiting at once"),
     }
 }
 
 async fn hold_until_released(proxy: &Arc<Proxy>, until: Instant) {
     proxy.gate.close_for_shutdown(until);
-    tracing::info!("the gate is closed; waits to be released");
+    tracing::info!("gate closed, waiting for the release order");
     let mut released = proxy.released.subscribe();
     let unused_and_released = async {
         // The proxy holds the sender.
@@ -70,9 +70,9 @@ async fn hold_until_released(proxy: &Arc<Proxy>, until: Instant) {
         proxy.gate.wait_drained().await;
     };
     tokio::select! {
-        () = unused_and_released => tracing::info!("released"),
+        () = unused_and_released => tracing::info!("stub released and drained"),
         () = sleep_until(until) => {
-            tracing::warn!("not released in time");
+            tracing::warn!("hold timed out: the stub was not released and drained");
             drop(timeout(CUT_NOTICE_TIMEOUT, proxy.gate.wait_drained()).await);
         }
     }

@@ -68,8 +68,8 @@ pub(super) async fn put(
             return text_response(StatusCode::OK, format!("requests go to {target}"));
         }
         Some(present) if !(how.retarget && proxy.token.is_some()) => {
-            let how = "another one needs ?retarget=true and a stub that demands a token";
-            return text_response(StatusCode::CONFLICT, format!("requests go to {present} already; {how}"));
+            let how = "another target needs ?retarget=true and a stub that requires a token";
+            return text_response(StatusCode::CONFLICT, format!("requests already go to {present}; {how}"));
         }
         _ => {}
     }
@@ -83,11 +83,11 @@ pub(super) async fn put(
     // Of two concurrent calls the first wins.
     match proxy.gate.target() {
         Some(present) if present != target && !(how.retarget && proxy.token.is_some()) => {
-            text_response(StatusCode::CONFLICT, format!("requests go to {present} already"))
+            text_response(StatusCode::CONFLICT, format!("requests already go to {present}"))
         }
         _ => {
             proxy.gate.set_target(target);
-            tracing::info!(%target, "requests go there");
+            tracing::info!(%target, "target set");
             text_response(StatusCode::OK, format!("requests go to {target}"))
         }
     }
@@ -100,7 +100,7 @@ pub(super) async fn follow_file(proxy: Arc<Proxy>, file: PathBuf, port: u16) {
         FileWatcher::new(vec![file.clone()], WRITTEN_FLAGS | AddWatchFlags::IN_CREATE, Duration::ZERO);
     let mut watch = match watch {
         Ok(watch) => watch,
-        Err(error) => return tracing::error!(%error, "--server-ip-file is not followed"),
+        Err(error) => return tracing::error!(%error, "cannot watch --server-ip-file"),
     };
     loop {
         // The file is empty while there is no provider.
@@ -108,7 +108,7 @@ pub(super) async fn follow_file(proxy: Arc<Proxy>, file: PathBuf, port: u16) {
         match parse_target(said.trim(), port) {
             Some(target) => retarget(&proxy, target).await,
             None if said.trim().is_empty() => {}
-            None => tracing::warn!("--server-ip-file holds no address of one machine"),
+            None => tracing::warn!("--server-ip-file holds no unicast address that a Pod can have"),
         }
         watch.changed().await;
     }
@@ -121,7 +121,7 @@ async fn retarget(proxy: &Proxy, target: SocketAddr) {
     match proxy.listen_proxy_port().await {
         Ok(_) => {
             proxy.gate.set_target(target);
-            tracing::info!(%target, "requests go there, as --server-ip-file says");
+            tracing::info!(%target, "target set from --server-ip-file");
         }
         Err(error) => tracing::error!("{error}"),
     }
@@ -144,11 +144,11 @@ fn address(config: &TargetConfig) -> Result<SocketAddr, Response> {
         return refused("port is 0");
     }
     let Ok(ip) = config.address.parse::<IpAddr>() else {
-        return refused("address is no IP address: names are not resolved");
+        return refused("address must be an IP address: names are not resolved");
     };
     let ip = ip.to_canonical();
     if !is_possible_pod_ip(ip) {
-        return refused("address is not that of one machine that can be a Pod's");
+        return refused("address must be a unicast address that a Pod can have");
     }
     Ok(SocketAddr::new(ip, config.port))
 }

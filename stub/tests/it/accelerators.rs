@@ -23,7 +23,7 @@ fn without_any_both_are_500_and_the_log_says_who_was_asked() {
     }
     let line = stub.until_logged(&["no GPUs found"]);
     for said in [
-        "ROUSE_ACCELERATORS is not set; NVIDIA_VISIBLE_DEVICES is not set; NVML no NVIDIA driver here (",
+        "ROUSE_ACCELERATORS is not set; NVIDIA_VISIBLE_DEVICES is not set; NVML no NVIDIA driver found (",
         "; --accelerators-file is not given",
     ] {
         assert!(line.contains(said), "{line}");
@@ -84,7 +84,7 @@ fn memory_is_as_it_is_now_and_an_accelerator_that_fails_is_named() {
     assert_eq!(stub.get("spi", MEMORY).text(), "{\"GPU-a\":100,\"GPU-b\":200}\n");
     fake.set_accelerators(&["GPU-a - 101", "GPU-b - lost"]);
     let answer = stub.get("spi", MEMORY);
-    assert_eq!((answer.status, &*answer.text()), (500, "GPU-b: accelerator GPU-b is gone\n"));
+    assert_eq!((answer.status, &*answer.text()), (500, "GPU-b: accelerator GPU-b is lost\n"));
     // The accelerators were read once, at the start.
     fake.set_accelerators(&["GPU-a - 102"]);
     assert_eq!(stub.get("spi", LIST).text(), "[\"GPU-a\",\"GPU-b\"]\n");
@@ -101,7 +101,7 @@ fn memory_without_a_driver_is_500_with_the_cause() {
     let lines: Vec<&str> = text.lines().collect();
     let [a, b] = lines[..] else { panic!("{lines:?}") };
     assert!(
-        a.starts_with("GPU-a: no NVIDIA driver here (") && b.starts_with("GPU-b: no NVIDIA driver here (")
+        a.starts_with("GPU-a: no NVIDIA driver found (") && b.starts_with("GPU-b: no NVIDIA driver found (")
     );
 }
 

@@ -50,7 +50,7 @@ fn the_gate_is_shown_closed_and_opened_on_both_ports() {
         (&older["epoch"], &older["generation"], &older["gated"]),
         (&3.into(), &7.into(), &false.into())
     );
-    assert_eq!(older["reason"], "an order of epoch 3 and generation 7 was heard before");
+    assert_eq!(older["reason"], "the order is stale: the stub has already accepted epoch 3 and generation 7");
 }
 
 #[test]
@@ -288,7 +288,7 @@ fn an_address_in_a_file_is_followed() {
         until("it is followed", || shown() == wanted);
     }
     put("5", "nowhere");
-    stub.until_logged(&["no address of one machine"]);
+    stub.until_logged(&["no unicast address that a Pod can have"]);
     assert!(shown().contains("fd00::1"));
 }
 

@@ -171,8 +171,8 @@ fn a_driver_that_hangs_is_told_after_its_deadline_and_blocks_nobody() {
             assert_eq!(answer.status, 500);
             let text = answer.text();
             let lines: Vec<&str> = text.lines().collect();
-            let [hung, "GPU-c: not read, since NVML hangs"] = lines[..] else { panic!("{lines:?}") };
-            assert!(hung.starts_with("GPU-b: NVML hangs, and has not answered for "), "{hung}");
+            let [hung, "GPU-c: not read: NVML hangs"] = lines[..] else { panic!("{lines:?}") };
+            assert!(hung.starts_with("GPU-b: NVML hangs: no answer for "), "{hung}");
         }
     });
     let took = began.elapsed();

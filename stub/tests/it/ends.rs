@@ -30,7 +30,7 @@ fn it_drains_and_stays_until_its_engine_is_put_away_and_it_is_released() {
     let mut stub = held(&engine, "--hold=60s");
     let stream = stub.relay().stream(30);
     stub.signal(Signal::SIGTERM);
-    stub.until_logged(&["waits to be released"]);
+    stub.until_logged(&["waiting for the release order"]);
     let refused = stub.relay().post("/v1/completions", "{}");
     assert_eq!((refused.status, refused.header("x-rouse-gated")), (503, "1"));
     let spi = stub.spi();
@@ -67,7 +67,7 @@ fn nobody_who_opens_the_gate_again_has_released_it() {
     stub.signal(Signal::SIGTERM);
     assert_eq!(stub.wait_exit().code(), Some(0));
     assert!(began.elapsed() >= Duration::from_millis(500));
-    stub.until_logged(&["not released in time"]);
+    stub.until_logged(&["hold timed out"]);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn is_cut(stream: StubTestExchange) {
 fn release(mut stub: StubProcess) {
     assert_eq!(stub.spi().post("/v1/release", r#"{"epoch":1}"#).status, 200);
     assert_eq!(stub.wait_exit().code(), Some(0));
-    assert!(!stub.has_logged(&["not released in time"]));
+    assert!(!stub.has_logged(&["hold timed out"]));
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn a_drain_that_is_to_cut_keeps_its_deadline_through_the_signal() {
     let stream = stub.relay().stream(100_000);
     close(&stub, r#","drainDeadline":500,"onDeadline":"cut""#);
     stub.signal(Signal::SIGTERM);
-    stub.until_logged(&["waits to be released"]);
+    stub.until_logged(&["waiting for the release order"]);
     is_cut(stream);
     until("it is drained", || stub.gate()["cut"] == 1);
     assert!(stub.is_running(), "to be drained is not to be released");
@@ -164,7 +164,7 @@ fn what_a_drain_was_to_keep_is_kept_through_the_signal() {
     let stream = stub.relay().stream(60);
     close(&stub, r#","drainDeadline":300"#);
     stub.signal(Signal::SIGTERM);
-    stub.until_logged(&["waits to be released"]);
+    stub.until_logged(&["waiting for the release order"]);
     let text = stream.all();
     assert!(text.contains("[DONE]") && !text.contains("turn_over"), "{text}");
     until("it is drained", || stub.gate()["cut"] == 0);
@@ -181,7 +181,7 @@ fn what_a_drain_has_kept_beyond_its_deadline_is_cut_at_the_end_of_the_hold() {
     stub.signal(Signal::SIGTERM);
     is_cut(stream);
     assert_eq!(stub.wait_exit().code(), Some(0));
-    stub.until_logged(&["not released in time"]);
+    stub.until_logged(&["hold timed out"]);
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn an_order_after_the_signal_hastens_the_end_and_puts_it_off_in_no_way() {
     let mut stub = held(&engine, "--hold=1h");
     let mut stream = stub.relay().stream(100_000);
     stub.signal(Signal::SIGTERM);
-    stub.until_logged(&["waits to be released"]);
+    stub.until_logged(&["waiting for the release order"]);
     for more in [r#","drainDeadline":7200000,"onDeadline":"cut""#, r#","drainDeadline":0"#, ""] {
         close(&stub, more);
         let left = stub.gate()["deadline"].as_u64().unwrap();
@@ -247,7 +247,7 @@ fn a_drain_that_is_over_when_the_signal_comes_leaves_nothing_but_the_release_to_
     let over = stub.spi().post("/v1/gate?wait=true", order).json();
     is_cut(stream);
     stub.signal(Signal::SIGTERM);
-    stub.until_logged(&["waits to be released"]);
+    stub.until_logged(&["waiting for the release order"]);
     assert_eq!(stub.gate(), over);
     release(stub);
 }

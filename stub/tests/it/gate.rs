@@ -190,7 +190,7 @@ fn what_is_kept_at_the_deadline_goes_on_behind_a_closed_gate_until_it_is_cut_aft
     });
     // A sleep would crash the engine.
     let refused = spi.post("/v1/engine/sleep", r#"{"epoch":1,"generation":1}"#);
-    assert_eq!(refused.json()["reason"], "requests are under way: wait until they are drained");
+    assert_eq!(refused.json()["reason"], "requests are in flight: wait until the gate has drained");
     let cut =
         spi.post("/v1/gate?wait=true", r#"{"epoch":1,"generation":1,"drainDeadline":0,"onDeadline":"cut"}"#);
     assert_eq!((&cut.json()["leases"], &cut.json()["cut"]), (&0.into(), &2.into()));
@@ -272,7 +272,8 @@ fn what_one_drain_cut_is_never_counted_for_the_next() {
                 assert_eq!(seen["cut"], serde_json::Value::Null);
                 return (generation, stalled, held);
             }
-            until("each was thrown out", || stub.count_logged("cut a client that took nothing") == cut);
+            let stalled_line = "closed a client connection: the client stopped reading";
+            until("each was thrown out", || stub.count_logged(stalled_line) == cut);
         }
         panic!("the gate never opened before those that were cut had been thrown out");
     };
@@ -348,8 +349,8 @@ fn an_engine_that_sleeps_is_not_said_to_sleep_at_another_level() {
     };
     let done = (200, String::new());
     let refused = |at: u8, to: u8| {
-        let why = "and gets to level";
-        (409, format!("the engine sleeps at level {at}, {why} {to} only when it is awake: wake it first"))
+        let why = "and can go to level";
+        (409, format!("the engine sleeps at level {at} {why} {to} only after a wake: wake the engine first"))
     };
     assert_eq!(order("sleep", 1), done);
     assert_eq!(order("sleep", 2), refused(1, 2));
@@ -372,7 +373,7 @@ fn an_engine_that_sleeps_is_not_said_to_sleep_at_another_level() {
     assert_eq!(engine.client().post("/sleep?level=1", "").status, 200);
     let (status, reason) = order("sleep", 2);
     assert_eq!(status, 409);
-    assert!(reason.contains("has not seen at which level"), "{reason}");
+    assert!(reason.contains("at a level that this stub does not know"), "{reason}");
     assert_eq!(order("sleep", 1), done);
 }
 

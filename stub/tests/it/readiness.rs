@@ -72,8 +72,8 @@ fn what_may_not_be_polled_is_refused() {
         (r#"{"url": 1}"#, "the body is not"),
         (r#"{"url": "https://10.0.0.1/"}"#, "the url must begin with http://"),
         (r#"{"url": "http://metadata.internal/"}"#, "the url must have an IP address"),
-        (r#"{"url": "http://169.254.169.254/latest/"}"#, "of one host that can be a Pod's"),
-        (r#"{"url": "http://user:pass@10.0.0.1/"}"#, "the url may not name a user"),
+        (r#"{"url": "http://169.254.169.254/latest/"}"#, "a unicast address that a Pod can have"),
+        (r#"{"url": "http://user:pass@10.0.0.1/"}"#, "the url must not contain a user name"),
         (r#"{"url": "http://10.0.0.1/", "period": 0}"#, "period must be"),
         (r#"{"url": "http://10.0.0.1/", "failureThreshold": 0}"#, "failureThreshold must be"),
     ] {

@@ -43,7 +43,7 @@ fn an_output_that_takes_nothing_is_500() {
     let stub = StubBuilder::new().stdout(full).start();
     let answer = send(&stub, "0", "piece\n");
     assert_eq!(answer.status, 500);
-    assert!(answer.text().starts_with("writing the log failed; it ends at "), "{answer:?}");
+    assert!(answer.text().starts_with("writing the log failed; the log ends at "), "{answer:?}");
 }
 
 #[test]

@@ -34,7 +34,7 @@ fn a_part_goes_by_its_uuid_and_a_whole_one_by_the_drivers_number() {
     // The partitioned accelerator cannot be used as a whole.
     let cut = launcher.put("x", &json!({"options": "", "gpu_uuids": ["GPU-b"]}));
     assert_eq!(cut.status, 422);
-    let why = "accelerator GPU-b is not on this node: it has GPU-a, GPU-c, MIG-b0, MIG-b1";
+    let why = "accelerator GPU-b is not on this node: the node has GPU-a, GPU-c, MIG-b0, MIG-b1";
     assert_eq!(cut.json()["detail"], why);
 }
 
@@ -79,7 +79,7 @@ fn a_driver_that_hangs_costs_all_who_wait_one_deadline_and_others_nothing() {
         for call in waiting {
             let answer = call.join().unwrap();
             assert_eq!(answer.status, 500);
-            let why = "the accelerators cannot be listed: NVML has not answered within 5s";
+            let why = "cannot list the accelerators: NVML did not answer within 5s";
             assert_eq!(answer.json()["detail"], why);
         }
     });

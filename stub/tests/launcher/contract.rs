@@ -126,11 +126,11 @@ fn an_unknown_accelerator_is_422_or_what_the_public_launcher_says() {
     let body = json!({"options": "", "gpu_uuids": ["GPU-0", "GPU-9"]});
     let ours = launcher();
     for answer in [ours.put("a", &body), ours.request("POST", INSTANCES, "", &body.to_string())] {
-        refused(&answer, 422, "GPU-9 is not on this node: it has GPU-0, GPU-1, GPU-2");
+        refused(&answer, 422, "GPU-9 is not on this node: the node has GPU-0, GPU-1, GPU-2");
     }
     let public = start(&["--public-conflicts", "--mock-gpus", "--mock-gpu-count", "0"]);
-    refused(&public.put("a", &body), 409, "GPU-0 is not on this node: it has none");
-    refused(&public.request("POST", INSTANCES, "", &body.to_string()), 500, "it has none");
+    refused(&public.put("a", &body), 409, "GPU-0 is not on this node: the node has none");
+    refused(&public.request("POST", INSTANCES, "", &body.to_string()), 500, "the node has none");
     // Its id is free again.
     let nothing = json!({"options": "", "gpu_uuids": []});
     refused(&public.put("a", &nothing), 500, "'vllm' cannot be run");
@@ -141,7 +141,7 @@ fn an_unknown_accelerator_is_422_or_what_the_public_launcher_says() {
 fn an_accelerator_that_the_driver_does_not_know_is_422() {
     let launcher = start(&["--command", "sh -c"]);
     let body = json!({"options": "", "gpu_uuids": ["GPU-00000000-0000-0000-0000-000000000000"]});
-    refused(&launcher.put("a", &body), 422, "is not on this node: it has ");
+    refused(&launcher.put("a", &body), 422, "is not on this node: the node has ");
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn exit_codes_tell_what_is_wrong() {
         assert_eq!(code(&flags), Some(64), "{flags:?}");
     }
     assert_eq!(code(&["--accelerators-file", "/nowhere"]), Some(64));
-    assert_eq!(code(&["--host", "127.0.0.1", "--port", "0"]), Some(64), "nothing says who may give orders");
+    assert_eq!(code(&["--host", "127.0.0.1", "--port", "0"]), Some(64), "no token is configured");
     let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let held = other.local_addr().unwrap().port().to_string();
     assert_eq!(code(&["--no-token", "--host", "127.0.0.1", "--port", &held]), Some(1));

@@ -56,7 +56,7 @@ impl PodWorker {
             failed => {
                 let why =
                     failed.map_or_else(|_| "no answer".to_owned(), |answer| format!("{:?}", answer.err()));
-                self.context.log_line(&format!("{name}: its status cannot be written: {why}"));
+                self.context.log_line(&format!("cannot write the status of {name}: {why}"));
                 self.report_at = Instant::now() + RETRY_DELAY;
             }
         }
@@ -79,7 +79,7 @@ impl PodWorker {
             failed => {
                 let why =
                     failed.map_or_else(|_| "no answer".to_owned(), |answer| format!("{:?}", answer.err()));
-                self.context.log_line(&format!("{}: it cannot be deleted: {why}", self.pod.name_any()));
+                self.context.log_line(&format!("cannot delete {}: {why}", self.pod.name_any()));
                 self.report_at = Instant::now() + RETRY_DELAY;
                 false
             }

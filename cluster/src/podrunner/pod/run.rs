@@ -80,7 +80,7 @@ impl PodWorker {
         let (Some(container), Some(prepared)) = (self.containers.get(place), &self.prepared) else {
             return Err(ContainerStartError {
                 reason: "StartError",
-                message: "its volumes are not there".to_owned(),
+                message: "the container's volumes do not exist".to_owned(),
             });
         };
         let part = self.context.part_mark(&self.uid, &container.spec.name, run);

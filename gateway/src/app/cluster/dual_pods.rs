@@ -113,7 +113,9 @@ async fn wait_for_kind(client: &Client, plural: &str) {
             Ok(kinds) if kinds.resources.iter().any(|kind| kind.name == plural) => return,
             Ok(_) => {}
             Err(kube::Error::Api(status)) if status.code == 404 => {}
-            Err(error) => tracing::debug!(%error, "the API server does not say whether it has {plural}"),
+            Err(error) => {
+                tracing::debug!(%error, "cannot check whether the API server has {plural}, retrying")
+            }
         }
         time::sleep(KIND_RETRY_INTERVAL).await;
     }

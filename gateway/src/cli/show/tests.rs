@@ -18,7 +18,7 @@ fn view() -> FleetView {
 #[test]
 fn the_fleet_is_three_tables() {
     insta::assert_snapshot!(render_fleet(&view(), false), @r###"
-    MODEL         STATE          WAITING  LEASES  MEMORY  WHY
+    MODEL         STATE          WAITING  LEASES  MEMORY  REASON
     tiny-llama    awake, pinned  0        2       20Gi    in use
     tiny-mistral  asleep         3        0       16Gi    waiting for sim-0: held by tiny-llama
 
@@ -28,7 +28,7 @@ fn the_fleet_is_three_tables() {
 
     ACCELERATOR  CAPACITY  RESERVED  OBSERVED
     sim-0        23Gi      21Gi      1Gi
-    sim-1        23Gi      0         -         faulty: nothing new is granted
+    sim-1        23Gi      0         -         unhealthy: no new reservations
     host RAM     64Gi      0         -
     "###);
     let coloured = render_fleet(&view(), true);
@@ -38,8 +38,11 @@ fn the_fleet_is_three_tables() {
 
 #[test]
 fn times_are_told_to_the_second_and_nothing_else_is_touched() {
-    let text = "held by m, may go at 12:34:56.789; 1.5Gi at 10:00:00.123: 12:34 v1.2.3";
-    assert_eq!(truncate_to_seconds(text), "held by m, may go at 12:34:56; 1.5Gi at 10:00:00: 12:34 v1.2.3");
+    let text = "held by m, evictable at 12:34:56.789; 1.5Gi at 10:00:00.123: 12:34 v1.2.3";
+    assert_eq!(
+        truncate_to_seconds(text),
+        "held by m, evictable at 12:34:56; 1.5Gi at 10:00:00: 12:34 v1.2.3"
+    );
 }
 
 #[test]
@@ -55,7 +58,7 @@ fn an_explanation_says_why_and_who_holds_the_memory() {
     tiny-mistral: asleep, 3 waiting, 0 leases
       waiting for sim-0: held by tiny-llama, 2 leases
       tiny-llama holds 20Gi: 1 lease, idle for 0ms, pinned
-      the earliest change is in 1.500s
+      earliest possible change in 1.500s
       as of 01:02:03 UTC
     "###);
 }

@@ -42,11 +42,11 @@ fn state_directory_problem(folder: &Path) -> Option<String> {
     // The gateway creates the directory, so its nearest existing ancestor must be writable.
     let there = folder.ancestors().find(|path| path.exists()).unwrap_or_else(|| Path::new("."));
     if !there.is_dir() {
-        return Some(format!("state: {} is no folder: write the path of one", there.display()));
+        return Some(format!("state: {} is not a directory: set the path of a directory", there.display()));
     }
     let error = access(there, AccessFlags::W_OK | AccessFlags::X_OK).err()?;
     Some(format!(
-        "state: {shown} cannot be written by this user ({}): write a folder of the gateway's user, or make this one for it: \
+        "state: this user cannot write to {shown} ({}): set a directory that the gateway's user owns, or create this one: \
          install -d -o USER {shown}",
         error.desc()
     ))
@@ -91,14 +91,14 @@ fn missing_program(model: &EngineConfig, program: &str) -> Option<String> {
     let files: Vec<_> = candidates.iter().filter(|path| path.is_file()).collect();
     Some(match files.first() {
         None if program.contains('/') => {
-            format!("there is no program {program}: write the path of one, as `command -v NAME` shows it")
+            format!("program {program} does not exist: set the full path, as `command -v NAME` prints it")
         }
         None => format!(
-            "there is no program '{program}' in PATH: install it, or write its whole path, as `command -v {program}` shows it \
-             where it is installed"
+            "program '{program}' is not in PATH: install it, or set its full path, as `command -v {program}` prints it where the \
+             program is installed"
         ),
         Some(file) if files.iter().all(|file| access(*file, AccessFlags::X_OK).is_err()) => format!(
-            "{} may not be executed: chmod +x it, or write what runs it in front: [python3, {program}, …]",
+            "{} is not executable: run chmod +x on it, or put its interpreter in front: [python3, {program}, …]",
             file.display()
         ),
         Some(_) => return None,
@@ -123,11 +123,11 @@ fn missing_model_file(path: &str) -> Option<String> {
         return None;
     }
     Some(if path.starts_with('~') {
-        format!("{path}: no shell is involved, to which ~ would mean a home: write the whole path")
+        format!("{path}: no shell expands ~: set the full path")
     } else if path.starts_with('/') {
-        format!("there is no model {path}: write where it is")
+        format!("there is no model at {path}: correct the path")
     } else {
-        format!("there is no model {path} in the folder in which this was started: write the whole path")
+        format!("there is no model at {path} in the working directory: set the full path")
     })
 }
 
@@ -171,7 +171,7 @@ mod tests {
         );
         let taken_twice =
             format!("listen: {{api: \"127.0.0.1:0\", admin: \"127.0.0.1:{port}\"}}\nstate: {}", at("state"));
-        insta::assert_snapshot!(found(&taken_twice, &[]), @"address 127.0.0.1:PORT is in use by another process, maybe by a gateway that runs already: `ss -ltnp 'sport = :PORT'` shows which. End that one, or take another address with --admin ADDR or listen.admin");
+        insta::assert_snapshot!(found(&taken_twice, &[]), @"cannot listen on 127.0.0.1:PORT: address in use by another process, maybe another gateway; find it with `ss -ltnp 'sport = :PORT'` and stop it, or set another address with --admin ADDR or listen.admin");
         let top = format!(
             "listen: {{api: \"127.0.0.1:{port}\", admin: \"127.0.0.1:0\"}}\nstate: {}",
             at("plain/state")
@@ -185,17 +185,17 @@ mod tests {
             &format!("{runs}, serve, {}", at("absent-folder")),
             &format!("sh, -c, 'exec no-such-program-of-anybody -m {}'", at("absent.gguf")),
         ]), @r"
-        state: DIR/plain is no folder: write the path of one
-        address 127.0.0.1:PORT is in use by another process, maybe by a gateway that runs already: `ss -ltnp 'sport = :PORT'` shows which. End that one, or take another address with --api ADDR or listen.api
-        model 'm0': there is no program 'no-such-program-of-anybody' in PATH: install it, or write its whole path, as `command -v no-such-program-of-anybody` shows it where it is installed
-        model 'm1': there is no program DIR/absent: write the path of one, as `command -v NAME` shows it
-        model 'm2': DIR/plain may not be executed: chmod +x it, or write what runs it in front: [python3, DIR/plain, …]
-        model 'm3': there is no model DIR/absent.gguf: write where it is
-        model 'm4': there is no model absent.gguf in the folder in which this was started: write the whole path
-        model 'm4': ~/m: no shell is involved, to which ~ would mean a home: write the whole path
-        model 'm5': there is no model DIR/absent-folder: write where it is
-        model 'm6': there is no program 'no-such-program-of-anybody' in PATH: install it, or write its whole path, as `command -v no-such-program-of-anybody` shows it where it is installed
-        model 'm6': there is no model DIR/absent.gguf: write where it is
+        state: DIR/plain is not a directory: set the path of a directory
+        cannot listen on 127.0.0.1:PORT: address in use by another process, maybe another gateway; find it with `ss -ltnp 'sport = :PORT'` and stop it, or set another address with --api ADDR or listen.api
+        model 'm0': program 'no-such-program-of-anybody' is not in PATH: install it, or set its full path, as `command -v no-such-program-of-anybody` prints it where the program is installed
+        model 'm1': program DIR/absent does not exist: set the full path, as `command -v NAME` prints it
+        model 'm2': DIR/plain is not executable: run chmod +x on it, or put its interpreter in front: [python3, DIR/plain, …]
+        model 'm3': there is no model at DIR/absent.gguf: correct the path
+        model 'm4': there is no model at absent.gguf in the working directory: set the full path
+        model 'm4': ~/m: no shell expands ~: set the full path
+        model 'm5': there is no model at DIR/absent-folder: correct the path
+        model 'm6': program 'no-such-program-of-anybody' is not in PATH: install it, or set its full path, as `command -v no-such-program-of-anybody` prints it where the program is installed
+        model 'm6': there is no model at DIR/absent.gguf: correct the path
         ");
     }
 }

@@ -33,7 +33,7 @@ pub(super) fn unplaceable_pinned(
         together.pop();
         let others: Vec<_> = together.iter().map(|other| format!("'{}'", other.name)).collect();
         let text = format!(
-            "it is pinned beside {}, and they cannot all be awake at once: pin one less, or lower memory.awake",
+            "is pinned together with {}, but these models cannot all be awake at once: pin fewer models, or lower memory.awake",
             others.join(", ")
         );
         crowded.push((spec.name.clone(), text));
@@ -107,8 +107,8 @@ mod tests {
     #[test]
     fn pinned_models_that_cannot_all_be_awake_are_named() {
         assert_eq!(crowded(&[("one", LARGE), ("two", LARGE)]), "");
-        let third = "model 'small': it is pinned beside 'one', 'two', and they cannot all be awake at once: pin one less, \
-                     or lower memory.awake";
+        let third = "model 'small': is pinned together with 'one', 'two', but these models cannot all be awake at once: \
+                     pin fewer models, or lower memory.awake";
         assert_eq!(
             crowded(&[("one", LARGE), ("two", LARGE), ("small", "memory: {awake: 3Gi}, pinned: true")]),
             third
@@ -124,7 +124,8 @@ mod tests {
         );
         let there = "memory: {awake: 6Gi}, pinned: true, accelerators: [b]";
         assert!(
-            crowded(&[("one", there), ("two", there)]).starts_with("model 'two': it is pinned beside 'one',")
+            crowded(&[("one", there), ("two", there)])
+                .starts_with("model 'two': is pinned together with 'one',")
         );
         // The larger model fits only on the accelerator that the search tries first for the other.
         assert_eq!(

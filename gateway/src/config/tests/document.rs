@@ -52,7 +52,7 @@ fn the_document_has_every_key_and_no_other() {
         ("models[].idle.", "models: [{idle: {zzzzzzzzzzzz: 1}}]"),
     ] {
         let errors = errors(text);
-        let (_, keys) = errors.split_once("(known here: ").unwrap();
+        let (_, keys) = errors.split_once("(known keys: ").unwrap();
         let (keys, _) = keys.split_once(')').unwrap();
         known.extend(keys.split(", ").map(|key| format!("{path}{key}")));
     }

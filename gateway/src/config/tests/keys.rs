@@ -62,22 +62,22 @@ fn every_mistake_in_a_key_is_told_with_its_place_and_without_the_key() {
         "0".repeat(63),
     );
     insta::assert_snapshot!(errors(&text), @r###"
-    rouse.yaml:3:12: keys[1].name: the name 'a' is taken (line 2)
-    rouse.yaml:3:23: keys[1].sha256: another name has the same key (line 2)
-    rouse.yaml:4:12: keys[2].name: a key's name has 1 to 128 bytes and no control characters
-    rouse.yaml:4:24: keys[2].sha256: a SHA-256 has 64 hexadecimal digits: 'rouse-gateway key' makes a key and its line
+    rouse.yaml:3:12: keys[1].name: the name 'a' is already taken (line 2)
+    rouse.yaml:3:23: keys[1].sha256: another key has the same hash (line 2)
+    rouse.yaml:4:12: keys[2].name: a key's name must have 1 to 128 bytes and no control characters
+    rouse.yaml:4:24: keys[2].sha256: expected a SHA-256 of 64 hexadecimal digits: run 'rouse-gateway key NAME' to create a key and its line
     rouse.yaml:5:5: keys[3]: 'name' is missing
-    rouse.yaml:5:14: keys[3].sha256: a SHA-256 has 64 hexadecimal digits: 'rouse-gateway key' makes a key and its line
-    rouse.yaml:5:89: keys[3].models: a key that may use no model is of no use: leave 'models' out for all of them
-    rouse.yaml:5:112: keys[3].requestsPerMinute: is at least 1
+    rouse.yaml:5:14: keys[3].sha256: expected a SHA-256 of 64 hexadecimal digits: run 'rouse-gateway key NAME' to create a key and its line
+    rouse.yaml:5:89: keys[3].models: an empty list allows no model: remove 'models' to allow all models
+    rouse.yaml:5:112: keys[3].requestsPerMinute: must be at least 1
     rouse.yaml:6:5: keys[4]: 'sha256' is missing
-    rouse.yaml:6:24: keys[4].models[0]: expected a model's name, an alias, or the beginning of one followed by '*'
-    rouse.yaml:6:32: keys[4]: unknown key 'tokens' (known here: name, sha256, models, requestsPerMinute, tokensPerMinute, priority, heartbeat)
+    rouse.yaml:6:24: keys[4].models[0]: expected a model's name, an alias, or a prefix followed by '*'
+    rouse.yaml:6:32: keys[4]: unknown key 'tokens' (known keys: name, sha256, models, requestsPerMinute, tokensPerMinute, priority, heartbeat)
     "###);
-    insta::assert_snapshot!(errors("keys: []"), @"rouse.yaml:1:7: keys: an empty list would let nobody in: leave it out, or say 'none', to let everybody in");
-    insta::assert_snapshot!(errors("keys: rk-plain"), @"rouse.yaml:1:7: keys: expected 'none' or a list of keys, found a single value: 'rouse-gateway key NAME' makes a key and its line, and with --stdin the line of one that exists");
-    insta::assert_snapshot!(errors("keys: [{name: a, key: rk-plain}]"), @"rouse.yaml:1:23: keys[0].key: a key is not written here, only its sha256: 'rouse-gateway key NAME' makes a key and its line, and with --stdin the line of one that exists");
-    insta::assert_snapshot!(errors("keys: [{name: a, sha256: rk-plain}]"), @"rouse.yaml:1:26: keys[0].sha256: a SHA-256 has 64 hexadecimal digits: 'rouse-gateway key' makes a key and its line");
+    insta::assert_snapshot!(errors("keys: []"), @"rouse.yaml:1:7: keys: an empty list would reject every request: remove it, or set 'none', to allow requests without a key");
+    insta::assert_snapshot!(errors("keys: rk-plain"), @"rouse.yaml:1:7: keys: expected 'none' or a list of keys, found a single value: run 'rouse-gateway key NAME' to create a key and its line, or add --stdin to create the line of an existing key");
+    insta::assert_snapshot!(errors("keys: [{name: a, key: rk-plain}]"), @"rouse.yaml:1:23: keys[0].key: the file must not contain a key, only its sha256: run 'rouse-gateway key NAME' to create a key and its line, or add --stdin to create the line of an existing key");
+    insta::assert_snapshot!(errors("keys: [{name: a, sha256: rk-plain}]"), @"rouse.yaml:1:26: keys[0].sha256: expected a SHA-256 of 64 hexadecimal digits: run 'rouse-gateway key NAME' to create a key and its line");
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn a_reload_of_half_a_file_is_refused_and_says_what_to_write_if_it_is_meant() {
         std::fs::write(&path, text).unwrap();
         source.reload(now).map_err(|errors| errors.problems[0].text.clone())
     };
-    let gone = "the keys are gone, which would let anybody use the API: restore keys, or write keys: none if that is meant";
+    let gone = "the file no longer has keys, which would let anyone use the API: restore keys, or set keys: none if that is intended";
     assert_eq!(reload(&now, "queue: {maxWait: 1m}\n").unwrap_err(), gone);
     for empty in ["", "# nothing\n", "{}\n"] {
         assert!(reload(&now, empty).unwrap_err().starts_with("the file is empty"), "{empty}");
@@ -110,9 +110,9 @@ fn a_model_that_is_not_there_is_doubtful() {
     let warnings = check(&read(&text).unwrap()).warnings;
     let told: Vec<_> = warnings.iter().map(|warning| warning.display("f")).collect();
     insta::assert_snapshot!(told.join("\n"), @r###"
-    f: there are no models: every request is answered 404
-    f:2:100: keys: no model is called 'absent'
-    f:2:108: keys: no model is called 'x/*'
+    f: no models are configured: every request gets a 404
+    f:2:100: keys: no model matches 'absent'
+    f:2:108: keys: no model matches 'x/*'
     "###);
 }
 

@@ -30,8 +30,8 @@ pub(super) fn engine(
         && run.is_some()
     {
         reader.reject_spec(
-            "engine.level 1 and 2 are for engines that sleep: say engine.sleepMode, or give vllm --enable-sleep-mode \
-             or sglang --enable-memory-saver in mode dualPods",
+            "engine.level 1 and 2 need an engine that can sleep: set engine.sleepMode, or in mode dualPods start \
+             vllm with --enable-sleep-mode or sglang with --enable-memory-saver",
         );
     }
     let of_stub = match kind {
@@ -40,7 +40,10 @@ pub(super) fn engine(
         EngineKind::LlamaCpp | EngineKind::Custom => SleepApi::None,
     };
     if matches!(run, Some(ModelHosting::Deployment(_))) && sleep != SleepApi::None && sleep != of_stub {
-        reader.reject_spec("engine.sleepMode in mode deployment is that of engine.kind: vllm sleeps as vllm, sglang as sglang");
+        reader.reject_spec(
+            "in mode deployment, engine.sleepMode must match engine.kind: set vllm for vllm, sglang for sglang, and \
+             none for other kinds",
+        );
     }
     let served_name = spec.engine.served_name.clone().unwrap_or_else(|| name.to_string());
     config::EngineConfig {
@@ -96,8 +99,10 @@ fn sleep(mode: SleepMode, kind: EngineKind, run: Option<&ModelHosting>) -> Sleep
 
 fn passthrough(reader: &mut SpecReader, paths: &[String], kind: EngineKind) -> Vec<PassthroughPath> {
     if kind != EngineKind::Custom && !paths.is_empty() {
-        reader
-            .reject_spec("engine.passthrough is for custom engines: the paths of the other kinds are known");
+        reader.reject_spec(
+            "engine.passthrough is only for custom engines: remove it, because Rouse knows the paths of the other \
+             kinds",
+        );
     }
     let mut all = Vec::with_capacity(paths.len());
     for path in paths {

@@ -32,17 +32,19 @@ pub(super) fn engine_pod_template(
     spec: &InferenceModelSpec,
 ) -> Option<EnginePodTemplate> {
     if spec.resources.is_some() && spec.container_image.is_none() {
-        reader.reject_spec("resources go with containerImage: in a template they stand at the container");
+        reader.reject_spec(
+            "resources is only for containerImage: in a template, set the resources of the container",
+        );
     }
     let template = match (&spec.template, &spec.container_image) {
         (Some(template), None) => template.clone(),
         (None, Some(image)) => short_form(image, spec),
         (Some(_), Some(_)) => {
-            reader.reject_spec("template and containerImage are two ways of saying the same: take one out");
+            reader.reject_spec("template and containerImage exclude each other: remove one of them");
             return None;
         }
         (None, None) => {
-            reader.reject_spec("there is nothing to run: say template or containerImage");
+            reader.reject_spec("the engine's Pod is undefined: set template or containerImage");
             return None;
         }
     };
@@ -75,11 +77,11 @@ fn container(reader: &mut SpecReader, template: &PodTemplateJson, wanted: Option
         reader.reject(Rejection::Template(match wanted {
             Some(wanted) if !names.is_empty() => {
                 format!(
-                    "engine.container: the template has no container '{wanted}', but {}",
+                    "engine.container: the template has no container '{wanted}': use one of {}",
                     names.join(", ")
                 )
             }
-            _ => "template.spec.containers has no container with a name".to_owned(),
+            _ => "template.spec.containers has no container with a name: add the engine's container and its name".to_owned(),
         }));
     }
     found.map(|name| (*name).to_owned())

@@ -44,12 +44,12 @@ impl SpecReader {
             if let Some(why) = invalid_name_reason(name) {
                 self.reject(Rejection::Name { name: name.escape_debug().to_string(), why });
             } else if seen.contains(&name) {
-                self.reject_spec(format!("the name '{name}' is there twice: once is enough"));
+                self.reject_spec(format!("the name '{name}' is listed twice: remove one of the two"));
             }
             seen.push(name);
         }
         if spec.max_concurrency.is_some_and(|most| most == 0 || most > MAX_LEASES) {
-            self.reject_spec(format!("maxConcurrency is between 1 and {MAX_LEASES}"));
+            self.reject_spec(format!("maxConcurrency must be between 1 and {MAX_LEASES}"));
         }
         ModelName::from(spec.model_name.as_str())
     }
@@ -71,7 +71,7 @@ impl SpecReader {
         let given: Vec<_> = given.iter().filter(|(_, given)| *given).map(|(name, _)| *name).collect();
         if !given.is_empty() {
             self.reject_spec(format!(
-                "mode external is never started, put to sleep, stopped or scaled: take out {}",
+                "Rouse does not start, put to sleep, stop or scale the backend of mode external: remove {}",
                 given.join(", ")
             ));
         }
@@ -97,11 +97,11 @@ impl SpecReader {
     ) -> EngineMemory {
         let awake = variant.memory.as_ref().or(spec.memory.as_ref());
         if awake.is_none() {
-            self.reject_spec("memory is missing: say what one engine takes of each accelerator, like 80Gi");
+            self.reject_spec("memory is missing: set what one engine uses of each accelerator, such as 80Gi");
         }
         let found = self.quantity("memory", awake);
         if found == Some(Bytes::ZERO) {
-            self.reject_spec("memory is more than 0");
+            self.reject_spec("memory must be more than 0");
         }
         let asleep =
             self.quantity("memoryAsleep", variant.memory_asleep.as_ref().or(spec.memory_asleep.as_ref()));
@@ -109,7 +109,7 @@ impl SpecReader {
         if let (Some(awake), Some(asleep)) = (found, asleep)
             && asleep > awake
         {
-            self.reject_spec(format!("memoryAsleep ({asleep}) is at most memory ({awake})"));
+            self.reject_spec(format!("memoryAsleep ({asleep}) must be at most memory ({awake})"));
         }
         let awake = found.unwrap_or_default();
         let weights = kv_cache.filter(|_| can_sleep).map(|kv_cache| awake.saturating_sub(kv_cache));
@@ -120,9 +120,9 @@ impl SpecReader {
         let min = variant.min_replicas.unwrap_or(spec.min_replicas);
         let max = variant.max_replicas.unwrap_or(spec.max_replicas);
         if max == 0 {
-            self.reject_spec("maxReplicas is at least 1: to have no engine, delete the object");
+            self.reject_spec("maxReplicas must be at least 1: to run no engine, delete the object");
         } else if min > max {
-            self.reject_spec(format!("minReplicas ({min}) is at most maxReplicas ({max})"));
+            self.reject_spec(format!("minReplicas ({min}) must be at most maxReplicas ({max})"));
         }
         (min, max)
     }
@@ -130,14 +130,14 @@ impl SpecReader {
     pub(super) fn accelerators(&mut self, spec: &InferenceModelSpec, variant: &VariantSpec) -> u32 {
         let count = variant.accelerators.unwrap_or(spec.accelerators);
         if count == 0 {
-            self.reject_spec("accelerators is at least 1");
+            self.reject_spec("accelerators must be at least 1");
         }
         count
     }
 
     pub(super) fn positive_span(&mut self, field: &str, span: &Span) -> Millis {
         match span.millis() {
-            Ok(Millis::ZERO) => self.reject_spec(format!("{field} is longer than 0")),
+            Ok(Millis::ZERO) => self.reject_spec(format!("{field} must be longer than 0")),
             Ok(span) => return span,
             Err(error) => self.reject(Rejection::Duration { field: field.to_owned(), error }),
         }

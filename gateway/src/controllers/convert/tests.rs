@@ -170,7 +170,10 @@ fn an_engine_with_adapters_does_not_sleep_at_level_2() {
         said["engine"]["level"] = "2".into();
         let (reason, why) = refused(said.clone());
         assert_eq!(reason, "InvalidSpec");
-        assert!(why.contains("engine.level: with --enable-lora the adapters are lost at level 2"), "{why}");
+        assert!(
+            why.contains("engine.level: --enable-lora rules out level 2: a wake from level 2 reloads only"),
+            "{why}"
+        );
         let pod = &mut said["template"];
         pod["metadata"]["annotations"] = json!({SERVER_CONFIG: "one"});
         if mode == "dualPods" {
@@ -317,7 +320,7 @@ fn junk_that_slipped_past_the_schema_is_a_reason_and_a_sentence() {
         (json!({"memoryAsleep": "81Gi"}), "InvalidSpec", "at most memory"),
         (json!({"hostMemory": "Gi"}), "InvalidQuantity", "hostMemory"),
         (json!({"variants": [{"name": "a", "memory": "x"}]}), "InvalidQuantity", "variants 'a': memory: 'x'"),
-        (json!({"variants": [{"name": "a"}, {"name": "a"}]}), "InvalidSpec", "two variants 'a'"),
+        (json!({"variants": [{"name": "a"}, {"name": "a"}]}), "InvalidSpec", "two variants are named 'a'"),
         (
             json!({"variants": [{"name": "a", "template": {"spec": {"containers": [{"image": "x"}]}}}]}),
             "InvalidTemplate",
@@ -328,25 +331,25 @@ fn junk_that_slipped_past_the_schema_is_a_reason_and_a_sentence() {
         (json!({"cooldownPeriod": 10}), "InvalidDuration", "'10'"),
         (json!({"startTimeout": "never"}), "InvalidDuration", "startTimeout"),
         (json!({"startTimeout": "0s"}), "InvalidSpec", "longer than 0"),
-        (json!({"stopAfter": "1m"}), "InvalidSpec", "before cooldownPeriod"),
+        (json!({"stopAfter": "1m"}), "InvalidSpec", "is shorter than cooldownPeriod"),
         (json!({"queue": {"maxWait": "x"}}), "InvalidDuration", "queue.maxWait"),
-        (json!({"modelName": ""}), "InvalidName", "it is empty"),
+        (json!({"modelName": ""}), "InvalidName", "the name is empty"),
         (json!({"modelName": "a b"}), "InvalidName", "white space"),
         (json!({"aliases": ["../x"]}), "InvalidName", "'../x'"),
-        (json!({"aliases": ["llama"]}), "InvalidSpec", "there twice"),
+        (json!({"aliases": ["llama"]}), "InvalidSpec", "listed twice"),
         (json!({"accelerators": 0}), "InvalidSpec", "accelerators"),
         (json!({"maxReplicas": 0}), "InvalidSpec", "maxReplicas"),
         (json!({"maxConcurrency": 0}), "InvalidSpec", "maxConcurrency"),
-        (json!({"backendUrl": "http://x"}), "InvalidSpec", "backendUrl is for mode external"),
-        (json!({"containerImage": null}), "InvalidSpec", "nothing to run"),
-        (json!({"template": {"spec": {}}}), "InvalidSpec", "two ways"),
+        (json!({"backendUrl": "http://x"}), "InvalidSpec", "backendUrl is only for mode external"),
+        (json!({"containerImage": null}), "InvalidSpec", "set template or containerImage"),
+        (json!({"template": {"spec": {}}}), "InvalidSpec", "exclude each other"),
         (json!({"template": {"spec": {}}, "containerImage": null}), "InvalidTemplate", "no container"),
         (json!({"template": {}, "containerImage": null}), "InvalidTemplate", "no container"),
-        (json!({"engine": {"container": "x"}}), "InvalidTemplate", "no container 'x', but engine"),
-        (json!({"engine": {"passthrough": ["/sleep"]}}), "InvalidSpec", "steers the engine"),
+        (json!({"engine": {"container": "x"}}), "InvalidTemplate", "no container 'x': use one of engine"),
+        (json!({"engine": {"passthrough": ["/sleep"]}}), "InvalidSpec", "never forwards a management path"),
         (json!({"engine": {"kind": "vllm", "passthrough": ["/x"]}}), "InvalidSpec", "custom engines"),
         (json!({"dependencies": ["llama"]}), "DependencyCycle", "llama needs llama"),
-        (external(json!({"backendUrl": null})), "InvalidSpec", "needs a backendUrl"),
+        (external(json!({"backendUrl": null})), "InvalidSpec", "mode external needs a backendUrl"),
     ] {
         let (found, text) = refused(fields.clone());
         assert_eq!(found, reason, "{fields}: {text}");

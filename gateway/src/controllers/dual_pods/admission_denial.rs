@@ -15,12 +15,13 @@ pub fn advice(refusal: &str) -> Option<String> {
         return None;
     }
     let what = if policy.starts_with("fma-") {
-        format!("run the gateways as an account whose name ends in {EXEMPT} (docs/dual-pods.md says how)")
+        format!("run the gateways under an account whose name ends in {EXEMPT} (see docs/dual-pods.md)")
     } else {
-        "exempt the gateways' account from it".to_owned()
+        "exempt the gateways' account from the policy".to_owned()
     };
     Some(format!(
-        "the policy {policy} keeps Rouse from serving dual pods: {what}. The API server says: {refusal}"
+        "the admission policy {policy} prevents Rouse from serving dual pods: {what}. The API server returned: \
+         {refusal}"
     ))
 }
 

@@ -121,7 +121,12 @@ pub fn read(pod: &Pod) -> Vec<LauncherEngine> {
     let inside = ours(pod).filter_map(|(key, text)| match parse_engine(text) {
         Ok(inside) => Some(inside),
         Err(error) => {
-            tracing::warn!(pod = pod.name_any(), key, error, "an engine of a launcher cannot be read");
+            tracing::warn!(
+                pod = pod.name_any(),
+                key,
+                error,
+                "engine annotation on a launcher Pod ignored: it cannot be parsed"
+            );
             None
         }
     });

@@ -63,26 +63,29 @@ pub struct BuiltProvider {
 /// An error that the user must correct. The user sees this text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("there is no annotation {}: it says how the server is made of this Pod", keys::SERVER_PATCH)]
+    #[error(
+        "the annotation {} is missing: set it to the patch that turns this Pod into the server's Pod",
+        keys::SERVER_PATCH
+    )]
     NoPatch,
-    #[error("the server patch is no template: {0}")]
+    #[error("the server patch is not a valid template: {0}")]
     Template(#[from] template::Error),
-    #[error("the server patch is neither YAML nor JSON: {0}")]
+    #[error("the server patch is not a YAML or JSON object: {0}")]
     Text(String),
-    #[error("the server patch does not fit this Pod: {0}")]
+    #[error("the server patch cannot be applied to this Pod: {0}")]
     Merge(#[from] strategic_merge::Error),
-    #[error("with the server patch this is no Pod: {0}")]
+    #[error("the patched Pod is not a valid Pod: {0}")]
     NoPod(String),
     #[error("the server patch has a field that Pods do not have: {0}")]
     Unknown(String),
     #[error(
-        "with the server patch no container is called {}: that is the one that runs the server",
+        "the patched Pod has no container named {}: name the container that runs the server so",
         keys::CONTAINER
     )]
     NoContainer,
     #[error(
-        "the server's Pod would be counted by {owner}, which made this one: the server patch must change a label of its selector, as in \
-         metadata: {{labels: {{app: null}}}}"
+        "the server's Pod would be counted by {owner}, which created this Pod: change a label of its selector in the \
+         server patch, as in metadata: {{labels: {{app: null}}}}"
     )]
     Selected { owner: String },
 }
@@ -184,7 +187,9 @@ fn patched(requester: &Pod, node: &NodeName) -> Result<Value, Error> {
     let text = keys::read(requester, keys::SERVER_PATCH).ok_or(Error::NoPatch)?;
     let text = template::render(text, &TemplateFields { node: node.as_str() })?;
     let patch: Value = serde_saphyr::from_str(&text).map_err(|error| Error::Text(error.to_string()))?;
-    let Value::Object(patch) = patch else { return Err(Error::Text("it is no object".to_owned())) };
+    let Value::Object(patch) = patch else {
+        return Err(Error::Text("the top level is not a mapping".to_owned()));
+    };
     let mut merged = strategic_merge::merge(base(requester), patch)?;
     // The patch may change labels and annotations only; the other metadata and the status are not its own.
     merged.remove("status");

@@ -49,15 +49,15 @@ const DEFAULT_RESIDUE: Bytes = Bytes(2 << 30);
 /// Why annotations are invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("the annotation {key} is '{text}', which is no amount of memory: write 40Gi")]
+    #[error("the annotation {key} is '{text}', which is not an amount of memory: use a value such as 40Gi")]
     Memory { key: &'static str, text: String },
-    #[error("the annotation {key} is '{0}': write 1, 2, auto or never", key = keys::SLEEP_LEVEL)]
+    #[error("the annotation {key} is '{0}': use 1, 2, auto or never", key = keys::SLEEP_LEVEL)]
     Level(String),
-    #[error("the annotation {key} is '{0}', which is no time: write 1h, 30m or never", key = keys::STOP_AFTER)]
+    #[error("the annotation {key} is '{0}', which is not a duration: use a value such as 1h, 30m or never", key = keys::STOP_AFTER)]
     Span(String),
-    #[error("the annotation {} cannot be read: {why}", keys::ENGINE)]
+    #[error("the annotation {} cannot be parsed: {why}", keys::ENGINE)]
     Engine { why: String },
-    #[error("the annotation {key} is missing, or means nothing")]
+    #[error("the annotation {key} is missing or invalid")]
     Missing { key: &'static str },
 }
 
@@ -275,7 +275,7 @@ mod tests {
         };
         assert_eq!(read(&with(&[(keys::REQUESTER, "uid name")])), None, "the public project's");
         let broken = read(&with(&[(keys::ENGINE, "{")])).unwrap().unwrap_err();
-        assert!(broken.to_string().contains("rouse.dev/engine cannot be read"), "{broken}");
+        assert!(broken.to_string().contains("rouse.dev/engine cannot be parsed"), "{broken}");
         let mut pod = Pod::default();
         write(&mut pod, &NodeName::from("n"), "x", &record(None), 8000);
         pod.metadata.annotations.as_mut().unwrap().remove(keys::ACCELERATORS);
@@ -283,12 +283,12 @@ mod tests {
         let odd = memory_request(&with(&[(keys::MEMORY, "much")])).unwrap_err();
         assert_eq!(
             odd.to_string(),
-            "the annotation rouse.dev/gpu-memory is 'much', which is no amount of memory: write 40Gi"
+            "the annotation rouse.dev/gpu-memory is 'much', which is not an amount of memory: use a value such as 40Gi"
         );
         let rests =
             |key: &str, text: &str| sleep_policy(&with(&[(key, text)])).map_err(|error| error.to_string());
         let odd = rests(keys::SLEEP_LEVEL, "3").unwrap_err();
-        assert!(odd.contains("rouse.dev/sleep-level is '3': write 1, 2, auto or never"), "{odd}");
+        assert!(odd.contains("rouse.dev/sleep-level is '3': use 1, 2, auto or never"), "{odd}");
         let odd = rests(keys::STOP_AFTER, "soon").unwrap_err();
         assert!(odd.contains("rouse.dev/stop-after is 'soon'"), "{odd}");
         let never = SleepPolicy { level: SleepLevelPolicy::Auto, stop_after: None };

@@ -12,10 +12,11 @@ pub struct TemplateFields<'a> {
 /// Why a template is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("'{{{{' in line {line} is never closed: write '}}}}' after it")]
+    #[error("'{{{{' in line {line} is never closed: add '}}}}' after it")]
     Unclosed { line: usize },
     #[error(
-        "line {line} has {{{{{found}}}}}: known are {{{{ .NodeName }}}} and {{{{ .LocalVolume }}}}, and no functions or conditions"
+        "line {line} has {{{{{found}}}}}: use only {{{{ .NodeName }}}} and {{{{ .LocalVolume }}}}, and no functions \
+         or conditions"
     )]
     Unknown { line: usize, found: String },
 }
@@ -122,13 +123,13 @@ mod tests {
 
     #[test]
     fn all_else_is_refused_with_its_line() {
-        let known = "known are {{ .NodeName }} and {{ .LocalVolume }}, and no functions or conditions";
+        let known = "use only {{ .NodeName }} and {{ .LocalVolume }}, and no functions or conditions";
         for (text, wanted) in [
             ("a\nb {{ .Other }}", format!("line 2 has {{{{ .Other }}}}: {known}")),
             ("{{ if .NodeName }}", format!("line 1 has {{{{ if .NodeName }}}}: {known}")),
             ("{{-.NodeName}}", format!("line 1 has {{{{-.NodeName}}}}: {known}")),
             ("{{/*\n*/}}\n{{ . }}", format!("line 3 has {{{{ . }}}}: {known}")),
-            ("\n{{ .NodeName", "'{{' in line 2 is never closed: write '}}' after it".to_owned()),
+            ("\n{{ .NodeName", "'{{' in line 2 is never closed: add '}}' after it".to_owned()),
         ] {
             assert_eq!(rendered(text), Err(wanted), "{text}");
         }

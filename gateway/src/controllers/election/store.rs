@@ -18,13 +18,13 @@ use crate::controllers::api_error::api_error_message;
 /// Why a lease call failed. The election retries after each of these.
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseError {
-    #[error("another gateway was quicker")]
+    #[error("another gateway changed the lease first")]
     Conflict,
     #[error("the API server did not answer in time")]
     Timeout,
-    #[error("the lease's number of transitions is at its end: delete the Lease")]
+    #[error("the lease's leaseTransitions has reached its maximum: delete the Lease")]
     EpochExhausted,
-    #[error("the API server gave a lease without a version")]
+    #[error("the API server returned a lease without uid or resourceVersion")]
     Unversioned,
     #[error("{}", api_error_message(.0))]
     Refused(#[source] Box<kube::Error>),

@@ -101,7 +101,7 @@ pub(super) fn node_capacity(
     let (units, odd) = match node.extended_resources.get(resource) {
         None => (None, None),
         Some(Ok(units)) => (Some(*units), None),
-        Some(Err(text)) => (None, Some(format!("allocatable {resource} is '{text}', which is no number"))),
+        Some(Err(text)) => (None, Some(format!("allocatable {resource} is '{text}', which is not a number"))),
     };
     match accelerators {
         Some(Ok(found)) => NodeCapacity {
@@ -125,7 +125,7 @@ pub(super) fn node_capacity(
 fn by_labels(node: &IndexedNode, units: Option<u32>, odd: Option<String>) -> NodeCapacity {
     let number = |label: &str| {
         let text = node.labels.get(label)?;
-        Some(text.parse::<u64>().map_err(|_| format!("the label {label} is '{text}', which is no number")))
+        Some(text.parse::<u64>().map_err(|_| format!("the label {label} is '{text}', which is not a number")))
     };
     let (each, count) = match (number(MEMORY).transpose(), number(COUNT).transpose()) {
         (Ok(each), Ok(count)) => (each, count),

@@ -155,7 +155,10 @@ impl Placer<'_> {
             several => {
                 let named = || list(several.iter().map(|name| format!("'{name}'")));
                 let oldest = self.oldest(several).ok_or_else(|| Rejection::SeveralPools(named()))?;
-                (oldest, Some(format!("its nodeSelector is of the pools {}, which overlap", named())))
+                (
+                    oldest,
+                    Some(format!("the model's nodeSelector matches the pools {}, which overlap", named())),
+                )
             }
         };
         let pool = self.pools.get(name);
@@ -205,10 +208,13 @@ fn check_dual_pods_mode(
     let configured = matches!(&model.hosting, ModelHosting::DualPods(pods) if pods.has_server_config());
     let text = match mode {
         Some(_) if configured => return Ok(()),
-        None => "nobody here serves mode dualPods: set kubernetes.dualPods in the gateway's configuration",
-        Some(ProviderMode::Launcher) => "mode dualPods goes with kubernetes.dualPods.mode sleep or plain",
+        None => "this gateway does not serve mode dualPods: set kubernetes.dualPods in its configuration",
+        Some(ProviderMode::Launcher) => {
+            "this gateway runs dual pods in mode launcher: set kubernetes.dualPods.mode to sleep or plain, or name \
+             an InferenceServerConfig in the template's annotations"
+        }
         Some(ProviderMode::Sleep) if model.engine.sleep != config::SleepApi::Vllm => {
-            "in mode dualPods an engine must be able to sleep: a vllm whose command has --enable-sleep-mode"
+            "in mode dualPods the engine must be able to sleep: use vllm, with --enable-sleep-mode in its command"
         }
         Some(ProviderMode::Sleep | ProviderMode::Plain) => return Ok(()),
     };
@@ -231,7 +237,7 @@ fn pairs(labels: &BTreeMap<String, String>) -> String {
 
 /// Error for a model without variants, which the conversion never returns.
 fn nothing_to_run() -> Rejections {
-    Rejection::Spec("there is no variant to run".to_owned()).into()
+    Rejection::Spec("the model has no variant to run".to_owned()).into()
 }
 
 fn external(entry: &ModelEntry, model: &Arc<convert::ConvertedModel>) -> Result<ServedModel, Rejections> {
@@ -265,13 +271,16 @@ fn served(
     let mut notes = Vec::new();
     if model.variants.len() > 1 {
         notes.push(format!(
-            "of its {} variants this version runs one, the cheapest that a pool takes: '{}'",
+            "this version runs only one of the {} variants, the cheapest that a pool accepts: '{}'",
             model.variants.len(),
             variant.name
         ));
     }
     if spec.priority < variant.spec.priority {
-        notes.push(format!("its priority is {most}, the highest that the pool '{}' allows", place.name));
+        notes.push(format!(
+            "the priority is limited to {most}, the highest that the pool '{}' allows",
+            place.name
+        ));
     }
     let engine = if model.engine.fingerprint == spec.fingerprint {
         Arc::clone(&model.engine)

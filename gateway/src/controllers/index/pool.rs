@@ -109,7 +109,7 @@ fn terms(spec: &AcceleratorPoolSpec) -> Result<PoolTerms, Rejections> {
         ));
     }
     if spec.slots == 0 {
-        refused.push(Rejection::Spec("slots is at least 1".to_owned()));
+        refused.push(Rejection::Spec("slots must be at least 1".to_owned()));
     }
     if !refused.is_empty() {
         return Err(Rejections(refused));

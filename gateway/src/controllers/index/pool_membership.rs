@@ -61,7 +61,8 @@ impl PoolMembership {
                 several => {
                     overlaps.note(several, Some(node));
                     let named = list(several.iter().map(|pool| format!("'{pool}'")));
-                    let doubt = Some(format!("it is in the pools {named}, and so in none"));
+                    let doubt =
+                        Some(format!("the node matches the pools {named}, so it belongs to none of them"));
                     let uid = facts.uid.clone();
                     places.insert(
                         node.clone(),

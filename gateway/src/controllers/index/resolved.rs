@@ -106,14 +106,14 @@ pub enum PoolProblem {
     /// The other pools, each with a shared node if there is one.
     #[error("{}", overlap(.0))]
     Overlap(BTreeMap<String, Option<String>>),
-    #[error("no node has the labels of its nodeSelector: label nodes, or correct the selector")]
+    #[error("no node has the labels of the pool's nodeSelector: label nodes, or correct the selector")]
     NoNodes,
     #[error(
-        "nothing says how much memory its accelerators have: run NVIDIA's feature discovery, which labels its nodes, \
-         or give spec.memory"
+        "the memory of the pool's accelerators is unknown: run NVIDIA's feature discovery, which labels the nodes, \
+         or set spec.memory"
     )]
     NoCapacity,
-    #[error("none of its nodes has a healthy accelerator with memory to grant")]
+    #[error("no node of the pool has a healthy accelerator with memory to grant")]
     NoAccelerators,
 }
 
@@ -140,8 +140,8 @@ fn overlap(others: &BTreeMap<String, Option<String>>) -> String {
         None => format!("'{pool}'"),
     });
     format!(
-        "its nodes are also those of {}: change a nodeSelector so that a node is in one pool. Until then nothing is \
-         started in either",
+        "the pool shares nodes with {}: change a nodeSelector so that each node is in one pool. Until then no engine \
+         starts in any of these pools",
         list(named)
     )
 }

@@ -21,9 +21,11 @@ pub struct ReservationLocation {
 /// An engine got accelerators without room for it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LocationError {
-    #[error("{wanted} wanted on each accelerator, and those of node {node} have {capacity}")]
+    #[error("the engine needs {wanted} on each accelerator, and those of node {node} have {capacity}")]
     TooSmall { node: String, wanted: Bytes, capacity: Bytes },
-    #[error("{wanted} wanted on {accelerator} of node {node}, where others have {taken} of its {capacity}")]
+    #[error(
+        "the engine needs {wanted} on {accelerator} of node {node}, where other engines hold {taken} of {capacity}"
+    )]
     Occupied { node: String, accelerator: AcceleratorId, wanted: Bytes, taken: Bytes, capacity: Bytes },
 }
 

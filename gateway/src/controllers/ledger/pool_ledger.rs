@@ -39,17 +39,17 @@ pub struct PoolLedger {
 pub enum Error<E> {
     #[error(transparent)]
     Refused(E),
-    #[error("this gateway does not lead, or no longer")]
+    #[error("this gateway is not the leader")]
     NotLeading,
     #[error(
-        "pool '{pool}' is under the leader of epoch {newer}, and this gateway leads in {epoch}: it was replaced"
+        "pool '{pool}' has a leader of epoch {newer}: this gateway, which led in epoch {epoch}, was replaced"
     )]
     Replaced { pool: String, epoch: u64, newer: u64 },
-    #[error("there is no pool '{0}'")]
+    #[error("the pool '{0}' does not exist")]
     NoPool(String),
     #[error("the API server did not answer in time")]
     Timeout,
-    #[error("others were quicker {MAX_TRIES} times in a row")]
+    #[error("the write conflicted with other writers {MAX_TRIES} times in a row")]
     Contended,
     #[error("{}", api_error_message(.0))]
     Api(#[source] Box<kube::Error>),

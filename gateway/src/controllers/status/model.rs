@@ -244,7 +244,7 @@ fn readiness(seen: ResolvedModel<'_>, facts: &ModelFacts) -> ModelReadiness {
     };
     let external = served.pool.is_none();
     if let Some(engines) = count(&[EngineState::Awake]) {
-        let message = if external { "its backend serves".to_owned() } else { format!("awake: {engines}") };
+        let message = if external { "the backend serves".to_owned() } else { format!("awake: {engines}") };
         return ModelReadiness { ready: true, available: true, reason: "Deployed", message };
     }
     if let Some(engines) = count(&[EngineState::Waking]) {
@@ -253,7 +253,7 @@ fn readiness(seen: ResolvedModel<'_>, facts: &ModelFacts) -> ModelReadiness {
     if let Some(engines) = count(&[EngineState::Launching, EngineState::Loading]) {
         if external {
             // Rouse does not start an external backend, so a backend that does not answer is unavailable.
-            let why = facts.last_failure.as_deref().unwrap_or("its backend has not answered yet");
+            let why = facts.last_failure.as_deref().unwrap_or("the backend has not answered yet");
             return ModelReadiness::unavailable("Deploying", why);
         }
         return ModelReadiness::available("Deploying", format!("starting: {engines}"));
@@ -278,7 +278,7 @@ fn readiness(seen: ResolvedModel<'_>, facts: &ModelFacts) -> ModelReadiness {
         return ModelReadiness::unavailable("PoolNotReady", why);
     }
     if external {
-        return ModelReadiness::unavailable("Deploying", why.unwrap_or("its backend has not answered yet"));
+        return ModelReadiness::unavailable("Deploying", why.unwrap_or("the backend has not answered yet"));
     }
     idle_readiness(why, facts, &count)
 }
@@ -291,16 +291,19 @@ fn idle_readiness(
 ) -> ModelReadiness {
     let past = facts.last_outcome.as_deref();
     let (reason, message) = if let Some(engines) = count(&[EngineState::Draining]) {
-        ("Draining", format!("finishing requests, and taking no new ones: {engines}"))
+        ("Draining", format!("finishing requests, accepting no new ones: {engines}"))
     } else if let Some(engines) = count(&[EngineState::Asleep, EngineState::FallingAsleep]) {
-        ("Asleep", format!("asleep, to be woken by the next request: {engines}"))
+        ("Asleep", format!("asleep until the next request: {engines}"))
     } else if let Some(engines) = count(&[EngineState::Stopping]) {
         ("Stopping", format!("stopping: {engines}"))
     } else if let Some(past) = past.filter(|_| facts.start_failed) {
-        return ModelReadiness::unavailable("Failed", format!("{past}; the next request starts it again"));
+        return ModelReadiness::unavailable(
+            "Failed",
+            format!("{past}; the next request starts the engine again"),
+        );
     } else {
         let past = past.map(|past| format!(", {past}")).unwrap_or_default();
-        ("ScaledToZero", format!("no engine runs{past}: the next request starts one"))
+        ("ScaledToZero", format!("no engine is running{past}: the next request starts one"))
     };
     ModelReadiness::available(reason, why.map_or(message, str::to_owned))
 }

@@ -122,7 +122,7 @@ pub fn node_condition(
 ) -> Condition {
     let doubt = place.and_then(|place| place.warning.as_deref());
     let said =
-        |text: &str| doubt.map_or_else(|| text.to_owned(), |doubt| format!("{text}. Left out: {doubt}"));
+        |text: &str| doubt.map_or_else(|| text.to_owned(), |doubt| format!("{text}. Not counted: {doubt}"));
     let (ready, reason, message) = match place {
         Some(ResolvedNode { pool: Some(pool), accelerators, .. }) if *accelerators > 0 => (
             true,
@@ -130,9 +130,9 @@ pub fn node_condition(
             said(&format!("{} for the pool '{pool}'", pluralize(accelerators, "accelerator"))),
         ),
         Some(ResolvedNode { pool: Some(_), .. }) => {
-            (false, "NoAccelerators", said("it has nothing to grant"))
+            (false, "NoAccelerators", said("the node has no memory to grant"))
         }
-        _ => (false, "NoPool", said("it is in no AcceleratorPool")),
+        _ => (false, "NoPool", said("the node is in no AcceleratorPool")),
     };
     condition(READY, ready, reason, &message, generation, before, now)
 }

@@ -53,7 +53,7 @@ fn capacity_summary(pool: &ResolvedPool) -> String {
         pool.total.unwrap_or(Bytes::ZERO)
     );
     if !pool.warnings.is_empty() {
-        text.push_str(". Left out: ");
+        text.push_str(". Not counted: ");
         text.push_str(&list(pool.warnings.iter().cloned()));
     }
     text

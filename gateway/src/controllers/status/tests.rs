@@ -152,8 +152,8 @@ fn a_backend_that_is_not_found_is_not_available_and_the_resolver_says_why() {
     let starting = ModelFacts { engines: vec![engine(0, EngineState::Launching)], ..ModelFacts::default() };
     let (ready, available, reason, text) = told(&settled, &starting);
     assert_eq!((ready, available, reason.as_str()), (false, false, "Deploying"));
-    assert_eq!(text, "its backend has not answered yet");
-    let why = "the backend's name 'vllm' leads nowhere: Name or service not known".to_owned();
+    assert_eq!(text, "the backend has not answered yet");
+    let why = "cannot resolve the backend's name 'vllm': Name or service not known".to_owned();
     let lost = ModelFacts { last_failure: Some(why.clone()), ..starting };
     assert_eq!(told(&settled, &lost), (false, false, "Deploying".into(), why));
 }
@@ -356,10 +356,10 @@ fn a_node_says_whether_it_may_be_given_work() {
     let odd = Some("GPU-1: capacity: 'x' is not a size");
     for (place, ready, reason, says) in [
         (Some(place(Some("p"), 8, None)), "True", "Ready", "8 accelerators for the pool 'p'"),
-        (Some(place(Some("p"), 7, odd)), "True", "Ready", "Left out: GPU-1"),
-        (Some(place(Some("p"), 0, odd)), "False", "NoAccelerators", "Left out: GPU-1"),
-        (Some(place(None, 0, Some("it is in the pools 'p', 'q'"))), "False", "NoPool", "'p', 'q'"),
-        (None, "False", "NoPool", "it is in no AcceleratorPool"),
+        (Some(place(Some("p"), 7, odd)), "True", "Ready", "Not counted: GPU-1"),
+        (Some(place(Some("p"), 0, odd)), "False", "NoAccelerators", "Not counted: GPU-1"),
+        (Some(place(None, 0, Some("the node matches the pools 'p', 'q'"))), "False", "NoPool", "'p', 'q'"),
+        (None, "False", "NoPool", "the node is in no AcceleratorPool"),
     ] {
         let found = node_condition(place.as_ref(), Some(2), &[], NOW);
         assert_eq!((found.status.as_str(), found.reason.as_str()), (ready, reason), "{found:?}");
@@ -376,7 +376,7 @@ fn less_is_recommended_only_below_nine_tenths() {
     let text = advised.recommendation.unwrap();
     assert_eq!(
         text,
-        "declare memory: 84480Mi instead of 100Gi, since no engine was seen to use more than 75Gi of it (75 %)"
+        "declare memory: 84480Mi instead of 100Gi, because no engine has used more than 75Gi of it (75 %)"
     );
     let seven_eighths = of(80, 70).unwrap();
     assert_eq!((seven_eighths.ratio, seven_eighths.percent), (0.875, 87));

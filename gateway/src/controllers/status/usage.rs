@@ -40,7 +40,7 @@ pub fn usage(declared: Bytes, peak: Bytes) -> Option<DeclaredMemoryUsage> {
     let percent = u32::try_from(used * 100 / all).unwrap_or(u32::MAX);
     let recommendation = advised.map(|advised| {
         format!(
-            "declare memory: {} instead of {}, since no engine was seen to use more than {} of it ({percent} %)",
+            "declare memory: {} instead of {}, because no engine has used more than {} of it ({percent} %)",
             Quantity::from(advised),
             Quantity::from(declared),
             Quantity::from(peak),

@@ -149,7 +149,7 @@ fn only_a_regular_file_is_renamed_and_a_new_one_is_for_its_user_alone() {
     fs::create_dir(at("folder")).unwrap();
     for name in ["link", "pipe", "folder"] {
         let error = JournalFile::open(&at(name), &TelemetryDropCounters::new()).err().unwrap().to_string();
-        assert!(error.contains("name a regular file, or one that is not there yet"), "{error}");
+        assert!(error.contains("name a regular file or a file that does not exist yet"), "{error}");
         assert!(!at(&format!("{name}.1")).exists() && fs::symlink_metadata(at(name)).is_ok(), "{name}");
     }
     JournalFile::open(&at("file"), &TelemetryDropCounters::new()).unwrap();

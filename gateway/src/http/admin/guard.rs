@@ -105,17 +105,21 @@ fn is_loopback(authority: &str) -> bool {
 impl IntoResponse for AdminRejection {
     fn into_response(self) -> Response {
         let (status, code, message) = match self {
-            Self::NoToken => (StatusCode::UNAUTHORIZED, "invalid_token", "a valid bearer token is needed"),
-            Self::NotLocal => {
-                (StatusCode::FORBIDDEN, "not_local", "without admin.token only this machine may ask")
-            }
-            Self::ForeignHost => {
-                (StatusCode::FORBIDDEN, "foreign_host", "without admin.token the Host must be a loopback one")
-            }
+            Self::NoToken => (StatusCode::UNAUTHORIZED, "invalid_token", "a valid bearer token is required"),
+            Self::NotLocal => (
+                StatusCode::FORBIDDEN,
+                "not_local",
+                "without admin.token, the admin API accepts requests only from this machine",
+            ),
+            Self::ForeignHost => (
+                StatusCode::FORBIDDEN,
+                "foreign_host",
+                "without admin.token, the Host header must be a loopback address or localhost",
+            ),
             Self::ForeignOrigin => (
                 StatusCode::FORBIDDEN,
                 "foreign_origin",
-                "without admin.token a web page of another origin may not give orders",
+                "without admin.token, the admin API rejects orders from a web page of another origin",
             ),
         };
         let mut response = super::error(status, code, message);

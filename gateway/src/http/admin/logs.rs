@@ -18,7 +18,7 @@ use tokio::{
 
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// The message for a missing log file.
-pub(super) const NO_LOGS_MESSAGE: &str = "this engine has no output here: it was not started yet, or its log cannot be written (the gateway's own log says so)";
+pub(super) const NO_LOGS_MESSAGE: &str = "this gateway has no output of the engine: the engine has not started yet, or its log cannot be written (see the gateway's own log)";
 const CHUNK_BYTES: usize = 64 * 1024;
 
 pub(super) async fn stream(path: PathBuf, follow: bool) -> Response {
@@ -28,11 +28,11 @@ pub(super) async fn stream(path: PathBuf, follow: bool) -> Response {
             return super::error(StatusCode::NOT_FOUND, "no_logs", NO_LOGS_MESSAGE);
         }
         Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "cannot read an engine's log");
+            tracing::warn!(path = %path.display(), %error, "reading an engine's log failed");
             return super::error(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "log_unreadable",
-                "the engine's output cannot be read",
+                "cannot read the engine's output: the gateway's own log has the cause",
             );
         }
     };

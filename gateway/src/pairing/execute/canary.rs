@@ -41,10 +41,10 @@ impl Executor {
             CanaryVerdict::Passed if task == ProbeTask::Generate => self.check_device_access(job).await,
             CanaryVerdict::Passed => Ok(CommandReply::Done),
             CanaryVerdict::Inconclusive => {
-                Err(ExecutionError::refused("a closed gate answered in its place"))
+                Err(ExecutionError::refused("a closed gate answered instead of the engine"))
             }
             CanaryVerdict::Failed(cause) => {
-                Err(ExecutionError::refused(format!("it was asked for a token: {cause}")))
+                Err(ExecutionError::refused(format!("the canary request failed: {cause}")))
             }
         }
     }
@@ -56,8 +56,9 @@ impl Executor {
             return Ok(CommandReply::Done);
         };
         Err(ExecutionError::user_error(format!(
-            "NoDeviceAccess: its engine answered and had taken no memory of {accelerator}, so its Pod cannot get at that: set \
-             gpuAccess or runtimeClassName of the AcceleratorPool to how this node lets Pods at accelerators"
+            "NoDeviceAccess: the engine answered but uses no memory of {accelerator}, so its Pod has no access to \
+             that accelerator: set gpuAccess or runtimeClassName of the AcceleratorPool to the way in which this \
+             node gives Pods access to accelerators"
         )))
     }
 
@@ -84,6 +85,8 @@ impl Executor {
 async fn read_memory(job: &CommandContext) -> Option<AcceleratorUsedMib> {
     let own = job.requester.as_ref()?;
     let read = stub(job, own, Generation::default()).ok()?.memory(MEMORY_READ_TIMEOUT).await;
-    let log = |failed: &ExecutionError| tracing::debug!(requester = %own.name, text = failed.text, "no memory was read");
+    let log = |failed: &ExecutionError| {
+        tracing::debug!(requester = %own.name, error = failed.text, "accelerator memory could not be read");
+    };
     read.inspect_err(log).ok()
 }

@@ -61,9 +61,9 @@ impl Executor {
         match step {
             EngineStep::Create { record } => Box::pin(self.create(job, record)).await,
             EngineStep::Bind { record } => self.bind(job, record).await,
-            EngineStep::Launch => {
-                Err(ExecutionError::refused("it has a Pod of its own, and is not launched"))
-            }
+            EngineStep::Launch => Err(ExecutionError::refused(
+                "the engine has a Pod of its own and cannot be launched in a launcher",
+            )),
             EngineStep::SendCanary => self.send_canary(job).await,
             EngineStep::OpenGate { .. } => self.open_gate(job, generation).await,
             EngineStep::CloseGate { deadline, .. } => self.close_gate(job, generation, *deadline).await,
@@ -81,10 +81,10 @@ impl Executor {
     async fn create(&self, job: &CommandContext, record: &EngineRecord) -> ExecutionOutcome {
         let own = job.requester()?;
         let Some(pod) = self.get_pod(&own.name).await? else {
-            return Err(ExecutionError::refused("its requester is gone"));
+            return Err(ExecutionError::refused("the requester is gone"));
         };
         if pod.metadata.uid.as_deref() != Some(own.id.as_str()) {
-            return Err(ExecutionError::refused("its requester is gone"));
+            return Err(ExecutionError::refused("the requester is gone"));
         }
         let place = place(job, &record.engine);
         let owner = self.owner(&pod).await?;
@@ -307,8 +307,10 @@ impl Executor {
         id: &PairingEngineId,
         generation: Generation,
     ) -> ExecutionOutcome {
-        let namespace =
-            job.namespace.as_deref().ok_or_else(|| ExecutionError::unknown("where its Pod was to be"))?;
+        let namespace = job
+            .namespace
+            .as_deref()
+            .ok_or_else(|| ExecutionError::unknown("the namespace of the engine's Pod"))?;
         let name = provider::name(&place(job, id), id);
         let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         let Some(pod) = self.writer.get(&api, &name).await? else {
@@ -350,7 +352,7 @@ pub(super) async fn announce_leader_to_stub(job: &CommandContext) -> Result<(), 
     let Some(own) = job.requester.as_ref().filter(|own| own.stub_address.is_some()) else { return Ok(()) };
     match stub(job, own, Generation::default())?.announce_leader().await {
         Err(failed) if !failed.superseded => {
-            tracing::debug!(requester = %own.name, text = failed.text, "its stub was not told who leads");
+            tracing::debug!(requester = %own.name, error = failed.text, "leader not announced to the stub");
             Ok(())
         }
         outcome => outcome.map(drop),
@@ -392,7 +394,7 @@ pub(super) fn adapter(
 
 fn engine_error(cause: EngineCause) -> ExecutionError {
     let reached = !matches!(cause, EngineCause::Unreachable | EngineCause::Timeout);
-    let text = format!("its engine: {cause}");
+    let text = format!("the engine call failed: {cause}");
     ExecutionError {
         cause: if reached { CommandFailure::Refused } else { CommandFailure::Unreachable },
         text,

@@ -17,9 +17,9 @@ use crate::pairing::{command_context::CommandContext, pod_events::is_failure};
 pub(super) fn log_executed(job: &CommandContext, took: Duration) {
     let (PairingCommand { node, action: order, .. }, took) = (&job.command, Millis::from(took));
     match level(order) {
-        Level::WARN => tracing::warn!(%node, %order, %took, "an order was carried out"),
-        Level::INFO => tracing::info!(%node, %order, %took, "an order was carried out"),
-        _ => tracing::debug!(%node, %order, %took, "an order was carried out"),
+        Level::WARN => tracing::warn!(%node, command = %order, duration = %took, "command executed"),
+        Level::INFO => tracing::info!(%node, command = %order, duration = %took, "command executed"),
+        _ => tracing::debug!(%node, command = %order, duration = %took, "command executed"),
     }
 }
 

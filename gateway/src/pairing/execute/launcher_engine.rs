@@ -57,7 +57,7 @@ impl Executor {
 
     async fn bind_in_launcher(&self, job: &CommandContext, record: &EngineRecord) -> ExecutionOutcome {
         let (own, provider) = (job.requester()?, job.provider()?);
-        let port = job.port.ok_or_else(|| ExecutionError::unknown("its port"))?;
+        let port = job.port.ok_or_else(|| ExecutionError::unknown("the engine's port"))?;
         let (slept, routing) = (job.recorded_sleep_level(&record.engine), RoutingMetadata::default());
         let (started, routed) = config_annotations(job, own, &record.engine, port);
         let inside = LauncherEngine { record: record.clone(), sleep_level: slept, port, routing };
@@ -167,7 +167,7 @@ impl Executor {
 /// Builds the patch of the launcher's Pod for an engine that serves its requester.
 pub(super) fn serving_patch(job: &CommandContext, own: &RequesterPod) -> Result<Value, ExecutionError> {
     let (provider, record) = (job.provider()?, job.record()?);
-    let port = job.port.ok_or_else(|| ExecutionError::unknown("its port"))?;
+    let port = job.port.ok_or_else(|| ExecutionError::unknown("the engine's port"))?;
     let config = job.server_config.as_ref().map(|config| &config.spec.model_server_config);
     // An InferenceServerConfig that was edited since belongs to another engine.
     let config = config.filter(|config| launcher::matches_server(config, record.engine.fingerprint));
@@ -221,17 +221,19 @@ fn launcher_client(job: &CommandContext) -> Result<LauncherClient, ExecutionErro
 }
 
 async fn launch(job: &CommandContext, id: &PairingEngineId, generation: Generation) -> ExecutionOutcome {
-    let port = job.port.ok_or_else(|| ExecutionError::unknown("its port"))?;
+    let port = job.port.ok_or_else(|| ExecutionError::unknown("the engine's port"))?;
     let config =
-        job.server_config.as_ref().ok_or_else(|| ExecutionError::unknown("its InferenceServerConfig"))?;
+        job.server_config.as_ref().ok_or_else(|| ExecutionError::unknown("the InferenceServerConfig"))?;
     let served = job.requester.as_ref().and_then(RequesterPod::served_name);
     if launcher::fingerprint(&config.spec.model_server_config, served) != id.fingerprint {
-        return Err(ExecutionError::refused("its InferenceServerConfig has been changed"));
+        return Err(ExecutionError::refused("the InferenceServerConfig has changed since the decision"));
     }
     // The InferenceServerConfig changed since the decision. The launcher is replaced for the next start.
     let (wanted, here) = (&config.spec.launcher_config_name, job.provider()?.source.as_ref());
     if here.is_none_or(|here| here.config != launcher::pod::label_value(wanted)) {
-        return Err(ExecutionError::refused(format!("its launcher is not of the LauncherConfig {wanted}")));
+        return Err(ExecutionError::refused(format!(
+            "the launcher was not created from the LauncherConfig {wanted}"
+        )));
     }
     let wanted = InstanceRequest::new(config, served, &id.accelerators, port).with_generation(generation);
     let launcher = launcher_client(job)?;

@@ -32,9 +32,9 @@ impl Executor {
     /// Creates a launcher in its LauncherConfig's namespace, which is also that of its requesters.
     async fn create_launcher(&self, job: &CommandContext, id: &ProviderId) -> ExecutionOutcome {
         let config =
-            job.launcher_config.as_ref().ok_or_else(|| ExecutionError::unknown("its LauncherConfig"))?;
+            job.launcher_config.as_ref().ok_or_else(|| ExecutionError::unknown("the LauncherConfig"))?;
         let accelerator =
-            id.accelerators.first().ok_or_else(|| ExecutionError::unknown("its accelerator"))?;
+            id.accelerators.first().ok_or_else(|| ExecutionError::unknown("the launcher's accelerator"))?;
         let node = &job.command.node;
         let namespace = config.namespace().unwrap_or_default();
         let place = LauncherPlacement { namespace: &namespace, node, hostname: node.as_str(), accelerator };

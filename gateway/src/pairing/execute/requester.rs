@@ -90,7 +90,7 @@ async fn accelerators(stub: &RequesterStubClient) -> ExecutionOutcome {
     let found = stub.accelerators().await?;
     if found.is_empty() {
         return Err(ExecutionError::user_error(
-            "its stub says that it was given no accelerator: ask for some in resources.limits",
+            "the stub reports that its Pod has no accelerator: request some in resources.limits",
         ));
     }
     Ok(CommandReply::Accelerators(found))
@@ -102,7 +102,7 @@ pub(super) fn stub(
     own: &RequesterPod,
     generation: Generation,
 ) -> Result<RequesterStubClient, ExecutionError> {
-    let address = own.stub_address.ok_or_else(|| ExecutionError::unknown("its stub's address"))?;
+    let address = own.stub_address.ok_or_else(|| ExecutionError::unknown("the stub's address"))?;
     let spi = RequesterStubClient::new(address, job.token.clone(), job.command.epoch, generation);
     Ok(spi.with_observer(job.call_metrics()))
 }

@@ -92,7 +92,7 @@ impl RequesterStubClient {
         if gate.gated && gate.leases == 0 {
             return Ok(());
         }
-        Err(ExecutionError::refused("its gate was opened again"))
+        Err(ExecutionError::refused("the stub's gate was opened again"))
     }
 
     /// Announces this leader, so that the stub refuses older ones; returns the gate's state, if there is a gate.
@@ -173,7 +173,7 @@ fn checked(reply: HttpClientReply) -> Result<HttpClientReply, ExecutionError> {
     let cause = if reply.status == 409 { CommandFailure::Conflict } else { CommandFailure::Refused };
     Err(ExecutionError {
         cause,
-        text: format!("its stub answered {}: {}", reply.status, text.trim()),
+        text: format!("the stub answered {}: {}", reply.status, text.trim()),
         user_facing: false,
         superseded: false,
     })

@@ -24,10 +24,10 @@ impl ClusterFacts {
             return;
         }
         for (accelerator, fault) in faults.iter().filter(|(a, _)| !self.faults.contains_key(*a)) {
-            tracing::warn!(%accelerator, fault, "an accelerator has a fault: it is not used any more");
+            tracing::warn!(%accelerator, fault, "accelerator has a fault, no longer used");
         }
         for accelerator in self.faults.keys().filter(|a| !faults.contains_key(*a)) {
-            tracing::info!(%accelerator, "an accelerator has no fault any more");
+            tracing::info!(%accelerator, "accelerator fault cleared");
         }
         (self.faults, self.changed) = (faults, true);
     }

@@ -56,7 +56,12 @@ pub(super) fn parse_gpu_map(map: &ConfigMap) -> BTreeMap<NodeName, AcceleratorIn
     let entry = |(node, text): (&String, &String)| match serde_json::from_str::<AcceleratorIndices>(text) {
         Ok(numbers) => Some((NodeName::from(node.as_str()), numbers)),
         Err(error) => {
-            tracing::warn!(map = map.name_any(), node, %error, "an entry is no object of UUIDs and numbers");
+            tracing::warn!(
+                map = map.name_any(),
+                node,
+                %error,
+                "GPU map entry ignored: it is not a JSON object of UUIDs and indices"
+            );
             None
         }
     };

@@ -59,12 +59,17 @@ pub(super) fn container_failure(pod: &Pod) -> Option<String> {
     if let Some(ended) = ended {
         let reason = ended.reason.as_deref().filter(|reason| *reason != "Error");
         let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
-        return Some(format!("its container ended with exit code {}{reason}", ended.exit_code));
+        return Some(format!("the container exited with code {}{reason}", ended.exit_code));
     }
     let (reason, message) = engine_pod::waiting_reason(own)?;
     let message = Some(message).filter(|message| !message.is_empty());
     let message = message.map(|message| format!(": {message}")).unwrap_or_default();
-    Some(format!("its container cannot be made: {reason}{message}").chars().take(MAX_FAILURE_CHARS).collect())
+    Some(
+        format!("the container cannot be created: {reason}{message}")
+            .chars()
+            .take(MAX_FAILURE_CHARS)
+            .collect(),
+    )
 }
 
 pub(super) fn provider_phase(pod: &Pod) -> ProviderPhase {

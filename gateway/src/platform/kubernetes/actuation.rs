@@ -100,10 +100,12 @@ async fn actuate(
                 Err(stub::Error::StaleEpoch) => engine_steps::superseded(berth).await,
                 Err(stub::Error::StaysAwake) => return Err(FailureCause::SleepDenied),
                 Err(error @ (stub::Error::Unauthorized | stub::Error::Refused { .. })) => {
-                    tracing::warn!(engine = %berth.id, wake, %error, "it neither sleeps nor wakes by its stub");
+                    tracing::warn!(engine = %berth.id, wake, %error, "the stub rejected the sleep or wake order");
                     return Err(FailureCause::Refused);
                 }
-                Err(error) => tracing::debug!(engine = %berth.id, %error, "its stub is not there yet"),
+                Err(error) => {
+                    tracing::debug!(engine = %berth.id, %error, "the stub did not execute the order, retrying")
+                }
             }
         }
         pauses.pause().await;
@@ -123,7 +125,7 @@ async fn record_level(berth: &EngineContext, pod: &PodReceiver, level: Option<Sl
             Ok(()) => return,
             Err(Error::Gone) => return pending().await,
             Err(error) => {
-                tracing::debug!(pod = %seen.name, %error, "the Pod was not marked; it is tried again")
+                tracing::debug!(pod = %seen.name, %error, "cannot record the sleep level on the Pod, retrying")
             }
         }
         pauses.pause().await;

@@ -39,25 +39,27 @@ const MAX_RESPONSE_BYTES: usize = 16 << 20;
 /// Why a query failed, worded for the gateway's operator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("Prometheus cannot be reached at {url}: {why}. Is kubernetes.prometheus.url right?")]
+    #[error("cannot reach Prometheus at {url}: {why}; check kubernetes.prometheus.url")]
     Unreachable { url: String, why: String },
-    #[error("Prometheus at {url} has not answered within {within}: see kubernetes.prometheus.timeout")]
+    #[error("Prometheus at {url} did not answer within {within} (kubernetes.prometheus.timeout)")]
     Timeout { url: String, within: Millis },
-    #[error("Prometheus at {url} refuses to answer ({status}): is kubernetes.prometheus.tokenFile right?")]
+    #[error(
+        "Prometheus at {url} rejected the query with status {status}; check kubernetes.prometheus.tokenFile"
+    )]
     Forbidden { url: String, status: u16 },
     #[error(
-        "what answers at {url} is no Prometheus ({status}, {why}): kubernetes.prometheus.url is what comes before /api/v1"
+        "the server at {url} is not Prometheus (status {status}, {why}); set kubernetes.prometheus.url to the part of the URL before /api/v1"
     )]
     NotPrometheus { url: String, status: u16, why: String },
-    #[error("Prometheus at {url} does not carry out the query: {why}")]
+    #[error("Prometheus at {url} refused the query: {why}")]
     Query { url: String, why: String },
     #[error(
-        "Prometheus at {url} has no series {} or {} with a UUID: does dcgm-exporter run on the nodes, and is it scraped?",
+        "Prometheus at {url} has no series {} or {} with a UUID; check that dcgm-exporter runs on the nodes and is scraped",
         query::USED_MIB_METRIC,
         query::USED_BYTES_METRIC
     )]
     NoSeries { url: String },
-    #[error("the answer of Prometheus at {url} is larger than {}", Bytes(MAX_RESPONSE_BYTES as u64))]
+    #[error("the response of Prometheus at {url} is larger than {}", Bytes(MAX_RESPONSE_BYTES as u64))]
     Large { url: String },
 }
 
@@ -96,7 +98,8 @@ impl DcgmClient {
         config.root_cert_file.clone_from(&settings.ca_file);
         config.default_retry = false;
         config.auth_info.token_file = settings.token_file.as_ref().map(|file| file.display().to_string());
-        let client = Client::try_from(config).context("kubernetes.prometheus cannot be used")?;
+        let client =
+            Client::try_from(config).context("cannot set up the client for kubernetes.prometheus")?;
         Ok(Self { client, settings, clock, readings, last: Mutex::default() })
     }
 
@@ -146,7 +149,7 @@ impl DcgmClient {
                 self.readings.read_failed(MeterSource::Prometheus);
                 let said = matches!(&*last, Some((_, Err(before))) if before == error);
                 if !said {
-                    tracing::warn!(%error, "the accelerators' memory is not known from Prometheus");
+                    tracing::warn!(%error, "cannot read accelerator memory from Prometheus");
                 }
             }
         }

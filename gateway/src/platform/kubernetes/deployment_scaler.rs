@@ -75,7 +75,7 @@ pub(super) async fn run(
                 continue;
             }
             Err(error) => {
-                tracing::warn!(deployment = %name, %error, "the Deployment was not written; it is tried again");
+                tracing::warn!(deployment = %name, %error, "cannot write the Deployment, retrying");
                 let changed = time::timeout(pause, desired.changed()).await;
                 pause = (pause * 2).min(MAX_RETRY_DELAY);
                 if matches!(changed, Ok(Err(_))) {

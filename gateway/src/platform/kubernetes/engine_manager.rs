@@ -181,7 +181,7 @@ impl EngineManager {
                     if let Err(error) = ended
                         && !error.is_cancelled()
                     {
-                        tracing::error!(%error, "a task of the platform died");
+                        tracing::error!(%error, "an engine manager task panicked");
                     }
                 }
             }
@@ -277,8 +277,8 @@ impl EngineManager {
                     {
                         break;
                     }
-                    Ok(Err(error)) => tracing::warn!(%error, "the Pods were not listed; it is tried again"),
-                    Err(_) => tracing::warn!("the Pods were not listed in time; it is tried again"),
+                    Ok(Err(error)) => tracing::warn!(%error, "Pod list failed, retrying"),
+                    Err(_) => tracing::warn!("Pod list timed out, retrying"),
                 }
                 pauses.pause().await;
             }

@@ -109,7 +109,7 @@ async fn bind_pod(berth: &EngineContext, seen: &EnginePod) -> bool {
         if matches!(error, Error::Gone | Error::Conflict) {
             return false;
         }
-        tracing::debug!(pod = %seen.name, %error, "the Pod was not marked; it is tried again");
+        tracing::debug!(pod = %seen.name, %error, "cannot bind the Pod to the engine, retrying");
         pauses.pause().await;
     }
     true
@@ -132,7 +132,7 @@ async fn pod_creation_failed(berth: &EngineContext, mut pod: PodReceiver) -> Fai
         let fails = conditions.into_iter().find(|it| it.type_ == "ReplicaFailure" && it.status == "True");
         if let Some(fails) = fails {
             let why = fails.message.unwrap_or_default();
-            tracing::warn!(engine = %berth.id, why, "no Pod can be made for it");
+            tracing::warn!(engine = %berth.id, reason = why, "the Deployment cannot create a Pod for the engine");
             berth.shared.report_failure(&berth.id, berth.generation, &why).await;
             return FailureCause::PodNotRunnable;
         }
@@ -184,7 +184,7 @@ async fn check_location(berth: &EngineContext, pod: &PodReceiver, proxy: SocketA
         let spot = location(&stub, node).await;
         let known = !spot.accelerators.is_empty();
         if let Err(why) = berth.shared.commit_location(&berth.placement, berth.id.replica, spot).await {
-            tracing::warn!(engine = %berth.id, %why, "it came to where there is no room");
+            tracing::warn!(engine = %berth.id, reason = %why, "no room for the engine on the accelerators of its Pod");
             return FailureCause::InsufficientRoom;
         }
         berth.located.store(known, Ordering::Relaxed);
@@ -204,7 +204,7 @@ pub(super) async fn locate(berth: &EngineContext, pod: &PodReceiver) {
         if let (Some(stub), Some(node)) = (stub, node(pod)) {
             let reported = stub.accelerators().await;
             if let Err(error) = &reported {
-                tracing::debug!(engine = %berth.id, %error, "the stub does not say which accelerators its Pod has");
+                tracing::debug!(engine = %berth.id, %error, "the stub did not report the accelerators of its Pod");
             }
             // A requester's Pod has an address before its stub listens, and a stub waits for its driver.
             let later =
@@ -231,7 +231,7 @@ fn node(pod: &PodReceiver) -> Option<String> {
 /// Returns the node and accelerators of the engine behind this stub.
 pub(super) async fn location(stub: &StubClient, node: String) -> ReservationLocation {
     let accelerators = stub.accelerators().await.unwrap_or_else(|error| {
-        tracing::debug!(%error, "the stub does not say which accelerators its Pod has");
+        tracing::debug!(%error, "the stub did not report the accelerators of its Pod");
         Vec::new()
     });
     ReservationLocation { node, accelerators }
@@ -259,7 +259,7 @@ pub(super) async fn open_stub(berth: &EngineContext, proxy: SocketAddr) -> Resul
             Ok(()) => return Ok(()),
             Err(stub::Error::StaleEpoch) => superseded(berth).await,
             Err(stub::Error::Unauthorized) => return Err(FailureCause::Refused),
-            Err(error) => tracing::debug!(engine = %berth.id, %error, "its stub is not there yet"),
+            Err(error) => tracing::debug!(engine = %berth.id, %error, "cannot set up the stub yet, retrying"),
         }
         pauses.pause().await;
     }
@@ -296,7 +296,7 @@ pub(super) async fn close_and_drain(contact: &EngineClient, berth: &EngineContex
             Ok(true) | Err(stub::Error::Unauthorized) => break,
             Ok(false) => continue,
             Err(stub::Error::StaleEpoch) => return superseded(berth).await,
-            Err(error) => tracing::debug!(engine = %berth.id, %error, "its stub does not drain yet"),
+            Err(error) => tracing::debug!(engine = %berth.id, %error, "the stub did not drain, retrying"),
         }
         pauses.pause().await;
     }
@@ -304,7 +304,7 @@ pub(super) async fn close_and_drain(contact: &EngineClient, berth: &EngineContex
 
 pub(super) async fn open(contact: Arc<EngineClient>, berth: Arc<EngineContext>) {
     if let Err(cause) = open_stub(&berth, contact.address).await {
-        tracing::warn!(engine = %berth.id, %cause, "its stub lets nobody in");
+        tracing::warn!(engine = %berth.id, %cause, "cannot open the stub's gate");
     }
 }
 
@@ -319,7 +319,7 @@ pub(super) async fn shut_down(berth: Arc<EngineContext>, mut pod: PodReceiver, b
         if !seen.terminating {
             // A ReplicaSet deletes an unready Pod before a ready one, whatever their deletion costs.
             if let Err(error) = annotate_pod(&berth, seen, leaving_annotations(&berth)).await {
-                tracing::debug!(pod = %seen.name, %error, "the Pod was not marked as leaving");
+                tracing::debug!(pod = %seen.name, %error, "cannot mark the Pod as leaving");
             }
             let unready = |seen: &Option<Arc<EnginePod>>| seen.as_ref().is_none_or(|seen| !seen.ready);
             // After the timeout, go on regardless.
@@ -363,7 +363,7 @@ async fn close_stub(berth: &EngineContext, proxy: SocketAddr) {
         && let Some(stub) = berth.stub(proxy)
         && let Err(error) = stub.close(true).await
     {
-        tracing::debug!(engine = %berth.id, %error, "its stub was not told that it ends");
+        tracing::debug!(engine = %berth.id, %error, "cannot close the stub's gate");
     }
     set_readiness(berth, proxy, false).await;
 }
@@ -373,14 +373,14 @@ pub(super) async fn set_readiness(berth: &EngineContext, proxy: SocketAddr, read
         && let Some(stub) = berth.stub(proxy)
         && let Err(error) = stub.set_ready(ready).await
     {
-        tracing::debug!(engine = %berth.id, %error, "its stub was not told whether it serves");
+        tracing::debug!(engine = %berth.id, %error, "cannot set the stub's readiness");
     }
 }
 
 async fn delete(berth: &EngineContext, seen: &EnginePod) -> bool {
     let api: Api<PodObject> = Api::namespaced(berth.shared.client.clone(), &seen.name.namespace);
     let done = berth.shared.writer.delete(&api, &seen.name.name, &seen.uid).await;
-    done.inspect_err(|error| tracing::debug!(pod = %seen.name, %error, "the Pod was not deleted")).is_ok()
+    done.inspect_err(|error| tracing::debug!(pod = %seen.name, %error, "cannot delete the Pod")).is_ok()
 }
 
 /// Writes annotations and the leader's epoch to this one Pod.
@@ -452,13 +452,13 @@ fn classify_failure(seen: Option<&EnginePod>, now: Tick) -> (Option<FailureCause
 
 async fn report_start_failed(berth: &EngineContext, cause: FailureCause) {
     let (engine, generation) = (berth.id.clone(), berth.generation);
-    tracing::warn!(%engine, %generation, %cause, "it does not start");
+    tracing::warn!(%engine, %generation, %cause, "engine start failed");
     berth.shared.common.send_event(Event::StartFailed { engine, generation, cause }).await;
 }
 
 /// Handles a stub that obeys a newer leader: this gateway has been replaced and is about to learn that.
 pub(super) async fn superseded(berth: &EngineContext) {
-    tracing::warn!(engine = %berth.id, "its stub obeys another leader");
+    tracing::warn!(engine = %berth.id, "the stub rejected the epoch: a newer leader is active");
     std::future::pending().await
 }
 

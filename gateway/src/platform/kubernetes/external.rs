@@ -93,7 +93,7 @@ impl ExternalEngineTask {
                 Ok(address) => break address,
                 Err(why) if told.as_ref() == Some(&why) => pauses.pause().await,
                 Err(why) => {
-                    tracing::warn!(engine = %self.id, why, "the backend is not found");
+                    tracing::warn!(engine = %self.id, reason = why, "cannot find the backend, retrying");
                     report_failure(&self.common, &self.status_inputs, &self.id, self.generation, &why).await;
                     told = Some(why);
                 }
@@ -118,8 +118,8 @@ impl ExternalEngineTask {
         let mut wait = readiness::ReadinessWait::begin(contact, None);
         let mut told = false;
         while let Err(probe) = wait.next_change(contact).await {
-            let why = format!("its backend does not serve: {probe}");
-            tracing::warn!(engine = %self.id, probe, "the backend does not serve");
+            let why = format!("the backend is not ready: {probe}");
+            tracing::warn!(engine = %self.id, probe, "backend not ready");
             report_failure(&self.common, &self.status_inputs, &self.id, self.generation, &why).await;
             told = true;
         }
@@ -144,10 +144,14 @@ impl ExternalEngineTask {
         };
         let mut found = time::timeout(LOOKUP_TIMEOUT, net::lookup_host((name.as_str(), *port)))
             .await
-            .map_err(|_| format!("no name server answers within {LOOKUP_TIMEOUT:?} where '{name}' is"))?
-            .map_err(|error| format!("the backend's name '{name}' leads nowhere: {error}"))?;
+            .map_err(|_| {
+                format!("no name server answered within {LOOKUP_TIMEOUT:?} for the backend's name '{name}'")
+            })?
+            .map_err(|error| format!("cannot resolve the backend's name '{name}': {error}"))?;
         found.find(|address| backend_address::forbidden(address.ip()).is_none()).ok_or_else(|| {
-            format!("the backend's name '{name}' leads only to addresses that are never asked")
+            format!(
+                "the backend's name '{name}' resolves only to addresses that the gateway never connects to"
+            )
         })
     }
 }
@@ -296,7 +300,11 @@ mod tests {
     async fn a_backend_with_a_certificate_that_is_not_trusted_is_asked_nothing_and_its_model_says_why() {
         let (server, roots) = upstream_tls::testing::server(&["localhost"]);
         for (name, roots, why) in [
-            ("localhost", RootCertStore::empty(), "UnknownIssuer; trusted are the roots that SSL_CERT_FILE"),
+            (
+                "localhost",
+                RootCertStore::empty(),
+                "UnknownIssuer; the gateway trusts the roots in SSL_CERT_FILE",
+            ),
             ("other.example", roots, "not valid for name"),
         ] {
             let mut visited = ExternalFixture::begin(name, Arc::clone(&server), roots).await;
@@ -307,7 +315,7 @@ mod tests {
             else {
                 panic!("{shown:?}")
             };
-            assert!(words.starts_with("its backend does not serve: GET /health: no TLS: "), "{words}");
+            assert!(words.starts_with("the backend is not ready: GET /health: TLS failed: "), "{words}");
             assert!(words.contains(why), "{words}");
             assert!(visited.requests.try_recv().is_err(), "it was asked");
             visited.stop().await;

@@ -45,12 +45,12 @@ const MAX_REFUSAL_CHARS: usize = 256;
 /// Why a call had no effect, or none that is known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("the launcher does not answer: {0}")]
+    #[error("the call to the launcher failed: {0}")]
     Unreachable(#[from] HttpClientError),
     /// The launcher has an instance of this id, or has seen a newer leader.
-    #[error("the launcher answered: {0}")]
+    #[error("the launcher rejected the call: {0}")]
     Conflict(String),
-    #[error("the launcher answered {status}: {text}")]
+    #[error("the launcher returned status {status}: {text}")]
     Refused { status: u16, text: String },
 }
 
@@ -235,13 +235,16 @@ mod tests {
         };
         assert_eq!(
             told(409, r#"{"detail":"instance a already exists"}"#),
-            (CommandFailure::Conflict, "the launcher answered: instance a already exists".to_owned())
+            (
+                CommandFailure::Conflict,
+                "the launcher rejected the call: instance a already exists".to_owned()
+            )
         );
         assert_eq!(
             told(422, r#"{"detail":[{"type":"missing"}]}"#),
-            (CommandFailure::Refused, r#"the launcher answered 422: [{"type":"missing"}]"#.to_owned())
+            (CommandFailure::Refused, r#"the launcher returned status 422: [{"type":"missing"}]"#.to_owned())
         );
-        assert_eq!(told(500, "oh").1, "the launcher answered 500: oh");
+        assert_eq!(told(500, "oh").1, "the launcher returned status 500: oh");
         let long: &'static str = "x".repeat(10_000).leak();
         assert!(told(503, long).1.len() < 300);
         assert_eq!(Error::from(HttpClientError::Timeout).cause(), CommandFailure::Unreachable);

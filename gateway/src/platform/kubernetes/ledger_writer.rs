@@ -90,7 +90,7 @@ pub(super) async fn run(
                 }
             }
             Err(error) => {
-                tracing::warn!(pool, %error, "the ledger was not written; it is tried again");
+                tracing::warn!(pool, %error, "cannot write the ledger, retrying");
                 let mut again = Vec::new();
                 for entry in open.drain(..) {
                     again.push(entry.compensate(&shared).await);
@@ -119,7 +119,7 @@ impl LedgerChange {
         match self {
             Self::Reserve { engine, request: wanted, .. } => {
                 if let Err(reason) = ledger.reserve(wanted, total, now) {
-                    tracing::info!(%engine, %reason, "not reserved");
+                    tracing::info!(%engine, %reason, "reservation refused");
                     return LedgerOutcome::Refused(reason);
                 }
             }

@@ -76,11 +76,14 @@ async fn report(
     let wanted = berth.placement.variant.spec.accelerators.count() as usize;
     if accelerators.len() != wanted {
         let seen = accelerators.len();
-        tracing::debug!(engine = %berth.id, seen, wanted, "what was read is not of its accelerators alone");
+        tracing::debug!(
+            engine = %berth.id, seen, wanted,
+            "memory reading ignored: it does not cover exactly the engine's accelerators"
+        );
         return shared.readings.read_partial(source);
     }
     if !tenancy.is_exclusive(&accelerators, berth.placement.shared_accelerators) {
-        tracing::debug!(engine = %berth.id, "others may be on its accelerators: what is in use there is not its own");
+        tracing::debug!(engine = %berth.id, "memory reading ignored: other engines may share the accelerators");
         return shared.readings.read_partial(source);
     }
     let Some(used) = used.into_values().max() else { return };
@@ -102,7 +105,7 @@ async fn read(berth: &EngineContext, pod: &PodReceiver, since: Tick) -> UsageRea
         }
         Err(error) => {
             shared.readings.read_failed(MeterSource::Stub);
-            tracing::debug!(engine = %berth.id, %error, "its stub does not say what memory is in use");
+            tracing::debug!(engine = %berth.id, %error, "the stub did not report memory use");
         }
     }
     match &shared.dcgm {
@@ -140,7 +143,7 @@ async fn read_prometheus(
             }
             Err(doubt) => doubt,
         };
-        tracing::debug!(engine = %berth.id, accelerator = %id, %doubt, "not believed");
+        tracing::debug!(engine = %berth.id, accelerator = %id, reason = %doubt, "memory sample ignored");
         berth.shared.readings.read_partial(MeterSource::Prometheus);
         return match doubt {
             UntrustedSample::TooEarly { .. } => UsageReading::TooEarly(settle.duration() + dcgm.interval()),

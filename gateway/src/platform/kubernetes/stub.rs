@@ -32,21 +32,21 @@ const ACTUATION_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// Why a stub did not execute an order.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Error {
-    #[error("the stub does not answer: {0}")]
+    #[error("the call to the stub failed: {0}")]
     Unreachable(#[from] HttpClientError),
     /// A newer leader has given orders.
-    #[error("the stub has heard a newer leader")]
+    #[error("the stub rejected the epoch: a newer leader is active")]
     StaleEpoch,
     /// The stub still executes an earlier order for this generation.
     #[error("the stub is busy: {0}")]
     Busy(String),
     /// The stub was started with another key.
-    #[error("the stub knows another token")]
+    #[error("the stub rejected the token: it was started with another key")]
     Unauthorized,
     /// The engine accepted the order to sleep, and reports that it is awake.
-    #[error("the engine stays awake")]
+    #[error("the engine stayed awake after the sleep order")]
     StaysAwake,
-    #[error("the stub answered {status}: {text}")]
+    #[error("the stub returned status {status}: {text}")]
     Refused { status: u16, text: String },
 }
 

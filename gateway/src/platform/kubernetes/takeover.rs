@@ -130,11 +130,11 @@ async fn stamp_one(shared: &Arc<KubernetesContext>, pool: String) -> Vec<EngineR
             // The current leader has written its epoch, or will.
             Err(Error::NotLeading) => return Vec::new(),
             Err(error @ Error::Replaced { .. }) => {
-                tracing::error!(pool, %error, "nothing can be booked in this pool");
+                tracing::error!(pool, %error, "cannot take over the pool: nothing can be reserved in it");
                 return Vec::new();
             }
             // An unreadable pool must not block the other pools. Nothing can be reserved in it either.
-            Err(error) => tracing::warn!(pool, %error, "the pool was not taken over; it is tried again"),
+            Err(error) => tracing::warn!(pool, %error, "pool takeover failed, retrying"),
         }
         pauses.pause().await;
     }
@@ -153,7 +153,7 @@ async fn reserved_pools(shared: &Arc<KubernetesContext>) -> BTreeSet<String> {
                 let of_ours = |(_, namespaces): &(String, BTreeSet<String>)| namespaces.iter().any(watched);
                 return pools.into_iter().filter(of_ours).map(|(pool, _)| pool).collect();
             }
-            Err(error) => tracing::warn!(%error, "the pools were not listed; it is tried again"),
+            Err(error) => tracing::warn!(%error, "pool list failed, retrying"),
         }
         pauses.pause().await;
     }
@@ -286,10 +286,10 @@ async fn adopt(
         |entry: &&EngineReservation| entry.model == place.owner.object && entry.replica == engine.replica;
     let sleeps = place.pool.is_none() || booked.iter().find(own).is_some_and(|entry| entry.asleep);
     if stranger {
-        tracing::warn!(%engine, pod = %pod.name, "its stub was made by another key: it is replaced");
+        tracing::warn!(%engine, pod = %pod.name, "replacing the engine: its stub was started with another key");
         return steward.stop_unadopted(&place, engine.replica, generation, Some(pod)).await;
     }
-    tracing::info!(%engine, pod = %pod.name, ready, "adopted");
+    tracing::info!(%engine, pod = %pod.name, ready, "engine adopted");
     let accelerators = place.pool.iter().map(|pool| pool.as_str().into()).collect();
     let event = Event::Adopted {
         engine: engine.clone(),

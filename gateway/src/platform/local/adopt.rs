@@ -33,15 +33,15 @@ type AdoptedProcess = (Arc<LocalEngine>, ProcessGroup, LocalEngineStart);
 
 #[derive(Debug, thiserror::Error)]
 enum NotAdopted {
-    #[error("its model is not configured")]
+    #[error("the model is not configured")]
     NotConfigured,
-    #[error("its process is gone")]
+    #[error("the engine's process is gone")]
     Gone,
-    #[error("its port belongs to another process")]
+    #[error("another process listens on the engine's port")]
     PortTaken,
-    #[error("it does not answer as an engine does")]
+    #[error("the engine is unhealthy or not in its recorded state")]
     Unhealthy,
-    #[error("a sleep or wake was interrupted, and what it holds is not known")]
+    #[error("a sleep or wake was interrupted, so the engine's state is unknown")]
     Interrupted,
 }
 
@@ -67,7 +67,7 @@ async fn adopt_one(
         Ok((tenant, process, start, asleep)) => {
             shared.reserve_port(entry.address.port());
             let ready = start != LocalEngineStart::Starting;
-            tracing::info!(%engine, pid = entry.pid, ?start, "adopted");
+            tracing::info!(%engine, pid = entry.pid, ?start, "engine adopted");
             // An engine that was ready and is silent now gets a whole start timeout, not the rest of its own.
             let silent = start == LocalEngineStart::Starting && entry.phase != StoredPhase::Starting;
             let started = if silent { shared.common.clock.now() } else { entry.started };
@@ -86,7 +86,7 @@ async fn adopt_one(
             Some((tenant, process, start))
         }
         Err(reason) => {
-            tracing::warn!(%engine, pid = entry.pid, %reason, "left over: ended");
+            tracing::warn!(%engine, pid = entry.pid, %reason, "left over engine not adopted, stopping its processes");
             end(shared, &engine, &entry).await;
             shared.store.remove(&engine, entry.generation).await;
             None
@@ -206,7 +206,7 @@ async fn end_unrecorded(shared: &Arc<LocalContext>) {
         marks.filter(|mark| mark.starts_with(&ours) && !known.contains(mark)).collect()
     };
     for mark in task::spawn_blocking(find).await.unwrap_or_default() {
-        tracing::warn!(%mark, "left over and not recorded: ended");
+        tracing::warn!(%mark, "left over processes belong to no recorded engine, stopping them");
         clear(None, format!("{MARK_VAR}={mark}")).await;
     }
 }
@@ -218,6 +218,6 @@ async fn end_unrecorded(shared: &Arc<LocalContext>) {
 async fn clear(group: Option<i32>, mark: String) {
     let cleared = time::timeout(PROBE_TIMEOUT, process::kill_all(group, mark.clone())).await;
     if cleared.is_err() {
-        tracing::error!(?group, %mark, "cannot be ended");
+        tracing::error!(?group, %mark, "engine processes still run after SIGKILL");
     }
 }

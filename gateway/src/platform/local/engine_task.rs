@@ -158,7 +158,7 @@ async fn reap(
                 .await;
         }
     }
-    tracing::debug!(engine = %id, %generation, %cause, "gone");
+    tracing::debug!(engine = %id, %generation, %cause, "engine gone");
     shared.store.remove(id, *generation).await;
     shared.release_port(contact.address.port());
     // From here on the supervisor accepts a new generation; the driver learns that next.

@@ -31,15 +31,15 @@ pub(super) const MARK_VAR: &str = "ROUSE_ENGINE";
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("the model is not configured any more")]
+    #[error("the model is no longer configured")]
     NotConfigured,
-    #[error("the command is empty")]
+    #[error("the engine's command is empty")]
     Empty,
-    #[error("the gateway is ending")]
+    #[error("the gateway is shutting down")]
     Interrupted,
     #[error("no free port: {0}")]
     Port(io::Error),
-    #[error("'{program}' cannot be run: {source}")]
+    #[error("cannot run '{program}': {source}")]
     Spawn { program: String, source: io::Error },
 }
 
@@ -235,7 +235,7 @@ impl LaunchPlan {
             let path = self.log.display();
             tracing::warn!(
                 launch = self.header, log = %path, %error,
-                "the engine starts without a log, and what it says is lost: make the state directory writable"
+                "cannot write the engine log, so the engine's output is lost: make the state directory writable"
             );
             (Stdio::null(), Stdio::null())
         })

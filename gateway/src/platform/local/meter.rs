@@ -31,7 +31,7 @@ pub enum Error {
     Nvml(#[from] nvml::Error),
     #[error(transparent)]
     Simulated(#[from] engine_sim::accelerator::Error),
-    #[error("accelerator {0} is not in its meter's file")]
+    #[error("accelerator {0} is not in its meter file")]
     Unknown(AcceleratorId),
     #[error("the meter did not answer in time")]
     Timeout,
@@ -110,7 +110,7 @@ impl LocalContext {
                     self.common.send_event(Event::AcceleratorLost { accelerator }).await;
                 }
             }
-            Err(error) => tracing::warn!(%accelerator, %error, "no reading"),
+            Err(error) => tracing::warn!(%accelerator, %error, "cannot read the accelerator's meter"),
         }
     }
 
@@ -179,7 +179,7 @@ mod tests {
         }
         // The failure of an existing driver is no reason to configure accelerators.
         let error = usable(Err(nvml::Error::Lost("GPU-1".into())), Bytes::gib(1)).unwrap_err().to_string();
-        assert_eq!(error, "accelerator GPU-1 is gone");
+        assert_eq!(error, "accelerator GPU-1 is lost");
     }
 
     #[test]

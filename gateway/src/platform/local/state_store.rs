@@ -31,9 +31,11 @@ const LEARNED_FILE: &str = "learned.json";
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("another gateway uses this state directory: {0}")]
+    #[error(
+        "another gateway uses this state directory: {0}; stop that gateway, or set state to another directory"
+    )]
     Locked(PathBuf),
-    #[error("state directory {path}: {source}")]
+    #[error("cannot use the state directory {path}: {source}")]
     Io { path: PathBuf, source: io::Error },
 }
 
@@ -264,9 +266,9 @@ fn read_or_default<T: Default + DeserializeOwned>(path: &Path) -> T {
     };
     serde_json::from_slice(&text).unwrap_or_else(|error| {
         let aside = path.with_extension("json.damaged");
-        tracing::error!(path = %path.display(), %error, "damaged, put aside");
+        tracing::error!(path = %path.display(), %error, "state file is damaged, renaming it to .json.damaged");
         if let Err(error) = fs::rename(path, aside) {
-            tracing::error!(path = %path.display(), %error, "cannot be put aside");
+            tracing::error!(path = %path.display(), %error, "cannot rename the damaged state file");
         }
         T::default()
     })

@@ -58,7 +58,7 @@ impl LocalSupervisor {
                 },
                 Some(ended) = self.tasks.join_next() => {
                     if let Err(error) = ended {
-                        tracing::error!(%error, "a task of the platform died");
+                        tracing::error!(%error, "an engine supervisor task failed");
                     }
                 }
             }
@@ -119,7 +119,10 @@ impl LocalSupervisor {
     async fn launch(&mut self, engine: EngineId, generation: Generation, accelerators: Vec<AcceleratorId>) {
         let running = self.engine_tasks.get(&engine).filter(|life| !life.commands.is_closed());
         if let Some(running) = running {
-            tracing::error!(%engine, %generation, running = %running.generation, "launched while it runs");
+            tracing::error!(
+                %engine, %generation, running = %running.generation,
+                "cannot launch the engine: an earlier generation still runs"
+            );
             let cause = FailureCause::Refused;
             self.shared.common.send_event(Event::StartFailed { engine, generation, cause }).await;
             return;
@@ -180,7 +183,7 @@ async fn save_and_trim(shared: Arc<LocalContext>) {
                     let path = shared.log_path(&engine);
                     let trimmed = task::spawn_blocking(move || engine_log::trim(&path, cap)).await;
                     if let Ok(Err(error)) = trimmed {
-                        tracing::warn!(%engine, %error, "cannot trim the log");
+                        tracing::warn!(%engine, %error, "cannot trim the engine log");
                     }
                 }
             }

@@ -110,7 +110,7 @@ impl<'a> ConnectionDeadlines<'a> {
             let now = Instant::now();
             if let Some(end) = self.expired(socket, now) {
                 if matches!(end, ConnectionEnd::Stalled) {
-                    tracing::debug!("cut a client that took nothing");
+                    tracing::debug!("closing the connection: the client does not read its response");
                     socket.streaming_bodies().iter().for_each(|live| live.note_stalled());
                 }
                 return Poll::Ready(end);

@@ -367,19 +367,15 @@ fn files_that_cannot_be_used_are_named_with_the_reason() {
     assert!(authority.load("").is_ok());
     authority.issue("other", &TestCertificateAuthority::params());
     fs::copy(authority.file("other.key"), authority.file("server.key")).unwrap();
-    assert!(
-        said().contains("tls.key: ") && said().contains("does not belong to the certificate"),
-        "{}",
-        said()
-    );
+    assert!(said().contains("tls.key: ") && said().contains("does not match the certificate"), "{}", said());
     fs::write(
         authority.file("server.key"),
         "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n",
     )
     .unwrap();
-    assert!(said().contains("no private key in it"), "{}", said());
+    assert!(said().contains("the file has no private key"), "{}", said());
     fs::write(authority.file("server.pem"), "").unwrap();
-    assert!(said().contains("no certificate in it"), "{}", said());
+    assert!(said().contains("the file has no certificate"), "{}", said());
     authority.issue("server", &TestCertificateAuthority::params());
     let error = authority.load(", clientCa: /no/such/ca.pem").unwrap_err().to_string();
     assert!(error.contains("tls.clientCa: /no/such/ca.pem: No such file"), "{error}");

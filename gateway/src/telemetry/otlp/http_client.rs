@@ -109,7 +109,7 @@ impl HttpClient for OtlpHttpClient {
             let sent = self.clone().send(request).await;
             let sent = sent.and_then(|response| match response.status() {
                 status if status.is_success() => Ok(response),
-                status => Err(io::Error::other(format!("the collector answers {status}")).into()),
+                status => Err(io::Error::other(format!("the collector returned status {status}")).into()),
             });
             if let Err(error) = &sent {
                 *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = error.to_string();

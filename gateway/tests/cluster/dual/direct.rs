@@ -48,7 +48,7 @@ async fn requester_deletion_leaves_its_provider_asleep_and_reuse_wakes_it() {
     duo.counted("cold", "", 1).await;
     duo.counted("hot", "", 1).await;
     assert_ne!(again.uid(), requester.uid());
-    for words in ["order=put ", "order=wake ", "its engine serves it requester="] {
+    for words in ["command=put ", "command=wake ", "engine serves the requester requester="] {
         duo.gateway.until_logged("INFO", words).await;
     }
 }
@@ -180,7 +180,7 @@ async fn a_users_errors_are_in_the_status_until_they_are_mended_and_nothing_is_m
     let duo = DualPodsFixture::new("dual-errors", 2, "8Gi", "").await;
     let selected = "spec: {containers: [{name: inference-server, image: rouse/engine}]}";
     for (name, patch, says) in [
-        ("template", "{{ .Nowhere }}", "known are {{ .NodeName }}"),
+        ("template", "{{ .Nowhere }}", "use only {{ .NodeName }}"),
         ("selected", selected, "counted by the ReplicaSet selected"),
     ] {
         duo.ask_with(name, 1, 1, patch).await;

@@ -28,7 +28,7 @@ async fn an_accelerator_with_a_fault_is_left_and_its_engine_replaced_on_another(
     exporter.add("DCGM_FI_DEV_XID_ERRORS", &faulty, 31);
     exporter.add("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", &faulty, 1);
     let deleted = events::until_event(&duo.world, &requester, "Deleted").await;
-    let why = "it is deleted, so that another one is made: its accelerator is faulty";
+    let why = "the requester was deleted, so that its owner creates another: the accelerator is faulty";
     assert_eq!(deleted.message.as_deref(), Some(why));
     let moved = |requesters: &[Pod], providers: &[Pod]| {
         let on = |pod: &Pod| annotation(pod, "accelerators").map(str::to_owned);
@@ -61,7 +61,10 @@ async fn a_sleeper_that_keeps_more_than_it_was_to_keep_goes_before_the_next_engi
     }
     duo.ask("two", 1, 1, "").await;
     let ended = events::until_event(&duo.world, &sleeper, "Ended").await;
-    assert!(ended.message.as_ref().unwrap().ends_with("is ended: room is needed"), "{ended:?}");
+    assert!(
+        ended.message.as_ref().unwrap().ends_with("was stopped: the engine's memory is needed"),
+        "{ended:?}"
+    );
     duo.until("one", "no sleeper", |_, providers| providers.is_empty()).await;
     let (_, providers) = duo.pairs("two").await;
     assert!(providers.is_empty(), "what is in use by now is not known yet: {providers:#?}");

@@ -20,7 +20,7 @@ impl DualPodsFixture {
         let slept = until_event(&self.world, provider, "Slept").await.message.unwrap();
         assert!(slept.ends_with("sleeps at level 2"), "{slept}");
         let ended = until_event(&self.world, provider, "Ended").await.message.unwrap();
-        assert!(ended.ends_with("it has slept for as long as it may (stopAfter)"), "{ended}");
+        assert!(ended.ends_with("the engine has slept for as long as stopAfter allows"), "{ended}");
     }
 
     async fn annotate(&self, pod: &Pod, annotations: Value) {
@@ -40,7 +40,7 @@ async fn what_a_requester_says_of_its_engines_sleep_while_it_serves_is_followed_
         duo.scale("one", 0).await;
         if duo.provider_kind == TestedProviderKind::Plain {
             let ended = until_event(&duo.world, &provider, "Ended").await.message.unwrap();
-            assert!(ended.ends_with("its requester is gone"), "it never sleeps: {ended}");
+            assert!(ended.ends_with("the requester is gone"), "it never sleeps: {ended}");
         } else {
             duo.sleeps_deep_and_is_ended(&provider).await;
         }

@@ -26,9 +26,9 @@ async fn a_pair_is_told_why_it_waits_and_what_became_of_it() {
     let made = |requesters: &[_], providers: &[_]| requesters.len() == 1 && providers.len() == 1;
     let (requesters, providers) = duo.until("slow", "a provider", made).await;
     let told = |reason| events::until_event(&duo.world, &requesters[0], reason);
-    assert_eq!(note(&told("Waiting").await), "its engine is starting");
+    assert_eq!(note(&told("Waiting").await), "the engine is starting");
     let served = told("Served").await;
-    let took = note(&served).strip_prefix("its engine was started in a new Pod, and serves it after ");
+    let took = note(&served).strip_prefix("the engine was started in a new Pod and serves after ");
     let took: Millis = took.unwrap_or_else(|| panic!("{served:?}")).parse().unwrap();
     assert!(took >= Millis::secs(12), "{served:?}");
     assert_eq!(served.type_.as_deref(), Some("Normal"));
@@ -41,11 +41,11 @@ async fn a_pair_is_told_why_it_waits_and_what_became_of_it() {
 
     duo.ask("next", 1, 1, "").await;
     let ended = events::until_event(&duo.world, &sleeper, "Ended").await;
-    assert!(note(&ended).ends_with(" is ended: room is needed"), "{ended:?}");
+    assert!(note(&ended).ends_with(" was stopped: the engine's memory is needed"), "{ended:?}");
     let (requester, provider) = duo.until_served("next").await;
     duo.delete(&provider).await;
     let deleted = events::until_event(&duo.world, &requester, "Deleted").await;
-    let why = "it is deleted, so that another one is made: its provider is being deleted";
+    let why = "the requester was deleted, so that its owner creates another: the provider is being deleted";
     assert_eq!(note(&deleted), why);
 }
 
@@ -70,7 +70,7 @@ async fn a_requester_is_warned_of_a_grace_that_is_too_short_for_a_drain_and_a_sl
     assert_eq!(warned.type_.as_deref(), Some("Warning"));
     let text = note(&warned);
     assert!(text.starts_with("terminationGracePeriodSeconds is 89: "), "{text}");
-    assert!(text.ends_with("; 90 is enough"), "{text}");
+    assert!(text.ends_with("; set it to at least 90"), "{text}");
     let status = json!({"Errors": null, "Warnings": [text]}).to_string();
     let says = |requesters: &[Pod], providers: &[Pod]| {
         is_served(requesters, providers) && annotation(&requesters[0], "status") == Some(&*status)

@@ -64,7 +64,7 @@ async fn stub_that_cannot_be_reached_is_told_of_and_delays_nobody() {
             all.iter().any(|own| annotation(own, "status").is_some_and(|status| status.contains(text)))
         }
     };
-    let (deaf, _) = duo.until("deaf", "told that its stub is not reached", says("its stub")).await;
+    let (deaf, _) = duo.until("deaf", "told that its stub is not reached", says("the stub at ")).await;
     duo.ask("one", 1, 1, "").await;
     duo.until_served("one").await;
     let mended = json!({"metadata": {"annotations": {"dual-pods.llm-d.ai/admin-port": "8081"}}});

@@ -69,7 +69,7 @@ fn a_start_that_outlasts_the_request_is_a_timeout_and_goes_on() {
     assert!(error["details"]["waited_for"].as_str().unwrap().contains("launched"), "{error}");
     let message = error["message"].as_str().unwrap();
     assert!(
-        message.contains(", when the request's x-request-timeout was over: it is being launched"),
+        message.contains(", when the request's x-request-timeout expired: the engine is being launched"),
         "{message}"
     );
     // The header does not name the start timeout, eight minutes on: a client that retries soon takes its place in the
@@ -150,7 +150,7 @@ fn refusals_are_counted_by_their_reason() {
         .start();
     let client = gateway.client();
     let late = refusal(&client.chat("never", false, 1), 503, "model_not_ready");
-    assert!(late["message"].as_str().unwrap().contains(", when queue.maxWait was over: "), "{late}");
+    assert!(late["message"].as_str().unwrap().contains(", when queue.maxWait expired: "), "{late}");
     refusal(&client.chat("large", false, 1), 422, "unplaceable");
     refusal(&client.chat("absent", false, 1), 404, "model_not_found");
     refusal(&client.post(CHAT, "{}"), 400, "invalid_request");

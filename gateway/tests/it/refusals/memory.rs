@@ -35,7 +35,7 @@ fn where_waiting_is_off_a_model_that_does_not_fit_is_refused_at_once() {
         let error = refusal(&answer, 429, "insufficient_memory");
         let message = error["message"].as_str().unwrap();
         let says = "Cannot schedule second: insufficient memory (1Gi needed, 176Mi free): waiting for gpu-0: held by first";
-        assert!(message.starts_with(says) && message.contains("0 leases, may go at "), "{message}");
+        assert!(message.starts_with(says) && message.contains("0 leases, evictable at "), "{message}");
         let details = &error["details"];
         assert_eq!(details["requested"], json!({"model": "second", "memory": "1Gi"}));
         assert_eq!(details["available"], "176Mi");
@@ -69,7 +69,7 @@ fn a_pinned_model_in_the_way_is_named_when_the_deadline_passes() {
     let answer = gateway.client().post_with(CHAT, headers, &chat_body("second", true, 1));
     let error = refusal(&answer, 429, "insufficient_memory");
     let message = error["message"].as_str().unwrap();
-    let says = "held by first, 0 leases, pinned; the request's x-request-timeout was over after ";
+    let says = "held by first, 0 leases, pinned; the request's x-request-timeout expired after ";
     assert!(message.contains(says), "{message}");
     let blocking = &error["details"]["blocking"][0];
     assert_eq!((&blocking["model"], &blocking["pinned"]), (&json!("first"), &json!(true)), "{error}");
@@ -91,8 +91,8 @@ fn a_stream_that_has_begun_to_wait_is_told_who_has_the_memory_and_until_when() {
     let last: serde_json::Value = serde_json::from_str(&answer.events().pop().unwrap()).unwrap();
     assert_eq!(last["error"]["code"], "insufficient_memory", "{last}");
     let message = last["error"]["message"].as_str().unwrap();
-    assert!(message.contains("waiting for gpu-0: held by first, 0 leases, may go at "), "{message}");
-    assert!(message.contains("; the request's x-request-timeout was over after 1"), "{message}");
+    assert!(message.contains("waiting for gpu-0: held by first, 0 leases, evictable at "), "{message}");
+    assert!(message.contains("; the request's x-request-timeout expired after 1"), "{message}");
 }
 
 #[test]
@@ -130,9 +130,9 @@ fn what_fits_nowhere_is_refused_for_good() {
         .model(&SimModel { accelerators: 3, ..SimModel::new("many") })
         .start();
     for (model, memory, why) in [
-        ("large", "3Gi", "it needs 3Gi on each accelerator: the largest has 2Gi"),
-        ("wide", "2Gi", "it needs 2Gi on each accelerator of 2, and 1 of 2 have that"),
-        ("many", "1Gi", "it needs 3 accelerators, and there are 2"),
+        ("large", "3Gi", "the model needs 3Gi on each accelerator: the largest has 2Gi"),
+        ("wide", "2Gi", "the model needs 2Gi on each accelerator (required: 2, large enough: 1 of 2)"),
+        ("many", "1Gi", "the model needs 3 accelerators, and there are 2"),
     ] {
         let answer = gateway.client().chat(model, true, 1);
         let error = refusal(&answer, 422, "unplaceable");
@@ -164,7 +164,7 @@ fn when_too_many_wait_the_newest_is_refused() {
     let error = refusal(&answer, 429, "queue_full");
     let message = error["message"].as_str().unwrap();
     assert!(
-        message.starts_with("too many requests wait (queue.maxWaiting): it is being launched"),
+        message.starts_with("too many requests wait (queue.maxWaiting): the engine is being launched"),
         "{message}"
     );
     assert_eq!(error["details"]["queue_position"], 3);
@@ -190,7 +190,7 @@ fn at_max_concurrency_requests_park_and_are_refused_when_their_deadline_passes()
     let error = refusal(&answer, 429, "queue_full");
     let message = error["message"].as_str().unwrap();
     assert!(
-        message.contains("maxConcurrency") && message.contains("x-request-timeout was over after"),
+        message.contains("maxConcurrency") && message.contains("x-request-timeout expired after"),
         "{message}"
     );
     assert!(error["details"]["waited_for"].as_str().unwrap().contains("maxConcurrency"), "{error}");

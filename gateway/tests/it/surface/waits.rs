@@ -125,7 +125,7 @@ fn an_engine_that_cuts_a_stream_is_told_in_the_apis_own_words() {
         assert!(failure.contains("engine_failed"), "{}", broken.text());
         // The engine lives, so the message differs from the one for a dead engine.
         assert!(
-            failure.contains("its connection broke in the middle of the answer (broke_off)"),
+            failure.contains("the connection broke in the middle of the answer (broke_off)"),
             "{failure}"
         );
     }

@@ -79,8 +79,8 @@ fn what_was_logged_last_is_written_before_the_gateway_ends() {
 #[test]
 fn a_collector_that_the_environment_names_badly_costs_only_the_traces() {
     for (value, said) in [
-        ("collector:4317", "OTEL_EXPORTER_OTLP_ENDPOINT is no address"),
-        ("http://user:s3cret@127.0.0.1:9", "OTEL_EXPORTER_OTLP_ENDPOINT has credentials in it"),
+        ("collector:4317", "OTEL_EXPORTER_OTLP_ENDPOINT is not a URL"),
+        ("http://user:s3cret@127.0.0.1:9", "OTEL_EXPORTER_OTLP_ENDPOINT contains credentials"),
     ] {
         let gateway = one_that_parks().start_as(|command| {
             command.env("OTEL_EXPORTER_OTLP_ENDPOINT", value);
@@ -94,7 +94,7 @@ fn a_collector_that_the_environment_names_badly_costs_only_the_traces() {
             .env("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url())
             .env("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
     });
-    gateway.until_logged("OTEL_EXPORTER_OTLP_PROTOCOL asks for gRPC");
+    gateway.until_logged("OTEL_EXPORTER_OTLP_PROTOCOL requests gRPC");
     ask(&gateway, "traced", "", "nobody", false);
     collector.tree(&gateway, "traced");
 }
@@ -121,7 +121,7 @@ fn the_end_cuts_a_pause_between_two_attempts_short() {
     let gateway = traced(&collector, "");
     ask(&gateway, "late", "", "nobody", false);
     gateway.until("one attempt failed", Duration::from_secs(5), || {
-        gateway.log().contains("traces cannot be exported")
+        gateway.log().contains("cannot export traces")
     });
     // The second attempt fails, too; the third would follow three seconds later.
     crate::support::pause(Duration::from_millis(1500));

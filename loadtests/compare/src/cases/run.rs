@@ -142,7 +142,7 @@ impl<'a> CompareRun<'a> {
         let before = watched.cpu()?;
         let seen =
             timeout(self.plan.duration * 4 + LOAD_GRACE, self.work(cell, &work, proxy, &watched)).await;
-        let Ok(seen) = seen else { bail!("the load did not come to an end") };
+        let Ok(seen) = seen else { bail!("the load timed out") };
         let seen = seen?;
         cell.cpu_s = watched.cpu()?.saturating_sub(before).as_secs_f64();
         cell.other_work = around.cores_used_by_others()?;
@@ -165,7 +165,7 @@ impl<'a> CompareRun<'a> {
         watched: &ProxyProcesses,
     ) -> anyhow::Result<LoadResult> {
         match work {
-            CaseLoad::Nothing => bail!("there is nothing to do"),
+            CaseLoad::Nothing => bail!("the case has no load"),
             CaseLoad::Requests(requests) => load::requests(requests).await,
             CaseLoad::Stall(streams) => {
                 let engines = watched.engines().unwrap_or_else(|| vec![self.engine.1]);
@@ -204,7 +204,7 @@ impl<'a> CompareRun<'a> {
             figure(lag, "ms lag p99"),
             figure(cell.per_stream().map(|bytes| bytes / 1024.0), "KiB/stream"),
             if cell.disturbed {
-                format!("  (others used {:.2} processors)", cell.other_work)
+                format!("  (other processes used {:.2} processors)", cell.other_work)
             } else {
                 String::new()
             },

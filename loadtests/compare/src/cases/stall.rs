@@ -71,7 +71,7 @@ fn set_scheduling(policy: &str, pid: u32) -> anyhow::Result<()> {
     let mut chrt = std::process::Command::new("chrt");
     chrt.args([policy, "--pid", "0", &pid.to_string()]).stdout(Stdio::null());
     let done = chrt.status().context("cannot run chrt, which util-linux brings")?;
-    ensure!(done.success(), "chrt {policy} of an engine: {done}");
+    ensure!(done.success(), "chrt {policy} of an engine failed: {done}");
     Ok(())
 }
 
@@ -108,7 +108,7 @@ async fn send_beside_streams(
 impl SendBody {
     #[expect(clippy::disallowed_methods, reason = "a process that does nothing but send at a pace")]
     pub(crate) fn run(&self) -> anyhow::Result<()> {
-        ensure!(self.to.ip().is_loopback(), "load goes to loopback addresses alone");
+        ensure!(self.to.ip().is_loopback(), "load may go only to loopback addresses");
         let message = format!(r#"{{"role":"user","content":"{}\nand so on"}},"#, "long words ".repeat(100));
         let front = format!(r#"{{"model":"{MODEL}","messages":["#);
         let back = r#"{"role":"user","content":"end"}]}"#;
@@ -133,7 +133,7 @@ impl SendBody {
         io.write_all(back.as_bytes())?;
         let mut answer = Vec::new();
         io.read_to_end(&mut answer)?;
-        let status = probe::status(&answer).context("to the body")?;
+        let status = probe::status(&answer).context("the answer to the body")?;
         ensure!(status == 200, "the body was answered with {status}");
         Ok(())
     }

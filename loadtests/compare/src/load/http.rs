@@ -79,7 +79,7 @@ impl LoadConnection {
     pub(super) async fn read_more(&mut self) -> anyhow::Result<()> {
         self.read.reserve(2048);
         let count = self.io.read_buf(&mut self.read).await.context("read")?;
-        ensure!(count > 0, "the connection ended within an answer");
+        ensure!(count > 0, "the connection ended in the middle of a response");
         Ok(())
     }
 
@@ -125,7 +125,7 @@ fn parse(bytes: &[u8]) -> anyhow::Result<Option<LoadResponseHead>> {
     }
     let status = response.code.unwrap_or_default();
     let Some(framing) = framing.or_else(|| (status < 200).then_some(LoadResponseFraming::Length(0))) else {
-        bail!("an answer of neither a length nor chunks");
+        bail!("a response has neither a length nor chunks");
     };
     Ok(Some(LoadResponseHead { bytes: size, status, framing, keeps_alive }))
 }

@@ -33,7 +33,10 @@ const RESPONSE_GRACE: Duration = Duration::from_secs(10);
 pub(crate) async fn requests(load: &RequestLoad) -> anyhow::Result<LoadResult> {
     check_bounds(load.proxy, load.connections, load.body, load.duration)?;
     if let RequestPace::Open { per_second } = load.pace {
-        ensure!(per_second > 0.0 && per_second <= 1e6, "{per_second} requests a second cannot be had");
+        ensure!(
+            per_second > 0.0 && per_second <= 1e6,
+            "{per_second} requests per second: the rate must be above 0 and at most 1000000"
+        );
     }
     raise_descriptor_limit()?;
     let ask = LoadRequest {
@@ -91,7 +94,7 @@ impl RequestWorker {
                     counts.latency(now.saturating_sub(due_ns));
                     drop(counts);
                     if !right {
-                        self.tally.corrupted("an answer is not the engine's");
+                        self.tally.corrupted("a response is not the engine's");
                     }
                 }
                 Err(error) => {

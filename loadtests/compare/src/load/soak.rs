@@ -68,8 +68,14 @@ impl SoakArgs {
         let lasts = Duration::try_from_secs_f64(self.minutes * 60.0)?;
         let open = self.streams * (self.interval * self.events).as_secs_f64();
         check_bounds(self.target.proxy, 1 + open as usize, 0, lasts)?;
-        ensure!(self.streams > 0.0 && !self.sample.is_zero(), "streams and samples come at some rate");
-        ensure!((0.0..1.0).contains(&self.warm_up), "a warm-up is a share of the time");
+        ensure!(
+            self.streams > 0.0 && !self.sample.is_zero(),
+            "the rate of streams and the sampling interval must be above 0"
+        );
+        ensure!(
+            (0.0..1.0).contains(&self.warm_up),
+            "the warm-up must be a share of the time: from 0 to below 1"
+        );
         raise_descriptor_limit()?;
         let load = self.requests(lasts);
         let end = Instant::now() + lasts;

@@ -34,7 +34,7 @@ const LOAD_GRACE: Duration = Duration::from_secs(30);
 pub(crate) async fn streams(load: &StreamLoad) -> anyhow::Result<LoadResult> {
     ensure!(
         (1..=MAX_OPENED_PER_SECOND).contains(&load.opened_per_second),
-        "{} streams opened in a second: 1 to {MAX_OPENED_PER_SECOND} can be had",
+        "{} streams opened per second: the range is 1 to {MAX_OPENED_PER_SECOND}",
         load.opened_per_second
     );
     let each = Duration::from_secs(1) / load.opened_per_second;
@@ -102,7 +102,7 @@ impl StreamReader {
         connection.send(&self.request).await?;
         let head = connection.head().await?;
         ensure!(head.status == 200, "status {}", head.status);
-        ensure!(head.framing == LoadResponseFraming::Chunked, "a stream that is not in chunks");
+        ensure!(head.framing == LoadResponseFraming::Chunked, "a stream is not chunked");
         let mut chunks = LoadChunkedDecoder::default();
         let mut events = EventChecker::new(self.load.check, self.load.events);
         loop {

@@ -34,7 +34,7 @@ impl InstalledPrograms {
                 None => env::current_exe()?.with_file_name(name),
             };
             path.canonicalize()
-                .with_context(|| format!("{} is not built; `make compare` does", path.display()))
+                .with_context(|| format!("{} is not built: run `make compare`", path.display()))
         };
         let mut peers: BTreeMap<_, _> =
             ComparedProxy::ALL.into_iter().filter_map(|target| Some((target, locate(target)?))).collect();
@@ -52,9 +52,9 @@ impl InstalledPrograms {
         let Some(path) = self.peers.get(&target) else {
             match target {
                 ComparedProxy::Stub => {
-                    bail!("rouse-stub is not built beside this program; `make compare` does")
+                    bail!("rouse-stub is not built beside this program: run `make compare`")
                 }
-                _ => bail!("{target} is not installed; loadtests/compare/install does that"),
+                _ => bail!("{target} is not installed: run loadtests/compare/install"),
             }
         };
         Ok(path)

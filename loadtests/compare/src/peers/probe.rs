@@ -86,6 +86,6 @@ pub(crate) fn head(address: SocketAddr, key: &str, length: u64) -> String {
 
 /// Parses the status of a complete response.
 pub(crate) fn status(answer: &[u8]) -> anyhow::Result<u16> {
-    let text = answer.get(9..12).context("no answer")?;
-    std::str::from_utf8(text)?.parse().context("no status")
+    let text = answer.get(9..12).context("the answer is too short")?;
+    std::str::from_utf8(text)?.parse().context("the answer has no status")
 }

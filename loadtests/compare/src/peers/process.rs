@@ -70,7 +70,7 @@ impl BenchProcess {
         folder: &Path,
     ) -> anyhow::Result<Self> {
         let log = folder.join(format!("{name}.log"));
-        let output = fs::File::create(&log).context("cannot make a log file")?;
+        let output = fs::File::create(&log).context("cannot create a log file")?;
         // Hold the lock until the pid is recorded.
         let mut started = started();
         let child = tokio::process::Command::new("setpriv")
@@ -86,7 +86,7 @@ impl BenchProcess {
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot run {}", command.program.display()))?;
-        let pid = child.id().context("it ended at once")?;
+        let pid = child.id().context("the process ended at once")?;
         started.insert(pid);
         Ok(Self { name, pid, child, log })
     }

@@ -74,12 +74,12 @@ fn a_stub_that_was_given_must_be_there_and_one_that_was_not_need_not() {
     let new = |stub| InstalledPrograms::new(file("gateway"), file("engine"), stub);
     assert_eq!(new(file("stub")).unwrap().find(ComparedProxy::Stub).unwrap(), file("stub").unwrap());
     let error = format!("{:#}", new(Some(folder.path().join("nowhere"))).unwrap_err());
-    assert!(error.contains("nowhere is not built; `make compare` does"), "{error}");
+    assert!(error.contains("nowhere is not built: run `make compare`"), "{error}");
     // The stub is not beside this test's program.
     let without = new(None).unwrap();
     assert!(!without.has(ComparedProxy::Stub));
     let error = without.find(ComparedProxy::Stub).unwrap_err().to_string();
-    assert!(error.contains("`make compare` does"), "{error}");
+    assert!(error.contains("run `make compare`"), "{error}");
 }
 
 #[tokio::test]

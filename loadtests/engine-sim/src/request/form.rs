@@ -26,11 +26,11 @@ pub(super) fn read<'a>(content_type: &str, body: &'a [u8]) -> Result<SimRequest<
     let mut ask = SimRequest::default();
     let mut format = "json".to_owned();
     let mut file = None;
-    for (name, value) in parts(content_type, body).ok_or("the body is no multipart form")? {
+    for (name, value) in parts(content_type, body).ok_or("the body is not a multipart form")? {
         let text = || String::from_utf8_lossy(value).into_owned();
         match name {
             "file" => file = Some(value),
-            "model" if ask.model.is_some() => return Err("two models".to_owned()),
+            "model" if ask.model.is_some() => return Err("the form has two models".to_owned()),
             "model" => ask.model = Some(Cow::Owned(text())),
             "stream" => ask.stream = Some(value.eq_ignore_ascii_case(b"true") || value == b"1"),
             "response_format" => format = text(),

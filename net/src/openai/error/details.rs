@@ -82,8 +82,8 @@ const fn never_queued_reason(fault: &Fault) -> &'static str {
         Fault::RateLimited { .. } => "this key's rate limit",
         Fault::BodyMemoryFull { .. } | Fault::ClientBodyMemoryFull { .. } => "memory for request bodies",
         Fault::ShuttingDown => "nothing: the gateway is shutting down",
-        Fault::StubNotServing { .. } => "the gate before the engine",
-        Fault::ModelNotAwake { .. } => "nothing: a GET wakes no model",
+        Fault::StubNotServing { .. } => "the engine's gate",
+        Fault::ModelNotAwake { .. } => "nothing: a GET does not wake a model",
         Fault::ControlPlaneUnavailable => "the control plane",
         _ => "nothing",
     }

@@ -110,7 +110,7 @@ fn text(value: Option<&RawValue>) -> Option<String> {
 }
 
 fn status_message(status: StatusCode) -> String {
-    format!("the engine answered {}", status.as_u16())
+    format!("the engine answered with status {}", status.as_u16())
 }
 
 fn openai_envelope<E: Serialize>(error: &E) -> Vec<u8> {

@@ -246,7 +246,10 @@ fn a_shortage_says_who_is_in_the_way() {
     );
     let never = &envelope(&shortage(true))["error"];
     assert_eq!(never["details"]["never"], true);
-    assert!(never["message"].as_str().unwrap().contains("whatever else is put away: gpu-1"), "{never}");
+    assert!(
+        never["message"].as_str().unwrap().contains("even with all other models evicted: gpu-1"),
+        "{never}"
+    );
 }
 
 #[test]
@@ -282,18 +285,18 @@ fn a_message_says_what_happened_why_and_what_to_do() {
     let says = |fault: &Fault, words: &str| assert!(fault.to_string().contains(words), "{fault}");
     says(&Fault::MissingApiKey, "no API key: send one as 'Authorization: Bearer KEY'");
     let header = "x-api-key".to_owned();
-    says(&Fault::InvalidApiKey { header }, "invalid API key: the one in the header 'x-api-key'");
+    says(&Fault::InvalidApiKey { header }, "invalid API key in the header 'x-api-key'");
     let timeout = Fault::EngineTimeout {
         model: "m".into(),
         timeout: ExchangeTimeout::FirstByte,
         limit: Millis::secs(300),
     };
-    says(&timeout, "firstByte after 5m: no byte of a stream");
+    says(&timeout, "firstByte after 5m: no first byte of the stream");
     let not_ready = |cause| Fault::ModelNotReady { model: "m".into(), cause, wait: waited() };
     says(&not_ready(FailureCause::Deadline), "was not ready after 1m1.500s: gpu-1: held by qwen");
     for (over, words) in [
-        (WaitLimit::Request, "the request's x-request-timeout was over"),
-        (WaitLimit::Queue, "queue.maxWait was over"),
+        (WaitLimit::Request, "the request's x-request-timeout expired"),
+        (WaitLimit::Queue, "queue.maxWait expired"),
     ] {
         let wait = WaitDetails { expired_limit: Some(over), ..waited() };
         let late = |cause| Fault::ModelNotReady { model: "m".into(), cause, wait: wait.clone() };
@@ -314,10 +317,10 @@ fn a_message_says_what_happened_why_and_what_to_do() {
         cause: FailureCause::Timeout,
         wait: WaitDetails::default(),
     };
-    says(&unsaid, "failed to become ready: it was not ready in time (timeout)");
+    says(&unsaid, "failed to become ready: the deadline was exceeded (timeout)");
     let broke_off =
         Fault::EngineFailed { model: "m".into(), cause: FailureCause::ConnectionBroken, wait: None };
-    says(&broke_off, "its connection broke in the middle of the answer");
+    says(&broke_off, "the connection broke in the middle of the answer");
     let route = Fault::RouteNotFound {
         method: "POST".into(),
         path: "/x".into(),

@@ -28,7 +28,7 @@ impl<'a> FormPart<'a> {
             let wrong = if part.len() > MAX_PART_HEADER_BYTES {
                 "a part's header is longer than 16 KiB"
             } else {
-                "a part's header has no end"
+                "a part's header does not end"
             };
             return Err(Error::Malformed(wrong));
         };
@@ -54,7 +54,7 @@ impl<'a> FormPart<'a> {
         if kind
             .is_some_and(|kind| kind.get(..10).is_some_and(|kind| kind.eq_ignore_ascii_case(b"multipart/")))
         {
-            return Err(Error::Malformed("a part is multipart itself"));
+            return Err(Error::Malformed("a part is itself multipart"));
         }
         Ok(Self {
             name,
@@ -77,7 +77,7 @@ impl<'a> FormPart<'a> {
                 })
         };
         match self {
-            Self { is_file: true, .. } => Err("must be a field and not a file"),
+            Self { is_file: true, .. } => Err("must be a field, not a file"),
             Self { is_encoded: true, .. } => Err("must not have a Content-Transfer-Encoding"),
             Self { kind: Some(kind), .. } if !plain(kind) => Err("must be text/plain in UTF-8"),
             _ => Ok(()),
@@ -101,11 +101,11 @@ fn split(field: &[u8]) -> Result<(&[u8], &[u8]), Error> {
     let (name, value) =
         split_once(field, b':').ok_or(Error::Malformed("a part's header field has no colon"))?;
     if name.is_empty() || !name.iter().all(|byte| is_token(*byte)) {
-        return Err(Error::Malformed("a part's header field has a bad name"));
+        return Err(Error::Malformed("a part's header field has an invalid name"));
     }
     // Bare CR and LF above all.
     if value.iter().any(|byte| byte.is_ascii_control() && *byte != b'\t') {
-        return Err(Error::Malformed("a part's header field has a control character in it"));
+        return Err(Error::Malformed("a part's header field contains a control character"));
     }
     Ok((name, value.trim_ascii()))
 }
@@ -122,7 +122,7 @@ fn parse_disposition(disposition: &[u8]) -> Result<(&[u8], bool), Error> {
         let DispositionParameter { key, value, rest: tail } = DispositionParameter::read(after)?;
         match key {
             b"name" if !is_plain_name(value) => {
-                return Err(Error::Malformed("a part's name has characters that are read differently"));
+                return Err(Error::Malformed("a part's name has characters that parsers read differently"));
             }
             b"name" if name.replace(value).is_some() => {
                 return Err(Error::Malformed("a part has two names"));
@@ -139,7 +139,7 @@ fn parse_disposition(disposition: &[u8]) -> Result<(&[u8], bool), Error> {
         rest = tail.trim_ascii_start();
     }
     if !rest.is_empty() {
-        return Err(Error::Malformed("a part's Content-Disposition is no list of parameters"));
+        return Err(Error::Malformed("a part's Content-Disposition is not a list of parameters"));
     }
     Ok((name.ok_or(Error::Malformed("a part has no name"))?, file))
 }
@@ -162,14 +162,14 @@ impl<'a> DispositionParameter<'a> {
             return Ok(Self { key, value, rest });
         };
         let (value, rest) =
-            split_once(quoted, b'"').ok_or(Error::Malformed("a quoted parameter of a part has no end"))?;
+            split_once(quoted, b'"').ok_or(Error::Malformed("a quoted parameter of a part is not closed"))?;
         // Some parsers include an escaped quote in the value, and others end the value there.
         if value.ends_with(b"\\") {
-            return Err(Error::Malformed("a parameter of a part has an escaped quote in it: write %22"));
+            return Err(Error::Malformed("a parameter of a part contains an escaped quote: write %22"));
         }
         // Some parsers split at every semicolon, quoted or not.
         if value.split(|byte| *byte == b';').skip(1).any(|piece| piece.contains(&b'=')) {
-            return Err(Error::Malformed("a parameter of a part has another parameter in it"));
+            return Err(Error::Malformed("a parameter of a part contains another parameter"));
         }
         Ok(Self { key, value, rest })
     }

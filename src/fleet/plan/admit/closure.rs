@@ -113,8 +113,11 @@ impl PlanBuilder<'_> {
         let Some(model) = self.planner.first_missing(&id.model) else {
             return ModelReason::starting("its memory is being reserved");
         };
-        let state =
-            || self.planner.primary_engine(model).map_or_else(String::new, |e| format!("it is {}", e.state));
+        let state = || {
+            self.planner
+                .primary_engine(model)
+                .map_or_else(String::new, |e| format!("the engine is {}", e.state))
+        };
         let why = self.reasons.get(model).cloned().unwrap_or_else(|| ModelReason::starting(&state()));
         why.for_dependent(model)
     }
@@ -134,7 +137,7 @@ impl PlanBuilder<'_> {
         if !may_evict {
             self.set_reason(
                 id,
-                ModelReason::starting("waiting until all that it needs serve").naming(&lacks),
+                ModelReason::starting("waiting until all its dependencies serve").naming(&lacks),
             );
             return Some(AdmitOutcome::Blocked);
         }
@@ -208,7 +211,7 @@ impl PlanBuilder<'_> {
                 continue;
             }
             let reason = why.get(&member.model).cloned().unwrap_or_else(|| {
-                let text = format!("it waits along with '{}', which needs it", id.model);
+                let text = format!("waits together with '{}', which depends on it", id.model);
                 ModelReason::starting(&text).naming(&id.model)
             });
             Arc::make_mut(&mut self.reasons).entry(member.model.clone()).or_insert(reason);

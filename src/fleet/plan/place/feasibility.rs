@@ -36,7 +36,7 @@ impl Planner {
             self.spec(model).filter(|spec| !self.could_ever_hold(spec)).map(|spec| self.misfit_text(spec))
         };
         let needs = self.dependencies.closure(model);
-        let needed = |of| Some(format!("it needs '{of}', which can never start: {}", misfit(of)?));
+        let needed = |of| Some(format!("its dependency '{of}' can never start: {}", misfit(of)?));
         let together = || if needs.is_empty() { None } else { self.closure_misfit_reason(model) };
         misfit(model)
             .or_else(|| needs.iter().find_map(needed))
@@ -58,7 +58,7 @@ impl Planner {
             specs.iter().map(|spec| format!("{} needs {}", spec.name, need_text(spec))).collect();
         let rooms: Vec<String> = there.iter().map(|(a, all)| amount_text(*all, a)).collect();
         let text = format!(
-            "it never fits beside all that it needs: {}; there is {}",
+            "the model never fits together with its dependencies: {}; the capacity is {}",
             needs.join(", "),
             rooms.join(", ")
         );
@@ -117,37 +117,46 @@ impl Planner {
     /// Text on why no accelerator could hold the model.
     pub(in crate::fleet) fn misfit_text(&self, spec: &ModelSpec) -> String {
         let (need, largest) = (declared_amount(spec), self.largest(spec));
-        let less = "what may be granted, less headroom";
+        let less = "grantable, without headroom";
         match &spec.accelerators {
             AcceleratorRequirement::InPool { pool, count } => {
                 let units = self.ledger.accelerators.get(pool).and_then(|account| account.units);
                 let units =
                     units.map(|units| format!(" and {}", accelerator_count_text(units))).unwrap_or_default();
                 let wanted = accelerator_count_text(*count);
-                format!("it needs {} and {wanted} of {pool}, which has {largest}{units} in all", need.bytes)
+                format!(
+                    "the model needs {} and {wanted} of {pool}, which has {largest}{units} in all",
+                    need.bytes
+                )
             }
             AcceleratorRequirement::Ids(ids) => match ids.iter().find(|id| !self.could_hold(id, spec)) {
                 Some(id) => match self.ledger.accelerators.get(id) {
                     Some(account) => {
-                        format!("it needs {} on {id}, which has {} ({less})", need.bytes, account.capacity)
+                        format!(
+                            "the model needs {} on {id}, which has {} ({less})",
+                            need.bytes, account.capacity
+                        )
                     }
-                    None => format!("it is to be on {id}, and there is no such accelerator"),
+                    None => format!("the model needs the accelerator {id}, which does not exist"),
                 },
-                None => format!("it needs {} on each of its accelerators", need.bytes),
+                None => format!("the model needs {} on each of its accelerators", need.bytes),
             },
             AcceleratorRequirement::Count(count) => {
                 let there = u32::try_from(self.single_accelerators().count()).unwrap_or(u32::MAX);
                 if there < *count {
                     let is = if there == 1 { "is" } else { "are" };
-                    return format!("it needs {}, and there {is} {there}", accelerator_count_text(*count));
+                    return format!(
+                        "the model needs {}, and there {is} {there}",
+                        accelerator_count_text(*count)
+                    );
                 }
                 let fit = self.single_accelerators().filter(|id| self.could_hold(id, spec)).count();
                 let few = match fit {
                     0 => String::new(),
-                    fit => format!(" of {count}, and {fit} of {there} have that"),
+                    fit => format!(" (required: {count}, large enough: {fit} of {there})"),
                 };
                 format!(
-                    "it needs {} on each accelerator{few}: the largest has {largest} ({less})",
+                    "the model needs {} on each accelerator{few}: the largest has {largest} ({less})",
                     need.bytes
                 )
             }

@@ -20,8 +20,8 @@ async fn instance_uuid_to_index_translation() {
 #[tokio::test]
 async fn what_is_not_here_is_named_with_what_is() {
     let error = NodeAccelerators::mock(2).visible_devices(&strings(&["GPU-1", "GPU-7"])).await.unwrap_err();
-    assert_eq!(error.to_string(), "accelerator GPU-7 is not on this node: it has GPU-0, GPU-1");
-    let none = "accelerator GPU-7 is not on this node: it has none";
+    assert_eq!(error.to_string(), "accelerator GPU-7 is not on this node: the node has GPU-0, GPU-1");
+    let none = "accelerator GPU-7 is not on this node: the node has none";
     for empty in [NodeAccelerators::mock(0), NodeAccelerators::from_driver(Arc::new(MissingDriver))] {
         assert_eq!(empty.visible_devices(&strings(&["GPU-7"])).await.unwrap_err().to_string(), none);
     }
@@ -47,7 +47,7 @@ async fn a_driver_that_hangs_costs_all_who_ask_one_deadline_and_one_thread() {
             accelerators.visible_devices(&strings(&["GPU-b"])).await.map_err(|e| e.to_string())
         })
     };
-    let hung = Err("the accelerators cannot be listed: NVML has not answered within 200ms".to_owned());
+    let hung = Err("cannot list the accelerators: NVML did not answer within 200ms".to_owned());
     let began = Instant::now();
     let asking: Vec<_> = (0..100).map(|_| ask()).collect();
     for answer in asking {

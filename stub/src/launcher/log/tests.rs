@@ -199,7 +199,7 @@ fn a_part_that_is_trimmed_while_it_is_read_gives_no_other_bytes() {
         for at in [0, 16, first - 8] {
             let error = read(at).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
-            assert!(error.to_string().contains(&format!("trimmed up to {first}")), "{error}");
+            assert!(error.to_string().contains(&format!("trimmed up to byte {first}")), "{error}");
         }
         if first < 1_600_000 {
             let n = usize::try_from(first / 8).unwrap();

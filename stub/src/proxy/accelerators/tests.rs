@@ -59,9 +59,9 @@ fn nvidias_variable_is_read_as_nvidias_runtime_reads_it() {
     for silent in ["", "all", "void", "none", "  none "] {
         assert!(ids(silent).unwrap_err().starts_with("is '"), "{silent}");
     }
-    assert_eq!(ids("7").unwrap_err(), "has '7', and there is no accelerator number 7");
-    assert!(ids("/var/run/nvidia-container-devices").unwrap_err().contains("no UUID and no number"));
-    assert!(parse_visible_devices("0", &MissingDriver).unwrap_err().contains("no NVIDIA driver here"));
+    assert_eq!(ids("7").unwrap_err(), "has '7', and there is no accelerator with index 7");
+    assert!(ids("/var/run/nvidia-container-devices").unwrap_err().contains("neither a UUID nor a number"));
+    assert!(parse_visible_devices("0", &MissingDriver).unwrap_err().contains("no NVIDIA driver found"));
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn with_void_the_driver_is_asked_and_with_none_it_is_not() {
         [
             "ROUSE_ACCELERATORS is not set",
             "NVIDIA_VISIBLE_DEVICES is 'none'",
-            "NVML is not asked: NVIDIA_VISIBLE_DEVICES is 'none'",
+            "NVML is not queried: NVIDIA_VISIBLE_DEVICES is 'none'",
             "--accelerators-file is not given",
         ]
     );
@@ -90,7 +90,7 @@ fn a_file_that_cannot_be_used_says_why_among_what_the_others_said() {
     let found = sources(None, Some("none"), Some(file.path())).discover(&MissingDriver);
     let (source, why) = found.failed_sources.last().unwrap();
     assert_eq!((*source, names(&found)), (AcceleratorSource::File, Vec::<&str>::new()));
-    assert!(why.contains("is no array of names"), "{why}");
+    assert!(why.contains("is not an array of names"), "{why}");
 }
 
 async fn asked(accelerators: &AcceleratorDiscovery) -> (u16, String) {
@@ -123,7 +123,7 @@ async fn a_driver_that_hangs_is_named_and_believed_when_it_comes_back() {
     let (status, body) = asked(&accelerators).await;
     assert_eq!(
         (status, body.as_str()),
-        (503, "the accelerators are not known yet: NVML has not answered within 50ms\n")
+        (503, "the accelerators are not known yet: NVML did not answer within 50ms\n")
     );
     assert_eq!(accelerators.current(), None);
     driver.set_hanging_id(None);

@@ -45,10 +45,10 @@ async fn each_accelerator_that_fails_is_named_with_its_cause() {
     let one =
         memory(Arc::new(FakeDriver::new(&[(A, Some(1)), (B, None), (C, Some(1))])), nvml::QUERY_TIMEOUT)
             .await;
-    assert_eq!(asked(&one).await, (500, "GPU-b: accelerator GPU-b is gone\n".to_owned()));
+    assert_eq!(asked(&one).await, (500, "GPU-b: accelerator GPU-b is lost\n".to_owned()));
 
     let missing = memory(Arc::new(MissingDriver), nvml::QUERY_TIMEOUT).await;
-    let why = "no NVIDIA driver here (libnvidia-ml.so.1 is not there)";
+    let why = "no NVIDIA driver found (libnvidia-ml.so.1 is not there)";
     assert_eq!(asked(&missing).await, (500, format!("GPU-a: {why}\nGPU-b: {why}\nGPU-c: {why}\n")));
 }
 
@@ -75,8 +75,8 @@ async fn a_driver_that_hangs_costs_one_thread_however_many_ask() {
     for answer in asking {
         let Err(Error::Failed(failed)) = answer.await.unwrap() else { panic!("it hangs") };
         let failed: Vec<(&str, &str)> = failed.iter().map(|(id, why)| (id.as_str(), why.as_str())).collect();
-        let [(B, why), (C, "not read, since NVML hangs")] = failed[..] else { panic!("{failed:?}") };
-        assert!(why.starts_with("NVML hangs, and has not answered for "), "{why}");
+        let [(B, why), (C, "not read: NVML hangs")] = failed[..] else { panic!("{failed:?}") };
+        assert!(why.starts_with("NVML hangs: no answer for "), "{why}");
     }
     assert_eq!(driver.max_active_calls.load(Ordering::SeqCst), 1);
 

@@ -25,17 +25,17 @@ pub(super) struct PolledEndpoint {
 /// Why a URL is refused, worded as the end of a sentence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Error {
-    #[error("cannot be read")]
+    #[error("is malformed")]
     Malformed,
     #[error("must begin with http://")]
     Scheme,
-    #[error("may not name a user")]
+    #[error("must not contain a user name")]
     User,
-    #[error("must have an IP address for its host, and no name")]
+    #[error("must have an IP address as its host, not a name")]
     Name,
-    #[error("must have the address of one host that can be a Pod's: {0} is not")]
+    #[error("must have a unicast address that a Pod can have: {0} is not one")]
     Address(IpAddr),
-    #[error("must have a port from 1 to 65535, or none for 80")]
+    #[error("must have a port from 1 to 65535, or no port for 80")]
     Port,
 }
 

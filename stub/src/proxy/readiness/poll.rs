@@ -44,7 +44,7 @@ impl fmt::Display for PollResponse {
         match self {
             Self::Status(status) => write!(f, "status {}", status.as_u16()),
             Self::ConnectFailed => f.write_str("no connection"),
-            Self::TimedOut => f.write_str("no answer in time"),
+            Self::TimedOut => f.write_str("timed out"),
             Self::ProtocolError => f.write_str("the connection broke"),
         }
     }

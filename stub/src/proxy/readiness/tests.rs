@@ -224,7 +224,7 @@ async fn an_engine_that_accepts_and_says_nothing_or_nonsense_is_not_ready() {
     while last().is_none() {
         time::sleep(Duration::from_millis(5)).await;
     }
-    assert_eq!(last().as_deref(), Some("no answer in time"));
+    assert_eq!(last().as_deref(), Some("timed out"));
     drop(held);
     let (mut stream, _) = listener.accept().await.unwrap();
     stream.write_all(b"SSH-2.0-OpenSSH\r\n\r\n").await.unwrap();

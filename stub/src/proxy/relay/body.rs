@@ -140,7 +140,8 @@ impl Body for RemainingBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
             ready!(self.idle_timer.as_mut().poll(cx));
-            let message = format!("no byte of the body came for {} seconds", self.idle_timeout.as_secs());
+            let message =
+                format!("no byte of the request body arrived for {} seconds", self.idle_timeout.as_secs());
             return Poll::Ready(Some(Err(Fault::InvalidRequest { message, param: None })));
         };
         let next = Instant::now() + self.idle_timeout;
@@ -166,5 +167,5 @@ fn too_large(most: u64) -> Fault {
 }
 
 fn aborted_body(error: &hyper::Error) -> Fault {
-    Fault::InvalidRequest { message: format!("the body broke off: {error}"), param: None }
+    Fault::InvalidRequest { message: format!("the request body ended early: {error}"), param: None }
 }

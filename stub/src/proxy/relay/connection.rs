@@ -107,7 +107,9 @@ pub(super) async fn serve(core: Rc<RelayThreadContext>, socket: Rc<RelaySocket>)
     .await;
     drop(http1);
     match end {
-        RelayConnectionEnd::Stalled => tracing::debug!("cut a client that took nothing"),
+        RelayConnectionEnd::Stalled => {
+            tracing::debug!("closed a client connection: the client stopped reading")
+        }
         RelayConnectionEnd::Done if socket.is_body_unread() => linger(&socket).await,
         RelayConnectionEnd::Done | RelayConnectionEnd::ClientLeft => {}
     }

@@ -127,11 +127,11 @@ fn check_allowed(core: &RelayThreadContext, head: &Parts) -> Result<(), RelayRej
 }
 
 const fn gate_closed() -> RelayRejection {
-    RelayRejection::Marked(GATED_HEADER, "the gate before the engine is closed")
+    RelayRejection::Marked(GATED_HEADER, "the engine's gate is closed")
 }
 
 const fn no_target() -> RelayRejection {
-    RelayRejection::Marked(NOT_READY_HEADER, "no engine was named to this stub yet")
+    RelayRejection::Marked(NOT_READY_HEADER, "no engine is configured at this stub yet")
 }
 
 /// Returns the engine's response, which may come before the whole request was read.

@@ -87,7 +87,7 @@ async fn a_start_that_is_missing_or_none_is_refused_with_the_reason() {
         ("?startPos=1.5", "startPos is '1.5'"),
         ("?startPos=+0", "startPos is '+0'"),
         ("?startPos=99999999999999999999999", "startPos is '9999"),
-        ("?startPos=-1", "startPos is -1, and must not be negative"),
+        ("?startPos=-1", "startPos is -1, but must not be negative"),
         ("?startPos=1", "startPos is 1, beyond the end of the log at 0"),
     ] {
         let (status, text) = post(&log, query, "piece").await;
@@ -124,7 +124,7 @@ async fn an_output_that_fails_is_500_and_what_it_took_is_counted() {
     let log = ContainerLog::new(FailingOutput(4));
     let (status, text) = post(&log, "?startPos=0", "0123456789").await;
     assert_eq!(status, 500);
-    assert!(text.starts_with("writing the log failed; it ends at 4: "), "{text}");
+    assert!(text.starts_with("writing the log failed; the log ends at 4: "), "{text}");
     assert_eq!(log.end(), 4);
 }
 

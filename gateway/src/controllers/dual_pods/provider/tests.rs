@@ -165,8 +165,8 @@ fn a_provider_that_its_requesters_owner_would_count_is_refused() {
 #[test]
 fn users_errors_say_what_is_wrong() {
     for (patch, says) in [
-        ("{{ .Nowhere }}", "the server patch is no template: line 1 has {{ .Nowhere }}"),
-        ("a: [", "neither YAML nor JSON"),
+        ("{{ .Nowhere }}", "the server patch is not a valid template: line 1 has {{ .Nowhere }}"),
+        ("a: [", "not a YAML or JSON object"),
         ("spec: {containers: [{image: x}]}", "spec.containers has an item without 'name'"),
         (
             "spec: {containers: [{name: inference-server, imagine: x}]}",
@@ -174,12 +174,9 @@ fn users_errors_say_what_is_wrong() {
         ),
         (
             "spec: {containers: [{name: inference-server, $patch: delete}]}",
-            "no container is called inference-server",
+            "no container named inference-server",
         ),
-        (
-            "spec: {containers: [{name: inference-server, command: 7}]}",
-            "with the server patch this is no Pod",
-        ),
+        ("spec: {containers: [{name: inference-server, command: 7}]}", "the patched Pod is not a valid Pod"),
     ] {
         let error = made(&patched_by(patch), ProviderMode::Plain, None).unwrap_err().to_string();
         assert!(error.contains(says), "{patch}: {error}");

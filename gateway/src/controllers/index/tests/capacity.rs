@@ -161,7 +161,7 @@ fn selectors_of_which_one_contains_the_other_overlap_without_any_node() {
     for (pool, others) in [("all", "'same', 'some'"), ("same", "'all', 'some'"), ("some", "'all', 'same'")] {
         let (reason, text) = trouble(&settled, pool);
         assert_eq!(reason, "Overlap");
-        assert!(text.contains(&format!("those of {others}:")), "{pool}: {text}");
+        assert!(text.contains(&format!("shares nodes with {others}:")), "{pool}: {text}");
     }
     // A node could be in both pools, though none is.
     assert_eq!(trouble(&settled, "other").0, "NoNodes");

@@ -50,7 +50,7 @@ fn what_is_wrong_with_one_object_is_told_there_and_nowhere_else() {
     for (bad, reason, says) in [
         (vec![model("bad", json!({"memory": "lots"}))], "InvalidQuantity", "memory: 'lots'"),
         (vec![model("bad", json!({"cooldownPeriod": "x"}))], "InvalidDuration", "cooldownPeriod"),
-        (vec![model("bad", json!({"modelName": ""}))], "InvalidName", "it is empty"),
+        (vec![model("bad", json!({"modelName": ""}))], "InvalidName", "the name is empty"),
         (vec![model("good2", json!({"modelName": "good"}))], "DuplicateName", "chat/good"),
         (vec![model("good2", json!({"modelName": "x", "aliases": ["good"]}))], "DuplicateName", "alias"),
         (vec![model("bad", elsewhere)], "NoPool", "'default' (inference-pool=default)"),
@@ -67,7 +67,7 @@ fn what_is_wrong_with_one_object_is_told_there_and_nowhere_else() {
         (
             vec![pool("picky", json!({"pinnable": false})), model("bad", least)],
             "PinningNotAllowed",
-            "take minReplicas out",
+            "remove minReplicas",
         ),
     ] {
         let settled = settled(bad.into_iter().chain(world()));
@@ -160,7 +160,7 @@ fn a_pools_terms_bind_its_models() {
     ]);
     let [high, low] = ["high", "low"].map(|name| &settled.served[&object(name)]);
     assert_eq!((high.spec.priority, low.spec.priority), (5, -3));
-    assert!(high.notes[0].contains("its priority is 5") && low.notes.is_empty(), "{:?}", high.notes);
+    assert!(high.notes[0].contains("limited to 5") && low.notes.is_empty(), "{:?}", high.notes);
     assert_eq!(high.quota, Some(Bytes::gib(100)));
     let terms = settled.pools["default"].terms.as_ref().unwrap();
     assert_eq!(terms.quota("b"), Some(Bytes::gib(10)));
@@ -180,7 +180,7 @@ fn of_several_variants_the_cheapest_that_a_pool_takes_is_run() {
     let served = of(&mut index);
     assert_eq!(served.variant().unwrap().name, "h100");
     assert_eq!(served.spec.memory.awake, Bytes::gib(60));
-    assert!(served.notes[0].contains("of its 2 variants") && served.notes[0].contains("'h100'"));
+    assert!(served.notes[0].contains("one of the 2 variants") && served.notes[0].contains("'h100'"));
     assert!(Arc::ptr_eq(&served.engine, &served.model.engine));
     index.apply(pool("l4", json!({"memory": "24Gi"})));
     let served = of(&mut index);

@@ -8,11 +8,11 @@ use super::MemorySample;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UntrustedSample {
     #[error(
-        "the newest sample is {age} old, and the pool's meterLag is {meter_lag}: is the exporter still scraped?"
+        "the newest sample is {age} old, but the pool's meterLag is {meter_lag}; check that the exporter is still scraped"
     )]
     TooOld { age: Millis, meter_lag: Millis },
     #[error(
-        "the newest sample is from before something changed there, or less than the pool's meterLag, {meter_lag}, after it"
+        "the newest sample is from before the last memory change there, or less than the pool's meterLag ({meter_lag}) after it"
     )]
     TooEarly { meter_lag: Millis },
 }

@@ -114,7 +114,7 @@ pub(super) fn parse(body: &[u8], asked: Tick) -> Result<DcgmSamples, QueryError>
     let data = match (answer.status.as_str(), answer.data, answer.error) {
         ("success", Some(data), _) if data.result_type == "vector" => data,
         ("error", _, Some(why)) => return Err(QueryError::Refused(why)),
-        _ => return Err(QueryError::NotPrometheus("its answer is none to a query".to_owned())),
+        _ => return Err(QueryError::NotPrometheus("the response is not a query result".to_owned())),
     };
     let mut samples = BTreeMap::<AcceleratorId, MemorySample>::new();
     let faults = data.result.iter().filter_map(fault).collect();
@@ -153,8 +153,8 @@ fn fault(series: &QuerySeries) -> Option<(AcceleratorId, String)> {
     let value = text.parse::<f64>().ok().filter(|value| value.is_finite() && *value > 0.0)?;
     let what = match metric.get(KIND)?.as_str() {
         "xid" if !HARMLESS_XIDS.iter().any(|xid| f64::from(*xid) == value) => format!("Xid {value}"),
-        "ecc" => format!("{value} errors of its memory could not be corrected"),
-        "remap" => "a row of its memory could not be replaced".to_owned(),
+        "ecc" => format!("{value} uncorrectable memory errors"),
+        "remap" => "a memory row could not be remapped".to_owned(),
         _ => return None,
     };
     Some((uuid.as_str().into(), what))

@@ -29,7 +29,7 @@ impl EngineManager {
         let place = self.reserved.remove(&engine).or_else(|| self.shared.placement(&engine.model));
         let runs = self.engines.contains_key(&engine);
         let Some(place) = place.filter(|_| !runs) else {
-            tracing::error!(%engine, %generation, runs, "cannot be launched");
+            tracing::error!(%engine, %generation, runs, "cannot launch the engine: the engine already runs or has no placement");
             let cause = FailureCause::Refused;
             return self.shared.common.send_event(Event::Gone { engine, generation, cause }).await;
         };

@@ -25,7 +25,7 @@ impl EngineManager {
         let stray = self.pods.values().filter(|pod| !places.values().any(|place| place.owns(pod)));
         let deployments: BTreeSet<ObjectName> = stray.filter_map(|pod| pod.deployment.clone()).collect();
         for deployment in deployments {
-            tracing::info!(%deployment, "its model is not served: its engines end");
+            tracing::info!(%deployment, "scaling the Deployment to zero: its model is not served");
             self.tasks.spawn(scale_to_zero(Arc::clone(&self.shared), deployment));
         }
     }
@@ -65,7 +65,9 @@ async fn scale_to_zero(shared: Arc<KubernetesContext>, name: ObjectName) {
         };
         match ended.await {
             Ok(()) | Err(Error::Gone) => return,
-            Err(error) => tracing::debug!(deployment = %name, %error, "not scaled down; it is tried again"),
+            Err(error) => {
+                tracing::debug!(deployment = %name, %error, "cannot scale the Deployment to zero, retrying")
+            }
         }
         pauses.pause().await;
     }

@@ -116,7 +116,7 @@ impl EngineManager {
     }
 
     pub(super) async fn deployment_refused(&mut self, deployment: &ObjectName, why: &str) {
-        tracing::error!(%deployment, why, "the API server refuses the Deployment");
+        tracing::error!(%deployment, reason = why, "the API server rejected the Deployment");
         let starts: Vec<(EngineId, Generation)> = self
             .engines
             .iter()
@@ -125,7 +125,7 @@ impl EngineManager {
             .collect();
         for (engine, generation) in starts {
             let cause = FailureCause::PodNotRunnable;
-            let why = format!("the API server refuses its Deployment: {why}");
+            let why = format!("the API server rejected the engine's Deployment: {why}");
             self.shared.report_failure(&engine, generation, &why).await;
             self.shared.common.send_event(Event::StartFailed { engine, generation, cause }).await;
         }
@@ -185,7 +185,7 @@ impl EngineManager {
                 continue;
             };
             let deployment = place.deployment_of(&pod.template_hash);
-            tracing::info!(pod = %pod.name, %deployment, "nobody asked for this Pod: it is given up");
+            tracing::info!(pod = %pod.name, %deployment, "releasing surplus Pod: no engine needs it");
             self.surplus_pods.insert(pod.uid.clone());
             self.update_replicas(&deployment, Some(place));
         }

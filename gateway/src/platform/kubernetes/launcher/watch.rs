@@ -76,7 +76,7 @@ impl WatchLine {
 enum WatchEnd {
     #[error(transparent)]
     Launcher(#[from] Error),
-    #[error("nobody listens")]
+    #[error("the receiver is closed")]
     ReceiverClosed,
 }
 
@@ -116,7 +116,7 @@ async fn reconnect<M>(
         let Err(end) = stream(launcher, told, wrap, &mut listed).await;
         let WatchEnd::Launcher(error) = end else { return };
         if listed || !lost {
-            tracing::info!(%error, address = %launcher.address, "a launcher is lost");
+            tracing::info!(%error, address = %launcher.address, "connection to the launcher lost, reconnecting");
             if told.send(wrap(LauncherWatchEvent::Disconnected)).await.is_err() {
                 return;
             }
@@ -141,7 +141,7 @@ async fn stream<M>(
         launcher.client.stream_lines(&path, Some(launcher.epoch), CALL_TIMEOUT, MAX_LINE_BYTES).await?;
     // 410 if more events have happened since the list than the launcher keeps: list again.
     if lines.status() != 200 {
-        let text = "it cannot be watched".to_owned();
+        let text = "cannot watch the instances".to_owned();
         return Err(Error::Refused { status: lines.status(), text }.into());
     }
     if launcher.revision().await? < all.revision {

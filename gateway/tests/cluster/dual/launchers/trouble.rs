@@ -141,7 +141,7 @@ async fn launchers_that_crash_are_not_made_again_without_pause() {
     let (requesters, _) =
         duo.until_launchers("one", "a requester", |requesters, _| requesters.len() == 1).await;
     let told = events::until_event_with(&duo.world, &requesters[0], "Waiting", "was never ready").await;
-    assert!(told.message.as_ref().unwrap().contains("its container ended with exit code 2"), "{told:?}");
+    assert!(told.message.as_ref().unwrap().contains("the container exited with code 2"), "{told:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -158,7 +158,7 @@ async fn what_a_requester_asks_for_in_vain_is_said_until_it_is_there() {
     duo.config("one", "'").await;
     duo.until_launchers("one", "told what is wrong", says("a quotation begun with")).await;
     duo.config("one", "--no-such-flag").await;
-    duo.until_launchers("one", "told that it ends", says("ended with code 64 before it answered")).await;
+    duo.until_launchers("one", "told that it ends", says("exited with code 64 before it answered")).await;
     duo.config("one", "").await;
     duo.until_launched("one").await;
     duo.until_launchers("one", "told that it is mended", says(r#"{"Errors":null}"#)).await;

@@ -27,7 +27,7 @@ fn an_engines_envelope_is_kept_and_others_are_put_into_one() {
 #[test]
 fn what_is_no_json_is_told_by_its_status() {
     for body in ["", "Bad Gateway", "[1]", "{\"error\":1"] {
-        assert_eq!(datum(body)["error"]["message"], "the engine answered 400", "{body}");
+        assert_eq!(datum(body)["error"]["message"], "the engine answered with status 400", "{body}");
     }
 }
 
@@ -62,7 +62,7 @@ fn on_the_messages_api_it_stands_in_anthropics_envelope() {
     assert_eq!(
         rendered_events(r#"{"detail":"Not Found"}"#, ApiSchema::Anthropic),
         [json!({"type": "error", "error": {
-            "type": "invalid_request_error", "message": "the engine answered 400", "details": {"detail": "Not Found"},
+            "type": "invalid_request_error", "message": "the engine answered with status 400", "details": {"detail": "Not Found"},
         }})]
     );
     assert_eq!(
