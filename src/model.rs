@@ -271,6 +271,7 @@ pub enum SleepLevelPolicy {
     /// Level 1 while the host RAM budget has room, else level 2.
     Auto,
     /// Level 1 while the host RAM budget has room, else stopped: a wake from level 2 would not restore all that it has.
+    #[serde(rename = "onlyOne")]
     OneOrStop,
     /// Stopped, never asleep.
     Never,

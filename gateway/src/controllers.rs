@@ -1,4 +1,10 @@
 //! The cluster side of a gateway: object kinds, controllers, leader election and memory reservations.
+//!
+//! To write a new controller, copy one of two. [`model_controller`] derives a configuration and statuses from objects:
+//! it watches, applies each change to an index without calls, and writes what differs. [`crate::pairing`] decides and
+//! executes: events go into decisions without I/O (`rouse::pairing`), and each command is a task whose outcome comes
+//! back as an event. Start the controller in `app/cluster.rs`, write through [`writer`], and add its rights in
+//! `charts/rouse/rbac`.
 
 mod api_error;
 pub mod backend_address;

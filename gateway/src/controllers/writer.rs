@@ -1,4 +1,5 @@
-//! Writes objects on behalf of the leader. Pool statuses and the Lease have writers of their own.
+//! Writes objects on behalf of the leader. Pool statuses and the Lease have writers of their own, and every gateway
+//! writes its own GatewayReplica.
 //!
 //! Every write checks the claim first, has a timeout, and is counted. Versions cover a claim that is lost between that
 //! check and the write's arrival: each change carries the version that was read, and a new leader writes every object

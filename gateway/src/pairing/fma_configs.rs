@@ -37,7 +37,7 @@ pub(super) struct FmaConfigs {
     engines: FmaObjects<InferenceServerConfig>,
     launchers: FmaObjects<LauncherConfig>,
     policies: PopulationPolicies,
-    /// What launchers are made from now, by namespace and label of the LauncherConfig.
+    /// The build of each LauncherConfig's next launchers, by namespace and label of the LauncherConfig.
     sources: BTreeMap<(String, String), ResolvedLauncherConfig>,
     changed: bool,
 }

@@ -28,7 +28,7 @@ impl StableHasher {
         let missing = self.length.wrapping_neg() % 8;
         let (first, rest) = bytes.split_at(bytes.len().min(missing as usize));
         self.write_bytes(first);
-        // Whole words at a time once aligned, which covers nearly all of a long text.
+        // Once the input is aligned, the loop reads whole words, which covers nearly all of a long text.
         let (words, last) = rest.as_chunks::<8>();
         for word in words {
             self.fold(u64::from_le_bytes(*word));

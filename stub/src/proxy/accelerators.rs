@@ -55,6 +55,7 @@ pub(crate) enum AcceleratorSource {
 pub(crate) struct DiscoveredAccelerators {
     pub(crate) ids: Vec<AcceleratorId>,
     pub(crate) source: Option<AcceleratorSource>,
+    #[serde(rename = "silent")]
     pub(crate) failed_sources: Vec<(AcceleratorSource, String)>,
 }
 

@@ -56,7 +56,7 @@ struct LauncherEngineAnnotation {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     requester: Option<RequesterId>,
     last_used: Tick,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "slept", default, skip_serializing_if = "Option::is_none")]
     sleep_level: Option<SleepLevel>,
     port: u16,
     #[serde(default, skip_serializing_if = "RoutingMetadata::is_empty")]
@@ -203,6 +203,16 @@ mod tests {
         all.insert("else".to_owned(), "{".to_owned());
         assert_eq!((read(&pod), count(&pod)), (vec![two, one], 3));
     }
+
+    /// Gateways of an earlier build wrote these, and read them during a rollout.
+    #[test]
+    fn the_words_of_the_annotation_stay() {
+        let mut sleeper = inside(1, None, 8100);
+        sleeper.record.level = SleepLevelPolicy::OneOrStop;
+        let written: serde_json::Value = serde_json::from_str(&text(&sleeper)).unwrap();
+        assert_eq!((&written["slept"], &written["level"]), (&"two".into(), &"onlyOne".into()), "{written}");
+    }
+
     #[test]
     fn what_led_to_one_engine_goes_with_it_and_what_leads_to_another_stays() {
         let (one, two) = (inside(1, Some("one"), 8100), inside(2, Some("two"), 8101));

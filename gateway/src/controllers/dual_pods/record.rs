@@ -86,7 +86,7 @@ struct ProviderEngineAnnotation {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     stop_after: Option<Millis>,
     last_used: Tick,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "slept", default, skip_serializing_if = "Option::is_none")]
     sleep_level: Option<SleepLevel>,
 }
 
@@ -263,6 +263,23 @@ mod tests {
             let bound = pod.metadata.annotations.as_ref().unwrap().get(keys::REQUESTER);
             assert_eq!(bound.map(String::as_str), requester.map(|_| "uid-1 chat-x"));
         }
+    }
+
+    /// Gateways of an earlier build wrote this, and read it during a rollout.
+    #[test]
+    fn the_words_of_the_annotation_stay() {
+        let mut pod = Pod::default();
+        write(&mut pod, &NodeName::from("n"), "x", &record(None), 8000);
+        let all = pod.metadata.annotations.as_mut().unwrap();
+        let mut written: serde_json::Value = serde_json::from_str(&all[keys::ENGINE]).unwrap();
+        written["slept"] = "two".into();
+        written["level"] = "onlyOne".into();
+        all.insert(keys::ENGINE.to_owned(), written.to_string());
+        let read = read(&pod).unwrap().unwrap();
+        assert_eq!(
+            (read.sleep_level, read.record.level),
+            (Some(SleepLevel::Two), SleepLevelPolicy::OneOrStop)
+        );
     }
 
     #[test]

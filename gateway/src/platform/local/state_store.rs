@@ -46,6 +46,7 @@ pub(super) struct StoredEngine {
     pub(super) generation: Generation,
     pub(super) pid: i32,
     /// Start time of the process, in clock ticks since boot: with the pid, its identity.
+    #[serde(rename = "start")]
     pub(super) process_start_ticks: u64,
     pub(super) address: SocketAddr,
     pub(super) accelerators: Vec<AcceleratorId>,
@@ -53,6 +54,7 @@ pub(super) struct StoredEngine {
     pub(super) phase: StoredPhase,
     pub(super) started: Tick,
     /// End of its last lease, or its start before there was one.
+    #[serde(rename = "lastEnd")]
     pub(super) last_lease_end: Tick,
 }
 
@@ -62,6 +64,7 @@ pub(super) enum StoredPhase {
     Starting,
     Awake,
     /// Falling asleep or waking: after a crash in this phase, only the engine knows its state.
+    #[serde(rename = "moving")]
     Transitioning(SleepLevel),
     Asleep(SleepLevel),
 }
@@ -296,6 +299,19 @@ mod tests {
         drop(first);
         assert!(!is_in_use(dir.path()));
         StateDirLock::take(dir.path()).unwrap();
+    }
+
+    /// A gateway that is replaced by a newer build leaves its engines to that one.
+    #[test]
+    fn the_words_of_an_engines_file_stay() {
+        let written = serde_json::json!({
+            "generation": 3, "pid": 4, "start": 5, "address": "127.0.0.1:8000", "accelerators": ["gpu-0"],
+            "fingerprint": 6, "phase": {"moving": "one"}, "started": 7, "lastEnd": 8,
+        });
+        let engine: StoredEngine = serde_json::from_value(written.clone()).unwrap();
+        assert_eq!(engine.phase, StoredPhase::Transitioning(SleepLevel::One));
+        assert_eq!((engine.process_start_ticks, engine.last_lease_end), (5, Tick(8)));
+        assert_eq!(serde_json::to_value(engine).unwrap(), written);
     }
 
     #[tokio::test]
