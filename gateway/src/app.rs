@@ -13,6 +13,7 @@ use rouse::{
     model::EngineId,
     units::{Bytes, Millis, Tick},
 };
+use rouse_config::Config;
 use rouse_net::lease::TickClock;
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -21,7 +22,6 @@ use tokio::{
 };
 
 use crate::{
-    config::{self, Config, ConfigSource},
     demo,
     driver::{DriverHandle, Journal, JournalFile},
     http::{self, admin::AdminSources},
@@ -32,9 +32,12 @@ use crate::{
 };
 
 mod cluster;
+mod config_source;
 mod platform_runtime;
 mod reload;
 mod signals;
+
+pub use config_source::ConfigSource;
 
 use platform_runtime::{PlatformChange, PlatformClaim, PlatformRuntime};
 use reload::ConfigReloader;
@@ -90,13 +93,13 @@ async fn serve(
     }
     let mut signals = ControlSignals::new(source.file.as_deref())
         .context("cannot watch for signals and for changes of the configuration file")?;
-    let certificates = config.tls.iter().flat_map(config::TlsConfig::files).cloned().collect();
+    let certificates = config.tls.iter().flat_map(rouse_config::TlsConfig::files).cloned().collect();
     signals.watch(certificates).context("cannot watch the certificate files")?;
     let clock = wall_anchored_clock();
     let shown = config.clone();
     let config = Arc::new(ArcSwap::from_pointee(config));
     let metrics = Arc::new(Metrics::with_drop_counters(&lost));
-    metrics.set_certificate_expiry(config.load().tls.as_ref().and_then(config::TlsConfig::expires));
+    metrics.set_certificate_expiry(config.load().tls.as_ref().and_then(rouse_config::TlsConfig::expires));
     let open_journal = || {
         let opened = journal.as_deref().map(|path| JournalFile::open(path, &lost)).transpose();
         opened.context("cannot open the journal")
@@ -378,7 +381,7 @@ impl ShutdownSequence {
 }
 
 /// Describes the settings that a reload could not change.
-pub(crate) fn restart_needed(diff: &config::ConfigDiff) -> Option<String> {
+pub(crate) fn restart_needed(diff: &rouse_config::ConfigDiff) -> Option<String> {
     (!diff.needs_restart.is_empty())
         .then(|| format!("restart the gateway to apply changes of {}", diff.needs_restart.join(", ")))
 }

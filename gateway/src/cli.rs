@@ -3,6 +3,7 @@
 mod client;
 mod crds;
 mod key;
+mod local_machine;
 mod serve;
 mod show;
 
@@ -11,8 +12,6 @@ use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 use anyhow::Context as _;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use rouse::error_chain;
-
-use crate::config;
 
 /// Exit code for an invalid file or command line (`EX_USAGE`).
 pub const EXIT_USAGE: u8 = 64;
@@ -43,7 +42,7 @@ struct ServeArgs {
     config: Option<PathBuf>,
     /// Where engines run, instead of the file's `platform`.
     #[arg(long, value_enum, requires = "config")]
-    platform: Option<config::PlatformKind>,
+    platform: Option<rouse_config::PlatformKind>,
     #[command(flatten)]
     options: RuntimeArgs,
 }
@@ -51,10 +50,10 @@ struct ServeArgs {
 #[derive(Args, Debug)]
 struct RuntimeArgs {
     /// Where the inference API listens, instead of `listen.api`.
-    #[arg(long, value_name = "ADDR", value_parser = config::parse_address)]
+    #[arg(long, value_name = "ADDR", value_parser = rouse_config::parse_address)]
     api: Option<SocketAddr>,
     /// Where metrics and the admin API listen, instead of `listen.admin`.
-    #[arg(long, value_name = "ADDR", value_parser = config::parse_address)]
+    #[arg(long, value_name = "ADDR", value_parser = rouse_config::parse_address)]
     admin: Option<SocketAddr>,
     /// Write everything that is observed to this file, for `replay`.
     #[arg(long, value_name = "FILE")]
@@ -173,7 +172,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Some(other) => run_admin_command(other),
     };
     result.unwrap_or_else(|error| {
-        if let Some(errors) = error.downcast_ref::<config::ConfigErrors>() {
+        if let Some(errors) = error.downcast_ref::<rouse_config::ConfigErrors>() {
             eprintln!("{errors}");
             return EXIT_USAGE.into();
         }

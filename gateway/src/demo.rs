@@ -7,7 +7,7 @@ use std::{net::SocketAddr, path::Path};
 
 use rouse::model::AcceleratorId;
 
-use crate::config::{self, Config, ConfigErrors};
+use rouse_config::{Config, ConfigErrors};
 
 /// The simulated accelerators and their memory in bytes.
 pub const ACCELERATORS: [(&str, u64); 2] = [("sim-0", 24 << 30), ("sim-1", 24 << 30)];
@@ -59,7 +59,7 @@ struct DemoModel {
 /// State is kept under `state_dir`; engines are `own_exe demo-engine …`. The configuration names the file of the
 /// simulated accelerators, which [`prepare`] must create.
 pub fn config(state_dir: &Path, own_exe: &Path) -> Result<Config, ConfigErrors> {
-    config::parse(&yaml(state_dir, own_exe), "the demonstration")
+    rouse_config::parse(&yaml(state_dir, own_exe), "the demonstration")
 }
 
 /// Creates the file of the simulated accelerators unless it exists.
@@ -155,8 +155,8 @@ mod tests {
     fn each_demonstration_model_fits_and_all_of_them_do_not() {
         let config =
             config(Path::new("/tmp/a \"quoted\" ${PORT} place"), Path::new("/bin/rouse-gateway")).unwrap();
-        assert_eq!(config::unplaceable_models(&config), []);
-        assert_eq!(config::check(&config), config::CheckFindings::default());
+        assert_eq!(rouse_config::unplaceable_models(&config), []);
+        assert_eq!(rouse_config::check(&config), rouse_config::CheckFindings::default());
         let total: Bytes = config.core.accelerators.iter().map(|device| device.capacity).sum();
         let wanted: Bytes = config
             .core

@@ -16,6 +16,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, request};
 use hyper::body::Incoming;
 use rouse::{fault::Fault, units::Tick};
+use rouse_config::Config;
 use rouse_net::{
     downstream::DateCache,
     openai::{self, ApiSchema},
@@ -27,7 +28,6 @@ use rouse_net::{
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    config::Config,
     driver::ServedTokensCache,
     keys::{self, ApiKey, ApiKeyStore},
     routing::{ResponseOwners, Rng},

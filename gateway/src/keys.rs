@@ -20,9 +20,9 @@ use std::{
 use arc_swap::{ArcSwap, Guard};
 use aws_lc_rs::{constant_time, digest};
 use rouse::{fault::Fault, model::ModelName};
+use rouse_config::{KeyHash, ModelAccess, RateLimits};
 
 use crate::{
-    config::{self, KeyHash, ModelAccess},
     http::BodyByteCounter,
     metrics::{KeyMetrics, KeyOutcome},
 };
@@ -36,7 +36,6 @@ mod redact;
 mod simulation;
 mod sliding_window;
 
-pub use account::RateLimits;
 pub(crate) use account::{QuotaAccount, TokenEstimateInput};
 pub(crate) use headers::{add_challenge, add_limit_headers};
 pub(crate) use prompt_size::prompt_text_bytes;
@@ -70,7 +69,7 @@ pub(crate) struct ApiKeyStore {
 #[derive(Default)]
 pub(crate) struct ApiKeyTable {
     /// The list that this table was built from. While the table holds it, no other list can have its address.
-    source: config::KeyConfigs,
+    source: rouse_config::KeyConfigs,
     by_hash: HashMap<KeyHash, Arc<ApiKey>>,
 }
 
@@ -101,7 +100,7 @@ impl ApiKeyStore {
     /// The table of this configuration. `metrics`: looks up the counters of a name.
     pub(crate) fn table(
         &self,
-        source: &config::KeyConfigs,
+        source: &rouse_config::KeyConfigs,
         metrics: impl Fn(&str) -> Option<Arc<KeyMetrics>>,
     ) -> Guard<Arc<ApiKeyTable>> {
         let table = self.table.load();
@@ -119,7 +118,7 @@ impl ApiKeyStore {
 
 impl ApiKeyTable {
     fn new(
-        source: &config::KeyConfigs,
+        source: &rouse_config::KeyConfigs,
         before: &Self,
         metrics: impl Fn(&str) -> Option<Arc<KeyMetrics>>,
     ) -> Self {
@@ -228,8 +227,8 @@ mod tests {
 
     use super::*;
 
-    fn key(name: &str, secret: &str, requests: Option<u64>) -> config::KeyConfig {
-        config::KeyConfig {
+    fn key(name: &str, secret: &str, requests: Option<u64>) -> rouse_config::KeyConfig {
+        rouse_config::KeyConfig {
             name: name.into(),
             hash: sha256(secret.as_bytes()),
             models: ModelAccess::Only(BTreeSet::new()),
@@ -251,7 +250,7 @@ mod tests {
     fn a_key_is_found_by_its_hash_and_remembered_only_for_its_list() {
         assert_eq!(sha256(b"abc")[..4], [0xba, 0x78, 0x16, 0xbf]);
         let (keys, here) = (ApiKeyStore::new(), AuthCache::default());
-        let first: config::KeyConfigs = vec![key("a", "one", None), key("b", "two", None)].into();
+        let first: rouse_config::KeyConfigs = vec![key("a", "one", None), key("b", "two", None)].into();
         let table = keys.table(&first, |_| None);
         for _ in 0..2 {
             assert_eq!(found(&table, "one", &here).unwrap().name.as_ref(), "a");
@@ -262,7 +261,7 @@ mod tests {
         let unknown = table.authenticate(Some(sent("three")), &here);
         assert!(matches!(unknown, Err(Fault::InvalidApiKey { header }) if header == "api-key"));
         assert!(found(&table, "two", &here).is_some());
-        let second: config::KeyConfigs = vec![key("a", "one", None)].into();
+        let second: rouse_config::KeyConfigs = vec![key("a", "one", None)].into();
         let table = keys.table(&second, |_| None);
         assert!(found(&table, "two", &here).is_none(), "it was taken away");
         assert!(found(&table, "one", &here).is_some());
@@ -273,7 +272,8 @@ mod tests {
         let (keys, here) = (ApiKeyStore::new(), AuthCache::default());
         let table = keys.table(&vec![key("a", "one", Some(5))].into(), |_| None);
         let before = found(&table, "one", &here).unwrap();
-        let changed: config::KeyConfigs = vec![key("a", "another", Some(7)), key("b", "two", None)].into();
+        let changed: rouse_config::KeyConfigs =
+            vec![key("a", "another", Some(7)), key("b", "two", None)].into();
         let table = keys.table(&changed, |_| None);
         assert!(Arc::ptr_eq(&table, &keys.table(&changed, |_| None)));
         let after = found(&table, "another", &here).unwrap();
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn without_keys_everybody_is_let_in() {
-        let table = ApiKeyStore::new().table(&config::KeyConfigs::default(), |_| None);
+        let table = ApiKeyStore::new().table(&rouse_config::KeyConfigs::default(), |_| None);
         assert!(table.authenticate(None, &AuthCache::default()).unwrap().is_none());
         assert!(table.authenticate(Some(sent("any")), &AuthCache::default()).unwrap().is_none());
     }

@@ -5,7 +5,6 @@
 
 pub mod app;
 pub mod cli;
-pub mod config;
 pub mod controllers;
 pub mod demo;
 pub mod driver;

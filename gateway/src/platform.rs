@@ -14,8 +14,9 @@ use rouse::{
     model::{EngineId, ModelName},
     units::{Generation, Tick},
 };
+use rouse_config::Config;
 
-use crate::{config::Config, routing::EngineActivity};
+use crate::routing::EngineActivity;
 
 /// Executes the fleet's commands.
 ///

@@ -30,12 +30,10 @@ pub(crate) use request_recorder::{RequestOrigin, RequestOutcome, RequestRecord, 
 pub(crate) use trace_context::{TRACEPARENT, TRACESTATE, TraceIdGenerator};
 pub(crate) use wall_clock::WallClock;
 
-use crate::{
-    config::{self, Config},
-    metrics::TelemetryDropCounters,
-};
+use crate::metrics::TelemetryDropCounters;
 use access_log::AccessLogWriter;
 use otlp::TraceExporter;
+use rouse_config::Config;
 use trace_context::TraceContext;
 
 /// The targets of request records.
@@ -64,7 +62,7 @@ impl Telemetry {
     /// # Errors
     /// The access log's file cannot be opened, or the collector's address or certificates cannot be used.
     pub fn start(config: &Config, lost: &TelemetryDropCounters) -> Result<Arc<Self>, Error> {
-        let config::TelemetryConfig { sample, .. } = config.telemetry;
+        let rouse_config::TelemetryConfig { sample, .. } = config.telemetry;
         let traces = TraceExporter::start(&config.telemetry, lost)?;
         let access = AccessLogWriter::start(&config.access_log, lost)?;
         Ok(Arc::new(Self { traces, access, sample }))

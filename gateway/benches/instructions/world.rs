@@ -15,7 +15,6 @@ use rouse::{
     units::{Bytes, Tick},
 };
 use rouse_gateway::{
-    config,
     driver::{DriverHandle, Journal},
     http,
     metrics::{Metrics, TelemetryDropCounters},
@@ -52,7 +51,7 @@ pub(crate) struct World {
 impl World {
     /// Starts on a local runtime. `model` adds a line to the model's configuration, `more` one at the top level.
     pub(crate) fn start(model: &str, more: &str) -> anyhow::Result<Self> {
-        let config = config::parse(&configuration(model, more)?, "the count")?;
+        let config = rouse_config::parse(&configuration(model, more)?, "the count")?;
         let clock = TickClock::new(Instant::now(), BEGIN);
         let lost = TelemetryDropCounters::new();
         let metrics = Arc::new(Metrics::with_drop_counters(&lost));

@@ -13,6 +13,7 @@ use anyhow::Context as _;
 use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
 use kube::Client;
 use rouse::{fleet::event::Event, units::Millis};
+use rouse_config::{Config, ShutdownConfig, WatchedNamespaces as Namespaces};
 use rouse_net::lease::TickClock;
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -22,7 +23,6 @@ use tokio::{
 
 use super::platform_runtime::PlatformChange;
 use crate::{
-    config::{self, Config, ShutdownConfig, WatchedNamespaces as Namespaces},
     controllers::{
         compose,
         convert::{ConversionPolicy, ModelHosting},
@@ -93,7 +93,7 @@ impl ClusterRuntime {
     /// Engine events arrive on `events` once [`Self::wait_until_synced`] has returned and [`Self::compose`] has run.
     pub(super) async fn start(
         config: &Arc<Config>,
-        settings: &config::KubernetesConfig,
+        settings: &rouse_config::KubernetesConfig,
         events: mpsc::Sender<Event>,
         clock: TickClock,
         metrics: &Arc<Metrics>,

@@ -3,12 +3,12 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use rouse::{fleet::event::Event, units::Millis};
+use rouse_config::{Config, ShutdownConfig};
 use rouse_net::lease::TickClock;
 use tokio::sync::mpsc;
 
 use super::cluster::ClusterRuntime;
 use crate::{
-    config::{self, Config, ShutdownConfig},
     driver::DriverHandle,
     http::admin::ReadinessCheck,
     metrics::Metrics,
@@ -22,7 +22,7 @@ use crate::{
 pub(super) enum PlatformClaim<'c> {
     Machine(StateDirLock),
     /// Holds no lock: the cluster's Lease decides at any time which gateway leads.
-    Cluster(&'c config::KubernetesConfig),
+    Cluster(&'c rouse_config::KubernetesConfig),
 }
 
 impl<'c> PlatformClaim<'c> {

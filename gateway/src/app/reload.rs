@@ -4,10 +4,10 @@ use std::{path::PathBuf, sync::Arc};
 
 use arc_swap::ArcSwap;
 use rouse::fleet::event::Event;
+use rouse_config::{Config, ConfigDiff};
 
-use super::PlatformRuntime;
+use super::{ConfigSource, PlatformRuntime};
 use crate::{
-    config::{self, Config, ConfigDiff, ConfigSource},
     driver::DriverHandle,
     metrics::{Metrics, OutcomeLabel},
     platform::Platform,
@@ -88,7 +88,7 @@ impl ConfigReloader {
     fn replace(&mut self, new: Config, diff: &ConfigDiff) {
         if diff.settings.contains(&"tls") {
             for doubt in
-                config::check(&new).warnings.iter().filter(|problem| problem.text.starts_with("tls."))
+                rouse_config::check(&new).warnings.iter().filter(|problem| problem.text.starts_with("tls."))
             {
                 tracing::warn!("{}", doubt.display(&new.origin));
             }
@@ -98,7 +98,7 @@ impl ConfigReloader {
         }
         let new = Arc::new(new);
         self.config.store(Arc::clone(&new));
-        self.metrics.set_certificate_expiry(new.tls.as_ref().and_then(config::TlsConfig::expires));
+        self.metrics.set_certificate_expiry(new.tls.as_ref().and_then(rouse_config::TlsConfig::expires));
         self.platform.reconfigure(Arc::clone(&new));
         self.handle.send_event(Event::Configured { configuration: Box::new(new.core.clone()) });
     }
@@ -110,7 +110,7 @@ impl ConfigReloader {
         let config = self.config.load();
         let named = config.tls.as_ref().and_then(|_| self.source.certificates());
         let mut files: Vec<_> =
-            config.tls.iter().chain(&named).flat_map(config::TlsConfig::files).cloned().collect();
+            config.tls.iter().chain(&named).flat_map(rouse_config::TlsConfig::files).cloned().collect();
         files.sort_unstable();
         files.dedup();
         files
@@ -126,7 +126,7 @@ impl ConfigReloader {
         self.certificate_checks += 1;
         let tls = self.config.load_full();
         if self.certificate_checks.is_multiple_of(CHECKS_PER_EXPIRY_WARNING)
-            && let Some(doubt) = tls.tls.as_ref().and_then(config::TlsConfig::validity_warning)
+            && let Some(doubt) = tls.tls.as_ref().and_then(rouse_config::TlsConfig::validity_warning)
         {
             tracing::warn!("{}", doubt.display(&tls.origin));
         }
@@ -139,7 +139,7 @@ impl ConfigReloader {
 fn merged(old: &Config, mut new: Config) -> (Config, ConfigDiff) {
     // The reservations follow from the accelerators, which stay, as the old ones did.
     new.reserve_memory_utilization(&old.core.accelerators, old.headroom);
-    let diff = config::diff(old, &new);
+    let diff = rouse_config::diff(old, &new);
     new.core.accelerators.clone_from(&old.core.accelerators);
     new.accelerators_auto = old.accelerators_auto;
     new.meters.clone_from(&old.meters);
@@ -167,14 +167,14 @@ mod tests {
 
     #[test]
     fn what_waits_for_the_next_start_is_said_and_stays_as_it_was() {
-        let read = |text: &str| config::parse(text, "test").unwrap();
+        let read = |text: &str| rouse_config::parse(text, "test").unwrap();
         let old = read("accelerators: [{id: a, memory: 8Gi}]\nqueue: {maxWaiting: 1}");
         let changed = "accelerators: [{id: b, memory: 9Gi}]\nheadroom: 2Gi\nstate: /elsewhere\n\
             listen: {api: 127.0.0.1:1}\nlogs: {perEngine: 1Mi}\ntelemetry: {sample: 0.5}\nqueue: {maxWaiting: 2}";
         let (new, diff) = merged(&old, read(changed));
         assert_eq!(diff.settings, ["queue"]);
         assert_eq!(diff.needs_restart, ["listen", "accelerators", "headroom", "state", "logs", "telemetry"]);
-        assert_eq!(config::diff(&old, &new).needs_restart, [""; 0]);
+        assert_eq!(rouse_config::diff(&old, &new).needs_restart, [""; 0]);
         assert_eq!(new.core.settings.queue.max_waiting, 2);
         assert!(merged(&old, old.clone()).1.is_empty());
     }
@@ -186,7 +186,7 @@ mod tests {
                 "accelerators: [{{id: a, memory: 8Gi}}]\nmodels:\n  - name: m\n    memory: {{awake: 1Gi}}\n    engine: \
                  {{kind: custom, command: [e, '${{PORT}}'], servedName: {served}, apiKey: {key}}}"
             );
-            config::parse(&text, "test").unwrap()
+            rouse_config::parse(&text, "test").unwrap()
         };
         let model = "m".into();
         let first = read("one", "k1");

@@ -9,7 +9,7 @@ use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, time::timeout};
 
-use crate::config::DEFAULT_ADMIN_ADDRESS;
+use rouse_config::DEFAULT_ADMIN_ADDRESS;
 
 /// Timeout of a response's head, and of a whole response that is no stream.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);

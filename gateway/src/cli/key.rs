@@ -71,7 +71,7 @@ mod tests {
         assert_eq!(key.len(), KEY_PREFIX.len() + 2 * KEY_BYTES);
         assert_ne!(key, generate_key().unwrap());
         let text = format!("keys:\n  {}\n", config_line("team \"a\"", &key));
-        let config = crate::config::parse(&text, "test").unwrap();
+        let config = rouse_config::parse(&text, "test").unwrap();
         assert_eq!(config.keys[0].name.as_ref(), "team \"a\"");
         assert_eq!(config.keys[0].hash, keys::sha256(key.as_bytes()));
         assert!(!text.contains(&key));

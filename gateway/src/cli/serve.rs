@@ -12,12 +12,12 @@ use rouse_net::fd_limit;
 use tracing_subscriber::EnvFilter;
 
 use super::{EXIT_USAGE, LogFormat, RuntimeArgs};
-use crate::{app, config, metrics::TelemetryDropCounters, telemetry::GatewayLog};
+use crate::{app, metrics::TelemetryDropCounters, telemetry::GatewayLog};
 
 /// Serves this file, or the demonstration without one.
 pub(super) fn serve(
     file: Option<PathBuf>,
-    platform: Option<config::PlatformKind>,
+    platform: Option<rouse_config::PlatformKind>,
     options: RuntimeArgs,
 ) -> anyhow::Result<ExitCode> {
     // The log starts a thread, and the descriptor table must grow before any thread exists.
@@ -25,7 +25,7 @@ pub(super) fn serve(
     let lost = TelemetryDropCounters::new();
     let log = log(options.log_format, &lost)?;
     tracing::debug!(descriptors, "open file limit");
-    let source = config::ConfigSource { file, api: options.api, admin: options.admin, platform };
+    let source = app::ConfigSource { file, api: options.api, admin: options.admin, platform };
     let ended = start(source, options, lost);
     // Flushes the log before the caller prints an error.
     log.close();
@@ -33,12 +33,12 @@ pub(super) fn serve(
 }
 
 fn start(
-    source: config::ConfigSource,
+    source: app::ConfigSource,
     options: RuntimeArgs,
     lost: TelemetryDropCounters,
 ) -> anyhow::Result<ExitCode> {
     let config = source.load()?;
-    let findings = config::check(&config);
+    let findings = rouse_config::check(&config);
     for problem in findings.errors.iter().chain(&findings.warnings) {
         tracing::warn!("{}", problem.display(&config.origin));
     }
@@ -47,18 +47,18 @@ fn start(
 
 /// Prints errors and warnings. The exit code is 64 if there are errors.
 pub(super) fn check(file: &Path) -> ExitCode {
-    let config = match config::load(file) {
+    let config = match rouse_config::load(file) {
         Ok(config) => config,
         Err(errors) => {
             eprintln!("{errors}");
             return EXIT_USAGE.into();
         }
     };
-    let findings = config::check(&config);
+    let findings = rouse_config::check(&config);
     for problem in &findings.errors {
         eprintln!("{}", problem.display(&config.origin));
     }
-    for problem in findings.warnings.iter().chain(&config::check_local_machine(&config)) {
+    for problem in findings.warnings.iter().chain(&super::local_machine::check_local_machine(&config)) {
         eprintln!("warning: {}", problem.display(&config.origin));
     }
     if !findings.errors.is_empty() {

@@ -6,9 +6,9 @@ use rouse::{
     model::{Accelerator, FleetConfig, FleetSettings},
     units::Bytes,
 };
+use rouse_config::Config;
 
 use super::index::{Resolved, ResolvedPool};
-use crate::config::Config;
 
 /// Returns the file's configuration with the cluster's pools and served models in place of its own.
 ///
@@ -52,12 +52,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::{
-        config,
-        controllers::{
-            convert::ConversionPolicy,
-            index::{ClusterIndex, IndexedObject, WatchScope},
-        },
+    use crate::controllers::{
+        convert::ConversionPolicy,
+        index::{ClusterIndex, IndexedObject, WatchScope},
     };
 
     fn apply(index: &mut ClusterIndex, kind: &str, name: &str, spec: Value) {
@@ -75,7 +72,7 @@ mod tests {
 
     #[test]
     fn the_objects_take_the_place_of_the_files_models_and_accelerators() {
-        let base = config::parse(
+        let base = rouse_config::parse(
             "accelerators: [{id: gpu-0, memory: 80Gi}]\n\
              queue: {maxWaiting: 17}\n\
              models: [{name: local, memory: {awake: 1Gi}, engine: {kind: custom, command: [x, '${PORT}']}}]",
@@ -129,7 +126,7 @@ mod tests {
             let node = json!({"metadata": {"name": name, "labels": labels}});
             index.apply(IndexedObject::Node(serde_json::from_value(node).unwrap()));
         }
-        let base = config::parse("", "test").unwrap();
+        let base = rouse_config::parse("", "test").unwrap();
         assert_eq!(compose(&base, &index.resolved()).core.settings.host_memory, Bytes::gib(128));
     }
 }

@@ -31,14 +31,14 @@ use super::{
     },
     rejection::{Rejection, Rejections},
 };
-use crate::{config, controllers::dual_pods::keys::SERVER_CONFIG};
+use crate::controllers::dual_pods::keys::SERVER_CONFIG;
 
 /// One converted InferenceModel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConvertedModel {
     pub object: ObjectName,
     /// Configuration for talking to the model's engines.
-    pub engine: Arc<config::EngineConfig>,
+    pub engine: Arc<rouse_config::EngineConfig>,
     pub hosting: ModelHosting,
     /// Cheapest first; variants with the same cost keep their order in the object. There is at least one. An external
     /// model has exactly one, with no accelerators and no memory.
@@ -202,7 +202,7 @@ fn variant_defaults(reader: &mut SpecReader, spec: &InferenceModelSpec) -> Varia
 
 fn external(
     spec: &InferenceModelSpec,
-    engine: &config::EngineConfig,
+    engine: &rouse_config::EngineConfig,
     common: &VariantDefaults,
 ) -> ModelVariant {
     let nothing = EngineMemory { awake: Bytes::ZERO, asleep: Bytes::ZERO, host: Bytes::ZERO };
@@ -225,14 +225,14 @@ fn external(
 fn variants(
     reader: &mut SpecReader,
     spec: &InferenceModelSpec,
-    engine: &config::EngineConfig,
+    engine: &rouse_config::EngineConfig,
     common: &VariantDefaults,
     run: Option<&ModelHosting>,
 ) -> Vec<ModelVariant> {
     let alone =
         [written::VariantSpec { name: DEFAULT_VARIANT.to_owned(), ..written::VariantSpec::default() }];
     let listed = if spec.variants.is_empty() { &alone[..] } else { &spec.variants };
-    let kv_cache = run.and_then(|run| config::kv_cache_by_command(&pod_template::command(run)));
+    let kv_cache = run.and_then(|run| rouse_config::kv_cache_by_command(&pod_template::command(run)));
     let explicit = run.is_some_and(|run| engine::explicit_memory(spec.engine.kind, run));
     let mut names = std::collections::BTreeSet::new();
     let mut variants = Vec::with_capacity(listed.len());
@@ -242,15 +242,15 @@ fn variants(
         }
         reader.prefix =
             if spec.variants.is_empty() { String::new() } else { format!("variants '{}': ", written.name) };
-        let memory = reader.memory(spec, written, engine.sleep != config::SleepApi::None, kv_cache);
+        let memory = reader.memory(spec, written, engine.sleep != rouse_config::SleepApi::None, kv_cache);
         let replicas = reader.replicas(spec, written);
         let count = reader.accelerators(spec, written);
         let template = pod_template::template(reader, run, written.template.as_ref());
         let host = Bytes(memory.host.0.saturating_mul(u64::from(count)));
         let mut idle = common.idle;
         if engine::has_adapters(spec.engine.kind, run, template.as_ref()) {
-            if idle.level == SleepLevelPolicy::Two && engine.sleep != config::SleepApi::None {
-                reader.reject_spec(format!("engine.level: {}", config::LORA_AT_LEVEL_2));
+            if idle.level == SleepLevelPolicy::Two && engine.sleep != rouse_config::SleepApi::None {
+                reader.reject_spec(format!("engine.level: {}", rouse_config::LORA_AT_LEVEL_2));
             }
             idle.level = idle.level.without_level_two_fallback();
         }
@@ -282,7 +282,7 @@ fn variants(
 
 fn model_spec(
     spec: &InferenceModelSpec,
-    engine: &config::EngineConfig,
+    engine: &rouse_config::EngineConfig,
     common: &VariantDefaults,
     memory: EngineMemory,
     (least, most): (u32, u32),
@@ -301,7 +301,7 @@ fn model_spec(
         max_concurrency: spec.max_concurrency,
         start_timeout: common.start_timeout,
         explicit_memory: false,
-        can_sleep: engine.sleep != config::SleepApi::None,
+        can_sleep: engine.sleep != rouse_config::SleepApi::None,
         fingerprint: engine.fingerprint,
         eviction: common.eviction,
         queue: common.queue,

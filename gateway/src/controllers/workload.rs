@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use rouse::pairing;
+use rouse_config::{FingerprintHasher, SleepApi, kind_name};
 use rouse_net::stub_api::Epoch;
 use serde_json::{Map, Value, json};
 
@@ -24,7 +25,6 @@ use super::{
     label,
     stub_key::StubKey,
 };
-use crate::config::{self, FingerprintHasher, SleepApi, kind_name};
 
 /// Label: the template of a Pod.
 pub const TEMPLATE: &str = "rouse.dev/template";
@@ -97,7 +97,7 @@ pub struct Sidecar {
 #[derive(Clone, Copy, Debug)]
 pub struct Workload<'a> {
     pub owner: &'a ModelRef,
-    pub engine: &'a config::EngineConfig,
+    pub engine: &'a rouse_config::EngineConfig,
     pub pod_template: &'a EnginePodTemplate,
     pub variant: &'a ModelVariant,
     /// Key of the pool's taint.

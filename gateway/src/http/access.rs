@@ -5,12 +5,10 @@ use std::{rc::Rc, sync::Arc};
 use bytes::Bytes;
 use http::{HeaderMap, request};
 use rouse::{fault::Fault, model::ModelName, units::Tick};
+use rouse_config::Config;
 
 use super::{RequestHandler, client_text, head, known_headers::KnownHeaders, origin, route::ApiRoute};
-use crate::{
-    config::Config,
-    keys::{self, ApiKey, QuotaCharge, TokenEstimateInput},
-};
+use crate::keys::{self, ApiKey, QuotaCharge, TokenEstimateInput};
 
 /// What a request needs from a model.
 pub(super) struct AdmissionRequest<'a> {

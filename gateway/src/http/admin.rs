@@ -22,6 +22,7 @@ use rouse::{
     fleet::event::{OperationId, OperatorAction},
     model::{ModelName, SleepLevel},
 };
+use rouse_config::Config;
 use rouse_net::openai;
 use serde::Deserialize;
 use serde_json::json;
@@ -29,7 +30,7 @@ use tokio::sync::{broadcast, watch};
 use tower_service::Service as _;
 
 use super::{DriverApi, client_text, driver_api, route, suggestions};
-use crate::{config::Config, serve::ShutdownStage};
+use crate::serve::ShutdownStage;
 
 pub(super) mod guard;
 mod logs;

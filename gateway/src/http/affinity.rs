@@ -7,6 +7,7 @@ use std::rc::Rc;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, StatusCode, uri::PathAndQuery};
 use rouse::{model::EngineId, units::Generation};
+use rouse_config::AffinityPolicy;
 use rouse_net::{
     lease::Lease,
     openai::{
@@ -18,9 +19,8 @@ use rouse_net::{
 };
 
 use super::{WorkerContext, request_context::RequestContext};
-use crate::{
-    config::AffinityPolicy,
-    routing::{BreakerTransition, Endpoint, EndpointCriteria, EngineGeneration, ModelRoute, OutlierReporter},
+use crate::routing::{
+    BreakerTransition, Endpoint, EndpointCriteria, EngineGeneration, ModelRoute, OutlierReporter,
 };
 
 /// The header that names a client's session. Other routers in front of inference servers read it too.

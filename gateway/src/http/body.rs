@@ -38,7 +38,7 @@ use rouse::{
 use rouse_net::{openai::routing_fields::MAX_ON_CORE_BYTES as LARGE, yield_to_reactor};
 use tokio::{runtime::Handle, time::Instant};
 
-use crate::config::ApiLimits;
+use rouse_config::ApiLimits;
 
 /// The window over which a body must keep up with `limits.bodyRate`.
 const RATE_WINDOW: Duration = Duration::from_secs(5);

@@ -6,9 +6,9 @@
 //! rights than a program that has a key.
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header, request};
+use rouse_config::Config;
 
 use super::origin;
-use crate::config::Config;
 
 const ALLOWED_METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST");
 /// Two hours in seconds: no browser caches a preflight for longer.

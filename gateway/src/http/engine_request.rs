@@ -30,6 +30,7 @@ use rouse::{
     model::{EngineId, ModelName},
     units::{Millis, Tick},
 };
+use rouse_config::OnDisconnect;
 use rouse_net::{
     lease::{Gate, Lease},
     openai::ApiSchema,
@@ -49,7 +50,6 @@ use super::{
     routed_request::RoutedBody,
 };
 use crate::{
-    config::{self, OnDisconnect},
     driver::{CanaryGuard, GrantedLease, ParkRequest},
     keys::{self, ApiKey, QuotaCharge},
 };
@@ -67,10 +67,10 @@ const EXIT_DETECTION_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) struct EngineRequest {
     pub(crate) worker: Rc<WorkerContext>,
     pub(crate) context: Rc<RequestContext>,
-    pub(crate) config: Arc<config::Config>,
+    pub(crate) config: Arc<rouse_config::Config>,
     pub(crate) model: ModelName,
     /// The configuration when the request arrived. The engine may have been started with another one.
-    pub(crate) spec: Arc<config::EngineConfig>,
+    pub(crate) spec: Arc<rouse_config::EngineConfig>,
     pub(crate) method: Method,
     pub(crate) path: PathAndQuery,
     pub(crate) headers: HeaderMap,
@@ -416,7 +416,7 @@ impl EngineRequest {
 
     /// The configuration of the engine that was started with this fingerprint. Looked up once the engine is known: a
     /// reload may have happened while the request waited, and may not have reached the engine yet.
-    fn spec_for(&self, fingerprint: u64) -> Arc<config::EngineConfig> {
+    fn spec_for(&self, fingerprint: u64) -> Arc<rouse_config::EngineConfig> {
         let config = self.worker.server.config.load();
         config
             .engine_started_with(&self.model, fingerprint)
@@ -424,7 +424,7 @@ impl EngineRequest {
     }
 }
 
-fn authorization(spec: &config::EngineConfig) -> Option<HeaderValue> {
+fn authorization(spec: &rouse_config::EngineConfig) -> Option<HeaderValue> {
     let key = spec.api_key.as_ref()?;
     let mut value = HeaderValue::try_from(format!("Bearer {key}")).ok()?;
     value.set_sensitive(true);

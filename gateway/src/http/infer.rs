@@ -9,6 +9,7 @@ use rouse::{
     fault::Fault,
     units::{Millis, Tick},
 };
+use rouse_config::{Config, EngineKind, OnDisconnect};
 use rouse_net::{
     openai::{self, routing_fields::RoutingFields},
     relay::headers::{REQUEST_ID, is_uuid, remove_hop_by_hop},
@@ -27,7 +28,6 @@ use super::{
     routed_request::RoutedRequest,
 };
 use crate::{
-    config::{Config, EngineKind, OnDisconnect},
     keys::{self, ApiKey},
     serve::socket::ConnectionExchangeGuard,
 };

@@ -13,9 +13,9 @@
 
 use http::{HeaderValue, Method, header, request};
 use rouse::fault::Fault;
+use rouse_config::Config;
 
 use super::{admin::guard::is_loopback_origin, client_text};
-use crate::config::Config;
 
 /// Checks the origin of a request that needs no key.
 pub(super) fn check_origin(config: &Config, parts: &request::Parts) -> Result<(), Fault> {
@@ -48,10 +48,10 @@ pub(super) fn is_allowed(config: &Config, origin: &HeaderValue) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use crate::{
-        config::{CorsConfig, parse},
-        http::testing::{CannedEngine, InProcessGateway, RawHttpResponse, completion_request, json_response},
+    use crate::http::testing::{
+        CannedEngine, InProcessGateway, RawHttpResponse, completion_request, json_response,
     };
+    use rouse_config::{CorsConfig, parse};
 
     async fn ask(gateway: &InProcessGateway, headers: &str) -> RawHttpResponse {
         let mut client = gateway.connect().await;
@@ -107,7 +107,7 @@ mod tests {
         }
         let foreign = "host: x\r\norigin: https://evil.example\r\n";
         assert_eq!(ask(&gateway, foreign).await.status, 403);
-        let config = |change: &dyn Fn(&mut crate::config::Config)| {
+        let config = |change: &dyn Fn(&mut rouse_config::Config)| {
             let mut config = gateway.config.load().as_ref().clone();
             change(&mut config);
             gateway.config.store(std::sync::Arc::new(config));

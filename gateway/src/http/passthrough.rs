@@ -11,6 +11,7 @@ use rouse::{
     fault::Fault,
     model::{ModelName, ModelNameIndex},
 };
+use rouse_config::Config;
 use rouse_net::adapter::{EngineKind, paths};
 
 use super::{
@@ -18,10 +19,7 @@ use super::{
     route::{self, percent_decode},
     suggestions,
 };
-use crate::{
-    config::{self, Config},
-    keys::ApiKey,
-};
+use crate::keys::ApiKey;
 
 /// A name has at most 256 bytes, and each byte may be escaped as three.
 const MAX_ESCAPED_NAME_BYTES: usize = 3 * 256;
@@ -32,7 +30,7 @@ pub(super) struct PassthroughTarget {
     pub(super) model: ModelName,
     /// The model's name in the path, unescaped.
     pub(super) requested_name: String,
-    pub(super) spec: Arc<config::EngineConfig>,
+    pub(super) spec: Arc<rouse_config::EngineConfig>,
     /// The engine's path, with the query unchanged.
     pub(super) path: PathAndQuery,
 }
@@ -74,7 +72,7 @@ pub(super) fn find(
 }
 
 /// The methods that this path of the model's engine allows. `None`: the path is not allowed at all.
-fn allowed_methods(model: &config::EngineConfig, path: &str) -> Option<&'static [Method]> {
+fn allowed_methods(model: &rouse_config::EngineConfig, path: &str) -> Option<&'static [Method]> {
     if model.kind != EngineKind::Custom {
         return paths::allowed_methods(model.kind, path);
     }

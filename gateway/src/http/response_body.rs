@@ -23,6 +23,7 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use rouse::fault::{DisconnectPhase, Fault};
+use rouse_config::OnDisconnect;
 use rouse_net::{
     downstream,
     lease::Gate,
@@ -32,10 +33,7 @@ use rouse_net::{
 use tokio::time::{Instant, Sleep};
 
 use super::{engine_request::RequestExchangeObserver, request_context::RequestContext};
-use crate::{
-    config::{self, OnDisconnect},
-    serve::socket::{ClientSocket, ConnectionExchangeGuard, FlushNotify},
-};
+use crate::serve::socket::{ClientSocket, ConnectionExchangeGuard, FlushNotify};
 
 mod tracked_bytes;
 
@@ -203,7 +201,7 @@ impl StreamingBody {
     /// and the client gets nothing before the engine's first byte.
     pub(crate) fn waiting(
         job: EngineResponseFuture,
-        stream: Option<&config::StreamConfig>,
+        stream: Option<&rouse_config::StreamConfig>,
         parts: StreamingBodyContext,
     ) -> Rc<Self> {
         let beats = stream.map(|stream| HeartbeatTimer {

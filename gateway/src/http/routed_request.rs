@@ -14,6 +14,7 @@ use rouse::{
     fault::Fault,
     model::{ModelName, ModelNameIndex},
 };
+use rouse_config::EngineKind;
 use rouse_net::{
     openai::{
         multipart,
@@ -28,10 +29,7 @@ use super::{
     route::{BodyEncoding, InferenceRoute},
     suggestions,
 };
-use crate::{
-    config::{self, EngineKind},
-    keys::ApiKey,
-};
+use crate::keys::ApiKey;
 
 /// One request for an engine.
 #[derive(Debug)]
@@ -70,7 +68,7 @@ pub(crate) struct RoutedBody {
 struct PathModel {
     model: ModelName,
     requested_name: String,
-    spec: Arc<config::EngineConfig>,
+    spec: Arc<rouse_config::EngineConfig>,
 }
 
 /// How a body names its model.

@@ -41,7 +41,7 @@ fn is_similar(a: &[u8], b: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{self, ModelAccess};
+    use rouse_config::ModelAccess;
 
     #[test]
     fn only_names_that_the_key_may_use_are_offered() {
@@ -55,7 +55,7 @@ mod tests {
             model("llama-3"),
             model("llama-4")
         );
-        let registry = ModelNameIndex::new(&config::parse(&text, "test").unwrap().core.models);
+        let registry = ModelNameIndex::new(&rouse_config::parse(&text, "test").unwrap().core.models);
         let near = |key: Option<&ApiKey>| match model_not_found(&registry, key, "llama") {
             Fault::ModelNotFound { suggestions: near, .. } => near,
             other => panic!("{other}"),

@@ -20,6 +20,7 @@ use rouse::{
     },
     units::{Bytes, Generation, Millis, Tick},
 };
+use rouse_config::{Config, EngineKind, OnDisconnect, ProbeTask};
 use rouse_net::lease::{Gate, TickClock};
 use tokio::{
     sync::{broadcast, mpsc, oneshot, watch},
@@ -28,7 +29,6 @@ use tokio::{
 
 use super::{DriverApi, DriverFuture, FinishedRequest, RequestMetricsSink, ServerContext};
 use crate::{
-    config::{self, Config, EngineKind, OnDisconnect, ProbeTask},
     driver::{GrantedLease, OperationStatus, ParkRequest, ServedTokens, WaitBreakdown},
     metrics::ModelMetrics,
     routing::{CircuitBreaker, Endpoint, ModelRoute, RouteTable},
@@ -358,7 +358,7 @@ fn spec() -> ModelSpec {
 }
 
 fn config() -> Config {
-    let model = config::EngineConfig {
+    let model = rouse_config::EngineConfig {
         name: MODEL.into(),
         kind: EngineKind::Vllm,
         command: Vec::new(),
@@ -372,19 +372,19 @@ fn config() -> Config {
         passthrough: Vec::new(),
         fingerprint: 0,
         backend_origin: None,
-        sleep: config::SleepApi::None,
+        sleep: rouse_config::SleepApi::None,
     };
     Config {
         api: "127.0.0.1:0".parse().unwrap(),
         threads: None,
-        admin: config::AdminConfig {
+        admin: rouse_config::AdminConfig {
             address: "127.0.0.1:0".parse().unwrap(),
             token: None,
             metrics_open: true,
             tls: false,
         },
         tls: None,
-        cors: config::CorsConfig::default(),
+        cors: rouse_config::CorsConfig::default(),
         core: FleetConfig {
             settings: FleetSettings::default(),
             accelerators: Vec::new(),
@@ -396,13 +396,13 @@ fn config() -> Config {
         visible: BTreeMap::new(),
         accelerators_auto: false,
         headroom: Bytes::ZERO,
-        stream: config::StreamConfig {
+        stream: rouse_config::StreamConfig {
             grace: Millis(200),
             heartbeat: Millis(100),
             responses_heartbeat_events: false,
             bypass_hyper: take_over(),
         },
-        timeouts: config::RequestTimeouts {
+        timeouts: rouse_config::RequestTimeouts {
             connect: Millis::secs(2),
             first_byte: Millis::secs(10),
             non_stream: Millis::secs(10),
@@ -410,7 +410,7 @@ fn config() -> Config {
             health_every: Millis::secs(2),
             health_timeout: Millis::secs(2),
         },
-        limits: config::ApiLimits {
+        limits: rouse_config::ApiLimits {
             body: Bytes::mib(1),
             body_total: Bytes::mib(4),
             body_rate: Bytes(1024),
@@ -421,13 +421,17 @@ fn config() -> Config {
             offences_per_address: 0,
             client_stall: Millis::secs(1),
         },
-        shutdown: config::ShutdownConfig { grace: None, default_grace: Millis::secs(1), stop_engines: true },
+        shutdown: rouse_config::ShutdownConfig {
+            grace: None,
+            default_grace: Millis::secs(1),
+            stop_engines: true,
+        },
         state: "/nonexistent".into(),
         log_cap: Bytes::mib(1),
-        affinity: config::AffinityPolicy::default(),
-        access_log: config::AccessLogTarget::Off,
-        telemetry: config::TelemetryConfig::default(),
-        keys: config::KeyConfigs::default(),
+        affinity: rouse_config::AffinityPolicy::default(),
+        access_log: rouse_config::AccessLogTarget::Off,
+        telemetry: rouse_config::TelemetryConfig::default(),
+        keys: rouse_config::KeyConfigs::default(),
         kubernetes: None,
         keys_none: true,
         key_warnings: Vec::new(),
@@ -438,7 +442,7 @@ fn config() -> Config {
 }
 
 /// Changes the configuration of [`MODEL`].
-pub(crate) fn change_model(config: &mut Config, change: impl FnOnce(&mut config::EngineConfig)) {
+pub(crate) fn change_model(config: &mut Config, change: impl FnOnce(&mut rouse_config::EngineConfig)) {
     let model = config.engines.get_mut(MODEL).unwrap();
     change(Arc::make_mut(model));
 }

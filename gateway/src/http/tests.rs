@@ -6,6 +6,7 @@ use rouse::{
     fault::{FailureCause, Fault, WaitDetails},
     units::{Bytes, Millis},
 };
+use rouse_config::OnDisconnect;
 use tokio::time::Instant;
 
 use super::testing::{
@@ -13,10 +14,7 @@ use super::testing::{
     completion_request, json_response, raw_request, refused_address, sse_response, wait_until_lease_ended,
     wait_until_no_leases,
 };
-use crate::{
-    config::{self, OnDisconnect},
-    keys,
-};
+use crate::keys;
 
 mod backend;
 
@@ -275,8 +273,8 @@ async fn a_parked_stream_goes_on_as_the_engines_after_its_heartbeats() {
 async fn a_stream_that_wants_no_heartbeats_is_silent_until_its_first_event() {
     let hash = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
     let quiet = format!("keys: [{{name: quiet, sha256: {hash}, heartbeat: off}}]");
-    let quiet = config::parse(&quiet, "test").unwrap().keys[0].clone();
-    let loud = config::KeyConfig {
+    let quiet = rouse_config::parse(&quiet, "test").unwrap().keys[0].clone();
+    let loud = rouse_config::KeyConfig {
         name: "loud".into(),
         hash: keys::sha256(b"loud"),
         heartbeat: true,

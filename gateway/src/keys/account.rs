@@ -29,6 +29,7 @@ use rouse::{
     model::ModelName,
     units::{Millis, Tick},
 };
+use rouse_config::RateLimits;
 use rouse_net::openai::sse::TokenUsage;
 
 use super::sliding_window::{MINUTE, SlidingWindow, WindowSlot};
@@ -48,13 +49,6 @@ const MAX_OUTLIER_FACTOR: f64 = 16.0;
 /// The largest contexts of today's models. Caps a request's cost beyond its visible content (an image by its address, a
 /// conversation that its engine keeps), for a key without a limit.
 const MAX_CONTEXT_TOKENS: u64 = 1 << 20;
-
-/// Limits per minute. `None`: no limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RateLimits {
-    pub requests: Option<u64>,
-    pub tokens: Option<u64>,
-}
 
 /// The counters of one key. They last as long as a key of this name is configured.
 #[derive(Debug)]

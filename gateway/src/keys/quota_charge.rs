@@ -232,10 +232,9 @@ mod tests {
     use rouse::units::Millis;
 
     use super::*;
-    use crate::{
-        config::ModelAccess,
-        keys::{QuotaAccount, RateLimits},
-    };
+    use crate::keys::QuotaAccount;
+    use rouse_config::ModelAccess;
+    use rouse_config::RateLimits;
 
     fn key(tokens: u64) -> Arc<ApiKey> {
         let limits = RateLimits { requests: Some(10), tokens: Some(tokens) };

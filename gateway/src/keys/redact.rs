@@ -92,7 +92,7 @@ mod tests {
     use rouse::units::{Bytes, Millis};
 
     use super::*;
-    use crate::config::ModelAccess;
+    use rouse_config::ModelAccess;
 
     fn holder(model: &str) -> BlockingModel {
         BlockingModel {

@@ -7,6 +7,7 @@ use rouse::{
     fault::DisconnectPhase,
     units::{Millis, Tick},
 };
+use rouse_config::ModelAccess;
 use rouse_net::{
     lease::TickClock,
     openai::sse::{ResponseFacts, TokenUsage},
@@ -14,8 +15,9 @@ use rouse_net::{
 };
 use tokio::time::Instant;
 
-use super::{ApiKey, QuotaCharge, RateLimits, TokenEstimateInput};
-use crate::config::ModelAccess;
+use rouse_config::RateLimits;
+
+use super::{ApiKey, QuotaCharge, TokenEstimateInput};
 
 const LIMIT: u64 = 400_000;
 const MINUTES: u64 = 10;

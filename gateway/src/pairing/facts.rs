@@ -23,6 +23,7 @@ use rouse::{
     },
     units::Bytes,
 };
+use rouse_config::LORA_AT_LEVEL_2;
 
 pub use self::observed_node::NODE_READY_CONDITION;
 use self::{
@@ -36,7 +37,6 @@ use super::{
     template_revisions::TemplateRevisions,
 };
 use crate::{
-    config::LORA_AT_LEVEL_2,
     controllers::{
         crd::fma::LauncherConfig,
         dual_pods::{access::AcceleratorAccess, keys, record::MemoryRequest},

@@ -12,16 +12,14 @@ use rouse::{
     },
     units::Bytes,
 };
+use rouse_config::{has_lora_by_command, kv_cache_by_command};
 
 use super::facts::{ClusterFacts, SpecResolveError};
-use crate::{
-    config::{has_lora_by_command, kv_cache_by_command},
-    controllers::{
-        crd::ledger::ObjectName,
-        dual_pods::{
-            keys, provider,
-            record::{self, MemoryRequest, SleepPolicy},
-        },
+use crate::controllers::{
+    crd::ledger::ObjectName,
+    dual_pods::{
+        keys, provider,
+        record::{self, MemoryRequest, SleepPolicy},
     },
 };
 

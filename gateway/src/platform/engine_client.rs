@@ -11,13 +11,11 @@ use arc_swap::ArcSwap;
 use rouse::{
     engine::last_outcome::EngineDiagnostics, fleet::event::Event, model::EngineId, units::Generation,
 };
+use rouse_config::{Config, EngineConfig};
 use rouse_net::{adapter::Adapter, lease::TickClock};
 use tokio::sync::mpsc;
 
-use crate::{
-    config::{Config, EngineConfig},
-    routing::EngineActivity,
-};
+use crate::routing::EngineActivity;
 
 /// State shared by all tasks of a platform.
 #[derive(Debug)]

@@ -38,6 +38,7 @@ use rouse::{
     model::{EngineId, ModelName},
     units::Generation,
 };
+use rouse_config::Config;
 use rouse_net::lease::TickClock;
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -52,7 +53,6 @@ use self::{
 };
 use super::{Platform, engine_client::PlatformContext};
 use crate::{
-    config::Config,
     controllers::{
         election::Leadership,
         index::{AcceleratorCapacities, ResolvedNode},

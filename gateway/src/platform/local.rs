@@ -40,11 +40,12 @@ use rouse::{
     model::{AcceleratorId, EngineId, ModelName},
     units::{Generation, Tick},
 };
+use rouse_config::Config;
 use rouse_net::lease::TickClock;
 use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::{Platform, engine_client::PlatformContext};
-use crate::{config::Config, routing::EngineActivity};
+use crate::routing::EngineActivity;
 use meter::MeterReader;
 use state_store::StateStore;
 use supervisor::LocalSupervisor;

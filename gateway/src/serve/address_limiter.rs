@@ -9,8 +9,9 @@ use std::{
 
 use pingora_limits::rate::Rate;
 use rouse::units::Millis;
+use rouse_config::ApiLimits;
 
-use crate::{config::ApiLimits, http::BodyByteCounter};
+use crate::http::BodyByteCounter;
 
 /// The period over which offences are counted.
 const OFFENCE_WINDOW: Duration = Duration::from_secs(10);
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
 
     fn limits(connections: u32, offences: u32) -> ApiLimits {
-        let config = crate::config::parse("", "test").unwrap();
+        let config = rouse_config::parse("", "test").unwrap();
         ApiLimits { connections_per_address: connections, offences_per_address: offences, ..config.limits }
     }
 

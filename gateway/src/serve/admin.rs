@@ -10,6 +10,7 @@ use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 use arc_swap::ArcSwap;
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rouse_config::Config;
 use rouse_net::{downstream::StallTrackingTcp, fd_limit};
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -21,10 +22,7 @@ use super::{
     stream::ClientStream,
     tls::{HandshakeOutcome, HandshakePool},
 };
-use crate::{
-    config::Config,
-    http::admin::{self, AdminSources},
-};
+use crate::http::admin::{self, AdminSources};
 
 /// From a connection's first byte to the end of a request's head; also the longest idle time of a connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);

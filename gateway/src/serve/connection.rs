@@ -25,6 +25,7 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rouse::fault::Fault;
+use rouse_config::ApiLimits;
 use rouse_net::{
     downstream::{Http1Connection, RawResponseSlot, bypass},
     openai,
@@ -36,10 +37,7 @@ use super::{
     socket::{ClientSocket, HyperIo, IdleState},
     tls::{self, HandshakeOutcome, HandshakePool},
 };
-use crate::{
-    config::ApiLimits,
-    http::{self as api, WorkerContext, response_body::ClientResponseBody},
-};
+use crate::http::{self as api, WorkerContext, response_body::ClientResponseBody};
 
 mod deadlines;
 

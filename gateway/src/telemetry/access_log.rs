@@ -1,5 +1,6 @@
 //! The access log: a separate thread turns records into lines.
 
+use rouse_config::AccessLogTarget;
 use std::{
     io::{self, Write},
     sync::Arc,
@@ -10,7 +11,7 @@ use super::{
     Error, RequestRecord, access_line,
     line_writer::{LineSender, LineSink, SinkFailure, open_append},
 };
-use crate::{config::AccessLogTarget, metrics::TelemetryDropCounters};
+use crate::metrics::TelemetryDropCounters;
 
 /// Maximum number of queued records: a second of a very busy gateway.
 const QUEUE_CAPACITY: usize = 8192;

@@ -14,16 +14,14 @@ use opentelemetry_sdk::{
     Resource,
     trace::{SpanData, SpanExporter as _},
 };
+use rouse_config::invalid_collector_reason;
 use tokio::{
     sync::{Notify, mpsc, oneshot, watch},
     time::timeout,
 };
 
 use super::{Error, RequestRecord};
-use crate::{
-    config::{self, invalid_collector_reason},
-    metrics::TelemetryDropCounters,
-};
+use crate::metrics::TelemetryDropCounters;
 
 mod http_client;
 mod spans;
@@ -76,7 +74,7 @@ impl TraceExporter {
     /// Returns `None` if neither the configuration nor the environment names a collector, or the environment disables
     /// traces. Bad values in the environment only disable the traces, since they may be meant for other programs.
     pub(super) fn start(
-        config: &config::TelemetryConfig,
+        config: &rouse_config::TelemetryConfig,
         lost: &TelemetryDropCounters,
     ) -> Result<Option<Self>, Error> {
         let forbidden = env_var("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"))
@@ -165,7 +163,7 @@ fn resource(named: bool) -> Resource {
 
 impl ExportTask {
     fn new(
-        config: &config::TelemetryConfig,
+        config: &rouse_config::TelemetryConfig,
         lost: &TelemetryDropCounters,
     ) -> Result<(Self, watch::Sender<bool>), String> {
         let client = http_client::OtlpHttpClient::new().map_err(|error| error.to_string())?;

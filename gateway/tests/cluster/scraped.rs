@@ -13,7 +13,6 @@ use rouse::{
     units::{Bytes, Millis, Tick},
 };
 use rouse_gateway::{
-    config,
     controllers::crd::Quantity,
     metrics::Metrics,
     platform::kubernetes::dcgm::{DcgmClient, Error, UntrustedSample, UsageUnknown, trusted_usage},
@@ -142,7 +141,7 @@ fn reader(url: &str, settings: &str) -> DcgmClient {
     let text = format!(
         "platform: kubernetes\nkubernetes: {{stubImage: s, prometheus: {{url: '{url}', interval: 100ms{settings}}}}}"
     );
-    let asked = config::parse(&text, "test").unwrap().kubernetes.unwrap().prometheus.unwrap();
+    let asked = rouse_config::parse(&text, "test").unwrap().kubernetes.unwrap().prometheus.unwrap();
     DcgmClient::new(asked, clock(), Arc::new(Metrics::new()).meter_reads()).unwrap()
 }
 

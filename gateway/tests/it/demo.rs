@@ -3,7 +3,7 @@
 use std::{path::Path, process::Stdio};
 
 use rouse::units::Bytes;
-use rouse_gateway::{config, demo};
+use rouse_gateway::demo;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
     net::TcpStream,
@@ -13,7 +13,8 @@ use tokio::{
 #[tokio::test]
 async fn an_engine_of_the_demonstration_starts_from_its_command_and_is_accounted() {
     let state = tempfile::tempdir().unwrap();
-    let config = config::demo(state.path(), Path::new(env!("CARGO_BIN_EXE_rouse-gateway"))).unwrap();
+    let config =
+        rouse_gateway::demo::config(state.path(), Path::new(env!("CARGO_BIN_EXE_rouse-gateway"))).unwrap();
     demo::prepare(&config).unwrap();
     let model = &config.engines["tiny-qwen"];
     let command = model.command_line(0, [127, 0, 0, 1].into(), 0.5, Bytes::ZERO);

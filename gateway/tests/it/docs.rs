@@ -25,7 +25,6 @@ use rouse::{
     model::SleepLevel,
     units::Tick,
 };
-use rouse_gateway::config;
 
 use crate::support::{GatewayFixture, GatewayProcess, SimModel, read};
 
@@ -91,11 +90,11 @@ fn every_block_has_a_known_tag_and_configurations_and_json_are_valid() {
         match tag.as_str() {
             "yaml" if at.starts_with(CONFIGURATION) => {}
             "yaml" => {
-                let config = config::parse(&text, &at).unwrap_or_else(|errors| panic!("{errors}"));
-                let findings = config::check(&config);
+                let config = rouse_config::parse(&text, &at).unwrap_or_else(|errors| panic!("{errors}"));
+                let findings = rouse_config::check(&config);
                 assert_eq!(
                     findings,
-                    config::CheckFindings::default(),
+                    rouse_config::CheckFindings::default(),
                     "{at}: no example should be warned of"
                 );
             }

@@ -11,7 +11,6 @@ use serde::de::DeserializeOwned;
 use tokio::{sync::mpsc, task::JoinSet, time};
 
 use crate::{
-    config,
     controllers::{
         crd::fma::GROUP,
         dual_pods::provider::ProviderSettings,
@@ -148,6 +147,6 @@ fn slim_node(node: &mut Node) {
     node.status = Some(NodeStatus { conditions, allocatable, ..NodeStatus::default() });
 }
 
-pub(super) fn settings(dual: &config::DualPodsConfig, key: StubKey) -> PairingControllerSettings {
+pub(super) fn settings(dual: &rouse_config::DualPodsConfig, key: StubKey) -> PairingControllerSettings {
     PairingControllerSettings { core: dual.timing, mode: dual.mode, make: ProviderSettings::default(), key }
 }

@@ -3,18 +3,15 @@
 use std::sync::Arc;
 
 use rouse::model::{ModelName, SleepLevelPolicy};
+use rouse_config::{
+    OnDisconnect, PassthroughPath, has_lora_by_command, kind_name, sets_kv_cache, sleep_api_by_command,
+};
 use rouse_net::adapter::{EngineKind, ProbeTask, SleepApi};
 
 use super::{ModelHosting, Rejection, pod_template, spec_reader::SpecReader};
-use crate::{
-    config::{
-        self, OnDisconnect, PassthroughPath, has_lora_by_command, kind_name, sets_kv_cache,
-        sleep_api_by_command,
-    },
-    controllers::crd::{
-        InferenceModelSpec, PodTemplateJson,
-        inference_model::{self as written, SleepLevelSpec, SleepMode},
-    },
+use crate::controllers::crd::{
+    InferenceModelSpec, PodTemplateJson,
+    inference_model::{self as written, SleepLevelSpec, SleepMode},
 };
 
 pub(super) fn engine(
@@ -22,7 +19,7 @@ pub(super) fn engine(
     spec: &InferenceModelSpec,
     name: ModelName,
     run: Option<&ModelHosting>,
-) -> config::EngineConfig {
+) -> rouse_config::EngineConfig {
     let kind = kind(spec.engine.kind);
     let sleep = sleep(spec.engine.sleep_mode, kind, run);
     if sleep == SleepApi::None
@@ -46,7 +43,7 @@ pub(super) fn engine(
         );
     }
     let served_name = spec.engine.served_name.clone().unwrap_or_else(|| name.to_string());
-    config::EngineConfig {
+    rouse_config::EngineConfig {
         fingerprint: run.map_or(0, |run| {
             pod_template::fingerprint(run, kind_name(kind), &served_name, &spec.node_selector)
         }),

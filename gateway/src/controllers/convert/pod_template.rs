@@ -3,21 +3,19 @@
 use std::collections::BTreeMap;
 
 use rouse::units::Bytes;
+use rouse_config::FingerprintHasher;
 use serde_json::{Map, Value, json};
 
 use super::{EnginePodTemplate, ModelHosting, Rejection, spec_reader::SpecReader};
-use crate::{
-    config::FingerprintHasher,
-    controllers::{
-        backend_address::BackendAddress,
-        crd::{
-            InferenceModelSpec, PodTemplateJson,
-            fma::amount,
-            inference_model::{ResourceAmounts, ResourcesSpec},
-        },
-        strategic_merge,
-        workload::merge,
+use crate::controllers::{
+    backend_address::BackendAddress,
+    crd::{
+        InferenceModelSpec, PodTemplateJson,
+        fma::amount,
+        inference_model::{ResourceAmounts, ResourcesSpec},
     },
+    strategic_merge,
+    workload::merge,
 };
 
 /// Container name in a template built from `containerImage`.

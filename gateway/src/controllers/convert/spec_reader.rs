@@ -6,12 +6,12 @@ use rouse::{
     model::{EngineMemory, ModelName},
     units::{Bytes, Millis},
 };
+use rouse_config::{invalid_name_reason, memory_with_defaults};
 use rouse_net::lease::count::MAX_LEASES;
 
 use super::{Rejection, Rejections};
-use crate::{
-    config::{invalid_name_reason, memory_with_defaults},
-    controllers::crd::{InferenceModelSpec, Quantity, Span, SpanOrNever, inference_model::VariantSpec},
+use crate::controllers::crd::{
+    InferenceModelSpec, Quantity, Span, SpanOrNever, inference_model::VariantSpec,
 };
 
 #[derive(Default)]

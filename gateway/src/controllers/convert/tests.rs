@@ -1,10 +1,8 @@
+use rouse_config::{EngineKind, SleepApi};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{
-    config::{EngineKind, SleepApi},
-    controllers::backend_address::BackendHost,
-};
+use crate::controllers::backend_address::BackendHost;
 
 /// The smallest valid object with these spec fields on top; `null` removes a field.
 fn object(fields: Value) -> InferenceModel {

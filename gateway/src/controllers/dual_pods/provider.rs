@@ -17,6 +17,7 @@ use rouse::{
     },
     units::Bytes,
 };
+use rouse_config::{has_lora_by_command, kv_cache_by_command};
 use serde_json::{Value, json};
 
 use super::{
@@ -24,10 +25,7 @@ use super::{
     keys, record,
     template::{self, TemplateFields},
 };
-use crate::{
-    config::{has_lora_by_command, kv_cache_by_command},
-    controllers::strategic_merge,
-};
+use crate::controllers::strategic_merge;
 
 pub use name::name;
 

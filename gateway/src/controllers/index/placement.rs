@@ -17,14 +17,11 @@ use super::{
     resolved::{PoolProblem, RejectedModel, Resolved, ResolvedPool, ServedModel, list},
     selectors::Selectors,
 };
-use crate::{
-    config,
-    controllers::{
-        conflicts::{self, ModelClaim},
-        convert::{self, ConversionPolicy, ModelHosting, ModelVariant},
-        crd::ledger::ObjectName,
-        rejection::{Rejection, Rejections},
-    },
+use crate::controllers::{
+    conflicts::{self, ModelClaim},
+    convert::{self, ConversionPolicy, ModelHosting, ModelVariant},
+    crd::ledger::ObjectName,
+    rejection::{Rejection, Rejections},
 };
 
 /// Places each model by itself, then checks the models against each other.
@@ -111,8 +108,10 @@ impl Placer<'_> {
                 let served = self.run(entry, model)?;
                 // Pairing puts these engines to sleep while the model has no requester Pod, so to the model they only
                 // start and stop.
-                let engine =
-                    config::EngineConfig { sleep: config::SleepApi::None, ..(*served.engine).clone() };
+                let engine = rouse_config::EngineConfig {
+                    sleep: rouse_config::SleepApi::None,
+                    ..(*served.engine).clone()
+                };
                 let spec = ModelSpec { can_sleep: false, ..served.spec };
                 Ok(ServedModel { engine: Arc::new(engine), spec, ..served })
             }
@@ -213,7 +212,7 @@ fn check_dual_pods_mode(
             "this gateway runs dual pods in mode launcher: set kubernetes.dualPods.mode to sleep or plain, or name \
              an InferenceServerConfig in the template's annotations"
         }
-        Some(ProviderMode::Sleep) if model.engine.sleep != config::SleepApi::Vllm => {
+        Some(ProviderMode::Sleep) if model.engine.sleep != rouse_config::SleepApi::Vllm => {
             "in mode dualPods the engine must be able to sleep: use vllm, with --enable-sleep-mode in its command"
         }
         Some(ProviderMode::Sleep | ProviderMode::Plain) => return Ok(()),
@@ -285,7 +284,7 @@ fn served(
     let engine = if model.engine.fingerprint == spec.fingerprint {
         Arc::clone(&model.engine)
     } else {
-        Arc::new(config::EngineConfig { fingerprint: spec.fingerprint, ..(*model.engine).clone() })
+        Arc::new(rouse_config::EngineConfig { fingerprint: spec.fingerprint, ..(*model.engine).clone() })
     };
     ServedModel {
         uid: entry.version.uid.clone(),

@@ -8,13 +8,10 @@ use rouse::{
 };
 
 use super::pool::PoolTerms;
-use crate::{
-    config,
-    controllers::{
-        convert::{self, EnginePodTemplate, ModelHosting, ModelVariant},
-        crd::ledger::ObjectName,
-        rejection::Rejections,
-    },
+use crate::controllers::{
+    convert::{self, EnginePodTemplate, ModelHosting, ModelVariant},
+    crd::ledger::ObjectName,
+    rejection::Rejections,
 };
 
 /// Everything that follows from objects alone.
@@ -165,7 +162,7 @@ pub struct ServedModel {
     /// Spec for the decisions: placed in the pool, with the pool's terms applied.
     pub spec: ModelSpec,
     /// Configuration for talking to engines of that variant.
-    pub engine: Arc<config::EngineConfig>,
+    pub engine: Arc<rouse_config::EngineConfig>,
     /// `None` for an external model.
     pub pool: Option<String>,
     /// Limit on the memory that the model's namespace may reserve in the pool.

@@ -103,13 +103,15 @@ mod tests {
     };
 
     use super::*;
-    use crate::config;
 
     fn spec(memory: Bytes) -> ModelSpec {
         let text = "accelerators: [{id: own, memory: 8Gi}]\nmodels:\n  - name: large\n    memory: {awake: 1Gi}\n    \
                     engine: {kind: custom, command: [e, '${PORT}']}";
-        let mut spec =
-            config::parse(text, "test").unwrap_or_else(|errors| panic!("{errors}")).core.models.remove(0);
+        let mut spec = rouse_config::parse(text, "test")
+            .unwrap_or_else(|errors| panic!("{errors}"))
+            .core
+            .models
+            .remove(0);
         spec.accelerators = AcceleratorRequirement::InPool { pool: "own".into(), count: 1 };
         spec.memory.awake = memory;
         spec

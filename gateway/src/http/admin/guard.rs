@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use axum::response::{IntoResponse, Response};
 use http::{Method, Request, StatusCode, header, uri::Authority};
 
-use crate::config::AdminConfig;
+use rouse_config::AdminConfig;
 
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -44,7 +44,7 @@ fn payers() -> ChargedBodyCounters {
 }
 
 fn limits() -> ApiLimits {
-    crate::config::parse("limits: {body: 1Gi, bodyTotal: 2Gi}", "test").unwrap().limits
+    rouse_config::parse("limits: {body: 1Gi, bodyTotal: 2Gi}", "test").unwrap().limits
 }
 
 #[tokio::test]

@@ -1,11 +1,9 @@
-use crate::{
-    config::CorsConfig,
-    http::testing::{
-        CannedEngine, InProcessGateway, completion_request, json_response, raw_request, sse_response,
-    },
+use crate::http::testing::{
+    CannedEngine, InProcessGateway, completion_request, json_response, raw_request, sse_response,
 };
+use rouse_config::CorsConfig;
 
-fn allow(origins: &[&str]) -> impl FnOnce(&mut crate::config::Config) {
+fn allow(origins: &[&str]) -> impl FnOnce(&mut rouse_config::Config) {
     let any = origins.contains(&"*");
     let origins = origins.iter().filter(|o| **o != "*").map(ToString::to_string).collect();
     move |config| config.cors = CorsConfig { origins, any }
@@ -130,7 +128,7 @@ async fn every_origin_is_allowed_by_a_star_and_without_configuration_those_of_th
 #[tokio::test]
 async fn a_page_of_this_machine_is_as_foreign_as_any_where_there_are_keys_or_a_network() {
     let hash = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
-    let keys = crate::config::parse(&format!("keys: [{{name: k, sha256: {hash}}}]"), "test").unwrap().keys;
+    let keys = rouse_config::parse(&format!("keys: [{{name: k, sha256: {hash}}}]"), "test").unwrap().keys;
     let keyed = InProcessGateway::start(|config| config.keys = keys);
     let wide = InProcessGateway::start(|config| config.api = "0.0.0.0:8080".parse().unwrap());
     for gateway in [keyed, wide] {

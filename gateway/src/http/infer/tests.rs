@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 use rouse::fault::Fault;
 
 use crate::{
-    config,
     http::testing::{InProcessGateway, MODEL, RawHttpClient, raw_request},
     keys,
 };
@@ -53,8 +52,8 @@ async fn a_client_without_a_key_is_the_user_or_session_that_it_names_else_its_ad
 #[tokio::test]
 async fn a_client_with_a_key_is_that_key() {
     let file = format!("keys: [{{name: one, sha256: {}}}]", "0".repeat(64));
-    let any = config::parse(&file, "test").unwrap().keys[0].clone();
-    let key = |name: &str| config::KeyConfig {
+    let any = rouse_config::parse(&file, "test").unwrap().keys[0].clone();
+    let key = |name: &str| rouse_config::KeyConfig {
         name: name.into(),
         hash: keys::sha256(name.as_bytes()),
         ..any.clone()

@@ -117,7 +117,7 @@ async fn waiting(patience: Duration) -> (TcpStream, Rc<ClientSocket>, Rc<Streami
         stall_timeout: patience,
     };
     let job: EngineResponseFuture = Box::pin(std::future::ready(Err(Fault::ShuttingDown)));
-    let stream = config::StreamConfig {
+    let stream = rouse_config::StreamConfig {
         grace: rouse::units::Millis(0),
         heartbeat: rouse::units::Millis::secs(9),
         responses_heartbeat_events: false,

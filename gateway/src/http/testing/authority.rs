@@ -3,6 +3,7 @@
 use std::{fs, io, net::SocketAddr, path::PathBuf, sync::Arc};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rouse_config::Config;
 use rustls::{
     ClientConfig, RootCertStore,
     pki_types::{CertificateDer, ServerName},
@@ -11,7 +12,6 @@ use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::InProcessGateway;
-use crate::config::{self, Config};
 
 /// A certificate authority, and a directory with certificates that it issued.
 pub(crate) struct TestCertificateAuthority {
@@ -46,11 +46,11 @@ impl TestCertificateAuthority {
         (cert.der().clone(), key)
     }
 
-    pub(crate) fn load(&self, more: &str) -> Result<Config, config::ConfigErrors> {
+    pub(crate) fn load(&self, more: &str) -> Result<Config, rouse_config::ConfigErrors> {
         let text =
             format!("tls: {{cert: {:?}, key: {:?}{more}}}", self.file("server.pem"), self.file("server.key"));
         fs::write(self.file("rouse.yaml"), text).unwrap();
-        config::load(&self.file("rouse.yaml"))
+        rouse_config::load(&self.file("rouse.yaml"))
     }
 
     /// Starts a gateway with a certificate of this authority.
@@ -74,7 +74,7 @@ impl TestCertificateAuthority {
     }
 
     /// The `tls` section of a configuration with a new certificate.
-    pub(crate) fn tls(&self, more: &str) -> Option<config::TlsConfig> {
+    pub(crate) fn tls(&self, more: &str) -> Option<rouse_config::TlsConfig> {
         self.issue("server", &Self::params());
         self.load(more).unwrap().tls
     }

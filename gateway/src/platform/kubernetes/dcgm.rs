@@ -18,6 +18,7 @@ use rouse::{
     model::AcceleratorId,
     units::{Bytes, Millis, Tick},
 };
+use rouse_config::PrometheusConfig;
 use rouse_net::lease::TickClock;
 use tokio::{
     sync::Mutex,
@@ -28,10 +29,7 @@ pub use self::{
     freshness::{UntrustedSample, trusted_usage},
     query::{DcgmSamples, MemorySample, QueryError},
 };
-use crate::{
-    config::PrometheusConfig,
-    metrics::{MeterReadMetrics, MeterSource},
-};
+use crate::metrics::{MeterReadMetrics, MeterSource};
 
 /// Two series of about six hundred bytes for each of ten thousand accelerators.
 const MAX_RESPONSE_BYTES: usize = 16 << 20;

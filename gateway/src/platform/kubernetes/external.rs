@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use rouse::{fault::FailureCause, fleet::event::Event, model::EngineId, units::Generation};
+use rouse_config::EngineConfig;
 use tokio::{net, sync::mpsc, time};
 
 use super::{
@@ -11,7 +12,6 @@ use super::{
     report_failure,
 };
 use crate::{
-    config::EngineConfig,
     controllers::{
         backend_address::{self, BackendAddress, BackendHost},
         status_inputs::StatusInputs,
@@ -175,7 +175,6 @@ mod tests {
 
     use super::*;
     use crate::{
-        config,
         controllers::{
             convert::{ConversionPolicy, ModelHosting, convert},
             crd::InferenceModel,
@@ -203,7 +202,7 @@ mod tests {
             let (ask, asked) = mpsc::unbounded_channel();
             let backend = tokio::spawn(answers(listener, TlsAcceptor::from(server), ask));
             let (tell, told) = mpsc::channel(16);
-            let config = Arc::new(config::parse("", "test").unwrap());
+            let config = Arc::new(rouse_config::parse("", "test").unwrap());
             let common = PlatformContext::new(config, tell, TickClock::new(Instant::now(), Tick(1)));
             let (requests, _over) = mpsc::unbounded_channel();
             let (order, orders) = mpsc::unbounded_channel();

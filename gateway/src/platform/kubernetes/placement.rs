@@ -2,17 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::{
-    config,
-    controllers::{
-        convert::{EnginePodTemplate, ModelHosting, ModelVariant},
-        crd::ledger::ObjectName,
-        engine_pod::EnginePod,
-        index::{Resolved, ServedModel},
-        label,
-        ledger::{ReservationRequest, SleepingMemory},
-        workload::{self, ModelRef, Sidecar, Workload},
-    },
+use crate::controllers::{
+    convert::{EnginePodTemplate, ModelHosting, ModelVariant},
+    crd::ledger::ObjectName,
+    engine_pod::EnginePod,
+    index::{Resolved, ServedModel},
+    label,
+    ledger::{ReservationRequest, SleepingMemory},
+    workload::{self, ModelRef, Sidecar, Workload},
 };
 use rouse::{
     model::SleepLevel,
@@ -24,7 +21,7 @@ use rouse_net::stub_api::Epoch;
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelPlacement {
     pub owner: ModelRef,
-    pub engine: Arc<config::EngineConfig>,
+    pub engine: Arc<rouse_config::EngineConfig>,
     pub pod_template: EnginePodTemplate,
     pub variant: ModelVariant,
     /// Pool whose memory the engines reserve.

@@ -13,6 +13,7 @@ use rouse::{
     model::{EngineId, SleepLevel},
     units::{Generation, Millis},
 };
+use rouse_config::EngineConfig;
 use rouse_net::process::ProcessGroup;
 use tokio::{
     sync::mpsc::UnboundedReceiver,
@@ -25,7 +26,7 @@ use super::{
     launch::{self, MARK_VAR},
     state_store::StoredPhase,
 };
-use crate::{config::EngineConfig, platform::engine_client::EngineClient};
+use crate::platform::engine_client::EngineClient;
 
 /// A command to an engine task.
 #[derive(Clone, Copy, Debug)]

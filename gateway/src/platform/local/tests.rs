@@ -16,12 +16,12 @@ use rouse::{
     },
     units::{Bytes, Millis},
 };
+use rouse_config::{Config, EngineConfig, EngineKind, OnDisconnect, ProbeTask, SleepApi};
 use rouse_net::process::table;
 use tempfile::TempDir;
 use tokio::time;
 
 use super::*;
-use crate::config::{Config, EngineConfig, EngineKind, OnDisconnect, ProbeTask, SleepApi};
 
 const FLAGS: &str = "TEST_ENGINE_FLAGS";
 const FIRST: Generation = Generation(1);
@@ -228,7 +228,7 @@ fn config(folder: &Path, models: Vec<EngineConfig>) -> Config {
         state.display(),
         meter.display()
     );
-    let mut config = crate::config::parse(&text, "test").unwrap_or_else(|errors| panic!("{errors}"));
+    let mut config = rouse_config::parse(&text, "test").unwrap_or_else(|errors| panic!("{errors}"));
     config.core.models = models.iter().map(|model| spec(&model.name)).collect();
     config.engines = models.into_iter().map(|model| (model.name.clone(), Arc::new(model))).collect();
     config

@@ -11,7 +11,7 @@ use crate::http::testing::{
 };
 
 /// Starts a gateway where clients reach only the first core's socket.
-fn uneven(cores: usize, change: impl FnOnce(&mut crate::config::Config)) -> InProcessGateway {
+fn uneven(cores: usize, change: impl FnOnce(&mut rouse_config::Config)) -> InProcessGateway {
     InProcessGateway::start_on(
         |config| {
             config.limits.connections_per_address = 1000;

@@ -6,11 +6,11 @@ use std::{
     time::Duration,
 };
 
+use rouse_config::ApiLimits;
 use tokio::time::{Instant, Sleep};
 
 use super::{ConnectionEnd, MAX_STALL_WHILE_DRAINING, TIMER_GRANULARITY};
 use crate::{
-    config::ApiLimits,
     http::response_body::StreamingBody,
     serve::{
         ShutdownStage,

@@ -1,9 +1,9 @@
-use std::time::Duration;
+use std::{fs, time::Duration};
 
 use rcgen::KeyPair;
 use rouse::fault::DisconnectPhase;
 use rouse_net::downstream::StallTrackingTcp;
-use rustls::pki_types::{PrivatePkcs8KeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -13,7 +13,6 @@ use tokio_rustls::{TlsConnector, client::TlsStream as Client};
 
 use super::*;
 use crate::{
-    config,
     http::testing::{
         CannedEngine, PROMPT_TIMEOUT, TestCertificateAuthority, completion_request, connect_tls,
         json_response, raw_request, sse_response, wait_until_no_leases,
@@ -403,7 +402,7 @@ fn a_certificate_out_of_its_time_is_warned_of() {
         let config = authority.load("").unwrap();
         let ends = config.tls.as_ref().unwrap().expires().unwrap();
         assert_eq!(ends, u64::try_from(params.not_after.unix_timestamp()).unwrap());
-        let findings = config::check(&config);
+        let findings = rouse_config::check(&config);
         assert_eq!(findings.errors, []);
         findings.warnings.iter().map(|problem| problem.text.clone()).find(|text| text.starts_with("tls."))
     };

@@ -1,12 +1,15 @@
 //! Reads `tls`: the certificate files and their content.
 
+mod identity;
+
 use std::{path::PathBuf, sync::Arc};
+
+pub use identity::{ALPN_HTTP2, TlsIdentity};
 
 use super::{
     Config, ConfigProblem, SourceLocation,
     reader::{ConfigReader, ConfigSection},
 };
-use crate::serve::tls::TlsIdentity;
 
 /// Certificate files, and the identity read from them.
 #[derive(Clone, Debug)]

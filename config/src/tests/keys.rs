@@ -2,7 +2,7 @@
 
 use rouse::model::ModelName;
 
-use super::{ConfigSource, ModelAccess, check, errors, read};
+use super::{ModelAccess, check, errors, read};
 
 const HASH: &str = "00000000000000000000000000000000000000000000000000000000000000aF";
 
@@ -78,30 +78,6 @@ fn every_mistake_in_a_key_is_told_with_its_place_and_without_the_key() {
     insta::assert_snapshot!(errors("keys: rk-plain"), @"rouse.yaml:1:7: keys: expected 'none' or a list of keys, found a single value: run 'rouse-gateway key NAME' to create a key and its line, or add --stdin to create the line of an existing key");
     insta::assert_snapshot!(errors("keys: [{name: a, key: rk-plain}]"), @"rouse.yaml:1:23: keys[0].key: the file must not contain a key, only its sha256: run 'rouse-gateway key NAME' to create a key and its line, or add --stdin to create the line of an existing key");
     insta::assert_snapshot!(errors("keys: [{name: a, sha256: rk-plain}]"), @"rouse.yaml:1:26: keys[0].sha256: expected a SHA-256 of 64 hexadecimal digits: run 'rouse-gateway key NAME' to create a key and its line");
-}
-
-#[test]
-fn a_reload_of_half_a_file_is_refused_and_says_what_to_write_if_it_is_meant() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("rouse.yaml");
-    let source = ConfigSource { file: Some(path.clone()), ..ConfigSource::default() };
-    let keys = format!("keys: [{{name: a, sha256: \"{HASH}\"}}]\n");
-    let now = read(&format!("queue: {{maxWait: 1m}}\n{keys}")).unwrap();
-    let reload = |now, text: &str| {
-        std::fs::write(&path, text).unwrap();
-        source.reload(now).map_err(|errors| errors.problems[0].text.clone())
-    };
-    let gone = "the file no longer has keys, which would let anyone use the API: restore keys, or set keys: none if that is intended";
-    assert_eq!(reload(&now, "queue: {maxWait: 1m}\n").unwrap_err(), gone);
-    for empty in ["", "# nothing\n", "{}\n"] {
-        assert!(reload(&now, empty).unwrap_err().starts_with("the file is empty"), "{empty}");
-    }
-    for meant in ["keys: none\n", keys.as_str()] {
-        assert!(reload(&now, meant).is_ok(), "{meant}");
-    }
-    let open = read("queue: {maxWait: 1m}\n").unwrap();
-    assert!(reload(&open, "models: []\n").is_ok());
-    assert!(reload(&read("").unwrap(), "").is_ok(), "it was empty before");
 }
 
 #[test]

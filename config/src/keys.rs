@@ -14,13 +14,19 @@ use super::{
     reader::{ConfigReader, ConfigSection},
     yaml::{YamlNode, YamlValue},
 };
-use crate::keys::RateLimits;
 
 /// The SHA-256 of a key.
 pub type KeyHash = [u8; 32];
 
 /// All keys of a file; empty if anybody may use the API.
 pub type KeyConfigs = Arc<[KeyConfig]>;
+
+/// Limits per minute. `None`: no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RateLimits {
+    pub requests: Option<u64>,
+    pub tokens: Option<u64>,
+}
 
 /// One key as configured.
 #[derive(Clone, Debug, PartialEq, Eq)]

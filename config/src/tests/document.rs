@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{check, errors, read};
 
-const DOCUMENT: &str = include_str!("../../../../docs/configuration.md");
+const DOCUMENT: &str = include_str!("../../../docs/configuration.md");
 
 #[test]
 fn every_example_of_the_document_is_valid() {

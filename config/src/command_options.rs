@@ -8,7 +8,7 @@
 use rouse::shell_words;
 
 /// Returns the option's value: the next word, or the text after its `=`.
-pub(crate) fn value(command: &[String], option: &str) -> Option<String> {
+pub(super) fn value(command: &[String], option: &str) -> Option<String> {
     let words = words(command);
     words.iter().enumerate().rev().find_map(|(at, word)| {
         let (name, value) = parts(word);
@@ -17,7 +17,7 @@ pub(crate) fn value(command: &[String], option: &str) -> Option<String> {
 }
 
 /// Returns whether this switch is on: `--no-…` turns it off.
-pub(crate) fn is_on(command: &[String], switch: &str) -> bool {
+pub(super) fn is_on(command: &[String], switch: &str) -> bool {
     let off = switch.replacen("--", "--no-", 1);
     let words = words(command);
     let mut names = words.iter().rev().map(|word| parts(word).0);

@@ -21,14 +21,14 @@ use super::{
 
 const DEFAULT_API_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 /// Prometheus itself uses 9090, and engines use 8000 and 8080.
-pub(crate) const DEFAULT_ADMIN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8180);
+pub const DEFAULT_ADMIN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8180);
 
 /// Reads and checks a file. The error lists all its problems.
 pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
     load_with(&MachineDefaults::detect(), path)
 }
 
-pub(super) fn load_with(machine: &MachineDefaults, path: &Path) -> Result<Config, ConfigErrors> {
+pub fn load_with(machine: &MachineDefaults, path: &Path) -> Result<Config, ConfigErrors> {
     let origin = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|error| {
         ConfigErrors::new(&origin, vec![ConfigProblem::new(SourceLocation::default(), error.to_string())])
@@ -45,11 +45,7 @@ pub fn parse(text: &str, origin: &str) -> Result<Config, ConfigErrors> {
     parse_with(&MachineDefaults::detect(), text, origin)
 }
 
-pub(super) fn parse_with(
-    machine: &MachineDefaults,
-    text: &str,
-    origin: &str,
-) -> Result<Config, ConfigErrors> {
+pub fn parse_with(machine: &MachineDefaults, text: &str, origin: &str) -> Result<Config, ConfigErrors> {
     let (document, problems) =
         YamlNode::parse(text).map_err(|problems| ConfigErrors::new(origin, problems))?;
     let mut reader = ConfigReader::new(machine.environment);
@@ -178,7 +174,7 @@ fn address_only((address, _): (SocketAddr, SourceLocation)) -> SocketAddr {
 }
 
 /// Explains why the two listeners cannot have these addresses at once.
-pub(super) fn port_conflict(api: SocketAddr, admin: SocketAddr) -> Option<String> {
+pub fn port_conflict(api: SocketAddr, admin: SocketAddr) -> Option<String> {
     let meets =
         |a: SocketAddr, b: SocketAddr| a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
     (api.port() == admin.port() && api.port() != 0 && meets(api, admin)).then(|| {
@@ -200,7 +196,7 @@ fn address(reader: &mut ConfigReader, node: &YamlNode) -> Option<(SocketAddr, So
 }
 
 /// Parses `IP:PORT`, or `localhost:PORT` for the IPv4 loopback address.
-pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
+pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
     let named = text.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
     named
         .as_deref()

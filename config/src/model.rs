@@ -157,7 +157,7 @@ fn name(reader: &mut ConfigReader, node: &YamlNode, taken: &mut TakenNames) -> O
 }
 
 /// Explains why a text cannot be a model's name or alias.
-pub(crate) fn invalid_name_reason(name: &str) -> Option<&'static str> {
+pub fn invalid_name_reason(name: &str) -> Option<&'static str> {
     if name.is_empty() {
         return Some("the name is empty");
     }
@@ -230,7 +230,7 @@ fn memory(reader: &mut ConfigReader, section: &mut ConfigSection, can_sleep: boo
 }
 
 /// Returns an engine's memory, with defaults for unset values.
-pub(crate) fn memory_with_defaults(
+pub fn memory_with_defaults(
     awake: Bytes,
     asleep: Option<Bytes>,
     host: Option<Bytes>,

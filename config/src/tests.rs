@@ -620,22 +620,3 @@ fn anchors_and_merge_keys_save_repetition_and_errors_point_into_them() {
     assert_eq!(config.core.models[1].memory.awake, Bytes::gib(30));
     assert_eq!(config.core.models[1].memory.host, Bytes::gib(1));
 }
-
-#[test]
-fn the_command_line_overrides_the_file_also_at_a_reload_and_cannot_open_the_admin_api() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("rouse.yaml");
-    std::fs::write(&path, "listen: {api: 127.0.0.1:1}\n").unwrap();
-    let mut source = ConfigSource {
-        file: Some(path),
-        api: Some(([0, 0, 0, 0], 2).into()),
-        admin: Some(([127, 0, 0, 1], 3).into()),
-        platform: None,
-    };
-    let config = source.load().unwrap();
-    assert_eq!((config.api.port(), config.admin.address.port()), (2, 3));
-    source.admin = Some(([127, 0, 0, 1], 2).into());
-    insta::assert_snapshot!(source.load().unwrap_err(), @"--api, --admin: listen.api (0.0.0.0:2) and listen.admin (127.0.0.1:2) use the same port: change one of them, like 127.0.0.1:8080 and 127.0.0.1:8180");
-    source.admin = Some(([0, 0, 0, 0], 3).into());
-    insta::assert_snapshot!(source.load().unwrap_err(), @r###"--admin: 0.0.0.0:3 is not loopback: set admin.token, or listen on loopback"###);
-}

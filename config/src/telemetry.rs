@@ -89,7 +89,7 @@ fn collector(reader: &mut ConfigReader, node: &YamlNode) -> Option<String> {
 /// Explains why this cannot be a collector's address.
 ///
 /// The text completes a sentence and does not repeat the address.
-pub(crate) fn invalid_collector_reason(address: &str) -> Option<&'static str> {
+pub fn invalid_collector_reason(address: &str) -> Option<&'static str> {
     let uri = address.parse::<Uri>().ok();
     let usable = uri.filter(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some());
     let Some(uri) = usable else { return Some("is not a URL: write http://HOST:4318") };

@@ -1,6 +1,5 @@
 //! Finds settings that are legal and will not work as intended.
 
-mod local_machine;
 mod pins;
 
 use std::net::IpAddr;
@@ -9,8 +8,6 @@ use rouse::{
     model::{AcceleratorId, AcceleratorRequirement, FleetConfig, ModelName, ModelSpec, SleepLevelPolicy},
     units::{Bytes, Millis, pluralize},
 };
-
-pub use local_machine::check_local_machine;
 
 use super::{Config, ConfigProblem, EngineConfig, EngineKind, SleepApi, SourceLocation, TlsConfig};
 

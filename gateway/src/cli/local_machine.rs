@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use nix::unistd::{AccessFlags, access};
 use rouse::model::ModelName;
 
-use super::super::{Config, ConfigProblem, EngineConfig, SourceLocation};
+use rouse_config::{Config, ConfigProblem, EngineConfig, SourceLocation};
+
 use crate::{platform::local, serve};
 
 /// Options and subcommands that a model's path follows.
@@ -15,7 +16,7 @@ const MODEL_FLAGS: [&str; 6] = ["-m", "--model", "--model-path", "--mmproj", "--
 
 /// Checks programs, model files, the state directory and ports.
 #[must_use]
-pub fn check_local_machine(config: &Config) -> Vec<ConfigProblem> {
+pub(super) fn check_local_machine(config: &Config) -> Vec<ConfigProblem> {
     let mut warnings = Vec::new();
     let mut warn = |at, text| warnings.push(ConfigProblem::new(at, text));
     if config.kubernetes.is_none()
@@ -136,7 +137,7 @@ mod tests {
     use std::{fs, net::TcpListener, os::unix::fs::PermissionsExt as _};
 
     use super::*;
-    use crate::config::parse;
+    use rouse_config::parse;
 
     #[test]
     fn what_this_machine_lacks_is_found_and_told_with_what_to_write() {

@@ -7,15 +7,15 @@ use rouse::units::Bytes;
 use super::{PlatformKind, reader::EnvLookup};
 
 /// Inputs of the defaults, and the command line's override. A test supplies its own.
-pub(super) struct MachineDefaults {
+pub struct MachineDefaults {
     /// Overrides the file's `platform`.
-    pub(super) platform: Option<PlatformKind>,
-    pub(super) memory: Bytes,
-    pub(super) environment: EnvLookup,
+    pub platform: Option<PlatformKind>,
+    pub memory: Bytes,
+    pub environment: EnvLookup,
 }
 
 impl MachineDefaults {
-    pub(super) fn detect() -> Self {
+    pub fn detect() -> Self {
         Self { platform: None, memory: memory(), environment: |name| std::env::var(name).ok() }
     }
 }
@@ -24,7 +24,7 @@ impl MachineDefaults {
 ///
 /// `$STATE_DIRECTORY` (systemd), else `$XDG_STATE_HOME/rouse`, else `~/.local/state/rouse`, else `/var/lib/rouse` (a
 /// service without a home).
-pub(super) fn default_state_dir(environment: EnvLookup) -> PathBuf {
+pub fn default_state_dir(environment: EnvLookup) -> PathBuf {
     let set = |name| environment(name).filter(|value| !value.is_empty());
     if let Some(dir) = set("STATE_DIRECTORY") {
         return dir.into();

@@ -19,7 +19,6 @@ mod model;
 mod passthrough;
 mod policy;
 mod reader;
-mod source;
 mod substitute;
 mod telemetry;
 mod tls;
@@ -35,27 +34,26 @@ pub use rouse_net::adapter::{EngineKind, ProbeTask, SleepApi};
 
 pub use self::{
     api::CorsConfig,
-    check::{CheckFindings, check, check_local_machine, unplaceable_models},
+    check::{CheckFindings, check, unplaceable_models},
     diff::{ConfigDiff, diff},
     error::{ConfigErrors, ConfigProblem, SourceLocation},
     file::{load, parse},
-    keys::{KeyConfig, KeyConfigs, KeyHash, ModelAccess},
+    keys::{KeyConfig, KeyConfigs, KeyHash, ModelAccess, RateLimits},
     kubernetes::{DualPodsConfig, KubernetesConfig, PlatformKind, PrometheusConfig, WatchedNamespaces},
     passthrough::PassthroughPath,
-    source::ConfigSource,
     telemetry::{AccessLogTarget, TelemetryConfig},
-    tls::TlsConfig,
+    tls::{ALPN_HTTP2, TlsConfig, TlsIdentity},
 };
-pub(crate) use self::{
+pub use self::{
     engine::{
         FingerprintHasher, LORA_AT_LEVEL_2, has_lora_by_command, kind_name, kv_cache_by_command,
         sets_kv_cache, sleep_api_by_command,
     },
-    file::{DEFAULT_ADMIN_ADDRESS, parse_address},
+    file::{DEFAULT_ADMIN_ADDRESS, load_with, parse_address, parse_with, port_conflict},
+    machine::{MachineDefaults, default_state_dir},
     model::{invalid_name_reason, memory_with_defaults},
     telemetry::invalid_collector_reason,
 };
-pub use crate::demo::config as demo;
 
 use rouse::{
     model::{AcceleratorId, FleetConfig, ModelName},

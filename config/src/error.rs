@@ -31,7 +31,7 @@ pub struct ConfigErrors {
 }
 
 impl ConfigErrors {
-    pub(super) fn new(origin: &str, mut problems: Vec<ConfigProblem>) -> Self {
+    pub fn new(origin: &str, mut problems: Vec<ConfigProblem>) -> Self {
         problems.sort();
         problems.dedup();
         Self { origin: origin.to_owned(), problems }
@@ -39,7 +39,7 @@ impl ConfigErrors {
 }
 
 impl ConfigProblem {
-    pub(super) fn new(at: SourceLocation, text: impl Into<String>) -> Self {
+    pub fn new(at: SourceLocation, text: impl Into<String>) -> Self {
         Self { at, text: text.into() }
     }
 

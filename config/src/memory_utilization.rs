@@ -13,7 +13,7 @@ impl Config {
     /// Reserves what such engines take instead of what is declared, if that is more. Idempotent.
     ///
     /// For accelerators of different sizes, the largest one that the model may use counts.
-    pub(crate) fn reserve_memory_utilization(&mut self, accelerators: &[Accelerator], headroom: Bytes) {
+    pub fn reserve_memory_utilization(&mut self, accelerators: &[Accelerator], headroom: Bytes) {
         for spec in &mut self.core.models {
             let Some(share) = self.engines.get(&spec.name).and_then(|model| model.memory_utilization())
             else {
@@ -48,7 +48,7 @@ impl EngineConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::parse;
+    use crate::parse;
 
     fn awake(models: &str) -> Vec<Bytes> {
         let devices = "accelerators: [{id: small, memory: 24Gi}, {id: large, memory: 80Gi}]";

@@ -88,7 +88,7 @@ fn place_shares(shares: &[PinnedShare], free: &mut [Bytes], from: usize, tries: 
 
 #[cfg(test)]
 mod tests {
-    use crate::config::{check, parse};
+    use crate::{check, parse};
 
     fn crowded(models: &[(&str, &str)]) -> String {
         let mut text =

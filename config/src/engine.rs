@@ -98,32 +98,32 @@ impl ParsedEngine {
 ///
 /// Adopted engines carry the value across restarts and upgrades. This is FNV-1a; a collision has no value to an
 /// attacker.
-pub(crate) struct FingerprintHasher(u64);
+pub struct FingerprintHasher(u64);
 
 impl FingerprintHasher {
-    pub(crate) const fn new() -> Self {
+    pub const fn new() -> Self {
         Self(0xcbf2_9ce4_8422_2325)
     }
 
-    pub(crate) fn feed(&mut self, bytes: &[u8]) {
+    pub fn feed(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
         }
     }
 
     /// Feeds a text and a terminator.
-    pub(crate) fn feed_text(&mut self, text: &str) {
+    pub fn feed_text(&mut self, text: &str) {
         self.feed(text.as_bytes());
         self.feed(&[0]);
     }
 
-    pub(crate) const fn value(&self) -> u64 {
+    pub const fn value(&self) -> u64 {
         self.0
     }
 }
 
 /// Returns the kind's name in configurations.
-pub(crate) const fn kind_name(kind: EngineKind) -> &'static str {
+pub const fn kind_name(kind: EngineKind) -> &'static str {
     match kind {
         EngineKind::Vllm => "vllm",
         EngineKind::Sglang => "sglang",
@@ -261,7 +261,7 @@ fn sleep_mode(reader: &mut ConfigReader, node: &YamlNode, stub: bool) -> Option<
 }
 
 /// Returns the sleep calls that follow from the command.
-pub(crate) fn sleep_api_by_command(kind: EngineKind, stub: bool, command: &[String]) -> SleepApi {
+pub fn sleep_api_by_command(kind: EngineKind, stub: bool, command: &[String]) -> SleepApi {
     match kind {
         _ if stub => SleepApi::None,
         EngineKind::Vllm if command_options::is_on(command, "--enable-sleep-mode") => SleepApi::Vllm,
@@ -273,12 +273,12 @@ pub(crate) fn sleep_api_by_command(kind: EngineKind, stub: bool, command: &[Stri
 /// Returns whether a vLLM with this command holds LoRA adapters in memory.
 ///
 /// A wake from level 2 reloads only the model's own weights.
-pub(crate) fn has_lora_by_command(command: &[String]) -> bool {
+pub fn has_lora_by_command(command: &[String]) -> bool {
     command_options::is_on(command, "--enable-lora")
 }
 
 /// Error for level 2 on an engine with LoRA adapters.
-pub(crate) const LORA_AT_LEVEL_2: &str = "--enable-lora rules out level 2: a wake from level 2 reloads only the model's own weights and loses the adapters; set 1 or never";
+pub const LORA_AT_LEVEL_2: &str = "--enable-lora rules out level 2: a wake from level 2 reloads only the model's own weights and loses the adapters; set 1 or never";
 
 /// vLLM's flag for the bytes of its KV cache on each accelerator.
 ///
@@ -288,11 +288,11 @@ const KV_CACHE_FLAG: &str = "--kv-cache-memory-bytes";
 /// Returns the bytes of the KV cache on each accelerator, if the command sets them.
 ///
 /// The engine's remaining memory is little more than weights.
-pub(crate) fn kv_cache_by_command(command: &[String]) -> Option<Bytes> {
+pub fn kv_cache_by_command(command: &[String]) -> Option<Bytes> {
     command_options::value(command, KV_CACHE_FLAG)?.parse().ok()
 }
 
 /// Returns whether the command sets that size, in any form.
-pub(crate) fn sets_kv_cache(command: &[String]) -> bool {
+pub fn sets_kv_cache(command: &[String]) -> bool {
     command_options::value(command, KV_CACHE_FLAG).is_some()
 }
