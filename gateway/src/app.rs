@@ -14,7 +14,9 @@ use rouse::{
     units::{Bytes, Millis, Tick},
 };
 use rouse_config::Config;
+use rouse_controllers::runtime::ClusterChange;
 use rouse_net::lease::TickClock;
+use rouse_platform::Platform;
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::JoinHandle,
@@ -26,12 +28,10 @@ use crate::{
     driver::{DriverHandle, Journal, JournalFile},
     http::{self, admin::AdminSources},
     metrics::{Metrics, TelemetryDropCounters},
-    platform::Platform,
     serve::{AdminServer, ApiServer, ShutdownStage},
     telemetry::{Telemetry, WallClock},
 };
 
-mod cluster;
 mod config_source;
 mod platform_runtime;
 mod reload;
@@ -39,7 +39,7 @@ mod signals;
 
 pub use config_source::ConfigSource;
 
-use platform_runtime::{PlatformChange, PlatformClaim, PlatformRuntime};
+use platform_runtime::{PlatformClaim, PlatformRuntime};
 use reload::ConfigReloader;
 use signals::{ControlSignal, ControlSignals};
 
@@ -213,8 +213,8 @@ async fn serve(
                 }
             }
             next = home.next_event() => match next {
-                PlatformChange::ObjectsChanged => reload.apply_objects(&mut home),
-                PlatformChange::TaskEnded => anyhow::bail!("a required cluster task ended (election or object watches)"),
+                ClusterChange::ObjectsChanged => reload.apply_objects(&mut home),
+                ClusterChange::TaskEnded => anyhow::bail!("a required cluster task ended (election or object watches)"),
             },
             ended = &mut driver => {
                 // Without the driver no engine wakes. Engines live on, and the next start adopts them.

@@ -18,7 +18,7 @@ use rouse::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-use crate::platform::Platform;
+use rouse_platform::Platform;
 
 mod gates;
 mod handle;

@@ -5,15 +5,12 @@
 
 pub mod app;
 pub mod cli;
-pub mod controllers;
 pub mod demo;
 pub mod driver;
 pub mod http;
 pub mod keys;
 pub mod metrics;
-pub mod pairing;
 pub mod platform;
 pub mod routing;
 pub mod serve;
 pub mod telemetry;
-mod upstream_tls;

@@ -6,11 +6,9 @@
 //! create series by naming models. Everything on the hot path is resolved when the routes are built, and costs one
 //! atomic operation.
 
-mod dual_pods;
 mod fleet_gauges;
 mod keys;
 mod labels;
-mod meter_reads;
 mod model;
 mod model_families;
 mod request_metrics;
@@ -30,27 +28,22 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 
 use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
-    core::Collector, process_collector::ProcessCollector,
+    process_collector::ProcessCollector,
 };
 use rouse::{
     fault::DisconnectPhase,
     fleet::report::{EngineView, FleetView},
     model::ModelName,
-    units::Millis,
 };
+use rouse_controllers::metrics::ControllerMetrics;
+use rouse_platform::metric_builder::{expect_valid, register};
 
 pub use self::{
-    dual_pods::{ActuationPath, CallLatencyObserver, DualPodMetrics, EngineBindingLabels, LauncherPhase},
     keys::{KeyMetrics, KeyOutcome},
     labels::{OutcomeLabel, RouteLabel, StatusClass, TransitionCause, TransitionKind},
-    meter_reads::{MeterReadMetrics, MeterSource},
     model::ModelMetrics,
     telemetry_drops::TelemetryDropCounters,
 };
-
-/// Buckets of a request's duration or wait, in seconds: from one token of a small model to a cold start of a large one.
-const DURATION_BUCKETS: [f64; 16] =
-    [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0];
 
 /// Buckets of the latency that the gateway itself adds to a request, in seconds.
 const ADDED_LATENCY_BUCKETS: [f64; 10] =
@@ -81,9 +74,7 @@ pub struct Metrics {
     /// Has no labels, and no series without a certificate: 0 would mean one that expired long ago.
     certificate_expiry: IntGaugeVec,
     keys: Arc<keys::KeyFamilies>,
-    kubernetes_writes: IntCounterVec,
-    meter_reads: MeterReadMetrics,
-    dual_pods: DualPodMetrics,
+    controllers: ControllerMetrics,
     /// The namespace of each model, in a cluster.
     namespaces: ArcSwapOption<BTreeMap<ModelName, String>>,
 }
@@ -100,22 +91,10 @@ impl Metrics {
         Self::with_drop_counters(&TelemetryDropCounters::new())
     }
 
-    /// Returns the counter of writes to the Kubernetes API, by kind and outcome.
+    /// Returns the metrics of the cluster's controllers.
     #[must_use]
-    pub fn kubernetes_writes(&self) -> IntCounterVec {
-        self.kubernetes_writes.clone()
-    }
-
-    /// Returns the metrics of reading the memory of a cluster's accelerators.
-    #[must_use]
-    pub fn meter_reads(&self) -> MeterReadMetrics {
-        self.meter_reads.clone()
-    }
-
-    /// Returns the metrics of dual pods.
-    #[must_use]
-    pub fn dual_pods(&self) -> DualPodMetrics {
-        self.dual_pods.clone()
+    pub const fn controllers(&self) -> &ControllerMetrics {
+        &self.controllers
     }
 
     /// Sets the namespaces of a cluster's models.
@@ -173,16 +152,6 @@ impl Metrics {
                     "Connections that were moved from the thread that accepted them to another thread",
                 )),
             ),
-            kubernetes_writes: register(
-                &registry,
-                expect_valid(IntCounterVec::new(
-                    Opts::new(
-                        "rouse_kubernetes_writes_total",
-                        "Writes to the Kubernetes API, by object kind and outcome",
-                    ),
-                    &["kind", "outcome"],
-                )),
-            ),
             swaps: register(
                 &registry,
                 expect_valid(IntCounter::new(
@@ -207,8 +176,7 @@ impl Metrics {
                 )),
             ),
             keys: keys::KeyFamilies::new(&registry),
-            meter_reads: MeterReadMetrics::new(&registry),
-            dual_pods: DualPodMetrics::new(&registry),
+            controllers: ControllerMetrics::new(&registry),
             namespaces: ArcSwapOption::empty(),
             registry,
         }
@@ -344,18 +312,4 @@ fn build_info(registry: &Registry) -> IntGaugeVec {
 
 fn counters(registry: &Registry, name: &str, help: &str, label: &str) -> IntCounterVec {
     register(registry, expect_valid(IntCounterVec::new(Opts::new(name, help), &[label])))
-}
-
-fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> C {
-    expect_valid(registry.register(Box::new(collector.clone())));
-    collector
-}
-
-/// Unwraps a result. Names and labels are constants of this module, so the first test finds an error.
-fn expect_valid<T>(result: prometheus::Result<T>) -> T {
-    result.expect("the names and labels of metrics are valid and different")
-}
-
-fn seconds(span: Millis) -> f64 {
-    span.0 as f64 / 1e3
 }

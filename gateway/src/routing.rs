@@ -10,9 +10,9 @@ use rouse::{
     units::{Generation, Millis, Tick},
 };
 use rouse_net::lease::Gate;
+use rouse_platform::EngineActivity;
 
 mod circuit_breaker;
-mod engine_activity;
 mod load_balancer;
 mod outlier_reporter;
 mod response_owners;
@@ -22,7 +22,6 @@ mod rng;
 mod testing;
 
 pub use circuit_breaker::{BreakerTransition, CircuitBreaker};
-pub use engine_activity::EngineActivity;
 pub use load_balancer::EndpointCriteria;
 pub use outlier_reporter::OutlierReporter;
 pub use response_owners::{EngineGeneration, ResponseOwners};

@@ -3,3 +3,4 @@
 pub mod port;
 pub mod run_queue;
 pub mod sample;
+pub mod tls;

@@ -4,18 +4,15 @@ use std::{net::SocketAddr, sync::Arc};
 
 use rouse::{fleet::event::Event, units::Millis};
 use rouse_config::{Config, ShutdownConfig};
+use rouse_controllers::runtime::{ClusterChange, ClusterRuntime};
 use rouse_net::lease::TickClock;
+use rouse_platform::{Platform, ReadinessCheck};
 use tokio::sync::mpsc;
 
-use super::cluster::ClusterRuntime;
 use crate::{
     driver::DriverHandle,
-    http::admin::ReadinessCheck,
     metrics::Metrics,
-    platform::{
-        Platform,
-        local::{self, LocalPlatform, StateDirLock},
-    },
+    platform::local::{self, LocalPlatform, StateDirLock},
 };
 
 /// A claim on the engines, held before the platform starts.
@@ -37,16 +34,7 @@ impl<'c> PlatformClaim<'c> {
 
 pub(super) enum PlatformRuntime {
     Local(Arc<LocalPlatform>),
-    Cluster(Box<ClusterRuntime>),
-}
-
-/// A change that concerns a gateway in a cluster as a whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PlatformChange {
-    /// The meaning of the objects changed.
-    ObjectsChanged,
-    /// A vital task ended, such as the one that holds the Lease: this gateway would miss a new leader and must stop.
-    TaskEnded,
+    Cluster(Box<ClusterRuntime>, Arc<Metrics>),
 }
 
 impl PlatformRuntime {
@@ -62,8 +50,9 @@ impl PlatformRuntime {
                 Ok(Self::Local(Arc::new(LocalPlatform::start(lock, Arc::clone(config), events, clock)?)))
             }
             PlatformClaim::Cluster(settings) => {
-                let cluster = ClusterRuntime::start(config, settings, events, clock, metrics).await?;
-                Ok(Self::Cluster(Box::new(cluster)))
+                let cluster =
+                    ClusterRuntime::start(config, settings, events, clock, metrics.controllers()).await?;
+                Ok(Self::Cluster(Box::new(cluster), Arc::clone(metrics)))
             }
         }
     }
@@ -72,7 +61,7 @@ impl PlatformRuntime {
     pub(super) fn not_ready_reason(&self) -> Arc<ReadinessCheck> {
         match self {
             Self::Local(_) => Arc::new(|| None),
-            Self::Cluster(cluster) => cluster.not_ready_reason(),
+            Self::Cluster(cluster, _) => cluster.not_ready_reason(),
         }
     }
 
@@ -80,13 +69,13 @@ impl PlatformRuntime {
     pub(super) fn degraded_reason(&self) -> Arc<ReadinessCheck> {
         match self {
             Self::Local(_) => Arc::new(|| None),
-            Self::Cluster(cluster) => cluster.degraded_reason(),
+            Self::Cluster(cluster, _) => cluster.degraded_reason(),
         }
     }
 
     /// Returns once the gateway has seen everything that it must.
     pub(super) async fn wait_until_synced(&mut self) {
-        if let Self::Cluster(cluster) = self {
+        if let Self::Cluster(cluster, _) = self {
             cluster.wait_until_synced().await;
         }
     }
@@ -94,13 +83,13 @@ impl PlatformRuntime {
     pub(super) fn platform(&self) -> Arc<dyn Platform> {
         match self {
             Self::Local(local) => Arc::clone(local) as _,
-            Self::Cluster(cluster) => Arc::clone(&cluster.platform) as _,
+            Self::Cluster(cluster, _) => Arc::clone(&cluster.platform) as _,
         }
     }
 
     /// Reports this gateway's demand to other gateways, in a cluster. `api` is the address of this gateway's API.
     pub(super) fn start_reporting(&mut self, handle: &DriverHandle, api: SocketAddr) {
-        if let Self::Cluster(cluster) = self {
+        if let Self::Cluster(cluster, _) = self {
             cluster.start_reporting(handle, api);
         }
     }
@@ -110,21 +99,25 @@ impl PlatformRuntime {
     pub(super) fn compose(&mut self, base: &Config) -> Option<Config> {
         match self {
             Self::Local(_) => None,
-            Self::Cluster(cluster) => Some(cluster.compose(base)),
+            Self::Cluster(cluster, metrics) => {
+                let (config, namespaces) = cluster.compose(base);
+                metrics.set_namespaces(namespaces);
+                Some(config)
+            }
         }
     }
 
     /// Waits for the next change that concerns the whole gateway; never returns on one machine.
-    pub(super) async fn next_event(&mut self) -> PlatformChange {
+    pub(super) async fn next_event(&mut self) -> ClusterChange {
         match self {
             Self::Local(_) => std::future::pending().await,
-            Self::Cluster(cluster) => cluster.next_event().await,
+            Self::Cluster(cluster, _) => cluster.next_event().await,
         }
     }
 
     /// Releases leadership at the start of a shutdown, without waiting for running requests.
     pub(super) fn step_down(&mut self) {
-        if let Self::Cluster(cluster) = self {
+        if let Self::Cluster(cluster, _) = self {
             cluster.step_down();
         }
     }
@@ -133,13 +126,13 @@ impl PlatformRuntime {
     pub(super) async fn grace(&self, shutdown: &ShutdownConfig) -> Millis {
         match self {
             Self::Local(_) => shutdown.effective_grace(None),
-            Self::Cluster(cluster) => shutdown.effective_grace(cluster.termination_grace().await),
+            Self::Cluster(cluster, _) => shutdown.effective_grace(cluster.termination_grace().await),
         }
     }
 
     /// Withdraws this gateway's demand, so that other gateways start nothing for its waiting requests.
     pub(super) async fn withdraw_demand(&mut self) {
-        if let Self::Cluster(cluster) = self {
+        if let Self::Cluster(cluster, _) = self {
             cluster.withdraw_demand().await;
         }
     }
@@ -155,7 +148,7 @@ impl PlatformRuntime {
                     );
                 }
             },
-            Self::Cluster(cluster) => cluster.close().await,
+            Self::Cluster(cluster, _) => cluster.close().await,
         }
     }
 }

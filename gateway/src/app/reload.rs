@@ -5,12 +5,12 @@ use std::{path::PathBuf, sync::Arc};
 use arc_swap::ArcSwap;
 use rouse::fleet::event::Event;
 use rouse_config::{Config, ConfigDiff};
+use rouse_platform::Platform;
 
 use super::{ConfigSource, PlatformRuntime};
 use crate::{
     driver::DriverHandle,
     metrics::{Metrics, OutcomeLabel},
-    platform::Platform,
 };
 
 /// Number of replaced engine entries to keep. Engines of older entries are gone.

@@ -4,7 +4,7 @@ use std::{io::Write as _, path::Path, process::ExitCode};
 
 use anyhow::Context as _;
 
-use crate::controllers::crd;
+use rouse_controllers::crd;
 
 /// Prints the definitions, or writes a file for each. `fma` adds those of Fast Model Actuation.
 pub(super) fn run(dir: Option<&Path>, fma: bool) -> anyhow::Result<ExitCode> {

@@ -21,13 +21,11 @@ use rouse::{
     units::{Generation, Tick},
 };
 use rouse_net::lease::{Gate, Lease, TickClock};
+use rouse_platform::Platform;
 use tokio::sync::Notify;
 
 use super::{CanaryGuard, GrantedLease, WaitBreakdown};
-use crate::{
-    platform::Platform,
-    routing::{CircuitBreaker, Endpoint, Rng},
-};
+use crate::routing::{CircuitBreaker, Endpoint, Rng};
 
 pub(super) struct EngineGates {
     entries: BTreeMap<EngineId, GateEntry>,

@@ -25,13 +25,15 @@ use rouse::{
     units::{Generation, Millis, Tick},
 };
 use rouse_net::lease::{Lease, TickClock};
+use rouse_platform::DriverClient;
+use rouse_platform::Platform;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
 use super::{
     Driver, Journal, ServedTokens, gates::EngineGates, parked_replies::ParkedReplies, route_updates,
     transition_log::TransitionRecorder,
 };
-use crate::{metrics::Metrics, platform::Platform, routing::RouteTable};
+use crate::{metrics::Metrics, routing::RouteTable};
 
 /// Parked requests beyond `queue.maxWaiting` that may be in transit to or from the driver.
 ///
@@ -286,23 +288,6 @@ impl DriverHandle {
         answer.await.ok()
     }
 
-    /// Returns this gateway's demand for each model: waiters as of the last turn, leases as of now.
-    pub async fn demand(&self) -> BTreeMap<ModelName, GatewayDemand> {
-        let demand = self.inspect(|fleet, _, gates| {
-            let mut demand = fleet.demand();
-            let used = gates
-                .lease_usage()
-                .into_iter()
-                .filter(|(model, used)| *used != <(u32, Tick)>::default() && fleet.spec(model).is_some());
-            for (model, (leases, last_end)) in used {
-                let own = demand.entry(model).or_default();
-                (own.in_flight, own.last_request) = (leases, own.last_request.max(last_end));
-            }
-            demand
-        });
-        demand.await.unwrap_or_default()
-    }
-
     /// Returns an order's status; `None` when it is unknown or older than an hour.
     pub fn operation(&self, id: OperationId) -> Option<OperationStatus> {
         self.0.operations().get(&id).cloned()
@@ -324,6 +309,32 @@ impl DriverHandle {
     /// Sends an event that no platform observes, such as a configuration or a shutdown. Lost if the driver has ended.
     pub fn send_event(&self, event: Event) {
         drop(self.0.requests.send(DriverRequest::Event(event)));
+    }
+}
+
+impl DriverClient for DriverHandle {
+    fn send_event(&self, event: Event) {
+        Self::send_event(self, event);
+    }
+
+    fn clock(&self) -> TickClock {
+        Self::clock(self)
+    }
+
+    async fn demand(&self) -> BTreeMap<ModelName, GatewayDemand> {
+        let demand = self.inspect(|fleet, _, gates| {
+            let mut demand = fleet.demand();
+            let used = gates
+                .lease_usage()
+                .into_iter()
+                .filter(|(model, used)| *used != <(u32, Tick)>::default() && fleet.spec(model).is_some());
+            for (model, (leases, last_end)) in used {
+                let own = demand.entry(model).or_default();
+                (own.in_flight, own.last_request) = (leases, own.last_request.max(last_end));
+            }
+            demand
+        });
+        demand.await.unwrap_or_default()
     }
 }
 

@@ -6,7 +6,9 @@ use rouse::{
     units::Bytes,
 };
 
-use super::{LOCAL_LABEL, expect_valid, model::integer, register};
+use rouse_platform::metric_builder::{expect_valid, integer, register};
+
+use super::LOCAL_LABEL;
 
 pub(super) struct FleetGauges {
     total: IntGaugeVec,

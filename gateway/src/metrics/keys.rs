@@ -18,7 +18,7 @@ use prometheus::{
 };
 use rouse_net::openai::sse::TokenUsage;
 
-use super::expect_valid;
+use rouse_platform::metric_builder::expect_valid;
 
 /// What happened to a request of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,11 +9,11 @@ use rouse::{
     units::{Bytes, Millis},
 };
 
+use rouse_platform::metric_builder::{expect_valid, integer, seconds};
+
 use super::{
-    expect_valid,
     labels::{OutcomeLabel, RouteLabel, StatusClass, TransitionCause, TransitionKind},
     model_families::{FamilyBuilder, ModelFamilies},
-    seconds,
     traffic::TrafficMetrics,
 };
 use crate::driver::ColdStart;
@@ -231,8 +231,4 @@ fn ratio(part: Bytes, whole: Bytes) -> f64 {
         return 0.0;
     }
     part.0 as f64 / whole.0 as f64
-}
-
-pub(super) fn integer(value: u64) -> i64 {
-    i64::try_from(value).unwrap_or(i64::MAX)
 }

@@ -8,7 +8,9 @@ use prometheus::{
     proto::MetricFamily,
 };
 
-use super::{DURATION_BUCKETS, expect_valid, traffic::TrafficMetrics};
+use rouse_platform::metric_builder::{DURATION_BUCKETS, expect_valid};
+
+use super::traffic::TrafficMetrics;
 
 pub(super) type MetricCollectors = Arc<[Box<dyn Collector>]>;
 

@@ -2,7 +2,7 @@
 
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 
-use super::{expect_valid, register};
+use rouse_platform::metric_builder::{expect_valid, register};
 
 /// Counters of dropped request records, lines of the gateway's log, and turns of the journal.
 ///

@@ -5,10 +5,11 @@ use std::sync::OnceLock;
 use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 use rouse::units::Millis;
 
+use rouse_platform::metric_builder::seconds;
+
 use super::{
     labels::{self, ROUTE_COUNT, RouteLabel, START_COUNT, STATUS_COUNT, StatusClass},
     model_families::{FamilyBuilder, MetricCollectors},
-    seconds,
 };
 use crate::driver::ColdStart;
 

@@ -44,9 +44,9 @@ use rouse_config::Config;
 use rouse_net::lease::TickClock;
 use tokio::{sync::mpsc, task::JoinHandle};
 
-use super::{Platform, engine_client::PlatformContext};
-use crate::routing::EngineActivity;
 use meter::MeterReader;
+use rouse_platform::EngineActivity;
+use rouse_platform::{Platform, engine_client::PlatformContext};
 use state_store::StateStore;
 use supervisor::LocalSupervisor;
 

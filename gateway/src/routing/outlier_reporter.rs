@@ -12,8 +12,9 @@ use std::sync::Arc;
 use http::StatusCode;
 use rouse::{fault::Fault, units::Tick};
 use rouse_net::{lease::Gate, relay::ExchangeOutcome};
+use rouse_platform::EngineActivity;
 
-use super::{BreakerTransition, CircuitBreaker, Endpoint, EngineActivity};
+use super::{BreakerTransition, CircuitBreaker, Endpoint};
 
 /// The status that some servers send when they are overloaded.
 const SITE_OVERLOADED: u16 = 529;

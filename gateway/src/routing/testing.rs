@@ -8,9 +8,10 @@ use rouse::{
     units::{Generation, Tick},
 };
 use rouse_net::lease::{Gate, TickClock};
+use rouse_platform::EngineActivity;
 use tokio::time::Instant;
 
-use super::{CircuitBreaker, Endpoint, EngineActivity, ModelRoute};
+use super::{CircuitBreaker, Endpoint, ModelRoute};
 
 fn clock() -> TickClock {
     TickClock::new(Instant::now(), Tick(1_000_000))

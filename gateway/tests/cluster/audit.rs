@@ -14,7 +14,7 @@ use kube::{
 };
 use rouse::units::Bytes;
 use rouse_cluster::wait::WAIT_TIMEOUT;
-use rouse_gateway::controllers::crd::AcceleratorPool;
+use rouse_controllers::crd::AcceleratorPool;
 use tokio::{
     sync::Notify,
     task::JoinHandle,

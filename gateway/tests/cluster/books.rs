@@ -11,7 +11,7 @@ use std::{
 use kube::{Api, ResourceExt as _};
 use rouse::units::{Bytes, Tick};
 use rouse_cluster::{LinkMode, TestCluster};
-use rouse_gateway::controllers::{
+use rouse_controllers::{
     crd::{AcceleratorPool, ledger::Ledger},
     election::Election,
     ledger::{Error, PoolLedger, ReservationRefusal},

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use futures_util::future::join_all;
 use kube::{ResourceExt as _, api::ListParams};
-use rouse_gateway::controllers::crd::{InferenceModel, inference_model::EngineState};
+use rouse_controllers::crd::{InferenceModel, inference_model::EngineState};
 use rouse_testing::sample::{cases, is_soak};
 use serde_json::json;
 

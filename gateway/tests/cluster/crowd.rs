@@ -10,7 +10,7 @@ use kube::{
     runtime::{WatchStreamExt as _, watcher},
 };
 use rouse_cluster::wait::WAIT_TIMEOUT;
-use rouse_gateway::controllers::crd::{AcceleratorPool, InferenceModel};
+use rouse_controllers::crd::{AcceleratorPool, InferenceModel};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tokio::time::timeout;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use rouse_cluster::wait;
-use rouse_gateway::controllers::crd::AcceleratorPool;
+use rouse_controllers::crd::AcceleratorPool;
 use serde_json::json;
 use tokio::time::sleep;
 

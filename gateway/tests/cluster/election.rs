@@ -13,7 +13,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use kube::api::DeleteParams;
 use rouse_cluster::{Link, LinkMode, wait::WAIT_TIMEOUT};
-use rouse_gateway::controllers::election::{
+use rouse_controllers::election::{
     Election, LEASE_DURATION, Leadership, LeaseError, LeaseRecord, LeaseStore as _, RENEW_DEADLINE,
 };
 use tokio::{

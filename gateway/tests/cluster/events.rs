@@ -8,7 +8,7 @@ use kube::{
     runtime::{WatchStreamExt as _, watcher},
 };
 use rouse_cluster::wait::WAIT_TIMEOUT;
-use rouse_gateway::controllers::crd::InferenceModel;
+use rouse_controllers::crd::InferenceModel;
 use serde_json::json;
 use tokio::time::timeout;
 

@@ -26,7 +26,7 @@ use rouse_cluster::{
     PodRunner,
     wait::{self, WAIT_TIMEOUT},
 };
-use rouse_gateway::controllers::crd::{AcceleratorPool, InferenceModel};
+use rouse_controllers::crd::{AcceleratorPool, InferenceModel};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::timeout;

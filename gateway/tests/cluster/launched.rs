@@ -10,7 +10,7 @@ use kube::{
     runtime::wait::{await_condition, conditions},
 };
 use rouse_cluster::wait::WAIT_TIMEOUT;
-use rouse_gateway::controllers::crd::fma;
+use rouse_controllers::crd::fma;
 use serde_json::{Value, json};
 use tokio::{sync::OnceCell, time::timeout};
 

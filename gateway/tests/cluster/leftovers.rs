@@ -9,7 +9,7 @@ use kube::{
 };
 use nix::sys::signal::Signal;
 use rouse_cluster::wait;
-use rouse_gateway::controllers::crd::GatewayReplica;
+use rouse_controllers::crd::GatewayReplica;
 use serde_json::json;
 
 use crate::{

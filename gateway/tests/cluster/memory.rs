@@ -2,7 +2,7 @@
 
 use nix::sys::signal::Signal;
 use rouse::units::Bytes;
-use rouse_gateway::controllers::crd::{InferenceModel, Quantity};
+use rouse_controllers::crd::{InferenceModel, Quantity};
 use serde_json::json;
 use tokio::time::{Duration, sleep, timeout};
 

@@ -12,7 +12,7 @@ use kube::{
 };
 use nix::{sys::stat::Mode, unistd::mkfifo};
 use rouse_cluster::wait;
-use rouse_gateway::controllers::crd::{
+use rouse_controllers::crd::{
     AcceleratorNode, AcceleratorNodeStatus, AcceleratorPool, ledger::ReservationState,
 };
 use serde_json::json;

@@ -13,7 +13,7 @@ use rouse::{
     model::AcceleratorId,
     units::{Bytes, Tick},
 };
-use rouse_gateway::controllers::{
+use rouse_controllers::{
     crd::{
         self, AcceleratorNode, AcceleratorPool, GatewayReplica, InferenceModel, InferenceModelSpec,
         ledger::{Ledger, ObjectName, Reservation, ReservationState},

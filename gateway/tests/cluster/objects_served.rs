@@ -7,7 +7,7 @@ use std::{
 
 use kube::{Api, api::DeleteParams};
 use rouse_cluster::wait;
-use rouse_gateway::controllers::crd::{AcceleratorPool, InferenceModel};
+use rouse_controllers::crd::{AcceleratorPool, InferenceModel};
 use serde_json::json;
 
 use crate::installation::{Installation, blocking, reason};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rouse_cluster::ServerRole;
-use rouse_gateway::controllers::election::{Election, RENEW_DEADLINE};
+use rouse_controllers::election::{Election, RENEW_DEADLINE};
 use tokio::time::{Instant, sleep};
 
 use crate::{

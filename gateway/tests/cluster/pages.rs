@@ -18,7 +18,7 @@ use rouse_cluster::{
     podrunner::{NodeSpec, PodImage},
     wait,
 };
-use rouse_gateway::controllers::crd::{AcceleratorPool, InferenceModel};
+use rouse_controllers::crd::{AcceleratorPool, InferenceModel};
 use serde_json::{Value, json};
 
 use crate::{

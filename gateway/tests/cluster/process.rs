@@ -18,7 +18,7 @@ use nix::{
 };
 use rouse::units::{Bytes, Tick};
 use rouse_cluster::{Link, wait::WAIT_TIMEOUT};
-use rouse_gateway::controllers::{
+use rouse_controllers::{
     election::{Election, KubeLeaseStore},
     ledger::PoolLedger,
 };

@@ -4,7 +4,7 @@ use std::{fs, net::SocketAddr};
 
 use kube::Api;
 use rouse_cluster::wait::{self, WAIT_TIMEOUT};
-use rouse_gateway::controllers::crd::GatewayReplica;
+use rouse_controllers::crd::GatewayReplica;
 use serde_json::json;
 use tokio::time::{Duration, sleep, timeout};
 

@@ -4,7 +4,7 @@ use kube::{
     Api,
     api::{ApiResource, DynamicObject, PostParams},
 };
-use rouse_gateway::controllers::crd::{AcceleratorNode, AcceleratorPool, GatewayReplica, InferenceModel};
+use rouse_controllers::crd::{AcceleratorNode, AcceleratorPool, GatewayReplica, InferenceModel};
 use serde_json::{Value, json};
 
 use crate::{

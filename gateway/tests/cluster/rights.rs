@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::authorization::v1::ResourceAttributes;
 use rouse_cluster::wait::WAIT_TIMEOUT;
-use rouse_gateway::controllers::stub_key::SECRET;
+use rouse_controllers::stub_key::SECRET;
 
 use crate::{
     site::{GatewayNamespace, LEASE_NAME, ModelScope, is_allowed, resource_attributes},

@@ -12,7 +12,7 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use rouse_cluster::{AuditedCall, ServerRole, wait::WAIT_TIMEOUT};
-use rouse_gateway::controllers::crd::{AcceleratorNode, AcceleratorPool, InferenceModel};
+use rouse_controllers::crd::{AcceleratorNode, AcceleratorPool, InferenceModel};
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 

@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use rouse_cluster::{LinkMode, wait};
-use rouse_gateway::controllers::crd::{InferenceModel, inference_model::EngineState};
+use rouse_controllers::crd::{InferenceModel, inference_model::EngineState};
 use serde_json::json;
 
 /// At 20 ms each, longer than it takes to stall the engines.

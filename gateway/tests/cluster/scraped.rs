@@ -12,11 +12,11 @@ use rouse::{
     model::AcceleratorId,
     units::{Bytes, Millis, Tick},
 };
-use rouse_gateway::{
-    controllers::crd::Quantity,
-    metrics::Metrics,
-    platform::kubernetes::dcgm::{DcgmClient, Error, UntrustedSample, UsageUnknown, trusted_usage},
+use rouse_controllers::{
+    crd::Quantity,
+    platform::dcgm::{DcgmClient, Error, UntrustedSample, UsageUnknown, trusted_usage},
 };
+use rouse_gateway::metrics::Metrics;
 use rouse_net::lease::TickClock;
 use serde_json::json;
 use tokio::time::{Duration, Instant, sleep};

@@ -12,7 +12,7 @@ use kube::{
     core::GroupVersionKind,
 };
 use rouse_cluster::{ClusterUser, Link, Namespace, TestCluster, wait::WAIT_TIMEOUT};
-use rouse_gateway::controllers::election::{Election, KubeLeaseStore, Leadership};
+use rouse_controllers::election::{Election, KubeLeaseStore, Leadership};
 use serde_json::{Value, json};
 use tokio::{
     sync::watch,

@@ -3,7 +3,7 @@
 use kube::{Api, ResourceExt as _};
 use rouse::units::{Bytes, Tick};
 use rouse_cluster::{Link, LinkMode, TestCluster};
-use rouse_gateway::controllers::{
+use rouse_controllers::{
     crd::{AcceleratorPool, ledger::Ledger},
     ledger::{Error, PoolLedger, ReservationRefusal},
 };

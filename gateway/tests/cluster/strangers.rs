@@ -119,7 +119,7 @@ async fn a_start_that_the_namespace_denies_says_so() {
     let client = gateway.client();
     let refused = blocking(move || client.chat("qwen", false, 4)).await;
     assert_eq!(refused.status, 503, "{}", refused.text());
-    let why = |model: &rouse_gateway::controllers::crd::InferenceModel| {
+    let why = |model: &rouse_controllers::crd::InferenceModel| {
         let status = model.status.clone().unwrap_or_default();
         status.conditions.iter().any(|it| it.type_ == "Available" && it.message.contains("quota"))
     };

@@ -17,7 +17,7 @@ use kube::{
 };
 use rouse::units::Bytes;
 use rouse_cluster::{TestCluster, wait::WAIT_TIMEOUT};
-use rouse_gateway::controllers::{
+use rouse_controllers::{
     crd::{self, AcceleratorPool, AcceleratorPoolStatus, Quantity, ledger::ObjectName},
     ledger::ReservationRequest,
 };

@@ -9,7 +9,7 @@ use kube::{
 };
 use nix::sys::signal::Signal;
 use rouse_cluster::wait;
-use rouse_gateway::controllers::{
+use rouse_controllers::{
     crd::ledger::ObjectName,
     stub_key::{SECRET, StubKey},
     workload::{ModelRef, SPI_PORT, STUB},
@@ -92,7 +92,7 @@ async fn a_stub_obeys_nobody_without_its_models_own_token() {
     let pod = world.running().await.remove(0);
 
     let key = StubKey::load_or_create(&world.site.client().await, world.name()).await.unwrap();
-    let owner = |model: &rouse_gateway::controllers::crd::InferenceModel| ModelRef {
+    let owner = |model: &rouse_controllers::crd::InferenceModel| ModelRef {
         object: ObjectName::new(world.name(), model.name_any()),
         uid: model.uid().unwrap(),
     };

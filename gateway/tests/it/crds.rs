@@ -9,7 +9,7 @@ use std::{
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
-use rouse_gateway::controllers::{
+use rouse_controllers::{
     convert::{ConversionPolicy, convert},
     crd,
     event_content::EventReason,

@@ -19,7 +19,7 @@ use rouse::{
     model::AcceleratorId,
     pairing::{event::CommandFailure, ids::EngineFingerprint},
 };
-use rouse_gateway::platform::kubernetes::launcher::{
+use rouse_controllers::platform::launcher::{
     self, Error, InstanceRequest, LauncherClient, LauncherInstance, LauncherWatchEvent,
 };
 use tokio::{sync::mpsc, time};

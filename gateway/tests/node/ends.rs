@@ -1,7 +1,7 @@
 //! An engine that ends cuts no stream.
 
 use kube::ResourceExt as _;
-use rouse_gateway::controllers::crd::inference_model::EngineState;
+use rouse_controllers::crd::inference_model::EngineState;
 
 use crate::shared_node::{idle_after, run, shared_node};
 

@@ -6,7 +6,7 @@ use nix::{
     unistd::Pid,
 };
 use rouse_cluster::node::image;
-use rouse_gateway::controllers::crd::InferenceModel;
+use rouse_controllers::crd::InferenceModel;
 use serde_json::{Value, json};
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
-use rouse_gateway::controllers::{
+use rouse_controllers::{
     crd::inference_model::EngineState,
     workload::{PROXY_PORT, STUB},
 };

@@ -13,7 +13,7 @@ use kube::{
     api::{ListParams, Patch, PatchParams},
 };
 use rouse_cluster::{KubeletNode, TestCluster, node::image, wait};
-use rouse_gateway::controllers::{crd::InferenceModel, label, workload::CONTAINER};
+use rouse_controllers::{crd::InferenceModel, label, workload::CONTAINER};
 use serde_json::{Value, json};
 use tokio::{runtime::Runtime, sync::OnceCell};
 

@@ -1,10 +1,11 @@
 //! Tests requests for a backend that another party runs: with a name of its own, under a path, behind TLS.
 
 use rouse_net::backend_origin::{BackendOrigin, BackendTls};
+use rouse_platform::upstream_tls;
 use rustls::RootCertStore;
 
 use super::*;
-use crate::{http::testing::PROMPT_TIMEOUT, upstream_tls};
+use crate::http::testing::PROMPT_TIMEOUT;
 
 /// Starts a gateway whose one model is behind a server that proves this name.
 fn behind(name: &str, roots: RootCertStore, take_over: bool) -> InProcessGateway {
@@ -22,7 +23,7 @@ fn behind(name: &str, roots: RootCertStore, take_over: bool) -> InProcessGateway
 async fn requests_and_streams_come_to_it_by_its_name_and_its_path_over_connections_that_are_kept() {
     // Configurations also name backends by their addresses.
     let names = ["localhost", "127.0.0.1", "::1"];
-    let (server, roots) = upstream_tls::testing::server(&names);
+    let (server, roots) = rouse_testing::tls::server(&names);
     for (name, take_over) in names.into_iter().flat_map(|name| [(name, true), (name, false)]) {
         let gateway = behind(name, roots.clone(), take_over);
         let gate = gateway.open_gate();
@@ -50,7 +51,7 @@ async fn requests_and_streams_come_to_it_by_its_name_and_its_path_over_connectio
 
 #[tokio::test]
 async fn nothing_is_sent_to_one_whose_certificate_is_of_nobody_known_or_for_another_name() {
-    let (server, roots) = upstream_tls::testing::server(&["localhost"]);
+    let (server, roots) = rouse_testing::tls::server(&["localhost"]);
     for (name, roots) in [("localhost", RootCertStore::empty()), ("other.example", roots)] {
         let mut gateway = behind(name, roots, true);
         let mut engine = CannedEngine::start_tls(json_response("{}"), &server).await;

@@ -3,12 +3,12 @@
 use std::{pin::Pin, sync::Arc};
 
 use rouse::{fault::FailureCause, fleet::event::Event, model::SleepLevel};
-
-use super::{engine_task::LocalEngine, start_checks, state_store::StoredPhase};
-use crate::platform::{
+use rouse_platform::{
     health::{self, InitialHealth},
     readiness,
 };
+
+use super::{engine_task::LocalEngine, start_checks, state_store::StoredPhase};
 
 /// A step under way; its result tells whether the health watch starts next.
 pub(super) type LocalStepFuture = Pin<Box<dyn Future<Output = AfterStep> + Send>>;

@@ -15,6 +15,7 @@ use rouse::{
 };
 use rouse_config::EngineConfig;
 use rouse_net::process::ProcessGroup;
+use rouse_platform::engine_client::EngineClient;
 use tokio::{
     sync::mpsc::UnboundedReceiver,
     time::{self, Instant},
@@ -26,7 +27,6 @@ use super::{
     launch::{self, MARK_VAR},
     state_store::StoredPhase,
 };
-use crate::platform::engine_client::EngineClient;
 
 /// A command to an engine task.
 #[derive(Clone, Copy, Debug)]

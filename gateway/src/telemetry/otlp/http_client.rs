@@ -23,7 +23,7 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use crate::upstream_tls;
+use rouse_platform::upstream_tls;
 
 /// Limit for a response. A collector's is a few bytes.
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
@@ -131,7 +131,7 @@ mod tests {
 
     /// Starts a collector with a self-signed certificate that accepts one export; returns its root too.
     async fn secure() -> (u16, RootCertStore, tokio::task::JoinHandle<Vec<u8>>) {
-        let (config, roots) = upstream_tls::testing::server(&["localhost"]);
+        let (config, roots) = rouse_testing::tls::server(&["localhost"]);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let taken = tokio::spawn(async move {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use kube::ResourceExt as _;
 use rouse_cluster::{LinkMode, wait};
-use rouse_gateway::controllers::crd::{InferenceModel, inference_model::EngineState};
+use rouse_controllers::crd::{InferenceModel, inference_model::EngineState};
 use rouse_testing::sample::size;
 use serde_json::json;
 use tokio::time::{Instant, sleep_until, timeout};

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use nix::sys::signal::Signal;
 use rouse_cluster::{ServerRole, TestCluster};
-use rouse_gateway::controllers::election::LEASE_DURATION;
+use rouse_controllers::election::LEASE_DURATION;
 use serde_json::json;
 use tokio::time::{Duration, Instant, sleep};
 

@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, net::SocketAddr};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{ResourceExt as _, api::DeleteParams};
 use rouse_cluster::wait::WAIT_TIMEOUT;
-use rouse_gateway::controllers::{crd::ledger::ObjectName, stub_key::StubKey};
+use rouse_controllers::{crd::ledger::ObjectName, stub_key::StubKey};
 use rouse_net::http_client::HttpClient;
 use serde_json::{Value, json};
 

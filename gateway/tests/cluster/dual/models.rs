@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt as _, api::ListParams};
 use rouse_cluster::wait;
-use rouse_gateway::controllers::crd::{AcceleratorNode, InferenceModel, inference_model::EngineState};
+use rouse_controllers::crd::{AcceleratorNode, InferenceModel, inference_model::EngineState};
 use serde_json::json;
 
 use super::{DualPodsFixture, node};

@@ -7,7 +7,7 @@ use kube::{
     core::GroupVersionKind,
 };
 use rouse_cluster::wait;
-use rouse_gateway::controllers::crd::InferenceModel;
+use rouse_controllers::crd::InferenceModel;
 use serde_json::{Value, json};
 
 use super::DualPodsFixture;

@@ -1,6 +1,6 @@
 //! Whether an engine uses the accelerators of its requester.
 
-use rouse_gateway::controllers::crd::InferenceModel;
+use rouse_controllers::crd::InferenceModel;
 use serde_json::json;
 
 use super::{

@@ -6,7 +6,7 @@ use http::Method;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use rouse_cluster::wait::WAIT_TIMEOUT;
-use rouse_gateway::platform::kubernetes::launcher::instance_id;
+use rouse_controllers::platform::launcher::instance_id;
 use rouse_net::http_client::HttpClient;
 use serde_json::{Value, json};
 

@@ -1,0 +1,323 @@
+//! Converts an InferenceModel into specs for the decisions, the data path and the Pod builders.
+//!
+//! An object has usually passed its schema, but schemas change while stored objects stay as they were. So the
+//! conversion does not trust the object: it collects all errors at once into [`Rejections`].
+
+mod engine;
+mod pod_template;
+mod spec_reader;
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use rouse::{
+    model::{
+        AcceleratorRequirement, EngineMemory, EvictionPolicy, IdlePolicy, ModelName, ModelSpec,
+        QueueOverrides, QueuePolicy, SleepLevelPolicy,
+    },
+    pairing,
+    units::{Bytes, Millis},
+};
+
+use self::spec_reader::SpecReader;
+use super::{
+    backend_address::{self, BackendAddress},
+    conflicts::object_name,
+    crd::{
+        InferenceModel, InferenceModelSpec, PodTemplateJson,
+        inference_model::{self as written, DEFAULT_VARIANT, ServingMode},
+        ledger::ObjectName,
+    },
+    rejection::{Rejection, Rejections},
+};
+use crate::dual_pods::keys::SERVER_CONFIG;
+
+/// One converted InferenceModel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConvertedModel {
+    pub object: ObjectName,
+    /// Configuration for talking to the model's engines.
+    pub engine: Arc<rouse_config::EngineConfig>,
+    pub hosting: ModelHosting,
+    /// Cheapest first; variants with the same cost keep their order in the object. There is at least one. An external
+    /// model has exactly one, with no accelerators and no memory.
+    pub variants: Vec<ModelVariant>,
+    /// The memory that the object declares for one engine, for the object's status.
+    pub declared: Option<Bytes>,
+    /// Direct dependencies only. [`super::index`] knows the model names of all objects and fills
+    /// [`ModelSpec::dependencies`].
+    pub dependencies: Vec<ObjectName>,
+}
+
+/// How the engines are hosted.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ModelHosting {
+    Deployment(EnginePodTemplate),
+    DualPods(EnginePodTemplate),
+    /// A backend that Rouse does not manage.
+    External(BackendAddress),
+}
+
+/// The Pod template of an engine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EnginePodTemplate {
+    pub template: PodTemplateJson,
+    /// Name of the engine's container in the template.
+    pub container: String,
+    /// Port that the engine listens on in its Pod.
+    pub port: u16,
+}
+
+impl EnginePodTemplate {
+    /// Whether the template names an InferenceServerConfig, which defines how the engine starts.
+    #[must_use]
+    pub fn has_server_config(&self) -> bool {
+        let template = self.template.value();
+        let own = template.get("metadata").and_then(|own| own.get("annotations")?.get(SERVER_CONFIG));
+        own.is_some_and(serde_json::Value::is_string)
+    }
+}
+
+/// One variant of the model: a hardware choice with its cost.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelVariant {
+    pub name: String,
+    pub cost: f64,
+    /// `replicas` is the maximum. The pool of the accelerators is not known yet: the index sets
+    /// [`AcceleratorRequirement::InPool`].
+    pub spec: ModelSpec,
+    pub node_selector: BTreeMap<String, String>,
+    /// The model's template merged with the variant's patch, if the variant has one.
+    pub template: Option<PodTemplateJson>,
+}
+
+/// What the gateway's configuration allows objects to request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConversionPolicy {
+    /// Whether backends may be outside their model's namespace.
+    pub any_backend: bool,
+    /// The mode in which the gateway serves requesters; `None` if it serves none.
+    pub dual_pods: Option<pairing::ids::ProviderMode>,
+}
+
+/// Default time asleep before an engine stops.
+const DEFAULT_STOP_AFTER: Millis = Millis::secs(3600);
+
+/// Converts one object by itself. [`super::conflicts`] checks it against other objects.
+///
+/// # Errors
+/// Returns everything that is wrong with the object.
+pub fn convert(object: &InferenceModel, policy: ConversionPolicy) -> Result<ConvertedModel, Rejections> {
+    let spec = &object.spec;
+    let mut reader = SpecReader::default();
+    let name = reader.names(spec);
+    let object = object_name(object);
+    let run = hosting(&mut reader, spec, &object, policy);
+    let engine = engine::engine(&mut reader, spec, name, run.as_ref());
+    let dependencies = spec.dependencies.iter().map(|name| ObjectName::new(object.namespace.clone(), name));
+    let dependencies: Vec<_> = dependencies.collect();
+    if dependencies.contains(&object) {
+        reader.reject(Rejection::Cycle(vec![object.name.clone(), object.name.clone()]));
+    }
+    let common = variant_defaults(&mut reader, spec);
+    let variants = match &run {
+        Some(ModelHosting::External(_)) => vec![external(spec, &engine, &common)],
+        // The backend was refused. An external model needs none of the engine settings.
+        None if spec.mode == ServingMode::External => Vec::new(),
+        _ => variants(&mut reader, spec, &engine, &common, run.as_ref()),
+    };
+    let declared = spec.memory.as_ref().and_then(|memory| memory.bytes().ok());
+    let run = reader.finish(run)?;
+    Ok(ConvertedModel { object, engine: Arc::new(engine), hosting: run, variants, declared, dependencies })
+}
+
+fn hosting(
+    reader: &mut SpecReader,
+    spec: &InferenceModelSpec,
+    object: &ObjectName,
+    policy: ConversionPolicy,
+) -> Option<ModelHosting> {
+    if spec.mode == ServingMode::External {
+        reader.external(spec);
+        let Some(url) = &spec.backend_url else {
+            reader.reject_spec(
+                "mode external needs a backendUrl: set it to the backend, such as http://SERVICE:PORT",
+            );
+            return None;
+        };
+        return match backend_address::parse_backend(url, &object.namespace, policy.any_backend) {
+            Ok(backend) => Some(ModelHosting::External(backend)),
+            Err(error) => {
+                reader.reject(error.into());
+                None
+            }
+        };
+    }
+    if spec.backend_url.is_some() {
+        reader.reject_spec(
+            "backendUrl is only for mode external: remove it, because Rouse knows the addresses of the engines that \
+             it runs",
+        );
+    }
+    let pods = pod_template::engine_pod_template(reader, spec)?;
+    Some(if spec.mode == ServingMode::DualPods {
+        ModelHosting::DualPods(pods)
+    } else {
+        ModelHosting::Deployment(pods)
+    })
+}
+
+/// Settings that all variants share.
+struct VariantDefaults {
+    idle: IdlePolicy,
+    start_timeout: Millis,
+    eviction: Option<EvictionPolicy>,
+    queue: QueueOverrides,
+}
+
+fn variant_defaults(reader: &mut SpecReader, spec: &InferenceModelSpec) -> VariantDefaults {
+    let sleep_after = reader.span_or_never("cooldownPeriod", &spec.cooldown_period);
+    let stop_after = match &spec.stop_after {
+        Some(span) => reader.span_or_never("stopAfter", span),
+        None => Some(DEFAULT_STOP_AFTER.max(sleep_after.unwrap_or_default())),
+    };
+    if let (Some(sleep), Some(stop)) = (sleep_after, stop_after)
+        && stop < sleep
+    {
+        reader.reject_spec(format!(
+            "stopAfter ({stop}) is shorter than cooldownPeriod ({sleep}): an engine sleeps before it is stopped, so \
+             set stopAfter to at least cooldownPeriod"
+        ));
+    }
+    let idle = IdlePolicy { sleep_after, stop_after, level: engine::level(spec.engine.level) };
+    let start_timeout = reader.positive_span("startTimeout", &spec.start_timeout);
+    let eviction = spec.eviction.map(|eviction| match eviction {
+        written::EvictionSpec::Residency => EvictionPolicy::Residency,
+        written::EvictionSpec::Cooldown => EvictionPolicy::Cooldown,
+        written::EvictionSpec::Never => EvictionPolicy::Never,
+    });
+    VariantDefaults { idle, start_timeout, eviction, queue: queue(reader, spec) }
+}
+
+fn external(
+    spec: &InferenceModelSpec,
+    engine: &rouse_config::EngineConfig,
+    common: &VariantDefaults,
+) -> ModelVariant {
+    let nothing = EngineMemory { awake: Bytes::ZERO, asleep: Bytes::ZERO, host: Bytes::ZERO };
+    let awake = IdlePolicy { sleep_after: None, stop_after: None, ..common.idle };
+    ModelVariant {
+        name: DEFAULT_VARIANT.to_owned(),
+        cost: 0.0,
+        spec: ModelSpec {
+            accelerators: AcceleratorRequirement::Count(0),
+            pinned: true,
+            can_sleep: false,
+            idle: awake,
+            ..model_spec(spec, engine, common, nothing, (1, 1))
+        },
+        node_selector: BTreeMap::new(),
+        template: None,
+    }
+}
+
+fn variants(
+    reader: &mut SpecReader,
+    spec: &InferenceModelSpec,
+    engine: &rouse_config::EngineConfig,
+    common: &VariantDefaults,
+    run: Option<&ModelHosting>,
+) -> Vec<ModelVariant> {
+    let alone =
+        [written::VariantSpec { name: DEFAULT_VARIANT.to_owned(), ..written::VariantSpec::default() }];
+    let listed = if spec.variants.is_empty() { &alone[..] } else { &spec.variants };
+    let kv_cache = run.and_then(|run| rouse_config::kv_cache_by_command(&pod_template::command(run)));
+    let explicit = run.is_some_and(|run| engine::explicit_memory(spec.engine.kind, run));
+    let mut names = std::collections::BTreeSet::new();
+    let mut variants = Vec::with_capacity(listed.len());
+    for written in listed {
+        if !names.insert(&written.name) {
+            reader.reject_spec(format!("two variants are named '{}': rename one", written.name));
+        }
+        reader.prefix =
+            if spec.variants.is_empty() { String::new() } else { format!("variants '{}': ", written.name) };
+        let memory = reader.memory(spec, written, engine.sleep != rouse_config::SleepApi::None, kv_cache);
+        let replicas = reader.replicas(spec, written);
+        let count = reader.accelerators(spec, written);
+        let template = pod_template::template(reader, run, written.template.as_ref());
+        let host = Bytes(memory.host.0.saturating_mul(u64::from(count)));
+        let mut idle = common.idle;
+        if engine::has_adapters(spec.engine.kind, run, template.as_ref()) {
+            if idle.level == SleepLevelPolicy::Two && engine.sleep != rouse_config::SleepApi::None {
+                reader.reject_spec(format!("engine.level: {}", rouse_config::LORA_AT_LEVEL_2));
+            }
+            idle.level = idle.level.without_level_two_fallback();
+        }
+        if pod_template::memory_limit(run, template.as_ref()).is_some_and(|limit| host > limit) {
+            idle.level = engine::without_host_memory(idle.level);
+        }
+        variants.push(ModelVariant {
+            name: written.name.clone(),
+            cost: written.cost,
+            spec: ModelSpec {
+                accelerators: AcceleratorRequirement::Count(count),
+                explicit_memory: explicit,
+                idle,
+                fingerprint: pod_template::variant_fingerprint(
+                    engine.fingerprint,
+                    written.template.as_ref(),
+                    written.node_selector.as_ref().filter(|own| **own != spec.node_selector),
+                ),
+                ..model_spec(spec, engine, common, memory, replicas)
+            },
+            node_selector: written.node_selector.as_ref().unwrap_or(&spec.node_selector).clone(),
+            template,
+        });
+    }
+    reader.prefix.clear();
+    variants.sort_by(|a, b| a.cost.total_cmp(&b.cost));
+    variants
+}
+
+fn model_spec(
+    spec: &InferenceModelSpec,
+    engine: &rouse_config::EngineConfig,
+    common: &VariantDefaults,
+    memory: EngineMemory,
+    (least, most): (u32, u32),
+) -> ModelSpec {
+    ModelSpec {
+        name: ModelName::from(spec.model_name.as_str()),
+        aliases: spec.aliases.clone(),
+        accelerators: AcceleratorRequirement::Count(spec.accelerators),
+        memory,
+        idle: common.idle,
+        replicas: most,
+        pinned: spec.pinned,
+        min_replicas: if spec.pinned { least.max(1) } else { least },
+        dependencies: Vec::new(),
+        priority: spec.priority,
+        max_concurrency: spec.max_concurrency,
+        start_timeout: common.start_timeout,
+        explicit_memory: false,
+        can_sleep: engine.sleep != rouse_config::SleepApi::None,
+        fingerprint: engine.fingerprint,
+        eviction: common.eviction,
+        queue: common.queue,
+    }
+}
+
+fn queue(reader: &mut SpecReader, spec: &InferenceModelSpec) -> QueueOverrides {
+    let Some(queue) = &spec.queue else {
+        return QueueOverrides::default();
+    };
+    QueueOverrides {
+        policy: queue.policy.map(|policy| match policy {
+            written::QueuePolicySpec::Wait => QueuePolicy::Wait,
+            written::QueuePolicySpec::Reject => QueuePolicy::Reject,
+        }),
+        max_wait: queue.max_wait.as_ref().map(|span| reader.positive_span("queue.maxWait", span)),
+        max_waiting: queue.max_waiting,
+    }
+}

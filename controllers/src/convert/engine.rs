@@ -1,0 +1,167 @@
+//! Converts the engine settings of an InferenceModel.
+
+use std::sync::Arc;
+
+use rouse::model::{ModelName, SleepLevelPolicy};
+use rouse_config::{
+    OnDisconnect, PassthroughPath, has_lora_by_command, kind_name, sets_kv_cache, sleep_api_by_command,
+};
+use rouse_net::adapter::{EngineKind, ProbeTask, SleepApi};
+
+use super::{ModelHosting, Rejection, pod_template, spec_reader::SpecReader};
+use crate::crd::{
+    InferenceModelSpec, PodTemplateJson,
+    inference_model::{self as written, SleepLevelSpec, SleepMode},
+};
+
+pub(super) fn engine(
+    reader: &mut SpecReader,
+    spec: &InferenceModelSpec,
+    name: ModelName,
+    run: Option<&ModelHosting>,
+) -> rouse_config::EngineConfig {
+    let kind = kind(spec.engine.kind);
+    let sleep = sleep(spec.engine.sleep_mode, kind, run);
+    if sleep == SleepApi::None
+        && matches!(spec.engine.level, SleepLevelSpec::One | SleepLevelSpec::Two)
+        && run.is_some()
+    {
+        reader.reject_spec(
+            "engine.level 1 and 2 need an engine that can sleep: set engine.sleepMode, or in mode dualPods start \
+             vllm with --enable-sleep-mode or sglang with --enable-memory-saver",
+        );
+    }
+    let of_stub = match kind {
+        EngineKind::Vllm => SleepApi::Vllm,
+        EngineKind::Sglang => SleepApi::Sglang,
+        EngineKind::LlamaCpp | EngineKind::Custom => SleepApi::None,
+    };
+    if matches!(run, Some(ModelHosting::Deployment(_))) && sleep != SleepApi::None && sleep != of_stub {
+        reader.reject_spec(
+            "in mode deployment, engine.sleepMode must match engine.kind: set vllm for vllm, sglang for sglang, and \
+             none for other kinds",
+        );
+    }
+    let served_name = spec.engine.served_name.clone().unwrap_or_else(|| name.to_string());
+    rouse_config::EngineConfig {
+        fingerprint: run.map_or(0, |run| {
+            pod_template::fingerprint(run, kind_name(kind), &served_name, &spec.node_selector)
+        }),
+        served_name,
+        name,
+        kind,
+        command: Vec::new(),
+        env: std::collections::BTreeMap::new(),
+        task: task(spec.engine.task),
+        on_disconnect: match spec.engine.on_disconnect {
+            written::OnDisconnectSpec::Abort => OnDisconnect::Abort,
+            written::OnDisconnectSpec::Drain => OnDisconnect::Drain,
+        },
+        api_key: None,
+        stub: !matches!(run, Some(ModelHosting::External(_))),
+        backend_origin: match run {
+            Some(ModelHosting::External(backend)) => Some(Arc::new(backend.origin())),
+            _ => None,
+        },
+        allow_public: true,
+        sleep,
+        passthrough: passthrough(reader, &spec.engine.passthrough, kind),
+    }
+}
+
+/// Whether the engine's memory use is fixed rather than measured at start.
+///
+/// True if the command sets the KV cache's bytes, or if the kind does not measure free memory when it starts.
+pub(super) fn explicit_memory(kind: written::EngineKindSpec, run: &ModelHosting) -> bool {
+    match kind {
+        written::EngineKindSpec::LlamaCpp | written::EngineKindSpec::Custom => true,
+        written::EngineKindSpec::Vllm | written::EngineKindSpec::Sglang => {
+            sets_kv_cache(&pod_template::command(run))
+        }
+    }
+}
+
+fn sleep(mode: SleepMode, kind: EngineKind, run: Option<&ModelHosting>) -> SleepApi {
+    match (mode, run) {
+        (_, Some(ModelHosting::External(_)) | None) | (SleepMode::None, _) => SleepApi::None,
+        (SleepMode::Vllm, _) => SleepApi::Vllm,
+        (SleepMode::Sglang, _) => SleepApi::Sglang,
+        (SleepMode::Auto, Some(run @ ModelHosting::DualPods(_))) => {
+            sleep_api_by_command(kind, false, &pod_template::command(run))
+        }
+        // The engine's Pod would hold the accelerator even while asleep, so sleeping would free it for no other Pod.
+        (SleepMode::Auto, Some(ModelHosting::Deployment(_))) => SleepApi::None,
+    }
+}
+
+fn passthrough(reader: &mut SpecReader, paths: &[String], kind: EngineKind) -> Vec<PassthroughPath> {
+    if kind != EngineKind::Custom && !paths.is_empty() {
+        reader.reject_spec(
+            "engine.passthrough is only for custom engines: remove it, because Rouse knows the paths of the other \
+             kinds",
+        );
+    }
+    let mut all = Vec::with_capacity(paths.len());
+    for path in paths {
+        match PassthroughPath::parse(path) {
+            Ok(passthrough) => all.push(passthrough),
+            Err(error) => {
+                reader.reject(Rejection::Spec(format!(
+                    "engine.passthrough '{}': {error}",
+                    path.escape_debug()
+                )));
+            }
+        }
+    }
+    all
+}
+
+const fn kind(kind: written::EngineKindSpec) -> EngineKind {
+    match kind {
+        written::EngineKindSpec::Vllm => EngineKind::Vllm,
+        written::EngineKindSpec::Sglang => EngineKind::Sglang,
+        written::EngineKindSpec::LlamaCpp => EngineKind::LlamaCpp,
+        written::EngineKindSpec::Custom => EngineKind::Custom,
+    }
+}
+
+const fn task(task: written::ProbeTaskSpec) -> ProbeTask {
+    match task {
+        written::ProbeTaskSpec::Generate => ProbeTask::Generate,
+        written::ProbeTaskSpec::Embed => ProbeTask::Embed,
+        written::ProbeTaskSpec::Score => ProbeTask::Score,
+        written::ProbeTaskSpec::Transcribe => ProbeTask::Transcribe,
+        written::ProbeTaskSpec::None => ProbeTask::None,
+    }
+}
+
+pub(super) const fn level(level: SleepLevelSpec) -> SleepLevelPolicy {
+    match level {
+        SleepLevelSpec::One => SleepLevelPolicy::One,
+        SleepLevelSpec::Two => SleepLevelPolicy::Two,
+        SleepLevelSpec::Auto => SleepLevelPolicy::Auto,
+        SleepLevelSpec::Never => SleepLevelPolicy::Never,
+    }
+}
+
+/// Whether the engine's template starts it with LoRA adapters, which level 2 loses.
+///
+/// An engine of an InferenceServerConfig has no command in a template; [`crate::pairing`] checks the command of the
+/// config.
+pub(super) fn has_adapters(
+    kind: written::EngineKindSpec,
+    run: Option<&ModelHosting>,
+    own: Option<&PodTemplateJson>,
+) -> bool {
+    let configured = matches!(run, Some(ModelHosting::DualPods(pods)) if pods.has_server_config());
+    let command = || run.map(|run| pod_template::command_of(run, own)).unwrap_or_default();
+    matches!(kind, written::EngineKindSpec::Vllm) && !configured && has_lora_by_command(&command())
+}
+
+/// Returns the level policy of an engine whose weights do not fit into its Pod's memory limit.
+pub(super) const fn without_host_memory(level: SleepLevelPolicy) -> SleepLevelPolicy {
+    match level {
+        SleepLevelPolicy::One | SleepLevelPolicy::Two | SleepLevelPolicy::Auto => SleepLevelPolicy::Two,
+        SleepLevelPolicy::OneOrStop | SleepLevelPolicy::Never => SleepLevelPolicy::Never,
+    }
+}

@@ -1,0 +1,367 @@
+use rouse_config::{EngineKind, SleepApi};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::backend_address::BackendHost;
+
+/// The smallest valid object with these spec fields on top; `null` removes a field.
+fn object(fields: Value) -> InferenceModel {
+    let mut spec = json!({"modelName": "llama", "memory": "80Gi", "containerImage": "vllm:1"});
+    for (name, value) in fields.as_object().unwrap() {
+        spec[name] = value.clone();
+    }
+    spec.as_object_mut().unwrap().retain(|_, value| !value.is_null());
+    let metadata = json!({"name": "llama", "namespace": "team-a"});
+    let whole = json!({"apiVersion": "rouse.dev/v1alpha1", "kind": "InferenceModel", "metadata": metadata, "spec": spec});
+    serde_json::from_value(whole).unwrap()
+}
+
+fn read(fields: Value) -> ConvertedModel {
+    convert(&object(fields), ConversionPolicy::default()).unwrap_or_else(|refused| panic!("{refused}"))
+}
+
+fn refused(fields: Value) -> (&'static str, String) {
+    let refused =
+        convert(&object(fields.clone()), ConversionPolicy::default()).expect_err(&fields.to_string());
+    assert!(!refused.all().is_empty(), "{fields}: refused for nothing");
+    (refused.reason(), refused.to_string())
+}
+
+fn external(fields: Value) -> Value {
+    let mut all =
+        json!({"mode": "external", "backendUrl": "http://vllm:8000", "containerImage": null, "memory": null});
+    for (name, value) in fields.as_object().unwrap() {
+        all[name] = value.clone();
+    }
+    all
+}
+
+#[test]
+fn the_smallest_object_means_what_its_defaults_say() {
+    let model = read(json!({}));
+    let [variant] = model.variants.as_slice() else { panic!("{:?}", model.variants) };
+    let spec = &variant.spec;
+    assert_eq!((variant.name.as_str(), spec.min_replicas, spec.replicas), ("default", 0, 1));
+    assert_eq!(spec.memory, EngineMemory { awake: Bytes::gib(80), asleep: Bytes::ZERO, host: Bytes::ZERO });
+    assert_eq!(spec.accelerators, AcceleratorRequirement::Count(1));
+    let idle = IdlePolicy {
+        sleep_after: Some(Millis::secs(600)),
+        stop_after: Some(Millis::secs(3600)),
+        level: SleepLevelPolicy::Auto,
+    };
+    assert_eq!((spec.idle, spec.start_timeout), (idle, Millis::secs(300)));
+    assert!(!spec.can_sleep && !spec.pinned && spec.explicit_memory);
+    assert_eq!(variant.node_selector, super::super::crd::inference_model::default_pool());
+    assert_eq!((model.engine.kind, model.engine.served_name.as_str()), (EngineKind::Custom, "llama"));
+    assert!(model.engine.stub);
+    assert_eq!(model.declared, Some(Bytes::gib(80)));
+    assert_eq!((spec.eviction, spec.queue), (None, QueueOverrides::default()));
+}
+
+#[test]
+fn the_short_form_is_a_pod_that_asks_for_the_accelerators() {
+    let ModelHosting::Deployment(pods) = read(json!({
+        "accelerators": 2,
+        "resources": {"requests": {"cpu": "4", "memory": "32Gi"}, "limits": {"memory": "64Gi"}},
+    }))
+    .hosting
+    else {
+        panic!()
+    };
+    assert_eq!(
+        Value::Object(pods.template.value()),
+        json!({"spec": {
+            "containers": [{
+                "name": "engine",
+                "image": "vllm:1",
+                "ports": [{"name": "http", "containerPort": 8000}],
+                "resources": {
+                    "requests": {"cpu": "4", "memory": "32Gi"},
+                    "limits": {"memory": "64Gi", "nvidia.com/gpu": "2"},
+                },
+            }],
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        }})
+    );
+    let ModelHosting::Deployment(pods) = read(json!({"resources": {"limits": {"gpu": "0"}}})).hosting else {
+        panic!()
+    };
+    assert!(!Value::Object(pods.template.value()).to_string().contains("nvidia"), "it asked for none");
+}
+
+fn vllm(mode: &str, args: Value) -> Value {
+    let containers =
+        json!([{"name": "helper"}, {"name": "vllm", "command": ["vllm", "serve"], "args": args}]);
+    json!({
+        "mode": mode,
+        "containerImage": null,
+        "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": containers, "newField": true}},
+        "engine": {"kind": "vllm", "container": "vllm", "port": 80, "servedName": "meta/llama"},
+    })
+}
+
+#[test]
+fn an_engine_sleeps_where_its_command_and_its_mode_let_it() {
+    let args = json!(["--enable-sleep-mode", "--kv-cache-memory-bytes=60Gi"]);
+    let model = read(vllm("dualPods", args.clone()));
+    assert_eq!(model.engine.sleep, SleepApi::Vllm);
+    let spec = &model.variants[0].spec;
+    assert!(spec.can_sleep && spec.explicit_memory);
+    assert_eq!((spec.memory.asleep, spec.memory.host), (Bytes::gib(4), Bytes::gib(20)), "its weights");
+    let apart = read(vllm("dualPods", json!(["--kv-cache-memory-bytes", "60Gi", "--enable-sleep-mode"])));
+    assert_eq!(apart.variants[0].spec.memory, spec.memory);
+    let ModelHosting::DualPods(pods) = &model.hosting else { panic!() };
+    assert_eq!((pods.container.as_str(), pods.port), ("vllm", 80));
+    assert_eq!(Value::Object(pods.template.value())["spec"]["newField"], json!(true), "a field was lost");
+
+    let deployed = read(vllm("deployment", args));
+    assert!(!deployed.variants[0].spec.can_sleep);
+    let without = read(vllm("dualPods", json!(["--gpu-memory-utilization", "0.9"])));
+    assert!(!without.variants[0].spec.can_sleep && !without.variants[0].spec.explicit_memory);
+    let mut said = vllm("deployment", json!([]));
+    said["engine"]["sleepMode"] = "vllm".into();
+    assert!(read(said.clone()).variants[0].spec.can_sleep);
+    said["engine"]["kind"] = "custom".into();
+    assert!(refused(said.clone()).1.contains("engine.sleepMode"), "its stub would not know the calls");
+    said["engine"]["kind"] = "vllm".into();
+    said["engine"]["sleepMode"] = "none".into();
+    said["engine"]["level"] = "1".into();
+    assert!(refused(said).1.contains("engine.level"));
+}
+
+#[test]
+fn a_pod_with_too_little_memory_for_the_weights_sleeps_at_level_2() {
+    let mut said = vllm("deployment", json!(["--kv-cache-memory-bytes=60Gi"]));
+    said["engine"]["sleepMode"] = "vllm".into();
+    let level = |said: &Value| {
+        let spec = read(said.clone()).variants.remove(0).spec;
+        assert_eq!(spec.memory.host, Bytes::gib(20));
+        spec.idle.level
+    };
+    assert_eq!(level(&said), SleepLevelPolicy::Auto);
+    for (limit, expected) in [("20Gi", SleepLevelPolicy::Auto), ("19Gi", SleepLevelPolicy::Two)] {
+        said["template"]["spec"]["containers"][1]["resources"] = json!({"limits": {"memory": limit}});
+        assert_eq!(level(&said), expected, "{limit}");
+    }
+    said["engine"]["level"] = "never".into();
+    assert_eq!(level(&said), SleepLevelPolicy::Never);
+    said["engine"]["level"] = "1".into();
+    said["variants"] = json!([{"name": "big", "template":
+        {"spec": {"containers": [{"name": "vllm", "resources": {"limits": {"memory": "64Gi"}}}]}}}]);
+    assert_eq!(level(&said), SleepLevelPolicy::One, "a variant says its own");
+}
+
+#[test]
+fn an_engine_with_adapters_does_not_sleep_at_level_2() {
+    for mode in ["deployment", "dualPods"] {
+        let mut said = vllm(mode, json!(["--enable-lora"]));
+        said["engine"]["sleepMode"] = "vllm".into();
+        let level = |said: &Value| read(said.clone()).variants.remove(0).spec.idle.level;
+        for (own, expected) in [
+            ("auto", SleepLevelPolicy::OneOrStop),
+            ("1", SleepLevelPolicy::OneOrStop),
+            ("never", SleepLevelPolicy::Never),
+        ] {
+            said["engine"]["level"] = own.into();
+            assert_eq!(level(&said), expected, "{mode} {own}");
+        }
+        said["engine"]["level"] = "2".into();
+        let (reason, why) = refused(said.clone());
+        assert_eq!(reason, "InvalidSpec");
+        assert!(
+            why.contains("engine.level: --enable-lora rules out level 2: a wake from level 2 reloads only"),
+            "{why}"
+        );
+        let pod = &mut said["template"];
+        pod["metadata"]["annotations"] = json!({SERVER_CONFIG: "one"});
+        if mode == "dualPods" {
+            assert_eq!(level(&said), SleepLevelPolicy::Two, "its InferenceServerConfig says what is started");
+        }
+    }
+    let mut own = vllm("deployment", json!([]));
+    own["engine"]["sleepMode"] = "vllm".into();
+    own["variants"] = json!([{"name": "adapted", "template":
+        {"spec": {"containers": [{"name": "vllm", "args": ["--enable-lora"]}]}}}]);
+    assert_eq!(read(own).variants[0].spec.idle.level, SleepLevelPolicy::OneOrStop, "a variant says its own");
+}
+
+#[test]
+fn variants_take_from_the_model_what_they_leave_out() {
+    let model = read(json!({
+        "pinned": true,
+        "maxReplicas": 3,
+        "variants": [
+            {"name": "big", "cost": 20, "accelerators": 8, "nodeSelector": {"pool": "h100"}, "minReplicas": 2, "maxReplicas": 9},
+            {"name": "small", "cost": 1.5, "memory": "40Gi", "template": {"spec": {"priorityClassName": "low"}}},
+            {"name": "usual"},
+        ],
+    }));
+    let seen: Vec<_> = model
+        .variants
+        .iter()
+        .map(|v| {
+            (v.name.as_str(), v.spec.memory.awake, &v.spec.accelerators, v.spec.min_replicas, v.spec.replicas)
+        })
+        .collect();
+    let count = AcceleratorRequirement::Count;
+    assert_eq!(
+        seen,
+        [
+            ("small", Bytes::gib(40), &count(1), 1, 3),
+            ("usual", Bytes::gib(80), &count(1), 1, 3),
+            ("big", Bytes::gib(80), &count(8), 2, 9),
+        ]
+    );
+    assert_eq!(model.variants[2].node_selector["pool"], "h100");
+    assert_eq!(model.variants[1].spec.fingerprint, model.engine.fingerprint);
+    assert_ne!(
+        model.variants[0].spec.fingerprint, model.engine.fingerprint,
+        "it is started with something else"
+    );
+}
+
+#[test]
+fn every_variant_has_the_queue_and_the_eviction_of_its_model() {
+    let model = read(json!({
+        "eviction": "cooldown",
+        "queue": {"policy": "reject", "maxWait": "90s", "maxWaiting": 3},
+        "variants": [{"name": "big", "cost": 2}, {"name": "small", "cost": 1}],
+    }));
+    let queue = QueueOverrides {
+        policy: Some(QueuePolicy::Reject),
+        max_wait: Some(Millis::secs(90)),
+        max_waiting: Some(3),
+    };
+    assert_eq!(model.variants.len(), 2);
+    for ModelVariant { spec, .. } in &model.variants {
+        assert_eq!((spec.eviction, spec.queue), (Some(EvictionPolicy::Cooldown), queue));
+    }
+}
+
+#[test]
+fn a_fingerprint_is_of_what_an_engine_is_started_with_and_of_nothing_else() {
+    let of = |fields: Value| read(fields).engine.fingerprint;
+    let plain = of(json!({}));
+    assert_eq!(
+        plain,
+        of(json!({"memory": "81Gi", "cooldownPeriod": "1m", "aliases": ["x"], "maxReplicas": 4}))
+    );
+    for other in [
+        json!({"containerImage": "vllm:2"}),
+        json!({"accelerators": 2}),
+        json!({"engine": {"kind": "vllm"}}),
+        json!({"engine": {"port": 9000}}),
+        json!({"engine": {"servedName": "x"}}),
+        json!({"nodeSelector": {"inference-pool": "other"}}),
+    ] {
+        assert_ne!(plain, of(other.clone()), "{other}");
+    }
+}
+
+#[test]
+fn an_external_model_is_only_spoken_to() {
+    let model = read(external(json!({"aliases": ["x"], "maxConcurrency": 4, "engine": {"kind": "vllm"}})));
+    let ModelHosting::External(backend) = &model.hosting else { panic!() };
+    assert_eq!((&backend.host, backend.port), (&BackendHost::Name("vllm.team-a.svc".into()), 8000));
+    let spec = &model.variants[0].spec;
+    assert!(spec.pinned && !spec.can_sleep);
+    assert_eq!((spec.idle.sleep_after, spec.idle.stop_after), (None, None));
+    assert_eq!((&spec.accelerators, spec.memory.awake), (&AcceleratorRequirement::Count(0), Bytes::ZERO));
+    assert_eq!((model.engine.sleep, model.engine.stub), (SleepApi::None, false));
+    for (field, value) in [
+        ("containerImage", json!("x")),
+        ("stopAfter", json!("1h")),
+        ("pinned", json!(true)),
+        ("minReplicas", json!(1)),
+        ("variants", json!([{"name": "x"}])),
+        ("hostMemory", json!("1Gi")),
+    ] {
+        let (reason, text) = refused(external(json!({field: value})));
+        assert!(reason == "InvalidSpec" && text.contains(field), "{field}: {reason}: {text}");
+    }
+}
+
+#[test]
+fn a_backend_is_refused_where_it_is_the_gateway_its_node_or_somebody_elses() {
+    for (url, reason) in [
+        ("http://127.0.0.1:9090", "ForbiddenBackend"),
+        ("http://169.254.169.254/latest", "ForbiddenBackend"),
+        ("http://[::1]", "ForbiddenBackend"),
+        ("http://vllm.team-b.svc", "ForbiddenBackend"),
+        ("file:///etc/passwd", "InvalidBackend"),
+    ] {
+        let (found, text) = refused(external(json!({"backendUrl": url})));
+        assert_eq!(found, reason, "{url}");
+        assert!(!text.contains("memory"), "{url} needs none: {text}");
+    }
+    let elsewhere = object(external(json!({"backendUrl": "https://api.example.com/v1"})));
+    assert!(
+        convert(&elsewhere, ConversionPolicy { any_backend: true, ..ConversionPolicy::default() }).is_ok()
+    );
+    let inside = object(external(json!({"backendUrl": "http://127.0.0.1"})));
+    assert!(
+        convert(&inside, ConversionPolicy { any_backend: true, ..ConversionPolicy::default() }).is_err(),
+        "no flag allows that"
+    );
+}
+
+#[test]
+fn junk_that_slipped_past_the_schema_is_a_reason_and_a_sentence() {
+    for (fields, reason, says) in [
+        (json!({"memory": "lots"}), "InvalidQuantity", "memory: 'lots' is not a size"),
+        (json!({"memory": "99999999Pi"}), "InvalidQuantity", "99999999Pi"),
+        (json!({"memory": -1}), "InvalidQuantity", "'-1'"),
+        (json!({"memory": 1.5e300}), "InvalidQuantity", "memory"),
+        (json!({"memory": true}), "InvalidQuantity", "'true'"),
+        (json!({"memory": "0"}), "InvalidSpec", "more than 0"),
+        (json!({"memory": null}), "InvalidSpec", "memory is missing"),
+        (json!({"memoryAsleep": "81Gi"}), "InvalidSpec", "at most memory"),
+        (json!({"hostMemory": "Gi"}), "InvalidQuantity", "hostMemory"),
+        (json!({"variants": [{"name": "a", "memory": "x"}]}), "InvalidQuantity", "variants 'a': memory: 'x'"),
+        (json!({"variants": [{"name": "a"}, {"name": "a"}]}), "InvalidSpec", "two variants are named 'a'"),
+        (
+            json!({"variants": [{"name": "a", "template": {"spec": {"containers": [{"image": "x"}]}}}]}),
+            "InvalidTemplate",
+            "variants 'a': template: spec.containers has an item without 'name'",
+        ),
+        (json!({"variants": [{"name": "a", "minReplicas": 2}]}), "InvalidSpec", "minReplicas (2)"),
+        (json!({"cooldownPeriod": "soon"}), "InvalidDuration", "cooldownPeriod: 'soon'"),
+        (json!({"cooldownPeriod": 10}), "InvalidDuration", "'10'"),
+        (json!({"startTimeout": "never"}), "InvalidDuration", "startTimeout"),
+        (json!({"startTimeout": "0s"}), "InvalidSpec", "longer than 0"),
+        (json!({"stopAfter": "1m"}), "InvalidSpec", "is shorter than cooldownPeriod"),
+        (json!({"queue": {"maxWait": "x"}}), "InvalidDuration", "queue.maxWait"),
+        (json!({"modelName": ""}), "InvalidName", "the name is empty"),
+        (json!({"modelName": "a b"}), "InvalidName", "white space"),
+        (json!({"aliases": ["../x"]}), "InvalidName", "'../x'"),
+        (json!({"aliases": ["llama"]}), "InvalidSpec", "listed twice"),
+        (json!({"accelerators": 0}), "InvalidSpec", "accelerators"),
+        (json!({"maxReplicas": 0}), "InvalidSpec", "maxReplicas"),
+        (json!({"maxConcurrency": 0}), "InvalidSpec", "maxConcurrency"),
+        (json!({"backendUrl": "http://x"}), "InvalidSpec", "backendUrl is only for mode external"),
+        (json!({"containerImage": null}), "InvalidSpec", "set template or containerImage"),
+        (json!({"template": {"spec": {}}}), "InvalidSpec", "exclude each other"),
+        (json!({"template": {"spec": {}}, "containerImage": null}), "InvalidTemplate", "no container"),
+        (json!({"template": {}, "containerImage": null}), "InvalidTemplate", "no container"),
+        (json!({"engine": {"container": "x"}}), "InvalidTemplate", "no container 'x': use one of engine"),
+        (json!({"engine": {"passthrough": ["/sleep"]}}), "InvalidSpec", "never forwards a management path"),
+        (json!({"engine": {"kind": "vllm", "passthrough": ["/x"]}}), "InvalidSpec", "custom engines"),
+        (json!({"dependencies": ["llama"]}), "DependencyCycle", "llama needs llama"),
+        (external(json!({"backendUrl": null})), "InvalidSpec", "mode external needs a backendUrl"),
+    ] {
+        let (found, text) = refused(fields.clone());
+        assert_eq!(found, reason, "{fields}: {text}");
+        assert!(text.contains(says), "{fields}: {text}");
+    }
+}
+
+#[test]
+fn everything_that_is_wrong_is_said_at_once() {
+    let fields = json!({"memory": "x", "cooldownPeriod": "y", "modelName": " ", "startTimeout": "z", "maxReplicas": 0});
+    let refused = convert(&object(fields), ConversionPolicy::default()).unwrap_err();
+    let reasons: Vec<_> = refused.all().iter().map(Rejection::reason).collect();
+    assert_eq!(
+        reasons,
+        ["InvalidName", "InvalidDuration", "InvalidDuration", "InvalidQuantity", "InvalidSpec"]
+    );
+}

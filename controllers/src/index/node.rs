@@ -1,0 +1,171 @@
+//! Capacity of a node, from its Node and its AcceleratorNode.
+//!
+//! An AcceleratorNode that lists all accelerators comes from a program that queried the driver, so it takes precedence.
+//! Otherwise the capacity comes from the labels of NVIDIA's feature discovery and from what the device plugin offers. A
+//! partial list is Rouse's own and derives from those labels, so it is ignored here: an accelerator missing from it may
+//! still exist.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Node;
+use rouse::{model::AcceleratorId, units::Bytes};
+
+use super::resolved::AcceleratorCapacities;
+use crate::crd::AcceleratorNode;
+
+/// Label: memory of each accelerator, in MiB.
+const MEMORY: &str = "nvidia.com/gpu.memory";
+/// Label: number of physical accelerators. A device plugin that shares them offers more units.
+const COUNT: &str = "nvidia.com/gpu.count";
+
+/// The relevant part of a Node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct IndexedNode {
+    pub(super) uid: Option<String>,
+    pub(super) labels: BTreeMap<String, String>,
+    /// Allocatable extended resources; `Err` holds a text that is not a number.
+    extended_resources: BTreeMap<String, Result<u32, String>>,
+}
+
+/// The relevant part of an AcceleratorNode.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct ListedAccelerators {
+    /// Capacity of each accelerator; zero for an unhealthy one.
+    capacities: BTreeMap<AcceleratorId, Bytes>,
+    healthy: u32,
+    /// What was left out, and why.
+    warning: Option<String>,
+}
+
+/// A node's contribution to its pool. `None` means unknown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct NodeCapacity {
+    pub(super) bytes: Option<Bytes>,
+    /// Number of healthy accelerators.
+    pub(super) accelerators: u32,
+    pub(super) capacities: AcceleratorCapacities,
+    pub(super) units: Option<u32>,
+    pub(super) warning: Option<String>,
+}
+
+impl IndexedNode {
+    pub(super) fn of(node: Node) -> Self {
+        let allocatable = node.status.and_then(|status| status.allocatable).unwrap_or_default();
+        let extended = allocatable.into_iter().filter(|(name, _)| name.contains('/'));
+        let offers = extended.map(|(name, quantity)| (name, whole(&quantity.0).ok_or(quantity.0))).collect();
+        Self {
+            uid: node.metadata.uid,
+            labels: node.metadata.labels.unwrap_or_default(),
+            extended_resources: offers,
+        }
+    }
+}
+
+impl ListedAccelerators {
+    /// Reads the list; `None` if it is empty or partial.
+    pub(super) fn of(node: &AcceleratorNode) -> Option<Self> {
+        let whole = node.status.as_ref().filter(|status| !status.partial);
+        let listed = whole.map(|status| status.accelerators.as_slice()).unwrap_or_default();
+        let mut seen = Self::default();
+        let mut doubts = Vec::new();
+        for accelerator in listed {
+            let id = AcceleratorId::from(accelerator.uuid.as_str());
+            if seen.capacities.contains_key(&id) {
+                doubts.push(format!("{} is listed twice", accelerator.uuid));
+                continue;
+            }
+            let capacity = match accelerator.capacity.bytes() {
+                Ok(capacity) if accelerator.healthy => {
+                    seen.healthy += 1;
+                    capacity
+                }
+                Ok(_) => Bytes::ZERO,
+                Err(error) => {
+                    doubts.push(format!("{}: capacity: {error}", accelerator.uuid));
+                    Bytes::ZERO
+                }
+            };
+            seen.capacities.insert(id, capacity);
+        }
+        seen.warning = (!doubts.is_empty()).then(|| doubts.join("; "));
+        (!listed.is_empty()).then_some(seen)
+    }
+}
+
+/// Returns a node's capacity for a pool whose Pods request `resource`.
+pub(super) fn node_capacity(
+    node: &IndexedNode,
+    accelerators: Option<&Result<ListedAccelerators, String>>,
+    resource: &str,
+) -> NodeCapacity {
+    let (units, odd) = match node.extended_resources.get(resource) {
+        None => (None, None),
+        Some(Ok(units)) => (Some(*units), None),
+        Some(Err(text)) => (None, Some(format!("allocatable {resource} is '{text}', which is not a number"))),
+    };
+    match accelerators {
+        Some(Ok(found)) => NodeCapacity {
+            bytes: Some(found.capacities.values().copied().sum()),
+            accelerators: found.healthy,
+            capacities: AcceleratorCapacities { unlisted_each: None, by_uuid: found.capacities.clone() },
+            units,
+            warning: join(odd, found.warning.clone()),
+        },
+        // The node's AcceleratorNode is unreadable, so the health of its accelerators is unknown.
+        Some(Err(why)) => NodeCapacity {
+            bytes: Some(Bytes::ZERO),
+            units,
+            warning: join(odd, Some(why.clone())),
+            ..NodeCapacity::default()
+        },
+        None => by_labels(node, units, odd),
+    }
+}
+
+fn by_labels(node: &IndexedNode, units: Option<u32>, odd: Option<String>) -> NodeCapacity {
+    let number = |label: &str| {
+        let text = node.labels.get(label)?;
+        Some(text.parse::<u64>().map_err(|_| format!("the label {label} is '{text}', which is not a number")))
+    };
+    let (each, count) = match (number(MEMORY).transpose(), number(COUNT).transpose()) {
+        (Ok(each), Ok(count)) => (each, count),
+        (each, count) => {
+            let doubt = join(odd, join(each.err(), count.err()));
+            return NodeCapacity { units, warning: doubt, ..NodeCapacity::default() };
+        }
+    };
+    let accelerators = units.map(|units| match count {
+        Some(count) => units.min(u32::try_from(count).unwrap_or(u32::MAX)),
+        None => units,
+    });
+    let each = each.map(|mib| Bytes(mib.saturating_mul(1 << 20)));
+    let bytes =
+        each.zip(accelerators).map(|(Bytes(each), count)| Bytes(each.saturating_mul(u64::from(count))));
+    let room = AcceleratorCapacities { unlisted_each: each, ..AcceleratorCapacities::default() };
+    NodeCapacity {
+        bytes,
+        accelerators: accelerators.unwrap_or_default(),
+        capacities: room,
+        units,
+        warning: odd,
+    }
+}
+
+fn join(one: Option<String>, other: Option<String>) -> Option<String> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(format!("{one}; {other}")),
+        (one, other) => one.or(other),
+    }
+}
+
+/// Parses a whole number of units. An API server writes a thousand as `1k`.
+fn whole(text: &str) -> Option<u32> {
+    let (digits, factor) = match text.strip_suffix('k') {
+        Some(digits) => (digits, 1000),
+        None => (text, 1),
+    };
+    if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    digits.parse::<u32>().ok()?.checked_mul(factor)
+}

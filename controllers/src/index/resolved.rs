@@ -1,0 +1,214 @@
+//! The result of the index: pools, served models, and why other models are rejected.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use rouse::{
+    model::{AcceleratorId, ModelName, ModelSpec},
+    units::Bytes,
+};
+
+use super::pool::PoolTerms;
+use crate::{
+    convert::{self, EnginePodTemplate, ModelHosting, ModelVariant},
+    crd::ledger::ObjectName,
+    rejection::Rejections,
+};
+
+/// Everything that follows from objects alone.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Resolved {
+    /// By name. Shared with the former `Resolved` while neither nodes nor pools change.
+    pub pools: Arc<BTreeMap<String, ResolvedPool>>,
+    /// Nodes of pools, and nodes that a warning excludes from their pool.
+    pub nodes: Arc<BTreeMap<String, ResolvedNode>>,
+    pub served: BTreeMap<ObjectName, ServedModel>,
+    /// The object of each served model, by the model name that decisions and engines use.
+    pub objects: BTreeMap<ModelName, ObjectName>,
+    pub rejected: BTreeMap<ObjectName, RejectedModel>,
+}
+
+impl Resolved {
+    /// Finds the model with this name; aliases do not count.
+    #[must_use]
+    pub fn find(&self, model: &ModelName) -> Option<&ServedModel> {
+        self.served.get(self.objects.get(model)?)
+    }
+
+    /// Returns the object's uid, whether it is served or not.
+    #[must_use]
+    pub fn uid(&self, object: &ObjectName) -> Option<&String> {
+        let served = self.served.get(object).map(|served| &served.uid);
+        served.or_else(|| self.rejected.get(object).map(|rejected| &rejected.uid))?.as_ref()
+    }
+
+    /// Returns the terms of the pool that the model runs in.
+    #[must_use]
+    pub fn terms(&self, served: &ServedModel) -> Option<&PoolTerms> {
+        self.pools.get(served.pool.as_ref()?)?.terms.as_deref()
+    }
+}
+
+/// One AcceleratorPool.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResolvedPool {
+    pub uid: Option<String>,
+    pub generation: Option<i64>,
+    /// The parsed spec; `None` if it is invalid.
+    pub terms: Option<Arc<PoolTerms>>,
+    /// Number of the pool's nodes.
+    pub nodes: u32,
+    /// Number of healthy accelerators on them.
+    pub accelerators: u32,
+    /// Memory that may be granted; `None` while nothing may be.
+    pub total: Option<Bytes>,
+    /// Allocatable units of the pool's extended resource; `None` if no node reports any.
+    pub units: Option<u32>,
+    /// Why nothing can start in the pool.
+    pub problem: Option<PoolProblem>,
+    /// What the sums leave out of the pool's nodes, and why.
+    pub warnings: Vec<String>,
+}
+
+/// A node and its pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResolvedNode {
+    /// Uid of the Node.
+    pub uid: Option<String>,
+    pub pool: Option<String>,
+    /// Number of known healthy accelerators.
+    pub accelerators: u32,
+    /// Accelerator type, from the label that the pool names.
+    pub kind: Option<String>,
+    /// Memory that may be granted on all its accelerators together; `None` if unknown.
+    pub total: Option<Bytes>,
+    pub capacities: AcceleratorCapacities,
+    /// What does not count on this node, and why.
+    pub warning: Option<String>,
+}
+
+/// Known capacities of a node's accelerators.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AcceleratorCapacities {
+    /// Capacity of each unlisted accelerator.
+    pub unlisted_each: Option<Bytes>,
+    /// Capacity by UUID; zero for an unhealthy accelerator.
+    pub by_uuid: BTreeMap<AcceleratorId, Bytes>,
+}
+
+/// Why nothing can start in a pool.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PoolProblem {
+    #[error("{0}")]
+    Invalid(Rejections),
+    /// The other pools, each with a shared node if there is one.
+    #[error("{}", overlap(.0))]
+    Overlap(BTreeMap<String, Option<String>>),
+    #[error("no node has the labels of the pool's nodeSelector: label nodes, or correct the selector")]
+    NoNodes,
+    #[error(
+        "the memory of the pool's accelerators is unknown: run NVIDIA's feature discovery, which labels the nodes, \
+         or set spec.memory"
+    )]
+    NoCapacity,
+    #[error("no node of the pool has a healthy accelerator with memory to grant")]
+    NoAccelerators,
+}
+
+impl PoolProblem {
+    /// Returns the reason for the condition Ready.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Invalid(refused) => refused.reason(),
+            Self::Overlap(_) => "Overlap",
+            Self::NoNodes => "NoNodes",
+            Self::NoCapacity => "NoCapacity",
+            Self::NoAccelerators => "NoAccelerators",
+        }
+    }
+}
+
+/// Maximum number of items that a message lists.
+const MAX_LISTED: usize = 8;
+
+fn overlap(others: &BTreeMap<String, Option<String>>) -> String {
+    let named = others.iter().map(|(pool, node)| match node {
+        Some(node) => format!("'{pool}' (node {node})"),
+        None => format!("'{pool}'"),
+    });
+    format!(
+        "the pool shares nodes with {}: change a nodeSelector so that each node is in one pool. Until then no engine \
+         starts in any of these pools",
+        list(named)
+    )
+}
+
+/// Lists the first few items and the number of the others.
+pub(crate) fn list(mut items: impl ExactSizeIterator<Item = String>) -> String {
+    let more = items.len().saturating_sub(MAX_LISTED);
+    let named: Vec<String> = items.by_ref().take(MAX_LISTED).collect();
+    let named = named.join(", ");
+    if more == 0 { named } else { format!("{named} and {more} more") }
+}
+
+/// A model that clients can name.
+#[derive(Clone, Debug)]
+pub struct ServedModel {
+    pub uid: Option<String>,
+    pub generation: Option<i64>,
+    pub model: Arc<convert::ConvertedModel>,
+    /// Index of the variant that runs, in `model.variants`.
+    pub variant: usize,
+    /// Spec for the decisions: placed in the pool, with the pool's terms applied.
+    pub spec: ModelSpec,
+    /// Configuration for talking to engines of that variant.
+    pub engine: Arc<rouse_config::EngineConfig>,
+    /// `None` for an external model.
+    pub pool: Option<String>,
+    /// Limit on the memory that the model's namespace may reserve in the pool.
+    pub quota: Option<Bytes>,
+    /// Why none of its engines can start now.
+    pub blocked_by: Option<String>,
+    /// Parts of the object that have no effect in this version.
+    pub notes: Vec<String>,
+}
+
+/// Compares shared parts by pointer first: usually one model of thousands changes, and all are compared.
+impl PartialEq for ServedModel {
+    fn eq(&self, other: &Self) -> bool {
+        let Self { uid, generation, model, variant, spec, engine, pool, quota, blocked_by: waits, notes } =
+            self;
+        *generation == other.generation
+            && *uid == other.uid
+            && (Arc::ptr_eq(model, &other.model) || *model == other.model)
+            && (Arc::ptr_eq(engine, &other.engine) || *engine == other.engine)
+            && *variant == other.variant
+            && *spec == other.spec
+            && (pool, quota, waits, notes) == (&other.pool, &other.quota, &other.blocked_by, &other.notes)
+    }
+}
+
+impl ServedModel {
+    /// Returns the variant that runs.
+    #[must_use]
+    pub fn variant(&self) -> Option<&ModelVariant> {
+        self.model.variants.get(self.variant)
+    }
+
+    /// Returns the template of the model's Pods; `None` for an external model.
+    #[must_use]
+    pub fn pods(&self) -> Option<&EnginePodTemplate> {
+        match &self.model.hosting {
+            ModelHosting::Deployment(pods) | ModelHosting::DualPods(pods) => Some(pods),
+            ModelHosting::External(_) => None,
+        }
+    }
+}
+
+/// A model that is not served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RejectedModel {
+    pub uid: Option<String>,
+    pub generation: Option<i64>,
+    pub rejections: Rejections,
+}

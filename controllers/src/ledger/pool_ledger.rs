@@ -1,0 +1,201 @@
+//! Compare-and-set writes to the status of an AcceleratorPool, by the leader.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+    time::Duration,
+};
+
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{ListParams, PostParams},
+    core::DeserializeGuard,
+};
+use tokio::{sync::watch, time};
+
+use super::{stamp, total, update_sums};
+use crate::{
+    api_error::api_error_message,
+    crd::{AcceleratorPool, AcceleratorPoolStatus, ledger::Ledger},
+    election::Leadership,
+    failpoint,
+};
+use rouse::units::Bytes;
+
+/// Timeout of one call. The call may still have succeeded, so a retry reads the ledger first.
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Conflicts are rare: the only other writers are the pool's controller and a replaced leader that has not noticed yet.
+const MAX_TRIES: u32 = 16;
+
+/// Changes ledgers while this gateway leads.
+#[derive(Clone, Debug)]
+pub struct PoolLedger {
+    pools: Api<AcceleratorPool>,
+    leadership: watch::Receiver<Option<Leadership>>,
+}
+
+/// Why a ledger was not changed. `E` is the refusal of the change itself.
+#[derive(Debug, thiserror::Error)]
+pub enum Error<E> {
+    #[error(transparent)]
+    Refused(E),
+    #[error("this gateway is not the leader")]
+    NotLeading,
+    #[error(
+        "pool '{pool}' has a leader of epoch {newer}: this gateway, which led in epoch {epoch}, was replaced"
+    )]
+    Replaced { pool: String, epoch: u64, newer: u64 },
+    #[error("the pool '{0}' does not exist")]
+    NoPool(String),
+    #[error("the API server did not answer in time")]
+    Timeout,
+    #[error("the write conflicted with other writers {MAX_TRIES} times in a row")]
+    Contended,
+    #[error("{}", api_error_message(.0))]
+    Api(#[source] Box<kube::Error>),
+}
+
+impl PoolLedger {
+    #[must_use]
+    pub fn new(client: Client, claim: watch::Receiver<Option<Leadership>>) -> Self {
+        Self { pools: Api::all(client), leadership: claim }
+    }
+
+    /// Stamps these pools with a new leader's epoch and returns their ledgers.
+    ///
+    /// A new leader calls this before it decides anything: afterwards no write of its predecessor that is still in
+    /// flight can change the pools. A pool that no longer exists is left out.
+    ///
+    /// # Errors
+    /// See [`Error`]. Some pools may already be stamped; a retry is safe.
+    pub async fn take_over(
+        &self,
+        pools: &BTreeSet<String>,
+    ) -> Result<BTreeMap<String, Ledger>, Error<Infallible>> {
+        let mut ledgers = BTreeMap::new();
+        for pool in pools {
+            match self.write(pool, |status| Ok(status.ledger.clone())).await {
+                Ok(ledger) => drop(ledgers.insert(pool.clone(), ledger)),
+                Err(Error::NoPool(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(ledgers)
+    }
+
+    /// Lists the pools with reservations, and the namespaces of their models. Leaves out unreadable pools.
+    ///
+    /// # Errors
+    /// The API server did not answer, or answered with an error.
+    pub async fn pools_with_reservations(
+        &self,
+    ) -> Result<Vec<(String, BTreeSet<String>)>, Error<Infallible>> {
+        let pools: Api<DeserializeGuard<AcceleratorPool>> = Api::all(self.pools.clone().into_client());
+        let all = ListParams::default();
+        let listed = time::timeout(CALL_TIMEOUT, pools.list(&all)).await.map_err(|_| Error::Timeout)?;
+        let listed = listed.map_err(|error| Error::Api(Box::new(error)))?;
+        let who = |DeserializeGuard(pool): DeserializeGuard<AcceleratorPool>| {
+            let pool = pool.ok()?;
+            let reservations = pool.status.as_ref()?.ledger.reservations.iter();
+            let namespaces: BTreeSet<String> =
+                reservations.map(|entry| entry.model.namespace.clone()).collect();
+            (!namespaces.is_empty()).then(|| (pool.name_any(), namespaces))
+        };
+        Ok(listed.items.into_iter().filter_map(who).collect())
+    }
+
+    /// Applies `change` to the pool's ledger and writes it, and retries on a conflict.
+    ///
+    /// `change` gets the ledger and the pool's grantable memory, and runs again on each try. An unchanged ledger is not
+    /// written unless its stamp is missing: the stamp must also protect a ledger that was only read.
+    ///
+    /// # Errors
+    /// See [`Error`]. After `Timeout` and `Api` the change may have been written.
+    pub async fn change<T, E>(
+        &self,
+        pool: &str,
+        mut change: impl FnMut(&mut Ledger, Bytes) -> Result<T, E>,
+    ) -> Result<T, Error<E>> {
+        let change = |status: &mut AcceleratorPoolStatus| {
+            let may_grant = total(status);
+            change(&mut status.ledger, may_grant)
+        };
+        self.write(pool, change).await
+    }
+
+    /// Updates the rest of the pool's status: all but ledger, sums and stamp. `wanted` gets the stored status.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn update_status(
+        &self,
+        pool: &str,
+        wanted: impl Fn(&AcceleratorPoolStatus) -> AcceleratorPoolStatus,
+    ) -> Result<(), Error<Infallible>> {
+        let change = |status: &mut AcceleratorPoolStatus| {
+            let AcceleratorPoolStatus { epoch, ledger, .. } = status.clone();
+            *status = AcceleratorPoolStatus { epoch, ledger, ..wanted(status) };
+            Ok(())
+        };
+        self.write(pool, change).await
+    }
+
+    async fn write<T, E>(
+        &self,
+        pool: &str,
+        mut change: impl FnMut(&mut AcceleratorPoolStatus) -> Result<T, E>,
+    ) -> Result<T, Error<E>> {
+        // One epoch for all tries: a decision of one tenure must not be written in the next.
+        let epoch = self.leading_epoch().ok_or(Error::NotLeading)?;
+        for _ in 0..MAX_TRIES {
+            let mut object = self.read(pool).await?;
+            let before = object.status.take().unwrap_or_default();
+            let mut status = before.clone();
+            stamp(&mut status, epoch).map_err(|newer| {
+                let pool = pool.to_owned();
+                Error::Replaced { pool, epoch, newer }
+            })?;
+            let outcome = change(&mut status);
+            // Last check before the write, and before anyone relies on an unchanged ledger. A process that is suspended
+            // right here writes late, with the version it read: the stamp of the new leader has made that version
+            // stale.
+            if self.leading_epoch() != Some(epoch) {
+                return Err(Error::NotLeading);
+            }
+            let outcome = outcome.map_err(Error::Refused)?;
+            update_sums(&mut status);
+            if status == before {
+                return Ok(outcome);
+            }
+            object.status = Some(status);
+            if self.replace(pool, &object).await? {
+                return Ok(outcome);
+            }
+        }
+        Err(Error::Contended)
+    }
+
+    /// Returns the epoch in which this gateway leads now.
+    fn leading_epoch(&self) -> Option<u64> {
+        self.leadership.borrow().filter(Leadership::is_valid).map(|claim| claim.epoch)
+    }
+
+    async fn read<E>(&self, pool: &str) -> Result<AcceleratorPool, Error<E>> {
+        let found =
+            time::timeout(CALL_TIMEOUT, self.pools.get_opt(pool)).await.map_err(|_| Error::Timeout)?;
+        found.map_err(|error| Error::Api(Box::new(error)))?.ok_or_else(|| Error::NoPool(pool.to_owned()))
+    }
+
+    /// Returns `false` if another writer was first.
+    async fn replace<E>(&self, pool: &str, object: &AcceleratorPool) -> Result<bool, Error<E>> {
+        failpoint::hit();
+        let parameters = PostParams::default();
+        let write = self.pools.replace_status(pool, &parameters, object);
+        match time::timeout(CALL_TIMEOUT, write).await.map_err(|_| Error::Timeout)? {
+            Ok(_) => Ok(true),
+            Err(kube::Error::Api(status)) if status.is_conflict() => Ok(false),
+            Err(kube::Error::Api(status)) if status.is_not_found() => Err(Error::NoPool(pool.to_owned())),
+            Err(error) => Err(Error::Api(Box::new(error))),
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! The cluster side of a gateway: object kinds, controllers, leader election and memory reservations.
+//!
+//! To write a new controller, copy one of two. [`model_controller`] derives a configuration and statuses from objects:
+//! it watches, applies each change to an index without calls, and writes what differs. [`crate::pairing`] decides and
+//! executes: events go into decisions without I/O (`rouse::pairing`), and each command is a task whose outcome comes
+//! back as an event. Start the controller in [`runtime`], write through [`writer`], and add its rights in
+//! `charts/rouse/rbac`.
+
+#![warn(clippy::indexing_slicing)]
+
+mod api_error;
+pub mod backend_address;
+pub mod compose;
+pub mod condition;
+pub mod conflicts;
+pub mod convert;
+pub mod crd;
+pub mod dual_pods;
+pub mod election;
+pub mod engine_pod;
+pub mod event_content;
+mod failpoint;
+pub mod gateway_replica;
+pub mod index;
+pub mod label;
+pub mod ledger;
+pub mod metrics;
+pub mod model_controller;
+pub mod own_pod;
+pub mod pairing;
+pub mod platform;
+pub mod published;
+pub mod recorder;
+pub mod rejection;
+pub mod runtime;
+pub mod status;
+pub mod status_inputs;
+pub mod status_writer;
+pub mod strategic_merge;
+pub mod stub_key;
+pub mod watch;
+pub mod workload;
+pub mod writer;

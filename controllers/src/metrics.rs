@@ -1,0 +1,36 @@
+//! Metrics of the controllers. The gateway's registry has them.
+
+mod dual_pods;
+mod meter_reads;
+
+pub use self::{
+    dual_pods::{ActuationPath, CallLatencyObserver, DualPodMetrics, EngineBindingLabels, LauncherPhase},
+    meter_reads::{MeterReadMetrics, MeterSource},
+};
+
+use prometheus::{IntCounterVec, Opts, Registry};
+use rouse_platform::metric_builder::{expect_valid, register};
+
+/// All metrics of the controllers.
+#[derive(Clone)]
+pub struct ControllerMetrics {
+    pub dual_pods: DualPodMetrics,
+    pub meter_reads: MeterReadMetrics,
+    /// Writes to the Kubernetes API, by object kind and outcome.
+    pub writes: IntCounterVec,
+}
+
+impl ControllerMetrics {
+    #[must_use]
+    pub fn new(registry: &Registry) -> Self {
+        let writes = Opts::new(
+            "rouse_kubernetes_writes_total",
+            "Writes to the Kubernetes API, by object kind and outcome",
+        );
+        Self {
+            dual_pods: DualPodMetrics::new(registry),
+            meter_reads: MeterReadMetrics::new(registry),
+            writes: register(registry, expect_valid(IntCounterVec::new(writes, &["kind", "outcome"]))),
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Turns the controller's inputs into pairing events: Pod changes, launcher events, readings, command results.
+
+use std::{sync::Arc, time::Duration};
+
+use k8s_openapi::api::core::v1::Pod;
+use rouse::pairing::{event::PairingEvent, ids::RequesterId};
+use tokio::{task::JoinError, time};
+
+use super::{
+    FinishedTask, POLICY_STATUS_RETRY_DELAY, PairingController,
+    execute::ExecutionResult,
+    index,
+    launcher_watches::{self, LauncherEvent},
+    pairing_metrics::MetricsInputs,
+};
+use crate::{
+    platform::{dcgm::DcgmSamples, launcher::LauncherClient},
+    watch::Delta,
+};
+
+impl PairingController {
+    /// Schedules a reading of the meter after this delay.
+    pub(super) fn schedule_meter_read(&mut self, after: Duration) {
+        let Some(meter) = self.meter.clone() else { return };
+        self.tasks.spawn(async move {
+            time::sleep(after).await;
+            // The log already has the reason of a failure.
+            FinishedTask::MeterRead(meter.samples().await.ok())
+        });
+    }
+
+    pub(super) fn handle_samples(&mut self, samples: Option<&DcgmSamples>) {
+        if let Some(samples) = samples {
+            self.facts.apply_samples(samples);
+            let events = self.facts.readings(samples, &self.core);
+            self.apply_events(events);
+        }
+        let interval = self.meter.as_ref().map(|meter| meter.interval());
+        interval.into_iter().for_each(|interval| self.schedule_meter_read(interval));
+    }
+
+    pub(super) fn handle_pods(&mut self, change: Delta<Pod>) {
+        let mut events = Vec::new();
+        // The pairing logic never sees a requester that requests the impossible, but its user gets a status.
+        let one = match &change {
+            Delta::Applied(found) => found.metadata().uid.clone().map(RequesterId::from),
+            Delta::All { .. } | Delta::Deleted(_) => None,
+        };
+        let all = matches!(change, Delta::All { .. });
+        let name = match &change {
+            Delta::Applied(found) => Some(found.name()),
+            Delta::Deleted(name) => Some(name.clone()),
+            Delta::All { .. } => None,
+        };
+        self.index.apply(change, &self.facts, &mut |event| events.push(event));
+        let sight = MetricsInputs { index: &self.index, facts: &self.facts, now: self.executor.clock.now() };
+        match name {
+            Some(name) => self.pairing_metrics.recount(&name, sight),
+            None => self.pairing_metrics.recount_all(sight),
+        }
+        let one = one.as_ref().and_then(|id| self.index.requester(id));
+        let looked = self.index.requesters().filter(|_| all).chain(one);
+        looked.for_each(|own| self.requester_status.mark_due(own.id.clone()));
+        self.apply_events(events);
+    }
+
+    /// Handles an event of a launcher.
+    pub(super) fn handle_launcher_event(&mut self, heard: &LauncherEvent) {
+        if !self.launcher_watches.is_watched(heard) {
+            return;
+        }
+        let failed =
+            self.core.node(&heard.node).and_then(|node| launcher_watches::start_failure(heard, node));
+        if let Some((requester, error)) = failed {
+            self.requester_status.error(requester, error);
+        }
+        self.apply_events(launcher_watches::events(heard));
+        let provider = self.index.provider(&heard.node, &heard.launcher);
+        let whole = provider.is_some_and(index::ProviderPod::is_fully_parsed);
+        let address = provider.and_then(index::ProviderPod::launcher_address);
+        let (Some(node), Some(address), Some(epoch)) = (self.core.node(&heard.node), address, self.epoch)
+        else {
+            return;
+        };
+        let namespace = provider.map_or("", |own| &own.name.namespace);
+        let calls = Arc::new(self.executor.metrics.call_observer(namespace, None));
+        let token = provider.map(|own| self.executor.settings.key.launcher_token(&own.name));
+        let launcher = Arc::new(LauncherClient::new(address, token, epoch).observed(calls));
+        for engine in launcher_watches::missing(heard, node) {
+            let Some(known) = node.engines.get(&engine) else { continue };
+            let (launcher, generation) = (Arc::clone(&launcher), known.generation);
+            let asked = launcher_watches::verify(launcher, heard.node.clone(), engine, generation);
+            self.tasks.spawn(async move { FinishedTask::EngineVerified(asked.await) });
+        }
+        for id in launcher_watches::orphans(heard, node).into_iter().filter(|_| whole) {
+            tracing::warn!(node = %heard.node, id, "unknown engine in a launcher, deleting it");
+            let launcher = Arc::clone(&launcher);
+            self.tasks.spawn(async move {
+                // An engine that does not end appears again in the next list.
+                drop(launcher.delete(&id).await);
+                FinishedTask::EngineVerified(None)
+            });
+        }
+    }
+
+    pub(super) fn handle_finished(&mut self, finished: Result<FinishedTask, JoinError>) {
+        match finished {
+            Ok(FinishedTask::Command(done)) => {
+                let (
+                    ExecutionResult {
+                        event,
+                        requester,
+                        error,
+                        clears_error: mended,
+                        served,
+                        baseline: before,
+                    },
+                    notices,
+                ) = *done;
+                self.pod_events.send(notices);
+                before.into_iter().for_each(|before| self.baselines.record(before));
+                if let Some(id) = requester {
+                    let own = self.index.requester(&id).filter(|_| served);
+                    let now = self.executor.clock.now();
+                    if let Some((own, (path, took))) =
+                        own.and_then(|own| Some((own, self.actuation_timer.engine_served(own, now)?)))
+                    {
+                        self.pod_events.report_served(own, path, took);
+                    }
+                    match error {
+                        Some(error) => {
+                            if let Some(own) = self.index.requester(&id) {
+                                self.pod_events.report_failed(own, &error);
+                            }
+                            self.requester_status.error(id, error);
+                        }
+                        None if mended => self.requester_status.clear_error(&id),
+                        None => {}
+                    }
+                }
+                self.apply_events(vec![event]);
+            }
+            Ok(FinishedTask::Listed(epoch, all)) => self.pending_list = Some((epoch, all)),
+            Ok(FinishedTask::EngineVerified(event)) => self.apply_events(event.into_iter().collect()),
+            Ok(FinishedTask::StatusWritten(id)) => self.requester_status.may_write(id),
+            Ok(FinishedTask::MeterRead(samples)) => self.handle_samples(samples.as_deref()),
+            Ok(FinishedTask::WaitElapsed(id)) => {
+                self.pod_events.report_waiting(id, &self.index, &mut self.tasks)
+            }
+            Ok(FinishedTask::PolicyStatusWritten { retry: true }) => self.facts.configs.mark_changed(),
+            Ok(FinishedTask::PolicyStatusWritten { retry: false }) => {}
+            Err(error) if error.is_cancelled() => {}
+            Err(error) => tracing::error!(%error, "command task panicked"),
+        }
+    }
+
+    /// Updates the facts with these events and, on the leader, sends them to the pairing logic.
+    pub(super) fn apply_events(&mut self, events: Vec<PairingEvent>) {
+        let now = self.executor.clock.now();
+        for event in events {
+            self.facts.observe_event(&event);
+            match &event {
+                PairingEvent::RequesterObserved { requester, observed: seen, .. } => {
+                    self.requester_status.mark_due(requester.clone());
+                    let own = self.index.requester(requester);
+                    if let Some(own) = own {
+                        self.facts.observe_requester(own, &seen.requested);
+                    }
+                    if let Some(own) = own.filter(|_| seen.stub_container.is_some()) {
+                        self.actuation_timer.stub_running(own, now);
+                    }
+                }
+                PairingEvent::RequesterGone { requester, .. } => {
+                    self.requester_status.gone(requester);
+                    self.actuation_timer.gone(requester);
+                }
+                PairingEvent::ProviderObserved { node, provider, observed: seen } => {
+                    let own = self.index.provider(node, provider);
+                    own.into_iter().for_each(|own| self.facts.observe_provider(own, &seen.records));
+                    if let Some(source) = own.and_then(|own| own.source.as_ref()) {
+                        let used = !seen.records.is_empty();
+                        self.facts.observe_launcher(node, provider, source, used);
+                    }
+                }
+                _ => {}
+            }
+            if self.epoch.is_some() {
+                self.core.on(&event, now);
+            }
+        }
+    }
+
+    /// Sends changed facts, and replays the Pods: new facts of a node may complete the view of its Pods.
+    pub(super) fn apply_facts(&mut self) {
+        let mut events = Vec::new();
+        let configured = self.facts.send_changes(&mut |event| events.push(event));
+        for (policy, status) in
+            configured.then(|| self.facts.configs.changed_policy_statuses()).into_iter().flatten()
+        {
+            let hands = Arc::clone(&self.executor);
+            self.tasks.spawn(async move {
+                let again = !hands.write_policy_status(&policy, &status).await;
+                if again {
+                    time::sleep(POLICY_STATUS_RETRY_DELAY).await;
+                }
+                FinishedTask::PolicyStatusWritten { retry: again }
+            });
+        }
+        if configured {
+            let now = self.executor.clock.now();
+            self.pairing_metrics.recount_all(MetricsInputs { index: &self.index, facts: &self.facts, now });
+        }
+        if configured || !events.is_empty() {
+            self.index.replay(&self.facts, &mut |event| events.push(event));
+            self.index.requesters().for_each(|own| self.requester_status.mark_due(own.id.clone()));
+        }
+        self.apply_events(events);
+    }
+}

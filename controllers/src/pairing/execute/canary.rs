@@ -1,0 +1,90 @@
+//! Sends an engine's canary, and checks that the engine uses its assigned accelerators.
+
+use std::time::Duration;
+
+use rouse::{
+    fleet::event::CanaryVerdict,
+    pairing::{
+        command::{EngineStep, PairingAction},
+        event::CommandReply,
+    },
+    units::Generation,
+};
+use rouse_net::{adapter::ProbeTask, http_client::HttpClient};
+use serde_json::Value;
+
+use super::{
+    CommandContext, ExecutionError, ExecutionOutcome, Executor,
+    engine::{ENGINE_CALL_TIMEOUT, adapter},
+    requester::stub,
+};
+use crate::failpoint;
+use crate::pairing::memory_baseline::{AcceleratorUsedMib, MemoryBaseline};
+
+/// Timeout of a memory reading. A later reading is not about the moment in question, and a start does not wait for it.
+const MEMORY_READ_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl Executor {
+    /// Generates one token, or runs the minimal probe of an engine that lists no model.
+    pub(super) async fn send_canary(&self, job: &CommandContext) -> ExecutionOutcome {
+        let engine = job.engine_address()?;
+        let within = self.settings.core.wake_timeout.duration();
+        let caller = HttpClient::new(engine, None);
+        let list: Value = serde_json::from_slice(&caller.get("/v1/models", ENGINE_CALL_TIMEOUT).await?.body)
+            .unwrap_or_default();
+        let served = list.pointer("/data/0/id").and_then(Value::as_str).map(str::to_owned);
+        let task = if served.is_some() { ProbeTask::Generate } else { ProbeTask::None };
+        failpoint::hit();
+        match adapter(job, served, task)?.probe(within).await {
+            CanaryVerdict::Passed if task == ProbeTask::Generate => self.check_device_access(job).await,
+            CanaryVerdict::Passed => Ok(CommandReply::Done),
+            CanaryVerdict::Inconclusive => {
+                Err(ExecutionError::refused("a closed gate answered instead of the engine"))
+            }
+            CanaryVerdict::Failed(cause) => {
+                Err(ExecutionError::refused(format!("the canary request failed: {cause}")))
+            }
+        }
+    }
+
+    /// Fails if the engine answered but took no memory of one of its accelerators.
+    async fn check_device_access(&self, job: &CommandContext) -> ExecutionOutcome {
+        let now = if job.baseline.is_some() { read_memory(job).await } else { None };
+        let Some(accelerator) = now.as_ref().and_then(|now| job.unused_accelerator(now)) else {
+            return Ok(CommandReply::Done);
+        };
+        Err(ExecutionError::user_error(format!(
+            "NoDeviceAccess: the engine answered but uses no memory of {accelerator}, so its Pod has no access to \
+             that accelerator: set gpuAccess or runtimeClassName of the AcceleratorPool to the way in which this \
+             node gives Pods access to accelerators"
+        )))
+    }
+
+    /// Reads the memory in use before a command that starts an engine; `None` for other commands.
+    pub(super) async fn memory_baseline(&self, job: &CommandContext) -> Option<MemoryBaseline> {
+        let PairingAction::Engine {
+            engine,
+            generation,
+            step: EngineStep::Create { .. } | EngineStep::Launch,
+        } = &job.command.action
+        else {
+            return None;
+        };
+        let used = if job.has_no_neighbours() { read_memory(job).await } else { None };
+        Some(MemoryBaseline {
+            location: (job.command.node.clone(), engine.clone()),
+            generation: *generation,
+            used,
+        })
+    }
+}
+
+/// Reads the memory in use from the requester's stub. Not every stub can read it.
+async fn read_memory(job: &CommandContext) -> Option<AcceleratorUsedMib> {
+    let own = job.requester.as_ref()?;
+    let read = stub(job, own, Generation::default()).ok()?.memory(MEMORY_READ_TIMEOUT).await;
+    let log = |failed: &ExecutionError| {
+        tracing::debug!(requester = %own.name, error = failed.text, "accelerator memory could not be read");
+    };
+    read.inspect_err(log).ok()
+}

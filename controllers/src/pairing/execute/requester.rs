@@ -1,0 +1,106 @@
+//! Executes commands about requesters.
+
+use rouse::{
+    pairing::{command::RequesterStep, event::CommandReply},
+    units::Generation,
+};
+use serde_json::{Value, json};
+
+use super::{CommandContext, ExecutionError, ExecutionOutcome, Executor, stub_client::RequesterStubClient};
+use crate::pairing::index::{ProviderPod, RequesterPod};
+use crate::{
+    dual_pods::keys::{ACCELERATORS, DUAL, REQUESTER_FINALIZER, SERVER_IP, join_ids},
+    workload::merge,
+};
+
+impl Executor {
+    pub(super) async fn execute_requester_step(
+        &self,
+        job: &CommandContext,
+        step: &RequesterStep,
+    ) -> ExecutionOutcome {
+        let own = job.requester()?;
+        match step {
+            RequesterStep::QueryAccelerators { close_gate: gate } => {
+                let stub = stub(job, own, Generation::default())?;
+                let (found, gated) = tokio::join!(accelerators(&stub), async {
+                    if *gate { close(&stub).await } else { Ok(CommandReply::Done) }
+                });
+                gated.and(found)
+            }
+            RequesterStep::CloseGate => close(&stub(job, own, Generation::default())?).await,
+            RequesterStep::Delete { .. } => {
+                self.writer.delete(&self.pods(&own.name), &own.name.name, own.id.as_str()).await?;
+                Ok(CommandReply::Done)
+            }
+            RequesterStep::SetFinalizer { present: wanted } => self.set_finalizer(job, own, *wanted).await,
+            RequesterStep::Release => {
+                stub(job, own, Generation::default())?.release().await?;
+                Ok(CommandReply::Done)
+            }
+        }
+    }
+
+    /// Adds or removes the requester's finalizer.
+    ///
+    /// Adding it also records the stub's accelerators, so that the next leader need not query them, and the provider,
+    /// which saves a write once the engine serves.
+    async fn set_finalizer(
+        &self,
+        job: &CommandContext,
+        own: &RequesterPod,
+        wanted: bool,
+    ) -> ExecutionOutcome {
+        let mut metadata = json!({"uid": own.id.as_str()});
+        if wanted {
+            if let Ok(provider) = job.provider() {
+                metadata = provider_metadata(own, provider);
+            }
+            let written = json!({ACCELERATORS: join_ids(&job.accelerators)});
+            let more = json!({"finalizers": [REQUESTER_FINALIZER], "annotations": written});
+            merge::into(&mut metadata, &more);
+        } else {
+            merge::into(
+                &mut metadata,
+                &json!({"$deleteFromPrimitiveList/finalizers": [REQUESTER_FINALIZER]}),
+            );
+        }
+        self.patch(&own.name, &json!({"metadata": metadata})).await
+    }
+}
+
+/// Builds a requester's metadata: its provider and its engine's address.
+pub(super) fn provider_metadata(own: &RequesterPod, provider: &ProviderPod) -> Value {
+    json!({
+        "uid": own.id.as_str(),
+        "labels": {DUAL: provider.name.name},
+        "annotations": {SERVER_IP: provider.ip()},
+    })
+}
+
+async fn close(stub: &RequesterStubClient) -> ExecutionOutcome {
+    stub.set_ready(false).await?;
+    stub.ensure_gate_closed().await?;
+    Ok(CommandReply::Done)
+}
+
+async fn accelerators(stub: &RequesterStubClient) -> ExecutionOutcome {
+    let found = stub.accelerators().await?;
+    if found.is_empty() {
+        return Err(ExecutionError::user_error(
+            "the stub reports that its Pod has no accelerator: request some in resources.limits",
+        ));
+    }
+    Ok(CommandReply::Accelerators(found))
+}
+
+/// Returns a client of the requester's stub.
+pub(super) fn stub(
+    job: &CommandContext,
+    own: &RequesterPod,
+    generation: Generation,
+) -> Result<RequesterStubClient, ExecutionError> {
+    let address = own.stub_address.ok_or_else(|| ExecutionError::unknown("the stub's address"))?;
+    let spi = RequesterStubClient::new(address, job.token.clone(), job.command.epoch, generation);
+    Ok(spi.with_observer(job.call_metrics()))
+}

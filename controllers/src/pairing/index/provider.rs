@@ -1,0 +1,197 @@
+//! A provider's Pod as last observed: of one engine, or a launcher.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use rouse::{
+    pairing::{
+        event::{EngineRecord, ObservedProvider, ProviderPhase},
+        ids::{NodeName, PairingEngineId, ProviderId, Uid},
+    },
+    units::{Bytes, Tick},
+};
+
+use super::pod_status::{address, container, container_failure, created, provider_phase};
+use crate::{
+    crd::{fma::amount, ledger::ObjectName},
+    dual_pods::{
+        keys,
+        launcher_engines::{self, LauncherEngine, RoutingMetadata},
+        record,
+        template_revision::TemplateRevision,
+    },
+    platform::launcher::{self, pod::LauncherRevision},
+    watch,
+};
+
+/// A provider's Pod.
+#[derive(Clone, Debug)]
+pub(in crate::pairing) struct ProviderPod {
+    pub(in crate::pairing) name: ObjectName,
+    pub(in crate::pairing) uid: Uid,
+    pub(super) version: u64,
+    pub(super) node: NodeName,
+    pub(super) id: ProviderId,
+    /// `None` until the Pod has an address.
+    address: Option<IpAddr>,
+    /// Engine records on the Pod, and the Pod's labels.
+    pub(super) engines: BTreeMap<PairingEngineId, LauncherEngine>,
+    pub(in crate::pairing) labels: BTreeMap<String, String>,
+    /// Template revision of the requester that requested it last.
+    pub(in crate::pairing) revision: Option<TemplateRevision>,
+    /// For a launcher: what it was made from, and whether all engine records on the Pod could be parsed.
+    pub(in crate::pairing) source: Option<LauncherRevision>,
+    fully_parsed: bool,
+    pub(super) observed: ObservedProvider,
+    /// Why its container does not run.
+    pub(super) container_failure: Option<String>,
+    /// A kubelet may have started it.
+    pub(super) scheduled: bool,
+    pub(in crate::pairing) created: Tick,
+}
+
+impl ProviderPod {
+    pub(super) fn of(pod: &Pod, found: record::ProviderRecord) -> Option<Self> {
+        let record::ProviderRecord { node, record, sleep_level, port } = found;
+        let id = ProviderId::direct(&record.engine);
+        Self::new(
+            pod,
+            node,
+            id,
+            vec![LauncherEngine { record, sleep_level, port, routing: RoutingMetadata::default() }],
+        )
+    }
+
+    pub(super) fn launcher(pod: &Pod, node: NodeName, id: ProviderId) -> Option<Self> {
+        let mut own = Self::new(pod, node, id, launcher_engines::read(pod))?;
+        own.source = LauncherRevision::read(pod);
+        own.observed.build = own.source.as_ref().map(LauncherRevision::build);
+        own.fully_parsed = own.engines.len() == launcher_engines::count(pod);
+        Some(own)
+    }
+
+    fn new(pod: &Pod, node: NodeName, id: ProviderId, inside: Vec<LauncherEngine>) -> Option<Self> {
+        let uid = Uid::from(pod.uid()?);
+        let restarts = container(pod).map_or(0, |own| u32::try_from(own.restart_count).unwrap_or_default());
+        Some(Self {
+            name: ObjectName::new(pod.namespace()?, pod.name_any()),
+            uid: uid.clone(),
+            version: watch::version(&pod.metadata),
+            labels: pod.labels().clone(),
+            node,
+            scheduled: pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some()),
+            created: created(pod),
+            id,
+            address: address(pod),
+            revision: TemplateRevision::read(pod),
+            source: None,
+            fully_parsed: true,
+            container_failure: container_failure(pod),
+            observed: ObservedProvider {
+                uid,
+                phase: provider_phase(pod),
+                deleting: pod.metadata.deletion_timestamp.is_some(),
+                restarts,
+                build: None,
+                memory_limit: memory_limit(pod),
+                records: inside.iter().map(|own| own.record.clone()).collect(),
+            },
+            engines: inside.into_iter().map(|own| (own.record.engine.clone(), own)).collect(),
+        })
+    }
+
+    /// Returns the Pod's record of this engine.
+    pub(in crate::pairing) fn engine(&self, engine: &PairingEngineId) -> Option<&LauncherEngine> {
+        self.engines.get(engine)
+    }
+
+    /// Returns the IP in the form that Pods use.
+    pub(in crate::pairing) fn ip(&self) -> Option<String> {
+        self.address.map(|address| address.to_string())
+    }
+
+    pub(in crate::pairing) fn socket_addr(&self, port: u16) -> Option<SocketAddr> {
+        self.address.map(|ip| SocketAddr::from((ip, port)))
+    }
+
+    pub(in crate::pairing) fn is_launcher(&self) -> bool {
+        self.id.is_launcher()
+    }
+
+    pub(in crate::pairing) const fn node(&self) -> &NodeName {
+        &self.node
+    }
+
+    pub(in crate::pairing) const fn phase(&self) -> ProviderPhase {
+        self.observed.phase
+    }
+
+    /// Whether the Pod has a node.
+    pub(in crate::pairing) const fn is_scheduled(&self) -> bool {
+        self.scheduled
+    }
+
+    /// Returns the Pod's records of its engines.
+    pub(in crate::pairing) fn records(&self) -> &[EngineRecord] {
+        &self.observed.records
+    }
+
+    /// Whether one of its engines is bound to a requester.
+    pub(in crate::pairing) fn is_bound(&self) -> bool {
+        self.records().iter().any(|record| record.requester.is_some())
+    }
+
+    /// Whether all engine records on the Pod could be parsed.
+    pub(in crate::pairing) const fn is_fully_parsed(&self) -> bool {
+        self.fully_parsed
+    }
+
+    /// Returns the address of the launcher's API.
+    pub(in crate::pairing) fn launcher_address(&self) -> Option<SocketAddr> {
+        self.socket_addr(launcher::PORT)
+    }
+}
+
+/// Returns the memory limit of the engines' container: the lowest of its spec, its status and the Pod.
+///
+/// Spec and status differ while a resize is under way.
+fn memory_limit(pod: &Pod) -> Option<Bytes> {
+    let spec = pod.spec.as_ref()?;
+    let own = spec.containers.iter().find(|own| own.name == keys::CONTAINER);
+    let said = [
+        own.and_then(|own| own.resources.as_ref()),
+        container(pod).and_then(|own| own.resources.as_ref()),
+        spec.resources.as_ref(),
+    ];
+    let limits = said.into_iter().flatten().filter_map(|resources| resources.limits.as_ref());
+    limits.filter_map(|limits| amount::bytes(&limits.get("memory")?.0)).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_least_memory_limit_of_those_that_hold_for_the_engine_counts() {
+        let limit = |memory: &str| json!({"limits": {"memory": memory}});
+        let pod = |container, whole, status| -> Pod {
+            let containers = json!([{"name": "side", "resources": limit("1Gi")}, {"name": "inference-server", "resources": container}]);
+            let running = json!({"name": "inference-server", "ready": true, "restartCount": 0, "image": "",
+                "imageID": "", "resources": status});
+            let spec = json!({"containers": containers, "resources": whole});
+            serde_json::from_value(json!({"spec": spec, "status": {"containerStatuses": [running]}})).unwrap()
+        };
+        let none = json!({});
+        let of = |container, whole, status| memory_limit(&pod(container, whole, status));
+        assert_eq!(of(none.clone(), none.clone(), none.clone()), None);
+        assert_eq!(of(limit("40Gi"), none.clone(), none.clone()), Some(Bytes::gib(40)));
+        assert_eq!(of(limit("40Gi"), limit("30Gi"), none.clone()), Some(Bytes::gib(30)));
+        assert_eq!(of(limit("40Gi"), none, limit("20Gi")), Some(Bytes::gib(20)), "it is being raised");
+    }
+}

@@ -1,0 +1,143 @@
+//! A requester's Pod as last observed.
+
+use std::net::SocketAddr;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use rouse::{
+    model::AcceleratorId,
+    pairing::{
+        event::{ObservedRequester, PairingEvent, RequestedEngine},
+        ids::{NodeName, ProviderMode, RequesterId, Uid},
+    },
+    units::{Millis, Tick},
+};
+
+use super::{
+    pod_status::{address, container, created, deleting, has_ended, running_container_id, started_at},
+    provider::ProviderPod,
+};
+use crate::pairing::{
+    facts::ClusterFacts,
+    requester_spec::{self, RequesterSpec},
+};
+use crate::{
+    crd::ledger::ObjectName,
+    dual_pods::{keys, template_revision::TemplateRevision},
+    watch,
+    workload::ModelRef,
+};
+
+/// A requester's Pod.
+#[derive(Clone, Debug)]
+pub(in crate::pairing) struct RequesterPod {
+    pub(in crate::pairing) name: ObjectName,
+    pub(in crate::pairing) id: RequesterId,
+    pub(super) version: u64,
+    pub(in crate::pairing) node: Option<NodeName>,
+    /// Address of the stub's API, once the Pod has an address.
+    pub(in crate::pairing) stub_address: Option<SocketAddr>,
+    /// The requested engine, once the Pod has a node; or why the request is invalid.
+    pub(in crate::pairing) spec: Option<Result<RequesterSpec, requester_spec::Error>>,
+    pub(in crate::pairing) created: Tick,
+    stub_container: Option<Uid>,
+    /// When its stub started, while it runs.
+    pub(in crate::pairing) stub_started_at: Option<Tick>,
+    /// Accelerators that the Pod's annotation names.
+    pub(in crate::pairing) accelerators: Vec<AcceleratorId>,
+    deleting_since: Option<Tick>,
+    /// Termination grace periods of the Pod's spec and of its deletion.
+    pub(in crate::pairing) grace: Option<Millis>,
+    deletion_grace: Option<Millis>,
+    terminated: bool,
+    finalizer: bool,
+    /// Revision of the template that the Pod was made from.
+    pub(in crate::pairing) revision: Option<TemplateRevision>,
+    /// The model whose token the stub requires, if any.
+    pub(in crate::pairing) owner: Option<ModelRef>,
+    /// Provider and engine address that the Pod's metadata names.
+    pub(in crate::pairing) dual: Option<String>,
+    server_ip: Option<String>,
+    /// Status annotation, which reports errors to the user.
+    pub(in crate::pairing) status: Option<String>,
+}
+
+impl RequesterPod {
+    pub(super) fn of(pod: &Pod, mode: ProviderMode) -> Option<Self> {
+        let name = ObjectName::new(pod.namespace()?, pod.name_any());
+        let node = pod.spec.as_ref()?.node_name.as_deref().map(NodeName::from);
+        let port = keys::admin_port(pod);
+        Some(Self {
+            spec: node.as_ref().map(|node| RequesterSpec::of(pod, node, mode)),
+            id: RequesterId::from(pod.uid()?),
+            version: watch::version(&pod.metadata),
+            stub_address: address(pod).zip(port).map(SocketAddr::from),
+            created: created(pod),
+            stub_container: container(pod).and_then(running_container_id),
+            stub_started_at: container(pod).and_then(started_at),
+            accelerators: keys::accelerators(pod),
+            deleting_since: deleting(pod),
+            grace: pod.spec.as_ref()?.termination_grace_period_seconds.and_then(seconds),
+            deletion_grace: pod.metadata.deletion_grace_period_seconds.and_then(seconds),
+            terminated: has_ended(pod),
+            finalizer: pod.finalizers().iter().any(|own| own == keys::REQUESTER_FINALIZER),
+            revision: TemplateRevision::of(pod),
+            owner: ModelRef::of_requester(pod),
+            dual: pod.labels().get(keys::DUAL).cloned(),
+            server_ip: pod.annotations().get(keys::SERVER_IP).cloned(),
+            status: keys::status(pod).map(str::to_owned),
+            name,
+            node,
+        })
+    }
+
+    /// Whether the Pod's metadata already names this provider and its address.
+    pub(in crate::pairing) fn has_provider_metadata(&self, provider: &ProviderPod) -> bool {
+        self.dual.as_ref() == Some(&provider.name.name)
+            && self.server_ip.is_some()
+            && self.server_ip == provider.ip()
+    }
+
+    /// Returns the requested InferenceServerConfig.
+    pub(in crate::pairing) fn config(&self) -> Option<&ObjectName> {
+        self.spec.as_ref()?.as_ref().ok()?.config()
+    }
+
+    /// Returns the name under which the requester uses its engine.
+    pub(in crate::pairing) fn served_name(&self) -> Option<&str> {
+        self.spec.as_ref()?.as_ref().ok()?.served_name()
+    }
+
+    /// Returns this requester's event if its node is known and its request is valid.
+    ///
+    /// A requester that leaves or has an engine is reported whatever it requests now: it only has to be let go.
+    pub(super) fn event(
+        &self,
+        facts: &ClusterFacts,
+        bound: impl FnOnce() -> Option<RequestedEngine>,
+    ) -> Option<PairingEvent> {
+        let node = self.node.clone()?;
+        let goes = self.deleting_since.is_some() || self.terminated;
+        let asked = self.spec.as_ref().and_then(|asked| asked.as_ref().ok());
+        let ask = asked.and_then(|asked| asked.resolve(&node, facts).ok());
+        let ask = ask.or_else(bound).or_else(|| goes.then(RequesterSpec::empty_request))?;
+        if !facts.has_node(&node) && !goes {
+            return None;
+        }
+        let seen = ObservedRequester {
+            requested: ask,
+            created: self.created,
+            stub_container: self.stub_container.clone().filter(|_| self.stub_address.is_some()),
+            accelerators: self.accelerators.clone(),
+            deleting_since: self.deleting_since,
+            grace: self.deletion_grace.or(self.grace),
+            terminated: self.terminated,
+            finalizer: self.finalizer,
+        };
+        Some(PairingEvent::RequesterObserved { node, requester: self.id.clone(), observed: seen })
+    }
+}
+
+fn seconds(seconds: i64) -> Option<Millis> {
+    u64::try_from(seconds).ok().map(Millis::secs)
+}

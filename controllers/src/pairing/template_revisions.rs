@@ -1,0 +1,121 @@
+//! Tracks which engines only former revisions of their templates request.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rouse::{
+    pairing::{event::TemplateStatus, ids::EngineFingerprint},
+    units::Tick,
+};
+
+use crate::dual_pods::template_revision::TemplateRevision;
+
+/// Namespace, and the template's origin in it.
+type TemplateOrigin = (String, String);
+
+#[derive(Debug, Default)]
+pub(super) struct TemplateRevisions {
+    /// For each origin, the creation time and version of its youngest requester.
+    current: BTreeMap<TemplateOrigin, (Tick, u64)>,
+    /// The revisions that have requested each engine.
+    revisions_by_engine: BTreeMap<EngineFingerprint, BTreeSet<(TemplateOrigin, u64)>>,
+}
+
+impl TemplateRevisions {
+    /// Records a requester or provider of this revision. Returns true if that is new.
+    ///
+    /// `made`: creation time of a requester.
+    pub(super) fn observe(
+        &mut self,
+        namespace: &str,
+        edition: &TemplateRevision,
+        fingerprint: EngineFingerprint,
+        made: Option<Tick>,
+    ) -> bool {
+        let TemplateRevision { origin, version } = edition;
+        let origin = (namespace.to_owned(), origin.clone());
+        let mut news = false;
+        if let Some(made) = made {
+            let known = self.current.get(&origin);
+            // Among requesters of one second, the last observed counts, since others may follow.
+            if known.is_none_or(|(before, _)| *before <= made) {
+                news |= known.is_none_or(|(_, before)| before != version);
+                self.current.insert(origin.clone(), (made, *version));
+            }
+        }
+        news | self.revisions_by_engine.entry(fingerprint).or_default().insert((origin, *version))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.revisions_by_engine.len()
+    }
+
+    /// Forgets unused engines, and origins without any other engine.
+    pub(super) fn retain(&mut self, is_used: impl Fn(&EngineFingerprint) -> bool) {
+        self.revisions_by_engine.retain(|fingerprint, _| is_used(fingerprint));
+        let left: BTreeSet<&TemplateOrigin> =
+            self.revisions_by_engine.values().flatten().map(|(origin, _)| origin).collect();
+        self.current.retain(|origin, _| left.contains(origin));
+    }
+
+    pub(super) fn template_statuses(&self) -> impl Iterator<Item = (EngineFingerprint, TemplateStatus)> {
+        let former = |(origin, version): &(TemplateOrigin, u64)| {
+            self.current.get(origin).is_some_and(|(_, current)| current != version)
+        };
+        self.revisions_by_engine.iter().map(move |(fingerprint, all)| {
+            let outdated = all.iter().all(former);
+            (*fingerprint, if outdated { TemplateStatus::Outdated } else { TemplateStatus::Current })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_is_outdated_as_long_as_only_former_editions_ask_for_it() {
+        let mut editions = TemplateRevisions::default();
+        let of = |origin: &str, version| TemplateRevision { origin: origin.to_owned(), version };
+        let standing = |editions: &TemplateRevisions, of: u64| {
+            editions
+                .template_statuses()
+                .find(|(own, _)| *own == EngineFingerprint(of))
+                .map(|(_, standing)| standing)
+        };
+        let (old, new) = (EngineFingerprint(1), EngineFingerprint(2));
+        assert!(editions.observe("ns", &of("set/a", 1), old, None), "a sleeper");
+        assert_eq!(standing(&editions, 1), Some(TemplateStatus::Current), "nothing is known of others");
+        assert!(editions.observe("ns", &of("set/a", 2), new, Some(Tick(1000))));
+        assert!(!editions.observe("ns", &of("set/a", 2), new, Some(Tick(1000))));
+        assert_eq!(
+            (standing(&editions, 1), standing(&editions, 2)),
+            (Some(TemplateStatus::Outdated), Some(TemplateStatus::Current))
+        );
+        // An older requester that is observed late changes nothing, and neither does another namespace's requester.
+        assert!(!editions.observe("ns", &of("set/a", 1), old, Some(Tick(0))));
+        editions.observe("other", &of("set/a", 7), EngineFingerprint(7), Some(Tick(9000)));
+        assert_eq!(standing(&editions, 1), Some(TemplateStatus::Outdated));
+        // Another template requests the same engine.
+        assert!(editions.observe("ns", &of("set/b", 1), old, Some(Tick(500))));
+        assert_eq!(standing(&editions, 1), Some(TemplateStatus::Current));
+        // The template is rolled back.
+        assert!(editions.observe("ns", &of("set/a", 1), old, Some(Tick(2000))));
+        assert_eq!(standing(&editions, 2), Some(TemplateStatus::Outdated));
+    }
+
+    #[test]
+    fn engines_that_are_no_more_are_forgotten_and_what_is_current_is_not_while_a_sleeper_depends_on_it() {
+        let mut editions = TemplateRevisions::default();
+        let of = |version| TemplateRevision { origin: "set/a".to_owned(), version };
+        for version in 1..=3 {
+            editions.observe("ns", &of(version), EngineFingerprint(version), Some(Tick(version)));
+        }
+        editions.retain(|fingerprint| fingerprint.0 == 1);
+        assert_eq!(
+            editions.template_statuses().collect::<Vec<_>>(),
+            [(EngineFingerprint(1), TemplateStatus::Outdated)]
+        );
+        editions.retain(|_| false);
+        assert_eq!((editions.len(), editions.current.len()), (0, 0));
+    }
+}

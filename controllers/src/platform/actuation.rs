@@ -1,0 +1,131 @@
+//! Puts an engine to sleep and wakes it through the stub beside it. The Pod stays and keeps its accelerators.
+//!
+//! Engines do not report how deep they sleep, and the next leader must send no request to a sleeping engine. So this
+//! gateway writes the level on the Pod before it orders the sleep, and removes it once the engine is awake again.
+
+use std::{future::pending, net::SocketAddr, sync::Arc};
+
+use rouse::{fault::FailureCause, fleet::event::Event, model::SleepLevel};
+use rouse_platform::{engine_client::EngineClient, readiness};
+use serde_json::json;
+
+use super::{
+    engine_steps::{self, StepOutcome},
+    engine_task::{EngineContext, PodReceiver, RetryBackoff},
+    stub,
+};
+use crate::{workload::ASLEEP, writer::Error};
+
+pub(super) async fn sleep(
+    contact: Arc<EngineClient>,
+    berth: Arc<EngineContext>,
+    pod: PodReceiver,
+    level: SleepLevel,
+) -> StepOutcome {
+    record_level(&berth, &pod, Some(level)).await;
+    let (engine, generation) = (berth.id.clone(), berth.generation);
+    let (event, done) = match actuate(&contact, &berth, false, level).await {
+        Ok(()) => (Event::Slept { engine, generation, level }, StepOutcome::Asleep),
+        Err(cause) => {
+            let awake = cause == FailureCause::SleepDenied;
+            if awake {
+                // Must precede reopening the gate.
+                record_level(&berth, &pod, None).await;
+            }
+            let done = if awake { StepOutcome::Ready } else { StepOutcome::Asleep };
+            (Event::SleepFailed { engine, generation, cause }, done)
+        }
+    };
+    berth.shared.common.send_event(event).await;
+    done
+}
+
+/// Resumes a sleep that a former leader ordered.
+///
+/// The stub accepts an order again that it has already executed. The drain cuts requests that are still inside.
+pub(super) async fn resume_sleep(
+    contact: Arc<EngineClient>,
+    berth: Arc<EngineContext>,
+    pod: PodReceiver,
+    level: SleepLevel,
+) -> StepOutcome {
+    engine_steps::close_and_drain(&contact, &berth, true).await;
+    sleep(contact, berth, pod, level).await
+}
+
+pub(super) async fn wake(
+    contact: Arc<EngineClient>,
+    berth: Arc<EngineContext>,
+    pod: PodReceiver,
+    level: SleepLevel,
+) -> StepOutcome {
+    let (engine, generation) = (berth.id.clone(), berth.generation);
+    let woken = async {
+        actuate(&contact, &berth, true, level).await?;
+        record_level(&berth, &pod, None).await;
+        engine_steps::open_stub(&berth, contact.address).await
+    };
+    if let Err(cause) = woken.await {
+        berth.shared.common.send_event(Event::WakeFailed { engine, generation, cause }).await;
+        return StepOutcome::Asleep;
+    }
+    readiness::wait_until_ready(&contact, None).await;
+    berth.shared.common.send_event(Event::Ready { engine, generation }).await;
+    engine_steps::set_readiness(&berth, contact.address, true).await;
+    StepOutcome::Ready
+}
+
+/// Sends the order until the stub has executed it.
+///
+/// A silent stub gets the order again and continues where it was; the fleet sets the deadline.
+async fn actuate(
+    contact: &EngineClient,
+    berth: &EngineContext,
+    wake: bool,
+    level: SleepLevel,
+) -> Result<(), FailureCause> {
+    let target = SocketAddr::new(contact.address.ip(), berth.placement.pod_template.port);
+    let mut pauses = RetryBackoff::new();
+    loop {
+        if let Some(stub) = berth.stub(contact.address) {
+            let done = async {
+                // A restarted stub container has no target.
+                stub.set_target(target).await?;
+                stub.actuate(wake, level).await
+            };
+            match done.await {
+                Ok(()) => return Ok(()),
+                Err(stub::Error::StaleEpoch) => engine_steps::superseded(berth).await,
+                Err(stub::Error::StaysAwake) => return Err(FailureCause::SleepDenied),
+                Err(error @ (stub::Error::Unauthorized | stub::Error::Refused { .. })) => {
+                    tracing::warn!(engine = %berth.id, wake, %error, "the stub rejected the sleep or wake order");
+                    return Err(FailureCause::Refused);
+                }
+                Err(error) => {
+                    tracing::debug!(engine = %berth.id, %error, "the stub did not execute the order, retrying")
+                }
+            }
+        }
+        pauses.pause().await;
+    }
+}
+
+async fn record_level(berth: &EngineContext, pod: &PodReceiver, level: Option<SleepLevel>) {
+    let mut pauses = RetryBackoff::new();
+    loop {
+        let seen = pod.borrow().clone();
+        let Some(seen) = seen else {
+            // The Pod is gone; the engine task is about to learn that.
+            return pending().await;
+        };
+        let text = level.map(|level| level.number().to_string());
+        match engine_steps::annotate_pod(berth, &seen, json!({ ASLEEP: text })).await {
+            Ok(()) => return,
+            Err(Error::Gone) => return pending().await,
+            Err(error) => {
+                tracing::debug!(pod = %seen.name, %error, "cannot record the sleep level on the Pod, retrying")
+            }
+        }
+        pauses.pause().await;
+    }
+}

@@ -1,0 +1,150 @@
+//! Keeps one Deployment at its desired number of replicas.
+
+use std::{sync::Arc, time::Duration};
+
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::{Api, ResourceExt as _};
+use rouse_net::stub_api::Epoch;
+use serde_json::json;
+use tokio::{
+    sync::{mpsc, watch},
+    time,
+};
+
+use super::{KubernetesContext, ModelPlacement, engine_manager::ManagerRequest};
+use crate::{crd::ledger::ObjectName, workload::EPOCH, writer::Error};
+
+const MIN_RETRY_DELAY: Duration = Duration::from_millis(200);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
+/// Retry delay after a refusal: only an operator can fix missing rights or admission rules.
+const REFUSED_RETRY_DELAY: Duration = Duration::from_secs(10);
+
+/// Desired state of a Deployment.
+#[derive(Clone, Debug)]
+pub(super) struct DesiredDeployment {
+    /// Increases with every change.
+    pub(super) version: u64,
+    pub(super) replicas: u32,
+    pub(super) placement: Arc<ModelPlacement>,
+}
+
+/// The object's version before a write; `None` means that the scaler must look it up first.
+///
+/// The version keeps a write from overwriting a former leader's write, even a late one.
+type KnownVersion = Option<Option<String>>;
+
+/// Writes the desired state until its sender is dropped. `applied`: the newest version written.
+pub(super) async fn run(
+    shared: Arc<KubernetesContext>,
+    name: ObjectName,
+    mut desired: watch::Receiver<DesiredDeployment>,
+    applied: watch::Sender<u64>,
+    requests: mpsc::UnboundedSender<ManagerRequest>,
+) {
+    let api: Api<Deployment> = Api::namespaced(shared.client.clone(), &name.namespace);
+    let mut known: KnownVersion = None;
+    let mut said = None;
+    let mut pause = MIN_RETRY_DELAY;
+    loop {
+        let wanted = desired.borrow_and_update().clone();
+        match write(&shared, &api, &name, &wanted, known.take()).await {
+            Ok(now) => {
+                (known, said, pause) = (now, None, MIN_RETRY_DELAY);
+                applied.send_replace(wanted.version);
+                drop(requests.send(ManagerRequest::DeploymentApplied));
+            }
+            // Another client wrote the Deployment meanwhile. Look up its version and write ours over it.
+            Err(Error::Conflict) => {
+                time::sleep(MIN_RETRY_DELAY).await;
+                continue;
+            }
+            Err(Error::Invalid(why)) => {
+                // Releases wait for `applied`. A Deployment that does not exist has no Pods, so there is nothing left
+                // to wait for.
+                if matches!(shared.writer.get(&api, &name.name).await, Ok(None)) {
+                    applied.send_replace(wanted.version);
+                }
+                if said.as_ref() != Some(&(wanted.version, why.clone())) {
+                    said = Some((wanted.version, why.clone()));
+                    drop(requests.send(ManagerRequest::DeploymentRefused { deployment: name.clone(), why }));
+                }
+                drop(requests.send(ManagerRequest::DeploymentApplied));
+                if matches!(time::timeout(REFUSED_RETRY_DELAY, desired.changed()).await, Ok(Err(_))) {
+                    return;
+                }
+                continue;
+            }
+            Err(error) => {
+                tracing::warn!(deployment = %name, %error, "cannot write the Deployment, retrying");
+                let changed = time::timeout(pause, desired.changed()).await;
+                pause = (pause * 2).min(MAX_RETRY_DELAY);
+                if matches!(changed, Ok(Err(_))) {
+                    return;
+                }
+                continue;
+            }
+        }
+        if desired.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Writes the Deployment and returns the object's new version.
+async fn write(
+    shared: &KubernetesContext,
+    api: &Api<Deployment>,
+    name: &ObjectName,
+    wanted: &DesiredDeployment,
+    known: KnownVersion,
+) -> Result<KnownVersion, Error> {
+    let epoch = shared.writer.leadership()?.epoch;
+    let version = match known {
+        Some(version) => Some(version),
+        None => shared.writer.get(api, &name.name).await?.map(|object| object.resource_version()),
+    };
+    let Some(version) = version else {
+        // A Deployment that does not exist has no Pods to scale down.
+        if *name != wanted.placement.deployment() || wanted.replicas == 0 {
+            return Ok(None);
+        }
+        let object = wanted.placement.workload(&shared.sidecar, wanted.replicas, epoch).deployment();
+        return Ok(Some(shared.writer.create(api, &object).await?.resource_version()));
+    };
+    let written = update(shared, api, name, wanted, epoch, version).await;
+    match written {
+        Ok(written) => Ok(Some(written.resource_version())),
+        Err(Error::Gone) => Err(Error::Conflict),
+        Err(error) => Err(error),
+    }
+}
+
+async fn update(
+    shared: &KubernetesContext,
+    api: &Api<Deployment>,
+    name: &ObjectName,
+    wanted: &DesiredDeployment,
+    epoch: Epoch,
+    version: Option<String>,
+) -> Result<Deployment, Error> {
+    let whole = *name == wanted.placement.deployment();
+    let mut object = if whole {
+        wanted.placement.workload(&shared.sidecar, wanted.replicas, epoch).deployment()
+    } else {
+        // Of a former template's Deployment, change only the epoch and the replica count.
+        json!({
+            "metadata": {"annotations": {EPOCH: epoch.to_string()}},
+            "spec": {"replicas": wanted.replicas},
+        })
+    };
+    if let (Some(version), Some(metadata)) =
+        (version, object.get_mut("metadata").and_then(|m| m.as_object_mut()))
+    {
+        metadata.insert("resourceVersion".to_owned(), json!(version));
+    }
+    if whole {
+        shared.writer.apply(api, &name.name, &object).await
+    } else {
+        shared.writer.patch_merge(api, &name.name, &object).await
+    }
+}

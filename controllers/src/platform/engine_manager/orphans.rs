@@ -1,0 +1,76 @@
+//! Stops the engines of models that are not served, and releases their reservations.
+//!
+//! A model can become invalid, or move to where no pool is, while its engine runs. The leader at that time stops the
+//! engine. A later leader finds Pods that its fleet does not know.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+
+use super::EngineManager;
+use crate::{
+    crd::ledger::ObjectName,
+    platform::{
+        KubernetesContext, engine_task::RetryBackoff, ledger_writer::LedgerChange,
+        takeover::EngineReservation,
+    },
+    workload::EPOCH,
+    writer::Error,
+};
+
+impl EngineManager {
+    /// Scales down the Deployments of Pods that no served model owns.
+    pub(in crate::platform) fn scale_down_orphans(&mut self) {
+        let places = self.shared.placements();
+        let stray = self.pods.values().filter(|pod| !places.values().any(|place| place.owns(pod)));
+        let deployments: BTreeSet<ObjectName> = stray.filter_map(|pod| pod.deployment.clone()).collect();
+        for deployment in deployments {
+            tracing::info!(%deployment, "scaling the Deployment to zero: its model is not served");
+            self.tasks.spawn(scale_to_zero(Arc::clone(&self.shared), deployment));
+        }
+    }
+
+    /// Releases the reservations of unserved models that have no Pods left.
+    pub(in crate::platform) fn release_orphans(&mut self) {
+        if self.orphans.is_empty() {
+            return;
+        }
+        let runs: BTreeSet<&ObjectName> = self.pods.values().filter_map(|pod| pod.object.as_ref()).collect();
+        let (kept, over): (Vec<EngineReservation>, Vec<EngineReservation>) =
+            self.orphans.iter().cloned().partition(|entry| runs.contains(&entry.model));
+        self.orphans = kept;
+        for entry in over {
+            let release = LedgerChange::Release { model: entry.model, replica: entry.replica, done: None };
+            self.ledger_writer(&entry.pool).send(release).unwrap_or_default();
+        }
+    }
+}
+
+/// Retries until the Deployment has no replicas, or is gone.
+async fn scale_to_zero(shared: Arc<KubernetesContext>, name: ObjectName) {
+    let api: Api<Deployment> = Api::namespaced(shared.client.clone(), &name.namespace);
+    let mut pauses = RetryBackoff::new();
+    loop {
+        let ended = async {
+            let epoch = shared.writer.leadership()?.epoch;
+            let Some(found) = shared.writer.get(&api, &name.name).await? else { return Ok(()) };
+            let none = json!({
+                "metadata": {
+                    "resourceVersion": found.resource_version(),
+                    "annotations": {EPOCH: epoch.to_string()},
+                },
+                "spec": {"replicas": 0},
+            });
+            shared.writer.patch_merge(&api, &name.name, &none).await.map(drop)
+        };
+        match ended.await {
+            Ok(()) | Err(Error::Gone) => return,
+            Err(error) => {
+                tracing::debug!(deployment = %name, %error, "cannot scale the Deployment to zero, retrying")
+            }
+        }
+        pauses.pause().await;
+    }
+}

@@ -1,0 +1,470 @@
+//! The steps of an engine task with its Pod, its stub and its engine.
+//!
+//! Each step is a future that the task polls and may drop at any await. Each can start again where another leader left
+//! off.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod as PodObject};
+use kube::Api;
+use rouse::{
+    fault::FailureCause,
+    fleet::event::Event,
+    units::{Millis, Tick},
+};
+use rouse_platform::{engine_client::EngineClient, readiness};
+use serde_json::{Value, json};
+use tokio::time;
+
+use super::{
+    engine_manager::ManagerRequest,
+    engine_task::{EngineContext, PodReceiver, RetryBackoff, exit_cause},
+    stub::{self, StubClient},
+};
+use crate::{
+    dual_pods::record,
+    engine_pod::{EnginePod, PodFailure},
+    ledger::ReservationLocation,
+    workload::{DELETION_COST, EPOCH, GENERATION, REPLICA, SPI_PORT, merge},
+    writer::Error,
+};
+
+/// Outcome of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StepOutcome {
+    /// The engine has bound a Pod that has an address.
+    Started,
+    Ready,
+    Asleep,
+    /// The start failed and reported why, or this gateway no longer leads, or the Pod vanished.
+    Failed,
+}
+
+/// A start fails if no node accepts its Pod within this time.
+const UNSCHEDULABLE_TIMEOUT: Millis = Millis::secs(60);
+/// While no Pod appears, check the Deployment for the reason at this interval.
+const POD_CREATION_TIMEOUT: Duration = Duration::from_secs(5);
+/// While an engine loads, set its stub up again at this interval.
+const STUB_SETUP_INTERVAL: Duration = Duration::from_secs(10);
+/// Maximum wait for the Pod to become unready. A kubelet checks a stub's readiness every second.
+const UNREADY_TIMEOUT: Duration = Duration::from_secs(3);
+/// Maximum wait for the ReplicaSet to delete a released Pod; the gateway then deletes the Pod itself.
+const POD_RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
+/// A drain that cuts requests gives up after this time if the stub does not answer.
+const STUB_SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Deletion costs: a ReplicaSet deletes Pods of bound engines last and those of leaving engines first.
+const BOUND_DELETION_COST: &str = "100";
+const LEAVING_DELETION_COST: &str = "-100";
+
+/// Waits for a Pod and binds it to the engine.
+pub(super) async fn acquire_pod(berth: Arc<EngineContext>, mut pod: PodReceiver) -> StepOutcome {
+    let mut pauses = RetryBackoff::new();
+    loop {
+        let (troubled, unmade) =
+            (start_failure(&berth, pod.clone()), pod_creation_failed(&berth, pod.clone()));
+        let found = tokio::select! {
+            seen = pod_with_address(&mut pod) => seen,
+            cause = troubled => {
+                report_start_failed(&berth, cause).await;
+                return StepOutcome::Failed;
+            }
+            cause = unmade => {
+                report_start_failed(&berth, cause).await;
+                return StepOutcome::Failed;
+            }
+        };
+        let Some((seen, address)) = found else { return StepOutcome::Failed };
+        if bind_pod(&berth, &seen).await {
+            let (engine, generation) = (berth.id.clone(), berth.generation);
+            berth.shared.status_inputs.set_pod(
+                &engine,
+                generation,
+                &seen.name.name,
+                &berth.placement.variant.name,
+            );
+            drop(berth.requests.send(ManagerRequest::Bound { engine: engine.clone(), generation }));
+            berth.shared.common.send_event(Event::Started { engine, generation, address }).await;
+            return StepOutcome::Started;
+        }
+        // The Pod is gone. The manager assigns another as soon as it sees that.
+        pauses.pause().await;
+    }
+}
+
+/// Binds the Pod to the engine. Returns false if that Pod no longer exists.
+async fn bind_pod(berth: &EngineContext, seen: &EnginePod) -> bool {
+    let marks = json!({
+        REPLICA: berth.id.replica.to_string(),
+        GENERATION: berth.generation.to_string(),
+        DELETION_COST: BOUND_DELETION_COST,
+    });
+    let mut pauses = RetryBackoff::new();
+    while let Err(error) = annotate_pod(berth, seen, marks.clone()).await {
+        if matches!(error, Error::Gone | Error::Conflict) {
+            return false;
+        }
+        tracing::debug!(pod = %seen.name, %error, "cannot bind the Pod to the engine, retrying");
+        pauses.pause().await;
+    }
+    true
+}
+
+/// Completes once the Deployment reports that no Pod can be created (a quota, an admission policy).
+async fn pod_creation_failed(berth: &EngineContext, mut pod: PodReceiver) -> FailureCause {
+    let deployment = berth.placement.deployment();
+    let api: Api<Deployment> = Api::namespaced(berth.shared.client.clone(), &deployment.namespace);
+    loop {
+        if pod.wait_for(Option::is_none).await.is_err() {
+            return std::future::pending().await;
+        }
+        time::sleep(POD_CREATION_TIMEOUT).await;
+        if pod.borrow().is_some() {
+            continue;
+        }
+        let Ok(Some(found)) = berth.shared.writer.get(&api, &deployment.name).await else { continue };
+        let conditions = found.status.and_then(|status| status.conditions).unwrap_or_default();
+        let fails = conditions.into_iter().find(|it| it.type_ == "ReplicaFailure" && it.status == "True");
+        if let Some(fails) = fails {
+            let why = fails.message.unwrap_or_default();
+            tracing::warn!(engine = %berth.id, reason = why, "the Deployment cannot create a Pod for the engine");
+            berth.shared.report_failure(&berth.id, berth.generation, &why).await;
+            return FailureCause::PodNotRunnable;
+        }
+    }
+}
+
+/// Waits until the engine in the Pod answers, then reports it ready.
+pub(super) async fn wait_ready(berth: Arc<EngineContext>, pod: PodReceiver) -> StepOutcome {
+    let Some(address) = berth.proxy(&pod) else { return StepOutcome::Failed };
+    let contact = EngineClient::new(
+        &berth.shared.common,
+        berth.id.clone(),
+        berth.generation,
+        address,
+        Arc::clone(&berth.placement.engine),
+    );
+    let fit = async {
+        open_stub(&berth, address).await?;
+        tokio::select! {
+            biased;
+            // Biased: an engine that serves has its memory, even if the check expected no room.
+            fit = async {
+                while time::timeout(STUB_SETUP_INTERVAL, readiness::wait_until_ready(&contact, None)).await.is_err() {
+                    // A restarted stub container has lost its target and starts with a closed gate.
+                    open_stub(&berth, address).await?;
+                }
+                contact.adapter.check_served_name(contact.health_timeout()).await
+            } => fit,
+            cause = check_location(&berth, &pod, address) => Err(cause),
+        }
+    };
+    let outcome = tokio::select! {
+        fit = fit => fit,
+        cause = start_failure(&berth, pod.clone()) => Err(cause),
+    };
+    if let Err(cause) = outcome {
+        report_start_failed(&berth, cause).await;
+        return StepOutcome::Failed;
+    }
+    let (engine, generation) = (berth.id.clone(), berth.generation);
+    berth.shared.common.send_event(Event::Ready { engine, generation }).await;
+    set_readiness(&berth, address, true).await;
+    StepOutcome::Ready
+}
+
+/// Records which accelerators the engine got. Completes only if the engine does not fit there.
+async fn check_location(berth: &EngineContext, pod: &PodReceiver, proxy: SocketAddr) -> FailureCause {
+    if let (Some(stub), Some(node)) = (berth.stub(proxy), node(pod)) {
+        let spot = location(&stub, node).await;
+        let known = !spot.accelerators.is_empty();
+        if let Err(why) = berth.shared.commit_location(&berth.placement, berth.id.replica, spot).await {
+            tracing::warn!(engine = %berth.id, reason = %why, "no room for the engine on the accelerators of its Pod");
+            return FailureCause::InsufficientRoom;
+        }
+        berth.located.store(known, Ordering::Relaxed);
+    }
+    locate(berth, pod).await;
+    std::future::pending().await
+}
+
+/// Records the accelerators that the engine's stub reports, once it reports any; only the node if the stub knows none.
+///
+/// There is no check that the engine fits. The kubelet hands a requester's accelerators to the next requester before
+/// the ledger releases the former engine's memory there. The pairing of requesters with engines keeps room on them.
+pub(super) async fn locate(berth: &EngineContext, pod: &PodReceiver) {
+    let mut pauses = RetryBackoff::new();
+    while !berth.located.load(Ordering::Relaxed) {
+        let stub = berth.proxy(pod).and_then(|proxy| berth.stub(proxy));
+        if let (Some(stub), Some(node)) = (stub, node(pod)) {
+            let reported = stub.accelerators().await;
+            if let Err(error) = &reported {
+                tracing::debug!(engine = %berth.id, %error, "the stub did not report the accelerators of its Pod");
+            }
+            // A requester's Pod has an address before its stub listens, and a stub waits for its driver.
+            let later =
+                |error: &stub::Error| matches!(error, stub::Error::Unreachable(_)) || error.is_unavailable();
+            if !reported.as_ref().is_err_and(later) {
+                let accelerators = reported.unwrap_or_default();
+                berth.shared.record_location(
+                    &berth.placement,
+                    berth.id.replica,
+                    ReservationLocation { node, accelerators },
+                );
+                berth.located.store(true, Ordering::Relaxed);
+                return;
+            }
+        }
+        pauses.pause().await;
+    }
+}
+
+fn node(pod: &PodReceiver) -> Option<String> {
+    pod.borrow().as_ref()?.node.clone()
+}
+
+/// Returns the node and accelerators of the engine behind this stub.
+pub(super) async fn location(stub: &StubClient, node: String) -> ReservationLocation {
+    let accelerators = stub.accelerators().await.unwrap_or_else(|error| {
+        tracing::debug!(%error, "the stub did not report the accelerators of its Pod");
+        Vec::new()
+    });
+    ReservationLocation { node, accelerators }
+}
+
+/// Sends the stub its target and opens its gate. Fails if the stub has another key and so never obeys.
+pub(super) async fn open_stub(berth: &EngineContext, proxy: SocketAddr) -> Result<(), FailureCause> {
+    if berth.placement.dual_pods {
+        // The pairing controller sets up a requester's stub.
+        return Ok(());
+    }
+    let target = SocketAddr::new(proxy.ip(), berth.placement.pod_template.port);
+    let mut pauses = RetryBackoff::new();
+    loop {
+        // A stale claim to lead is renewed or lost, and with the claim this task ends.
+        let Some(stub) = berth.stub(proxy) else {
+            pauses.pause().await;
+            continue;
+        };
+        let done = async {
+            stub.set_target(target).await?;
+            stub.open().await
+        };
+        match done.await {
+            Ok(()) => return Ok(()),
+            Err(stub::Error::StaleEpoch) => superseded(berth).await,
+            Err(stub::Error::Unauthorized) => return Err(FailureCause::Refused),
+            Err(error) => tracing::debug!(engine = %berth.id, %error, "cannot set up the stub yet, retrying"),
+        }
+        pauses.pause().await;
+    }
+}
+
+/// Sets up a stub again after its container restarted.
+pub(super) async fn restore(contact: Arc<EngineClient>, berth: Arc<EngineContext>) {
+    open(Arc::clone(&contact), Arc::clone(&berth)).await;
+    set_readiness(&berth, contact.address, true).await;
+}
+
+/// Closes the stub's gate and reports when no request is under way any more.
+pub(super) async fn drain(contact: Arc<EngineClient>, berth: Arc<EngineContext>, cut: bool) {
+    // A requester's gate closes when its Pod is deleted, and its engine stays untouched until no request is under way.
+    if !berth.placement.dual_pods {
+        close_and_drain(&contact, &berth, cut).await;
+    }
+    let (engine, generation) = (berth.id.clone(), berth.generation);
+    berth.shared.common.send_event(Event::Drained { engine, generation }).await;
+}
+
+pub(super) async fn close_and_drain(contact: &EngineClient, berth: &EngineContext, cut: bool) {
+    let mut pauses = RetryBackoff::new();
+    let given_up = time::Instant::now() + STUB_SILENCE_TIMEOUT;
+    loop {
+        let Some(stub) = berth.stub(contact.address) else {
+            pauses.pause().await;
+            continue;
+        };
+        match stub.drain(cut).await {
+            // The drain need not wait for requests, and the stub is unreachable. They end with the Pod.
+            Err(_) if cut && time::Instant::now() > given_up => break,
+            // A stub with another key never obeys.
+            Ok(true) | Err(stub::Error::Unauthorized) => break,
+            Ok(false) => continue,
+            Err(stub::Error::StaleEpoch) => return superseded(berth).await,
+            Err(error) => tracing::debug!(engine = %berth.id, %error, "the stub did not drain, retrying"),
+        }
+        pauses.pause().await;
+    }
+}
+
+pub(super) async fn open(contact: Arc<EngineClient>, berth: Arc<EngineContext>) {
+    if let Err(cause) = open_stub(&berth, contact.address).await {
+        tracing::warn!(engine = %berth.id, %cause, "cannot open the stub's gate");
+    }
+}
+
+/// Shuts the engine down: closes its stub, releases its Pod, and waits until that is gone. `begun`: it has a stub.
+pub(super) async fn shut_down(berth: Arc<EngineContext>, mut pod: PodReceiver, begun: bool) {
+    berth.shared.mark_releasing(&berth.placement, berth.id.replica);
+    let seen = pod.borrow().clone();
+    if let Some(seen) = &seen {
+        if begun && let Some(address) = berth.proxy(&pod) {
+            close_stub(&berth, address).await;
+        }
+        if !seen.terminating {
+            // A ReplicaSet deletes an unready Pod before a ready one, whatever their deletion costs.
+            if let Err(error) = annotate_pod(&berth, seen, leaving_annotations(&berth)).await {
+                tracing::debug!(pod = %seen.name, %error, "cannot mark the Pod as leaving");
+            }
+            let unready = |seen: &Option<Arc<EnginePod>>| seen.as_ref().is_none_or(|seen| !seen.ready);
+            // After the timeout, go on regardless.
+            let _late = time::timeout(UNREADY_TIMEOUT, pod.wait_for(unready)).await.is_err();
+        }
+    }
+    berth.release_pod().await;
+    // The ReplicaSet deletes the Pod once its replica count drops. Deleting the Pod earlier would create a replacement.
+    let ends = |seen: &Option<Arc<EnginePod>>| seen.as_ref().is_none_or(|seen| seen.terminating);
+    let _itself = time::timeout(POD_RELEASE_TIMEOUT, pod.wait_for(ends)).await.is_ok();
+    let mut pauses = RetryBackoff::new();
+    loop {
+        let seen = pod.borrow().clone();
+        let Some(seen) = seen.filter(|seen| !seen.terminating) else { break };
+        if delete(&berth, &seen).await {
+            break;
+        }
+        pauses.pause().await;
+    }
+    let gone = pod.wait_for(Option::is_none).await.is_ok();
+    if !gone {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Builds the annotations of a Pod that leaves.
+///
+/// A requester may date from before its model's sleep policy changed. The model's current policy counts.
+fn leaving_annotations(berth: &EngineContext) -> Value {
+    let mut marks = json!({DELETION_COST: LEAVING_DELETION_COST});
+    if let Some(place) = berth.shared.placement(&berth.id.model).filter(|place| place.dual_pods) {
+        merge::into(&mut marks, &record::sleep_policy_annotations(place.variant.spec.idle.into()));
+    }
+    marks
+}
+
+/// Closes the stub's gate and makes the Pod unready. One try: a stub that does not answer admits no request, and its
+/// Pod goes.
+async fn close_stub(berth: &EngineContext, proxy: SocketAddr) {
+    if !berth.placement.dual_pods
+        && let Some(stub) = berth.stub(proxy)
+        && let Err(error) = stub.close(true).await
+    {
+        tracing::debug!(engine = %berth.id, %error, "cannot close the stub's gate");
+    }
+    set_readiness(berth, proxy, false).await;
+}
+
+pub(super) async fn set_readiness(berth: &EngineContext, proxy: SocketAddr, ready: bool) {
+    if !(berth.placement.dual_pods && ready)
+        && let Some(stub) = berth.stub(proxy)
+        && let Err(error) = stub.set_ready(ready).await
+    {
+        tracing::debug!(engine = %berth.id, %error, "cannot set the stub's readiness");
+    }
+}
+
+async fn delete(berth: &EngineContext, seen: &EnginePod) -> bool {
+    let api: Api<PodObject> = Api::namespaced(berth.shared.client.clone(), &seen.name.namespace);
+    let done = berth.shared.writer.delete(&api, &seen.name.name, &seen.uid).await;
+    done.inspect_err(|error| tracing::debug!(pod = %seen.name, %error, "cannot delete the Pod")).is_ok()
+}
+
+/// Writes annotations and the leader's epoch to this one Pod.
+pub(super) async fn annotate_pod(
+    berth: &EngineContext,
+    seen: &EnginePod,
+    mut marks: Value,
+) -> Result<(), Error> {
+    let epoch = berth.shared.writer.leadership()?.epoch;
+    if let Some(marks) = marks.as_object_mut() {
+        marks.insert(EPOCH.to_owned(), json!(epoch.to_string()));
+    }
+    let api: Api<PodObject> = Api::namespaced(berth.shared.client.clone(), &seen.name.namespace);
+    let patch = json!({"metadata": {"uid": seen.uid, "annotations": marks}});
+    berth.shared.writer.patch_merge(&api, &seen.name.name, &patch).await.map(drop)
+}
+
+/// Returns the Pod and its stub's address once it has one; `None` when this gateway no longer leads.
+async fn pod_with_address(pod: &mut PodReceiver) -> Option<(Arc<EnginePod>, SocketAddr)> {
+    let has_address =
+        |seen: &Option<Arc<EnginePod>>| seen.as_ref().is_some_and(|seen| seen.address.is_some());
+    let seen = pod.wait_for(has_address).await.ok()?.clone()?;
+    let address = SocketAddr::new(seen.address?, crate::workload::PROXY_PORT);
+    Some((seen, address))
+}
+
+/// Completes once this start can no longer succeed.
+async fn start_failure(berth: &EngineContext, mut pod: PodReceiver) -> FailureCause {
+    loop {
+        let (cause, due) =
+            classify_failure(pod.borrow_and_update().as_deref(), berth.shared.common.clock.now());
+        if let Some(cause) = cause {
+            berth.report_pod_failure(&pod).await;
+            return cause;
+        }
+        let due = async {
+            match due {
+                Some(pause) => time::sleep(pause.duration()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            changed = pod.changed() => {
+                if changed.is_err() {
+                    return std::future::pending().await;
+                }
+            }
+            () = due => {}
+        }
+    }
+}
+
+/// Returns why the start failed, or when to check again.
+fn classify_failure(seen: Option<&EnginePod>, now: Tick) -> (Option<FailureCause>, Option<Millis>) {
+    match seen.and_then(|seen| seen.failure.as_ref()) {
+        None => (None, None),
+        Some(PodFailure::Crashed { code, signal, .. }) => (Some(exit_cause(*code, *signal)), None),
+        // A registry may answer on the next try. The kubelet reports another reason once it backs off longer.
+        Some(PodFailure::ContainerWaiting { reason, .. }) if reason == "ErrImagePull" => (None, None),
+        Some(PodFailure::ContainerWaiting { .. } | PodFailure::RequesterErrors { .. }) => {
+            (Some(FailureCause::PodNotRunnable), None)
+        }
+        Some(PodFailure::Unschedulable { since, .. }) => {
+            let by = *since + UNSCHEDULABLE_TIMEOUT;
+            if by <= now { (Some(FailureCause::Unschedulable), None) } else { (None, Some(by.since(now))) }
+        }
+    }
+}
+
+async fn report_start_failed(berth: &EngineContext, cause: FailureCause) {
+    let (engine, generation) = (berth.id.clone(), berth.generation);
+    tracing::warn!(%engine, %generation, %cause, "engine start failed");
+    berth.shared.common.send_event(Event::StartFailed { engine, generation, cause }).await;
+}
+
+/// Handles a stub that obeys a newer leader: this gateway has been replaced and is about to learn that.
+pub(super) async fn superseded(berth: &EngineContext) {
+    tracing::warn!(engine = %berth.id, "the stub rejected the epoch: a newer leader is active");
+    std::future::pending().await
+}
+
+impl EngineContext {
+    /// Returns a client of the Pod's stub; `None` if this gateway's claim to lead is not fresh.
+    pub(super) fn stub(&self, proxy: SocketAddr) -> Option<StubClient> {
+        let epoch = self.shared.writer.leadership().ok()?.epoch;
+        let token = self.shared.sidecar.key.token(&self.placement.owner);
+        Some(StubClient::new(SocketAddr::new(proxy.ip(), SPI_PORT), token, epoch, self.generation))
+    }
+}

@@ -1,0 +1,330 @@
+//! Runs one engine generation in a cluster, from its first Pod until that Pod is gone.
+//!
+//! As on one machine, work is a future that this task polls, and a superseding command drops it. The task ends when the
+//! engine's Pod is gone and its memory is released. It is dropped when this gateway no longer leads; the next leader
+//! then finds everything that the task has changed.
+
+use std::{
+    future::{pending, ready},
+    net::SocketAddr,
+    pin::Pin,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
+
+use rouse::{
+    fault::FailureCause,
+    fleet::event::Event,
+    model::{EngineId, SleepLevel},
+    units::{Generation, Millis},
+};
+use rouse_platform::{
+    engine_client::EngineClient,
+    health::{self as health, InitialHealth},
+};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time,
+};
+
+use super::{
+    KubernetesContext, ModelPlacement, actuation,
+    engine_manager::ManagerRequest,
+    engine_steps::{self, StepOutcome},
+    observe,
+    occupancy::AcceleratorOccupancy,
+};
+use crate::{
+    engine_pod::{EnginePod, PodFailure},
+    workload::PROXY_PORT,
+};
+
+/// A command to an engine task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EngineTaskCommand {
+    Probe,
+    /// Set the stub up again: its gate is closed, and not by this leader's order.
+    Hold,
+    /// Let no more requests in; outcome: `Drained`.
+    CloseGate,
+    /// Let no more requests in and cut those under way; outcome: `Drained`.
+    Revoke,
+    OpenGate,
+    /// Sleep at this level while no request is under way; outcome: `Slept`.
+    Sleep(SleepLevel),
+    /// Wake from this level; outcome: `Ready`.
+    Wake(SleepLevel),
+    Stop,
+}
+
+/// Where an engine task begins under this leader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EngineTaskStart {
+    /// The engine needs a Pod.
+    Launch,
+    /// The engine has a Pod and was not seen ready.
+    Starting,
+    Awake,
+    /// The engine was awake under the former leader, and has not answered this leader.
+    Unconfirmed,
+    Asleep,
+    /// The former leader ordered the engine to sleep and did not see it asleep.
+    FallingAsleep(SleepLevel),
+}
+
+/// One engine generation and its placement.
+pub(super) struct EngineContext {
+    pub(super) shared: Arc<KubernetesContext>,
+    pub(super) id: EngineId,
+    pub(super) generation: Generation,
+    pub(super) placement: Arc<ModelPlacement>,
+    pub(super) requests: mpsc::UnboundedSender<ManagerRequest>,
+    /// The engine's stub has reported its Pod's accelerators.
+    pub(super) located: AtomicBool,
+}
+
+/// The engine's Pod; `None` before it has one and once it is gone.
+pub(super) type PodReceiver = watch::Receiver<Option<Arc<EnginePod>>>;
+
+type StepFuture<T> = Option<Pin<Box<dyn Future<Output = T> + Send>>>;
+
+/// Runs until the engine's Pod is gone, or until this gateway no longer leads.
+pub(super) async fn run(
+    berth: Arc<EngineContext>,
+    mut orders: mpsc::UnboundedReceiver<EngineTaskCommand>,
+    mut pod: PodReceiver,
+    start: EngineTaskStart,
+) {
+    let mut contact = match start {
+        EngineTaskStart::Launch => None,
+        _ => berth.contact(&pod),
+    };
+    let mut starting: StepFuture<StepOutcome> = Some(match (start, &contact) {
+        (EngineTaskStart::Launch, _) => Box::pin(engine_steps::acquire_pod(Arc::clone(&berth), pod.clone())),
+        (EngineTaskStart::Starting, _) => Box::pin(engine_steps::wait_ready(Arc::clone(&berth), pod.clone())),
+        (EngineTaskStart::Awake | EngineTaskStart::Unconfirmed, _) => Box::pin(ready(StepOutcome::Ready)),
+        (EngineTaskStart::FallingAsleep(level), Some(contact)) => {
+            Box::pin(actuation::resume_sleep(Arc::clone(contact), Arc::clone(&berth), pod.clone(), level))
+        }
+        (EngineTaskStart::Asleep | EngineTaskStart::FallingAsleep(_), _) => {
+            Box::pin(ready(StepOutcome::Asleep))
+        }
+    });
+    let (mut probe, mut drain, mut watched, mut leaving): (
+        StepFuture<()>,
+        StepFuture<()>,
+        StepFuture<()>,
+        StepFuture<()>,
+    ) = (None, None, None, None);
+    let mut observed: StepFuture<()> = None;
+    let mut tenancy = contact.is_some().then(|| berth.occupy(&pod));
+    let mut cause = FailureCause::Stopped;
+    loop {
+        tokio::select! {
+            biased;
+            ended = pod_lost(&mut pod, contact.is_some(), leaving.is_some()) => {
+                (starting, probe, drain, watched, observed) = (None, None, None, None, None);
+                cause = ended;
+                berth.report_terminating(&pod).await;
+                berth.report_pod_failure(&pod).await;
+                leaving = Some(Box::pin(engine_steps::shut_down(Arc::clone(&berth), pod.clone(), contact.is_some())));
+            }
+            () = poll_step(&mut leaving) => break,
+            order = orders.recv() => match order {
+                None => return,
+                Some(_) if leaving.is_some() => {}
+                Some(EngineTaskCommand::Stop) => {
+                    (starting, probe, drain, watched, observed) = (None, None, None, None, None);
+                    leaving = Some(Box::pin(engine_steps::shut_down(Arc::clone(&berth), pod.clone(), contact.is_some())));
+                }
+                Some(order) => {
+                    let Some(contact) = contact.clone() else { continue };
+                    match order {
+                        EngineTaskCommand::Probe => probe = Some(Box::pin(async move { health::run_canary(&contact).await })),
+                        EngineTaskCommand::CloseGate => drain = Some(Box::pin(engine_steps::drain(contact, Arc::clone(&berth), false))),
+                        EngineTaskCommand::Revoke => drain = Some(Box::pin(engine_steps::drain(contact, Arc::clone(&berth), true))),
+                        EngineTaskCommand::OpenGate => drain = Some(Box::pin(engine_steps::open(contact, Arc::clone(&berth)))),
+                        EngineTaskCommand::Hold => {
+                            let opened = engine_steps::restore(Arc::clone(&contact), Arc::clone(&berth));
+                            watched = Some(Box::pin(async move {
+                                opened.await;
+                                health::watch_health(&contact, InitialHealth::StubGateClosed).await;
+                            }));
+                        }
+                        EngineTaskCommand::Sleep(level) => {
+                            (probe, watched, observed) = (None, None, None);
+                            starting = Some(Box::pin(actuation::sleep(contact, Arc::clone(&berth), pod.clone(), level)));
+                        }
+                        EngineTaskCommand::Wake(level) => {
+                            starting = Some(Box::pin(actuation::wake(contact, Arc::clone(&berth), pod.clone(), level)));
+                        }
+                        EngineTaskCommand::Stop => {}
+                    }
+                }
+            },
+            done = poll_step(&mut starting) => {
+                starting = None;
+                match done {
+                    // From here on this Pod belongs to this generation, which gets no other.
+                    StepOutcome::Started => {
+                        contact = berth.contact(&pod);
+                        tenancy = Some(berth.occupy(&pod));
+                        starting = Some(Box::pin(engine_steps::wait_ready(Arc::clone(&berth), pod.clone())));
+                    }
+                    StepOutcome::Ready => {
+                        if let Some(contact) = contact.clone() {
+                            let known = if start == EngineTaskStart::Unconfirmed { InitialHealth::Unconfirmed } else { InitialHealth::Healthy };
+                            watched = Some(Box::pin(async move { health::watch_health(&contact, known).await }));
+                        }
+                        if let Some(tenancy) = tenancy.clone() {
+                            observed = Some(Box::pin(berth.observe(&pod, tenancy, start)));
+                        }
+                    }
+                    StepOutcome::Asleep | StepOutcome::Failed => {}
+                }
+            }
+            () = poll_step(&mut probe) => probe = None,
+            () = poll_step(&mut drain) => drain = None,
+            () = poll_step(&mut watched) => watched = None,
+            () = poll_step(&mut observed) => observed = None,
+        }
+    }
+    drop((starting, probe, drain, watched, observed, leaving, tenancy));
+    berth.finish(cause).await;
+}
+
+impl EngineContext {
+    /// Returns the engine's client, which goes through its stub, once the Pod has an address.
+    fn contact(&self, pod: &PodReceiver) -> Option<Arc<EngineClient>> {
+        let address = self.proxy(pod)?;
+        let contact = EngineClient::new(
+            &self.shared.common,
+            self.id.clone(),
+            self.generation,
+            address,
+            Arc::clone(&self.placement.engine),
+        );
+        Some(Arc::new(contact))
+    }
+
+    pub(super) fn proxy(&self, pod: &PodReceiver) -> Option<SocketAddr> {
+        let address = pod.borrow().as_ref()?.address?;
+        Some(SocketAddr::new(address, PROXY_PORT))
+    }
+
+    /// Reports a closed gate if another client deleted the Pod: new requests then wait for the next Pod.
+    async fn report_terminating(&self, pod: &PodReceiver) {
+        if pod.borrow().as_ref().is_some_and(|pod| pod.terminating && !pod.finished) {
+            let (engine, generation) = (self.id.clone(), self.generation);
+            self.shared.common.send_event(Event::StubGateClosed { engine, generation }).await;
+        }
+    }
+
+    /// Reports the Pod's failure, if it has one.
+    pub(super) async fn report_pod_failure(&self, pod: &PodReceiver) {
+        let trouble = pod.borrow().as_ref().and_then(|seen| seen.failure.as_ref().map(ToString::to_string));
+        if let Some(trouble) = trouble {
+            self.shared.report_failure(&self.id, self.generation, &trouble).await;
+        }
+    }
+
+    /// Marks the engine as present on this Pod's node until the guard is dropped.
+    fn occupy(&self, pod: &PodReceiver) -> Arc<AcceleratorOccupancy> {
+        let node = pod.borrow().as_ref().and_then(|pod| pod.node.clone());
+        Arc::new(self.shared.occupancy.occupy(self.id.clone(), node))
+    }
+
+    /// Polls the engine's memory use while it serves. Locates the engine if its start did not.
+    fn observe(
+        self: &Arc<Self>,
+        pod: &PodReceiver,
+        tenancy: Arc<AcceleratorOccupancy>,
+        start: EngineTaskStart,
+    ) -> impl Future<Output = ()> + use<> {
+        let (berth, pod) = (Arc::clone(self), pod.clone());
+        let since = self.shared.common.clock.now();
+        async move {
+            if matches!(start, EngineTaskStart::Awake | EngineTaskStart::Unconfirmed) {
+                // For an adopted engine, the other engines on its accelerators are not known at once.
+                time::sleep(observe::POLL_INTERVAL).await;
+            }
+            let memory = async {
+                // Asleep engines share a requester's accelerators, so their memory use is not this engine's alone.
+                if !berth.placement.dual_pods {
+                    observe::poll(Arc::clone(&berth), pod.clone(), tenancy, since).await;
+                }
+            };
+            tokio::join!(engine_steps::locate(&berth, &pod), memory);
+        }
+    }
+
+    /// Releases the engine's memory, and only then reports the engine gone.
+    async fn finish(&self, cause: FailureCause) {
+        tracing::debug!(engine = %self.id, generation = %self.generation, %cause, "gone");
+        self.shared.release(&self.placement, self.id.replica).await;
+        self.shared.status_inputs.forget_engine(&self.id);
+        let (engine, generation) = (self.id.clone(), self.generation);
+        drop(self.requests.send(ManagerRequest::Ended { engine: engine.clone(), generation }));
+        self.shared.common.send_event(Event::Gone { engine, generation, cause }).await;
+    }
+
+    /// Releases the engine's Pod; returns after the scale-down is applied and no surplus Pod remains.
+    pub(super) async fn release_pod(&self) {
+        let (done, left) = oneshot::channel();
+        let request =
+            ManagerRequest::ReleasePod { engine: self.id.clone(), generation: self.generation, done };
+        if self.requests.send(request).is_err() || left.await.is_err() {
+            // This gateway no longer leads: the task is about to be dropped.
+            pending().await
+        }
+    }
+}
+
+/// Completes when the Pod ends without an order. `begun`: the Pod is bound; an unbound Pod is just replaced.
+async fn pod_lost(pod: &mut PodReceiver, begun: bool, leaving: bool) -> FailureCause {
+    if !begun || leaving {
+        return pending().await;
+    }
+    let over = |pod: &Option<Arc<EnginePod>>| {
+        let crashed = |pod: &EnginePod| matches!(pod.failure, Some(PodFailure::Crashed { .. }));
+        pod.as_ref().is_none_or(|pod| pod.finished || pod.terminating || crashed(pod))
+    };
+    let Ok(seen) = pod.wait_for(over).await else {
+        return pending().await;
+    };
+    match seen.as_ref().and_then(|seen| seen.failure.as_ref()) {
+        Some(PodFailure::Crashed { code, signal, .. }) => exit_cause(*code, *signal),
+        _ => FailureCause::Unreachable,
+    }
+}
+
+pub(super) fn exit_cause(code: i32, signal: Option<i32>) -> FailureCause {
+    /// Exit codes above this are signals, as shells and container runtimes report them.
+    const SIGNALLED: i32 = 128;
+    match (code, signal) {
+        (_, Some(signal)) => FailureCause::Killed(signal),
+        (code, None) if code > SIGNALLED && code < SIGNALLED + 65 => FailureCause::Killed(code - SIGNALLED),
+        (code, None) => FailureCause::Exited(code),
+    }
+}
+
+async fn poll_step<T>(work: &mut StepFuture<T>) -> T {
+    match work {
+        Some(work) => work.as_mut().await,
+        None => pending().await,
+    }
+}
+
+/// Backoff between retries of an operation that must succeed.
+pub(super) struct RetryBackoff(Duration);
+
+impl RetryBackoff {
+    pub(super) const fn new() -> Self {
+        Self(Duration::from_millis(20))
+    }
+
+    pub(super) async fn pause(&mut self) {
+        time::sleep(self.0).await;
+        self.0 = (self.0 * 2).min(Millis::secs(1).duration());
+    }
+}

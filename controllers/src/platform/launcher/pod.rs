@@ -1,0 +1,327 @@
+//! Builds a launcher's Pod: one per accelerator of a node, from a LauncherConfig or from an image alone.
+//!
+//! The kubelet assigns no accelerator to the Pod. The Pod sees all of the node's, and each of its engines sees those of
+//! its requester. So nothing keeps another Pod that requests an accelerator away; the ledger keeps the two apart.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use rouse::{
+    model::AcceleratorId,
+    pairing::ids::{LauncherBuild, NodeName},
+};
+use serde_json::{Map, Value, json};
+
+use super::{PORT, instance::hash64};
+use crate::{
+    crd::{
+        fma::{CONTAINER, GROUP, LauncherConfig},
+        ledger::ObjectName,
+    },
+    label,
+    stub_key::StubKey,
+    workload::{MANAGED, ROUSE, merge},
+};
+
+/// Label: the LauncherConfig that the Pod is made from.
+pub const CONFIG_NAME: &str = "dual-pods.llm-d.ai/launcher-config-name";
+/// Label: the Pod's node, set before the Pod is scheduled.
+pub const NODE_NAME: &str = "dual-pods.llm-d.ai/node-name";
+/// Label: the Pod's role, with [`LAUNCHER`] as its value.
+pub const COMPONENT: &str = "app.kubernetes.io/component";
+pub const LAUNCHER: &str = "launcher";
+/// Annotation: the accelerator that the launcher is for.
+pub const ACCELERATORS: &str = "dual-pods.llm-d.ai/accelerators";
+/// Annotation: [`LauncherSource::hash`].
+pub const TEMPLATE_HASH: &str = "dual-pods.llm-d.ai/launcher-populator-template-hash";
+
+/// Resource name of an accelerator.
+const GPU: &str = "nvidia.com/gpu";
+const HOSTNAME: &str = "kubernetes.io/hostname";
+const TERMS: &str =
+    "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms";
+const EXPRESSIONS: &str = "matchExpressions";
+/// Environment of the launcher's container, which overrides the template.
+const FORCED: [(&str, &str); 3] = [
+    ("NVIDIA_VISIBLE_DEVICES", "all"),
+    ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
+    ("VLLM_SERVER_DEV_MODE", "1"),
+];
+/// Variable from which our launcher reads the hash of its token.
+const TOKEN: &str = "ROUSE_TOKEN_SHA256";
+/// Maximum length of a DNS label, and of a label's value.
+const MAX_LABEL_CHARS: usize = 63;
+/// Hexadecimal characters that distinguish Pods whose names are truncated alike.
+const HASH_CHARS: usize = 12;
+
+/// The template has no launcher container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("its template has no container named '{CONTAINER}'")]
+pub struct NoContainer;
+
+/// What a launcher is made from.
+#[derive(Clone, Copy, Debug)]
+pub enum LauncherSource<'a> {
+    Config(&'a LauncherConfig),
+    /// An image that contains the engine and `/rouse-stub`.
+    Image(&'a str),
+}
+
+/// A LauncherConfig and the version of its template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LauncherRevision {
+    pub namespace: String,
+    /// As in the label [`CONFIG_NAME`].
+    pub config: String,
+    /// [`LauncherSource::hash`].
+    pub hash: String,
+}
+
+/// Where one launcher runs: its namespace, its node and its accelerator.
+#[derive(Clone, Copy, Debug)]
+pub struct LauncherPlacement<'a> {
+    pub namespace: &'a str,
+    pub node: &'a NodeName,
+    /// The node's hostname label, which can differ from its name.
+    pub hostname: &'a str,
+    pub accelerator: &'a AcceleratorId,
+}
+
+impl LauncherSource<'_> {
+    /// Returns a hash of the template. A launcher with another hash needs replacement.
+    ///
+    /// The hash is the same on all nodes and for any order of keys.
+    #[must_use]
+    pub fn hash(&self) -> String {
+        label::value(&self.template().to_string())
+    }
+
+    fn template(&self) -> Value {
+        match self {
+            Self::Config(config) => {
+                let template = &config.spec.pod_template;
+                let (labels, annotations) = (&template.metadata.labels, &template.metadata.annotations);
+                json!({
+                    "metadata": {"labels": labels, "annotations": annotations},
+                    "spec": template.spec.value(),
+                })
+            }
+            Self::Image(image) => built_in(image),
+        }
+    }
+}
+
+impl LauncherRevision {
+    /// Returns the revision of launchers that are made now.
+    #[must_use]
+    pub fn of(config: &LauncherConfig) -> Self {
+        let name = config.metadata.name.as_deref().unwrap_or_default();
+        Self {
+            namespace: config.metadata.namespace.clone().unwrap_or_default(),
+            config: label_value(name),
+            hash: LauncherSource::Config(config).hash(),
+        }
+    }
+
+    /// Reads a launcher's revision from its Pod.
+    #[must_use]
+    pub fn read(pod: &Pod) -> Option<Self> {
+        Some(Self {
+            namespace: pod.namespace()?,
+            config: pod.labels().get(CONFIG_NAME)?.clone(),
+            hash: pod.annotations().get(TEMPLATE_HASH)?.clone(),
+        })
+    }
+
+    /// Returns namespace and label of the LauncherConfig, without its template's hash.
+    #[must_use]
+    pub fn config_key(&self) -> (String, String) {
+        (self.namespace.clone(), self.config.clone())
+    }
+
+    /// Returns the build id that the pairing logic uses.
+    #[must_use]
+    pub fn build(&self) -> LauncherBuild {
+        // None of the three contains a slash.
+        LauncherBuild(hash64(&[&*self.namespace, &self.config, &self.hash].join("/")))
+    }
+}
+
+fn built_in(image: &str) -> Value {
+    json!({
+        "metadata": {"labels": {}, "annotations": {}},
+        "spec": {
+            "automountServiceAccountToken": false,
+            "containers": [{
+                "name": CONTAINER,
+                "image": image,
+                "command": ["/rouse-stub", "launcher", format!("--port={PORT}")],
+                "ports": [{"name": LAUNCHER, "containerPort": PORT}],
+                "resources": {},
+                "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+            }],
+            // Longer than the launcher gives its engines.
+            "terminationGracePeriodSeconds": 60,
+            // Pods that request an accelerator get this toleration, and a launcher requests none.
+            "tolerations": [{"key": GPU, "operator": "Exists"}],
+            // Engines on several accelerators communicate through it.
+            "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+        },
+    })
+}
+
+/// Returns the Pod's name. Each node and accelerator has one, so there is never a second launcher.
+#[must_use]
+pub fn name(node: &NodeName, accelerator: &AcceleratorId) -> String {
+    let hash: String = label::value(&format!("{node}/{accelerator}")).chars().take(HASH_CHARS).collect();
+    let room = MAX_LABEL_CHARS - "launcher--".len() - HASH_CHARS;
+    let plain = |c: char| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' };
+    let node: String = node.as_str().chars().map(plain).take(room).collect();
+    format!("launcher-{}-{hash}", node.trim_matches('-'))
+}
+
+/// Returns the node and accelerator of a launcher; `None` if the Pod is not one of ours.
+#[must_use]
+pub fn placement_of(pod: &Pod) -> Option<(NodeName, AcceleratorId)> {
+    let labels = pod.labels();
+    if labels.get(COMPONENT).is_none_or(|what| what != LAUNCHER) {
+        return None;
+    }
+    let accelerator = AcceleratorId::from(pod.annotations().get(ACCELERATORS)?.as_str());
+    // The label of a long node name is a hash. The Pod's spec has the whole name, but only once it is scheduled.
+    let bound = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
+    let nodes = bound.into_iter().chain(labels.get(NODE_NAME)).map(|node| NodeName::from(node.as_str()));
+    let node = nodes.into_iter().find(|node| name(node, &accelerator) == pod.name_any())?;
+    Some((node, accelerator))
+}
+
+impl LauncherPlacement<'_> {
+    /// Builds the whole Pod.
+    ///
+    /// # Errors
+    /// The template does not name the launcher's container.
+    pub fn pod(&self, origin: LauncherSource<'_>, key: &StubKey) -> Result<Value, NoContainer> {
+        let mut pod = origin.template();
+        for list in ["/spec/containers", "/spec/initContainers"] {
+            let containers = pod.pointer_mut(list).and_then(Value::as_array_mut);
+            containers.into_iter().flatten().for_each(without_accelerators);
+        }
+        let containers = pod.pointer_mut("/spec/containers").and_then(Value::as_array_mut);
+        let mut containers = containers.into_iter().flatten();
+        let launcher = containers.find(|container| merge::is_named(container, CONTAINER));
+        let own = ObjectName::new(self.namespace, name(self.node, self.accelerator));
+        let token = key.launcher_hash(&own);
+        force(launcher.and_then(Value::as_object_mut).ok_or(NoContainer)?, &token);
+        self.pin(&mut pod);
+        merge::into(&mut pod, &json!({"apiVersion": "v1", "kind": "Pod", "metadata": self.metadata(origin)}));
+        Ok(pod)
+    }
+
+    fn metadata(&self, origin: LauncherSource<'_>) -> Value {
+        let mut metadata = json!({
+            "name": name(self.node, self.accelerator),
+            "namespace": self.namespace,
+            "labels": {
+                NODE_NAME: label_value(self.node.as_str()),
+                COMPONENT: LAUNCHER,
+                MANAGED: ROUSE,
+            },
+            "annotations": {ACCELERATORS: self.accelerator, TEMPLATE_HASH: origin.hash()},
+        });
+        if let LauncherSource::Config(config) = origin {
+            let name = config.metadata.name.clone().unwrap_or_default();
+            let owner = json!({
+                "apiVersion": format!("{GROUP}/v1alpha1"),
+                "kind": "LauncherConfig",
+                "name": name,
+                "uid": config.metadata.uid,
+            });
+            let of_config = json!({
+                "labels": {CONFIG_NAME: label_value(&name)},
+                // Kubernetes deletes the launchers when a user deletes the LauncherConfig.
+                "ownerReferences": [owner],
+            });
+            merge::into(&mut metadata, &of_config);
+        }
+        metadata
+    }
+
+    /// Restricts the Pod to this node, in addition to its template's own node affinity.
+    ///
+    /// One matching term is enough for the scheduler, so each term gets the restriction.
+    fn pin(&self, pod: &mut Value) {
+        let here = json!({"key": HOSTNAME, "operator": "In", "values": [self.hostname]});
+        let mut terms = list(pod.pointer_mut(TERMS));
+        if terms.is_empty() {
+            terms.push(json!({"matchExpressions": [here]}));
+        } else {
+            // A term without requirements matches no node and stays as it is.
+            for term in terms.iter_mut().filter(|term| demands(term)) {
+                let mut expressions = list(term.get_mut(EXPRESSIONS));
+                expressions.push(here.clone());
+                if let Some(place) = merge::under(term, EXPRESSIONS) {
+                    *place = expressions.into();
+                }
+            }
+        }
+        let required =
+            json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}});
+        merge::into(pod, &json!({"spec": {"affinity": {"nodeAffinity": required}}}));
+    }
+}
+
+/// Takes the elements out of a list; empty if there is none.
+fn list(place: Option<&mut Value>) -> Vec<Value> {
+    match place.map(Value::take) {
+        Some(Value::Array(list)) => list,
+        _ => Vec::new(),
+    }
+}
+
+fn demands(term: &Value) -> bool {
+    let demanded = |what| term.get(what).and_then(Value::as_array).is_some_and(|all| !all.is_empty());
+    demanded(EXPRESSIONS) || demanded("matchFields")
+}
+
+/// Removes the container's accelerator requests.
+fn without_accelerators(container: &mut Value) {
+    for what in ["/resources/limits", "/resources/requests"] {
+        let asked = container.pointer_mut(what).and_then(|all| all.get_mut(GPU));
+        asked.into_iter().for_each(|amount| *amount = json!("0"));
+    }
+}
+
+/// Sets what the launcher's container needs, whatever its template says. `token`: the hash of the launcher's token.
+fn force(container: &mut Map<String, Value>, token: &str) {
+    let forced = FORCED.into_iter().chain([(TOKEN, token)]);
+    let mut env = list(container.get_mut("env"));
+    env.retain(|one| forced.clone().all(|(name, _)| !merge::is_named(one, name)));
+    env.extend(forced.map(|(name, value)| json!({"name": name, "value": value})));
+    container.insert("env".to_owned(), env.into());
+    let none = json!({"limits": {GPU: "0"}, "requests": {GPU: "0"}});
+    merge::into(container.entry("resources").or_insert(Value::Null), &none);
+    let liveness = json!({
+        "httpGet": {"path": "/health", "port": PORT},
+        "initialDelaySeconds": 10,
+        "periodSeconds": 20,
+        "timeoutSeconds": 1,
+        "failureThreshold": 3,
+    });
+    // Frequent, because a requester waits for the first answer. `/health`, because a kubelet sends no token.
+    let readiness = json!({
+        "httpGet": {"path": "/health", "port": PORT},
+        "periodSeconds": 1,
+        "timeoutSeconds": 2,
+        "failureThreshold": 3,
+    });
+    container.insert("livenessProbe".to_owned(), liveness);
+    container.insert("readinessProbe".to_owned(), readiness);
+}
+
+/// Returns the name, or its hash if it is too long for a label.
+#[must_use]
+pub fn label_value(name: &str) -> String {
+    if name.len() <= MAX_LABEL_CHARS { name.to_owned() } else { label::value(name) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,206 @@
+//! Writes the ledger of one pool, one write at a time; a write contains all changes that wait.
+//!
+//! The fleet relies on the order of changes: a release is written before the same engine reserves again. A reservation
+//! whose write failed may still stand, so the writer reverts it, and the fleet requests it again.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use rouse::{
+    fleet::event::Event,
+    model::EngineId,
+    units::{Bytes, Generation, Tick},
+};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time,
+};
+
+use super::KubernetesContext;
+use crate::{
+    crd::ledger::{Ledger, ObjectName},
+    index::AcceleratorCapacities,
+    ledger::{
+        Error, LocationError, ReservationLocation, ReservationRefusal, ReservationRequest, SleepingMemory,
+    },
+};
+
+/// Maximum number of changes in one write.
+const MAX_BATCH: usize = 64;
+const MIN_RETRY_DELAY: Duration = Duration::from_millis(100);
+/// Delay before an asleep engine's refused reservation is reported, and so retried.
+const SLEEPER_RETRY_DELAY: Duration = Duration::from_secs(1);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
+
+/// A change of the ledger.
+#[derive(Debug)]
+pub(super) enum LedgerChange {
+    /// Outcome: `Placed` or `Conflict`. `sleeping_memory`: for an asleep engine, what it keeps if the reservation
+    /// fails.
+    Reserve {
+        engine: EngineId,
+        generation: Generation,
+        request: ReservationRequest,
+        sleeping_memory: Option<SleepingMemory>,
+    },
+    /// The engine sleeps and keeps only this much.
+    MarkAsleep { model: ObjectName, replica: u32, sleeping_memory: SleepingMemory },
+    /// The engine has been told to stop; its memory stays reserved.
+    MarkReleasing { model: ObjectName, replica: u32 },
+    /// The engine runs there: reserve its memory whether or not there is room.
+    Adopt { request: ReservationRequest, location: Option<ReservationLocation> },
+    /// The engine got these accelerators. `done` receives whether it fits there.
+    SetLocation {
+        model: ObjectName,
+        replica: u32,
+        location: ReservationLocation,
+        capacities: AcceleratorCapacities,
+        done: oneshot::Sender<Result<(), LocationError>>,
+    },
+    /// The engine's memory is free.
+    Release { model: ObjectName, replica: u32, done: Option<oneshot::Sender<()>> },
+}
+
+/// Runs until the sender of changes is dropped.
+pub(super) async fn run(
+    shared: Arc<KubernetesContext>,
+    pool: String,
+    mut entries: mpsc::UnboundedReceiver<LedgerChange>,
+) {
+    let mut open = Vec::new();
+    let mut pause = MIN_RETRY_DELAY;
+    loop {
+        if open.is_empty() && entries.recv_many(&mut open, MAX_BATCH).await == 0 {
+            return;
+        }
+        let now = shared.common.clock.now();
+        let change = |ledger: &mut Ledger, total| {
+            Ok::<_, Infallible>(open.iter().map(|entry| entry.apply(ledger, total, now)).collect::<Vec<_>>())
+        };
+        match shared.pool_ledger.change(&pool, change).await {
+            Ok(outcomes) => {
+                pause = MIN_RETRY_DELAY;
+                for (entry, outcome) in open.drain(..).zip(outcomes) {
+                    entry.finish(&shared, &pool, outcome).await;
+                }
+            }
+            Err(Error::NotLeading | Error::Replaced { .. } | Error::NoPool(_)) => {
+                // The current leader reserves on its own. A pool that is gone takes no reservations.
+                for entry in open.drain(..) {
+                    entry.finish(&shared, &pool, LedgerOutcome::Dropped).await;
+                }
+            }
+            Err(error) => {
+                tracing::warn!(pool, %error, "cannot write the ledger, retrying");
+                let mut again = Vec::new();
+                for entry in open.drain(..) {
+                    again.push(entry.compensate(&shared).await);
+                }
+                open = again;
+                time::sleep(pause).await;
+                pause = (pause * 2).min(MAX_RETRY_DELAY);
+            }
+        }
+    }
+}
+
+/// Outcome of a change.
+enum LedgerOutcome {
+    Done,
+    /// The change was not applied and never will be.
+    Dropped,
+    /// Nothing is reserved for the engine.
+    Refused(ReservationRefusal),
+    /// The engine got accelerators without enough room.
+    DoesNotFit(LocationError),
+}
+
+impl LedgerChange {
+    fn apply(&self, ledger: &mut Ledger, total: Bytes, now: Tick) -> LedgerOutcome {
+        match self {
+            Self::Reserve { engine, request: wanted, .. } => {
+                if let Err(reason) = ledger.reserve(wanted, total, now) {
+                    tracing::info!(%engine, %reason, "reservation refused");
+                    return LedgerOutcome::Refused(reason);
+                }
+            }
+            Self::MarkAsleep { model, replica, sleeping_memory: keeps } => {
+                ledger.mark_asleep(model, *replica, *keeps, now)
+            }
+            Self::MarkReleasing { model, replica } => {
+                if let Some(id) = ledger.reservation(model, *replica).map(|known| known.id) {
+                    ledger.mark_releasing(id, now);
+                }
+            }
+            Self::Adopt { request: wanted, location: spot } => {
+                ledger.adopt(wanted, now);
+                if let Some(spot) = spot {
+                    ledger.set_location(&wanted.model, wanted.replica, spot, now);
+                }
+            }
+            Self::SetLocation { model, replica, location: spot, capacities: room, .. } => {
+                match ledger.check_fit(model, *replica, spot, room) {
+                    Ok(()) => ledger.set_location(model, *replica, spot, now),
+                    Err(why) => return LedgerOutcome::DoesNotFit(why),
+                }
+            }
+            Self::Release { model, replica, .. } => {
+                if let Some(id) = ledger.reservation(model, *replica).map(|known| known.id) {
+                    ledger.release(id);
+                }
+            }
+        }
+        LedgerOutcome::Done
+    }
+
+    async fn finish(self, shared: &KubernetesContext, pool: &str, outcome: LedgerOutcome) {
+        match self {
+            Self::Reserve { engine, generation, sleeping_memory: keeps, .. } => {
+                if let LedgerOutcome::Refused(why @ ReservationRefusal::Quota { .. }) = &outcome {
+                    shared.report_failure(&engine, generation, &why.to_string()).await;
+                }
+                if keeps.is_some() && !matches!(outcome, LedgerOutcome::Done) {
+                    // The engine stays asleep. The fleet reserves for it again as soon as it receives this event.
+                    let common = Arc::clone(&shared.common);
+                    tokio::spawn(async move {
+                        time::sleep(SLEEPER_RETRY_DELAY).await;
+                        common.send_event(Event::Conflict { engine, generation }).await;
+                    });
+                    return;
+                }
+                let event = match outcome {
+                    LedgerOutcome::Done => {
+                        Event::Placed { engine, generation, accelerators: vec![pool.into()] }
+                    }
+                    _ => Event::Conflict { engine, generation },
+                };
+                shared.common.send_event(event).await;
+            }
+            // The receiver may be gone.
+            Self::Release { done, .. } => drop(done.map(|done| done.send(()))),
+            Self::SetLocation { done, .. } => drop(done.send(match outcome {
+                LedgerOutcome::DoesNotFit(why) => Err(why),
+                _ => Ok(()),
+            })),
+            Self::MarkReleasing { .. } | Self::Adopt { .. } | Self::MarkAsleep { .. } => {}
+        }
+    }
+
+    /// Returns the change to write instead, if it is unknown whether this one was written.
+    async fn compensate(self, shared: &KubernetesContext) -> Self {
+        match self {
+            Self::Reserve {
+                engine,
+                generation,
+                request: ReservationRequest { model, replica, .. },
+                sleeping_memory: keeps,
+            } => {
+                shared.common.send_event(Event::Conflict { engine, generation }).await;
+                match keeps {
+                    Some(keeps) => Self::MarkAsleep { model, replica, sleeping_memory: keeps },
+                    None => Self::Release { model, replica, done: None },
+                }
+            }
+            entry => entry,
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Where and how a model's engines run.
+
+use std::sync::Arc;
+
+use crate::{
+    convert::{EnginePodTemplate, ModelHosting, ModelVariant},
+    crd::ledger::ObjectName,
+    engine_pod::EnginePod,
+    index::{Resolved, ServedModel},
+    label,
+    ledger::{ReservationRequest, SleepingMemory},
+    workload::{self, ModelRef, Sidecar, Workload},
+};
+use rouse::{
+    model::SleepLevel,
+    units::{Bytes, Millis},
+};
+use rouse_net::stub_api::Epoch;
+
+/// Everything needed to run an engine of one model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelPlacement {
+    pub owner: ModelRef,
+    pub engine: Arc<rouse_config::EngineConfig>,
+    pub pod_template: EnginePodTemplate,
+    pub variant: ModelVariant,
+    /// Pool whose memory the engines reserve.
+    pub pool: Option<String>,
+    /// Quota of the model's namespace in that pool.
+    pub quota: Option<Bytes>,
+    /// Key of the pool's taint.
+    pub taint: Option<String>,
+    /// How long after a change meter readings are not trusted.
+    pub meter_lag: Millis,
+    /// Other engines can get the same accelerators.
+    pub shared_accelerators: bool,
+    /// Its Pods are requesters: the pairing controller starts, wakes and puts to sleep their engines.
+    pub dual_pods: bool,
+    /// Template hash of the Deployment for new engines.
+    pub template_hash: String,
+}
+
+impl ModelPlacement {
+    /// Builds a served model's placement; `None` for an external model, which runs outside of Rouse.
+    #[must_use]
+    pub fn of(
+        object: &ObjectName,
+        served: &ServedModel,
+        settled: &Resolved,
+        sidecar: &Sidecar,
+    ) -> Option<Self> {
+        let terms = settled.terms(served);
+        let mut place = Self {
+            owner: ModelRef { object: object.clone(), uid: served.uid.clone().unwrap_or_default() },
+            engine: Arc::clone(&served.engine),
+            pod_template: served.pods()?.clone(),
+            variant: served.variant()?.clone(),
+            pool: served.pool.clone(),
+            quota: served.quota,
+            taint: terms.and_then(|terms| terms.taint.clone()),
+            meter_lag: terms.map_or(Millis::ZERO, |terms| terms.meter_lag),
+            shared_accelerators: terms.is_some_and(|terms| terms.slots > 1),
+            dual_pods: matches!(served.model.hosting, ModelHosting::DualPods(_)),
+            template_hash: String::new(),
+        };
+        place.template_hash = place.workload(sidecar, 0, 0).template_hash();
+        Some(place)
+    }
+
+    /// Describes this many Pods, under the leader of this epoch.
+    pub(super) fn workload<'a>(&'a self, sidecar: &'a Sidecar, replicas: u32, epoch: Epoch) -> Workload<'a> {
+        Workload {
+            owner: &self.owner,
+            engine: &self.engine,
+            pod_template: &self.pod_template,
+            variant: &self.variant,
+            taint: self.taint.as_deref(),
+            sidecar,
+            dual_pods: self.dual_pods,
+            replicas,
+            epoch,
+        }
+    }
+
+    /// Returns the Deployment for new engines.
+    #[must_use]
+    pub fn deployment(&self) -> ObjectName {
+        self.deployment_of(&self.template_hash)
+    }
+
+    /// Returns the Deployment whose Pods have this template.
+    #[must_use]
+    pub fn deployment_of(&self, template: &str) -> ObjectName {
+        let object = &self.owner.object;
+        ObjectName::new(object.namespace.clone(), workload::name(object, template))
+    }
+
+    /// Returns this placement with its memory in another pool, which already has the engine's reservation.
+    #[must_use]
+    pub fn in_pool(&self, pool: &str) -> Arc<Self> {
+        Arc::new(Self { pool: Some(pool.to_owned()), quota: None, ..self.clone() })
+    }
+
+    /// Whether the Pod belongs to this model, with any template.
+    #[must_use]
+    pub fn owns(&self, pod: &EnginePod) -> bool {
+        pod.name.namespace == self.owner.object.namespace
+            && pod.model == label::value(self.engine.name.as_str())
+    }
+
+    /// Returns what one engine reserves in the pool; `None` without a pool.
+    #[must_use]
+    pub fn reservation_request(&self, replica: u32) -> Option<ReservationRequest> {
+        self.pool.as_ref()?;
+        let count = self.variant.spec.accelerators.count();
+        let memory = self.variant.spec.memory;
+        let model = self.owner.object.clone();
+        let quota = self.quota;
+        Some(ReservationRequest {
+            model,
+            replica,
+            count,
+            bytes: memory.awake,
+            host_bytes: Bytes::ZERO,
+            quota,
+        })
+    }
+
+    /// Returns what an engine asleep at this level keeps, as far as that is known beforehand.
+    pub(super) fn sleeping_memory(&self, level: SleepLevel) -> SleepingMemory {
+        let memory = self.variant.spec.memory;
+        let host = memory.host.0.saturating_mul(u64::from(self.variant.spec.accelerators.count()));
+        let host_bytes = if level == SleepLevel::One { Bytes(host) } else { Bytes::ZERO };
+        SleepingMemory { bytes: memory.asleep, host_bytes }
+    }
+}

@@ -1,0 +1,394 @@
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use rouse::{
+    model::{IdlePolicy, SleepLevelPolicy},
+    units::{Bytes, Millis, Tick},
+};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    condition::time,
+    convert::ConversionPolicy,
+    crd::{
+        InferenceModelStatus,
+        inference_model::{EngineState, EngineStatus, LearnedStatus},
+        ledger::{Ledger, ObjectName, Reservation, ReservationState},
+    },
+    index::{ClusterIndex, IndexedObject, Resolved, ResolvedNode, WatchScope},
+};
+
+const NOW: Tick = Tick(1_780_000_000_000);
+const LATER: Tick = Tick(1_780_000_020_000);
+
+/// A pool without nodes or with its own declaration, and a model.
+fn settled(pool: Value, model: Value) -> Arc<Resolved> {
+    let mut index =
+        ClusterIndex::new(WatchScope { policy: ConversionPolicy::default(), nodes: false, namespaces: 1 });
+    let whole = |kind: &str, namespace: Option<&str>, spec: &Value| {
+        json!({
+            "apiVersion": "rouse.dev/v1alpha1",
+            "kind": kind,
+            "metadata": {"name": "m", "namespace": namespace, "generation": 3},
+            "spec": spec,
+        })
+    };
+    let pool = serde_json::from_value(whole("AcceleratorPool", None, &pool)).unwrap();
+    let model = serde_json::from_value(whole("InferenceModel", Some("chat"), &model)).unwrap();
+    index.apply(IndexedObject::Pool(Box::new(pool)));
+    index.apply(IndexedObject::Model(Box::new(model)));
+    index.resolved()
+}
+
+fn pool() -> Value {
+    json!({"nodeSelector": {"inference-pool": "default"}, "memory": "320Gi"})
+}
+
+fn model() -> Value {
+    json!({"modelName": "m", "memory": "80Gi", "containerImage": "vllm:1", "accelerators": 2})
+}
+
+fn seen(settled: &Resolved) -> ResolvedModel<'_> {
+    let object = ObjectName::new("chat", "m");
+    match settled.served.get(&object) {
+        Some(served) => ResolvedModel::Served(served),
+        None => ResolvedModel::Rejected(&settled.rejected[&object]),
+    }
+}
+
+fn engine(replica: u32, state: EngineState) -> EngineStatus {
+    EngineStatus {
+        pod: format!("m-{replica}"),
+        replica,
+        variant: "default".to_owned(),
+        address: None,
+        state,
+        generation: 1,
+        since: Some(time(NOW)),
+        failure: None,
+    }
+}
+
+fn found<'a>(conditions: &'a [Condition], kind: &str) -> &'a Condition {
+    conditions.iter().find(|condition| condition.type_ == kind).unwrap()
+}
+
+/// Returns Ready, Available, and their reason and message.
+fn told(settled: &Resolved, facts: &ModelFacts) -> (bool, bool, String, String) {
+    let status = model_status(seen(settled), facts, None, NOW);
+    let [ready, available] = ["Ready", "Available"].map(|kind| found(&status.conditions, kind));
+    assert_eq!((&ready.reason, &ready.message), (&available.reason, &available.message));
+    assert_eq!(status.ready, ready.status == "True");
+    (status.ready, available.status == "True", ready.reason.clone(), ready.message.clone())
+}
+
+#[test]
+fn the_conditions_say_what_the_engines_are_in() {
+    use EngineState::{
+        Asleep, Awake, Backoff, Draining, FallingAsleep, Launching, Loading, Stopping, Waking,
+    };
+    let settled = settled(pool(), model());
+    for (states, ready, available, reason) in [
+        (&[][..], false, true, "ScaledToZero"),
+        (&[Launching], false, true, "Deploying"),
+        (&[Asleep, Loading], false, true, "Deploying"),
+        (&[Backoff, Waking], false, true, "Waking"),
+        (&[Asleep, Awake, Backoff], true, true, "Deployed"),
+        (&[Asleep], false, true, "Asleep"),
+        (&[FallingAsleep], false, true, "Asleep"),
+        (&[Draining, Asleep], false, true, "Draining"),
+        (&[Stopping], false, true, "Stopping"),
+        (&[Asleep, Backoff], false, false, "Failed"),
+    ] {
+        let engines = (0..).zip(states).map(|(n, state)| engine(n, *state)).collect();
+        let facts = ModelFacts { engines, ..ModelFacts::default() };
+        let (is_ready, is_available, found, text) = told(&settled, &facts);
+        assert_eq!(
+            (is_ready, is_available, found.as_str()),
+            (ready, available, reason),
+            "{states:?}: {text}"
+        );
+    }
+}
+
+#[test]
+fn who_waits_says_what_for() {
+    let memory = ModelFacts {
+        wait_reason: Some(ModelWaitReason::Memory("held by b".into())),
+        ..ModelFacts::default()
+    };
+    let settled_well = settled(pool(), model());
+    assert_eq!(told(&settled_well, &memory), (false, false, "InsufficientMemory".into(), "held by b".into()));
+    let asleep = ModelFacts { engines: vec![engine(0, EngineState::Asleep)], ..memory.clone() };
+    assert_eq!(told(&settled_well, &asleep).2, "InsufficientMemory", "it cannot be woken");
+    let awake = ModelFacts { engines: vec![engine(0, EngineState::Awake)], ..memory };
+    assert_eq!(told(&settled_well, &awake).2, "Deployed", "it serves, whatever a second one waits for");
+    let pulled = ModelFacts {
+        engines: vec![engine(0, EngineState::Backoff)],
+        last_failure: Some("ErrImagePull: why".into()),
+        ..ModelFacts::default()
+    };
+    assert_eq!(told(&settled_well, &pulled).3, "failed: 1 engine; ErrImagePull: why");
+    let backoff = ModelFacts {
+        engines: vec![engine(0, EngineState::Backoff)],
+        wait_reason: Some(ModelWaitReason::Other("exit status 1; starts again in 8s".into())),
+        ..ModelFacts::default()
+    };
+    assert_eq!(told(&settled_well, &backoff).3, "exit status 1; starts again in 8s");
+
+    let broken = settled(json!({"nodeSelector": {"inference-pool": "default"}, "memory": "x"}), model());
+    let (ready, available, reason, text) = told(&broken, &ModelFacts::default());
+    assert_eq!((ready, available, reason.as_str()), (false, false, "PoolNotReady"));
+    assert!(text.contains("memory: 'x'"), "{text}");
+    let awake = ModelFacts { engines: vec![engine(0, EngineState::Awake)], ..ModelFacts::default() };
+    assert_eq!(told(&broken, &awake).2, "Deployed", "what runs goes on");
+}
+
+#[test]
+fn a_backend_that_is_not_found_is_not_available_and_the_resolver_says_why() {
+    let external = json!({"modelName": "m", "mode": "external", "backendUrl": "http://vllm:8000"});
+    let settled = settled(pool(), external);
+    let starting = ModelFacts { engines: vec![engine(0, EngineState::Launching)], ..ModelFacts::default() };
+    let (ready, available, reason, text) = told(&settled, &starting);
+    assert_eq!((ready, available, reason.as_str()), (false, false, "Deploying"));
+    assert_eq!(text, "the backend has not answered yet");
+    let why = "cannot resolve the backend's name 'vllm': Name or service not known".to_owned();
+    let lost = ModelFacts { last_failure: Some(why.clone()), ..starting };
+    assert_eq!(told(&settled, &lost), (false, false, "Deploying".into(), why));
+}
+
+#[test]
+fn what_can_never_start_and_what_did_not_start_are_not_scaled_to_zero() {
+    let settled = settled(pool(), model());
+    let misfit = ModelFacts { unplaceable: Some("it needs 400Gi".into()), ..ModelFacts::default() };
+    assert_eq!(told(&settled, &misfit), (false, false, "Unplaceable".into(), "it needs 400Gi".into()));
+    let failed = ModelFacts {
+        last_outcome: Some("last start failed at 10:00:00.000: exit status 1 (exited:1)".into()),
+        start_failed: true,
+        ..ModelFacts::default()
+    };
+    let (_, available, reason, text) = told(&settled, &failed);
+    assert_eq!((available, reason.as_str()), (false, "Failed"), "{text}");
+    assert!(text.contains("exit status 1"), "{text}");
+    let evicted =
+        ModelFacts { last_outcome: Some("evicted at 10:00:00.000 for b".into()), ..ModelFacts::default() };
+    let (_, available, reason, text) = told(&settled, &evicted);
+    assert_eq!((available, reason.as_str()), (true, "ScaledToZero"));
+    assert!(text.contains("evicted at 10:00:00.000 for b"), "{text}");
+}
+
+#[test]
+fn what_is_refused_says_so_in_every_condition() {
+    let settled = settled(pool(), json!({"modelName": "m", "memory": "lots", "containerImage": "x"}));
+    let status = model_status(seen(&settled), &ModelFacts::default(), None, NOW);
+    for condition in &status.conditions {
+        assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("False", "InvalidQuantity"));
+        assert!(condition.message.contains("memory: 'lots'"), "{}", condition.message);
+        assert_eq!(condition.observed_generation, Some(3));
+    }
+    let kinds: Vec<_> = status.conditions.iter().map(|condition| condition.type_.as_str()).collect();
+    assert_eq!(kinds, ["Accepted", "Ready", "Available"]);
+    assert_eq!((status.declared_memory, status.observed_generation), (None, Some(3)));
+}
+
+#[test]
+fn a_status_has_what_is_declared_observed_and_noted() {
+    let variants = json!([{"name": "a", "memory": "40Gi"}, {"name": "b", "cost": 99}]);
+    let mut spec = model();
+    spec["variants"] = variants;
+    let settled = settled(pool(), spec);
+    let facts = ModelFacts {
+        // The second engine has no Pod yet, so its variant is unknown.
+        engines: vec![
+            EngineStatus { variant: "a".into(), ..engine(0, EngineState::Awake) },
+            engine(1, EngineState::Launching),
+        ],
+        desired: 2,
+        peak: Some(Bytes::gib(30)),
+        observed: Some(NOW),
+        last_request: Some(NOW),
+        ..ModelFacts::default()
+    };
+    let status = model_status(seen(&settled), &facts, None, NOW);
+    assert_eq!(status.declared_memory.unwrap().as_str(), "40Gi", "of one accelerator");
+    assert_eq!(status.observed_peak_memory.unwrap().as_str(), "30Gi");
+    assert_eq!(status.utilization_percent, Some(75));
+    assert!(status.recommendation.unwrap().contains("33Gi instead of 40Gi"));
+    assert_eq!((status.replicas, status.last_request_time), (2, Some(time(NOW))));
+    let counts: Vec<_> =
+        status.variants.iter().map(|it| (it.name.as_str(), it.replicas, it.desired)).collect();
+    assert_eq!(counts, [("a", 2, 2), ("b", 0, 0)]);
+    assert_eq!(status.engines[1].variant, "a");
+    let accepted = found(&status.conditions, "Accepted");
+    assert!(
+        accepted.status == "True"
+            && accepted.message.contains("only one of the 2 variants, the cheapest that a pool accepts: 'a'"),
+        "{}",
+        accepted.message
+    );
+}
+
+#[test]
+fn moments_change_with_what_they_are_of_and_only_that_is_written() {
+    let settled = settled(pool(), model());
+    let patience = Millis::secs(60);
+    let of = |state, stored: Option<&InferenceModelStatus>, now| {
+        let facts = ModelFacts {
+            engines: vec![engine(0, state)],
+            desired: 1,
+            observed: Some(now),
+            last_request: Some(now),
+            ..ModelFacts::default()
+        };
+        model_status(seen(&settled), &facts, stored, now)
+    };
+    let first = of(EngineState::Asleep, None, NOW);
+    assert!(model_differs(None, &first, patience));
+    // The status survives a round trip through JSON.
+    let first: InferenceModelStatus = serde_json::from_value(serde_json::to_value(&first).unwrap()).unwrap();
+    let again = of(EngineState::Asleep, Some(&first), LATER);
+    assert!(!model_differs(Some(&first), &again, patience), "{again:?}");
+    assert!(model_differs(Some(&first), &again, Millis::secs(20)), "the last request is far later");
+    let awake = of(EngineState::Awake, Some(&first), LATER);
+    assert!(model_differs(Some(&first), &awake, patience));
+    let moment =
+        |status: &InferenceModelStatus, kind| found(&status.conditions, kind).last_transition_time.clone();
+    assert_eq!(moment(&awake, "Ready"), time(LATER), "it flipped");
+    for kind in ["Accepted", "Available"] {
+        assert_eq!(moment(&awake, kind), time(NOW), "{kind} did not flip");
+    }
+    assert_eq!(awake.variants[0].decided, Some(time(NOW)), "nothing was decided anew");
+    // A gateway that has just started has seen no request: the stored time is later.
+    let restarted = model_status(seen(&settled), &ModelFacts::default(), Some(&awake), LATER);
+    assert_eq!(restarted.last_request_time, Some(time(LATER)));
+}
+
+#[test]
+fn a_peak_is_kept_and_written_again_once_it_is_a_hundredth_higher() {
+    let settled = settled(pool(), model());
+    let learned = |bytes: Bytes| LearnedStatus {
+        peak: Some(bytes.into()),
+        start_millis: Some(7),
+        ..LearnedStatus::default()
+    };
+    let of = |peak: Option<Bytes>, stored: Option<&InferenceModelStatus>, now| {
+        let learned = peak.map(learned);
+        let facts = ModelFacts { peak, learned, observed: peak.map(|_| now), ..ModelFacts::default() };
+        let status = model_status(seen(&settled), &facts, stored, now);
+        serde_json::from_value::<InferenceModelStatus>(serde_json::to_value(status).unwrap()).unwrap()
+    };
+    let peak = |status: &InferenceModelStatus| status.observed_peak_memory.clone().unwrap().bytes().unwrap();
+    let first = of(Some(Bytes::gib(50)), None, NOW);
+    assert_eq!((peak(&first), first.utilization_percent), (Bytes::gib(50), Some(62)));
+    assert!(first.recommendation.as_ref().unwrap().starts_with("declare memory: 55Gi instead of 80Gi"));
+    assert_eq!(first.learned, Some(learned(Bytes::gib(50))));
+    assert_eq!(first.last_observation, Some(time(NOW)));
+
+    let patience = Millis::secs(60);
+    let hardly = of(Some(Bytes(Bytes::gib(50).0 + Bytes::gib(50).0 / 101)), Some(&first), LATER);
+    assert!(!model_differs(Some(&first), &hardly, patience), "{hardly:?}");
+    let lower = of(Some(Bytes::gib(40)), Some(&first), LATER);
+    assert!(!model_differs(Some(&first), &lower, patience), "{lower:?}");
+    let higher = of(Some(Bytes::mib(51_712)), Some(&first), LATER);
+    assert!(model_differs(Some(&first), &higher, patience));
+    assert_eq!((peak(&higher), higher.last_observation.clone()), (Bytes::mib(51_712), Some(time(LATER))));
+    // A new leader has observed nothing yet.
+    let restarted = of(None, Some(&higher), LATER);
+    assert!(!model_differs(Some(&higher), &restarted, patience), "{restarted:?}");
+    assert_eq!(restarted, higher);
+}
+
+#[test]
+fn patience_is_a_tenth_of_the_cooldown_and_half_a_minute_at_least() {
+    let of = |sleep_after: Option<Millis>| {
+        max_last_request_lag(&IdlePolicy { sleep_after, stop_after: None, level: SleepLevelPolicy::Auto })
+    };
+    assert_eq!(of(Some(Millis::secs(600))), Millis::secs(60));
+    assert_eq!(of(Some(Millis::secs(60))), Millis::secs(30));
+    assert_eq!(of(None), Millis::secs(30));
+}
+
+#[test]
+fn a_pool_says_what_it_has_or_why_it_is_not_ready() {
+    let good = settled(pool(), model());
+    let reservation = Reservation {
+        id: 0,
+        model: ObjectName::new("chat", "m"),
+        replica: 0,
+        count: 2,
+        bytes: Bytes::gib(80),
+        host_bytes: Bytes::ZERO,
+        node: None,
+        accelerators: Vec::new(),
+        state: ReservationState::Reserved,
+        since: NOW,
+    };
+    let ledger = Ledger { next: 1, reservations: vec![reservation] };
+    let stored = crate::crd::AcceleratorPoolStatus { ledger, ..Default::default() };
+    let status = pool_status(&good.pools["m"], Some(&stored), NOW);
+    assert_eq!(status.ledger, stored.ledger, "it is not this one's to change");
+    let [total, allocated, available] =
+        [&status.total, &status.allocated, &status.available].map(|it| it.as_ref().unwrap().to_string());
+    assert_eq!([total.as_str(), &allocated, &available], ["320Gi", "160Gi", "160Gi"]);
+    let ready = found(&status.conditions, "Ready");
+    assert_eq!((ready.status.as_str(), ready.reason.as_str()), ("True", "Ready"));
+    assert!(pool_differs(Some(&stored), &status));
+    assert!(!pool_differs(Some(&status), &pool_status(&good.pools["m"], Some(&status), LATER)));
+    // A reservation is no change for the pool's status writer.
+    let booked = crate::crd::AcceleratorPoolStatus { count: 7, ..status.clone() };
+    assert!(!pool_differs(Some(&booked), &status));
+
+    let bad = settled(json!({"nodeSelector": {"a": "b"}, "meterLag": "soon"}), model());
+    let broken = pool_status(&bad.pools["m"], Some(&status), LATER);
+    let ready = found(&broken.conditions, "Ready");
+    assert_eq!((ready.status.as_str(), ready.reason.as_str()), ("False", "InvalidDuration"));
+    assert_eq!((&ready.last_transition_time, &broken.total), (&time(LATER), &None));
+}
+
+#[test]
+fn a_node_says_whether_it_may_be_given_work() {
+    let place = |pool: Option<&str>, accelerators, doubt: Option<&str>| ResolvedNode {
+        pool: pool.map(str::to_owned),
+        accelerators,
+        warning: doubt.map(str::to_owned),
+        ..ResolvedNode::default()
+    };
+    let odd = Some("GPU-1: capacity: 'x' is not a size");
+    for (place, ready, reason, says) in [
+        (Some(place(Some("p"), 8, None)), "True", "Ready", "8 accelerators for the pool 'p'"),
+        (Some(place(Some("p"), 7, odd)), "True", "Ready", "Not counted: GPU-1"),
+        (Some(place(Some("p"), 0, odd)), "False", "NoAccelerators", "Not counted: GPU-1"),
+        (Some(place(None, 0, Some("the node matches the pools 'p', 'q'"))), "False", "NoPool", "'p', 'q'"),
+        (None, "False", "NoPool", "the node is in no AcceleratorPool"),
+    ] {
+        let found = node_condition(place.as_ref(), Some(2), &[], NOW);
+        assert_eq!((found.status.as_str(), found.reason.as_str()), (ready, reason), "{found:?}");
+        assert!(found.message.contains(says) && found.type_ == "Ready", "{found:?}");
+    }
+}
+
+#[test]
+fn less_is_recommended_only_below_nine_tenths() {
+    let of = |declared: u64, peak: u64| usage(Bytes::gib(declared), Bytes::gib(peak));
+    let advised = of(100, 75).unwrap();
+    assert_eq!(advised.advised, Some(Bytes::mib(82 * 1024 + 512)), "82.5Gi");
+    assert_eq!((advised.ratio, advised.percent), (0.75, 75));
+    let text = advised.recommendation.unwrap();
+    assert_eq!(
+        text,
+        "declare memory: 84480Mi instead of 100Gi, because no engine has used more than 75Gi of it (75 %)"
+    );
+    let seven_eighths = of(80, 70).unwrap();
+    assert_eq!((seven_eighths.ratio, seven_eighths.percent), (0.875, 87));
+    assert_eq!(seven_eighths.advised, Some(Bytes::gib(77)));
+    let fine = of(80, 73).unwrap();
+    assert_eq!((fine.percent, fine.advised, fine.recommendation), (91, None, None));
+    assert_eq!(of(100, 90).unwrap().advised, None, "nine tenths are not below nine tenths");
+    assert_eq!(of(80, 100).unwrap().percent, 125);
+    assert_eq!((of(80, 0), of(0, 80)), (None, None));
+    // Advice is rounded up to a whole MiB, and dropped if that saves nothing.
+    assert_eq!(usage(Bytes::mib(100), Bytes(1)).unwrap().advised, Some(Bytes::mib(1)));
+    assert_eq!(usage(Bytes(1 << 20), Bytes(1)).unwrap().advised, None);
+    assert!(usage(Bytes(u64::MAX), Bytes(u64::MAX / 2)).unwrap().advised.is_some());
+}

@@ -1,0 +1,158 @@
+//! Tracks why models wait, until the reason may no longer hold.
+
+use std::collections::BTreeMap;
+
+use rouse::{
+    fleet::{AcceleratorCapacity, Fleet, Plan, RoutingChanges},
+    model::{AcceleratorRequirement, EngineMemory, ModelName},
+};
+
+use crate::status::ModelWaitReason;
+
+/// Why each model waits.
+///
+/// A request refused for lack of memory waits no longer, but the next one would be refused too while the model's demand
+/// stays the same and none of the memory it needs is released. So the reason stays until then.
+#[derive(Clone, Debug, Default)]
+pub(super) struct WaitReasons(BTreeMap<ModelName, TrackedWait>);
+
+#[derive(Clone, Debug)]
+struct TrackedWait {
+    reason: ModelWaitReason,
+    /// The demand of a model that lacks memory; `None` for other reasons and for unknown models.
+    demand: Option<DemandSnapshot>,
+}
+
+/// A model's demand, and the capacity available for it.
+#[derive(Clone, Debug, PartialEq)]
+struct DemandSnapshot {
+    accelerators: AcceleratorRequirement,
+    memory: EngineMemory,
+    available: Option<AcceleratorCapacity>,
+}
+
+impl DemandSnapshot {
+    fn of(fleet: &Fleet, model: &ModelName) -> Option<Self> {
+        let spec = fleet.spec(model)?;
+        let room = spec.accelerators.pool().and_then(|pool| fleet.accelerator_capacity(pool));
+        Some(Self { accelerators: spec.accelerators.clone(), memory: spec.memory, available: room })
+    }
+}
+
+impl TrackedWait {
+    fn of(fleet: &Fleet, model: &ModelName, why: ModelWaitReason) -> Self {
+        let memory = matches!(why, ModelWaitReason::Memory(_));
+        Self { reason: why, demand: DemandSnapshot::of(fleet, model).filter(|_| memory) }
+    }
+}
+
+impl WaitReasons {
+    pub(super) fn get(&self, model: &ModelName) -> Option<&ModelWaitReason> {
+        self.0.get(model).map(|want| &want.reason)
+    }
+
+    pub(super) fn record_refusal(&mut self, fleet: &Fleet, model: &ModelName, why: ModelWaitReason) {
+        self.0.insert(model.clone(), TrackedWait::of(fleet, model, why));
+    }
+
+    /// Returns the reasons after a turn: the current ones, and earlier refusals that still hold.
+    pub(super) fn updated(&self, fleet: &Fleet, plan: &Plan, changes: &RoutingChanges) -> Self {
+        let mut now: BTreeMap<ModelName, TrackedWait> = fleet
+            .reasons(plan)
+            .map(|(model, text, memory)| {
+                let text = text.to_owned();
+                let why = if memory { ModelWaitReason::Memory(text) } else { ModelWaitReason::Other(text) };
+                (model.clone(), TrackedWait::of(fleet, model, why))
+            })
+            .collect();
+        for (model, want) in &self.0 {
+            let Some(terms) = want.demand.as_ref().filter(|_| !changes.models.contains(model)) else {
+                continue;
+            };
+            let same = !changes.reconfigured || DemandSnapshot::of(fleet, model).as_ref() == Some(terms);
+            if same && !is_released(fleet, changes, &terms.accelerators) {
+                now.entry(model.clone()).or_insert_with(|| want.clone());
+            }
+        }
+        Self(now)
+    }
+
+    /// Returns the models whose reason differs from `before`.
+    pub(super) fn differing(&self, before: &Self) -> Vec<ModelName> {
+        let differs = |model: &&ModelName| self.get(model) != before.get(model);
+        before.0.keys().chain(self.0.keys()).filter(differs).cloned().collect()
+    }
+}
+
+/// Whether an engine has ended that may have held some of these accelerators.
+fn is_released(fleet: &Fleet, changes: &RoutingChanges, accelerators: &AcceleratorRequirement) -> bool {
+    let shared = |model: &ModelName| {
+        let other = fleet.spec(model).and_then(|spec| spec.accelerators.pool());
+        other.is_none_or(|other| accelerators.pool() == Some(other))
+    };
+    let gone = |model: &ModelName| fleet.engines_of(model).any(|engine| !engine.state.has_process());
+    changes.models.iter().any(|model| gone(model) && shared(model))
+}
+
+#[cfg(test)]
+mod tests {
+    use rouse::{
+        fleet::event::Event,
+        model::{Accelerator, FleetConfig, FleetSettings, ModelSpec},
+        units::{Bytes, Tick},
+    };
+
+    use super::*;
+
+    fn spec(memory: Bytes) -> ModelSpec {
+        let text = "accelerators: [{id: own, memory: 8Gi}]\nmodels:\n  - name: large\n    memory: {awake: 1Gi}\n    \
+                    engine: {kind: custom, command: [e, '${PORT}']}";
+        let mut spec = rouse_config::parse(text, "test")
+            .unwrap_or_else(|errors| panic!("{errors}"))
+            .core
+            .models
+            .remove(0);
+        spec.accelerators = AcceleratorRequirement::InPool { pool: "own".into(), count: 1 };
+        spec.memory.awake = memory;
+        spec
+    }
+
+    fn configure(fleet: &mut Fleet, own: Bytes, other: Bytes, memory: Bytes) -> (Plan, RoutingChanges) {
+        let pool = |(id, capacity): (&str, Bytes)| Accelerator {
+            id: id.into(),
+            capacity,
+            metered: false,
+            units: Some(2),
+        };
+        let configuration = FleetConfig {
+            settings: FleetSettings::default(),
+            accelerators: [("own", own), ("other", other)].map(pool).into(),
+            models: vec![spec(memory)],
+        };
+        fleet.on(&Event::Configured { configuration: Box::new(configuration) }, Tick(1));
+        (fleet.plan(Tick(1)), fleet.take_routing_changes())
+    }
+
+    #[test]
+    fn who_was_refused_waits_until_its_own_pool_or_its_own_need_is_another() {
+        let [small, large] = [Bytes::gib(16), Bytes::gib(64)];
+        let mut fleet = Fleet::new();
+        configure(&mut fleet, small, small, large);
+        let model: ModelName = "large".into();
+        let why = ModelWaitReason::Memory("64Gi wanted".to_owned());
+        let mut wants = WaitReasons::default();
+        wants.record_refusal(&fleet, &model, why.clone());
+        let mut after = |own, other, need| {
+            let (plan, changes) = configure(&mut fleet, own, other, need);
+            assert!(changes.reconfigured);
+            wants.updated(&fleet, &plan, &changes)
+        };
+        let unmoved = after(small, large, large);
+        assert_eq!(unmoved.get(&model), Some(&why), "another pool has grown");
+        assert!(unmoved.differing(&wants).is_empty());
+        assert_eq!(after(small, large, small).get(&model), None, "it needs less");
+        let grown = after(large, large, large);
+        assert_eq!(grown.get(&model), None);
+        assert_eq!(grown.differing(&wants), [model]);
+    }
+}

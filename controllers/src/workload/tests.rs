@@ -1,0 +1,327 @@
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::util::intstr::IntOrString};
+use rouse::{
+    model::SleepLevelPolicy,
+    pairing::{
+        event::{EngineRecord, MemorySizes},
+        ids::{NodeName, PairingEngineId, ProviderMode},
+        settings::PairingSettings,
+    },
+    units::{Bytes, Generation, Millis, Tick},
+};
+use serde_json::json;
+
+use super::*;
+use crate::{
+    convert::{ConversionPolicy, ModelHosting, convert},
+    crd::InferenceModel,
+    dual_pods::{
+        keys,
+        provider::{self, ProviderPlacement, ProviderSettings},
+        record,
+    },
+};
+
+fn workload(spec: Value, look: impl FnOnce(Value)) {
+    let object = json!({
+        "apiVersion": "rouse.dev/v1alpha1", "kind": "InferenceModel",
+        "metadata": {"name": "qwen", "namespace": "team", "uid": "u1"},
+        "spec": spec,
+    });
+    let object: InferenceModel = serde_json::from_value(object).unwrap();
+    let model = convert(&object, ConversionPolicy::default()).unwrap();
+    let (ModelHosting::Deployment(pods) | ModelHosting::DualPods(pods)) = &model.hosting else {
+        panic!("{:?}", model.hosting)
+    };
+    let owner = ModelRef { object: model.object.clone(), uid: "u1".into() };
+    let sidecar = Sidecar {
+        image: "stub:1".into(),
+        pull_policy: Some("Never".into()),
+        key: StubKey::example(),
+        timing: PairingSettings::default(),
+    };
+    let workload = Workload {
+        owner: &owner,
+        engine: &model.engine,
+        pod_template: pods,
+        variant: &model.variants[0],
+        taint: Some("gpu"),
+        sidecar: &sidecar,
+        dual_pods: matches!(model.hosting, ModelHosting::DualPods(_)),
+        replicas: 2,
+        epoch: 7,
+    };
+    look(workload.deployment());
+}
+
+#[test]
+fn an_engine_has_its_template_and_a_stub_beside_it() {
+    let spec = json!({
+        "modelName": "org/Qwen", "memory": "80Gi", "nodeSelector": {"inference-pool": "h200"},
+        "engine": {"port": 9000},
+        "template": {
+            "metadata": {"labels": {"team": "a"}, "name": "ignored"},
+            "spec": {
+                "nodeSelector": {"zone": "x"},
+                "tolerations": [{"key": "own"}],
+                "containers": [{"name": "vllm", "image": "vllm:1"}],
+            },
+        },
+    });
+    workload(spec, |made| {
+        let name = made.pointer("/metadata/name").unwrap().as_str().unwrap();
+        let (object, template) = name.rsplit_once('-').unwrap();
+        assert_eq!((object, template.len()), ("qwen", 8));
+        let owner = json!([{"apiVersion": "rouse.dev/v1alpha1", "kind": "InferenceModel", "name": "qwen", "uid": "u1",
+            "controller": true}]);
+        assert_eq!(made["metadata"]["ownerReferences"], owner);
+        assert_eq!(made["metadata"]["annotations"][EPOCH], "7");
+        assert_eq!(made["spec"]["replicas"], 2);
+        let pod = &made["spec"]["template"];
+        assert_eq!(pod["metadata"]["labels"]["team"], "a");
+        assert_eq!(pod["metadata"]["labels"][TEMPLATE], template);
+        assert_eq!(pod["metadata"]["labels"][label::MODEL], label::value("org/Qwen"));
+        assert_eq!(pod["metadata"].get("name"), None);
+        // The leader's annotations on the Deployment must not reach the template, whose hash they would change.
+        assert_eq!(pod["metadata"]["annotations"].get(EPOCH), None);
+        assert_eq!(made["spec"]["selector"]["matchLabels"][TEMPLATE], template);
+        assert_eq!(pod["spec"]["nodeSelector"], json!({"zone": "x", "inference-pool": "h200"}));
+        let keys: Vec<_> = pod["spec"]["tolerations"].as_array().unwrap().iter().map(|t| &t["key"]).collect();
+        assert_eq!(keys, ["own", "gpu"]);
+        let containers = pod["spec"]["containers"].as_array().unwrap();
+        let names: Vec<_> = containers.iter().map(|c| c["name"].as_str().unwrap()).collect();
+        assert_eq!(names, ["vllm", STUB]);
+        let args = containers[1]["args"].as_array().unwrap();
+        assert!(
+            args.contains(&json!("--epoch-gate")) && args.contains(&json!("--host=$(POD_IP)")),
+            "{args:?}"
+        );
+        assert_eq!(containers[1]["imagePullPolicy"], "Never");
+    });
+}
+
+#[test]
+fn a_stub_has_the_resource_claims_of_its_engine_and_no_others() {
+    let container =
+        |name: &str, resources: Value| json!({"name": name, "image": "x", "resources": resources});
+    let spec = |containers: Value| {
+        json!({"modelName": "m", "memory": "1Gi", "engine": {"container": "vllm"},
+            "template": {"spec": {"containers": containers}}})
+    };
+    let stub = |made: &Value| made.pointer("/spec/template/spec/containers/2").unwrap().clone();
+    let claims = json!([{"name": "gpus", "request": "two"}]);
+    let helper = container("helper", json!({"claims": [{"name": "other"}]}));
+    let with = spec(json!([helper, container("vllm", json!({"claims": claims}))]));
+    workload(with, |made| {
+        assert_eq!(stub(&made)["name"], STUB);
+        assert_eq!(stub(&made)["resources"]["claims"], claims);
+        assert!(stub(&made)["resources"]["limits"].get("memory").is_some());
+    });
+    let without = spec(json!([helper, container("vllm", json!({"limits": {"nvidia.com/gpu": "1"}}))]));
+    workload(without, |made| {
+        assert_eq!(stub(&made)["resources"].get("claims"), None);
+        assert_eq!(stub(&made)["resources"]["limits"].get("nvidia.com/gpu"), None, "it would be another one");
+    });
+}
+
+/// A template can be any object: the API server validates it only in the Deployment, so nothing in it may crash a
+/// gateway before that.
+#[test]
+fn a_template_whose_fields_are_not_what_a_pod_has_is_passed_on_and_brings_nothing_down() {
+    const PREFERRED: &str =
+        "/spec/template/spec/affinity/podAffinity/preferredDuringSchedulingIgnoredDuringExecution";
+    let odd = [
+        json!("x"),
+        json!(7),
+        json!([]),
+        json!(["x"]),
+        json!({"labels": "x", "annotations": 7}),
+        Value::Null,
+    ];
+    let within = |at: &str, odd: &Value| {
+        let mut template = json!({"metadata": {}, "spec": {"affinity": {"podAffinity": {}}, "containers": ["x", {"name": "vllm"}]}});
+        if let Some((parent, key)) = at.rsplit_once('/') {
+            let parent = template.pointer_mut(parent).and_then(Value::as_object_mut).unwrap();
+            parent.insert(key.to_owned(), odd.clone());
+        }
+        template
+    };
+    for at in [
+        "/metadata",
+        "/metadata/annotations",
+        "/spec/affinity",
+        "/spec/affinity/podAffinity",
+        "/spec/affinity/podAffinity/preferredDuringSchedulingIgnoredDuringExecution",
+        "/spec/nodeSelector",
+        "/spec/tolerations",
+        "/spec/containers/1/env",
+        "/spec/containers/1/resources",
+        "/spec/containers/1/readinessProbe",
+    ] {
+        for (odd, mode) in odd.iter().flat_map(|odd| [(odd, "dualPods"), (odd, "deployment")]) {
+            let engine =
+                if mode == "deployment" { json!({"kind": "vllm", "sleepMode": "vllm"}) } else { json!({}) };
+            let spec = json!({"modelName": "m", "memory": "1Gi", "mode": mode, "engine": engine,
+                "nodeSelector": {"inference-pool": "h200"}, "template": within(at, odd)});
+            workload(spec, |made| {
+                let all = made.pointer(PREFERRED).and_then(Value::as_array);
+                assert!(mode == "deployment" || all.is_some_and(|all| !all.is_empty()), "{at}: {made}");
+            });
+        }
+    }
+}
+
+#[test]
+fn another_template_is_another_deployment_and_more_replicas_are_not() {
+    let spec = |image: &str| json!({"modelName": "m", "memory": "1Gi", "containerImage": image});
+    let mut names = Vec::new();
+    for image in ["a", "b", "a"] {
+        workload(spec(image), |made| names.push(made["metadata"]["name"].clone()));
+    }
+    assert_eq!(names[0], names[2]);
+    assert_ne!(names[0], names[1]);
+}
+
+#[test]
+fn a_name_fits_and_is_its_objects_own() {
+    let object = |name: String| ObjectName::new("ns", name);
+    assert_eq!(name(&object("m".into()), "0123abcd"), "m-0123abcd");
+    let long = |last: &str| name(&object("x".repeat(250) + last), "0123abcd");
+    assert!(long("a").len() <= 220 && long("a") != long("b"));
+}
+
+/// A Pod that a ReplicaSet creates from this template.
+fn pod_of(made: &Value) -> Pod {
+    let mut pod = made["spec"]["template"].clone();
+    merge::into(&mut pod, &json!({"metadata": {"name": "qwen-1", "namespace": "team", "uid": "p1"}}));
+    merge::into(&mut pod, &json!({"metadata": {"labels": {"pod-template-hash": "h"}}}));
+    serde_json::from_value(pod).unwrap()
+}
+
+#[test]
+fn a_requester_asks_for_the_engine_of_the_template_and_for_its_accelerators() {
+    let spec = json!({
+        "modelName": "org/Qwen", "mode": "dualPods", "memory": "40Gi", "memoryAsleep": "2Gi", "hostMemory": "15Gi", "accelerators": 2,
+        "nodeSelector": {"inference-pool": "h200"}, "stopAfter": "2h",
+        "engine": {"kind": "vllm", "port": 9000, "container": "vllm", "level": "1"},
+        "template": {
+            "metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}},
+            "spec": {
+                "serviceAccountName": "models", "priorityClassName": "high",
+                "volumes": [{"name": "weights", "emptyDir": {}}],
+                "containers": [
+                    {"name": "helper", "image": "helper:1"},
+                    {
+                        "name": "vllm", "image": "vllm:1", "volumeMounts": [{"name": "weights", "mountPath": "/w"}],
+                        "command": ["vllm", "serve", "--enable-sleep-mode", "--chat-template={{ messages }}"],
+                        "resources": {"limits": {"nvidia.com/gpu": "2", "memory": "1Gi"}},
+                    },
+                ],
+            },
+        },
+    });
+    workload(spec, |made| {
+        let requester = pod_of(&made);
+        let own = requester.spec.as_ref().unwrap();
+        let [stub] = &own.containers[..] else { panic!("{:?}", own.containers) };
+        assert_eq!((stub.name.as_str(), stub.image.as_deref()), (keys::CONTAINER, Some("stub:1")));
+        let args = stub.args.as_ref().unwrap();
+        // 30 s to drain, and for sleep 10 s plus one second for each of 40 GiB.
+        assert!(args.contains(&"--hold=80s".to_owned()), "{args:?}");
+        let owner = ModelRef::of_requester(&requester).unwrap();
+        let hash = format!("--token-sha256={}", StubKey::example().hash(&owner));
+        assert!(args.contains(&hash), "{args:?}");
+        assert_eq!(own.termination_grace_period_seconds, Some(90), "it outlives its stub's hold");
+        let limits = stub.resources.as_ref().unwrap().limits.as_ref().unwrap();
+        assert_eq!(limits["nvidia.com/gpu"].0, "2");
+        assert_ne!(limits["memory"].0, "1Gi");
+        assert_eq!(own.priority_class_name.as_deref(), Some("high"));
+        assert!(own.volumes.is_none() && own.service_account_name.is_none());
+        let affinity = own.affinity.as_ref().unwrap().pod_affinity.as_ref().unwrap();
+        let drawn = &affinity.preferred_during_scheduling_ignored_during_execution.as_ref().unwrap()[0];
+        let sleepers =
+            drawn.pod_affinity_term.label_selector.as_ref().unwrap().match_labels.as_ref().unwrap();
+        assert_eq!(
+            (&*sleepers[keys::SLEEPING], &sleepers[keys::ENGINE_OF]),
+            ("true", &label::value("org/Qwen"))
+        );
+
+        let node = NodeName::from("n1");
+        let asked = provider::patched_engine(&requester, &node).unwrap();
+        assert_eq!(
+            asked.labels,
+            [("team".to_owned(), "a".to_owned()), (keys::ENGINE_OF.to_owned(), label::value("org/Qwen"))]
+                .into(),
+            "Rouse's would make it an engine's Pod"
+        );
+        let wanted = record::MemoryRequest {
+            awake: Some(Bytes::gib(40)),
+            asleep: Bytes::gib(2),
+            host: Some(Bytes::gib(30)),
+        };
+        assert_eq!(record::memory_request(&requester), Ok(wanted));
+        let rest = record::SleepPolicy { level: SleepLevelPolicy::One, stop_after: Some(Millis::secs(7200)) };
+        assert_eq!(record::sleep_policy(&requester), Ok(rest));
+        let accelerators = ["GPU-1".into(), "GPU-2".into()].into();
+        let record = EngineRecord {
+            engine: PairingEngineId {
+                mode: ProviderMode::Sleep,
+                accelerators,
+                fingerprint: asked.fingerprint,
+            },
+            generation: Generation(1),
+            sizes: MemorySizes { awake: Bytes::gib(40), asleep: Bytes::gib(2), host: Bytes::gib(30) },
+            level: SleepLevelPolicy::Auto,
+            stop_after: None,
+            requester: Some("p1".into()),
+            last_used: Tick(0),
+        };
+        let place =
+            ProviderPlacement { node: &node, accelerators: &record.engine.accelerators, numbers: None };
+        let made = provider::build(&requester, &place, &record, None, &ProviderSettings::default()).unwrap();
+        let spec = made.pod.spec.unwrap();
+        let names: Vec<_> = spec.containers.iter().map(|own| own.name.as_str()).collect();
+        assert_eq!(names, ["helper", keys::CONTAINER]);
+        let engine = &spec.containers[1];
+        assert_eq!(engine.command.as_ref().unwrap()[3], "--chat-template={{ messages }}");
+        assert_eq!(engine.image.as_deref(), Some("vllm:1"));
+        assert!(engine.args.is_none(), "the stub's");
+        let port = engine.readiness_probe.as_ref().unwrap().http_get.as_ref().unwrap().port.clone();
+        assert_eq!(port, IntOrString::Int(9000));
+        assert!(engine.env.as_ref().unwrap().iter().any(|env| env.name == "VLLM_SERVER_DEV_MODE"));
+        assert_eq!(spec.service_account_name.as_deref(), Some("models"));
+        assert_eq!(spec.node_selector.unwrap()["inference-pool"], "h200");
+        assert!(spec.affinity.unwrap().pod_affinity.is_none(), "it is where its requester is");
+        assert_eq!(made.pod.metadata.annotations.unwrap()["note"], "b");
+    });
+}
+
+/// Templates merge as in an API server: mounts by path, since two may share a volume, and ports by number.
+#[test]
+fn a_variants_template_is_merged_as_the_api_server_merges_one() {
+    let spec = json!({
+        "modelName": "qwen", "memory": "80Gi",
+        "template": {"spec": {"containers": [{
+            "name": "vllm", "image": "vllm:1",
+            "env": [{"name": "A", "value": "1"}],
+            "volumeMounts": [
+                {"name": "disk", "mountPath": "/models"},
+                {"name": "disk", "mountPath": "/cache", "subPath": "c"},
+            ],
+        }]}},
+        "variants": [{"name": "big", "template": {"spec": {"containers": [{
+            "name": "vllm",
+            "env": [{"name": "A", "$patch": "delete"}, {"name": "B", "value": "2"}],
+            "volumeMounts": [{"name": "disk", "mountPath": "/cache", "readOnly": true}],
+        }]}}}],
+    });
+    workload(spec, |made| {
+        let engine = &made["spec"]["template"]["spec"]["containers"][0];
+        assert_eq!((&engine["name"], &engine["image"]), (&json!("vllm"), &json!("vllm:1")));
+        assert_eq!(engine["env"], json!([{"name": "B", "value": "2"}]));
+        let mounts = json!([
+            {"name": "disk", "mountPath": "/models"},
+            {"name": "disk", "mountPath": "/cache", "subPath": "c", "readOnly": true},
+        ]);
+        assert_eq!(engine["volumeMounts"], mounts);
+    });
+}

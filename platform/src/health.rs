@@ -1,0 +1,135 @@
+//! Checks engines that serve or are about to: the one-token canary and the health watch.
+//!
+//! Some engines answer health requests and nothing else: the server runs, but the generator behind it hangs. Only
+//! requests reveal that, and slow requests may just mean load. So the watch sends a one-token request after several
+//! requests in a row got no byte in their time, no other request got one, and the engine's own counters did not move.
+//! While that token fails to come, the engine counts as unhealthy, and the fleet replaces the engine like any other
+//! that hangs.
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use rouse::{
+    fault::FailureCause,
+    fleet::event::{CanaryVerdict, Event},
+};
+use rouse_net::adapter::EngineHealth;
+use tokio::time;
+
+use crate::EngineActivity;
+use crate::{engine_client::EngineClient, readiness};
+
+/// This many requests in a row without a byte trigger the one-token request.
+const UNANSWERED_BEFORE_PROBE: u32 = 3;
+/// Maximum wait for that token: the request has no queue to wait in.
+const MAX_TOKEN_WAIT: Duration = Duration::from_secs(60);
+
+/// Sends the one-token canary and reports its verdict.
+pub async fn run_canary(contact: &EngineClient) {
+    let patience = contact.common.config.load().timeouts.first_byte.duration();
+    let verdict = contact.adapter.probe(patience).await;
+    let (engine, generation) = (contact.id.clone(), contact.generation);
+    let verdict = match verdict {
+        CanaryVerdict::Inconclusive if contact.model.stub => {
+            contact.common.send_event(Event::StubGateClosed { engine: engine.clone(), generation }).await;
+            CanaryVerdict::Inconclusive
+        }
+        // An engine without a stub claims that its gate is closed.
+        CanaryVerdict::Inconclusive => CanaryVerdict::Failed(FailureCause::Unhealthy),
+        verdict => verdict,
+    };
+    contact.common.send_event(Event::Canary { engine, generation, verdict }).await;
+}
+
+/// State of an engine when its health watch begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InitialHealth {
+    /// The engine has just answered.
+    Healthy,
+    /// The gate of the engine's stub is closed.
+    StubGateClosed,
+    /// The engine serves, but failed its last check. The watch checks at once and reports the result.
+    Unconfirmed,
+}
+
+/// Polls an awake engine's health until dropped. The header of [`super::local`] says which results it sends.
+///
+/// If the engine is held, the watch first waits until the stub's gate opens. While the gate is closed, the engine's
+/// health is unknown, and no failure counts. The watch polls the stub often, on behalf of all waiters.
+pub async fn watch_health(contact: &EngineClient, known: InitialHealth) {
+    let mut held = known == InitialHealth::StubGateClosed;
+    let mut at_once = known == InitialHealth::Unconfirmed;
+    let (mut was_ok, mut tokens) = (!at_once, None);
+    // The one-token request under way, and whether the last one failed.
+    let mut asked: Option<Pin<Box<dyn Future<Output = CanaryVerdict> + Send + '_>>> = None;
+    let mut mute = false;
+    let reports = ActivityGuard(contact.common.engine_activity(&contact.id, contact.generation));
+    loop {
+        if std::mem::take(&mut held) {
+            readiness::wait_until_ungated(contact).await;
+            let (engine, generation) = (contact.id.clone(), contact.generation);
+            contact.common.send_event(Event::StubGateOpened { engine, generation }).await;
+        }
+        if !std::mem::take(&mut at_once) {
+            let every = contact.common.config.load().timeouts.health_every.duration();
+            let verdict = match &mut asked {
+                None => {
+                    time::sleep(every).await;
+                    None
+                }
+                Some(answer) => time::timeout(every, answer).await.ok(),
+            };
+            if let Some(verdict) = verdict {
+                asked = None;
+                mute = matches!(verdict, CanaryVerdict::Failed(_));
+                if mute {
+                    tracing::warn!(
+                        engine = %contact.id, ?verdict,
+                        "engine left requests unanswered and failed a one-token probe, counted as unhealthy"
+                    );
+                } else {
+                    reports.0.clear_unanswered();
+                }
+            }
+        }
+        let within = contact.health_timeout();
+        let (health, counters) =
+            tokio::join!(contact.adapter.health(within), contact.adapter.counters(within));
+        if health == EngineHealth::Gated && contact.model.stub {
+            let (engine, generation) = (contact.id.clone(), contact.generation);
+            contact.common.send_event(Event::StubGateClosed { engine, generation }).await;
+            held = true;
+            continue;
+        }
+        match counters {
+            Some(counters) => reports.0.set_waiting(counters.waiting),
+            None => reports.0.clear_waiting(),
+        }
+        let now = counters.map(|counters| counters.tokens);
+        let progressed = matches!((tokens, now), (Some(before), Some(now)) if now != before);
+        tokens = now.or(tokens);
+        if progressed {
+            reports.0.note_progress(contact.common.clock.now());
+            reports.0.clear_unanswered();
+            mute = false;
+        }
+        if asked.is_none() && reports.0.unanswered_in_a_row() >= UNANSWERED_BEFORE_PROBE {
+            let patience = contact.common.config.load().timeouts.first_byte.duration().min(MAX_TOKEN_WAIT);
+            asked = Some(Box::pin(contact.adapter.probe(patience)));
+        }
+        let ok = health == EngineHealth::Healthy && !mute;
+        if !ok || !was_ok {
+            let (engine, generation) = (contact.id.clone(), contact.generation);
+            contact.common.send_event(Event::Health { engine, generation, ok, progressed }).await;
+        }
+        was_ok = ok;
+    }
+}
+
+/// Clears the engine's queue length when its watch ends.
+struct ActivityGuard(Arc<EngineActivity>);
+
+impl Drop for ActivityGuard {
+    fn drop(&mut self) {
+        self.0.clear_waiting();
+    }
+}
