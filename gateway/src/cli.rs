@@ -72,7 +72,7 @@ enum LogFormat {
 
 #[derive(Debug, Subcommand)]
 enum CliCommand {
-    /// Start the demonstration: three pretended models on two pretended accelerators that cannot all be awake at once.
+    /// Start the demo: three simulated models on two simulated accelerators, which cannot hold all of them at once.
     Demo(RuntimeArgs),
     /// Check a configuration: everything that is wrong with it, and what will not work as meant.
     Check {

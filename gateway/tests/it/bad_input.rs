@@ -105,7 +105,7 @@ fn a_port_that_is_taken_ends_the_start_before_any_engine() {
         let output = run(&["--config", "rouse.yaml", "--api", api, "--admin", admin], fixture.dir());
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains(&format!("address {address} is in use")), "{said}");
+        assert!(said.contains(&format!("cannot listen on {address}: address in use")), "{said}");
         assert!(output.stdout.is_empty(), "{output:?}");
         let engines = crate::support::read(&fixture.dir().join("state/engines.json"));
         assert!(!engines.contains("small#0"), "{engines}");

@@ -72,9 +72,9 @@ fn a_request_needs_a_key_in_any_of_the_three_headers_and_health_needs_none() {
     refusal(&chat(&format!("{}x-api-key: other\r\n", bearer("secret-a"))), 400, "invalid_request");
     for (headers, says) in [
         ("", "no API key: send one as 'Authorization: Bearer KEY'"),
-        ("x-api-key: \r\n", "invalid API key: the one in the header 'x-api-key' is not among those"),
-        ("Authorization: Basic secret-a\r\n", "the one in the header 'Authorization' is not among those"),
-        ("api-key: secret-b\r\n", "the one in the header 'api-key' is not among those"),
+        ("x-api-key: \r\n", "invalid API key in the header 'x-api-key': this gateway has no such key"),
+        ("Authorization: Basic secret-a\r\n", "in the header 'Authorization': this gateway has no such key"),
+        ("api-key: secret-b\r\n", "in the header 'api-key': this gateway has no such key"),
     ] {
         for answer in
             [chat(headers), get(client, "/v1/models", headers), get(client, "/v1/models/small", headers)]

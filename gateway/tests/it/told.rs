@@ -161,7 +161,7 @@ fn an_engine_without_a_health_route_says_so_while_it_loads_and_once_it_has_faile
     let failed = || why(&gateway, "m").starts_with("not running: last start failed at ");
     gateway.until("it failed, and is left alone no more", Duration::from_secs(30), failed);
     let logs = "see 'rouse-gateway logs m'";
-    let cause = "the deadline was exceeded (timeout)";
+    let cause = "the engine exceeded its deadline (timeout)";
     everywhere(&gateway, "m", &[cause, probe, "last output: ", logs]);
     let shown = listed(&gateway, "m");
     assert_eq!((&shown["state"], &shown["last_failure"]["cause"]), (&json!("failed"), &json!("timeout")));
@@ -185,9 +185,11 @@ fn a_command_that_may_not_be_run_has_a_cause_of_its_own_wherever_one_looks() {
     assert_eq!(error["details"]["cause"], "permission_denied");
     let message = error["message"].as_str().unwrap();
     let cause = "last start failed at ";
-    for words in
-        [cause, "no permission to run its command (permission_denied)", "'rouse-gateway logs locked'"]
-    {
+    for words in [
+        cause,
+        "no permission to run the engine's command (permission_denied)",
+        "'rouse-gateway logs locked'",
+    ] {
         assert!(message.contains(words), "{message}");
     }
     let path = program.to_str().unwrap();

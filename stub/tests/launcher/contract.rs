@@ -309,10 +309,10 @@ fn what_was_told_to_end_is_not_started_by_an_order_that_comes_later() {
     let put = |of: u64| launcher.request("PUT", &path, "", &life(of));
     assert_eq!(put(7).status, 201);
     assert_eq!(launcher.delete(&format!("{path}?generation=7")).status, 200);
-    refused(&put(7), 410, "life 7 of instance a");
+    refused(&put(7), 410, "generation 7 of instance a has already ended");
     // The order to end arrives before the order to start.
     refused(&launcher.delete(&format!("{path}?generation=9")), 404, "a");
-    refused(&put(9), 410, "life 9 of instance a");
+    refused(&put(9), 410, "generation 9 of instance a has already ended");
     is_json(&launcher.delete(&format!("{path}?generation=last")), 422);
     assert_eq!(put(10).status, 201);
 }

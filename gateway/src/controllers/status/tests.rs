@@ -222,7 +222,8 @@ fn a_status_has_what_is_declared_observed_and_noted() {
     assert_eq!(status.engines[1].variant, "a");
     let accepted = found(&status.conditions, "Accepted");
     assert!(
-        accepted.status == "True" && accepted.message.contains("of its 2 variants"),
+        accepted.status == "True"
+            && accepted.message.contains("only one of the 2 variants, the cheapest that a pool accepts: 'a'"),
         "{}",
         accepted.message
     );
