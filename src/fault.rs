@@ -71,7 +71,7 @@ pub enum Fault {
     EngineUnreachable { model: ModelName },
     /// `may_have_started`: the engine had the whole request for long enough to be working on it.
     #[error("the engine of '{model}' closed the connection before it answered{}", .may_have_started.then_some(
-        "; it may already have processed the request, so retry only if running the request twice does no harm"
+        "; it may have started processing the request, so retry only if running the request twice does no harm"
     ).unwrap_or_default())]
     EngineClosedConnection {
         model: ModelName,
@@ -385,15 +385,15 @@ impl FailureCause {
     pub fn describe(&self) -> String {
         let words = match self {
             Self::OutOfMemory => "not enough accelerator memory",
-            Self::PortTaken => "its port was already in use",
-            Self::CommandNotFound => "its command does not exist",
-            Self::PermissionDenied => "no permission to run its command",
+            Self::PortTaken => "the engine's port was already in use",
+            Self::CommandNotFound => "the engine's command does not exist",
+            Self::PermissionDenied => "no permission to run the engine's command",
             Self::NotLaunched => "the machine has no process, file descriptor or memory left for the engine",
             // A process reports its exit to its parent, which was an earlier gateway.
             Self::Exited(-1) => "the engine ended with an unknown status",
             Self::Exited(code) => return format!("exit status {code} ({self})"),
             Self::Killed(signal) => return format!("killed by signal {signal} ({self})"),
-            Self::Timeout => "the deadline was exceeded",
+            Self::Timeout => "the engine exceeded its deadline",
             Self::Deadline => "the request's wait expired",
             Self::Unhealthy => "the engine answers, but not like an engine that can serve",
             Self::Hung => "the engine makes no progress, and its health check fails",

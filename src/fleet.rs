@@ -57,7 +57,7 @@ pub struct RoutingChanges {
     pub reconfigured: bool,
     /// Models with an engine that was added, removed or changed.
     ///
-    /// A change is another state, admission, address, generation or fingerprint.
+    /// A change is another state, admission, address, generation or fingerprint, or a restored failure.
     pub models: BTreeSet<ModelName>,
 }
 

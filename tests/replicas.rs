@@ -3,11 +3,15 @@
 use std::collections::BTreeMap;
 
 use rouse::{
-    engine::state::LifecycleState,
+    engine::{
+        last_outcome::{EngineDiagnostics, FailureRecord, FailureStage, LastFailure},
+        state::LifecycleState,
+    },
     fault::FailureCause,
     fleet::{
+        Fleet,
         command::{CloseReason, Command},
-        event::OperatorAction,
+        event::{AdoptedEngine, CanaryVerdict, Event, OperatorAction},
         report::ModelState,
     },
     model::{
@@ -15,7 +19,7 @@ use rouse::{
         ModelSpec, QueueOverrides, SleepLevel, SleepLevelPolicy,
     },
     sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, journal},
-    units::{Bytes, Generation, Millis},
+    units::{Bytes, Generation, Millis, Tick},
 };
 
 fn model(name: &str, replicas: u32) -> ModelSpec {
@@ -307,6 +311,81 @@ fn a_start_that_failed_is_remembered_for_as_long_as_nobody_asks() {
         assert!(line.reason.contains("(command_not_found), 2 failures in a row"), "{}", line.reason);
         assert_eq!(fleet.last_failure(&"qwen".into()).as_ref(), Some(&failed));
     }
+}
+
+#[test]
+fn a_failure_before_a_restart_is_remembered_until_the_engine_serves() {
+    const ADOPTED: Generation = Generation(7);
+    let (now, failed_at) = (Tick(1_000_000), Tick(500_000));
+    let names = ["cold", "starting", "dying", "awake", "changed"];
+    let models = names.iter().map(|name| model(name, 1)).collect();
+    let configuration = Box::new(base_scenario(5, models).configuration);
+    let mut fleet = Fleet::new();
+    fleet.on(&Event::Configured { configuration }, now);
+    for (name, gpu, ready) in
+        [("starting", "gpu-1", false), ("dying", "gpu-2", false), ("awake", "gpu-3", true)]
+    {
+        let found = AdoptedEngine {
+            address: ([127, 0, 0, 1], 1).into(),
+            accelerators: vec![gpu.into()],
+            asleep: None,
+            ready,
+            fingerprint: 1,
+            last_lease_end: Tick(0),
+            started: now,
+        };
+        fleet.on(&Event::Adopted { engine: engine(name, 0), generation: ADOPTED, found }, now);
+    }
+    fleet.take_routing_changes();
+    let failure = FailureRecord {
+        stage: FailureStage::Starting,
+        cause: FailureCause::Exited(3),
+        count: 2,
+        diagnostics: EngineDiagnostics::default(),
+    };
+    for (name, fingerprint) in
+        [("cold", 1), ("starting", 1), ("dying", 1), ("awake", 1), ("changed", 2), ("removed", 1)]
+    {
+        let (engine, failure) = (engine(name, 0), failure.clone());
+        fleet.on(&Event::FailureRestored { engine, fingerprint, at: failed_at, failure }, now);
+    }
+    let rerouted = fleet.take_routing_changes().models;
+    assert_eq!(rerouted.iter().map(|name| name.as_str()).collect::<Vec<_>>(), ["cold", "dying", "starting"]);
+    fleet.on(&Event::AdoptionDone, now);
+    let restored = LastFailure { at: failed_at, cause: FailureCause::Exited(3), count: 2 };
+    for (name, expected) in [
+        ("cold", Some(&restored)),
+        ("starting", Some(&restored)),
+        ("awake", None),
+        ("changed", None),
+        ("removed", None),
+    ] {
+        assert_eq!(fleet.last_failure(&name.into()).as_ref(), expected, "{name}");
+    }
+    let plan = fleet.plan(now);
+    let cold = fleet.report(&plan).models["cold"].clone();
+    assert_eq!(cold.state, ModelState::Failed);
+    let words =
+        "not running: last start failed at 00:08:20.000: exit status 3 (exited:3), 2 failures in a row";
+    assert!(cold.reason.starts_with(words), "{}", cold.reason);
+    fleet.issued(&plan.commands, now);
+
+    // The next failure counts on, and what its engine showed is not said of the earlier one.
+    let (dying, diagnostics) = (engine("dying", 0), EngineDiagnostics::from_system("of this run"));
+    fleet.on(&Event::Diagnostics { engine: dying.clone(), generation: ADOPTED, diagnostics }, now);
+    assert_eq!(fleet.last_outcome(&dying.model).map(|past| past.diagnostics()).as_deref(), Some(""));
+    let cause = FailureCause::Exited(1);
+    fleet.on(&Event::Gone { engine: dying.clone(), generation: ADOPTED, cause: cause.clone() }, now);
+    assert_eq!(fleet.last_failure(&dying.model), Some(LastFailure { at: now, cause, count: 3 }));
+
+    let starting = engine("starting", 0);
+    fleet.on(&Event::Ready { engine: starting.clone(), generation: ADOPTED }, now);
+    let probe = fleet.plan(now);
+    fleet.issued(&probe.commands, now);
+    assert!(fleet.last_failure(&starting.model).is_some(), "it has not served yet");
+    let verdict = CanaryVerdict::Passed;
+    fleet.on(&Event::Canary { engine: starting.clone(), generation: ADOPTED, verdict }, now);
+    assert_eq!(fleet.last_failure(&starting.model), None);
 }
 
 #[test]

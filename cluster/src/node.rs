@@ -24,13 +24,14 @@ use std::{
     sync::{Arc, mpsc},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::{Node as Object, Pod};
 use kube::{
     Api, ResourceExt as _,
     api::{Patch, PatchParams},
 };
 use serde_json::json;
+use tokio::process::Command;
 
 use crate::{ClusterInner, Link, TestCluster, server::ServerProcess, wait};
 
@@ -168,6 +169,21 @@ impl KubeletNode {
     /// Where the node's Pods reach the API server; its certificate covers this address.
     pub fn api_server(&self) -> SocketAddr {
         self.link.address()
+    }
+
+    /// Runs a bash script on the node, as root. The first command that fails ends it.
+    ///
+    /// # Errors
+    /// A command failed; the error has the script's output.
+    pub async fn run(&self, script: &str) -> Result<()> {
+        let machine = &self.processes.as_ref().context("the node has ended")?.machine;
+        let command = machine.enter_command(["bash", "-euo", "pipefail", "-c", script]);
+        let done = Command::new("nsenter").args(command).output().await.context("nsenter")?;
+        if !done.status.success() {
+            let output = String::from_utf8_lossy(&done.stdout);
+            bail!("{}: {output}{}", done.status, String::from_utf8_lossy(&done.stderr));
+        }
+        Ok(())
     }
 
     /// Returns the pids on this machine of the Pod's containers, the pause container included.

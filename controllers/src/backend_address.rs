@@ -63,7 +63,7 @@ pub enum Error {
     )]
     Forbidden { host: String, what: &'static str },
     #[error(
-        "backendUrl points to '{host}', which is not a Service of the namespace '{namespace}': use one of these, or \
+        "backendUrl points to '{host}', which is not a Service of the namespace '{namespace}': use such a Service, or \
          have the gateway allow other backends (kubernetes.anyBackend)"
     )]
     OtherNamespace { host: String, namespace: String },

@@ -92,7 +92,7 @@ impl EventReason {
     /// Whether another note makes another Event. An API server keeps the note of an existing Event.
     #[must_use]
     pub const fn is_keyed_by_note(self) -> bool {
-        matches!(self, Self::Waiting)
+        matches!(self, Self::Waiting | Self::Slept)
     }
 
     /// Returns the Event's type.

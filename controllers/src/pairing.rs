@@ -15,6 +15,7 @@ mod event_handlers;
 mod execute;
 mod facts;
 mod fma_configs;
+mod host_memory;
 mod index;
 mod launcher_watches;
 mod memory_baseline;

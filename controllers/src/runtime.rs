@@ -225,7 +225,7 @@ impl ClusterRuntime {
     /// Reports what the gateway runs without, because it may not read it.
     pub fn degraded_reason(&self) -> Arc<ReadinessCheck> {
         let awaited = self.initial_lists.clone();
-        Arc::new(move || awaited.skipped_message())
+        Arc::new(move || awaited.skipped_message().map(|lists| format!("this gateway may not read {lists}")))
     }
 
     /// Returns once all objects to serve have arrived.

@@ -1,7 +1,7 @@
 //! Assembles, reloads and shuts down the application.
 //!
 //! Every error that the operator can cause (a port, a state directory, an accelerator driver) surfaces here, before an
-//! engine is started or adopted. On one machine, the gateway binds its ports and locks the state directory before it
+//! engine is started or adopted. The gateway binds its ports, and on one machine locks the state directory, before it
 //! changes anything on disk: if either fails, another gateway is running and may own everything there.
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
@@ -106,9 +106,11 @@ async fn serve(
     };
     let current = config.load_full();
     let operators = AdminServer::listen(current.admin.address)?;
-    let listen = || ApiServer::listen(current.api, current.threads);
-    // In a cluster the Pod owns its ports, and connections are refused until the gateway knows its models.
-    let bound = current.kubernetes.is_none().then(listen).transpose()?;
+    let mut bound = ApiServer::bind(current.api, current.threads)?;
+    // In a cluster, connections are refused until the gateway knows its models.
+    if current.kubernetes.is_none() {
+        bound.listen()?;
+    }
     let claim = PlatformClaim::take(&current)?;
     if source.file.is_none() {
         demo::prepare(&current)?;
@@ -159,8 +161,7 @@ async fn serve(
     let control = Arc::new(handle.clone());
     let shared =
         http::ServerContext::with_telemetry(control, Arc::clone(&config), meter, Arc::clone(&telemetry));
-    let bound = bound.map_or_else(|| ApiServer::listen(current.api, current.threads), Ok)?;
-    let api = ApiServer::from_listeners(current.api, bound, shared)?;
+    let api = ApiServer::from_listeners(current.api, bound.into_listeners()?, shared)?;
     home.start_reporting(&handle, api.address());
     print_addresses(&shown, source.file.is_none(), &api, operators);
 

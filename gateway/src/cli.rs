@@ -37,10 +37,10 @@ pub struct Cli {
 
 #[derive(Args, Debug)]
 struct ServeArgs {
-    /// The configuration, which says which models to serve.
+    /// Configuration file of the gateway.
     #[arg(long, value_name = "FILE", env = "ROUSE_CONFIG")]
     config: Option<PathBuf>,
-    /// Where engines run, instead of the file's `platform`.
+    /// Where engines run. Overrides `platform` of the configuration file.
     #[arg(long, value_enum, requires = "config")]
     platform: Option<rouse_config::PlatformKind>,
     #[command(flatten)]
@@ -49,16 +49,18 @@ struct ServeArgs {
 
 #[derive(Args, Debug)]
 struct RuntimeArgs {
-    /// Where the inference API listens, instead of `listen.api`.
+    /// Address of the inference API. Overrides `listen.api`.
     #[arg(long, value_name = "ADDR", value_parser = rouse_config::parse_address)]
     api: Option<SocketAddr>,
-    /// Where metrics and the admin API listen, instead of `listen.admin`.
+    /// Address of metrics and the admin API. Overrides `listen.admin`.
     #[arg(long, value_name = "ADDR", value_parser = rouse_config::parse_address)]
     admin: Option<SocketAddr>,
-    /// Write everything that is observed to this file, for `replay`.
+    /// Record everything that the gateway observes in this file, for `replay`.
     #[arg(long, value_name = "FILE")]
     journal: Option<PathBuf>,
-    /// How log lines look. What is logged is ROUSE_LOG's affair (`info`, `rouse_gateway=debug`, …).
+    /// Format of the log lines.
+    ///
+    /// The environment variable ROUSE_LOG sets the log filter, such as `info` (the default) or `rouse_gateway=debug`.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
 }
@@ -71,21 +73,26 @@ enum LogFormat {
 
 #[derive(Debug, Subcommand)]
 enum CliCommand {
-    /// Start the demonstration: three pretended models on two pretended accelerators that cannot all be awake at once.
+    /// Run a demonstration without a GPU.
+    ///
+    /// It has three simulated models on two simulated accelerators. The models cannot all be awake at once.
     Demo(RuntimeArgs),
-    /// Check a configuration: everything that is wrong with it, and what will not work as meant.
+    /// Check a configuration, and print all errors and warnings.
+    ///
+    /// The exit code is 64 if there are errors. Warnings name settings that will not work as intended.
     Check {
+        /// Configuration file to check.
         #[arg(required_unless_present = "config")]
         file: Option<PathBuf>,
-        /// The same file, as a start takes it.
+        /// Configuration file to check, given as for a start. The argument FILE takes precedence.
         #[arg(long, value_name = "FILE", env = "ROUSE_CONFIG")]
         config: Option<PathBuf>,
     },
-    /// Make a key for a client, and the line of the configuration that lets it in.
+    /// Create a key for a client, and print the configuration line that admits it.
     Key {
-        /// Whose key it is, for logs and metrics.
+        /// Name of the key's owner, for logs and metrics.
         name: String,
-        /// Read an existing key from standard input instead.
+        /// Read an existing key from standard input instead of creating one.
         #[arg(long)]
         stdin: bool,
     },
@@ -93,65 +100,72 @@ enum CliCommand {
     Ps {
         #[command(flatten)]
         gateway: AdminArgs,
-        /// The answer as it came.
+        /// Print the gateway's JSON answer unchanged.
         #[arg(long)]
         json: bool,
-        /// Again every second, until it is interrupted.
+        /// Refresh every second until interrupted.
         #[arg(long, short, conflicts_with = "json")]
         watch: bool,
     },
-    /// Say why a model is as it is and what it waits for.
+    /// Explain a model's state and what the model waits for.
     Explain {
+        /// Name of the model.
         model: String,
         #[command(flatten)]
         gateway: AdminArgs,
-        /// The answer as it came.
+        /// Print the gateway's JSON answer unchanged.
         #[arg(long)]
         json: bool,
     },
-    /// Show what is observed, as it happens.
+    /// Stream what the gateway observes, as it happens.
     Events {
         #[command(flatten)]
         gateway: AdminArgs,
-        /// The journal's lines as they come.
+        /// Print the lines of the journal unchanged.
         #[arg(long)]
         json: bool,
     },
     /// Show an engine's output.
     Logs {
+        /// Name of the model.
         model: String,
-        /// Which of the model's engines: the number behind its name in `ps`.
+        /// Number of the engine, as in its name in `ps`.
         #[arg(long, value_name = "N", default_value_t = 0)]
         replica: u32,
         #[command(flatten)]
         gateway: AdminArgs,
-        /// Go on as it grows.
+        /// Keep printing new output as the engine writes it.
         #[arg(long, short)]
         follow: bool,
     },
-    /// Print the definitions of the kinds that Rouse brings to a cluster, as YAML.
+    /// Print the CustomResourceDefinitions of Rouse as YAML.
     Crds {
-        /// Write a file for each into this directory instead.
+        /// Write one file for each kind into this directory instead of printing.
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
-        /// Those of Fast Model Actuation (fma.llm-d.ai) as well, for a cluster where nobody has installed them.
+        /// Add the definitions of Fast Model Actuation (fma.llm-d.ai).
+        ///
+        /// Only for a cluster without them: an existing installation owns its own.
         #[arg(long)]
         fma: bool,
     },
-    /// Feed a journal to the decisions again and print what they say.
-    Replay { file: PathBuf },
+    /// Replay a journal through the decisions, and print events, decisions and reports.
+    Replay {
+        /// Journal that a gateway wrote with `--journal`.
+        file: PathBuf,
+    },
     /// The engine of the embedded demonstration.
     #[command(hide = true)]
     DemoEngine(Box<engine_sim::EngineSimArgs>),
 }
 
-/// Which gateway to ask.
+/// Selects the gateway to query.
 #[derive(Args, Debug)]
 struct AdminArgs {
-    /// The admin API's address.
+    /// Address of the gateway's admin API.
     #[arg(long, value_name = "URL", env = "ROUSE_ADMIN", default_value_t)]
     admin: client::AdminEndpoint,
-    /// The token that it asks for.
+    /// Bearer token for the admin API.
     #[arg(long, value_name = "TOKEN", env = "ROUSE_ADMIN_TOKEN", hide_env_values = true)]
     token: Option<String>,
 }

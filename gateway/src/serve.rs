@@ -4,7 +4,8 @@
 //! request never crosses threads between its client and its engine. The admin API runs on the control runtime, because
 //! it must respond even when every core is busy.
 //!
-//! Both listeners are bound before anything else starts. A taken port is a startup error and is never retried.
+//! Both addresses are bound before anything else starts, also in a cluster. A taken port is a startup error and is
+//! never retried.
 
 use std::{io, net::SocketAddr};
 
@@ -25,6 +26,7 @@ pub use admin::AdminServer;
 pub use api::{ApiServer, ServingThreads};
 #[cfg(test)]
 pub(crate) use connection::LocalExecutor;
+pub use listener::BoundSockets;
 pub(crate) use listener::bind_errors;
 
 /// The stage of the gateway's shutdown. Only moves forward.

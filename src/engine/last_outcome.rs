@@ -186,6 +186,14 @@ impl LastOutcome {
         }
     }
 
+    /// A failure from an earlier run of the gateway.
+    ///
+    /// Its generation is 0, which no start of this run has: diagnostics of a later start do not belong to it.
+    #[must_use]
+    pub const fn restored_failure(at: Tick, failure: FailureRecord) -> Self {
+        Self { at, generation: Generation(0), outcome: EngineOutcome::Failed(failure) }
+    }
+
     /// Failures in a row; 0 if the engine was deactivated.
     #[must_use]
     pub const fn consecutive_failures(&self) -> u32 {

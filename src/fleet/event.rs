@@ -9,7 +9,12 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::fleet::{dispatch::fairness::FairnessCounters, plan::Planner};
 use crate::{
-    engine::{Engine, last_outcome::EngineDiagnostics, state::LifecycleState, turn_clients::TurnClients},
+    engine::{
+        Engine,
+        last_outcome::{EngineDiagnostics, FailureRecord},
+        state::LifecycleState,
+        turn_clients::TurnClients,
+    },
     fault::FailureCause,
     model::{AcceleratorId, EngineId, FleetConfig, ModelName, SleepLevel},
     units::{Bytes, Generation, Millis, Tick},
@@ -62,6 +67,16 @@ pub enum Event {
     MeasurementsRestored {
         model: ModelName,
         learned: LearnedMeasurements,
+    },
+    /// The last failure of an engine in an earlier run of the gateway. The engine had not served since.
+    ///
+    /// Ignored if the engine was found serving or asleep, or if its model's configuration has another fingerprint now.
+    FailureRestored {
+        engine: EngineId,
+        /// Fingerprint of the model's configuration at that time.
+        fingerprint: u64,
+        at: Tick,
+        failure: FailureRecord,
     },
     /// All engines that already ran are reported: scheduling may begin.
     AdoptionDone,
@@ -441,6 +456,9 @@ impl fmt::Display for Event {
                 write!(f, "configured: {models} model{}, {gpus} accelerator{}", plural(models), plural(gpus))
             }
             Self::MeasurementsRestored { model, .. } => write!(f, "measurements of {model} restored"),
+            Self::FailureRestored { engine, at, failure, .. } => {
+                write!(f, "failure of {engine} restored: {}", failure.describe(*at))
+            }
             Self::AdoptionDone => f.write_str("adoption of running engines is complete"),
             Self::Arrived { waiter } => {
                 let kind = if waiter.stream { "stream" } else { "request" };

@@ -42,6 +42,9 @@ impl Planner {
             Event::MeasurementsRestored { model, learned } => {
                 self.update_learned(model, |known| *known = *learned);
             }
+            Event::FailureRestored { engine, fingerprint, at, failure } => {
+                self.restore_failure(engine, *fingerprint, *at, failure);
+            }
             Event::AdoptionDone => self.adoption_done(now),
             Event::LeadershipChanged { leads } => self.set_leadership(*leads, now),
             Event::ApiServerChanged { answers } => self.set_api_answers(*answers, now),

@@ -238,7 +238,7 @@ impl fmt::Display for LauncherDeleteReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Useless => "the launcher is unusable or unneeded",
-            Self::Replaced => "the launcher's build is not the wanted one",
+            Self::Replaced => "the launcher's build is obsolete or not the requested one",
         })
     }
 }

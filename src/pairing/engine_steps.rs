@@ -201,7 +201,7 @@ impl NodePlanBuilder<'_> {
         if leaves || self.template_status(e) == TemplateStatus::Obsolete {
             return Some(EngineStep::Stop { reason: EngineStopReason::Obsolete });
         }
-        let room = self.node.has_host_memory_for(e);
+        let room = self.node.host_memory_shortage(e).is_none();
         let level = match e.level {
             _ if e.id.mode == ProviderMode::Plain => None,
             SleepLevelPolicy::Never => None,

@@ -168,6 +168,17 @@ pub enum PairingEngineState {
     Gone,
 }
 
+/// Why an engine's weights do not fit into host RAM. `left`: what the other sleepers leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostMemoryShortage {
+    /// The node's budget for sleepers has too little left.
+    Node { budget: Bytes, left: Bytes },
+    /// The memory limit of the engine's Pod has too little left.
+    Pod { limit: Bytes, left: Bytes },
+    /// The Pod was not observed yet, so its memory limit is unknown.
+    UnobservedPod,
+}
+
 /// A command whose outcome is awaited, at most until `until`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingCommand {
@@ -516,19 +527,24 @@ impl PairingNode {
         self.vanished.iter().map(|remains| remains.reserved_host).sum()
     }
 
-    /// Whether this engine's weights fit into host RAM: into the node's budget for sleepers, and into the memory limit
-    /// of its Pod, which all engines of the Pod share. The kernel kills an engine beyond the limit, so a Pod not
-    /// observed yet has no room.
+    /// Why this engine's weights do not fit into host RAM; `None` if they do. They must fit into the node's budget for
+    /// sleepers, and into the memory limit of the engine's Pod, which all engines of the Pod share. The kernel kills an
+    /// engine beyond the limit, so a Pod not observed yet has no room.
     #[must_use]
-    pub(super) fn has_host_memory_for(&self, engine: &PairingEngine) -> bool {
+    pub fn host_memory_shortage(&self, engine: &PairingEngine) -> Option<HostMemoryShortage> {
         let wanted = engine.sizes.host;
+        let budget = self.facts.host_sleep_memory;
+        let others = self.reserved_host().saturating_sub(engine.reserved_host);
+        if others + wanted > budget {
+            return Some(HostMemoryShortage::Node { budget, left: budget.saturating_sub(others) });
+        }
         let provider = self.providers.get(&engine.provider).filter(|provider| provider.uid.is_some());
-        let within = |limit| {
-            let others = self.engines_in(&engine.provider).filter(|other| other.id != engine.id);
-            others.map(|other| other.reserved_host).sum::<Bytes>() + wanted <= limit
-        };
-        self.reserved_host().saturating_sub(engine.reserved_host) + wanted <= self.facts.host_sleep_memory
-            && provider.is_some_and(|provider| provider.memory_limit.is_none_or(within))
+        let Some(provider) = provider else { return Some(HostMemoryShortage::UnobservedPod) };
+        let limit = provider.memory_limit?;
+        let others = self.engines_in(&engine.provider).filter(|other| other.id != engine.id);
+        let others = others.map(|other| other.reserved_host).sum::<Bytes>();
+        (others + wanted > limit)
+            .then(|| HostMemoryShortage::Pod { limit, left: limit.saturating_sub(others) })
     }
 
     /// The requester of this engine, unless it is gone or about to go.

@@ -156,7 +156,7 @@ impl SimulatedWorld {
     pub(super) fn check_kept_awake(&mut self, engine: &EngineId, why: CloseReason) {
         let open = self.gates.get(engine).is_some_and(|gate| gate.open);
         if open && matches!(why, CloseReason::Turn | CloseReason::Idle) && self.is_kept_awake(engine) {
-            self.record_violation(format!("{engine} is evicted ({why:?}) although it must stay awake"));
+            self.record_violation(format!("{engine} is deactivated ({why:?}) although it must stay awake"));
         }
     }
 

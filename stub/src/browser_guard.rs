@@ -13,8 +13,8 @@ use http::{HeaderMap, header, uri::Authority};
 
 const ORIGIN_REFUSAL: &str =
     "the request has an Origin header, so it comes from a web page: controllers must not send one";
-const HOST_REFUSAL: &str = "the Host header is a public name, as a web page may have: call the IP address, or start the stub with a \
-     token and send it";
+const HOST_REFUSAL: &str = "the Host header is a public name, as a web page may have: call the IP address, or \
+     start the stub with a token and send it";
 /// Suffixes of names that cannot be registered.
 const INTERNAL_SUFFIXES: [&str; 3] = [".svc", ".svc.cluster.local", ".localhost"];
 

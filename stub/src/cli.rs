@@ -11,7 +11,7 @@ use crate::{launcher, proxy};
 const UNAVAILABLE: u8 = 69;
 
 #[derive(Debug, Parser)]
-#[command(name = "rouse-stub", version, about = "Rouse's small second binary, for Pods and nodes")]
+#[command(name = "rouse-stub", version, about = "Rouse's second binary, for Pods and nodes")]
 pub struct StubArgs {
     #[command(subcommand)]
     role: StubCommand,
@@ -19,11 +19,11 @@ pub struct StubArgs {
 
 #[derive(Debug, Subcommand)]
 enum StubCommand {
-    /// Relay, gate and readiness of a requester Pod
+    /// Relay requests to an engine, gate them, and report readiness, in a requester Pod or beside the engine
     Proxy(Box<proxy::ProxyArgs>),
-    /// Starts and stops engines inside a provider Pod
+    /// Start and stop engines inside a provider Pod
     Launcher(Box<launcher::LauncherArgs>),
-    /// Device plugin and node agent
+    /// Device plugin and node agent (not implemented yet)
     Node,
 }
 

@@ -6,6 +6,7 @@ use rouse::{
     pairing::{
         event::{CommandReply, PairingEvent, PairingNodeFacts, ProviderPhase, RequestedEngine},
         ids::{PairingEngineId, ProviderId, ProviderMode},
+        node::HostMemoryShortage,
     },
     units::{Bytes, Millis},
 };
@@ -95,6 +96,32 @@ fn over_all_pods_and_launchers_of_a_node() {
 /// Sets the observed memory limit of a provider's Pod.
 fn limited(case: &mut PairingCase, provider: &ProviderId, limit: Bytes) {
     case.provider(provider, ProviderPhase::Ready, |seen| seen.memory_limit = Some(limit));
+}
+
+/// What keeps this engine from a sleep at level 1.
+fn shortage(case: &PairingCase, id: &PairingEngineId) -> Option<HostMemoryShortage> {
+    case.node().host_memory_shortage(case.known(id))
+}
+
+#[test]
+fn a_shortage_names_the_limit_that_is_too_small_and_what_is_left_of_it() {
+    let (mut case, all) = all_awake();
+    let [(first, _), (second, _), .., (last, _)] = &all[..] else { panic!("{all:?}") };
+    for sleeper in [first, second] {
+        assert_eq!(shortage(&case, sleeper), None);
+        goes(&mut case, sleeper);
+        case.advance(Millis::secs(61));
+    }
+    let on_node = HostMemoryShortage::Node { budget: HOST, left: Bytes::gib(10) };
+    assert_eq!(shortage(&case, last), Some(on_node));
+    case.on(PairingEvent::Node {
+        node: node(),
+        facts: PairingNodeFacts { cordoned: false, host_sleep_memory: Bytes::gib(60) },
+    });
+    assert_eq!(shortage(&case, last), None);
+    let limit = Bytes::gib(19);
+    limited(&mut case, &ProviderId::direct(last), limit);
+    assert_eq!(shortage(&case, last), Some(HostMemoryShortage::Pod { limit, left: limit }));
 }
 
 #[test]

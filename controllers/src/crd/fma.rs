@@ -58,14 +58,14 @@ pub fn documents() -> Result<Vec<super::CrdDocument>, serde_saphyr::ser::Error> 
     super::to_documents(&all())
 }
 
-/// What a controller says of an object.
+/// Status of an object, as a controller reports it.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FmaStatus {
-    /// The generation of the object that was seen last.
+    /// Generation of the object that the controller saw last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// What is wrong with that generation.
+    /// Errors in that generation.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<String>,
 }

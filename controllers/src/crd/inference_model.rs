@@ -24,7 +24,7 @@ pub use self::{
     },
 };
 
-/// What clients name as the model of a request, and how its engines are run.
+/// The model's names in requests, and how Rouse runs its engines.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "rouse.dev",
@@ -35,9 +35,9 @@ pub use self::{
     category = "rouse",
     status = "InferenceModelStatus",
     derive = "PartialEq",
-    doc = "A model that clients can name, and how its engines are run, put away and brought back.",
+    doc = "A model that clients can request, and how Rouse runs its engines, puts them to sleep, wakes and stops them.",
     validation = Rule::new("!has(self.spec.dependencies) || !(self.metadata.name in self.spec.dependencies)")
-        .message("a model cannot depend on itself: take its own name out of dependencies"),
+        .message("the model depends on itself: remove its own name from dependencies"),
     printcolumn(name = "Model", type_ = "string", json_path = ".spec.modelName"),
     printcolumn(name = "Ready", type_ = "boolean", json_path = ".status.ready"),
     printcolumn(
@@ -59,138 +59,146 @@ pub use self::{
 )]
 #[x_kube(
     validation = Rule::new("(self.mode == 'external') == has(self.backendUrl)")
-        .message("backendUrl is for mode external, which needs it"),
+        .message("mode external needs a backendUrl, and backendUrl is only for mode external"),
     validation = Rule::new("self.mode == 'external' || has(self.memory)")
-        .message("memory is missing: say what one engine takes of each accelerator, like 80Gi"),
+        .message("memory is missing: set what one engine uses of each accelerator, such as 80Gi"),
     validation = Rule::new(
         "self.mode == 'external' ? !has(self.template) && !has(self.containerImage) : \
          has(self.template) != has(self.containerImage)")
-        .message("an engine is run from exactly one of template and containerImage, and none in mode external"),
+        .message("set exactly one of template and containerImage, and neither in mode external"),
     validation = Rule::new("!has(self.resources) || has(self.containerImage)")
-        .message("resources go with containerImage: in a template they stand at the container"),
+        .message("resources is only for containerImage: in a template, set the resources of the container"),
     validation = Rule::new(
         "self.mode != 'external' || !(has(self.memoryAsleep) || has(self.hostMemory) || has(self.stopAfter) || \
          has(self.eviction) || has(self.variants) || self.pinned || self.minReplicas > 0)")
-        .message("mode external is never put to sleep, stopped or scaled: take out memoryAsleep, hostMemory, \
-                  stopAfter, eviction, variants, pinned and minReplicas"),
+        .message("Rouse does not start, put to sleep, stop or scale the backend of mode external: remove \
+                  memoryAsleep, hostMemory, stopAfter, eviction, variants, pinned and minReplicas"),
     validation = Rule::new(
         "!has(self.stopAfter) || self.stopAfter == 'never' || self.cooldownPeriod == 'never' || \
          duration(self.stopAfter) >= duration(self.cooldownPeriod)")
-        .message("stopAfter is not before cooldownPeriod"),
+        .message("stopAfter is shorter than cooldownPeriod: an engine sleeps before it is stopped, so set \
+                  stopAfter to at least cooldownPeriod"),
     validation = Rule::new("self.minReplicas <= self.maxReplicas")
-        .message("minReplicas is at most maxReplicas"),
+        .message("minReplicas must be at most maxReplicas"),
     validation = Rule::new("!has(self.aliases) || !(self.modelName in self.aliases)")
-        .message("modelName need not be among the aliases"),
+        .message("modelName is also listed in aliases: remove it there"),
     validation = Rule::new("self.modelName == oldSelf.modelName")
-        .message("modelName cannot be changed, since engines run under it: make another InferenceModel, or add an alias"),
+        .message("modelName cannot be changed, because engines run under it: create another InferenceModel, or \
+                  add an alias"),
 )]
 #[serde(rename_all = "camelCase")]
 pub struct InferenceModelSpec {
-    /// What clients say as `model`. Unique over the watched namespaces, aliases included: of two objects with the same
-    /// name the newer is not served, and its condition Accepted says so. It cannot be changed.
+    /// The model's name in requests (`model`). Names and aliases are unique across the watched namespaces: of two
+    /// objects with the same name, the newer one is not served, and its condition Accepted says so. The name cannot be
+    /// changed.
     #[schemars(extend("minLength" = 1, "maxLength" = 256, "pattern" = MODEL_NAME))]
     pub model_name: String,
-    /// Other names that mean this model.
+    /// Other names for the model.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "aliases")]
     #[x_kube(merge_strategy = ListMerge::Set)]
     pub aliases: Vec<String>,
-    /// Memory that one engine takes of each of its accelerators while awake: `80Gi`, `1.5Gi`, or bytes. Required but
-    /// for mode external.
+    /// Memory that one engine uses on each of its accelerators while awake: `80Gi`, `1.5Gi`, or bytes. Required except
+    /// in mode external.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "scalar::positive")]
     pub memory: Option<Quantity>,
-    /// What an asleep engine keeps of each accelerator. Without it 4Gi is taken until it was measured; 0 for engines that
-    /// cannot sleep.
+    /// Memory that an asleep engine keeps on each accelerator. Default: 4Gi, at most `memory`, until Rouse has measured
+    /// it; 0 if the engine cannot sleep.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_asleep: Option<Quantity>,
-    /// RAM of the node that an engine asleep at level 1 keeps its weights in, for each of its accelerators. Without it as
-    /// `memory`, less the KV cache where the command says its bytes (--kv-cache-memory-bytes); 0 for engines that cannot
-    /// sleep.
+    /// RAM of the node in which an engine asleep at level 1 keeps its weights, for each of its accelerators. Default:
+    /// `memory`, less the KV cache if the command sets its size in bytes (--kv-cache-memory-bytes); 0 if the engine
+    /// cannot sleep.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_memory: Option<Quantity>,
-    /// Accelerators that one engine takes.
+    /// Number of accelerators that one engine uses.
     #[serde(default = "one")]
     #[schemars(extend("minimum" = 1, "maximum" = 64))]
     pub accelerators: u32,
-    /// Nodes that its engines may run on, by their labels: this chooses the AcceleratorPool. A model that no pool covers is
-    /// not started.
+    /// Labels of the nodes on which the engines may run. They also select the AcceleratorPool: a model that no pool
+    /// matches is not started.
     #[serde(default = "default_pool")]
     #[schemars(extend("minProperties" = 1, "maxProperties" = 16))]
     pub node_selector: BTreeMap<String, String>,
-    /// Who runs the engines. `deployment`: a Deployment of engine Pods, scaled from 0. `dualPods`: a Deployment of Pods that
-    /// hold the accelerators, and engines that outlive them. `external`: somebody else; Rouse only forwards to
-    /// backendUrl.
+    /// How the engines run. `deployment`: as Pods of a Deployment, scaled from 0. `dualPods`: the Pods of a Deployment
+    /// hold the accelerators, and the engines outlive these Pods. `external`: outside Rouse, which only forwards
+    /// requests to backendUrl.
     #[serde(default)]
     pub mode: ServingMode,
-    /// Where a model of mode external is served: http or https, no redirects. A Service of the same namespace, unless the
-    /// gateway is started to allow more; never a loopback, link-local or metadata address.
+    /// URL of the backend in mode external: http or https, no redirects. The host is a Service of the same namespace,
+    /// unless the gateway's configuration allows others (`kubernetes.anyBackend`), and never a loopback, link-local or
+    /// metadata address.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 2048, "pattern" = BACKEND_URL))]
     pub backend_url: Option<String>,
-    /// The engine's Pod, as in a Deployment. Every field is passed on.
+    /// The engine's Pod template, as in a Deployment. Every field is passed on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "template::whole")]
     pub template: Option<PodTemplateJson>,
-    /// In place of a template: the image of a Pod with one container, `engine`.
+    /// Image of the engine, instead of a template: the Pod then has one container, `engine`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minLength" = 1, "maxLength" = 1024))]
     pub container_image: Option<String>,
-    /// With containerImage: what its container asks for.
+    /// Resources of the container. Only with containerImage.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resources: Option<ResourcesSpec>,
-    /// What the engine is, and how it is spoken to.
+    /// What the engine is, and how Rouse talks to it.
     #[serde(default)]
     pub engine: EngineSpec,
-    /// Ways of running the model, on other hardware or at other costs. What a variant leaves out is as the model has it.
-    /// None: one variant, `default`, with the fields above.
+    /// Ways to run the model, on other hardware or at other costs. A field that a variant leaves out has the model's
+    /// value. Default: one variant, `default`, with the model's own values.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("maxItems" = 16))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub variants: Vec<VariantSpec>,
-    /// Engines that run also without requests. The model is started for them at once.
+    /// Number of engines that run even without requests. Rouse starts them at once.
     #[serde(default)]
     #[schemars(extend("minimum" = 0, "maximum" = 1000))]
     pub min_replicas: u32,
-    /// Engines that run at most.
+    /// Maximum number of engines.
     #[serde(default = "one")]
     #[schemars(extend("minimum" = 1, "maximum" = 1000))]
     pub max_replicas: u32,
-    /// Idle for so long, an engine is put to sleep; or stopped, when it cannot sleep. A model is idle from the end of its
-    /// last response, on any gateway. `never`: not for idleness.
+    /// How long an engine must be idle before it is put to sleep, or stopped if it cannot sleep. A model is idle from
+    /// the end of its last response on any gateway. `never`: an idle engine is not put to sleep; stopAfter still
+    /// applies.
     #[serde(default = "ten_minutes")]
     pub cooldown_period: SpanOrNever,
-    /// Idle for so long, an asleep engine is stopped, too. Without it 1h, or cooldownPeriod when that is longer.
+    /// How long an engine must be idle before it is stopped, even if it is asleep. `never`: it is not stopped for
+    /// idleness. Default: 1h, or cooldownPeriod if that is longer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop_after: Option<SpanOrNever>,
-    /// From the start of an engine until it serves. Then it is stopped, and who waits gets 503.
+    /// Time limit from the start of an engine until it serves. An engine that exceeds it is stopped; after two failures
+    /// in a row, waiting requests get 503.
     #[serde(default = "five_minutes")]
     pub start_timeout: Span,
-    /// When this model may be put away for another. `residency`: once idle, unless `turns.protect` protects it. `cooldown`: once idle
-    /// for its cooldownPeriod. `never`. Without it as the gateway has it.
+    /// When other models may evict this one. `residency`: once it is idle and `turns.protect` does not protect it, or
+    /// once it has been in use for a whole turn. `cooldown`: once it is idle for its cooldownPeriod. `never`: not at
+    /// all. Default: the gateway's `eviction`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eviction: Option<EvictionSpec>,
-    /// Kept awake without requests, and never put away for others. Its pool must allow it.
+    /// Kept awake without requests, and never evicted. The pool must allow it (`pinnable`).
     #[serde(default)]
     pub pinned: bool,
-    /// Higher goes first where memory is short. Its pool may cap it.
+    /// Higher goes first when memory is short. The pool may cap it (`maxPriority`).
     #[serde(default)]
     #[schemars(extend("minimum" = -1000, "maximum" = 1000))]
     pub priority: i32,
-    /// Requests that one engine takes at a time. Without it, as many as come.
+    /// Maximum number of requests that one engine takes at a time. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 1, "maximum" = 1_000_000))]
     pub max_concurrency: Option<u32>,
-    /// How requests wait for this model. What it leaves out is as the gateway has it.
+    /// How requests wait for this model. A field that is left out has the gateway's value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<QueueSpec>,
-    /// InferenceModels of the same namespace, by their object's name, that must be ready first. All of them are reserved
-    /// memory for, or none, and none is put away while this model is awake. Cycles are refused.
+    /// Names of the InferenceModel objects, in the same namespace, that must be ready before this model starts. Rouse
+    /// reserves memory for all of them or for none, and keeps them awake while this model is awake. Cycles are refused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "dependencies")]
     #[x_kube(merge_strategy = ListMerge::Set)]
     pub dependencies: Vec<String>,
-    /// When the model needs another engine, and when it can give one back.
+    /// When the model needs another engine, and when it can release one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub saturation: Option<SaturationSpec>,
 }
@@ -199,50 +207,49 @@ pub struct InferenceModelSpec {
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[x_kube(
     validation = Rule::new("!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas")
-        .message("minReplicas is at most maxReplicas"),
+        .message("minReplicas must be at most maxReplicas"),
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VariantSpec {
     /// The variant's name, unique in the model.
     #[schemars(extend("minLength" = 1, "maxLength" = 63, "pattern" = DNS_LABEL))]
     pub name: String,
-    /// What one of its engines costs, in any unit: the cheapest variant that fits is started first.
+    /// Cost of one engine, in any unit: the cheapest variant that fits is started first.
     #[serde(default = "ten")]
     #[schemars(extend("minimum" = 0))]
     pub cost: f64,
-    /// Accelerators that one engine takes.
+    /// Number of accelerators that one engine uses.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 1, "maximum" = 64))]
     pub accelerators: Option<u32>,
-    /// Memory that one engine takes of each accelerator while awake.
+    /// Memory that one engine uses on each accelerator while awake.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "scalar::positive")]
     pub memory: Option<Quantity>,
-    /// What an asleep engine keeps of each accelerator.
+    /// Memory that an asleep engine keeps on each accelerator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_asleep: Option<Quantity>,
-    /// RAM of the node that an engine asleep at level 1 keeps, for each accelerator.
+    /// RAM of the node in which an engine asleep at level 1 keeps its weights, for each accelerator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_memory: Option<Quantity>,
-    /// The nodes, in place of the model's.
+    /// Labels of the nodes, instead of the model's nodeSelector.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minProperties" = 1, "maxProperties" = 16))]
     pub node_selector: Option<BTreeMap<String, String>>,
-    /// What is different in the engine's Pod: merged into the model's template as `kubectl patch` would, lists by their
-    /// keys.
+    /// Changes to the model's template, merged as `kubectl patch` merges them: lists by their keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<PodTemplateJson>,
-    /// Engines that run also without requests.
+    /// Number of engines that run even without requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0, "maximum" = 1000))]
     pub min_replicas: Option<u32>,
-    /// Engines that run at most.
+    /// Maximum number of engines.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 1, "maximum" = 1000))]
     pub max_replicas: Option<u32>,
 }
 
-/// Who runs the engines.
+/// How the engines run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum ServingMode {
@@ -252,18 +259,18 @@ pub enum ServingMode {
     External,
 }
 
-/// What the container of a short form asks for.
+/// Resources of the container of a model with `containerImage`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ResourcesSpec {
-    /// What it is guaranteed.
+    /// Resources that the container is guaranteed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests: Option<ResourceAmounts>,
-    /// What it may take at most.
+    /// Resources that the container may use at most.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limits: Option<ResourceAmounts>,
 }
 
-/// Amounts, as at a container.
+/// Amounts of resources, as in a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ResourceAmounts {
     /// Cores: `4`, `500m`.
@@ -273,14 +280,14 @@ pub struct ResourceAmounts {
     /// RAM: `32Gi`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Quantity>,
-    /// Accelerators, as `nvidia.com/gpu`; Pods that ask for some tolerate that taint. Without it as the model's
-    /// accelerators.
+    /// Number of accelerators, as `nvidia.com/gpu`. Pods that request any tolerate the taint of that name. Default: the
+    /// model's `accelerators`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 4, "pattern" = "^[0-9]{1,4}$"))]
     pub gpu: Option<String>,
 }
 
-/// When a model may be put away for another.
+/// When other models may evict this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum EvictionSpec {
@@ -293,19 +300,19 @@ pub enum EvictionSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct QueueSpec {
-    /// `wait`: requests wait for memory that others hold. `reject`: they are refused at once with 429.
+    /// `wait`: requests wait for memory that other models hold. `reject`: they are refused at once with 429.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<QueuePolicySpec>,
-    /// The longest a request waits.
+    /// Maximum time that a request waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_wait: Option<Span>,
-    /// Requests that wait at once, on one gateway; more are refused with 429.
+    /// Maximum number of requests that wait at once on one gateway. Further requests are refused with 429.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0, "maximum" = 1_000_000))]
     pub max_waiting: Option<u32>,
 }
 
-/// What becomes of requests for a model whose memory others hold.
+/// What happens to requests for a model whose memory other models hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum QueuePolicySpec {
@@ -313,31 +320,32 @@ pub enum QueuePolicySpec {
     Reject,
 }
 
-/// Thresholds in place of those of the ConfigMap `rouse-saturation-config`. What is left out is as there.
+/// Thresholds that override those of the ConfigMap `rouse-saturation-config`. A threshold that is left out keeps the
+/// ConfigMap's value.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[x_kube(
     validation = Rule::new("!has(self.kvSpareTrigger) || !has(self.kvCacheThreshold) || \
                             self.kvSpareTrigger <= self.kvCacheThreshold")
-        .message("kvSpareTrigger is at most kvCacheThreshold"),
+        .message("kvSpareTrigger must be at most kvCacheThreshold"),
     validation = Rule::new("!has(self.queueSpareTrigger) || !has(self.queueLengthThreshold) || \
                             self.queueSpareTrigger <= self.queueLengthThreshold")
-        .message("queueSpareTrigger is at most queueLengthThreshold"),
+        .message("queueSpareTrigger must be at most queueLengthThreshold"),
 )]
 #[serde(rename_all = "camelCase")]
 pub struct SaturationSpec {
-    /// An engine is saturated from this share of its KV cache on.
+    /// Share of its KV cache at which an engine counts as saturated.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0, "maximum" = 1))]
     pub kv_cache_threshold: Option<f64>,
-    /// An engine is saturated from so many waiting requests on.
+    /// Number of waiting requests at which an engine counts as saturated.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0))]
     pub queue_length_threshold: Option<f64>,
-    /// Another engine is wanted when less than this share of KV cache is spare on average.
+    /// The model needs another engine when less than this share of KV cache is spare on average.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0, "maximum" = 1))]
     pub kv_spare_trigger: Option<f64>,
-    /// Another engine is wanted when less than so many waiting requests are spare on average.
+    /// The model needs another engine when there is room for fewer than this many further waiting requests on average.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0))]
     pub queue_spare_trigger: Option<f64>,

@@ -39,7 +39,7 @@ pub struct Reservation {
     pub id: u64,
     /// The InferenceModel's namespace and name.
     pub model: ObjectName,
-    /// Which of its engines.
+    /// Number of the engine among the model's engines, from 0.
     pub replica: u32,
     /// Accelerators that it takes.
     pub count: u32,
@@ -63,16 +63,16 @@ pub struct ObjectName {
     pub name: String,
 }
 
-/// How far a reservation has come.
+/// State of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum ReservationState {
-    /// Booked in the pool; where is not known yet.
+    /// Reserved in the pool; the node is not known yet.
     Reserved,
-    /// On a node and its accelerators.
+    /// Placed on a node and its accelerators.
     Placed,
-    /// Its engine is asleep: what it keeps.
+    /// Memory that an asleep engine keeps.
     Asleep,
-    /// Its engine was told to go, and its memory has not been seen free.
+    /// The engine was ordered to stop, and its memory has not been seen free yet.
     Releasing,
 }
 

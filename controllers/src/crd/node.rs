@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{ledger::ReservationState, scalar::Quantity};
 
-/// One node with accelerators; it has the node's name.
+/// One node with accelerators. The object has the node's name.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "rouse.dev",
@@ -23,7 +23,7 @@ use super::{ledger::ReservationState, scalar::Quantity};
     category = "rouse",
     status = "AcceleratorNodeStatus",
     derive = "PartialEq",
-    doc = "A node with accelerators: what they are, and a copy of what is reserved on them.",
+    doc = "A node with accelerators: what they are, and a copy of the reservations on them.",
     printcolumn(name = "Pool", type_ = "string", json_path = ".spec.pool"),
     printcolumn(name = "Type", type_ = "string", json_path = ".status.type"),
     printcolumn(name = "Accelerators", type_ = "integer", json_path = ".status.count"),
@@ -40,39 +40,40 @@ pub struct AcceleratorNodeSpec {
     pub pool: Option<String>,
 }
 
-/// What there is on the node.
+/// The node's accelerators, and a copy of the reservations on them.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AcceleratorNodeStatus {
-    /// Accelerators that it has.
+    /// Number of accelerators on the node.
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
     pub count: u32,
-    /// Those of them that are healthy.
+    /// Number of healthy accelerators on the node.
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
     pub healthy: u32,
-    /// Of what type they are, by the node's label that its pool names.
+    /// Type of the accelerators, from the node label that the pool names (`acceleratorTypeLabel`).
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// What may be granted on all of them together.
+    /// Memory that may be reserved on all accelerators of the node together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total: Option<Quantity>,
-    /// What is reserved on all of them together.
+    /// Memory that is reserved on all accelerators of the node together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved: Option<Quantity>,
-    /// Each accelerator.
+    /// The node's accelerators.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Atomic)]
     pub accelerators: Vec<NodeAccelerator>,
-    /// The list has only accelerators that stubs reported from Pods which were given them: the node may have others.
+    /// Whether the list has only accelerators that stubs reported from the Pods that got them. The node may then have
+    /// others.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub partial: bool,
-    /// A copy of the pool's reservations on this node, for reading. The pool's ledger is what counts.
+    /// Copy of the pool's reservations on this node, for reading. Only the pool's ledger counts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Atomic)]
     pub reservations: Vec<NodeReservation>,
-    /// Ready: the node's accelerators are known and it may be given work.
+    /// Ready: the node's accelerators are known, and engines may be placed on the node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
@@ -82,13 +83,13 @@ pub struct AcceleratorNodeStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeAccelerator {
-    /// Its UUID, as the driver names it.
+    /// UUID of the accelerator, as the driver reports it.
     pub uuid: String,
-    /// What may be granted on it: the total, less what the driver keeps and the headroom.
+    /// Memory that may be reserved on the accelerator: the total, less what the driver keeps and the headroom.
     pub capacity: Quantity,
-    /// No fault was reported. On a faulty one nothing new is granted.
+    /// Whether no fault was reported. A faulty accelerator gets no new reservations.
     pub healthy: bool,
-    /// When an engine on it last fell asleep: until some time later its meter may lag behind.
+    /// When an engine on the accelerator last fell asleep. The meter may lag for some time after that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_sleep: Option<Time>,
 }
@@ -97,21 +98,21 @@ pub struct NodeAccelerator {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeReservation {
-    /// As in the pool's ledger.
+    /// Id of the reservation in the pool's ledger.
     #[schemars(extend("minimum" = 0))]
     pub id: u64,
-    /// The InferenceModel: namespace/name.
+    /// The InferenceModel, as namespace/name.
     pub model: String,
-    /// Which of its engines.
+    /// Number of the engine among the model's engines, from 0.
     #[schemars(extend("minimum" = 0))]
     pub replica: u32,
-    /// Bytes on each of the accelerators.
+    /// Memory on each of the accelerators, in bytes.
     pub bytes: Quantity,
-    /// Bytes of the node's RAM.
+    /// RAM of the node, in bytes.
     pub host_bytes: Quantity,
-    /// The accelerators.
+    /// UUIDs of the accelerators.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub uuids: Vec<String>,
-    /// How far it has come.
+    /// State of the reservation.
     pub state: ReservationState,
 }

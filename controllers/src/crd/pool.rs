@@ -17,7 +17,7 @@ use super::{
     scalar::{self, Quantity, Span},
 };
 
-/// The accelerators behind one node selector.
+/// The accelerators of the nodes that one selector matches.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "rouse.dev",
@@ -27,7 +27,7 @@ use super::{
     category = "rouse",
     status = "AcceleratorPoolStatus",
     derive = "PartialEq",
-    doc = "The accelerators of the nodes behind one selector, with one memory budget and the ledger of what is reserved.",
+    doc = "The accelerators of the nodes that one selector matches, with one memory budget and one ledger.",
     printcolumn(
         name = "Ready",
         type_ = "string",
@@ -43,71 +43,71 @@ use super::{
 )]
 #[x_kube(
     validation = Rule::new("!has(self.runtimeClassName) || self.gpuAccess == 'runtimeClass'")
-        .message("runtimeClassName goes with gpuAccess runtimeClass"),
+        .message("runtimeClassName is only for gpuAccess runtimeClass: remove it, or set that gpuAccess"),
 )]
 #[serde(rename_all = "camelCase")]
 pub struct AcceleratorPoolSpec {
-    /// The pool's nodes, by their labels. A node in two pools is in neither, and both say so.
+    /// Labels of the pool's nodes. A node with the labels of two pools is in neither, and both pools report it.
     #[schemars(extend("minProperties" = 1, "maxProperties" = 16))]
     pub node_selector: BTreeMap<String, String>,
-    /// What may be reserved of all accelerators together, when that is to be less than they have.
+    /// Memory that may be reserved on all accelerators together, if it should be less than they have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "scalar::positive")]
     pub memory: Option<Quantity>,
-    /// What asleep engines may keep of each accelerator together. Without it, as much as no awake engine needs.
+    /// Memory that all asleep engines together may keep on each accelerator. Default: as much as no awake engine needs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sleeping_memory: Option<Quantity>,
-    /// RAM of each node that engines asleep at level 1 may hold together. Without it none sleeps at level 1.
+    /// RAM of each node that all engines asleep at level 1 may hold together. Without it, no engine sleeps at level 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_sleep_memory: Option<Quantity>,
-    /// How long after an engine fell asleep what a meter says is not believed. At least the scrape interval, the
-    /// exporter's interval and 15s together, where meters are read through Prometheus.
+    /// How long meter readings are ignored after an engine fell asleep. If meters are read through Prometheus, use at
+    /// least the scrape interval, the exporter's interval and 15s together.
     #[serde(default = "a_minute")]
     pub meter_lag: Span,
-    /// Requester Pods that may be scheduled onto one accelerator. 1: it is a Pod's own.
+    /// Number of requester Pods that may be scheduled onto one accelerator. 1: a Pod has its accelerator to itself.
     #[serde(default = "one")]
     #[schemars(extend("minimum" = 1, "maximum" = 256))]
     pub slots: u32,
-    /// The key of the taint on the pool's nodes, which engines' Pods then tolerate.
+    /// Key of the taint on the pool's nodes, which engines' Pods then tolerate.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minLength" = 1, "maxLength" = 316))]
     pub taint: Option<String>,
-    /// The node label that says which type of accelerator a node has.
+    /// Node label that names the type of a node's accelerators.
     #[serde(default = "type_label")]
     #[schemars(extend("minLength" = 1, "maxLength" = 316))]
     pub accelerator_type_label: String,
-    /// The extended resource that Pods ask for to be given an accelerator.
+    /// Extended resource that Pods request to get an accelerator.
     #[serde(default = "gpu")]
     #[schemars(extend("minLength" = 1, "maxLength" = 316))]
     pub resource: String,
-    /// How a Pod that was given no accelerator by the kubelet gets at one. `envvar`: NVIDIA_VISIBLE_DEVICES alone.
-    /// `runtimeClass`: that and a runtime class. `privileged`: a privileged container.
+    /// How a Pod that gets no accelerator from the kubelet gains access to one. `envvar`: NVIDIA_VISIBLE_DEVICES alone.
+    /// `runtimeClass`: that variable and a runtime class. `privileged`: that variable and a privileged container.
     #[serde(default)]
     pub gpu_access: GpuAccess,
-    /// The runtime class; `nvidia` without it.
+    /// Name of the runtime class. Default: `nvidia`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minLength" = 1, "maxLength" = 253))]
     pub runtime_class_name: Option<String>,
-    /// Namespaces whose models may use the pool; all without it.
+    /// Namespaces whose models may use the pool. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "namespaces")]
     #[x_kube(merge_strategy = ListMerge::Set)]
     pub allowed_namespaces: Option<Vec<String>>,
-    /// What the models of a namespace may have reserved together, by the namespace's name. The name `*` is every
+    /// Memory that the models of a namespace may reserve together, by the namespace's name. `*` sets the quota of each
     /// namespace that is not listed.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 1000))]
     pub namespace_quota: BTreeMap<String, Quantity>,
-    /// The highest priority that a model has here, whatever it says.
+    /// Highest priority of a model in this pool. A higher `priority` counts as this one.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = -1000, "maximum" = 1000))]
     pub max_priority: Option<i32>,
-    /// Models may be pinned here, or have minReplicas.
+    /// Whether models in this pool may be pinned, or have minReplicas.
     #[serde(default = "yes")]
     pub pinnable: bool,
 }
 
-/// How a Pod that was given no accelerator gets at one.
+/// How a Pod that gets no accelerator from the kubelet gains access to one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum GpuAccess {
@@ -117,43 +117,43 @@ pub enum GpuAccess {
     Privileged,
 }
 
-/// The ledger, and its sums.
+/// The pool's ledger, and its sums.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AcceleratorPoolStatus {
-    /// The generation of the object that this status speaks of.
+    /// Generation of the object that this status describes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Nodes of the pool.
+    /// Number of nodes in the pool.
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
     pub nodes: u32,
-    /// Healthy accelerators on them.
+    /// Number of healthy accelerators in the pool.
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
     pub accelerators: u32,
-    /// What may be granted: the sum over the accelerators, or `memory` of the spec when that is less.
+    /// Memory that may be reserved: the sum over the accelerators, or `spec.memory` if that is less.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total: Option<Quantity>,
-    /// What is reserved. Never more than total, but for what was found running when Rouse came.
+    /// Reserved memory. Never more than total, except for engines that already ran when Rouse took over.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allocated: Option<Quantity>,
     /// Total less allocated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub available: Option<Quantity>,
-    /// Reservations in the ledger.
+    /// Number of reservations in the ledger.
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
     pub count: u32,
-    /// Under which leader the ledger is: the epoch of whoever wrote it last. It never falls, and a gateway whose own is
-    /// less changes nothing here any more.
+    /// Epoch of the leader that last wrote the ledger. It never falls, and a gateway with a lower epoch can no longer
+    /// change the ledger.
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
     pub epoch: u64,
-    /// Every reservation, packed. AcceleratorNodes have them in a readable form.
+    /// All reservations, packed. AcceleratorNodes have them in a readable form.
     #[serde(default, skip_serializing_if = "Ledger::is_empty")]
     pub ledger: Ledger,
-    /// Ready: the selector has nodes, and they are in no other pool.
+    /// Ready: the selector matches nodes, and none of them is in another pool.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,

@@ -10,7 +10,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// One gateway. Its Pod makes the object and owns it, so it goes with the Pod.
+/// One gateway. The gateway creates the object and its Pod owns it, so the object is deleted with the Pod.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "rouse.dev",
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
     category = "rouse",
     status = "GatewayReplicaStatus",
     derive = "PartialEq",
-    doc = "A gateway that serves, and the demand that it sees. Written by that gateway alone.",
+    doc = "A serving gateway, and the demand that it sees. Only that gateway writes the object.",
     printcolumn(name = "Address", type_ = "string", json_path = ".spec.address"),
     printcolumn(name = "Waiting", type_ = "integer", json_path = ".status.waiting"),
     printcolumn(name = "In Flight", type_ = "integer", json_path = ".status.inFlight"),
@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct GatewayReplicaSpec {
-    /// Where other gateways reach it: an address and a port.
+    /// Where other gateways reach this gateway: an address and a port.
     #[schemars(extend("minLength" = 1, "maxLength" = 128))]
     pub address: String,
 }
@@ -38,21 +38,21 @@ pub struct GatewayReplicaSpec {
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GatewayReplicaStatus {
-    /// Requests that wait, over all models.
+    /// Number of waiting requests, over all models.
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
     pub waiting: u32,
-    /// Requests that are being answered, over all models.
+    /// Number of requests that engines are answering, over all models.
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
     pub in_flight: u32,
-    /// By modelName: each model that has been asked for here.
+    /// Demand by modelName, for each model that was requested at this gateway.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub models: BTreeMap<String, ModelDemand>,
-    /// When it was last written. A gateway that has not written for a minute is taken to be gone.
+    /// When the status was last written. A gateway that has not written for a minute counts as gone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub renewed: Option<Time>,
-    /// SeesAll: this gateway may see all that it is to serve. Else the message says what it leaves out.
+    /// SeesAll: the gateway may read everything that it should serve. Otherwise the message names what it leaves out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
@@ -62,15 +62,16 @@ pub struct GatewayReplicaStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelDemand {
-    /// Requests that wait for the model. From 0 and to 0 it is written at once, else every few seconds.
+    /// Number of requests that wait for the model. A change from 0 or to 0 is written at once, others every few
+    /// seconds.
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
     pub waiting: u32,
-    /// Requests that its engines are answering.
+    /// Number of requests that the model's engines are answering.
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
     pub in_flight: u32,
-    /// When a request for it last ended here. Written rarely: up to a tenth of the model's cooldownPeriod late.
+    /// When a request for the model last ended at this gateway. May be written up to half a minute late.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_request: Option<Time>,
 }

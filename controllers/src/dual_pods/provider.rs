@@ -77,7 +77,7 @@ pub enum Error {
     #[error("the server patch has a field that Pods do not have: {0}")]
     Unknown(String),
     #[error(
-        "the patched Pod has no container named {}: name the container that runs the server so",
+        "the patched Pod has no container named {}: give this name to the container that runs the server",
         keys::CONTAINER
     )]
     NoContainer,

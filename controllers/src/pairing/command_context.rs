@@ -9,7 +9,7 @@ use rouse::{
         command::{EngineStep, PairingAction, PairingCommand, ProviderStep},
         event::EngineRecord,
         ids::{NodeName, PairingEngineId, ProviderId, ProviderMode},
-        node::PairingEngineState,
+        node::{HostMemoryShortage, PairingEngineState},
     },
     units::Bytes,
 };
@@ -46,6 +46,8 @@ pub(super) struct CommandContext {
     pub(super) baseline: Option<AcceleratorUsedMib>,
     /// For an engine that is asleep or falling asleep, its level.
     pub(super) sleep_level: Option<SleepLevel>,
+    /// Why the engine's weights do not fit into host RAM; `None` if they do.
+    pub(super) host_memory_shortage: Option<HostMemoryShortage>,
     /// Namespace in which the engine's own Pod was ordered.
     pub(super) namespace: Option<String>,
     /// Sources of the engine or launcher to create.
@@ -73,6 +75,7 @@ impl CommandContext {
             reserved_by_others: BTreeMap::new(),
             baseline: None,
             sleep_level: None,
+            host_memory_shortage: None,
             namespace: None,
             server_config: None,
             launcher_config: None,
@@ -81,6 +84,12 @@ impl CommandContext {
             launcher_token: None,
             metrics,
         }
+    }
+
+    /// Returns a context without any observed state.
+    #[cfg(test)]
+    pub(super) fn for_test(command: PairingCommand) -> Self {
+        Self::new(command, crate::metrics::DualPodMetrics::new(&prometheus::Registry::new()))
     }
 
     /// Returns the observer for calls on behalf of this command.
@@ -185,6 +194,7 @@ impl PairingController {
             requester: None,
             last_used: known.last_used,
         });
+        job.host_memory_shortage = self.core.node(node).and_then(|all| all.host_memory_shortage(known));
         let others = |a: &AcceleratorId| {
             self.core.node(node).map(|all| all.reserved(a).saturating_sub(known.reserved))
         };

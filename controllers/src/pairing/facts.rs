@@ -255,6 +255,7 @@ impl ClusterFacts {
         let kept = terms.sleeping_memory.unwrap_or_default();
         let awake = wanted.awake.unwrap_or_else(|| capacity.saturating_sub(kept));
         let count = resources.get(&terms.resource).copied().unwrap_or(1).max(1);
+        // Host RAM is reserved before the sleep, so an undeclared size must be an upper bound.
         let weights = awake.saturating_sub(kv_cache.unwrap_or_default()).0.saturating_mul(u64::from(count));
         let host = wanted.host.unwrap_or(Bytes(weights));
         Ok(MemorySizes { awake, asleep: wanted.asleep.min(awake), host })

@@ -17,6 +17,7 @@ use tokio::{task::JoinSet, time};
 use super::{
     FinishedTask,
     command_context::CommandContext,
+    host_memory,
     index::{PodIndex, RequesterPod},
 };
 use crate::metrics::ActuationPath;
@@ -138,16 +139,25 @@ pub(super) fn completion_events(job: &CommandContext) -> Vec<EventRequest> {
             requester(delete_news(*why)).into_iter().collect()
         }
         PairingAction::Engine { engine, step: EngineStep::Sleep { level, .. }, .. } => {
-            let news = EventReason::Slept.with_note(format!("{engine} sleeps at level {}", level.number()));
-            provider(news).into_iter().collect()
+            let note = with_shortage(job, format!("{engine} sleeps at level {}", level.number()));
+            provider(EventReason::Slept.with_note(note)).into_iter().collect()
         }
         PairingAction::Engine { engine, step: EngineStep::Stop { reason: why }, .. } => {
             let reason = if is_failure(*why) { EventReason::Failed } else { EventReason::Ended };
-            let to_requester = requester(reason.with_note(format!("the engine was stopped: {why}")));
-            let to_provider = provider(reason.with_note(format!("{engine} was stopped: {why}")));
+            let note = |engine: &str| with_shortage(job, format!("{engine} was stopped: {why}"));
+            let to_requester = requester(reason.with_note(note("the engine")));
+            let to_provider = provider(reason.with_note(note(&engine.to_string())));
             to_requester.into_iter().chain(to_provider).collect()
         }
         _ => Vec::new(),
+    }
+}
+
+/// Appends what keeps the engine from a sleep at level 1, if something does.
+fn with_shortage(job: &CommandContext, note: String) -> String {
+    match host_memory::shortage_note(job) {
+        Some(shortage) => format!("{note}; {shortage}"),
+        None => note,
     }
 }
 
@@ -181,4 +191,77 @@ fn requester_event(own: &RequesterPod, news: EventContent) -> EventRequest {
 
 fn pod_event(name: &ObjectName, uid: &str, news: EventContent) -> EventRequest {
     EventRequest { regarding: RegardingKind::Pod, object: name.clone(), uid: uid.to_owned(), content: news }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Pod;
+    use rouse::{
+        model::{SleepLevel, SleepLevelPolicy},
+        pairing::{
+            command::PairingCommand,
+            event::{EngineRecord, Epoch, MemorySizes},
+            ids::{EngineFingerprint, PairingEngineId, ProviderId, ProviderMode},
+            node::HostMemoryShortage,
+        },
+        units::{Bytes, Generation, Tick},
+    };
+
+    use super::*;
+    use crate::pairing::facts::ClusterFacts;
+    use crate::{
+        dual_pods::record,
+        watch::{Delta, WatchedObject},
+    };
+
+    #[test]
+    fn the_event_of_a_sleep_at_level_2_names_the_annotation_that_allows_level_1() {
+        let node = NodeName::from("n");
+        let record = EngineRecord {
+            engine: PairingEngineId {
+                mode: ProviderMode::Sleep,
+                accelerators: ["GPU-1".into()].into(),
+                fingerprint: EngineFingerprint(7),
+            },
+            generation: Generation(1),
+            sizes: MemorySizes { awake: Bytes::gib(72), asleep: Bytes::gib(2), host: Bytes::gib(72) },
+            level: SleepLevelPolicy::Auto,
+            stop_after: None,
+            requester: None,
+            last_used: Tick(0),
+        };
+        let mut pod = Pod::default();
+        pod.metadata.name = Some("n-1-dual".to_owned());
+        pod.metadata.namespace = Some("ns".to_owned());
+        pod.metadata.uid = Some("uid".to_owned());
+        record::write(&mut pod, &node, "chat", &record, 8000);
+        let mut index = PodIndex::new(ProviderMode::Sleep);
+        let change = Delta::Applied(Box::new(WatchedObject::Readable(pod)));
+        index.apply(change, &ClusterFacts::default(), &mut drop);
+        let provider = index.provider(&node, &ProviderId::direct(&record.engine)).cloned();
+        assert!(provider.is_some());
+
+        let note = |shortage: Option<HostMemoryShortage>, level: SleepLevel| {
+            let step = EngineStep::Sleep { level, via: None };
+            let action =
+                PairingAction::Engine { engine: record.engine.clone(), generation: record.generation, step };
+            let command = PairingCommand { node: node.clone(), epoch: Epoch(1), serial: 1, action };
+            let mut job = CommandContext::for_test(command);
+            (job.record, job.provider) = (Some(record.clone()), provider.clone());
+            job.host_memory_shortage = shortage;
+            let mut sent = completion_events(&job);
+            assert_eq!(sent.len(), 1, "{sent:?}");
+            let EventRequest { object, content, .. } = sent.remove(0);
+            assert_eq!((object.name.as_str(), content.reason), ("n-1-dual", EventReason::Slept));
+            content.note
+        };
+        let full = HostMemoryShortage::Node { budget: Bytes::gib(64), left: Bytes::gib(64) };
+        let deep = note(Some(full), SleepLevel::Two);
+        assert!(deep.contains(" sleeps at level 2; no level 1: ") && deep.contains("72Gi"), "{deep}");
+        assert!(deep.contains("set the annotation rouse.dev/host-memory"), "{deep}");
+        let light = note(None, SleepLevel::One);
+        assert!(light.ends_with(" sleeps at level 1"), "{light}");
+        // An Event keeps its first note, so each note has its own.
+        assert!(EventReason::Slept.is_keyed_by_note());
+    }
 }

@@ -199,7 +199,8 @@ mod tests {
         assert_eq!(seen(2, 1, Some(&well)), (counts.clone(), None), "it is written");
         let (still, said) = seen(-1, 2, Some(&well));
         assert_eq!(still, counts);
-        let errors = ["countForLauncher: -1 launchers of 'a' cannot be".to_owned()].into();
+        let errors =
+            ["countForLauncher: -1 launchers of 'a' are impossible: set 0 or more".to_owned()].into();
         assert_eq!(said.unwrap(), FmaStatus { observed_generation: Some(2), errors });
     }
 

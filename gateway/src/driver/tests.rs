@@ -11,6 +11,8 @@ use rouse::{
 use rouse_net::lease::{Lease, TickClock};
 use tokio::time::Instant;
 
+use rouse_platform::DriverClient as _;
+
 use super::*;
 use crate::{metrics::Metrics, routing::RouteTable};
 

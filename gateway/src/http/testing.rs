@@ -94,7 +94,8 @@ impl InProcessGateway {
     pub(crate) fn start(change: impl FnOnce(&mut Config)) -> Self {
         let here = "127.0.0.1:0".parse().unwrap();
         Self::start_on(change, |shared| {
-            ApiServer::from_listeners(here, ApiServer::listen(here, Some(1)).unwrap(), shared).unwrap()
+            let bound = ApiServer::bind(here, Some(1)).unwrap();
+            ApiServer::from_listeners(here, bound.into_listeners().unwrap(), shared).unwrap()
         })
     }
 

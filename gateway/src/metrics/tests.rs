@@ -13,6 +13,9 @@ use rouse::{
 };
 use rouse_net::http_client::CallObserver as _;
 
+use rouse::units::Millis;
+use rouse_controllers::metrics::{ActuationPath, EngineBindingLabels, LauncherPhase, MeterSource};
+
 use super::*;
 use crate::driver::ColdStart;
 
@@ -161,9 +164,9 @@ fn used() -> Metrics {
     metrics.swapped();
     metrics.reloaded(OutcomeLabel::Done);
     metrics.set_certificate_expiry(Some(2_000_000_000));
-    metrics.kubernetes_writes().with_label_values(&["Pod", "done"]).inc();
-    metrics.meter_reads().read_succeeded(MeterSource::Stub, Tick(1_000));
-    let duals = metrics.dual_pods();
+    metrics.controllers().writes.with_label_values(&["Pod", "done"]).inc();
+    metrics.controllers().meter_reads.read_succeeded(MeterSource::Stub, Tick(1_000));
+    let duals = &metrics.controllers().dual_pods;
     duals.observe_actuation("chat", ActuationPath::Hot, Some("m"), Millis(120));
     duals.observe_launcher_creation("chat", "l", true, Millis(20));
     duals.call_observer("chat", Some("m")).call_ended(&Method::POST, "/sleep", None, Duration::from_secs(1));

@@ -29,11 +29,15 @@ mod supervisor;
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use rouse::{
     fleet::{
+        Fleet, Plan, RoutingChanges,
         command::Command,
         event::{Event, LearnedMeasurements},
     },
@@ -42,12 +46,11 @@ use rouse::{
 };
 use rouse_config::Config;
 use rouse_net::lease::TickClock;
+use rouse_platform::{EngineActivity, Platform, engine_client::PlatformContext};
 use tokio::{sync::mpsc, task::JoinHandle};
 
 use meter::MeterReader;
-use rouse_platform::EngineActivity;
-use rouse_platform::{Platform, engine_client::PlatformContext};
-use state_store::StateStore;
+use state_store::{StateStore, StoredFailure};
 use supervisor::LocalSupervisor;
 
 pub use meter::{Error as MeterError, discover};
@@ -60,6 +63,8 @@ pub struct LocalPlatform {
     shared: Arc<LocalContext>,
     supervisor: JoinHandle<()>,
     lock: StateDirLock,
+    /// The stored failures were compared with those of the whole fleet. From then on, changes suffice.
+    failures_compared: AtomicBool,
 }
 
 /// State shared by all tasks of the platform.
@@ -77,8 +82,8 @@ impl LocalPlatform {
     /// Starts the platform in the locked state directory.
     ///
     /// `events` receives, in this order: earlier learned measurements (`MeasurementsRestored`), engines that already
-    /// run (`Adopted`), `AdoptionDone`, then outcomes. Must be called inside a runtime, which runs the platform's
-    /// tasks.
+    /// run (`Adopted`), earlier failures (`FailureRestored`), `AdoptionDone`, then outcomes. Must be called inside a
+    /// runtime, which runs the platform's tasks.
     ///
     /// # Errors
     /// The folder for engines' logs cannot be made.
@@ -98,12 +103,13 @@ impl LocalPlatform {
         });
         let (commands, orders) = mpsc::unbounded_channel();
         let supervisor = LocalSupervisor::new(Arc::clone(&shared));
-        Ok(Self { commands, shared, supervisor: tokio::spawn(supervisor.run(orders)), lock })
+        let supervisor = tokio::spawn(supervisor.run(orders));
+        Ok(Self { commands, shared, supervisor, lock, failures_compared: AtomicBool::new(false) })
     }
 
     /// Ends every task, saves unsaved state and unlocks the state directory. Engines keep running.
     pub async fn close(self) {
-        let Self { commands, shared, supervisor, lock } = self;
+        let Self { commands, shared, supervisor, lock, .. } = self;
         drop(commands);
         if let Err(error) = supervisor.await {
             tracing::error!(%error, "engine supervisor failed");
@@ -126,6 +132,24 @@ impl Platform for LocalPlatform {
 
     fn reconfigure(&self, config: Arc<Config>) {
         self.shared.common.config.store(config);
+    }
+
+    /// Saves the failures that changed.
+    fn turn_completed(&self, fleet: &Fleet, _: &Plan, changes: &RoutingChanges) {
+        // Before the end of the adoption, the fleet does not know the failures that an earlier gateway stored.
+        if !fleet.is_ready() {
+            return;
+        }
+        let all = !self.failures_compared.swap(true, Ordering::Relaxed) || changes.reconfigured;
+        if !all && changes.models.is_empty() {
+            return;
+        }
+        let concerns = |model: &ModelName| all || changes.models.contains(model);
+        let failures = fleet.engines().filter(|engine| concerns(&engine.id.model)).filter_map(|engine| {
+            let fingerprint = fleet.spec(&engine.id.model)?.fingerprint;
+            Some((engine.id.clone(), StoredFailure::of(engine, fingerprint)?))
+        });
+        self.shared.store.set_failures(concerns, failures.collect());
     }
 
     fn note_idle(&self, engine: &EngineId, generation: Generation, last_end: Tick) {

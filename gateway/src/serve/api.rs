@@ -33,7 +33,8 @@ use super::{
     Error, ShutdownStage,
     address_limiter::{AddressLimiter, ConnectionPermit, ConnectionRefusal},
     balance::{CoreConnectionGuard, CoreLoadHandle, CoreLoads},
-    connection, listener,
+    connection,
+    listener::{self, BoundSockets},
     socket::ClientSocket,
     tls::HandshakePool,
 };
@@ -88,12 +89,12 @@ struct WorkerSetup {
 }
 
 impl ApiServer {
-    /// Binds `cores` listeners to one address (`None`: one per core). Connections queue from here on and are accepted
-    /// after [`Self::start`].
+    /// Binds `cores` sockets to one address (`None`: one per core). Connections queue once the sockets listen, and are
+    /// accepted after [`Self::start`].
     ///
     /// # Errors
     /// The address is taken, or is none of this machine's.
-    pub fn listen(address: SocketAddr, cores: Option<usize>) -> Result<Vec<std::net::TcpListener>, Error> {
+    pub fn bind(address: SocketAddr, cores: Option<usize>) -> Result<BoundSockets, Error> {
         let cores = cores.or_else(|| thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
         listener::bind_shared(address, cores)
     }

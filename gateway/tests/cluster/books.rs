@@ -143,7 +143,7 @@ async fn of_two_processes_that_believe_they_lead_one_gets_what_is_left() {
         }
         let said = [processes[0].next_line().await, processes[1].next_line().await];
         let reserved = said.each_ref().map(|text| text.strip_prefix("1 reserved ").map(str::to_owned));
-        let full = |text: &str| text.starts_with("2 ") && text.ends_with("0 of 40Gi available");
+        let full = |text: &str| text.starts_with("2 ") && text.ends_with(" 0 of 40Gi are available");
         let (winner, id) = match reserved {
             [Some(id), None] if full(&said[1]) => (0, id),
             [None, Some(id)] if full(&said[0]) => (1, id),

@@ -88,7 +88,7 @@ async fn a_model_with_junk_is_refused_with_words_for_people() {
         }
     }
     rows.extend([
-        (json!({ "memory": null }), &["memory is missing", "like 80Gi"][..]),
+        (json!({ "memory": null }), &["memory is missing", "such as 80Gi"][..]),
         (json!({ "memory": "lots" }), &["spec.memory", "\"lots\"", "Ki|Mi|Gi"]),
         (json!({ "memory": 0 }), &["spec.memory", "greater than or equal to 1"]),
         (json!({ "memory": "0Gi" }), &["spec.memory", "\"0Gi\""]),
@@ -99,7 +99,7 @@ async fn a_model_with_junk_is_refused_with_words_for_people() {
         (json!({ "aliases": ["a", "a"] }), &["spec.aliases[1]: Duplicate value: \"a\""]),
         (
             json!({ "aliases": ["meta-llama/Llama-3.3-70B-Instruct"] }),
-            &["modelName need not be among the aliases"],
+            &["modelName is also listed in aliases: remove it there"],
         ),
         (json!({ "accelerators": 0 }), &["spec.accelerators", "greater than or equal to 1"]),
         (json!({ "accelerators": 65 }), &["spec.accelerators", "less than or equal to 64"]),
@@ -110,16 +110,28 @@ async fn a_model_with_junk_is_refused_with_words_for_people() {
             json!({ "mode": "cloud" }),
             &["spec.mode: Unsupported value: \"cloud\"", "\"deployment\", \"dualPods\", \"external\""],
         ),
-        (json!({ "mode": "external" }), &["backendUrl is for mode external, which needs it"]),
-        (json!({ "backendUrl": "http://x" }), &["backendUrl is for mode external, which needs it"]),
+        (
+            json!({ "mode": "external" }),
+            &["mode external needs a backendUrl, and backendUrl is only for mode external"],
+        ),
+        (
+            json!({ "backendUrl": "http://x" }),
+            &["mode external needs a backendUrl, and backendUrl is only for mode external"],
+        ),
         (json!({ "mode": "external", "backendUrl": "ftp://x" }), &["spec.backendUrl", "ftp://x"]),
         (
             json!({ "mode": "external", "backendUrl": "http://x" }),
-            &["mode external is never put to sleep, stopped or scaled"],
+            &["Rouse does not start, put to sleep, stop or scale the backend of mode external"],
         ),
-        (json!({ "template": null }), &["exactly one of template and containerImage"]),
-        (json!({ "containerImage": "x" }), &["exactly one of template and containerImage"]),
-        (json!({ "resources": {} }), &["resources go with containerImage"]),
+        (
+            json!({ "template": null }),
+            &["set exactly one of template and containerImage, and neither in mode external"],
+        ),
+        (
+            json!({ "containerImage": "x" }),
+            &["set exactly one of template and containerImage, and neither in mode external"],
+        ),
+        (json!({ "resources": {} }), &["resources is only for containerImage"]),
         (json!({ "template": { "spec": null } }), &["spec.template.spec: Required value"]),
         (
             json!({ "template": { "spec": { "containers": [] } } }),
@@ -158,13 +170,13 @@ async fn a_model_with_junk_is_refused_with_words_for_people() {
         ),
         (
             json!({ "variants": [{ "name": "a", "minReplicas": 3, "maxReplicas": 2 }] }),
-            &["minReplicas is at most maxReplicas"],
+            &["minReplicas must be at most maxReplicas"],
         ),
-        (json!({ "minReplicas": 5 }), &["minReplicas is at most maxReplicas"]),
+        (json!({ "minReplicas": 5 }), &["minReplicas must be at most maxReplicas"]),
         (json!({ "maxReplicas": 0 }), &["spec.maxReplicas", "greater than or equal to 1"]),
         (json!({ "cooldownPeriod": "soon" }), &["spec.cooldownPeriod", "\"soon\"", "ms|s|m|h"]),
         (json!({ "cooldownPeriod": 10 }), &["spec.cooldownPeriod", "must be of type string: \"integer\""]),
-        (json!({ "stopAfter": "1m" }), &["stopAfter is not before cooldownPeriod"]),
+        (json!({ "stopAfter": "1m" }), &["stopAfter is shorter than cooldownPeriod"]),
         (json!({ "startTimeout": "never" }), &["spec.startTimeout", "\"never\""]),
         (
             json!({ "eviction": "sometimes" }),
@@ -179,16 +191,19 @@ async fn a_model_with_junk_is_refused_with_words_for_people() {
         ),
         (json!({ "queue": { "maxWait": "long" } }), &["spec.queue.maxWait", "\"long\""]),
         (json!({ "queue": { "maxWaiting": -1 } }), &["spec.queue.maxWaiting", "greater than or equal to 0"]),
-        (json!({ "dependencies": ["spoiled"] }), &["a model cannot depend on itself"]),
+        (json!({ "dependencies": ["spoiled"] }), &["the model depends on itself"]),
         (json!({ "dependencies": ["Not A Name"] }), &["spec.dependencies[0]", "Not A Name"]),
         (
             json!({ "saturation": { "kvCacheThreshold": 80 } }),
             &["spec.saturation.kvCacheThreshold", "less than or equal to 1"],
         ),
-        (json!({ "saturation": { "kvSpareTrigger": 0.9 } }), &["kvSpareTrigger is at most kvCacheThreshold"]),
+        (
+            json!({ "saturation": { "kvSpareTrigger": 0.9 } }),
+            &["kvSpareTrigger must be at most kvCacheThreshold"],
+        ),
         (
             json!({ "saturation": { "queueSpareTrigger": 6 } }),
-            &["queueSpareTrigger is at most queueLengthThreshold"],
+            &["queueSpareTrigger must be at most queueLengthThreshold"],
         ),
     ]);
     refuses::<InferenceModel>(api(), full_model().0, &rows).await;
@@ -230,7 +245,7 @@ async fn so_are_pools_nodes_and_replicas() {
             json!({ "gpuAccess": "root", "runtimeClassName": null }),
             &["spec.gpuAccess: Unsupported value: \"root\"", "\"privileged\""],
         ),
-        (json!({ "gpuAccess": "envvar" }), &["runtimeClassName goes with gpuAccess runtimeClass"]),
+        (json!({ "gpuAccess": "envvar" }), &["runtimeClassName is only for gpuAccess runtimeClass"]),
         (json!({ "allowedNamespaces": ["a", "a"] }), &["spec.allowedNamespaces[1]: Duplicate value: \"a\""]),
         (json!({ "namespaceQuota": { "a": "lots" } }), &["spec.namespaceQuota.a", "\"lots\""]),
         (json!({ "maxPriority": 1001 }), &["spec.maxPriority", "less than or equal to 1000"]),

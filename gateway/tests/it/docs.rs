@@ -8,6 +8,7 @@
 //!   the documents use; the gateway's own addresses and paths replace the shown ones. `sh follow` runs for as long as
 //!   it takes. The output of both must contain what `SHOWN` expects.
 //! * `sh launcher`: the stub's tests run it against a launcher.
+//! * `sh node`: the node's tests run it on a node with containerd.
 //! * `mermaid states`: must be the states of the code.
 //! * `sh` and `text`: only people read them.
 
@@ -100,8 +101,8 @@ fn every_block_has_a_known_tag_and_configurations_and_json_are_valid() {
             }
             "sh" => assert!(!text.contains("kubectl"), "{at}: what kubectl is told has the tag `sh kubectl`"),
             "json" => drop(serde_json::from_str::<serde_json::Value>(&text).expect(&at)),
-            "yaml object" | "sh run" | "sh follow" | "sh launcher" | "sh kubectl" | "mermaid states"
-            | "text" => {}
+            "yaml object" | "sh run" | "sh follow" | "sh launcher" | "sh kubectl" | "sh node"
+            | "mermaid states" | "text" => {}
             _ => panic!("{at}: '{tag}' is no known tag"),
         }
     }
@@ -289,6 +290,26 @@ fn links_lead_somewhere_and_files_and_tests_that_are_named_exist() {
             }
         }
     }
+}
+
+/// The node's tests import such archives by the pages' commands, but build them into another folder.
+#[test]
+fn archives_that_pages_name_are_those_that_make_images_builds() {
+    let (build, makefile) = (read(&root().join("images/build")), read(&root().join("Makefile")));
+    let programs = build.lines().find_map(|line| line.split_once(" || set -- ")).unwrap().1;
+    let built: BTreeSet<String> =
+        programs.split_whitespace().map(|program| format!("{program}.tar")).collect();
+    assert!(build.contains(" target=$out/$1.tar "), "images/build gives its archives other names");
+    assert!(makefile.contains("images/build \"$(TARGET)/release\" \"$(TARGET)/images\"\n"));
+    let mut named = BTreeSet::new();
+    for (page, text) in pages() {
+        for rest in text.split("target/images/").skip(1) {
+            let archive = rest.split(|c: char| c.is_whitespace() || "`)\"'".contains(c)).next().unwrap();
+            assert!(built.contains(archive), "{page}: `make images` builds no {archive}");
+            named.insert(archive.to_owned());
+        }
+    }
+    assert!(named.contains("rouse-stub.tar"), "{named:?}");
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn asked(client: TestClient, stream: bool, tokens: u32) -> TestResponse {
         return answer;
     }
     assert_eq!(answer.json()["error"]["code"], "engine_closed");
-    let begun = answer.text().contains("may have begun");
+    let begun = answer.text().contains("may have started processing the request");
     assert_eq!(answer.header("x-should-retry"), (!begun).to_string());
     client.chat("m", stream, tokens)
 }

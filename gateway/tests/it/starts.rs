@@ -3,12 +3,17 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::{BufRead as _, BufReader, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
+    time::Duration,
 };
 
-use crate::support::{GatewayFixture, GatewayProcess, SimModel, read};
+use tokio::time::Instant;
+
+use crate::support::{GatewayFixture, GatewayProcess, SimModel, pause, read};
 
 /// The inode of a file, its time of change, and its content.
 type FileSnapshot = (u64, (i64, i64), Vec<u8>);
@@ -69,6 +74,83 @@ fn a_start_that_fails_for_a_port_or_the_lock_changes_nothing_on_disk() {
         let said = String::from_utf8_lossy(&failed.stderr);
         assert!(failed.status.code() == Some(1) && said.contains(says), "{name}: {said}");
         assert_eq!(all(&dir), before, "{name}: {said}");
+    }
+    assert!(gateway.client().chat("m", true, 4).is_whole_stream());
+}
+
+/// Starts an API server that knows the key of the stubs and nothing else. With that key a gateway gets as far as its
+/// journal, and then waits for its lists.
+fn api_server_with_stub_key() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || listener.incoming().flatten().for_each(|stream| drop(answer(&stream))));
+    address
+}
+
+/// Answers one request.
+fn answer(mut stream: &TcpStream) -> std::io::Result<()> {
+    let mut lines = BufReader::new(stream).lines();
+    let request = lines.next().transpose()?.unwrap_or_default();
+    while lines.next().transpose()?.is_some_and(|line| !line.is_empty()) {}
+    let (status, body) = if request.contains("/secrets/rouse-stub-key") {
+        // 32 bytes.
+        let key = format!("{}=", "A".repeat(43));
+        let secret = serde_json::json!({"apiVersion": "v1", "kind": "Secret",
+            "metadata": {"name": "rouse-stub-key", "namespace": "own"}, "data": {"key": key}});
+        ("200 OK", secret)
+    } else {
+        let status = serde_json::json!({"apiVersion": "v1", "kind": "Status", "metadata": {},
+            "status": "Failure", "message": "not found", "reason": "NotFound", "code": 404});
+        ("404 Not Found", status)
+    };
+    let body = body.to_string();
+    let length = body.len();
+    let head = format!("HTTP/1.1 {status}\r\nContent-Type: application/json\r\nConnection: close\r\n");
+    stream.write_all(format!("{head}Content-Length: {length}\r\n\r\n{body}").as_bytes())
+}
+
+#[test]
+fn a_start_in_a_cluster_that_fails_for_a_port_changes_nothing_on_disk() {
+    let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
+    let (api, admin, free) = (gateway.api.to_string(), gateway.admin.to_string(), "127.0.0.1:0");
+    let kubeconfig = gateway.dir.join("kubeconfig");
+    let server = api_server_with_stub_key();
+    let text = format!(
+        "{{apiVersion: v1, kind: Config, current-context: c, users: [{{name: u, user: {{}}}}], \
+         clusters: [{{name: c, cluster: {{server: \"http://{server}\"}}}}], \
+         contexts: [{{name: c, context: {{cluster: c, user: u, namespace: own}}}}]}}\n"
+    );
+    fs::write(&kubeconfig, text).unwrap();
+    for (name, api, admin, says) in [
+        ("api", api.as_str(), free, "with --api ADDR or listen.api"),
+        ("admin", free, admin.as_str(), "with --admin ADDR or listen.admin"),
+    ] {
+        let dir = gateway.dir.join(name);
+        fs::create_dir(&dir).unwrap();
+        let text = format!(
+            "platform: kubernetes\nkubernetes: {{namespaces: [own], namespace: own, name: gateway-0, stubImage: stub}}\n\
+             state: {:?}\nlogs: {{access: {:?}}}\n",
+            dir.join("state"),
+            dir.join("access.log")
+        );
+        fs::write(dir.join("rouse.yaml"), text).unwrap();
+        fs::write(dir.join("journal"), "what happened\n").unwrap();
+        let before = all(&dir);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"));
+        command.arg("--config").arg(dir.join("rouse.yaml")).arg("--journal").arg(dir.join("journal"));
+        command.args(["--api", api, "--admin", admin]).env("KUBECONFIG", &kubeconfig);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // A gateway that took the port for free would wait for its lists, without end.
+        let limit = Instant::now() + Duration::from_secs(20);
+        while child.try_wait().unwrap().is_none() && Instant::now() < limit {
+            pause(Duration::from_millis(20));
+        }
+        child.kill().unwrap();
+        let failed = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&failed.stderr);
+        assert_eq!(all(&dir), before, "{name}: {said}");
+        assert!(failed.status.code() == Some(1) && said.contains(says), "{name}: {said}");
     }
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
 }

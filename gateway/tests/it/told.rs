@@ -2,6 +2,7 @@
 
 use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
 
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::{
@@ -57,7 +58,7 @@ fn an_eviction_and_a_death_are_told_the_same_wherever_one_looks() {
     }
     everywhere(&gateway, "first", &["asleep at level 1; evicted at ", " for second"]);
     assert_eq!(listed(&gateway, "first")["state"], "asleep");
-    EngineUnderTest::of(&gateway, "second#0").signal(nix::sys::signal::Signal::SIGKILL);
+    EngineUnderTest::of(&gateway, "second#0").signal(Signal::SIGKILL);
     let rests = || why(&gateway, "second").starts_with("not running");
     gateway.until("seen dead, and left alone no more", Duration::from_secs(10), rests);
     everywhere(
@@ -66,6 +67,58 @@ fn an_eviction_and_a_death_are_told_the_same_wherever_one_looks() {
         &["not running: failed while serving at ", "killed by signal 9 (killed:9)"],
     );
     assert_eq!(listed(&gateway, "second")["last_failure"]["cause"], "killed:9");
+}
+
+/// The first gateway is killed: the next one knows what is on disk.
+#[test]
+fn a_start_that_failed_is_told_by_the_next_gateway_until_the_model_serves() {
+    let fixture = GatewayFixture::new(&["2Gi"]);
+    let broken = fixture.dir().join("broken");
+    fs::write(&broken, "").unwrap();
+    let program = env!("CARGO_BIN_EXE_rouse-gateway");
+    let line = format!(
+        "test -e {} && exit 3; exec {program} demo-engine --host ${{HOST}} --port ${{PORT}} --model m",
+        broken.display()
+    );
+    let model = format!(
+        "  - name: m\n    engine: {{kind: vllm, command: [sh, -c, {line:?}]}}\n    memory: {{awake: 1Gi}}\n"
+    );
+    let mut gateway = fixture.model_yaml(&model).start();
+    let stored = || -> Value {
+        let text = read(&gateway.dir.join("state/engines.json"));
+        serde_json::from_str::<Value>(&text).unwrap_or_default()["failures"]["m#0"].clone()
+    };
+    refusal(&gateway.client().chat("m", false, 1), 503, "model_not_ready");
+    let failed = || why(&gateway, "m").starts_with("not running: last start failed at ");
+    gateway.until("it is left alone no more", Duration::from_secs(10), failed);
+    gateway.until("it is on disk", Duration::from_secs(10), || stored()["count"] == 2);
+    let words = ["not running: last start failed at ", "exit status 3 (exited:3), 2 failures in a row"];
+    everywhere(&gateway, "m", &words);
+    let shown = |gateway: &GatewayProcess| {
+        let model = listed(gateway, "m");
+        (why(gateway, "m"), model["state"].clone(), model["last_failure"].clone())
+    };
+    let told = shown(&gateway);
+    assert_eq!((&told.1, &told.2["count"]), (&json!("failed"), &json!(2)), "{told:?}");
+    gateway.signal(Signal::SIGKILL);
+    gateway.wait();
+
+    let again = GatewayProcess::spawn(&gateway.dir, &[]);
+    everywhere(&again, "m", &words);
+    assert_eq!(shown(&again), told, "with its time");
+    let explained = again.admin().get("/admin/v1/models/m/explain").json();
+    let failed = &explained["lastOutcome"]["failed"];
+    assert_eq!((&failed["cause"], &failed["count"]), (&json!({"exited": 3}), &json!(2)), "{explained}");
+    fs::remove_file(&broken).unwrap();
+    let served = again.client().chat("m", true, 4);
+    assert!(served.is_whole_stream(), "{}", served.text());
+    assert_eq!(listed(&again, "m")["last_failure"], Value::Null);
+    let on_disk = gateway.dir.join("state/engines.json");
+    again.until("it is forgotten on disk", Duration::from_secs(10), || !read(&on_disk).contains("failures"));
+    assert_eq!(again.terminate(), Some(0));
+
+    let last = GatewayProcess::spawn(&gateway.dir, &[]);
+    assert_eq!(why(&last, "m"), "not running; starts on the next request");
 }
 
 /// No engine of the model runs that would have to end for the reload, and no request has arrived.
@@ -108,7 +161,7 @@ fn an_engine_without_a_health_route_says_so_while_it_loads_and_once_it_has_faile
     let failed = || why(&gateway, "m").starts_with("not running: last start failed at ");
     gateway.until("it failed, and is left alone no more", Duration::from_secs(30), failed);
     let logs = "see 'rouse-gateway logs m'";
-    let cause = "the deadline was exceeded (timeout)";
+    let cause = "the engine exceeded its deadline (timeout)";
     everywhere(&gateway, "m", &[cause, probe, "last output: ", logs]);
     let shown = listed(&gateway, "m");
     assert_eq!((&shown["state"], &shown["last_failure"]["cause"]), (&json!("failed"), &json!("timeout")));
@@ -132,9 +185,11 @@ fn a_command_that_may_not_be_run_has_a_cause_of_its_own_wherever_one_looks() {
     assert_eq!(error["details"]["cause"], "permission_denied");
     let message = error["message"].as_str().unwrap();
     let cause = "last start failed at ";
-    for words in
-        [cause, "no permission to run its command (permission_denied)", "'rouse-gateway logs locked'"]
-    {
+    for words in [
+        cause,
+        "no permission to run the engine's command (permission_denied)",
+        "'rouse-gateway logs locked'",
+    ] {
         assert!(message.contains(words), "{message}");
     }
     let path = program.to_str().unwrap();

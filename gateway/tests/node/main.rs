@@ -18,6 +18,7 @@ mod installation;
 #[path = "../cluster/launched.rs"]
 #[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
 mod launched;
+mod pages;
 #[path = "../cluster/pairs.rs"]
 #[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
 mod pairs;

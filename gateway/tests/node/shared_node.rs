@@ -20,6 +20,7 @@ use tokio::{runtime::Runtime, sync::OnceCell};
 use crate::{
     client::{TestClient, TestResponse, chat_body, request},
     installation::{ClusterGateway, Installation, blocking, reason},
+    pages,
     site::GatewayNamespace,
     support::cluster,
 };
@@ -53,8 +54,9 @@ pub(crate) async fn start<'a>(cluster: &'a TestCluster, dual: &str) -> NodeInsta
     site.install("dual-pods-namespace.yaml", Some(&own)).await;
     // `make test-node` builds the images beside cargo's outputs, of which this program is one.
     let archives = std::env::current_exe().unwrap().parent().unwrap().with_file_name("images");
-    let node = KubeletNode::builder(site.cluster, &archives).image("rouse-stub").image("engine-sim");
-    let node = node.accelerators(ACCELERATORS).start().await.unwrap_or_else(|error| panic!("{error:#}"));
+    let node = KubeletNode::builder(site.cluster, &archives).image("engine-sim").accelerators(ACCELERATORS);
+    let node = node.start().await.unwrap_or_else(|error| panic!("{error:#}"));
+    pages::import_stub(&node, &archives).await;
     let nodes: Api<NodeObject> = Api::all(site.admin.clone());
     let labels = json!({"metadata": {"labels": {"inference-pool": own, "nvidia.com/gpu.memory": "81920"}}});
     nodes.patch(node.name(), &PatchParams::default(), &Patch::Merge(labels)).await.unwrap();

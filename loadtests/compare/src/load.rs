@@ -34,13 +34,13 @@ pub(crate) enum RequestPace {
     Open { per_second: f64 },
 }
 
-/// What must hold of each answer and event.
+/// Check of each answer and event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum ResponseCheck {
-    /// Every byte is what the engine sent.
+    /// Each byte must be what the engine sent.
     #[default]
     Bytes,
-    /// The text is what the engine sent, and in order: for proxies that write JSON anew.
+    /// The text must be what the engine sent, in order: for proxies that write JSON anew.
     Content,
 }
 

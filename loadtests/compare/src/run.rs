@@ -24,47 +24,49 @@ use crate::{
     report::{CompareResults, MachineInfo, table},
 };
 
-/// Compare: start everything, measure everything, write table and plots
+/// Start and measure the gateway and its peers, and write table and plots
 #[derive(Args, Clone, Debug)]
 // The last value wins, even over a script's earlier value.
 #[command(args_override_self = true)]
 pub(crate) struct RunArgs {
+    /// Number of rounds
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Of one measurement
+    /// Duration of one measurement, in seconds: 0.1 to 60
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
-    /// Cases to measure; all without it
+    /// Cases to measure [default: all]
     #[arg(long, value_delimiter = ',')]
     only: Vec<BenchCase>,
-    /// Whom to compare with. Nginx is always among them: everything is measured beside it [default:
-    /// nginx,haproxy,smg,smg-quiet, and stub where it is built]
+    /// Proxies to compare with [default: nginx,haproxy,smg,smg-quiet, and stub if it is built]
+    ///
+    /// Nginx is always one of them, because every result is relative to it.
     #[arg(long, value_delimiter = ',')]
     peers: Vec<ComparedProxy>,
-    /// Where results go
+    /// Folder for the results
     #[arg(long, default_value = "loadtests/results")]
     out: PathBuf,
-    /// How often to measure again what other work disturbed
+    /// How often to repeat a measurement that other work disturbed
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=10))]
     repeats: u32,
-    /// The gateway's binary; without it the one beside this program
+    /// Binary of the gateway [default: the one beside this program]
     #[arg(long)]
     gateway: Option<PathBuf>,
-    /// The stub's
+    /// Binary of the stub [default: the one beside this program, if it is built]
     #[arg(long)]
     stub: Option<PathBuf>,
-    /// The engine's
+    /// Binary of the simulated engine [default: the one beside this program]
     #[arg(long)]
     engine: Option<PathBuf>,
-    /// Exit with 0 also when a goal was missed
+    /// Exit with 0 even if a goal was missed
     #[arg(long)]
     report_only: bool,
 }
 
-/// Make table and plots again from results
+/// Write table and plots again from earlier results
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ReportArgs {
-    /// The folder with results.json
+    /// Folder with results.json
     #[arg(default_value = "loadtests/results")]
     folder: PathBuf,
 }

@@ -12,22 +12,22 @@ pub struct EngineSimArgs {
     /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1")]
     pub host: String,
-    /// Port to listen on; 0 picks one. `listening on ADDR` on stdout says which.
+    /// Port to listen on; 0 picks a free one. The line `listening on ADDR` on stdout names it.
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
-    /// Name that the engine answers to; repeat for aliases, the first one is shown in answers to all.
+    /// Name of the model. Repeat it for aliases; answers show the first name.
     #[arg(long, alias = "served-model-name", default_value = "sim", num_args = 1..)]
     pub model: Vec<String>,
-    /// From process start until requests are served.
+    /// Time from the start of the process until it serves requests.
     #[arg(long, default_value = "100ms", value_parser = units::duration)]
     pub start_time: Duration,
-    /// The last part of the start time, in which the port is open and /health is 503; vLLM has none.
+    /// Last part of the start time, in which the port is open and /health answers 503. vLLM has no such time.
     #[arg(long, default_value = "0", value_parser = units::duration)]
     pub load_time: Duration,
-    /// How long /wake_up takes, over all tags.
+    /// Duration of /wake_up, over all tags.
     #[arg(long, default_value = "50ms", value_parser = units::duration)]
     pub wake_time: Duration,
-    /// How long /sleep takes.
+    /// Duration of /sleep.
     #[arg(long, default_value = "50ms", value_parser = units::duration)]
     pub sleep_time: Duration,
     /// Time to the first token.
@@ -36,10 +36,10 @@ pub struct EngineSimArgs {
     /// Time between two tokens.
     #[arg(long, default_value = "5ms", value_parser = units::duration)]
     pub itl: Duration,
-    /// Completion length when the request names none.
+    /// Number of completion tokens if the request sets none.
     #[arg(long, default_value_t = 16)]
     pub tokens: u64,
-    /// Requests that generate at once; more wait. 0 is no limit.
+    /// Maximum number of requests that generate at once; further ones wait. 0 is no limit.
     #[arg(long, default_value_t = 0)]
     pub max_running: usize,
     /// Idle time after which a connection is closed, as uvicorn does; 0 is never.
@@ -54,37 +54,37 @@ pub struct EngineSimArgs {
     /// Host memory held in sleep level 1, per accelerator.
     #[arg(long, default_value = "512Mi", value_parser = units::bytes)]
     pub memory_host: u64,
-    /// The weights' part of the awake memory; the rest is KV cache. Default: half of --memory-awake.
+    /// Part of the awake memory that the weights take; the rest is KV cache. Default: half of --memory-awake.
     #[arg(long, value_parser = units::bytes)]
     pub memory_weights: Option<u64>,
-    /// File that stands for the machine's accelerators; without it nothing is accounted.
+    /// File that simulates the machine's accelerators. Without it, no memory is accounted.
     #[arg(long)]
     pub accelerator_file: Option<PathBuf>,
-    /// Accelerators to use, by id or by index; default: the first one of the file.
+    /// Accelerators to use, by id or by index. Default: the first one in the file.
     #[arg(long, env = "CUDA_VISIBLE_DEVICES", value_delimiter = ',')]
     pub accelerators: Vec<String>,
     /// Claim this share of each accelerator's total and size the KV cache by profiling, as vLLM does.
     #[arg(long)]
     pub gpu_memory_utilization: Option<f64>,
-    /// KV cache of this size beside the weights; no profiling.
+    /// Size of the KV cache beside the weights, without profiling.
     #[arg(long, value_parser = units::bytes)]
     pub kv_cache_memory_bytes: Option<u64>,
-    /// The last part of the start time before the KV cache is allocated, in which memory is profiled.
+    /// Last part of the start time, in which memory is profiled before the KV cache is allocated.
     #[arg(long, default_value = "50ms", value_parser = units::duration)]
     pub profile_time: Duration,
-    /// Offer /sleep, /wake_up, /is_sleeping, /collective_rpc and /reset_prefix_cache; without it they are 404.
+    /// Offer /sleep, /wake_up, /is_sleeping, /collective_rpc and /reset_prefix_cache. Without it, they answer 404.
     #[arg(long)]
     pub enable_sleep_mode: bool,
-    /// Key that /v1 paths ask for.
+    /// API key that /v1 paths require.
     #[arg(long)]
     pub api_key: Option<String>,
-    /// Make ids and timestamps of answers from the request's body, so that the same request gets the same bytes.
+    /// Derive ids and timestamps of answers from the request's body: the same request gets the same bytes.
     #[arg(long)]
     pub fixed_ids: bool,
-    /// Misbehave: NAME or NAME=VALUE, repeatable; the README lists them.
+    /// Inject a fault: NAME or NAME=VALUE, repeatable. The README lists the faults.
     #[arg(long = "fault", value_name = "NAME[=VALUE]")]
     pub faults: Vec<faults::FaultSetting>,
-    /// Answer chat requests as cheaply as possible and nothing else of vLLM: the backend of load tests.
+    /// Answer only chat requests, as cheaply as possible, as the backend of load tests.
     #[arg(long, conflicts_with_all = ARGS_EXCLUDED_BY_FAST)]
     pub fast: bool,
 }

@@ -3,7 +3,11 @@
 use std::sync::Arc;
 
 use crate::{
-    engine::{Engine, ProbeState, state::LifecycleState},
+    engine::{
+        Engine, ProbeState,
+        last_outcome::{FailureRecord, LastOutcome},
+        state::LifecycleState,
+    },
     fault::FailureCause,
     fleet::{
         event::{AdoptedEngine, OperatorAction},
@@ -76,6 +80,27 @@ impl Planner {
         }
         self.ledger.book(id, &found.accelerators, bytes, units);
         self.ensure_model(&id.model, now);
+    }
+
+    /// Restores the last failure of an engine from an earlier run of the gateway.
+    ///
+    /// The next failure counts on from it. The back-off begins anew: with a restart, people may have mended the cause.
+    pub(in crate::fleet) fn restore_failure(
+        &mut self,
+        id: &EngineId,
+        fingerprint: u64,
+        at: Tick,
+        failure: &FailureRecord,
+    ) {
+        let same_command = self.spec(&id.model).is_some_and(|spec| spec.fingerprint == fingerprint);
+        let applies = |e: &Engine| {
+            e.last_outcome.is_none() && matches!(e.state, LifecycleState::Cold | LifecycleState::Loading)
+        };
+        if same_command && self.engines.get(id).is_some_and(applies) {
+            let restored = LastOutcome::restored_failure(at, failure.clone());
+            self.engines.change(id, |e| e.last_outcome = Some(restored));
+            self.engines.mark_rerouted(&id.model);
+        }
     }
 
     /// Adds the model of a running engine if it is not configured.

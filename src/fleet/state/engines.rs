@@ -185,6 +185,11 @@ impl EngineTable {
         self.removal_candidates = self.engines.keys().cloned().collect();
     }
 
+    /// Marks the model's routes as changed for a reason that no [`RoutingKey`] shows.
+    pub(in crate::fleet) fn mark_rerouted(&mut self, model: &ModelName) {
+        Arc::make_mut(&mut self.rerouted_models).insert(model.clone());
+    }
+
     pub(in crate::fleet) fn take_rerouted(&mut self) -> Arc<BTreeSet<ModelName>> {
         std::mem::take(&mut self.rerouted_models)
     }

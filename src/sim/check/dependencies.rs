@@ -68,7 +68,7 @@ impl SimulatedWorld {
         }
         if let Some(needing) = self.active_dependent(engine) {
             self.record_violation(format!(
-                "{engine} is evicted ({why:?}) while its dependent {needing} is not asleep"
+                "{engine} is deactivated ({why:?}) while its dependent {needing} is not asleep"
             ));
         }
     }

@@ -15,48 +15,52 @@ use crate::token::{BearerToken, TokenHash};
 /// Flags of the launcher.
 #[derive(Clone, Debug, clap::Args)]
 pub struct LauncherArgs {
-    /// Listen on this address
+    /// Address to listen on
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0")]
     host: String,
-    /// Listen on this port; 0 is any that is free, and is written to stderr
+    /// Port to listen on; 0 is any free port, and is written to stderr
     #[arg(long, default_value_t = 8001)]
     port: u16,
-    /// What is written to stderr
+    /// Lowest level of messages to write to stderr
     #[arg(long, value_name = "LEVEL", default_value = "info", value_enum)]
     log_level: LauncherLogLevel,
-    /// Pretend to have accelerators, with the UUIDs GPU-0, GPU-1 and so on
+    /// Simulate accelerators, with the UUIDs GPU-0, GPU-1 and so on
     #[arg(long)]
     mock_gpus: bool,
-    /// How many of them
+    /// Number of simulated accelerators
     #[arg(long, value_name = "N", default_value_t = 8)]
     mock_gpu_count: u32,
-    /// Take the accelerators' UUIDs from this file instead of the driver: one a line or a JSON array in the order of
-    /// their indices, or a JSON object of UUIDs and indices
+    /// File with the accelerators' UUIDs, used instead of the driver
+    ///
+    /// One UUID a line or a JSON array in the order of their indices, or a JSON object of UUIDs and indices.
     #[arg(long, value_name = "FILE", conflicts_with = "mock_gpus")]
     accelerators_file: Option<PathBuf>,
-    /// What an instance's options are appended to; split like them
+    /// Command that an instance's options are appended to, in shell words
     #[arg(long, value_name = "COMMAND", default_value = "vllm serve")]
     command: String,
-    /// Where engines' output goes [default: the folder for temporary files]
+    /// Folder for the engines' output [default: the folder for temporary files]
     #[arg(long, value_name = "FOLDER")]
     log_dir: Option<PathBuf>,
-    /// How much of each log is kept, from its end; at least 256 KiB
+    /// How much of each log to keep, from its end; at least 256 KiB
     #[arg(long, value_name = "SIZE", default_value = "64Mi")]
     log_cap: Bytes,
-    /// Between SIGTERM and SIGKILL of an engine
+    /// Time between SIGTERM and SIGKILL of an engine
     #[arg(long, value_name = "TIME", default_value = "10s")]
     grace: Millis,
-    /// Demand the bearer token that this file holds, on all paths but / and /health; a new one counts at once
+    /// Require the bearer token in this file, on all paths but / and /health; a new token counts at once
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// Demand there the bearer token that has this SHA-256, as hexadecimal digits; with both, either is obeyed
+    /// Require the bearer token with this SHA-256, in hexadecimal digits, on the same paths
+    ///
+    /// With --token-file as well, either token is accepted.
     #[arg(long, env = "ROUSE_TOKEN_SHA256", value_name = "HASH")]
     token_sha256: Option<TokenHash>,
-    /// Demand none: whoever reaches the port may start any program here, with all accelerators. For controllers that
-    /// show none
+    /// Require no token, for controllers that send none
+    ///
+    /// Any client that reaches the port may then start any program here, with all accelerators.
     #[arg(long)]
     no_token: bool,
-    /// Instances at a time, stopped ones too
+    /// Maximum number of instances at a time, including stopped ones
     #[arg(long, value_name = "N", default_value_t = 64)]
     max_instances: usize,
     /// Answer an unknown accelerator as the public launcher does: 409 to PUT and 500 to POST, instead of 422

@@ -48,7 +48,7 @@ impl ChildProcesses {
             }
             for pid in left.into_iter().map(Pid::from_raw) {
                 let ended = kill(pid, Number::SIGKILL).and_then(|()| waitpid(pid, None));
-                tracing::warn!(%pid, result = ?ended, "killed a process that an engine left behind");
+                tracing::warn!(%pid, result = ?ended, "sent SIGKILL to a process that an engine left behind");
             }
         }
     }

@@ -126,7 +126,7 @@ async fn actuate(State(proxy): State<Arc<Proxy>>, order: Actuation, body: &[u8])
             }
             Err(ActuationError::Engine(cause)) => {
                 tracing::warn!(%cause, "engine call failed while {bar}");
-                let error = format!("putting the engine to sleep or waking it failed: {}", cause.describe());
+                let error = format!("the call failed while {bar}: {}", cause.describe());
                 let refusal = ActuationFailure { error, stays_awake: cause == FailureCause::SleepDenied };
                 (StatusCode::BAD_GATEWAY, Json(refusal)).into_response()
             }

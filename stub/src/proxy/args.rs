@@ -13,82 +13,94 @@ const DEFAULT_ADMIN_PORT: u16 = 8001;
 const DEFAULT_METRICS_PORT: u16 = 8002;
 const DEFAULT_DEBUG_PORT: u16 = 8003;
 
-/// Flags of the proxy. A port of 0 is any that is free; where each listens is written to stderr.
+/// Flags of the proxy. A port of 0 is any free port; the proxy writes each address to stderr.
 #[derive(Debug, clap::Args)]
 pub struct ProxyArgs {
-    /// Listen on this address only [default: all addresses; the debug port always on loopback]
+    /// Address to listen on [default: all addresses; the debug port always on loopback]
     #[arg(long, value_name = "ADDRESS")]
     pub(super) host: Option<IpAddr>,
-    /// Readiness, for the kubelet: GET /ready
+    /// Port for the kubelet's probes: GET /ready
     #[arg(long, env = "PROBES_PORT", value_name = "PORT", default_value_t = 8080)]
     pub(super) probes_port: u16,
-    /// What controllers call
+    /// Port for controllers
     #[arg(long, env = "SPI_PORT", value_name = "PORT", default_value_t = 8081)]
     pub(super) spi_port: u16,
-    /// Requests for the engine; listens once PUT /v1/proxy/config has named it
+    /// Port for requests to the engine; opens once PUT /v1/proxy/config has set the engine's address
     #[arg(long, value_name = "PORT", default_value_t = 8082)]
     pub(super) proxy_port: u16,
-    /// Requests for the engine; listens from the start. Repeat it, or write --relay-port-1, --relay-port-2 and so on
+    /// Port for requests to the engine; open from the start
+    ///
+    /// For several ports repeat the flag, or write --relay-port-1, --relay-port-2 and so on.
     #[arg(long, value_name = "PORT")]
     pub(super) relay_port: Vec<u16>,
-    /// The same as the SPI port. Any of --relay-port, --admin-port, --metrics-port and --debug-port opens all four, at
-    /// 8000 to 8003 where nothing else is said
+    /// Port with the same paths as the SPI port
+    ///
+    /// Any of --relay-port, --admin-port, --metrics-port and --debug-port opens all four, with the defaults 8000, 8001,
+    /// 8002 and 8003.
     #[arg(long, value_name = "PORT")]
     pub(super) admin_port: Option<u16>,
-    /// Metrics for Prometheus: GET /metrics
+    /// Port with metrics for Prometheus: GET /metrics
     #[arg(long, value_name = "PORT")]
     pub(super) metrics_port: Option<u16>,
-    /// What goes on inside, on loopback only
+    /// Port with the proxy's internal state, on loopback only
     #[arg(long, value_name = "PORT")]
     pub(super) debug_port: Option<u16>,
-    /// Longest time to get a connection to the engine
+    /// Time limit to connect to the engine
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "10s")]
     pub(super) proxy_dial_timeout: Duration,
-    /// Largest body of a request; 0 for any size. Bodies are passed on as they come
+    /// Maximum size of a request's body; 0 for any size
+    ///
+    /// The proxy passes bodies on as they arrive.
     #[arg(long, value_name = "SIZE", default_value = "256Mi")]
     pub(super) max_body: rouse::units::Bytes,
-    /// How long a client may pause in a request's body, and how long the first 64 KiB of it may take
+    /// How long a client may pause in a request's body, and how long the first 64 KiB of the body may take
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s")]
     pub(super) body_timeout: Duration,
-    /// Clients' connections at a time, over all ports for requests; further ones wait until one of them ends
+    /// Maximum number of client connections, over all ports for requests; further ones wait until one ends
     #[arg(long, value_name = "COUNT", default_value_t = 2048)]
     pub(super) max_connections: usize,
-    /// Start with the gate closed and without a target, and hold after SIGTERM until released: for controllers that
-    /// send epochs
+    /// Start with a closed gate and no target, and hold after SIGTERM until released
+    ///
+    /// For controllers that send epochs.
     #[arg(long)]
     pub(super) epoch_gate: bool,
-    /// How long the hold after SIGTERM lasts at most; requests that still run then are cut
+    /// Maximum duration of the hold after SIGTERM; requests that still run then are cut
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s")]
     pub(super) hold: Duration,
-    /// Without a hold: how long requests may go on after SIGTERM
+    /// How long requests may continue after SIGTERM, without a hold
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s")]
     pub(super) shutdown: Duration,
-    /// Demand the bearer token of this file on the SPI and admin ports; read again when it changes
+    /// Require the bearer token in this file on the SPI and admin ports; a new token counts at once
     #[arg(long, value_name = "FILE")]
     pub(super) token_file: Option<PathBuf>,
-    /// Demand there the bearer token that has this SHA-256, as hexadecimal digits
+    /// Require the bearer token with this SHA-256, in hexadecimal digits, on the SPI and admin ports
     #[arg(long, value_name = "HASH", conflicts_with = "token_file")]
     pub(super) token_sha256: Option<TokenHash>,
-    /// UUIDs of the accelerators, one a line, where nothing else tells them
+    /// File with the accelerators' UUIDs, used if no other source has them
+    ///
+    /// One UUID a line or a JSON array in the order of their indices, or a JSON object of UUIDs and indices.
     #[arg(long, value_name = "FILE")]
     pub(super) accelerators_file: Option<PathBuf>,
-    /// Take the engine's address from this file, as the downward API writes it: ADDRESS or ADDRESS:PORT
+    /// File with the engine's address, as the downward API writes it: ADDRESS or ADDRESS:PORT
     #[arg(long, value_name = "FILE")]
     pub(super) server_ip_file: Option<PathBuf>,
-    /// The port that belongs to an address without one in --server-ip-file
+    /// Engine's port if the address in --server-ip-file has none
     #[arg(long, value_name = "PORT", default_value_t = 8000)]
     pub(super) server_port: u16,
-    /// Which program the engine is: it decides which paths pass, and how it is put to sleep
+    /// Program that the engine is: vllm, sglang, llamacpp or custom
+    ///
+    /// The kind decides which paths pass, and how the engine is put to sleep.
     #[arg(long, value_name = "KIND", default_value = "vllm", value_parser = parse_engine_kind)]
     pub(super) engine_kind: EngineKind,
-    /// The model's name as the engine knows it, for messages and for the one token that is asked for when an engine's
-    /// counters are stuck
+    /// Engine's name for the model, used in messages and in probes
+    ///
+    /// A probe requests one token when the engine's counters are stuck.
     #[arg(long, value_name = "NAME", default_value = "this model")]
     pub(super) model: String,
-    /// Threads that relay [default: one for each processor, four at most]
+    /// Number of threads that relay [default: one for each processor, four at most]
     #[arg(long, value_name = "COUNT")]
     pub(super) relay_threads: Option<usize>,
-    /// Messages of this level and above: error, warn, info, debug or trace
+    /// Lowest level of messages to log: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub(super) log_level: tracing::Level,
 }

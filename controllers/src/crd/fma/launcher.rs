@@ -15,7 +15,7 @@ use crate::workload::merge;
 /// The container of a provider Pod, and of a requester Pod, that counts.
 pub const CONTAINER: &str = "inference-server";
 
-/// A kind of launcher.
+/// One kind of launcher.
 #[derive(CustomResource, JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[kube(
     group = "fma.llm-d.ai",
@@ -25,23 +25,23 @@ pub const CONTAINER: &str = "inference-server";
     shortname = "lcfg",
     status = "FmaStatus",
     derive = "PartialEq",
-    doc = "The Pod that launchers are made from, and what one may hold."
+    doc = "The Pod template of launchers, and how many engines one launcher may have."
 )]
 #[serde(rename_all = "camelCase")]
 pub struct LauncherConfigSpec {
-    /// The launcher's Pod.
+    /// Pod template of the launchers.
     #[serde(default)]
     pub pod_template: PodTemplate,
-    /// Engines that one launcher may have, awake and asleep.
+    /// Maximum number of engines in one launcher, awake and asleep.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(required, extend("minimum" = 1))]
     pub max_instances: Option<i32>,
 }
 
-/// A Pod, without a name.
+/// A Pod template, without a name.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodTemplate {
-    /// What the Pod is labelled with.
+    /// Labels and annotations of the Pod.
     #[serde(default)]
     pub metadata: PodMetadata,
     /// The Pod's spec. Every field is passed on as it is.
@@ -50,7 +50,7 @@ pub struct PodTemplate {
     pub spec: PodTemplateJson,
 }
 
-/// What a launcher's Pod is labelled with.
+/// Labels and annotations of a launcher's Pod.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodMetadata {
     /// Labels of the Pod.
@@ -67,12 +67,15 @@ impl LauncherConfigSpec {
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         if let Some(most) = self.max_instances.filter(|most| *most < 1) {
-            problems.push(format!("maxInstances: a launcher with room for {most} starts nothing"));
+            problems.push(format!(
+                "maxInstances: a launcher with room for {most} starts no engine: set at least 1"
+            ));
         }
         let spec = self.pod_template.spec.value();
         let containers = spec.get("containers").and_then(serde_json::Value::as_array);
         if !containers.is_some_and(|all| all.iter().any(|one| merge::is_named(one, CONTAINER))) {
-            problems.push(format!("podTemplate.spec.containers: none is named '{CONTAINER}'"));
+            problems
+                .push(format!("podTemplate.spec.containers: no container is named '{CONTAINER}': add it"));
         }
         problems
     }

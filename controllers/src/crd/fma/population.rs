@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{super::scalar::Quantity, FmaStatus, amount::amount};
 
-/// Launchers for a kind of node.
+/// Launchers for the nodes that one selector matches.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "fma.llm-d.ai",
@@ -24,50 +24,51 @@ use super::{super::scalar::Quantity, FmaStatus, amount::amount};
     shortname = "lpp",
     status = "FmaStatus",
     derive = "PartialEq",
-    doc = "How many launchers the nodes of a kind have at least, whether somebody asks for one or not."
+    doc = "The minimum number of launchers on each node that one selector matches, with or without demand."
 )]
 #[serde(rename_all = "camelCase")]
 pub struct LauncherPopulationPolicySpec {
-    /// The nodes.
+    /// Selects the nodes.
     pub enhanced_node_selector: EnhancedNodeSelector,
-    /// How many launchers each of them has. Where several policies say something of a node and a LauncherConfig, the largest
-    /// count is meant.
+    /// Number of launchers on each of these nodes. If several policies cover a node and a LauncherConfig, the largest
+    /// count applies.
     #[serde(default)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["launcherConfigName".into()]))]
     pub count_for_launcher: Vec<CountForLauncher>,
 }
 
-/// Chooses nodes by their labels and by what they have.
+/// Selects nodes by their labels and their allocatable resources.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EnhancedNodeSelector {
-    /// Labels that the node has. An empty selector is satisfied by every node.
+    /// Selects nodes by their labels. An empty selector matches every node.
     pub label_selector: LabelSelector,
-    /// What the node has to give, by the name of the resource. A node that does not have it is not chosen.
+    /// Bounds of the node's allocatable resources, by the name of the resource. A node without the resource is not
+    /// selected.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub allocatable_resources: BTreeMap<String, ResourceRange>,
 }
 
-/// Bounds that a quantity is within; both are inclusive.
+/// Bounds of a quantity, both inclusive.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResourceRange {
-    /// The least; any, when it is absent.
+    /// Lower bound. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_amount")]
     pub min: Option<Quantity>,
-    /// The most; any, when it is absent.
+    /// Upper bound. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_amount")]
     pub max: Option<Quantity>,
 }
 
-/// How many launchers of a kind.
+/// Number of launchers of one LauncherConfig.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CountForLauncher {
-    /// The LauncherConfig, of the same namespace.
+    /// Name of the LauncherConfig, in the same namespace.
     pub launcher_config_name: String,
-    /// Launchers on each node.
+    /// Number of launchers on each node.
     pub launcher_count: i32,
 }
 
@@ -96,17 +97,19 @@ impl LauncherPopulationPolicySpec {
             }
             let [min, max] = bounds.map(|text| text.as_ref().and_then(|text| amount(text.as_str())));
             if min.zip(max).is_some_and(|(min, max)| min > max) {
-                problems.push(format!("{at}: nothing is between so much and so little"));
+                problems.push(format!("{at}: min is greater than max, so no node matches"));
             }
         }
         let mut named = BTreeSet::new();
         for CountForLauncher { launcher_config_name: name, launcher_count: count } in &self.count_for_launcher
         {
             if *count < 0 {
-                problems.push(format!("countForLauncher: {count} launchers of '{name}' cannot be"));
+                problems.push(format!(
+                    "countForLauncher: {count} launchers of '{name}' are impossible: set 0 or more"
+                ));
             }
             if !named.insert(name) {
-                problems.push(format!("countForLauncher: '{name}' is there twice"));
+                problems.push(format!("countForLauncher: '{name}' is listed twice: remove one of the two"));
             }
         }
         problems

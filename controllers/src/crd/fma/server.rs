@@ -22,35 +22,35 @@ const RESERVED: [&str; 3] = ["dual-pods.llm-d.ai/", "kubernetes.io/", "k8s.io/"]
     shortname = "isc",
     status = "FmaStatus",
     derive = "PartialEq",
-    doc = "What an engine is started with inside a launcher."
+    doc = "How an engine is started inside a launcher."
 )]
 #[serde(rename_all = "camelCase")]
 pub struct InferenceServerConfigSpec {
-    /// What the engine is started with.
+    /// How the engine is started.
     pub model_server_config: ModelServerConfig,
-    /// The LauncherConfig, of the same namespace, of the launchers that may start it.
+    /// Name of the LauncherConfig, in the same namespace, whose launchers may start the engine.
     pub launcher_config_name: String,
 }
 
-/// What an engine is started with.
+/// How an engine is started.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelServerConfig {
-    /// Where the engine listens, for controllers that give all engines of a configuration the same port. Rouse gives each its
-    /// own.
+    /// Port on which the engine listens, for controllers that give all engines of a configuration the same port. Rouse
+    /// gives each engine its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(required, extend("minimum" = 1, "maximum" = 65_535))]
     pub port: Option<i32>,
-    /// The engine's options, as a shell would split them.
+    /// Options of the engine, split as a shell splits them.
     #[serde(default)]
     pub options: String,
-    /// Its environment.
+    /// Environment variables of the engine.
     #[serde(default, rename = "env_vars", skip_serializing_if = "BTreeMap::is_empty")]
     pub env_vars: BTreeMap<String, String>,
-    /// Labels that its Pod has while the engine serves.
+    /// Labels that the engine's Pod has while the engine serves.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// Annotations that its Pod has while the engine serves.
+    /// Annotations that the engine's Pod has while the engine serves.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 }
@@ -62,7 +62,10 @@ impl InferenceServerConfigSpec {
         let config = &self.model_server_config;
         let mut problems = Vec::new();
         if self.launcher_config_name.is_empty() {
-            problems.push("launcherConfigName is empty: say which launchers may start the engine".to_owned());
+            problems.push(
+                "launcherConfigName is empty: name the LauncherConfig whose launchers may start the engine"
+                    .to_owned(),
+            );
         }
         if let Some(port) = config.port.filter(|port| !(1..=65_535).contains(port)) {
             problems.push(format!("modelServerConfig.port: {port} is not between 1 and 65535"));
@@ -71,7 +74,7 @@ impl InferenceServerConfigSpec {
             problems.push(format!("modelServerConfig.options: {error}"));
         }
         if config.options.contains('\0') {
-            problems.push("modelServerConfig.options: no option may hold a zero byte".to_owned());
+            problems.push("modelServerConfig.options contains a zero byte: remove it".to_owned());
         }
         for (name, value) in &config.env_vars {
             if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
@@ -81,7 +84,9 @@ impl InferenceServerConfigSpec {
         for (what, keys) in [("labels", &config.labels), ("annotations", &config.annotations)] {
             let reserved = |key: &&String| RESERVED.iter().any(|prefix| key.starts_with(prefix));
             for key in keys.keys().filter(reserved) {
-                problems.push(format!("modelServerConfig.{what}: '{key}' is written by controllers alone"));
+                problems.push(format!(
+                    "modelServerConfig.{what}: '{key}' is reserved for controllers: remove it"
+                ));
             }
         }
         problems

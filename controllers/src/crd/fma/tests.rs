@@ -102,10 +102,16 @@ fn a_launchers_pod_is_kept_as_it_is() {
 fn what_no_launcher_can_be_made_of_is_said() {
     let problems = |spec: Value| read::<LauncherConfig>("LauncherConfig", &spec).spec.problems();
     // Earlier versions had another limit, and it was optional to say anything of Pods.
-    has(&problems(json!({"maxSleepingInstances": 1})), &["none is named 'inference-server'"]);
+    has(&problems(json!({"maxSleepingInstances": 1})), &["no container is named 'inference-server'"]);
     let other = json!({"spec": {"containers": [{"name": "main"}]}});
-    has(&problems(json!({"maxInstances": 0, "podTemplate": other})), &["room for 0", "none is named"]);
-    has(&problems(json!({"podTemplate": {"spec": {"containers": "inference-server"}}})), &["none is named"]);
+    has(
+        &problems(json!({"maxInstances": 0, "podTemplate": other})),
+        &["room for 0", "no container is named"],
+    );
+    has(
+        &problems(json!({"podTemplate": {"spec": {"containers": "inference-server"}}})),
+        &["no container is named"],
+    );
 }
 
 #[test]
@@ -157,9 +163,9 @@ fn a_policy_that_cannot_be_followed_says_why_and_chooses_nothing() {
         &[
             "labelSelector: ",
             "allocatableResources.cpu: 'much' is not a quantity",
-            "allocatableResources.memory: nothing is between",
+            "allocatableResources.memory: min is greater than max",
             "-1 launchers of 'l'",
-            "'l' is there twice",
+            "'l' is listed twice",
         ],
     );
     let none = |selector: Value| {

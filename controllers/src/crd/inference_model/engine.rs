@@ -7,33 +7,34 @@ use serde::{Deserialize, Serialize};
 
 use super::super::scalar::Scalar;
 
-/// What the engine is, and how it is spoken to.
+/// What the engine is, and how Rouse talks to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EngineSpec {
-    /// How to probe it, put it to sleep, wake it and read its metrics.
+    /// How Rouse probes the engine, puts it to sleep, wakes it and reads its metrics.
     pub kind: EngineKindSpec,
-    /// What the readiness probe asks of it.
+    /// What the readiness probe asks of the engine.
     pub task: ProbeTaskSpec,
-    /// Where it listens in its Pod.
+    /// Port on which the engine listens in its Pod.
     #[schemars(extend("minimum" = 1, "maximum" = 65535))]
     pub port: u16,
-    /// The container of the template that is the engine; the first without it.
+    /// Name of the engine's container in the template. Default: the first container.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minLength" = 1, "maxLength" = 63))]
     pub container: Option<String>,
-    /// What the engine calls the model; modelName without it.
+    /// The engine's name for the model. Default: modelName.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minLength" = 1, "maxLength" = 1024))]
     pub served_name: Option<String>,
-    /// Which calls put it to sleep and wake it. `auto`: in mode dualPods those of vLLM when its command has
-    /// --enable-sleep-mode and those of SGLang when it has --enable-memory-saver, else none. In mode deployment an asleep
-    /// engine's Pod keeps its accelerators from all others, so there it must be said.
+    /// Which calls put the engine to sleep and wake it. `auto`: in mode dualPods, `vllm` if a vLLM command has
+    /// --enable-sleep-mode, `sglang` if an SGLang command has --enable-memory-saver, else `none`. In mode deployment
+    /// `auto` is `none`, because the Pod of an asleep engine keeps its accelerators from all other Pods: set `vllm` or
+    /// `sglang` there to let the engine sleep.
     pub sleep_mode: SleepMode,
-    /// How deep it sleeps. `1` keeps the weights in RAM, `2` drops them and reads them again, `auto` is 1 while there is
-    /// RAM and it is expected back soon, `never` stops it instead.
+    /// How deep the engine sleeps. `1` keeps the weights in RAM, `2` drops them and reads them again at the wake,
+    /// `auto` is 1 while there is RAM and the model is expected back soon, `never` stops the engine instead.
     pub level: SleepLevelSpec,
-    /// When a client leaves: end its request on the engine, or let it finish unread.
+    /// When a client leaves: end its request on the engine (`abort`), or let the request finish unread (`drain`).
     pub on_disconnect: OnDisconnectSpec,
     /// Paths of a custom engine that `/engines/{model}/…` opens: `/path` for POST, `GET /path`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -41,7 +42,7 @@ pub struct EngineSpec {
     pub passthrough: Vec<String>,
 }
 
-/// Which program it is.
+/// Which program the engine is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum EngineKindSpec {
@@ -64,7 +65,7 @@ pub enum ProbeTaskSpec {
     None,
 }
 
-/// Which calls put it to sleep and wake it.
+/// Which calls put the engine to sleep and wake it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum SleepMode {
@@ -75,7 +76,7 @@ pub enum SleepMode {
     None,
 }
 
-/// How deep it sleeps. An unquoted 1 is a number in YAML, and means the same.
+/// How deep the engine sleeps. An unquoted 1 is a number in YAML, and means the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", try_from = "Scalar")]
 pub enum SleepLevelSpec {
@@ -97,7 +98,7 @@ impl TryFrom<Scalar> for SleepLevelSpec {
             "2" => Ok(Self::Two),
             "auto" => Ok(Self::Auto),
             "never" => Ok(Self::Never),
-            _ => Err(format!("'{text}' is no level: write 1, 2, auto or never")),
+            _ => Err(format!("'{text}' is not a level: use 1, 2, auto or never")),
         }
     }
 }
@@ -114,7 +115,7 @@ impl JsonSchema for SleepLevelSpec {
     }
 }
 
-/// What becomes of an engine's work when its client leaves.
+/// What happens to a request on the engine when its client leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum OnDisconnectSpec {

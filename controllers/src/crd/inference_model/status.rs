@@ -9,75 +9,76 @@ use serde::{Deserialize, Serialize};
 
 use super::super::scalar::Quantity;
 
-/// What was found and done.
+/// Observed state of the model and its engines.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InferenceModelStatus {
-    /// The generation of the object that this status speaks of.
+    /// Generation of the object that this status describes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// An engine serves, or the backend does.
+    /// Whether an engine serves, or the backend in mode external.
     #[serde(default)]
     pub ready: bool,
-    /// Engines that there are: starting, awake, asleep or on their way.
+    /// Number of engines that exist: starting, awake, asleep or changing state.
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
     pub replicas: u32,
-    /// What each variant has and should have.
+    /// Actual and desired number of engines of each variant.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub variants: Vec<VariantStatus>,
-    /// Every engine. Gateways send requests to those that are Awake, by their address, and to no others.
+    /// All engines. Gateways send requests only to engines that are Awake, at their address.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["pod".into()]))]
     pub engines: Vec<EngineStatus>,
-    /// The memory of one engine on each accelerator, as the model declares it.
+    /// Memory of one engine on each accelerator, as the model declares it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub declared_memory: Option<Quantity>,
-    /// The most accelerator memory that an engine was seen to use, on one accelerator.
+    /// Highest memory use of an engine that was observed on one accelerator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_peak_memory: Option<Quantity>,
-    /// The observed peak in percent of what is declared.
+    /// Observed peak, in percent of the declared memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0))]
     pub utilization_percent: Option<u32>,
-    /// What to declare instead, when less than 90 % is used.
+    /// What to declare instead, if less than 90 % of the declared memory is used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recommendation: Option<String>,
     /// When memory was last observed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_observation: Option<Time>,
-    /// What was learned of its engines, kept over restarts.
+    /// Values learned from the engines, kept across restarts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub learned: Option<LearnedStatus>,
-    /// When a request for the model last ended, as far as the gateways have told.
+    /// When a request for the model last ended, as far as the gateways have reported. Written rarely: up to a tenth of
+    /// cooldownPeriod late, or 30s if that is longer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_request_time: Option<Time>,
-    /// Accepted: the object is a good one and its names are its own. Ready: it serves. Available: it serves, or would when
-    /// asked. Their reasons say why not, their messages what to do.
+    /// Accepted: the object is valid, and no older object has its names. Ready: the model serves. Available: the model
+    /// serves, or would serve if requested. The reasons say why not, the messages what to do.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
 }
 
-/// One variant's count.
+/// Number of engines of one variant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct VariantStatus {
     /// The variant's name.
     pub name: String,
-    /// Engines that it has.
+    /// Number of engines that the variant has.
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
     pub replicas: u32,
-    /// Engines that it should have.
+    /// Number of engines that the variant should have.
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
     pub desired: u32,
-    /// Why so many.
+    /// Why the variant should have this number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// When that was decided.
+    /// When this number was decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decided: Option<Time>,
 }
@@ -86,26 +87,27 @@ pub struct VariantStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EngineStatus {
-    /// The Pod that it runs in.
+    /// Name of the Pod in which the engine runs.
     pub pod: String,
-    /// Which of the model's engines it is, from 0.
+    /// Number of the engine among the model's engines, from 0.
     #[schemars(extend("minimum" = 0))]
     pub replica: u32,
-    /// The variant that it runs.
+    /// The variant that the engine runs.
     #[serde(default = "default_variant")]
     pub variant: String,
-    /// Where requests for it go: an address and a port.
+    /// Where gateways send the engine's requests: an address and a port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Where it is in its life.
+    /// Current state of the engine.
     pub state: EngineState,
-    /// Which of its lives this is. Grows with every start.
+    /// Generation of the engine, which grows with every start.
     #[schemars(extend("minimum" = 0))]
     pub generation: u64,
-    /// Since when it is in this state.
+    /// When the engine entered this state.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
-    /// Why it is left alone, in the state Backoff. Who waits for it is told by every gateway.
+    /// Why an engine in the state Backoff is not running. Every gateway reports this to the requests that wait for the
+    /// engine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<EngineFailure>,
 }
@@ -114,19 +116,20 @@ pub struct EngineStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EngineFailure {
-    /// The last one, in a word: `exited:3`, `timeout`, `unrunnable`.
+    /// Cause of the last failure, in one word: `exited:3`, `timeout`, `unrunnable`.
     pub cause: String,
-    /// Failures in a row.
+    /// Number of failures in a row.
     #[schemars(extend("minimum" = 0))]
     pub failures: u32,
-    /// Those of them since it last served. From the second on requests are refused instead of waiting for the next start.
+    /// Number of failures since the engine last served. From the second on, requests are refused instead of waiting for
+    /// the next start.
     #[schemars(extend("minimum" = 0))]
     pub fruitless: u32,
-    /// When it is started again, if somebody waits then.
+    /// When the engine is started again, if a request waits for it then.
     pub retry_after: Time,
 }
 
-/// Where an engine is in its life. One that is cold is not listed.
+/// State of an engine. Cold engines are not listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum EngineState {
     Launching,
@@ -141,25 +144,25 @@ pub enum EngineState {
     Backoff,
 }
 
-/// What was learned.
+/// Values learned from a model's engines.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LearnedStatus {
-    /// The most memory that an awake engine used, on one accelerator.
+    /// Highest memory use of an awake engine on one accelerator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak: Option<Quantity>,
-    /// What an asleep engine keeps, on one accelerator.
+    /// Memory that an asleep engine keeps on one accelerator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub residue: Option<Quantity>,
-    /// Milliseconds from a start until it serves.
+    /// Milliseconds from a start until the engine serves.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0))]
     pub start_millis: Option<u64>,
-    /// Milliseconds of a wake.
+    /// Milliseconds that a wake takes.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0))]
     pub wake_millis: Option<u64>,
-    /// Milliseconds of falling asleep.
+    /// Milliseconds that falling asleep takes.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0))]
     pub sleep_millis: Option<u64>,

@@ -27,41 +27,37 @@ use crate::crd::scalar::Quantity;
 /// Why a packed ledger cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("the ledger was written by something else than Rouse: a row has {0} parts")]
+    #[error("the ledger was not written by Rouse: a row has {0} parts")]
     Row(usize),
-    #[error("the ledger was written by something else than Rouse: digits that are no number")]
+    #[error("the ledger was not written by Rouse: its digits are not a number")]
     Digits,
-    #[error(
-        "the ledger was written by something else than Rouse: '{0}' is no namespace/name, state, number or size"
-    )]
+    #[error("the ledger was not written by Rouse: '{0}' is not a namespace/name, state, number or size")]
     Part(String),
     #[error(
-        "the ledger was written by something else than Rouse: it names a node, accelerator or shape that it does not list"
+        "the ledger was not written by Rouse: it names a node, accelerator or shape that it does not list"
     )]
     Unknown,
-    #[error(
-        "the ledger was written by something else than Rouse: the id {0} is there twice, or is still to be given"
-    )]
+    #[error("the ledger was not written by Rouse: the id {0} is used twice, or is not below the next id")]
     Id(u64),
 }
 
-/// Every reservation, packed; AcceleratorNodes have them in a readable form.
+/// All reservations, packed. AcceleratorNodes have them in a readable form.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct PackedLedger {
-    /// The id of the next reservation.
+    /// Id of the next reservation.
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
     next: u64,
-    /// A row for each node that something is reserved on: its name and its accelerators.
+    /// One row for each node with reservations: its name and its accelerators.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     nodes: Vec<Vec<String>>,
-    /// A row for what many reservations have in common: state, number of accelerators, memory, host memory.
+    /// One row for each set of values that reservations share: state, number of accelerators, memory, host memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     shapes: Vec<Vec<String>>,
-    /// A row for each InferenceModel: its namespace and name, and its reservations.
+    /// One row for each InferenceModel: its namespace and name, and its reservations.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     models: Vec<Vec<String>>,

@@ -119,7 +119,7 @@ fn what_somebody_else_wrote_is_refused_whole() {
         (r#"["a/b","AAAACA"]"#, "does not list"),
         (r#"["a/b","AAAABB"]"#, "does not list"),
         (r#"["a/b","BAAABCAB"]"#, "does not list"),
-        (r#"["a/b","AAAABAAAAABA"]"#, "the id 0 is there twice"),
+        (r#"["a/b","AAAABAAAAABA"]"#, "the id 0 is used twice"),
         (r#"["a/b","AAAUBA"]"#, "the id 10 "),
         (r#"["a/b","AAABBA"]"#, "the id 18446744073709551615 "),
     ] {

@@ -210,7 +210,7 @@ fn providers_of_one_server_in_one_place_are_nominally_the_same() {
 /// The example in the docs works as described.
 #[test]
 fn the_pages_example_gets_a_provider() {
-    let page = include_str!("../../../../../docs/dual-pods.md");
+    let page = include_str!("../../../../docs/dual-pods.md");
     let (_, rest) = page.split_once("```yaml object\n").unwrap();
     let (text, _) = rest.split_once("```").unwrap();
     let set: ReplicaSet = serde_saphyr::from_str(text).unwrap();

@@ -11,14 +11,17 @@ use rouse::{
 };
 use tracing::Level;
 
-use crate::pairing::{command_context::CommandContext, pod_events::is_failure};
+use crate::pairing::{command_context::CommandContext, host_memory, pod_events::is_failure};
 
 /// Logs an executed command.
 pub(super) fn log_executed(job: &CommandContext, took: Duration) {
     let (PairingCommand { node, action: order, .. }, took) = (&job.command, Millis::from(took));
     match level(order) {
         Level::WARN => tracing::warn!(%node, command = %order, duration = %took, "command executed"),
-        Level::INFO => tracing::info!(%node, command = %order, duration = %took, "command executed"),
+        Level::INFO => {
+            let reason = host_memory::shortage_note(job);
+            tracing::info!(%node, command = %order, duration = %took, reason, "command executed");
+        }
         _ => tracing::debug!(%node, command = %order, duration = %took, "command executed"),
     }
 }
@@ -56,40 +59,127 @@ const fn level(order: &PairingAction) -> Level {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io,
+        sync::{Arc, Mutex},
+    };
+
     use rouse::{
+        model::{SleepLevel, SleepLevelPolicy},
         pairing::{
             command::EngineStopReason,
+            event::{EngineRecord, Epoch, MemorySizes},
             ids::{EngineFingerprint, PairingEngineId, ProviderMode},
+            node::HostMemoryShortage,
         },
-        units::Generation,
+        units::{Bytes, Generation, Tick},
     };
 
     use super::*;
 
+    /// Collects the lines of a log.
+    #[derive(Clone, Default)]
+    struct LogLines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for LogLines {
+        fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(text);
+            Ok(text.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Returns what `log_executed` writes for this command.
+    fn logged(job: &CommandContext) -> String {
+        let lines = LogLines::default();
+        let out = lines.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(Level::TRACE)
+            .with_ansi(false)
+            .with_writer(move || out.clone())
+            .finish();
+        tracing::subscriber::with_default(subscriber, || log_executed(job, Duration::from_secs(2)));
+        let text = lines.0.lock().unwrap().clone();
+        String::from_utf8(text).unwrap()
+    }
+
+    fn executed(action: PairingAction) -> CommandContext {
+        CommandContext::for_test(PairingCommand { node: "n".into(), epoch: Epoch(1), serial: 1, action })
+    }
+
+    fn engine() -> PairingEngineId {
+        PairingEngineId {
+            mode: ProviderMode::Sleep,
+            accelerators: std::iter::once("a".into()).collect(),
+            fingerprint: EngineFingerprint(1),
+        }
+    }
+
+    fn engine_action(step: EngineStep) -> PairingAction {
+        PairingAction::Engine { engine: engine(), generation: Generation(1), step }
+    }
+
+    fn stop(reason: EngineStopReason) -> PairingAction {
+        engine_action(EngineStep::Stop { reason })
+    }
+
+    fn delete(reason: RequesterDeleteReason) -> PairingAction {
+        PairingAction::Requester { requester: "r".into(), step: RequesterStep::Delete { reason } }
+    }
+
     #[test]
-    fn deaths_are_warnings_and_what_was_wanted_is_none() {
-        let stop = |reason| PairingAction::Engine {
-            engine: PairingEngineId {
-                mode: ProviderMode::Sleep,
-                accelerators: std::iter::once("a".into()).collect(),
-                fingerprint: EngineFingerprint(1),
-            },
+    fn the_log_has_deaths_as_warnings_and_regular_steps_below() {
+        let mut expected = vec![
+            (stop(EngineStopReason::Idle), " INFO "),
+            (stop(EngineStopReason::Evicted), " INFO "),
+            (stop(EngineStopReason::Unneeded), " INFO "),
+            (engine_action(EngineStep::Sleep { level: SleepLevel::One, via: None }), " INFO "),
+            (delete(RequesterDeleteReason::ProviderDeleted), " INFO "),
+            (engine_action(EngineStep::Query), " DEBUG "),
+        ];
+        let deaths = [
+            EngineStopReason::StartFailed,
+            EngineStopReason::WakeFailed,
+            EngineStopReason::CanaryFailed,
+            EngineStopReason::SleepFailed,
+            EngineStopReason::Lost,
+        ];
+        expected.extend(deaths.map(|reason| (stop(reason), " WARN ")));
+        let lost = [
+            RequesterDeleteReason::EngineGone,
+            RequesterDeleteReason::NodeGone,
+            RequesterDeleteReason::AcceleratorFaulty,
+        ];
+        expected.extend(lost.map(|reason| (delete(reason), " WARN ")));
+        for (action, level) in expected {
+            let line = logged(&executed(action.clone()));
+            assert!(line.contains(level), "{level}: {line}");
+            assert_eq!(line.matches('\n').count(), 1, "one line: {line}");
+            let command = format!("command executed node=n command={action} duration=2s");
+            assert!(line.contains(&command), "{command}: {line}");
+        }
+    }
+
+    #[test]
+    fn a_sleep_at_level_2_for_lack_of_host_memory_is_logged_with_its_reason() {
+        let mut job = executed(engine_action(EngineStep::Sleep { level: SleepLevel::Two, via: None }));
+        job.record = Some(EngineRecord {
+            engine: engine(),
             generation: Generation(1),
-            step: EngineStep::Stop { reason },
-        };
-        let delete = |reason| PairingAction::Requester {
-            requester: "r".into(),
-            step: RequesterStep::Delete { reason },
-        };
-        for reason in [EngineStopReason::StartFailed, EngineStopReason::WakeFailed, EngineStopReason::Lost] {
-            assert_eq!(level(&stop(reason)), Level::WARN, "{reason:?}");
-        }
-        for reason in [EngineStopReason::Idle, EngineStopReason::Evicted, EngineStopReason::Unneeded] {
-            assert_eq!(level(&stop(reason)), Level::INFO, "{reason:?}");
-        }
-        for reason in [RequesterDeleteReason::EngineGone, RequesterDeleteReason::NodeGone] {
-            assert_eq!(level(&delete(reason)), Level::WARN, "{reason:?}");
-        }
-        assert_eq!(level(&delete(RequesterDeleteReason::ProviderDeleted)), Level::INFO);
+            sizes: MemorySizes { awake: Bytes::gib(72), asleep: Bytes::gib(2), host: Bytes::gib(72) },
+            level: SleepLevelPolicy::Auto,
+            stop_after: None,
+            requester: None,
+            last_used: Tick(0),
+        });
+        assert!(!logged(&job).contains("reason="), "{}", logged(&job));
+        job.host_memory_shortage =
+            Some(HostMemoryShortage::Node { budget: Bytes::gib(64), left: Bytes::gib(64) });
+        let line = logged(&job);
+        assert!(line.contains(" INFO ") && line.contains("reason="), "{line}");
+        assert!(line.contains("set the annotation rouse.dev/host-memory"), "{line}");
     }
 }

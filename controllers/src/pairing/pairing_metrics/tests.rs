@@ -4,7 +4,7 @@ use rouse::pairing::ids::ProviderMode;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{metrics::Metrics, pairing::fma_configs::FmaConfigs};
+use crate::{metrics::DualPodMetrics, pairing::fma_configs::FmaConfigs};
 use crate::{
     platform::launcher::pod,
     watch::{Delta, WatchedObject},
@@ -43,8 +43,8 @@ fn facts() -> (ClusterFacts, String) {
 }
 
 /// The exported launcher metrics.
-fn launcher_metric_lines(metrics: &Metrics) -> Vec<String> {
-    let page = metrics.encode();
+fn launcher_metric_lines(metrics: &prometheus::Registry) -> Vec<String> {
+    let page = prometheus::TextEncoder::new().encode_to_string(&metrics.gather()).unwrap();
     let lines =
         page.lines().filter_map(|line| line.strip_prefix("fma_launcher_pod_count{lcfg_name=\"big\",phase="));
     lines.map(str::to_owned).collect()
@@ -52,10 +52,10 @@ fn launcher_metric_lines(metrics: &Metrics) -> Vec<String> {
 
 #[test]
 fn a_launcher_that_does_not_become_ready_is_stuck_after_a_while_and_one_of_another_template_is_stale() {
-    let metrics = Metrics::new();
+    let metrics = prometheus::Registry::new();
     let (facts, hash) = facts();
     let mut directory = PodIndex::new(ProviderMode::Launcher);
-    let mut census = PairingMetrics::new(metrics.dual_pods());
+    let mut census = PairingMetrics::new(DualPodMetrics::new(&metrics));
     let mut see = |census: &mut PairingMetrics, seen: Pod, now: Tick| {
         let name = ObjectName::new("ns", seen.name_any());
         directory.apply(Delta::Applied(Box::new(WatchedObject::Readable(seen))), &facts, &mut drop);
@@ -83,10 +83,10 @@ fn a_launcher_that_does_not_become_ready_is_stuck_after_a_while_and_one_of_anoth
 /// Only time passes.
 #[test]
 fn what_is_due_is_looked_at_without_any_news_of_it() {
-    let metrics = Metrics::new();
+    let metrics = prometheus::Registry::new();
     let (facts, hash) = facts();
     let mut directory = PodIndex::new(ProviderMode::Launcher);
-    let mut census = PairingMetrics::new(metrics.dual_pods());
+    let mut census = PairingMetrics::new(DualPodMetrics::new(&metrics));
     directory.apply(
         Delta::Applied(Box::new(WatchedObject::Readable(launcher(None, &hash, false)))),
         &facts,

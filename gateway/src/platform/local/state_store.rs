@@ -1,9 +1,10 @@
-//! Stores what must outlive the gateway: running engines, their last use, and learned measurements of their models.
+//! Stores what must outlive the gateway: running engines, their last use, the last failures of engines that have not
+//! served since, and learned measurements of the models.
 //!
 //! Files are written beside and renamed over, so that a reader never meets half a file. They are not forced to the
 //! disk, because no engines are left to find after a crash of the machine. State that the next step requires on disk
-//! (an engine that was started, a transition that begins) is saved at once. The supervisor saves idle clocks and
-//! learned measurements within a second or so. The folder is locked: two gateways on one folder would adopt each
+//! (an engine that was started, a transition that begins) is saved at once. The supervisor saves idle clocks, failures
+//! and learned measurements within a second or so. The folder is locked: two gateways on one folder would adopt each
 //! other's engines.
 
 use std::{
@@ -17,12 +18,17 @@ use std::{
 
 use nix::fcntl::{Flock, FlockArg};
 use rouse::{
-    fleet::event::LearnedMeasurements,
+    engine::{
+        Engine,
+        last_outcome::{EngineDiagnostics, FailureRecord, FailureStage},
+    },
+    fault::FailureCause,
+    fleet::event::{Event, LearnedMeasurements},
     model::{AcceleratorId, EngineId, ModelName, SleepLevel},
     units::{Generation, Tick},
 };
 use rouse_net::process::table;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use tokio::{sync::Notify, task};
 
 const LOCK_FILE: &str = "lock";
@@ -69,6 +75,21 @@ pub(super) enum StoredPhase {
     Asleep(SleepLevel),
 }
 
+/// The last failure of an engine that has not served since.
+///
+/// The engine's last output is not part of it: that stays in the engine's log, which only the gateway's user can read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct StoredFailure {
+    pub(super) at: Tick,
+    pub(super) stage: FailureStage,
+    pub(super) cause: FailureCause,
+    /// Failures in a row, this one included.
+    pub(super) count: u32,
+    /// Fingerprint of the model's configuration: a failure of another command is not restored.
+    pub(super) fingerprint: u64,
+}
+
 /// The lock of the state directory: while it is held, no other gateway uses the directory.
 ///
 /// It is not part of the store, which tasks still share while they are being ended.
@@ -91,6 +112,7 @@ pub(super) struct StateStore {
 #[derive(Debug, Default)]
 struct StoreContent {
     engines: BTreeMap<EngineId, StoredEngine>,
+    failures: BTreeMap<EngineId, StoredFailure>,
     learned: BTreeMap<ModelName, LearnedMeasurements>,
 }
 
@@ -98,6 +120,25 @@ struct StoreContent {
 struct EnginesFile {
     boot: String,
     engines: BTreeMap<EngineId, StoredEngine>,
+    /// By engine, running or not. Files of earlier builds lack it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "readable_failures")]
+    failures: BTreeMap<EngineId, StoredFailure>,
+}
+
+impl StoredFailure {
+    /// Returns the engine's last failure; `None` if it has served since. `fingerprint`: of the model's configuration.
+    pub(super) fn of(engine: &Engine, fingerprint: u64) -> Option<Self> {
+        let (at, failure) = (engine.last_outcome.as_ref()?.at, engine.failure()?);
+        let FailureRecord { stage, cause, count, diagnostics: _ } = failure;
+        Some(Self { at, stage: *stage, cause: cause.clone(), count: *count, fingerprint })
+    }
+
+    /// Returns the event that restores the failure.
+    pub(super) fn into_event(self, engine: EngineId) -> Event {
+        let Self { at, stage, cause, count, fingerprint } = self;
+        let failure = FailureRecord { stage, cause, count, diagnostics: EngineDiagnostics::default() };
+        Event::FailureRestored { engine, fingerprint, at, failure }
+    }
 }
 
 /// Whether a running gateway holds the lock of this state directory.
@@ -134,8 +175,12 @@ impl StateStore {
         if saved.boot != boot {
             saved.engines.clear();
         }
-        let content =
-            StoreContent { engines: saved.engines, learned: read_or_default(&folder.join(LEARNED_FILE)) };
+        let content = StoreContent {
+            engines: saved.engines,
+            // A failure says what a person must mend, so it outlives a restart of the machine.
+            failures: saved.failures,
+            learned: read_or_default(&folder.join(LEARNED_FILE)),
+        };
         Ok(Self {
             folder,
             boot,
@@ -151,6 +196,10 @@ impl StateStore {
 
     pub(super) fn engines(&self) -> BTreeMap<EngineId, StoredEngine> {
         self.content().engines.clone()
+    }
+
+    pub(super) fn failures(&self) -> BTreeMap<EngineId, StoredFailure> {
+        self.content().failures.clone()
     }
 
     pub(super) fn learned(&self) -> BTreeMap<ModelName, LearnedMeasurements> {
@@ -198,6 +247,22 @@ impl StateStore {
         }
     }
 
+    /// Replaces the failures of those models' engines for which `concerns` is true.
+    pub(super) fn set_failures(
+        &self,
+        concerns: impl Fn(&ModelName) -> bool,
+        failures: BTreeMap<EngineId, StoredFailure>,
+    ) {
+        let mut content = self.content();
+        if content.failures.iter().filter(|(engine, _)| concerns(&engine.model)).eq(&failures) {
+            return;
+        }
+        content.failures.retain(|engine, _| !concerns(&engine.model));
+        content.failures.extend(failures);
+        drop(content);
+        self.dirty.notify_one();
+    }
+
     /// Merges new measurements into the stored ones. A missing value keeps the stored one: the gateway may just have
     /// started.
     pub(super) fn merge_learned(&self, learned: BTreeMap<ModelName, LearnedMeasurements>) {
@@ -239,7 +304,11 @@ impl StateStore {
         let _one_at_a_time = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let (engines, learned) = {
             let content = self.content();
-            let engines = EnginesFile { boot: self.boot.clone(), engines: content.engines.clone() };
+            let engines = EnginesFile {
+                boot: self.boot.clone(),
+                engines: content.engines.clone(),
+                failures: content.failures.clone(),
+            };
             (serde_json::to_vec_pretty(&engines)?, serde_json::to_vec_pretty(&content.learned)?)
         };
         write_atomically(&self.folder.join(ENGINES_FILE), &engines)?;
@@ -277,6 +346,18 @@ fn read_or_default<T: Default + DeserializeOwned>(path: &Path) -> T {
     })
 }
 
+/// Reads the failures that this build knows. A newer build may have written others, and they must not cost the engines.
+fn readable_failures<'de, D: Deserializer<'de>>(
+    file: D,
+) -> Result<BTreeMap<EngineId, StoredFailure>, D::Error> {
+    let entries = BTreeMap::<EngineId, serde_json::Value>::deserialize(file)?;
+    let known = entries.into_iter().filter_map(|(engine, entry)| {
+        let failure: StoredFailure = serde_json::from_value(entry).ok()?;
+        Some((engine, failure))
+    });
+    Ok(known.collect())
+}
+
 fn write_atomically(path: &Path, text: &[u8]) -> io::Result<()> {
     let new = path.with_extension("json.new");
     fs::write(&new, text)?;
@@ -285,9 +366,19 @@ fn write_atomically(path: &Path, text: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
     use rouse::units::Millis;
 
     use super::*;
+
+    fn engine_id(replica: u32) -> EngineId {
+        EngineId::new("m".into(), replica)
+    }
+
+    fn failed(at: Tick) -> StoredFailure {
+        let (stage, cause) = (FailureStage::Starting, FailureCause::Exited(3));
+        StoredFailure { at, stage, cause, count: 2, fingerprint: 6 }
+    }
 
     #[test]
     fn a_state_directory_serves_one_gateway() {
@@ -312,6 +403,94 @@ mod tests {
         assert_eq!(engine.phase, StoredPhase::Transitioning(SleepLevel::One));
         assert_eq!((engine.process_start_ticks, engine.last_lease_end), (5, Tick(8)));
         assert_eq!(serde_json::to_value(engine).unwrap(), written);
+
+        let failure = serde_json::json!({
+            "at": 9, "stage": "starting", "cause": {"exited": 3}, "count": 2, "fingerprint": 6,
+        });
+        let written = serde_json::json!({
+            "boot": "b", "engines": {"m#0": written}, "failures": {"m#1": failure},
+        });
+        let file: EnginesFile = serde_json::from_value(written.clone()).unwrap();
+        assert_eq!(file.failures, BTreeMap::from([(engine_id(1), failed(Tick(9)))]));
+        assert_eq!(serde_json::to_value(file).unwrap(), written);
+        for (stage, word) in [
+            (FailureStage::Starting, "starting"),
+            (FailureStage::Waking, "waking"),
+            (FailureStage::Serving, "serving"),
+            (FailureStage::FallingAsleep, "fallingAsleep"),
+            (FailureStage::Sleeping, "sleeping"),
+        ] {
+            assert_eq!(serde_json::to_value(stage).unwrap(), word);
+        }
+        for (cause, word) in [
+            (FailureCause::OutOfMemory, "out_of_memory"),
+            (FailureCause::PortTaken, "port_taken"),
+            (FailureCause::CommandNotFound, "command_not_found"),
+            (FailureCause::NotLaunched, "not_launched"),
+            (FailureCause::PermissionDenied, "permission_denied"),
+            (FailureCause::Timeout, "timeout"),
+            (FailureCause::Unhealthy, "unhealthy"),
+            (FailureCause::Hung, "hung"),
+            (FailureCause::PublicListener, "public_listener"),
+            (FailureCause::Refused, "refused"),
+            (FailureCause::SleepDenied, "stays_awake"),
+            (FailureCause::Unreachable, "unreachable"),
+            (FailureCause::ConnectionBroken, "broke_off"),
+            (FailureCause::AcceleratorLost, "accelerator_lost"),
+        ] {
+            assert_eq!(serde_json::to_value(cause).unwrap(), word);
+        }
+        for (cause, written) in [
+            (FailureCause::Killed(9), serde_json::json!({"killed": 9})),
+            (
+                FailureCause::WrongModel { serves: "a".into(), configured: "b".into() },
+                serde_json::json!({"wrong_model": {"serves": "a", "configured": "b"}}),
+            ),
+        ] {
+            assert_eq!(serde_json::to_value(cause).unwrap(), written);
+        }
+    }
+
+    #[test]
+    fn a_failure_of_a_newer_build_costs_neither_the_engines_nor_the_other_failures() {
+        let known = serde_json::json!({
+            "at": 9, "stage": "starting", "cause": {"exited": 3}, "count": 2, "fingerprint": 6, "newer": true,
+        });
+        let mut unknown = known.clone();
+        unknown["cause"] = "of_a_newer_build".into();
+        let engine = serde_json::json!({
+            "generation": 3, "pid": 4, "start": 5, "address": "127.0.0.1:8000", "accelerators": [],
+            "fingerprint": 6, "phase": "awake", "started": 7, "lastEnd": 8,
+        });
+        let written = serde_json::json!({
+            "boot": "b", "engines": {"m#0": engine}, "failures": {"m#0": unknown, "m#1": known}, "newer": true,
+        });
+        let file: EnginesFile = serde_json::from_value(written).unwrap();
+        assert_eq!(file.engines.keys().collect::<Vec<_>>(), [&engine_id(0)]);
+        assert_eq!(file.failures, BTreeMap::from([(engine_id(1), failed(Tick(9)))]));
+        let older: EnginesFile = serde_json::from_str(r#"{"boot": "b", "engines": {}}"#).unwrap();
+        assert_eq!(older.failures, BTreeMap::new());
+    }
+
+    #[tokio::test]
+    async fn a_failure_is_found_again_and_is_written_only_when_it_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = StateDirLock::take(dir.path()).unwrap();
+        let store = Arc::new(StateStore::open(&lock).unwrap());
+        let one = |at| BTreeMap::from([(engine_id(0), failed(at))]);
+        store.set_failures(|_| true, one(Tick(9)));
+        assert!(store.wait_until_dirty().now_or_never().is_some());
+        store.set_failures(|_| true, one(Tick(9)));
+        store.set_failures(|model| model.as_str() == "other", BTreeMap::new());
+        assert!(store.wait_until_dirty().now_or_never().is_none());
+        store.set_failures(|_| true, one(Tick(10)));
+        assert!(store.wait_until_dirty().now_or_never().is_some());
+        store.save().await;
+        assert_eq!(StateStore::open(&lock).unwrap().failures(), one(Tick(10)));
+        store.set_failures(|model| model.as_str() == "m", BTreeMap::new());
+        assert!(store.wait_until_dirty().now_or_never().is_some());
+        store.save().await;
+        assert_eq!(StateStore::open(&lock).unwrap().failures(), BTreeMap::new());
     }
 
     #[tokio::test]

@@ -25,7 +25,8 @@ use super::{
 
 /// Interval between checks of the log sizes.
 const LOG_TRIM_INTERVAL: Duration = Duration::from_secs(10);
-/// Interval between saves of idle clocks and learned measurements; a change is on disk after this time at the latest.
+/// Interval between saves of idle clocks, failures and learned measurements; a change is on disk after this time at the
+/// latest.
 const STATE_SAVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Routes each command to its engine's task. See [`super`].
@@ -76,6 +77,9 @@ impl LocalSupervisor {
             let (orders, received) = mpsc::unbounded_channel();
             self.tasks.spawn(engine_task::run(tenant, process, received, start));
             self.engine_tasks.insert(id, EngineTaskHandle { generation, commands: orders });
+        }
+        for (engine, failure) in self.shared.store.failures() {
+            self.shared.common.send_event(failure.into_event(engine)).await;
         }
         self.shared.common.send_event(Event::AdoptionDone).await;
     }

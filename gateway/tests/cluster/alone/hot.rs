@@ -91,7 +91,7 @@ fn log(duo: &DualPodsFixture, pod: &Pod) -> Option<String> {
 /// When the stub logged that it is ready.
 fn ready(duo: &DualPodsFixture, pod: &Pod) -> Timestamp {
     let log = log(duo, pod).unwrap();
-    let line = log.lines().find(|line| line.contains("readiness ready=true"));
+    let line = log.lines().find(|line| line.contains("readiness changed ready=true"));
     let line = line.unwrap_or_else(|| panic!("{} was never ready: {log}", pod.name_any()));
     line.split(' ').next().unwrap().parse().unwrap()
 }

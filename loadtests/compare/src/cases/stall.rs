@@ -40,10 +40,10 @@ pub(crate) struct SendBody {
     key: String,
     #[arg(long, default_value_t = BODY_BYTES)]
     bytes: u64,
-    /// In a second, at most
+    /// Maximum number of bytes per second
     #[arg(long, default_value_t = BYTES_PER_SECOND)]
     pace: f64,
-    /// Seconds until it is sent
+    /// Seconds to wait before sending
     #[arg(long, default_value_t = SEND_DELAY.as_secs_f64())]
     after: f64,
 }

@@ -11,40 +11,42 @@ use super::{
 };
 use crate::measure::{self, CpuMeter, MachineTicks};
 
-/// Put one load on one address, and print what was seen.
+/// Put one load on one address, and print the results.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct AdHocLoad {
     #[command(subcommand)]
     what: AdHocCommand,
-    /// Core to put the load from.
+    /// Core on which the load runs.
     #[arg(long, global = true)]
     pin: Option<usize>,
-    /// Process whose cost is told for each request or event, with those that it started: a gateway's engines count as
-    /// well.
+    /// Process whose CPU time is reported for each request or event.
+    ///
+    /// The time includes its child processes, such as a gateway's engines.
     #[arg(long, value_name = "PID", global = true)]
     cost_of: Option<u32>,
 }
 
 #[derive(Subcommand, Clone, Debug)]
 enum AdHocCommand {
-    /// Requests with one answer each.
+    /// Send requests with one answer each.
     Requests(RequestArgs),
-    /// Streams of events.
+    /// Open streams of events.
     Streams(StreamArgs),
 }
 
-/// Where to.
+/// Target of a load.
 #[derive(Args, Clone, Debug)]
 pub(super) struct LoadTarget {
-    /// A loopback address.
+    /// Loopback address of the proxy.
     #[arg(long, default_value = "127.0.0.1:8000")]
     pub(super) proxy: SocketAddr,
+    /// Model of the requests.
     #[arg(long, default_value = "m")]
     pub(super) model: String,
-    /// Sent as a bearer.
+    /// Bearer token of the requests.
     #[arg(long, default_value = "none")]
     pub(super) key: String,
-    /// What must hold of each answer.
+    /// Check of each answer.
     #[arg(long, value_enum, default_value_t)]
     pub(super) check: ResponseCheck,
 }
@@ -53,17 +55,19 @@ pub(super) struct LoadTarget {
 struct RequestArgs {
     #[command(flatten)]
     target: LoadTarget,
+    /// Number of connections.
     #[arg(long, default_value_t = 64)]
     connections: usize,
+    /// Duration of the load, in seconds.
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
-    /// Bytes of a request's body.
+    /// Size of a request's body.
     #[arg(long, default_value = "1024", value_parser = units::bytes)]
     body: u64,
-    /// How long the engine takes for an answer.
+    /// Time that the engine takes for an answer.
     #[arg(long, default_value = "0", value_parser = units::duration)]
     engine_time: Duration,
-    /// Requests a second on a fixed schedule; without it each connection asks as fast as it is answered.
+    /// Requests a second, on a fixed schedule. Without it, each connection sends its next request after an answer.
     #[arg(long)]
     rate: Option<f64>,
 }
@@ -72,15 +76,16 @@ struct RequestArgs {
 struct StreamArgs {
     #[command(flatten)]
     target: LoadTarget,
+    /// Number of streams.
     #[arg(long, default_value_t = 400)]
     streams: usize,
-    /// Between two events of one stream; 0 is as fast as the sockets.
+    /// Time between two events of a stream. 0 sends as fast as the sockets accept.
     #[arg(long, default_value = "20ms", value_parser = units::duration)]
     interval: Duration,
-    /// Events of one stream.
+    /// Number of events of a stream.
     #[arg(long, default_value_t = 250)]
     events: u32,
-    /// Streams opened in a second.
+    /// Number of streams to open per second.
     #[arg(long, default_value_t = MAX_OPENED_PER_SECOND)]
     opened: u32,
 }

@@ -22,40 +22,44 @@ const STREAM_GRACE: Duration = Duration::from_secs(30);
 /// A shorter series gives no meaningful slope.
 const MIN_SAMPLES: usize = 3;
 
-/// Put requests, streams and clients that leave in mid-stream on one address for a long time, and see whether a process
-/// grows.
+/// Put a long load on one address, and check that a process does not grow.
+///
+/// The load has requests, streams, and clients that leave in mid-stream.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SoakArgs {
     #[command(flatten)]
     target: LoadTarget,
+    /// Duration of the load, in minutes.
     #[arg(long, default_value_t = 60.0)]
     minutes: f64,
-    /// The process that is watched, with those that it started.
+    /// Process to watch, with its child processes.
     #[arg(long)]
     pid: u32,
-    /// Watch it without those that it started, as a gateway does its engines.
+    /// Watch the process without its child processes, such as a gateway's engines.
     #[arg(long)]
     alone: bool,
-    /// Requests a second, in answer to which the engine takes 10 ms.
+    /// Requests a second. The engine takes 10 ms for each answer.
     #[arg(long, default_value_t = 500.0)]
     rate: f64,
-    /// Streams opened in a second.
+    /// Number of streams to open per second.
     #[arg(long, default_value_t = 20.0)]
     streams: f64,
-    /// Of so many streams, the client of one leaves when part of the events came.
+    /// In one of this many streams, the client leaves in mid-stream. 0: none leaves.
     #[arg(long, default_value_t = 4)]
     leaves: u32,
+    /// Number of events of a stream.
     #[arg(long, default_value_t = 100)]
     events: u32,
+    /// Time between two events of a stream.
     #[arg(long, default_value = "20ms", value_parser = units::duration)]
     interval: Duration,
-    /// Between two looks at the memory.
+    /// Interval between two readings of the memory.
     #[arg(long, default_value = "5s", value_parser = units::duration)]
     sample: Duration,
-    /// Share of the time, at its beginning, in which memory may grow to what the load needs.
+    /// Share of the duration, from its start, in which memory may grow to what the load needs.
     #[arg(long, default_value_t = 0.2)]
     warm_up: f64,
-    /// Growth of proportional memory over which this fails, in KB an hour.
+    /// Maximum growth of proportional memory, in KB an hour; more is a failure.
     #[arg(long, default_value_t = 1024.0)]
     bound: f64,
 }

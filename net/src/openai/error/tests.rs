@@ -317,7 +317,7 @@ fn a_message_says_what_happened_why_and_what_to_do() {
         cause: FailureCause::Timeout,
         wait: WaitDetails::default(),
     };
-    says(&unsaid, "failed to become ready: the deadline was exceeded (timeout)");
+    says(&unsaid, "failed to become ready: the engine exceeded its deadline (timeout)");
     let broke_off =
         Fault::EngineFailed { model: "m".into(), cause: FailureCause::ConnectionBroken, wait: None };
     says(&broke_off, "the connection broke in the middle of the answer");

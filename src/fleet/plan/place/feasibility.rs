@@ -117,7 +117,7 @@ impl Planner {
     /// Text on why no accelerator could hold the model.
     pub(in crate::fleet) fn misfit_text(&self, spec: &ModelSpec) -> String {
         let (need, largest) = (declared_amount(spec), self.largest(spec));
-        let less = "grantable, without headroom";
+        let less = "grantable, after headroom";
         match &spec.accelerators {
             AcceleratorRequirement::InPool { pool, count } => {
                 let units = self.ledger.accelerators.get(pool).and_then(|account| account.units);

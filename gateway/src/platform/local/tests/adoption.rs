@@ -1,6 +1,9 @@
 //! Tests of what a gateway adopts when it starts.
 
-use rouse::fleet::event::AdoptedEngine;
+use rouse::{
+    engine::last_outcome::{FailureRecord, FailureStage},
+    fleet::event::AdoptedEngine,
+};
 
 use super::*;
 
@@ -64,6 +67,19 @@ async fn a_sleeper_is_adopted_asleep_and_a_starting_engine_becomes_ready() {
         world.stop(model, Millis::secs(5));
         world.gone(model).await;
     }
+}
+
+#[tokio::test]
+async fn a_failure_is_restored_before_the_adoption_is_done() {
+    let mut world = LocalPlatformHarness::new(Vec::new());
+    world.adopted().await;
+    let (stage, cause) = (FailureStage::Starting, FailureCause::Exited(3));
+    let stored = StoredFailure { at: Tick(9), stage, cause: cause.clone(), count: 2, fingerprint: 7 };
+    world.local.shared.store.set_failures(|_| true, BTreeMap::from([(engine("m"), stored)]));
+    let mut world = world.restart(vec![sim("m", "")]).await;
+    let failure = FailureRecord { stage, cause, count: 2, diagnostics: EngineDiagnostics::default() };
+    let restored = Event::FailureRestored { engine: engine("m"), fingerprint: 7, at: Tick(9), failure };
+    assert_eq!(world.adopted().await, [restored]);
 }
 
 #[tokio::test]

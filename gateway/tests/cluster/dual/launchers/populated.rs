@@ -71,7 +71,7 @@ async fn basic_launcher_pod_creation() {
         timeout(WAIT_TIMEOUT, await_condition(policies.clone(), "all", says)).await.unwrap().unwrap();
     };
     populate(json!({"min": "3", "max": "2"}), 2).await;
-    said("nothing is between so much and so little").await;
+    said("min is greater than max, so no node matches").await;
     assert_eq!(launchers(1).await[0].uid(), serves.uid());
     // No node has this many accelerators, so the policy creates no launcher in place of the deleted one.
     populate(json!({"min": "3"}), 2).await;
