@@ -142,7 +142,7 @@ fn reader(url: &str, settings: &str) -> DcgmClient {
         "platform: kubernetes\nkubernetes: {{stubImage: s, prometheus: {{url: '{url}', interval: 100ms{settings}}}}}"
     );
     let asked = rouse_config::parse(&text, "test").unwrap().kubernetes.unwrap().prometheus.unwrap();
-    DcgmClient::new(asked, clock(), Arc::new(Metrics::new()).meter_reads()).unwrap()
+    DcgmClient::new(asked, clock(), Metrics::new().controllers().meter_reads.clone()).unwrap()
 }
 
 fn clock() -> TickClock {
