@@ -25,6 +25,8 @@ mod population;
 mod requester_spec;
 mod requester_status;
 mod template_revisions;
+#[cfg(test)]
+mod testing;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

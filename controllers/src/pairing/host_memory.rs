@@ -59,13 +59,14 @@ mod tests {
     use rouse::{
         pairing::{
             command::PairingCommand,
-            event::{EngineRecord, Epoch, MemorySizes},
+            event::{EngineRecord, Epoch},
             ids::{EngineFingerprint, PairingEngineId},
         },
-        units::{Generation, Tick},
+        units::Generation,
     };
 
     use super::*;
+    use crate::pairing::testing::engine_record;
 
     const BUDGET: Bytes = Bytes::gib(128);
 
@@ -82,12 +83,8 @@ mod tests {
         let mut job = CommandContext::for_test(command);
         job.record = Some(EngineRecord {
             engine,
-            generation,
-            sizes: MemorySizes { awake: Bytes::gib(72), asleep: Bytes::gib(2), host: Bytes::gib(72) },
             level: policy,
-            stop_after: None,
-            requester: None,
-            last_used: Tick(0),
+            ..engine_record(Bytes::gib(72), Bytes::gib(2), Bytes::gib(72))
         });
         job.host_memory_shortage = Some(HostMemoryShortage::Node { budget: BUDGET, left: Bytes::gib(56) });
         shortage_note(&job)

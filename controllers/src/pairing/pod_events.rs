@@ -197,39 +197,27 @@ fn pod_event(name: &ObjectName, uid: &str, news: EventContent) -> EventRequest {
 mod tests {
     use k8s_openapi::api::core::v1::Pod;
     use rouse::{
-        model::{SleepLevel, SleepLevelPolicy},
+        model::SleepLevel,
         pairing::{
             command::PairingCommand,
-            event::{EngineRecord, Epoch, MemorySizes},
-            ids::{EngineFingerprint, PairingEngineId, ProviderId, ProviderMode},
+            event::Epoch,
+            ids::{ProviderId, ProviderMode},
             node::HostMemoryShortage,
         },
-        units::{Bytes, Generation, Tick},
+        units::Bytes,
     };
 
     use super::*;
-    use crate::pairing::facts::ClusterFacts;
     use crate::{
         dual_pods::record,
+        pairing::{facts::ClusterFacts, testing::engine_record},
         watch::{Delta, WatchedObject},
     };
 
     #[test]
     fn the_event_of_a_sleep_at_level_2_names_the_annotation_that_allows_level_1() {
         let node = NodeName::from("n");
-        let record = EngineRecord {
-            engine: PairingEngineId {
-                mode: ProviderMode::Sleep,
-                accelerators: ["GPU-1".into()].into(),
-                fingerprint: EngineFingerprint(7),
-            },
-            generation: Generation(1),
-            sizes: MemorySizes { awake: Bytes::gib(72), asleep: Bytes::gib(2), host: Bytes::gib(72) },
-            level: SleepLevelPolicy::Auto,
-            stop_after: None,
-            requester: None,
-            last_used: Tick(0),
-        };
+        let record = engine_record(Bytes::gib(72), Bytes::gib(2), Bytes::gib(72));
         let mut pod = Pod::default();
         pod.metadata.name = Some("n-1-dual".to_owned());
         pod.metadata.namespace = Some("ns".to_owned());

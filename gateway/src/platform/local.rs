@@ -36,6 +36,7 @@ use std::{
 };
 
 use rouse::{
+    engine::Engine,
     fleet::{
         Fleet, Plan, RoutingChanges,
         command::Command,
@@ -144,11 +145,17 @@ impl Platform for LocalPlatform {
         if !all && changes.models.is_empty() {
             return;
         }
-        let concerns = |model: &ModelName| all || changes.models.contains(model);
-        let failures = fleet.engines().filter(|engine| concerns(&engine.id.model)).filter_map(|engine| {
+        // A turn costs what it changed, not what is configured.
+        let engines: Vec<&Engine> = if all {
+            fleet.engines().collect()
+        } else {
+            changes.models.iter().flat_map(|model| fleet.engines_of(model)).collect()
+        };
+        let failures = engines.into_iter().filter_map(|engine| {
             let fingerprint = fleet.spec(&engine.id.model)?.fingerprint;
             Some((engine.id.clone(), StoredFailure::of(engine, fingerprint)?))
         });
+        let concerns = |model: &ModelName| all || changes.models.contains(model);
         self.shared.store.set_failures(concerns, failures.collect());
     }
 

@@ -65,17 +65,17 @@ mod tests {
     };
 
     use rouse::{
-        model::{SleepLevel, SleepLevelPolicy},
+        model::SleepLevel,
         pairing::{
             command::EngineStopReason,
-            event::{EngineRecord, Epoch, MemorySizes},
-            ids::{EngineFingerprint, PairingEngineId, ProviderMode},
+            event::{EngineRecord, Epoch},
             node::HostMemoryShortage,
         },
-        units::{Bytes, Generation, Tick},
+        units::{Bytes, Generation},
     };
 
     use super::*;
+    use crate::pairing::testing::engine_record;
 
     /// Collects the lines of a log.
     #[derive(Clone, Default)]
@@ -110,16 +110,12 @@ mod tests {
         CommandContext::for_test(PairingCommand { node: "n".into(), epoch: Epoch(1), serial: 1, action })
     }
 
-    fn engine() -> PairingEngineId {
-        PairingEngineId {
-            mode: ProviderMode::Sleep,
-            accelerators: std::iter::once("a".into()).collect(),
-            fingerprint: EngineFingerprint(1),
-        }
+    fn record() -> EngineRecord {
+        engine_record(Bytes::gib(72), Bytes::gib(2), Bytes::gib(72))
     }
 
     fn engine_action(step: EngineStep) -> PairingAction {
-        PairingAction::Engine { engine: engine(), generation: Generation(1), step }
+        PairingAction::Engine { engine: record().engine, generation: Generation(1), step }
     }
 
     fn stop(reason: EngineStopReason) -> PairingAction {
@@ -166,15 +162,7 @@ mod tests {
     #[test]
     fn a_sleep_at_level_2_for_lack_of_host_memory_is_logged_with_its_reason() {
         let mut job = executed(engine_action(EngineStep::Sleep { level: SleepLevel::Two, via: None }));
-        job.record = Some(EngineRecord {
-            engine: engine(),
-            generation: Generation(1),
-            sizes: MemorySizes { awake: Bytes::gib(72), asleep: Bytes::gib(2), host: Bytes::gib(72) },
-            level: SleepLevelPolicy::Auto,
-            stop_after: None,
-            requester: None,
-            last_used: Tick(0),
-        });
+        job.record = Some(record());
         assert!(!logged(&job).contains("reason="), "{}", logged(&job));
         job.host_memory_shortage =
             Some(HostMemoryShortage::Node { budget: Bytes::gib(64), left: Bytes::gib(64) });

@@ -1,13 +1,7 @@
-use rouse::{
-    model::SleepLevelPolicy,
-    pairing::{
-        event::MemorySizes,
-        ids::{EngineFingerprint, PairingEngineId},
-    },
-    units::{Bytes, Generation, Tick},
-};
+use rouse::units::Bytes;
 
 use super::*;
+use crate::pairing::testing::engine_record;
 
 /// A provider's Pod. All Pods of one engine have the same name.
 fn provider(uid: &str) -> Pod {
@@ -15,19 +9,7 @@ fn provider(uid: &str) -> Pod {
     pod.metadata.name = Some("n-1-dual".to_owned());
     pod.metadata.namespace = Some("ns".to_owned());
     pod.metadata.uid = Some(uid.to_owned());
-    let record = EngineRecord {
-        engine: PairingEngineId {
-            mode: ProviderMode::Sleep,
-            accelerators: ["GPU-1".into()].into(),
-            fingerprint: EngineFingerprint(7),
-        },
-        generation: Generation(1),
-        sizes: MemorySizes { awake: Bytes::gib(1), asleep: Bytes::ZERO, host: Bytes::ZERO },
-        level: SleepLevelPolicy::Auto,
-        stop_after: None,
-        requester: None,
-        last_used: Tick(0),
-    };
+    let record = engine_record(Bytes::gib(1), Bytes::ZERO, Bytes::ZERO);
     record::write(&mut pod, &NodeName::from("n"), "chat", &record, 8000);
     pod
 }

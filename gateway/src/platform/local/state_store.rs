@@ -7,6 +7,8 @@
 //! and learned measurements within a second or so. The folder is locked: two gateways on one folder would adopt each
 //! other's engines.
 
+mod failure;
+
 use std::{
     collections::BTreeMap,
     fs::{self, File},
@@ -18,18 +20,16 @@ use std::{
 
 use nix::fcntl::{Flock, FlockArg};
 use rouse::{
-    engine::{
-        Engine,
-        last_outcome::{EngineDiagnostics, FailureRecord, FailureStage},
-    },
-    fault::FailureCause,
-    fleet::event::{Event, LearnedMeasurements},
+    fleet::event::LearnedMeasurements,
     model::{AcceleratorId, EngineId, ModelName, SleepLevel},
     units::{Generation, Tick},
 };
 use rouse_net::process::table;
-use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{sync::Notify, task};
+
+pub(super) use failure::StoredFailure;
+use failure::readable_failures;
 
 const LOCK_FILE: &str = "lock";
 const ENGINES_FILE: &str = "engines.json";
@@ -75,21 +75,6 @@ pub(super) enum StoredPhase {
     Asleep(SleepLevel),
 }
 
-/// The last failure of an engine that has not served since.
-///
-/// The engine's last output is not part of it: that stays in the engine's log, which only the gateway's user can read.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct StoredFailure {
-    pub(super) at: Tick,
-    pub(super) stage: FailureStage,
-    pub(super) cause: FailureCause,
-    /// Failures in a row, this one included.
-    pub(super) count: u32,
-    /// Fingerprint of the model's configuration: a failure of another command is not restored.
-    pub(super) fingerprint: u64,
-}
-
 /// The lock of the state directory: while it is held, no other gateway uses the directory.
 ///
 /// It is not part of the store, which tasks still share while they are being ended.
@@ -123,22 +108,6 @@ struct EnginesFile {
     /// By engine, running or not. Files of earlier builds lack it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "readable_failures")]
     failures: BTreeMap<EngineId, StoredFailure>,
-}
-
-impl StoredFailure {
-    /// Returns the engine's last failure; `None` if it has served since. `fingerprint`: of the model's configuration.
-    pub(super) fn of(engine: &Engine, fingerprint: u64) -> Option<Self> {
-        let (at, failure) = (engine.last_outcome.as_ref()?.at, engine.failure()?);
-        let FailureRecord { stage, cause, count, diagnostics: _ } = failure;
-        Some(Self { at, stage: *stage, cause: cause.clone(), count: *count, fingerprint })
-    }
-
-    /// Returns the event that restores the failure.
-    pub(super) fn into_event(self, engine: EngineId) -> Event {
-        let Self { at, stage, cause, count, fingerprint } = self;
-        let failure = FailureRecord { stage, cause, count, diagnostics: EngineDiagnostics::default() };
-        Event::FailureRestored { engine, fingerprint, at, failure }
-    }
 }
 
 /// Whether a running gateway holds the lock of this state directory.
@@ -346,18 +315,6 @@ fn read_or_default<T: Default + DeserializeOwned>(path: &Path) -> T {
     })
 }
 
-/// Reads the failures that this build knows. A newer build may have written others, and they must not cost the engines.
-fn readable_failures<'de, D: Deserializer<'de>>(
-    file: D,
-) -> Result<BTreeMap<EngineId, StoredFailure>, D::Error> {
-    let entries = BTreeMap::<EngineId, serde_json::Value>::deserialize(file)?;
-    let known = entries.into_iter().filter_map(|(engine, entry)| {
-        let failure: StoredFailure = serde_json::from_value(entry).ok()?;
-        Some((engine, failure))
-    });
-    Ok(known.collect())
-}
-
 fn write_atomically(path: &Path, text: &[u8]) -> io::Result<()> {
     let new = path.with_extension("json.new");
     fs::write(&new, text)?;
@@ -367,7 +324,7 @@ fn write_atomically(path: &Path, text: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt as _;
-    use rouse::units::Millis;
+    use rouse::{engine::last_outcome::FailureStage, fault::FailureCause, units::Millis};
 
     use super::*;
 
