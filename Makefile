@@ -37,6 +37,7 @@ VENV := $(CACHE)/engines-$(shell cat $(ENGINES)/requirements.txt | sha256sum | c
 ADMIN := gateway/tests/admin
 ADMIN_VENV := $(CACHE)/admin-$(shell cat $(ADMIN)/requirements.txt | sha256sum | cut -c1-16)
 CLIENTS := gateway/tests/clients
+GPU := gateway/tests/gpu
 CLIENTS_VENV := $(CACHE)/clients-$(shell cat $(CLIENTS)/requirements.txt $(CLIENTS)/package-lock.json | sha256sum | cut -c1-16)
 
 # One build shape for all tests: `--workspace` always, so that no package is built a second time with other features.
@@ -163,6 +164,14 @@ test-clients: $(CLIENTS_VENV)/.complete programs ## Stock clients from PyPI, npm
 	    ROUSE_NODE="$(CLIENTS_VENV)/bin/node" NODE_PATH="$(CLIENTS_VENV)/node_modules"; \
 	    $(PART) "stock clients: openai, anthropic, langchain-openai, npm's openai, Java's HttpClient" 95 \
 	    "$(CLIENTS_VENV)/bin/python" $(PYTEST) $(CLIENTS) $(ARGS)
+
+# Not part of `test-all`, which runs on machines without a GPU. With ROUSE_GATEWAY and ROUSE_STUB set, the tests run these
+# programs and need no cargo.
+.PHONY: test-gpu
+test-gpu: $(if $(and $(ROUSE_GATEWAY),$(ROUSE_STUB)),,programs) ## The gateway and the stub on a real NVIDIA GPU that nothing else uses; fails without one (ARGS="-k NAME")
+	@export PYTHONDONTWRITEBYTECODE=1 ROUSE_GATEWAY="$(or $(ROUSE_GATEWAY),$(TARGET)/debug/rouse-gateway)" \
+	    ROUSE_STUB="$(or $(ROUSE_STUB),$(TARGET)/debug/rouse-stub)"; \
+	    $(PART) "a real GPU: NVML, memory, and models that take turns" 240 "$(PYTHON)" $(PYTEST) $(GPU) $(ARGS)
 
 # What the gate samples, whole: more seeds, longer traces, each write of a leader.
 .PHONY: soak

@@ -61,7 +61,10 @@ async fn serves(near: &Installation<'_>, far: &Installation<'_>, stranger: &Inst
         let said = unseen.status.unwrap_or_default().conditions;
         let ready = said.iter().find(|condition| condition.type_ == "Ready").unwrap();
         assert_eq!((ready.reason.as_str(), ready.status.as_str()), ("Pending", "Unknown"));
-        assert!(ready.message.contains("with this namespace in its kubernetes.namespaces"), "{ready:?}");
+        assert!(
+            ready.message.contains("run one that has this namespace in its kubernetes.namespaces"),
+            "{ready:?}"
+        );
     }
     let client = gateway.client();
     let listed = blocking(move || client.get("/v1/models")).await.json();
