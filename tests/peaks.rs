@@ -62,3 +62,48 @@ fn of_an_engine_beside_another_nothing_is_learned() {
     assert_eq!(learned["one"], Some(Bytes::gib(20)));
     assert_eq!(learned["two"], None, "either could have taken more meanwhile");
 }
+
+/// Time from the confirmed sleep of model `one`, which keeps 2 GiB instead of the declared 1 GiB, to the placement of
+/// model `two`, if `one` takes this many GiB awake.
+fn wait_beyond_the_sleep(gib: u64) -> Millis {
+    let mut scenario = base_scenario();
+    scenario.configuration.models = vec![model("one", gib), model("two", 70)];
+    scenario.hardware.meter_per_process = true;
+    scenario.fault_rates.oversized_residue = 1.0;
+    let scenario = with_request(with_request(scenario, 5, "one"), 40, "two");
+    let mut world = SimulatedWorld::new(scenario).with_journal();
+    world.run_until(Millis::secs(100)).unwrap_or_else(|failure| panic!("{failure}"));
+    let at = |wanted: fn(&Event) -> bool| {
+        let turns = world.journal().iter().filter_map(|line| match line {
+            JournalLine::Turn { at, events } => Some((at, events)),
+            JournalLine::Header { .. } => None,
+        });
+        let mut found = turns.filter(|(_, events)| events.iter().any(wanted)).map(|(at, _)| *at);
+        found.next_back().expect("it happened")
+    };
+    let slept = at(|event| matches!(event, Event::Slept { .. }));
+    let placed = at(|event| matches!(event, Event::Placed { .. }));
+    placed.since(slept)
+}
+
+#[test]
+fn a_small_part_that_a_sleeper_keeps_beyond_its_declaration_holds_up_nobody() {
+    let meter_lag = FleetSettings::default().timeouts.meter_lag;
+    // 1 GiB is missing of 69 GiB, then of 9 GiB.
+    let (small, large) = (wait_beyond_the_sleep(70), wait_beyond_the_sleep(10));
+    assert!(small < Millis(200), "{small}");
+    assert!(large >= meter_lag, "the meter may lag: {large}");
+}
+
+#[test]
+fn memory_of_another_program_is_named_as_the_reason_to_wait() {
+    let mut scenario = with_request(base_scenario(), 5, "one");
+    scenario.hardware.meter_per_process = true;
+    let mut world = SimulatedWorld::new(
+        scenario.at(Millis(1), ScenarioAction::SetForeignMemory("gpu".into(), Bytes::gib(70))),
+    );
+    world.run_until(Millis::secs(30)).unwrap_or_else(|failure| panic!("{failure}"));
+    let fleet = world.fleet();
+    let reason = fleet.report(&fleet.plan(world.now())).models["one"].reason.clone();
+    assert!(reason.contains("another program uses 70Gi there"), "{reason}");
+}

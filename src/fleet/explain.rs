@@ -14,6 +14,9 @@ use crate::{
     units::{Bytes, Tick, pluralize},
 };
 
+/// Less memory in use beyond the reservations may be late, or a desktop.
+const MIN_OTHER_PROGRAM: Bytes = Bytes::mib(512);
+
 /// Why a model is not awake, as text and as data.
 #[derive(Clone, Debug, Default)]
 pub(in crate::fleet) struct ModelReason {
@@ -251,8 +254,11 @@ impl PlanBuilder<'_> {
         let available =
             available.map(crate::fleet::state::ledger::AcceleratorAccount::free).min().unwrap_or_default();
         let retry_after = holders.iter().filter_map(|e| self.evictable_at(e)).min();
-        let held_by =
-            if words.is_empty() { "claimed by other models in line".to_owned() } else { words.join("; ") };
+        let held_by = match (words.is_empty(), self.other_program_text(candidate)) {
+            (false, _) => words.join("; "),
+            (true, Some(text)) => text,
+            (true, None) => "claimed by other models in line".to_owned(),
+        };
         ModelReason {
             text: format!("{waits_for}: {held_by}{}", self.last_failure_text(id)),
             named_models: holders.iter().map(|e| e.id.model.clone()).collect(),
@@ -263,6 +269,17 @@ impl PlanBuilder<'_> {
             refuses_waiters: false,
             class: ReasonClass::Memory { need: candidate.need.bytes, available },
         }
+    }
+
+    /// Text on memory that no engine has reserved; `None` if the meters show none.
+    fn other_program_text(&self, candidate: &PlacementCandidate) -> Option<String> {
+        let accounts = candidate.accelerators.iter().filter_map(|a| self.planner.ledger.accelerators.get(a));
+        let used = accounts.filter_map(|account| {
+            let used = account.reading.as_ref()?.used;
+            let beyond = used.saturating_sub(account.reserved());
+            (beyond >= MIN_OTHER_PROGRAM).then(|| format!("another program uses {beyond} there"))
+        });
+        used.max()
     }
 
     /// Text on the last failure, if the engine has not served since; appended to its reason.

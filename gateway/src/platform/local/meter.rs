@@ -23,6 +23,9 @@ use tokio::{task, time};
 
 use super::{LocalContext, launch};
 
+/// Memory in use that needs no process: what the driver keeps, and what it frees late.
+const MAX_UNOWNED: Bytes = Bytes::mib(512);
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{0}: list the accelerators in the configuration, `accelerators: [{{id, memory}}]`")]
@@ -102,7 +105,8 @@ impl LocalContext {
                         .send_event(Event::AcceleratorRecovered { accelerator: accelerator.clone() })
                         .await;
                 }
-                let by_engine = reading.by_pid.and_then(|by_pid| self.by_engine(&accelerator, by_pid));
+                let by_pid = reading.by_pid.filter(|by_pid| names_owners(by_pid, reading.used));
+                let by_engine = by_pid.and_then(|by_pid| self.by_engine(&accelerator, by_pid));
                 self.common.send_event(Event::MeterRead { accelerator, used: reading.used, by_engine }).await;
             }
             Err(Error::Nvml(nvml::Error::Lost(_))) => {
@@ -156,6 +160,13 @@ impl LocalContext {
     }
 }
 
+/// Whether the list of processes tells who uses the memory.
+///
+/// In a container without the host's pid namespace, NVML answers with an empty list however much memory is in use.
+fn names_owners(by_pid: &BTreeMap<u32, Bytes>, used: Bytes) -> bool {
+    !by_pid.is_empty() || used <= MAX_UNOWNED
+}
+
 fn simulated(file: &Path, id: &AcceleratorId) -> Result<NvmlReading, Error> {
     let mut usage = AcceleratorFile::open(file)?.usage()?;
     let usage = usage.remove(id.as_str()).ok_or_else(|| Error::Unknown(id.clone()))?;
@@ -180,6 +191,14 @@ mod tests {
         // The failure of an existing driver is no reason to configure accelerators.
         let error = usable(Err(nvml::Error::Lost("GPU-1".into())), Bytes::gib(1)).unwrap_err().to_string();
         assert_eq!(error, "accelerator GPU-1 is lost");
+    }
+
+    #[test]
+    fn an_empty_list_of_processes_beside_used_memory_names_no_owners() {
+        let (nobody, somebody) = (BTreeMap::new(), BTreeMap::from([(7, Bytes::gib(30))]));
+        assert!(!names_owners(&nobody, Bytes::gib(30)), "a container, which sees no processes");
+        assert!(names_owners(&nobody, Bytes::mib(3)), "an idle accelerator");
+        assert!(names_owners(&somebody, Bytes::gib(31)));
     }
 
     #[test]

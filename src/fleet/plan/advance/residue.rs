@@ -4,8 +4,20 @@ use crate::{
     engine::state::LifecycleState,
     fleet::{command::Command, plan::PlanBuilder},
     model::{AcceleratorId, EngineId, ModelSpec},
-    units::{Millis, Tick},
+    units::{Bytes, Millis, Tick},
 };
+
+/// Part of the expected release that may be missing while the rest of it counts: one in this many.
+const MISSING_PART: u64 = 16;
+
+/// Whether the meter shows almost all of what a sleep releases.
+///
+/// The little that an engine keeps beyond its known residue (a grown CUDA context, say) is most likely a residue, too,
+/// and need not hold up the next model. If it is released late after all, [`PlanBuilder::correct_residue`] sees that.
+const fn is_mostly_released(used: Bytes, residue: Bytes, booked: Bytes) -> bool {
+    let expected = booked.saturating_sub(residue);
+    used.saturating_sub(residue).0.saturating_mul(MISSING_PART) <= expected.0
+}
 
 impl PlanBuilder<'_> {
     /// Shrinks the reservation of a sleeping engine to what the meter shows.
@@ -38,7 +50,11 @@ impl PlanBuilder<'_> {
                 .and_then(|_| account.observed_of(id));
             match seen {
                 Some(bytes) if bytes <= residue => {}
-                Some(bytes) if !patient => measured = measured.max(bytes),
+                Some(bytes)
+                    if !patient || (told && is_mostly_released(bytes, residue, account.booked_by(id))) =>
+                {
+                    measured = measured.max(bytes)
+                }
                 None if silent && reading.is_none() => {}
                 _ => unread.push((accelerator.clone(), account.reading_delay())),
             }
