@@ -3,6 +3,8 @@
 //! [`load`] and [`parse`] report all errors of a file at once, each with line and column. [`check()`] finds settings
 //! that are legal but will not work as intended, and [`diff()`] lists what a reload changes.
 
+#![warn(clippy::indexing_slicing)]
+
 mod accelerators;
 mod api;
 mod check;

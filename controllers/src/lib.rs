@@ -1,7 +1,7 @@
 //! The cluster side of a gateway: object kinds, controllers, leader election and memory reservations.
 //!
 //! To write a new controller, copy one of two. [`model_controller`] derives a configuration and statuses from objects:
-//! it watches, applies each change to an index without calls, and writes what differs. [`crate::pairing`] decides and
+//! it watches, applies each change to an index without calls, and writes what differs. [`dual_pods`] decides and
 //! executes: events go into decisions without I/O (`rouse::pairing`), and each command is a task whose outcome comes
 //! back as an event. Start the controller in [`runtime`], write through [`writer`], and add its rights in
 //! `charts/rouse/rbac`.
@@ -27,7 +27,6 @@ pub mod ledger;
 pub mod metrics;
 pub mod model_controller;
 pub mod own_pod;
-pub mod pairing;
 pub mod platform;
 pub mod published;
 pub mod recorder;

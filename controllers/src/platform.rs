@@ -53,11 +53,11 @@ use self::{
     ledger_writer::LedgerChange,
     occupancy::OccupancyMap,
 };
-use crate::metrics::MeterReadMetrics;
 use crate::{
     election::Leadership,
     index::{AcceleratorCapacities, ResolvedNode},
     ledger::{LocationError, PoolLedger, ReservationLocation},
+    metrics::MeterReadMetrics,
     published::PublishedModel,
     status_inputs::StatusInputs,
     watch::{Delta, InitialLists},

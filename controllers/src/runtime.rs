@@ -1,6 +1,6 @@
 //! Runs a gateway in a cluster: its watches, its election, and the platform of its engines.
 
-mod dual_pods;
+mod pairing_watches;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,6 +26,7 @@ use crate::{
     compose,
     convert::{ConversionPolicy, ModelHosting},
     crd::ledger::ObjectName,
+    dual_pods,
     election::{Election, KubeLeaseStore},
     engine_pod,
     gateway_replica::{self, DemandReporter},
@@ -34,7 +35,6 @@ use crate::{
     metrics::ControllerMetrics,
     model_controller::{self, ModelController},
     own_pod::OwnPod,
-    pairing,
     platform::{
         ExternalBackend, ExternalBackends, KubernetesDependencies, KubernetesPlatform, ModelPlacement,
         ModelPlacements, dcgm::DcgmClient,
@@ -157,13 +157,13 @@ impl ClusterRuntime {
         };
         tasks.spawn(keeper.run());
         if let Some(dual) = &settings.dual_pods {
-            let seen = dual_pods::watch(&client, &namespaces, &own, &awaited, &mut tasks);
-            tasks.spawn(pairing::PairingController::run(pairing::PairingControllerParts {
+            let seen = pairing_watches::watch(&client, &namespaces, &own, &awaited, &mut tasks);
+            tasks.spawn(dual_pods::PairingController::run(dual_pods::PairingControllerParts {
                 client: client.clone(),
                 writer: writer.clone(),
                 claim: election.leadership(),
                 clock,
-                settings: dual_pods::settings(dual, key.clone()),
+                settings: pairing_watches::settings(dual, key.clone()),
                 watches: seen,
                 resolved: settled.clone(),
                 metrics: metrics.dual_pods.clone(),

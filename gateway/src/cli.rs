@@ -60,7 +60,7 @@ struct RuntimeArgs {
     journal: Option<PathBuf>,
     /// Format of the log lines.
     ///
-    /// The environment variable ROUSE_LOG sets the log filter, such as `info` (the default) or `rouse_gateway=debug`.
+    /// The environment variable ROUSE_LOG sets the log filter, such as `info` (the default) or `rouse=debug`.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
 }

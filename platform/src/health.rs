@@ -15,8 +15,7 @@ use rouse::{
 use rouse_net::adapter::EngineHealth;
 use tokio::time;
 
-use crate::EngineActivity;
-use crate::{engine_client::EngineClient, readiness};
+use crate::{EngineActivity, engine_client::EngineClient, readiness};
 
 /// This many requests in a row without a byte trigger the one-token request.
 const UNANSWERED_BEFORE_PROBE: u32 = 3;

@@ -146,7 +146,7 @@ pub(super) const fn level(level: SleepLevelSpec) -> SleepLevelPolicy {
 
 /// Whether the engine's template starts it with LoRA adapters, which level 2 loses.
 ///
-/// An engine of an InferenceServerConfig has no command in a template; [`crate::pairing`] checks the command of the
+/// An engine of an InferenceServerConfig has no command in a template; [`crate::dual_pods`] checks the command of the
 /// config.
 pub(super) fn has_adapters(
     kind: written::EngineKindSpec,

@@ -5,7 +5,6 @@ use std::{
     fs,
     net::{SocketAddr, TcpListener},
     process::{Child, Command, Stdio},
-    sync::Arc,
 };
 
 use rouse::{

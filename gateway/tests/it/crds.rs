@@ -322,7 +322,7 @@ fn good(text: &str) -> String {
 #[test]
 fn the_page_has_every_reason_for_a_refusal() {
     let page = read(&root().join("docs/kubernetes.md"));
-    let source = read(&root().join("gateway/src/controllers/rejection.rs"));
+    let source = read(&root().join("controllers/src/rejection.rs"));
     let reasons: BTreeSet<&str> =
         source.split("=> \"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
     assert!(reasons.len() > 8, "{reasons:?}");

@@ -18,8 +18,10 @@ use super::{
     engine::{ENGINE_CALL_TIMEOUT, adapter},
     requester::stub,
 };
-use crate::failpoint;
-use crate::pairing::memory_baseline::{AcceleratorUsedMib, MemoryBaseline};
+use crate::{
+    dual_pods::memory_baseline::{AcceleratorUsedMib, MemoryBaseline},
+    failpoint,
+};
 
 /// Timeout of a memory reading. A later reading is not about the moment in question, and a start does not wait for it.
 const MEMORY_READ_TIMEOUT: Duration = Duration::from_secs(1);

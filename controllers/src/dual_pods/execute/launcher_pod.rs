@@ -10,8 +10,8 @@ use rouse::pairing::{
 use tokio::time::Instant;
 
 use super::{ExecutionError, ExecutionOutcome, Executor};
-use crate::pairing::command_context::CommandContext;
 use crate::{
+    dual_pods::command_context::CommandContext,
     platform::launcher::pod::{self, LauncherPlacement, LauncherSource},
     workload::merge,
     writer,

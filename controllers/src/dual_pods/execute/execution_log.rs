@@ -11,7 +11,7 @@ use rouse::{
 };
 use tracing::Level;
 
-use crate::pairing::{command_context::CommandContext, host_memory, pod_events::is_failure};
+use crate::dual_pods::{command_context::CommandContext, host_memory, pod_events::is_failure};
 
 /// Logs an executed command.
 pub(super) fn log_executed(job: &CommandContext, took: Duration) {
@@ -75,7 +75,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::pairing::testing::engine_record;
+    use crate::dual_pods::testing::engine_record;
 
     /// Collects the lines of a log.
     #[derive(Clone, Default)]

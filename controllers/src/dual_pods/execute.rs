@@ -28,13 +28,13 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{command_context::CommandContext, memory_baseline::MemoryBaseline};
-use crate::metrics::DualPodMetrics;
 use crate::{
     crd::{
         fma::{FmaStatus, GROUP, LauncherPopulationPolicy},
         ledger::ObjectName,
     },
     dual_pods::{admission_denial, keys},
+    metrics::DualPodMetrics,
     writer::{self, ObjectWriter},
 };
 

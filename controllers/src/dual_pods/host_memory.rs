@@ -66,7 +66,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::pairing::testing::engine_record;
+    use crate::dual_pods::testing::engine_record;
 
     const BUDGET: Bytes = Bytes::gib(128);
 

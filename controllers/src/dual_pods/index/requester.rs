@@ -17,49 +17,50 @@ use super::{
     pod_status::{address, container, created, deleting, has_ended, running_container_id, started_at},
     provider::ProviderPod,
 };
-use crate::pairing::{
-    facts::ClusterFacts,
-    requester_spec::{self, RequesterSpec},
-};
 use crate::{
     crd::ledger::ObjectName,
-    dual_pods::{keys, template_revision::TemplateRevision},
+    dual_pods::{
+        facts::ClusterFacts,
+        keys,
+        requester_spec::{self, RequesterSpec},
+        template_revision::TemplateRevision,
+    },
     watch,
     workload::ModelRef,
 };
 
 /// A requester's Pod.
 #[derive(Clone, Debug)]
-pub(in crate::pairing) struct RequesterPod {
-    pub(in crate::pairing) name: ObjectName,
-    pub(in crate::pairing) id: RequesterId,
+pub(in crate::dual_pods) struct RequesterPod {
+    pub(in crate::dual_pods) name: ObjectName,
+    pub(in crate::dual_pods) id: RequesterId,
     pub(super) version: u64,
-    pub(in crate::pairing) node: Option<NodeName>,
+    pub(in crate::dual_pods) node: Option<NodeName>,
     /// Address of the stub's API, once the Pod has an address.
-    pub(in crate::pairing) stub_address: Option<SocketAddr>,
+    pub(in crate::dual_pods) stub_address: Option<SocketAddr>,
     /// The requested engine, once the Pod has a node; or why the request is invalid.
-    pub(in crate::pairing) spec: Option<Result<RequesterSpec, requester_spec::Error>>,
-    pub(in crate::pairing) created: Tick,
+    pub(in crate::dual_pods) spec: Option<Result<RequesterSpec, requester_spec::Error>>,
+    pub(in crate::dual_pods) created: Tick,
     stub_container: Option<Uid>,
     /// When its stub started, while it runs.
-    pub(in crate::pairing) stub_started_at: Option<Tick>,
+    pub(in crate::dual_pods) stub_started_at: Option<Tick>,
     /// Accelerators that the Pod's annotation names.
-    pub(in crate::pairing) accelerators: Vec<AcceleratorId>,
+    pub(in crate::dual_pods) accelerators: Vec<AcceleratorId>,
     deleting_since: Option<Tick>,
     /// Termination grace periods of the Pod's spec and of its deletion.
-    pub(in crate::pairing) grace: Option<Millis>,
+    pub(in crate::dual_pods) grace: Option<Millis>,
     deletion_grace: Option<Millis>,
     terminated: bool,
     finalizer: bool,
     /// Revision of the template that the Pod was made from.
-    pub(in crate::pairing) revision: Option<TemplateRevision>,
+    pub(in crate::dual_pods) revision: Option<TemplateRevision>,
     /// The model whose token the stub requires, if any.
-    pub(in crate::pairing) owner: Option<ModelRef>,
+    pub(in crate::dual_pods) owner: Option<ModelRef>,
     /// Provider and engine address that the Pod's metadata names.
-    pub(in crate::pairing) dual: Option<String>,
+    pub(in crate::dual_pods) dual: Option<String>,
     server_ip: Option<String>,
     /// Status annotation, which reports errors to the user.
-    pub(in crate::pairing) status: Option<String>,
+    pub(in crate::dual_pods) status: Option<String>,
 }
 
 impl RequesterPod {
@@ -92,19 +93,19 @@ impl RequesterPod {
     }
 
     /// Whether the Pod's metadata already names this provider and its address.
-    pub(in crate::pairing) fn has_provider_metadata(&self, provider: &ProviderPod) -> bool {
+    pub(in crate::dual_pods) fn has_provider_metadata(&self, provider: &ProviderPod) -> bool {
         self.dual.as_ref() == Some(&provider.name.name)
             && self.server_ip.is_some()
             && self.server_ip == provider.ip()
     }
 
     /// Returns the requested InferenceServerConfig.
-    pub(in crate::pairing) fn config(&self) -> Option<&ObjectName> {
+    pub(in crate::dual_pods) fn config(&self) -> Option<&ObjectName> {
         self.spec.as_ref()?.as_ref().ok()?.config()
     }
 
     /// Returns the name under which the requester uses its engine.
-    pub(in crate::pairing) fn served_name(&self) -> Option<&str> {
+    pub(in crate::dual_pods) fn served_name(&self) -> Option<&str> {
         self.spec.as_ref()?.as_ref().ok()?.served_name()
     }
 

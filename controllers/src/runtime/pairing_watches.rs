@@ -10,10 +10,11 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio::{sync::mpsc, task::JoinSet, time};
 
-use crate::pairing::{GPU_MAP, NODE_READY_CONDITION, PairingControllerSettings, PairingWatches};
 use crate::{
     crd::fma::GROUP,
-    dual_pods::provider::ProviderSettings,
+    dual_pods::{
+        GPU_MAP, NODE_READY_CONDITION, PairingControllerSettings, PairingWatches, provider::ProviderSettings,
+    },
     model_controller,
     stub_key::StubKey,
     watch::{Delta, InitialLists, WatchTarget, watch as follow},

@@ -30,9 +30,9 @@ use crate::{
 
 /// A provider's Pod.
 #[derive(Clone, Debug)]
-pub(in crate::pairing) struct ProviderPod {
-    pub(in crate::pairing) name: ObjectName,
-    pub(in crate::pairing) uid: Uid,
+pub(in crate::dual_pods) struct ProviderPod {
+    pub(in crate::dual_pods) name: ObjectName,
+    pub(in crate::dual_pods) uid: Uid,
     pub(super) version: u64,
     pub(super) node: NodeName,
     pub(super) id: ProviderId,
@@ -40,18 +40,18 @@ pub(in crate::pairing) struct ProviderPod {
     address: Option<IpAddr>,
     /// Engine records on the Pod, and the Pod's labels.
     pub(super) engines: BTreeMap<PairingEngineId, LauncherEngine>,
-    pub(in crate::pairing) labels: BTreeMap<String, String>,
+    pub(in crate::dual_pods) labels: BTreeMap<String, String>,
     /// Template revision of the requester that requested it last.
-    pub(in crate::pairing) revision: Option<TemplateRevision>,
+    pub(in crate::dual_pods) revision: Option<TemplateRevision>,
     /// For a launcher: what it was made from, and whether all engine records on the Pod could be parsed.
-    pub(in crate::pairing) source: Option<LauncherRevision>,
+    pub(in crate::dual_pods) source: Option<LauncherRevision>,
     fully_parsed: bool,
     pub(super) observed: ObservedProvider,
     /// Why its container does not run.
     pub(super) container_failure: Option<String>,
     /// A kubelet may have started it.
     pub(super) scheduled: bool,
-    pub(in crate::pairing) created: Tick,
+    pub(in crate::dual_pods) created: Tick,
 }
 
 impl ProviderPod {
@@ -105,53 +105,53 @@ impl ProviderPod {
     }
 
     /// Returns the Pod's record of this engine.
-    pub(in crate::pairing) fn engine(&self, engine: &PairingEngineId) -> Option<&LauncherEngine> {
+    pub(in crate::dual_pods) fn engine(&self, engine: &PairingEngineId) -> Option<&LauncherEngine> {
         self.engines.get(engine)
     }
 
     /// Returns the IP in the form that Pods use.
-    pub(in crate::pairing) fn ip(&self) -> Option<String> {
+    pub(in crate::dual_pods) fn ip(&self) -> Option<String> {
         self.address.map(|address| address.to_string())
     }
 
-    pub(in crate::pairing) fn socket_addr(&self, port: u16) -> Option<SocketAddr> {
+    pub(in crate::dual_pods) fn socket_addr(&self, port: u16) -> Option<SocketAddr> {
         self.address.map(|ip| SocketAddr::from((ip, port)))
     }
 
-    pub(in crate::pairing) fn is_launcher(&self) -> bool {
+    pub(in crate::dual_pods) fn is_launcher(&self) -> bool {
         self.id.is_launcher()
     }
 
-    pub(in crate::pairing) const fn node(&self) -> &NodeName {
+    pub(in crate::dual_pods) const fn node(&self) -> &NodeName {
         &self.node
     }
 
-    pub(in crate::pairing) const fn phase(&self) -> ProviderPhase {
+    pub(in crate::dual_pods) const fn phase(&self) -> ProviderPhase {
         self.observed.phase
     }
 
     /// Whether the Pod has a node.
-    pub(in crate::pairing) const fn is_scheduled(&self) -> bool {
+    pub(in crate::dual_pods) const fn is_scheduled(&self) -> bool {
         self.scheduled
     }
 
     /// Returns the Pod's records of its engines.
-    pub(in crate::pairing) fn records(&self) -> &[EngineRecord] {
+    pub(in crate::dual_pods) fn records(&self) -> &[EngineRecord] {
         &self.observed.records
     }
 
     /// Whether one of its engines is bound to a requester.
-    pub(in crate::pairing) fn is_bound(&self) -> bool {
+    pub(in crate::dual_pods) fn is_bound(&self) -> bool {
         self.records().iter().any(|record| record.requester.is_some())
     }
 
     /// Whether all engine records on the Pod could be parsed.
-    pub(in crate::pairing) const fn is_fully_parsed(&self) -> bool {
+    pub(in crate::dual_pods) const fn is_fully_parsed(&self) -> bool {
         self.fully_parsed
     }
 
     /// Returns the address of the launcher's API.
-    pub(in crate::pairing) fn launcher_address(&self) -> Option<SocketAddr> {
+    pub(in crate::dual_pods) fn launcher_address(&self) -> Option<SocketAddr> {
         self.socket_addr(launcher::PORT)
     }
 }

@@ -14,10 +14,10 @@ use rouse::{
 use serde_json::{Value, json};
 
 use super::{CommandContext, ExecutionError, ExecutionOutcome, Executor, engine};
-use crate::pairing::index::{ProviderPod, RequesterPod};
 use crate::{
     crd::fma::InferenceServerConfig,
     dual_pods::{
+        index::{ProviderPod, RequesterPod},
         keys,
         launcher_engines::{self, LauncherEngine, RoutingMetadata},
     },

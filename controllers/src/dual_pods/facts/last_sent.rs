@@ -13,9 +13,9 @@ use rouse::{
 };
 
 use super::{ClusterFacts, ObservedNode};
-use crate::pairing::population::{self, NodeTraits};
 use crate::{
     crd::ledger::ObjectName,
+    dual_pods::population::{self, NodeTraits},
     index::{PoolTerms, ResolvedNode},
     platform::launcher::pod::LauncherRevision,
 };
@@ -38,7 +38,7 @@ pub(super) struct LastSentFacts {
 
 impl ClusterFacts {
     /// Sends all changed facts. Returns true if the change may also affect what requesters request.
-    pub(in crate::pairing) fn send_changes(&mut self, tell: &mut impl FnMut(PairingEvent)) -> bool {
+    pub(in crate::dual_pods) fn send_changes(&mut self, tell: &mut impl FnMut(PairingEvent)) -> bool {
         let configured = self.configs.take_changed();
         if !std::mem::take(&mut self.changed) && !configured {
             return false;
@@ -91,7 +91,7 @@ impl ClusterFacts {
     }
 
     /// Forgets unused entries once their number has doubled since the last cleanup.
-    pub(in crate::pairing) fn forget_unused(&mut self, core: &Pairing) {
+    pub(in crate::dual_pods) fn forget_unused(&mut self, core: &Pairing) {
         let known = self.revisions.len() + self.fingerprints.len() + self.sources.len();
         if known < MIN_RETAINED.max(2 * self.retained) {
             return;
@@ -111,7 +111,7 @@ impl ClusterFacts {
     }
 
     /// Makes the next [`Self::send_changes`] send everything.
-    pub(in crate::pairing) fn reset_last_sent(&mut self) {
+    pub(in crate::dual_pods) fn reset_last_sent(&mut self) {
         (self.last_sent, self.changed) = (LastSentFacts::default(), true);
         // Launchers may have gone while no events were sent. The existing ones are observed again.
         self.launchers.clear();

@@ -4,8 +4,9 @@ use rouse::pairing::ids::ProviderMode;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{metrics::DualPodMetrics, pairing::fma_configs::FmaConfigs};
 use crate::{
+    dual_pods::fma_configs::FmaConfigs,
+    metrics::DualPodMetrics,
     platform::launcher::pod,
     watch::{Delta, WatchedObject},
 };

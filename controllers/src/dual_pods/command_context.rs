@@ -20,10 +20,10 @@ use super::{
     index::{ProviderPod, RequesterPod},
     memory_baseline::AcceleratorUsedMib,
 };
-use crate::metrics::{CallLatencyObserver, DualPodMetrics};
 use crate::{
     crd::fma::{InferenceServerConfig, LauncherConfig},
     dual_pods::access::AcceleratorAccess,
+    metrics::{CallLatencyObserver, DualPodMetrics},
 };
 
 /// A command and the last observed state of what it concerns.

@@ -20,10 +20,10 @@ use super::{
     host_memory,
     index::{PodIndex, RequesterPod},
 };
-use crate::metrics::ActuationPath;
 use crate::{
     crd::ledger::ObjectName,
     event_content::{EventContent, EventReason},
+    metrics::ActuationPath,
     recorder::{EventRequest, EventSender, RegardingKind},
 };
 
@@ -209,8 +209,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        dual_pods::record,
-        pairing::{facts::ClusterFacts, testing::engine_record},
+        dual_pods::{facts::ClusterFacts, record, testing::engine_record},
         watch::{Delta, WatchedObject},
     };
 

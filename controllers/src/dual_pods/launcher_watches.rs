@@ -16,8 +16,8 @@ use tokio::{
 };
 
 use super::index::PodIndex;
-use crate::metrics::DualPodMetrics;
 use crate::{
+    metrics::DualPodMetrics,
     platform::launcher::{LauncherClient, LauncherInstance, LauncherWatchEvent, engine_id},
     stub_key::StubKey,
 };

@@ -7,7 +7,7 @@ use kube::ResourceExt as _;
 use rouse::pairing::ids::NodeName;
 
 use super::AcceleratorIndices;
-use crate::pairing::population::NodeTraits;
+use crate::dual_pods::population::NodeTraits;
 
 /// Condition of a Node that shows whether its kubelet reports.
 pub const NODE_READY_CONDITION: &str = "Ready";

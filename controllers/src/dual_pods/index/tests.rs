@@ -1,7 +1,7 @@
 use rouse::units::Bytes;
 
 use super::*;
-use crate::pairing::testing::engine_record;
+use crate::dual_pods::testing::engine_record;
 
 /// A provider's Pod. All Pods of one engine have the same name.
 fn provider(uid: &str) -> Pod {

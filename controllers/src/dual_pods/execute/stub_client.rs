@@ -23,8 +23,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use super::ExecutionError;
-use crate::failpoint;
-use crate::pairing::memory_baseline::AcceleratorUsedMib;
+use crate::{dual_pods::memory_baseline::AcceleratorUsedMib, failpoint};
 
 /// Timeout of most calls: a stub answers them at once.
 const STUB_CALL_TIMEOUT: Duration = Duration::from_secs(2);

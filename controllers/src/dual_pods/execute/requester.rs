@@ -7,9 +7,11 @@ use rouse::{
 use serde_json::{Value, json};
 
 use super::{CommandContext, ExecutionError, ExecutionOutcome, Executor, stub_client::RequesterStubClient};
-use crate::pairing::index::{ProviderPod, RequesterPod};
 use crate::{
-    dual_pods::keys::{ACCELERATORS, DUAL, REQUESTER_FINALIZER, SERVER_IP, join_ids},
+    dual_pods::{
+        index::{ProviderPod, RequesterPod},
+        keys::{ACCELERATORS, DUAL, REQUESTER_FINALIZER, SERVER_IP, join_ids},
+    },
     workload::merge,
 };
 

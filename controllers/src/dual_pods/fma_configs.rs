@@ -14,12 +14,12 @@ use rouse::{
     shell_words,
 };
 
-use crate::pairing::population::{LauncherCounts, NodeTraits, PopulationPolicies};
 use crate::{
     crd::{
         fma::{FmaStatus, GROUP, InferenceServerConfig, LauncherConfig, LauncherPopulationPolicy},
         ledger::ObjectName,
     },
+    dual_pods::population::{LauncherCounts, NodeTraits, PopulationPolicies},
     platform::launcher::{
         self,
         pod::{LauncherRevision, label_value},

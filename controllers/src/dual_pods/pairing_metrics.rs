@@ -12,8 +12,12 @@ use super::{
     facts::ClusterFacts,
     index::{IndexedPod, PodIndex, ProviderPod, RequesterPod},
 };
-use crate::metrics::{DualPodMetrics, EngineBindingLabels, LauncherPhase};
-use crate::{crd::ledger::ObjectName, dual_pods::keys, platform::launcher};
+use crate::{
+    crd::ledger::ObjectName,
+    dual_pods::keys,
+    metrics::{DualPodMetrics, EngineBindingLabels, LauncherPhase},
+    platform::launcher,
+};
 
 /// A launcher without a node counts as stuck after this time. The public project uses the same.
 const STUCK_SCHEDULING_AFTER: Millis = Millis::secs(120);

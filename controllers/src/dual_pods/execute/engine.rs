@@ -24,15 +24,13 @@ use super::{
     CommandContext, ExecutionError, ExecutionOutcome, Executor, launcher_engine,
     requester::{provider_metadata, stub},
 };
-use crate::pairing::{
-    index::{ProviderPod, RequesterPod},
-    requester_spec::RequesterSpec,
-};
 use crate::{
     dual_pods::{
+        index::{ProviderPod, RequesterPod},
         keys,
         provider::{self, ProviderPlacement, RequesterOwner},
         record,
+        requester_spec::RequesterSpec,
         template_revision::TemplateRevision,
     },
     failpoint,

@@ -9,7 +9,7 @@ use crate::platform::dcgm::DcgmSamples;
 
 impl ClusterFacts {
     /// Records which nodes have the sampled accelerators, and which accelerators have a fault.
-    pub(in crate::pairing) fn apply_samples(&mut self, samples: &DcgmSamples) {
+    pub(in crate::dual_pods) fn apply_samples(&mut self, samples: &DcgmSamples) {
         for (accelerator, sample) in &samples.used {
             let node = sample.node.as_deref().map(NodeName::from).filter(|node| self.has_node(node));
             if let Some(node) = node {
@@ -33,7 +33,7 @@ impl ClusterFacts {
     }
 
     /// Returns the new readings that a decision may depend on.
-    pub(in crate::pairing) fn readings(&self, samples: &DcgmSamples, core: &Pairing) -> Vec<PairingEvent> {
+    pub(in crate::dual_pods) fn readings(&self, samples: &DcgmSamples, core: &Pairing) -> Vec<PairingEvent> {
         let all = self.last_sent.accelerators.keys().filter_map(|(node, accelerator)| {
             let sample = samples.used.get(accelerator)?;
             let known = core.node(node)?;
