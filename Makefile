@@ -90,14 +90,21 @@ OPTIMISED := $(TARGET)/counted
 INSTRUCTIONS = "$(OPTIMISED)/instructions"
 
 .PHONY: test-bench
-test-bench: ## Instructions per request and event, held to what is recorded (ARGS="--annotate CASE" for where they go)
+test-bench: ## Instructions per request and event, size and idle memory, held to what is recorded (ARGS="--annotate CASE" for where they go)
 	@command -v valgrind >/dev/null || { echo "valgrind is missing, which counts instructions: apt-get install valgrind"; exit 1; }
 	@$(PART) "the optimised programs" 240 $(MAKE) build-counted
+	@$(PART) "the programs' size, and memory when idle" 10 gateway/benches/size "$(OPTIMISED)" --check
 	@$(PART) "instructions per request and per event, over pipes in memory" 240 $(INSTRUCTIONS) $(ARGS)
 
 .PHONY: bench-record
 bench-record: build-counted ## Record what test-bench counts as what it is held to from now on
+	gateway/benches/size "$(OPTIMISED)" --record
 	$(INSTRUCTIONS) --record
+
+.PHONY: size
+size: ## The size of the shipped programs and their memory when idle (a release build takes a quarter of an hour)
+	cargo build --release --locked -p rouse-gateway -p rouse-stub
+	gateway/benches/size "$(TARGET)/release"
 
 # What the cluster tests run is built once and kept in the cache; cluster/build says what and how.
 .PHONY: cluster

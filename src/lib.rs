@@ -9,14 +9,15 @@
 //! ```
 //!
 //! Everything here is synchronous: no clock, no randomness, no I/O. Time enters as a [`units::Tick`]; every decision
-//! has a reason. `Cargo.toml` names no crate that performs I/O, and `tests/purity.rs` checks what the standard library
-//! offers. [`shell_words`] parses command lines, and [`error_chain`] renders errors.
+//! has a reason. `Cargo.toml` names no crate that performs I/O, and `clippy.toml` lists the types of the standard library
+//! that this crate must not use. [`shell_words`] parses command lines, and [`error_chain`] renders errors.
 //!
 //! In production, only the gateway's driver calls these three functions, and it alone reads the clock for them.
 
 // Nearly every module reads bytes from outside, and an index out of bounds ends every stream: releases abort at a
 // panic.
 #![warn(clippy::indexing_slicing)]
+#![warn(clippy::disallowed_types)]
 
 pub mod engine;
 pub mod error_chain;

@@ -25,6 +25,7 @@ mod key_usage;
 mod machine;
 mod process;
 mod random;
+mod simulated_model;
 mod tally;
 mod world;
 
@@ -39,5 +40,6 @@ pub use client::SimulatedRequest;
 pub use demand::{ArrivalPattern, ClientBehaviour, RequestSource};
 pub use random::SplitMix64;
 pub use scenario::{FaultRates, HardwareProfile, Scenario, ScenarioAction};
+pub use simulated_model::simulated_model;
 pub use tally::Tally;
 pub use world::{InvariantViolation, SimulatedWorld};

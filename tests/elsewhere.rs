@@ -10,10 +10,10 @@ use rouse::{
         event::{AdoptedEngine, CanaryVerdict, Event, GatewayDemand, Waiter, WaiterId},
     },
     model::{
-        Accelerator, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy,
-        ModelSpec, QueueOverrides, SleepLevel, SleepLevelPolicy,
+        Accelerator, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy, ModelSpec, SleepLevel,
+        SleepLevelPolicy,
     },
-    sim::journal,
+    sim::{journal, simulated_model},
     units::{Bytes, Generation, Millis, Tick},
 };
 
@@ -22,27 +22,17 @@ const GENERATION: Generation = Generation(1);
 
 fn model(name: &str) -> ModelSpec {
     ModelSpec {
-        name: name.into(),
-        aliases: Vec::new(),
-        accelerators: AcceleratorRequirement::Count(1),
-        memory: EngineMemory { awake: Bytes::gib(20), asleep: Bytes::mib(256), host: Bytes::gib(1) },
         idle: IdlePolicy {
             sleep_after: Some(Millis::secs(60)),
             stop_after: None,
             level: SleepLevelPolicy::One,
         },
-        replicas: 1,
-        pinned: false,
-        min_replicas: 0,
-        dependencies: Vec::new(),
-        priority: 0,
-        max_concurrency: None,
         start_timeout: Millis::secs(600),
         explicit_memory: true,
-        can_sleep: true,
-        fingerprint: 1,
-        eviction: None,
-        queue: QueueOverrides::default(),
+        ..simulated_model(
+            name,
+            EngineMemory { awake: Bytes::gib(20), asleep: Bytes::mib(256), host: Bytes::gib(1) },
+        )
     }
 }
 

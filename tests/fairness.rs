@@ -6,33 +6,18 @@ use rouse::{
         command::Command,
         event::{Event, Waiter, WaiterId},
     },
-    model::{
-        Accelerator, AcceleratorRequirement, EngineMemory, FleetConfig, FleetSettings, IdlePolicy, ModelSpec,
-        QueueOverrides, SleepLevelPolicy,
-    },
-    sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, SplitMix64, journal},
+    model::{Accelerator, EngineMemory, FleetConfig, FleetSettings, ModelSpec},
+    sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, SplitMix64, journal, simulated_model},
     units::{Bytes, Millis},
 };
 
 fn model(name: &str, gib: u64, max_concurrency: Option<u32>) -> ModelSpec {
     ModelSpec {
-        name: name.into(),
-        aliases: Vec::new(),
-        accelerators: AcceleratorRequirement::Count(1),
-        memory: EngineMemory { awake: Bytes::gib(gib), asleep: Bytes::mib(256), host: Bytes::gib(1) },
-        idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
-        replicas: 1,
-        pinned: false,
-        min_replicas: 0,
-        dependencies: Vec::new(),
-        priority: 0,
         max_concurrency,
-        start_timeout: Millis::secs(60),
-        explicit_memory: false,
-        can_sleep: true,
-        fingerprint: 1,
-        eviction: None,
-        queue: QueueOverrides::default(),
+        ..simulated_model(
+            name,
+            EngineMemory { awake: Bytes::gib(gib), asleep: Bytes::mib(256), host: Bytes::gib(1) },
+        )
     }
 }
 

@@ -7,33 +7,18 @@ use rouse::{
         event::OperatorAction,
         report::ModelState,
     },
-    model::{
-        Accelerator, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy,
-        ModelSpec, QueueOverrides, SleepLevelPolicy,
-    },
-    sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, journal},
+    model::{Accelerator, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelSpec},
+    sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, journal, simulated_model},
     units::{Bytes, Millis},
 };
 
 fn model(name: &str, gib: u64, dependencies: &[&str]) -> ModelSpec {
     ModelSpec {
-        name: name.into(),
-        aliases: Vec::new(),
-        accelerators: AcceleratorRequirement::Count(1),
-        memory: EngineMemory { awake: Bytes::gib(gib), asleep: Bytes::mib(256), host: Bytes::gib(1) },
-        idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
-        replicas: 1,
-        pinned: false,
-        min_replicas: 0,
         dependencies: dependencies.iter().map(|name| (*name).into()).collect(),
-        priority: 0,
-        max_concurrency: None,
-        start_timeout: Millis::secs(60),
-        explicit_memory: false,
-        can_sleep: true,
-        fingerprint: 1,
-        eviction: None,
-        queue: QueueOverrides::default(),
+        ..simulated_model(
+            name,
+            EngineMemory { awake: Bytes::gib(gib), asleep: Bytes::mib(256), host: Bytes::gib(1) },
+        )
     }
 }
 

@@ -15,32 +15,21 @@ use rouse::{
         report::ModelState,
     },
     model::{
-        Accelerator, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy,
-        ModelSpec, QueueOverrides, SleepLevel, SleepLevelPolicy,
+        Accelerator, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelSpec, SleepLevel,
+        SleepLevelPolicy,
     },
-    sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, journal},
+    sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, journal, simulated_model},
     units::{Bytes, Generation, Millis, Tick},
 };
 
 fn model(name: &str, replicas: u32) -> ModelSpec {
     ModelSpec {
-        name: name.into(),
-        aliases: Vec::new(),
-        accelerators: AcceleratorRequirement::Count(1),
-        memory: EngineMemory { awake: Bytes::gib(20), asleep: Bytes::mib(256), host: Bytes::gib(1) },
-        idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
         replicas,
-        pinned: false,
-        min_replicas: 0,
-        dependencies: Vec::new(),
-        priority: 0,
-        max_concurrency: None,
-        start_timeout: Millis::secs(60),
-        explicit_memory: false,
         can_sleep: false,
-        fingerprint: 1,
-        eviction: None,
-        queue: QueueOverrides::default(),
+        ..simulated_model(
+            name,
+            EngineMemory { awake: Bytes::gib(20), asleep: Bytes::mib(256), host: Bytes::gib(1) },
+        )
     }
 }
 

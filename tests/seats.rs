@@ -8,11 +8,8 @@ use rouse::{
         command::Command,
         event::{AdoptedEngine, Event, Waiter, WaiterId},
     },
-    model::{
-        Accelerator, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy,
-        ModelSpec, QueueOverrides, SleepLevelPolicy,
-    },
-    sim::journal,
+    model::{Accelerator, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelSpec},
+    sim::{journal, simulated_model},
     units::{Bytes, Generation, Millis, Tick},
 };
 
@@ -32,23 +29,13 @@ fn engine(replica: u32) -> EngineId {
 
 fn configuration(replicas: u32, max_concurrency: u32) -> FleetConfig {
     let model = ModelSpec {
-        name: "m".into(),
-        aliases: Vec::new(),
-        accelerators: AcceleratorRequirement::Count(1),
-        memory: EngineMemory { awake: Bytes::gib(1), asleep: Bytes::mib(256), host: Bytes::gib(1) },
-        idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
         replicas,
-        pinned: false,
-        min_replicas: 0,
-        dependencies: Vec::new(),
-        priority: 0,
         max_concurrency: Some(max_concurrency),
-        start_timeout: Millis::secs(60),
         explicit_memory: true,
-        can_sleep: true,
-        fingerprint: 1,
-        eviction: None,
-        queue: QueueOverrides::default(),
+        ..simulated_model(
+            "m",
+            EngineMemory { awake: Bytes::gib(1), asleep: Bytes::mib(256), host: Bytes::gib(1) },
+        )
     };
     let gpu = Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: false, units: None };
     let settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };

@@ -11,9 +11,10 @@ use rouse::{
         event::{AdoptedEngine, Event, Waiter, WaiterId},
     },
     model::{
-        Accelerator, AcceleratorId, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig,
-        FleetSettings, IdlePolicy, ModelName, ModelSpec, QueueOverrides, SleepLevel, SleepLevelPolicy,
+        Accelerator, AcceleratorId, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy,
+        ModelName, ModelSpec, SleepLevel, SleepLevelPolicy,
     },
+    sim::simulated_model,
     units::{Bytes, Generation, Millis, Tick},
 };
 
@@ -144,27 +145,18 @@ fn arrive(fleet: &mut Fleet, waiter: u64, model: usize) {
 
 fn model(n: usize) -> ModelSpec {
     ModelSpec {
-        name: name(n),
-        aliases: Vec::new(),
-        accelerators: AcceleratorRequirement::Count(1),
-        memory: EngineMemory { awake: Bytes::gib(20), asleep: Bytes::gib(1), host: Bytes::gib(1) },
         idle: IdlePolicy {
             sleep_after: Some(Millis::secs(600)),
             stop_after: Some(Millis::secs(3600)),
             level: SleepLevelPolicy::Auto,
         },
-        replicas: 1,
-        pinned: false,
-        min_replicas: 0,
-        dependencies: Vec::new(),
-        priority: 0,
         max_concurrency: Some(MAX_CONCURRENCY),
         start_timeout: Millis::secs(600),
         explicit_memory: true,
-        can_sleep: true,
-        fingerprint: 1,
-        eviction: None,
-        queue: QueueOverrides::default(),
+        ..simulated_model(
+            name(n),
+            EngineMemory { awake: Bytes::gib(20), asleep: Bytes::gib(1), host: Bytes::gib(1) },
+        )
     }
 }
 

@@ -50,7 +50,7 @@ pub enum InitialHealth {
     Unconfirmed,
 }
 
-/// Polls an awake engine's health until dropped. The header of [`super::local`] says which results it sends.
+/// Polls an awake engine's health until dropped. `gateway/src/platform/local.rs` says which results it sends.
 ///
 /// If the engine is held, the watch first waits until the stub's gate opens. While the gate is closed, the engine's
 /// health is unknown, and no failure counts. The watch polls the stub often, on behalf of all waiters.

@@ -8,10 +8,10 @@ use rouse::{
         event::{AdoptedEngine, Event, GatewayDemand, PublishedEngine, Waiter, WaiterId},
     },
     model::{
-        Accelerator, AcceleratorId, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig,
-        FleetSettings, IdlePolicy, ModelName, ModelSpec, QueueOverrides, SleepLevel, SleepLevelPolicy,
+        Accelerator, AcceleratorId, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy,
+        ModelName, ModelSpec, SleepLevel, SleepLevelPolicy,
     },
-    sim::{SplitMix64, journal},
+    sim::{SplitMix64, journal, simulated_model},
     units::{Bytes, Generation, Millis, Tick},
 };
 
@@ -113,31 +113,24 @@ fn configuration(random: &mut SplitMix64) -> FleetConfig {
     settings.turns.residency = Millis(random.between(0, 2000));
     settings.turns.max_turn = Millis(random.between(1000, 6000));
     let model = |n: u64, random: &mut SplitMix64| ModelSpec {
-        name: format!("model-{n}").into(),
-        aliases: Vec::new(),
-        accelerators: AcceleratorRequirement::Count(1),
-        memory: EngineMemory {
-            awake: Bytes::gib(*random.pick(&[8, 11, 20]).expect("one of three")),
-            asleep: Bytes::gib(1),
-            host: Bytes::gib(4),
-        },
         idle: IdlePolicy {
             sleep_after: random.chance(0.7).then(|| Millis(random.between(500, 8000))),
             stop_after: random.chance(0.3).then(|| Millis(random.between(5000, 20_000))),
             level: SleepLevelPolicy::Auto,
         },
         replicas: random.between(1, 2) as u32,
-        pinned: false,
-        min_replicas: 0,
-        dependencies: Vec::new(),
-        priority: 0,
         max_concurrency: random.chance(0.5).then(|| random.between(1, 4) as u32),
         start_timeout: Millis::secs(600),
         explicit_memory: random.chance(0.5),
         can_sleep: random.chance(0.8),
-        fingerprint: 1,
-        eviction: None,
-        queue: QueueOverrides::default(),
+        ..simulated_model(
+            format!("model-{n}"),
+            EngineMemory {
+                awake: Bytes::gib(*random.pick(&[8, 11, 20]).expect("one of three")),
+                asleep: Bytes::gib(1),
+                host: Bytes::gib(4),
+            },
+        )
     };
     let models = (0..random.between(2, 4)).map(|n| model(n, random)).collect();
     FleetConfig { settings, accelerators: (0..2).map(gpu).collect(), models }

@@ -10,10 +10,8 @@ use rouse::{
         command::Command,
         event::{CanaryVerdict, Event, Waiter, WaiterId},
     },
-    model::{
-        Accelerator, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy,
-        ModelName, ModelSpec, QueueOverrides, SleepLevelPolicy,
-    },
+    model::{Accelerator, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelName, ModelSpec},
+    sim::simulated_model,
     units::{Bytes, Generation, Millis, Tick},
 };
 
@@ -36,24 +34,12 @@ pub(crate) fn engine(model: &str) -> EngineId {
 
 pub(crate) fn model(name: &str, gib: u64) -> ModelSpec {
     ModelSpec {
-        name: name.into(),
-        aliases: Vec::new(),
-        accelerators: AcceleratorRequirement::Count(1),
-        memory: EngineMemory { awake: Bytes::gib(gib), asleep: Bytes::gib(1), host: Bytes::gib(1) },
-        idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
-        replicas: 1,
-        pinned: false,
-        min_replicas: 0,
-        dependencies: Vec::new(),
-        priority: 0,
-        max_concurrency: None,
-        start_timeout: Millis::secs(60),
         // Its engines have their accelerators exclusively.
         explicit_memory: true,
-        can_sleep: true,
-        fingerprint: 1,
-        eviction: None,
-        queue: QueueOverrides::default(),
+        ..simulated_model(
+            name,
+            EngineMemory { awake: Bytes::gib(gib), asleep: Bytes::gib(1), host: Bytes::gib(1) },
+        )
     }
 }
 

@@ -5,11 +5,11 @@ use rouse::{
     fleet::event::OperatorAction,
     model::{
         Accelerator, AcceleratorRequirement, DrainDeadlinePolicy, EngineMemory, FleetConfig, FleetSettings,
-        IdlePolicy, ModelSpec, QueueOverrides, SleepLevelPolicy,
+        ModelSpec,
     },
     sim::{
         ArrivalPattern, ClientBehaviour, HardwareProfile, RequestSource, Scenario, ScenarioAction,
-        SimulatedRequest, SimulatedWorld, SplitMix64, fcfs, trace,
+        SimulatedRequest, SimulatedWorld, SplitMix64, fcfs, simulated_model, trace,
     },
     units::{Bytes, Millis},
 };
@@ -20,25 +20,7 @@ mod protection;
 mod reports;
 
 fn model(name: &str, memory: Bytes) -> ModelSpec {
-    ModelSpec {
-        name: name.into(),
-        aliases: Vec::new(),
-        accelerators: AcceleratorRequirement::Count(1),
-        memory: EngineMemory { awake: memory, asleep: Bytes::mib(256), host: Bytes::gib(1) },
-        idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
-        replicas: 1,
-        pinned: false,
-        min_replicas: 0,
-        dependencies: Vec::new(),
-        priority: 0,
-        max_concurrency: None,
-        start_timeout: Millis::secs(60),
-        explicit_memory: false,
-        can_sleep: true,
-        fingerprint: 1,
-        eviction: None,
-        queue: QueueOverrides::default(),
-    }
+    simulated_model(name, EngineMemory { awake: memory, asleep: Bytes::mib(256), host: Bytes::gib(1) })
 }
 
 fn configuration(gpus: u64, models: u64, settings: FleetSettings) -> FleetConfig {

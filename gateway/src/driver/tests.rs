@@ -3,9 +3,9 @@
 use rouse::{
     fleet::event::{AdoptedEngine, OperatorAction, PublishedEngine, PublishedEngineState},
     model::{
-        Accelerator, AcceleratorId, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig,
-        FleetSettings, IdlePolicy, ModelName, ModelSpec, QueueOverrides, SleepLevelPolicy,
+        Accelerator, AcceleratorId, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelName, ModelSpec,
     },
+    sim::simulated_model,
     units::{Bytes, Millis},
 };
 use rouse_net::lease::{Lease, TickClock};
@@ -126,23 +126,15 @@ fn adopted(n: usize) -> Event {
 
 fn model(n: usize, priority: i32) -> ModelSpec {
     ModelSpec {
-        name: name(n),
         aliases: vec![format!("alias-{n}")],
-        accelerators: AcceleratorRequirement::Count(1),
-        memory: EngineMemory { awake: Bytes::gib(20), asleep: Bytes::gib(1), host: Bytes::gib(1) },
-        idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
-        replicas: 1,
-        pinned: false,
-        min_replicas: 0,
-        dependencies: Vec::new(),
         priority,
         max_concurrency: Some(1),
         start_timeout: Millis::secs(600),
         explicit_memory: true,
-        can_sleep: true,
-        fingerprint: 1,
-        eviction: None,
-        queue: QueueOverrides::default(),
+        ..simulated_model(
+            name(n),
+            EngineMemory { awake: Bytes::gib(20), asleep: Bytes::gib(1), host: Bytes::gib(1) },
+        )
     }
 }
 

@@ -97,32 +97,19 @@ fn split_model_path<'a, 'r>(
 
 #[cfg(test)]
 mod tests {
-    use rouse::model::{
-        AcceleratorRequirement, EngineMemory, IdlePolicy, ModelSpec, QueueOverrides, SleepLevelPolicy,
-    };
-    use rouse::units::{Bytes, Millis};
+    use rouse::model::{EngineMemory, ModelSpec};
+    use rouse::{sim::simulated_model, units::Bytes};
 
     use super::*;
 
     fn spec(name: &str, aliases: &[&str]) -> ModelSpec {
         ModelSpec {
-            name: name.into(),
             aliases: aliases.iter().map(|alias| (*alias).to_owned()).collect(),
-            accelerators: AcceleratorRequirement::Count(1),
-            memory: EngineMemory { awake: Bytes::gib(1), asleep: Bytes::ZERO, host: Bytes::ZERO },
-            idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
-            replicas: 1,
-            pinned: false,
-            min_replicas: 0,
-            dependencies: Vec::new(),
-            priority: 0,
-            max_concurrency: None,
-            start_timeout: Millis::secs(60),
-            explicit_memory: false,
-            can_sleep: true,
             fingerprint: 0,
-            eviction: None,
-            queue: QueueOverrides::default(),
+            ..simulated_model(
+                name,
+                EngineMemory { awake: Bytes::gib(1), asleep: Bytes::ZERO, host: Bytes::ZERO },
+            )
         }
     }
 

@@ -15,9 +15,9 @@ use rouse::{
         report::{FleetView, ModelReport, ModelState, Report},
     },
     model::{
-        AcceleratorRequirement, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy, ModelName,
-        ModelNameIndex, ModelSpec, QueueOverrides, SleepLevel, SleepLevelPolicy,
+        EngineId, EngineMemory, FleetConfig, FleetSettings, ModelName, ModelNameIndex, ModelSpec, SleepLevel,
     },
+    sim::simulated_model,
     units::{Bytes, Generation, Millis, Tick},
 };
 use rouse_config::{Config, EngineKind, OnDisconnect, ProbeTask};
@@ -338,23 +338,13 @@ impl RequestMetricsSink for RecordingMetricsSink {
 
 fn spec() -> ModelSpec {
     ModelSpec {
-        name: MODEL.into(),
         aliases: vec!["alias".into()],
-        accelerators: AcceleratorRequirement::Count(1),
-        memory: EngineMemory { awake: Bytes::gib(1), asleep: Bytes::ZERO, host: Bytes::ZERO },
-        idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
-        replicas: 1,
-        pinned: false,
-        min_replicas: 0,
-        dependencies: Vec::new(),
         priority: 3,
-        max_concurrency: None,
-        start_timeout: Millis::secs(60),
-        explicit_memory: false,
-        can_sleep: true,
         fingerprint: 0,
-        eviction: None,
-        queue: QueueOverrides::default(),
+        ..simulated_model(
+            MODEL,
+            EngineMemory { awake: Bytes::gib(1), asleep: Bytes::ZERO, host: Bytes::ZERO },
+        )
     }
 }
 

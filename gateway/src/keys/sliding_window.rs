@@ -25,6 +25,7 @@ const SLOT_COUNT: u64 = MINUTE.0 / SLOT_MILLIS + 1;
 /// The amount of one quantity taken in the last minute.
 #[derive(Debug)]
 pub(super) struct SlidingWindow {
+    /// Empty until something is taken: most keys of a long list are idle, and the slots are 2 KB.
     slots: Box<[u64]>,
     /// The current slot, counted from time zero.
     newest: u64,
@@ -38,7 +39,7 @@ pub(super) struct WindowSlot(u64);
 
 impl SlidingWindow {
     pub(super) fn new() -> Self {
-        Self { slots: vec![0; SLOT_COUNT as usize].into(), newest: 0, sum: 0, debt: 0 }
+        Self { slots: Box::default(), newest: 0, sum: 0, debt: 0 }
     }
 
     /// Drops slots over a minute old, and charges debt to the freed room. Call this before any other method.
@@ -47,9 +48,11 @@ impl SlidingWindow {
         let present = (now.0 / SLOT_MILLIS).max(self.newest);
         let passed = present - self.newest;
         self.newest = present;
-        for back in 0..passed.min(SLOT_COUNT) {
-            let freed = std::mem::take(self.slot(present - back));
-            self.sum -= freed;
+        if self.sum > 0 {
+            for back in 0..passed.min(SLOT_COUNT) {
+                let freed = std::mem::take(self.slot(present - back));
+                self.sum -= freed;
+            }
         }
         let due = self.debt.min(limit.saturating_sub(self.sum));
         self.debt -= due;
@@ -136,8 +139,10 @@ impl SlidingWindow {
     }
 
     fn add(&mut self, amount: u64) {
-        *self.slot(self.newest) += amount;
-        self.sum += amount;
+        if amount > 0 {
+            *self.slot(self.newest) += amount;
+            self.sum += amount;
+        }
     }
 
     fn counted(&self, number: u64) -> u64 {
@@ -146,6 +151,9 @@ impl SlidingWindow {
 
     #[expect(clippy::indexing_slicing, reason = "a remainder is less than what it is the remainder of")]
     fn slot(&mut self, number: u64) -> &mut u64 {
+        if self.slots.is_empty() {
+            self.slots = vec![0; SLOT_COUNT as usize].into();
+        }
         &mut self.slots[(number % SLOT_COUNT) as usize]
     }
 }
@@ -243,6 +251,16 @@ mod tests {
             assert_eq!(wait, as_room);
             window.take(limit, random.below(20));
         }
+    }
+
+    #[test]
+    fn a_window_of_which_nothing_was_taken_has_no_slots() {
+        let mut window = SlidingWindow::new();
+        window.advance(5, Tick(10_000));
+        window.take(5, 0);
+        assert!(window.slots.is_empty() && window.has_room(5, 5));
+        window.take(5, 1);
+        assert!(!window.slots.is_empty() && !window.has_room(5, 5));
     }
 
     #[test]

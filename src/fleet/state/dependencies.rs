@@ -275,9 +275,8 @@ mod tests {
     use super::*;
     use crate::{
         fleet::event::LearnedMeasurements,
-        model::{
-            AcceleratorRequirement, EngineMemory, IdlePolicy, ModelSpec, QueueOverrides, SleepLevelPolicy,
-        },
+        model::{AcceleratorRequirement, EngineMemory, IdlePolicy, ModelSpec, SleepLevelPolicy},
+        sim::simulated_model,
         units::{Bytes, Millis, Tick},
     };
 
@@ -285,23 +284,14 @@ mod tests {
         let model = |(name, dependencies): &(&str, &[&str])| {
             let nothing = EngineMemory { awake: Bytes::ZERO, asleep: Bytes::ZERO, host: Bytes::ZERO };
             let spec = ModelSpec {
-                name: (*name).into(),
-                aliases: Vec::new(),
                 accelerators: AcceleratorRequirement::Count(0),
-                memory: nothing,
                 idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Never },
-                replicas: 1,
-                pinned: false,
-                min_replicas: 0,
                 dependencies: dependencies.iter().map(|name| (*name).into()).collect(),
-                priority: 0,
-                max_concurrency: None,
                 start_timeout: Millis::secs(1),
                 explicit_memory: true,
                 can_sleep: false,
                 fingerprint: 0,
-                eviction: None,
-                queue: QueueOverrides::default(),
+                ..simulated_model((*name), nothing)
             };
             let spec = Some(Arc::new(spec));
             let model = ModelRecord {

@@ -7,9 +7,9 @@ use crate::{
     fleet::event::OperatorAction,
     model::{
         Accelerator, AcceleratorRequirement, DrainDeadlinePolicy, EngineId, EngineMemory, FleetConfig,
-        FleetSettings, IdlePolicy, ModelSpec, QueueOverrides, SleepLevelPolicy,
+        FleetSettings, ModelSpec,
     },
-    sim::client::SimulatedRequest,
+    sim::{client::SimulatedRequest, simulated_model},
     units::{Bytes, Millis},
 };
 
@@ -261,25 +261,8 @@ fn base_scenario(name: &str, gpus: u64, models: Vec<ModelSpec>) -> Scenario {
 /// A model on one accelerator that takes `gib` GiB awake, 1 GiB asleep, and sleeps only to make room.
 #[must_use]
 pub fn model(name: &str, gib: u64) -> ModelSpec {
-    ModelSpec {
-        name: name.into(),
-        aliases: Vec::new(),
-        accelerators: AcceleratorRequirement::Count(1),
-        memory: EngineMemory { awake: Bytes::gib(gib), asleep: Bytes::gib(1), host: Bytes::gib(gib / 2) },
-        idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
-        replicas: 1,
-        pinned: false,
-        min_replicas: 0,
-        dependencies: Vec::new(),
-        priority: 0,
-        max_concurrency: None,
-        start_timeout: Millis::secs(60),
-        explicit_memory: false,
-        can_sleep: true,
-        fingerprint: 1,
-        eviction: None,
-        queue: QueueOverrides::default(),
-    }
+    let memory = EngineMemory { awake: Bytes::gib(gib), asleep: Bytes::gib(1), host: Bytes::gib(gib / 2) };
+    simulated_model(name, memory)
 }
 
 fn engine(model: &str) -> EngineId {

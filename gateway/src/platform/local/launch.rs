@@ -245,7 +245,8 @@ impl LaunchPlan {
 #[cfg(test)]
 mod tests {
     use rouse::{
-        model::{AcceleratorRequirement, EngineMemory, IdlePolicy, QueueOverrides, SleepLevelPolicy},
+        model::{AcceleratorRequirement, EngineMemory},
+        sim::simulated_model,
         units::Millis,
     };
 
@@ -261,23 +262,14 @@ mod tests {
     #[test]
     fn the_cache_gets_what_the_weights_and_a_tenth_leave_and_never_nothing() {
         let spec = |awake, host| ModelSpec {
-            name: "m".into(),
-            aliases: Vec::new(),
             accelerators: AcceleratorRequirement::Count(2),
-            memory: EngineMemory { awake: Bytes::gib(awake), asleep: Bytes::ZERO, host: Bytes::gib(host) },
-            idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
-            replicas: 1,
-            pinned: false,
-            min_replicas: 0,
-            dependencies: Vec::new(),
-            priority: 0,
-            max_concurrency: None,
             start_timeout: Millis::secs(1),
             explicit_memory: true,
-            can_sleep: true,
             fingerprint: 0,
-            eviction: None,
-            queue: QueueOverrides::default(),
+            ..simulated_model(
+                "m",
+                EngineMemory { awake: Bytes::gib(awake), asleep: Bytes::ZERO, host: Bytes::gib(host) },
+            )
         };
         assert_eq!(kv_cache(&spec(30, 16)), Bytes::gib(30 - 16 - 3));
         assert_eq!(kv_cache(&spec(10, 40)), Bytes::gib(1));

@@ -10,10 +10,8 @@ use rouse::{
     engine::last_outcome::EngineDiagnostics,
     fault::FailureCause,
     fleet::event::CanaryVerdict,
-    model::{
-        AcceleratorRequirement, EngineMemory, IdlePolicy, ModelSpec, QueueOverrides, SleepLevel,
-        SleepLevelPolicy,
-    },
+    model::{EngineMemory, ModelSpec, SleepLevel},
+    sim::simulated_model,
     units::{Bytes, Millis},
 };
 use rouse_config::{Config, EngineConfig, EngineKind, OnDisconnect, ProbeTask, SleepApi};
@@ -200,23 +198,11 @@ fn script(name: &str, command: &[&str]) -> EngineConfig {
 
 fn spec(name: &ModelName) -> ModelSpec {
     ModelSpec {
-        name: name.clone(),
-        aliases: Vec::new(),
-        accelerators: AcceleratorRequirement::Count(1),
-        memory: EngineMemory { awake: Bytes::gib(1), asleep: Bytes::mib(64), host: Bytes::mib(512) },
-        idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
-        replicas: 1,
-        pinned: false,
-        min_replicas: 0,
-        dependencies: Vec::new(),
-        priority: 0,
-        max_concurrency: None,
-        start_timeout: Millis::secs(60),
-        explicit_memory: false,
-        can_sleep: true,
         fingerprint: 7,
-        eviction: None,
-        queue: QueueOverrides::default(),
+        ..simulated_model(
+            name.clone(),
+            EngineMemory { awake: Bytes::gib(1), asleep: Bytes::mib(64), host: Bytes::mib(512) },
+        )
     }
 }
 
