@@ -36,6 +36,7 @@ pub mod status;
 pub mod status_inputs;
 pub mod status_writer;
 pub mod strategic_merge;
+mod stub_client;
 pub mod stub_key;
 pub mod watch;
 pub mod workload;

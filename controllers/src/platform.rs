@@ -23,7 +23,6 @@ mod ledger_writer;
 mod observe;
 mod occupancy;
 mod placement;
-mod stub;
 mod takeover;
 
 use std::{collections::BTreeMap, sync::Arc};

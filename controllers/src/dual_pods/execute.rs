@@ -9,7 +9,6 @@ mod execution_log;
 mod launcher_engine;
 mod launcher_pod;
 mod requester;
-mod stub_client;
 
 use std::sync::Arc;
 

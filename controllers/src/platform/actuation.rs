@@ -3,7 +3,7 @@
 //! Engines do not report how deep they sleep, and the next leader must send no request to a sleeping engine. So this
 //! gateway writes the level on the Pod before it orders the sleep, and removes it once the engine is awake again.
 
-use std::{future::pending, net::SocketAddr, sync::Arc};
+use std::{future::pending, net::SocketAddr, sync::Arc, time::Duration};
 
 use rouse::{fault::FailureCause, fleet::event::Event, model::SleepLevel};
 use rouse_platform::{engine_client::EngineClient, readiness};
@@ -12,9 +12,11 @@ use serde_json::json;
 use super::{
     engine_steps::{self, StepOutcome},
     engine_task::{EngineContext, PodReceiver, RetryBackoff},
-    stub,
 };
-use crate::{workload::ASLEEP, writer::Error};
+use crate::{stub_client::StubClientError, workload::ASLEEP, writer::Error};
+
+/// Timeout of a sleep or wake. Longer than any deadline of the fleet, which limits both.
+const ACTUATION_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
 pub(super) async fn sleep(
     contact: Arc<EngineClient>,
@@ -91,13 +93,13 @@ async fn actuate(
             let done = async {
                 // A restarted stub container has no target.
                 stub.set_target(target).await?;
-                stub.actuate(wake, level).await
+                stub.actuate(wake, level, ACTUATION_TIMEOUT).await
             };
             match done.await {
-                Ok(()) => return Ok(()),
-                Err(stub::Error::StaleEpoch) => engine_steps::superseded(berth).await,
-                Err(stub::Error::StaysAwake) => return Err(FailureCause::SleepDenied),
-                Err(error @ (stub::Error::Unauthorized | stub::Error::Refused { .. })) => {
+                Ok(_) => return Ok(()),
+                Err(StubClientError::Conflict { .. }) => engine_steps::superseded(berth).await,
+                Err(StubClientError::StaysAwake(_)) => return Err(FailureCause::SleepDenied),
+                Err(error @ (StubClientError::Unauthorized(_) | StubClientError::Refused { .. })) => {
                     tracing::warn!(engine = %berth.id, wake, %error, "the stub rejected the sleep or wake order");
                     return Err(FailureCause::Refused);
                 }

@@ -23,12 +23,12 @@ use tokio::time;
 use super::{
     engine_manager::ManagerRequest,
     engine_task::{EngineContext, PodReceiver, RetryBackoff, exit_cause},
-    stub::{self, StubClient},
 };
 use crate::{
     dual_pods::record,
     engine_pod::{EnginePod, PodFailure},
     ledger::ReservationLocation,
+    stub_client::{StubClient, StubClientError},
     workload::{DELETION_COST, EPOCH, GENERATION, REPLICA, SPI_PORT, merge},
     writer::Error,
 };
@@ -205,9 +205,7 @@ pub(super) async fn locate(berth: &EngineContext, pod: &PodReceiver) {
                 tracing::debug!(engine = %berth.id, %error, "the stub did not report the accelerators of its Pod");
             }
             // A requester's Pod has an address before its stub listens, and a stub waits for its driver.
-            let later =
-                |error: &stub::Error| matches!(error, stub::Error::Unreachable(_)) || error.is_unavailable();
-            if !reported.as_ref().is_err_and(later) {
+            if !reported.as_ref().is_err_and(StubClientError::is_unavailable) {
                 let accelerators = reported.unwrap_or_default();
                 berth.shared.record_location(
                     &berth.placement,
@@ -255,8 +253,8 @@ pub(super) async fn open_stub(berth: &EngineContext, proxy: SocketAddr) -> Resul
         };
         match done.await {
             Ok(()) => return Ok(()),
-            Err(stub::Error::StaleEpoch) => superseded(berth).await,
-            Err(stub::Error::Unauthorized) => return Err(FailureCause::Refused),
+            Err(StubClientError::Conflict { .. }) => superseded(berth).await,
+            Err(StubClientError::Unauthorized(_)) => return Err(FailureCause::Refused),
             Err(error) => tracing::debug!(engine = %berth.id, %error, "cannot set up the stub yet, retrying"),
         }
         pauses.pause().await;
@@ -291,9 +289,9 @@ pub(super) async fn close_and_drain(contact: &EngineClient, berth: &EngineContex
             // The drain need not wait for requests, and the stub is unreachable. They end with the Pod.
             Err(_) if cut && time::Instant::now() > given_up => break,
             // A stub with another key never obeys.
-            Ok(true) | Err(stub::Error::Unauthorized) => break,
+            Ok(true) | Err(StubClientError::Unauthorized(_)) => break,
             Ok(false) => continue,
-            Err(stub::Error::StaleEpoch) => return superseded(berth).await,
+            Err(StubClientError::Conflict { .. }) => return superseded(berth).await,
             Err(error) => tracing::debug!(engine = %berth.id, %error, "the stub did not drain, retrying"),
         }
         pauses.pause().await;
@@ -359,7 +357,7 @@ fn leaving_annotations(berth: &EngineContext) -> Value {
 async fn close_stub(berth: &EngineContext, proxy: SocketAddr) {
     if !berth.placement.dual_pods
         && let Some(stub) = berth.stub(proxy)
-        && let Err(error) = stub.close(true).await
+        && let Err(error) = stub.close().await
     {
         tracing::debug!(engine = %berth.id, %error, "cannot close the stub's gate");
     }
@@ -465,6 +463,6 @@ impl EngineContext {
     pub(super) fn stub(&self, proxy: SocketAddr) -> Option<StubClient> {
         let epoch = self.shared.writer.leadership().ok()?.epoch;
         let token = self.shared.sidecar.key.token(&self.placement.owner);
-        Some(StubClient::new(SocketAddr::new(proxy.ip(), SPI_PORT), token, epoch, self.generation))
+        Some(StubClient::new(SocketAddr::new(proxy.ip(), SPI_PORT), Some(token), epoch, self.generation))
     }
 }

@@ -21,9 +21,11 @@ use super::{
     dcgm::{DcgmClient, MemorySample, UntrustedSample, trusted_usage},
     engine_task::{EngineContext, PodReceiver},
     occupancy::AcceleratorOccupancy,
-    stub::{self, StubClient},
 };
-use crate::metrics::MeterSource;
+use crate::{
+    metrics::MeterSource,
+    stub_client::{StubClient, StubClientError},
+};
 
 /// Interval between polls.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(30);
@@ -129,7 +131,7 @@ async fn read_prometheus(
     let named = stub.accelerators().await;
     let its = |(id, sample): &(&AcceleratorId, &MemorySample)| match &named {
         Ok(named) => named.contains(id),
-        Err(stub::Error::Refused { .. }) => sample.pod.as_ref() == Some(&own),
+        Err(StubClientError::Refused { .. }) => sample.pod.as_ref() == Some(&own),
         Err(_) => false,
     };
     let (now, settle) = (berth.shared.common.clock.now(), berth.placement.meter_lag);

@@ -33,7 +33,6 @@ use super::{
     engine_steps,
     engine_task::{EngineTaskStart, RetryBackoff},
     ledger_writer::LedgerChange,
-    stub::{self, StubClient},
 };
 use crate::{
     condition::tick,
@@ -43,6 +42,7 @@ use crate::{
     },
     engine_pod::EnginePod,
     ledger::{Error, ReservationLocation},
+    stub_client::StubClient,
     workload::{PROXY_PORT, SPI_PORT},
 };
 
@@ -222,20 +222,20 @@ async fn check_engine(shared: &Arc<KubernetesContext>, mut runs: RunningEngine) 
         let epoch = shared.writer.leadership().ok()?.epoch;
         let token = shared.sidecar.key.token(&runs.placement.owner);
         let spi = SocketAddr::new(runs.address.ip(), SPI_PORT);
-        let stub = StubClient::new(spi, token, epoch, runs.generation);
+        let stub = StubClient::new(spi, Some(token), epoch, runs.generation);
         let target = SocketAddr::new(runs.address.ip(), runs.placement.pod_template.port);
         // The pairing controller sets up a requester's stub.
         if runs.placement.dual_pods {
-            if stub.accelerators().await == Err(stub::Error::Unauthorized) {
+            if stub.accelerators().await.is_err_and(|error| error.is_unauthorized()) {
                 return Some(StubCheck::Unauthorized);
             }
         } else if runs.pod.asleep.is_some() {
             // The gate stays closed. The Pod records that the engine sleeps; the engine cannot report how deep.
-            return (stub.close(true).await == Err(stub::Error::Unauthorized))
-                .then_some(StubCheck::Unauthorized);
+            let unauthorized = stub.close().await.is_err_and(|error| error.is_unauthorized());
+            return unauthorized.then_some(StubCheck::Unauthorized);
         } else {
             if let Err(error) = stub.set_target(target).await {
-                return (error == stub::Error::Unauthorized).then_some(StubCheck::Unauthorized);
+                return error.is_unauthorized().then_some(StubCheck::Unauthorized);
             }
             stub.open().await.ok()?;
         }
@@ -257,7 +257,8 @@ async fn check_engine(shared: &Arc<KubernetesContext>, mut runs: RunningEngine) 
 async fn locate(shared: &Arc<KubernetesContext>, runs: &RunningEngine) -> Option<ReservationLocation> {
     let epoch = shared.writer.leadership().ok()?.epoch;
     let token = shared.sidecar.key.token(&runs.placement.owner);
-    let stub = StubClient::new(SocketAddr::new(runs.address.ip(), SPI_PORT), token, epoch, runs.generation);
+    let stub =
+        StubClient::new(SocketAddr::new(runs.address.ip(), SPI_PORT), Some(token), epoch, runs.generation);
     Some(engine_steps::location(&stub, runs.pod.node.clone()?).await)
 }
 

@@ -84,9 +84,9 @@ impl Executor {
 /// Reads the memory in use from the requester's stub. Not every stub can read it.
 async fn read_memory(job: &CommandContext) -> Option<AcceleratorUsedMib> {
     let own = job.requester.as_ref()?;
-    let read = stub(job, own, Generation::default()).ok()?.memory(MEMORY_READ_TIMEOUT).await;
+    let read = stub(job, own, Generation::default()).ok()?.usage_mib(MEMORY_READ_TIMEOUT).await;
     let log = |failed: &ExecutionError| {
         tracing::debug!(requester = %own.name, error = failed.text, "accelerator memory could not be read");
     };
-    read.inspect_err(log).ok()
+    read.map_err(ExecutionError::from).inspect_err(log).ok()
 }

@@ -160,7 +160,7 @@ impl Executor {
     async fn open_gate(&self, job: &CommandContext, generation: Generation) -> ExecutionOutcome {
         let (own, engine, provider) = (job.requester()?, job.engine_address()?, job.provider()?);
         let stub = stub(job, own, generation)?;
-        if let Err(failed) = stub.set_engine_address(engine).await {
+        if let Err(failed) = stub.set_target(engine).await.map_err(ExecutionError::from) {
             if failed.cause == CommandFailure::Conflict {
                 // The stub relays to an earlier engine and accepts no other. Its owner creates a new requester.
                 self.writer.delete(&self.pods(&own.name), &own.name.name, own.id.as_str()).await?;
@@ -244,7 +244,7 @@ impl Executor {
         level: SleepLevel,
     ) -> Result<Option<ActuationResult>, ExecutionError> {
         let stub = stub(job, job.requester()?, generation)?;
-        stub.set_engine_address(job.engine_address()?).await?;
+        stub.set_target(job.engine_address()?).await?;
         let core = &self.settings.core;
         if !wake {
             // Closes a gate that no earlier command closed.
@@ -252,7 +252,7 @@ impl Executor {
         }
         let sizes = &job.record()?.sizes;
         let within = if wake { core.wake_timeout_for(sizes) } else { core.sleep_timeout_for(sizes) };
-        stub.actuate(wake, level, within.duration()).await
+        Ok(stub.actuate(wake, level, within.duration()).await?)
     }
 
     /// Unbinds the engine; its Pod may go from here on.
@@ -346,7 +346,8 @@ fn place<'a>(job: &'a CommandContext, engine: &'a PairingEngineId) -> ProviderPl
 /// A stub that does not run wakes no engine, so its silence is no error.
 pub(super) async fn announce_leader_to_stub(job: &CommandContext) -> Result<(), ExecutionError> {
     let Some(own) = job.requester.as_ref().filter(|own| own.stub_address.is_some()) else { return Ok(()) };
-    match stub(job, own, Generation::default())?.announce_leader().await {
+    let announced = stub(job, own, Generation::default())?.announce_leader().await;
+    match announced.map_err(ExecutionError::from) {
         Err(failed) if !failed.superseded => {
             tracing::debug!(requester = %own.name, error = failed.text, "leader not announced to the stub");
             Ok(())

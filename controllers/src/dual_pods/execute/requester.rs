@@ -1,17 +1,21 @@
 //! Executes commands about requesters.
 
 use rouse::{
-    pairing::{command::RequesterStep, event::CommandReply},
+    pairing::{
+        command::RequesterStep,
+        event::{CommandFailure, CommandReply},
+    },
     units::Generation,
 };
 use serde_json::{Value, json};
 
-use super::{CommandContext, ExecutionError, ExecutionOutcome, Executor, stub_client::RequesterStubClient};
+use super::{CommandContext, ExecutionError, ExecutionOutcome, Executor};
 use crate::{
     dual_pods::{
         index::{ProviderPod, RequesterPod},
         keys::{ACCELERATORS, DUAL, REQUESTER_FINALIZER, SERVER_IP, join_ids},
     },
+    stub_client::{StubClient, StubClientError},
     workload::merge,
 };
 
@@ -80,13 +84,13 @@ pub(super) fn provider_metadata(own: &RequesterPod, provider: &ProviderPod) -> V
     })
 }
 
-async fn close(stub: &RequesterStubClient) -> ExecutionOutcome {
+async fn close(stub: &StubClient) -> ExecutionOutcome {
     stub.set_ready(false).await?;
     stub.ensure_gate_closed().await?;
     Ok(CommandReply::Done)
 }
 
-async fn accelerators(stub: &RequesterStubClient) -> ExecutionOutcome {
+async fn accelerators(stub: &StubClient) -> ExecutionOutcome {
     let found = stub.accelerators().await?;
     if found.is_empty() {
         return Err(ExecutionError::user_error(
@@ -101,8 +105,47 @@ pub(super) fn stub(
     job: &CommandContext,
     own: &RequesterPod,
     generation: Generation,
-) -> Result<RequesterStubClient, ExecutionError> {
+) -> Result<StubClient, ExecutionError> {
     let address = own.stub_address.ok_or_else(|| ExecutionError::unknown("the stub's address"))?;
-    let spi = RequesterStubClient::new(address, job.token.clone(), job.command.epoch, generation);
-    Ok(spi.with_observer(job.call_metrics()))
+    let stub = StubClient::new(address, job.token.clone(), job.command.epoch.0, generation);
+    Ok(stub.for_requester(job.call_metrics()))
+}
+
+impl From<StubClientError> for ExecutionError {
+    fn from(error: StubClientError) -> Self {
+        let (status, text) = match error {
+            StubClientError::Unreachable(failure) => return failure.into(),
+            StubClientError::GateReopened => return Self::refused(error.to_string()),
+            StubClientError::Conflict { newer_epoch: true, .. } => return Self::superseded(),
+            StubClientError::Conflict { text, .. } | StubClientError::Busy(text) => (409, text),
+            StubClientError::Unauthorized(text) => (401, text),
+            StubClientError::StaysAwake(text) => (502, text),
+            StubClientError::Refused { status, text } => (status, text),
+        };
+        let cause = if status == 409 { CommandFailure::Conflict } else { CommandFailure::Refused };
+        Self { cause, ..Self::refused(format!("the stub answered {status}: {}", text.trim())) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_409_is_a_conflict_and_only_a_newer_epoch_supersedes() {
+        let conflict = |newer_epoch| StubClientError::Conflict { newer_epoch, text: "no\n".to_owned() };
+        let superseded = ExecutionError::from(conflict(true));
+        assert!(superseded.superseded, "{superseded:?}");
+        for (error, cause, status) in [
+            (conflict(false), CommandFailure::Conflict, 409),
+            (StubClientError::Busy("no".to_owned()), CommandFailure::Conflict, 409),
+            (StubClientError::Unauthorized("no".to_owned()), CommandFailure::Refused, 401),
+            (StubClientError::StaysAwake("no".to_owned()), CommandFailure::Refused, 502),
+            (StubClientError::Refused { status: 404, text: "no".to_owned() }, CommandFailure::Refused, 404),
+        ] {
+            let failed = ExecutionError::from(error);
+            assert_eq!((failed.cause, failed.superseded), (cause, false));
+            assert_eq!(failed.text, format!("the stub answered {status}: no"));
+        }
+    }
 }
