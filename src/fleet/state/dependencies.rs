@@ -291,7 +291,7 @@ mod tests {
                 explicit_memory: true,
                 can_sleep: false,
                 fingerprint: 0,
-                ..simulated_model((*name), nothing)
+                ..simulated_model(*name, nothing)
             };
             let spec = Some(Arc::new(spec));
             let model = ModelRecord {
