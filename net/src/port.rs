@@ -3,13 +3,21 @@
 //! Engines bind minutes after we pick a port, because they load first, so avoid the ephemeral range. The kernel gives a
 //! port of that range to any connection meanwhile, and this machine's busiest program opens many. A port below that
 //! range stays free unless a process binds that very number.
+//!
+//! Until an engine binds its port, no other gateway may choose it, nor bind it for a moment to see whether it is free. A
+//! claim on the port is a Unix socket with an abstract name, which only one process can hold. Such names belong to a
+//! network namespace, as ports do, and end with the process.
 
 use std::{
     fs,
     hash::{BuildHasher as _, RandomState},
-    io,
+    io, mem,
     net::{Ipv4Addr, SocketAddr, TcpListener},
     ops::Range,
+    os::{
+        linux::net::SocketAddrExt as _,
+        unix::net::{SocketAddr as UnixSocketAddr, UnixDatagram},
+    },
     sync::{
         LazyLock,
         atomic::{AtomicU16, Ordering},
@@ -26,26 +34,71 @@ static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| {
     AtomicU16::new(u16::try_from(anywhere % 10_000).unwrap_or_default())
 });
 
-/// Returns a free loopback port outside the ephemeral range. If the kernel's ephemeral range overlaps the candidates,
-/// or none of them is free, the kernel picks a port that is free at this moment.
+/// A free loopback port that no other call of [`claim`] or [`free`] returns while this value lives.
+#[derive(Debug)]
+pub struct ClaimedPort {
+    number: u16,
+    /// `None` if the system refuses such sockets.
+    _claim: Option<UnixDatagram>,
+}
+
+impl ClaimedPort {
+    #[must_use]
+    pub const fn number(&self) -> u16 {
+        self.number
+    }
+}
+
+/// Claims a free loopback port for the rest of this process's life.
 ///
 /// # Errors
 /// There is no free port, or no permission to listen.
 pub fn free() -> io::Result<u16> {
+    let claimed = claim()?;
+    let number = claimed.number;
+    mem::forget(claimed);
+    Ok(number)
+}
+
+/// Claims a free loopback port outside the ephemeral range. If the kernel's ephemeral range overlaps the candidates, or
+/// none of them is free, the kernel picks a port that is free at this moment.
+///
+/// # Errors
+/// There is no free port, or no permission to listen.
+pub fn claim() -> io::Result<ClaimedPort> {
     let given = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let tried = if lowest_ephemeral_port(&given).is_some_and(|lowest| lowest >= CANDIDATE_PORTS.end) {
         CANDIDATE_PORTS.len()
     } else {
         0
     };
-    let mut chosen = (0..tried).map(|_| {
+    let mut candidates = (0..tried).map(|_| {
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
         CANDIDATE_PORTS.start + next % (CANDIDATE_PORTS.end - CANDIDATE_PORTS.start)
     });
-    match chosen.find(|port| bind_once(*port).is_ok()) {
-        Some(port) => Ok(port),
-        None => bind_once(0),
+    let chosen = candidates.find_map(|port| {
+        let claimed = claim_if_unclaimed(port)?;
+        bind_once(port).is_ok().then_some(claimed)
+    });
+    match chosen {
+        Some(claimed) => Ok(claimed),
+        None => {
+            let number = bind_once(0)?;
+            Ok(ClaimedPort { number, _claim: bind_claim(number).ok() })
+        }
     }
+}
+
+fn claim_if_unclaimed(port: u16) -> Option<ClaimedPort> {
+    match bind_claim(port) {
+        Ok(claim) => Some(ClaimedPort { number: port, _claim: Some(claim) }),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => None,
+        Err(_) => Some(ClaimedPort { number: port, _claim: None }),
+    }
+}
+
+fn bind_claim(port: u16) -> io::Result<UnixDatagram> {
+    UnixDatagram::bind_addr(&UnixSocketAddr::from_abstract_name(format!("rouse-port-{port}"))?)
 }
 
 /// Parses the lowest ephemeral port from `32768\t60999`.
@@ -69,6 +122,14 @@ mod tests {
         let _taken = TcpListener::bind((Ipv4Addr::LOCALHOST, first)).unwrap();
         let others: Vec<u16> = (0..100).map(|_| free().unwrap()).collect();
         assert!(!others.contains(&first), "{first} {others:?}");
+    }
+
+    #[test]
+    fn a_claimed_port_is_passed_over_although_no_process_has_bound_it() {
+        let claimed = claim().unwrap();
+        assert_eq!(bind_claim(claimed.number()).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        NEXT.store(claimed.number().wrapping_sub(CANDIDATE_PORTS.start), Ordering::Relaxed);
+        assert_ne!(free().unwrap(), claimed.number());
     }
 
     #[test]

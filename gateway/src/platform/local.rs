@@ -27,7 +27,7 @@ mod state_store;
 mod supervisor;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -46,7 +46,7 @@ use rouse::{
     units::{Generation, Tick},
 };
 use rouse_config::Config;
-use rouse_net::lease::TickClock;
+use rouse_net::{lease::TickClock, port::ClaimedPort};
 use rouse_platform::{EngineActivity, Platform, engine_client::PlatformContext};
 use tokio::{sync::mpsc, task::JoinHandle};
 
@@ -75,8 +75,9 @@ struct LocalContext {
     store: Arc<StateStore>,
     meters: Arc<MeterReader>,
     lost_accelerators: Mutex<BTreeSet<AcceleratorId>>,
-    /// Ports of engines that run or are about to start.
-    reserved_ports: Mutex<BTreeSet<u16>>,
+    /// Ports of engines that run or are about to start. An adopted engine's port has no claim: that engine usually has
+    /// bound it.
+    reserved_ports: Mutex<BTreeMap<u16, Option<ClaimedPort>>>,
 }
 
 impl LocalPlatform {
@@ -178,15 +179,21 @@ impl LocalContext {
     }
 
     /// Reserves this port for an engine; false if it is already reserved.
-    fn reserve_port(&self, port: u16) -> bool {
-        self.ports().insert(port)
+    fn reserve_port(&self, port: u16, claim: Option<ClaimedPort>) -> bool {
+        match self.ports().entry(port) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(claim);
+                true
+            }
+            Entry::Occupied(_) => false,
+        }
     }
 
     fn release_port(&self, port: u16) {
         self.ports().remove(&port);
     }
 
-    fn ports(&self) -> MutexGuard<'_, BTreeSet<u16>> {
+    fn ports(&self) -> MutexGuard<'_, BTreeMap<u16, Option<ClaimedPort>>> {
         self.reserved_ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

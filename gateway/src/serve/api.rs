@@ -17,7 +17,7 @@ use std::{
 };
 
 use rouse::fault::{Fault, WaitDetails};
-use rouse_net::tcp::Tcp;
+use rouse_net::{openai, tcp::Tcp};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -427,7 +427,7 @@ impl WorkerConnections {
             ..WaitDetails::default()
         };
         let fault = Fault::QueueFull { message: why.to_string(), wait };
-        self.worker.server.metrics_sink.connection_rejected(429);
+        self.worker.server.metrics_sink.connection_rejected(openai::error::status(&fault).as_u16());
         let answer = http::error_response_bytes(&self.worker, &fault);
         let connections = Rc::clone(self);
         tokio::task::spawn_local(async move {

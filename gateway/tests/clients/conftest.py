@@ -1,8 +1,14 @@
 """One gateway for all tests that need no cold start; what is left in its engine after a test fails that test."""
 
+import pathlib
+import sys
+
 import pytest
 
-from support import MODEL, SERVED, Node, Side, running, simulated, until
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "harness"))
+
+from harness import until
+from support import MODEL, SERVED, Node, Side, running, simulated
 
 
 def pytest_configure(config):

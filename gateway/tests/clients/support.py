@@ -5,40 +5,16 @@ ids and timestamps follow from the request's body, so what differs is what the g
 """
 
 import concurrent.futures
-import contextlib
 import json
 import os
 import pathlib
-import re
-import signal
 import subprocess
-import time
-import urllib.error
 import urllib.request
 
-import yaml
-
-READY_WITHIN = 30
-STOPPED_WITHIN = 45
+from harness import GatewayProcess, get_json, program, serving, until
 
 # The engine's name for the model is not the clients': each request's body, also a form, is rewritten on its way.
 MODEL, SERVED = "assistant", "acme/tiny-1"
-
-
-def until(condition, within, what):
-    """Polls from outside, where no event can be had; the result of `condition`, once true."""
-    deadline = time.monotonic() + within
-    while True:
-        result = condition()
-        if result:
-            return result
-        assert time.monotonic() < deadline, f"not within {within} s: {what}"
-        time.sleep(0.02)
-
-
-def get_json(url):
-    with urllib.request.urlopen(url, timeout=10) as response:
-        return json.load(response)
 
 
 def together(cases):
@@ -54,8 +30,8 @@ def together(cases):
 
 def simulated(name, *flags, served=None, shell=None):
     """A model on the simulated engine, as it stands in the configuration. `shell` comes before the engine's command."""
-    command = [binary(), "demo-engine", "--host", "${HOST}", "--port", "${PORT}", "--model", served or name]
-    command += ["--enable-sleep-mode", "--fixed-ids", "--profile-time", "0", "--ttft", "2ms", "--itl", "2ms", *flags]
+    command = [program("ROUSE_GATEWAY"), "demo-engine", "--host", "${HOST}", "--port", "${PORT}"]
+    command += ["--model", served or name, "--enable-sleep-mode", "--fixed-ids", "--profile-time", "0", "--ttft", "2ms", "--itl", "2ms", *flags]
     if shell:
         command = ["sh", "-c", f'{shell}; exec "$@"', "engine", *command]
     engine = {"kind": "vllm", "command": command, "env": {"VLLM_SERVER_DEV_MODE": "1"}}
@@ -64,55 +40,20 @@ def simulated(name, *flags, served=None, shell=None):
     return {"name": name, "engine": engine, "memory": {"awake": "1Gi", "asleep": "64Mi", "host": "16Mi"}}
 
 
-@contextlib.contextmanager
 def running(folder, *models, **settings):
     """A gateway that serves when it is given, and is told to stop whatever happens meanwhile."""
-    gateway = Gateway(folder, *models, **settings)
-    try:
-        gateway.wait_ready()
-        yield gateway
-    finally:
-        code = gateway.stop()
-        print(gateway.tail())
-    assert code == 0, "a gateway told to stop ends its streams and its engines, and exits 0"
+    return serving(Gateway(folder, *models, **settings))
 
 
-def binary():
-    path = os.environ.get("ROUSE_GATEWAY")
-    assert path, "ROUSE_GATEWAY must name the built rouse-gateway; `make test-clients` sets it"
-    return path
-
-
-class Gateway:
+class Gateway(GatewayProcess):
     def __init__(self, folder, *models, **settings):
-        self.log = folder / "gateway.log"
-        self.state = folder / "state"
         config = {
-            "state": str(self.state),
             "accelerators": [{"id": "gpu-0", "memory": "16Gi"}],
             "headroom": 0,
             "models": list(models),
             **settings,
         }
-        path = folder / "rouse.yaml"
-        path.write_text(yaml.safe_dump(config))
-        command = [binary(), "--config", str(path), "--api", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=log, text=True)
-
-    def wait_ready(self):
-        # It says where it listens, the API first.
-        lines = [self.process.stdout.readline() for _ in range(2)]
-        assert all(lines), f"the gateway said no address\n{self.tail()}"
-        self.api, self.admin = (re.search(r"http://[0-9.:]+", line)[0] for line in lines)
-        until(self.is_ready, READY_WITHIN, f"/readyz\n{self.tail()}")
-
-    def is_ready(self):
-        assert self.process.poll() is None, f"the gateway exited with {self.process.returncode}\n{self.tail()}"
-        try:
-            return urllib.request.urlopen(self.api + "/readyz", timeout=2).status == 200
-        except urllib.error.HTTPError:
-            return False
+        super().__init__(folder, config)
 
     def wake(self, model):
         request = urllib.request.Request(f"{self.admin}/admin/v1/models/{model}/wake", method="POST", data=b"")
@@ -123,17 +64,10 @@ class Gateway:
         until(lambda: self.engines()[f"{model}#0"]["state"].lower() == state, 30, f"{model} is {state}")
 
     def engines(self):
-        return {engine["engine"]: engine for engine in get_json(self.admin + "/admin/v1/fleet")["engines"]}
+        return {engine["engine"]: engine for engine in self.fleet()["engines"]}
 
     def leases(self):
         return sum(engine["leases"] for engine in self.engines().values())
-
-    def metrics(self, name):
-        """The samples of one metric whose value is not 0; labels to value."""
-        with urllib.request.urlopen(self.admin + "/metrics", timeout=10) as response:
-            lines = response.read().decode().splitlines()
-        samples = (line.rsplit(" ", 1) for line in lines if line.startswith((name + "{", name + " ")))
-        return {labels: float(value) for labels, value in samples if float(value)}
 
     def engine(self, model):
         """The engine's own address, past the gateway."""
@@ -142,22 +76,6 @@ class Gateway:
             return engines.get(f"{model}#0", {}).get("address")
 
         return Engine("http://" + until(address, 10, f"{model} has an address"))
-
-    def stop(self):
-        """As an operator would; the return code."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(STOPPED_WITHIN)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            raise
-        finally:
-            self.process.stdout.close()
-
-    def tail(self):
-        return self.log.read_text(errors="replace")[-4000:]
 
 
 class Engine:

@@ -4,7 +4,7 @@ import anthropic
 import pydantic
 import pytest
 
-from support import until
+from harness import until
 
 HELLO = [{"role": "user", "content": [{"type": "text", "text": "Tell me a story."}]}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}

@@ -6,7 +6,7 @@ import openai
 import pydantic
 import pytest
 
-from support import until
+from harness import until
 
 
 class Trip(pydantic.BaseModel):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from support import Thrown, until
+from harness import until
+from support import Thrown
 
 CALLS = [
     "chat", "chatStream", "chatStreamWithUsage", "completionsStream", "tools", "toolsStream", "toolsStreamHelper",

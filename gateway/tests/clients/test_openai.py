@@ -7,7 +7,8 @@ import openai
 import pydantic
 import pytest
 
-from support import Side, until
+from harness import until
+from support import Side
 
 FILE = bytes(range(256)) * 700
 HELLO = [{"role": "user", "content": "Tell me a story."}]

@@ -12,7 +12,8 @@ import urllib.request
 
 import pytest
 
-from support import MODEL, SERVED, Side, get_json, running, simulated, together
+from harness import get_json
+from support import MODEL, SERVED, Side, running, simulated, together
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 DONE = "[DONE]"

@@ -5,35 +5,19 @@ What a test asserts about engines comes from /proc and from the clients' answers
 
 import concurrent.futures
 import contextlib
-import json
 import os
 import pathlib
 import signal
-import socket
-import subprocess
 import sys
 import threading
-import time
-import urllib.request
 
 import pytest
-import yaml
 
 import make_gguf
 
-READY_WITHIN = 30
-STOPPED_WITHIN = 45
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "harness"))
 
-
-def until(condition, within, what):
-    """Polls from outside, where no event can be had; the result of `condition`, once true."""
-    deadline = time.monotonic() + within
-    while True:
-        result = condition()
-        if result:
-            return result
-        assert time.monotonic() < deadline, f"not within {within} s: {what}"
-        time.sleep(0.05)
+from harness import GatewayProcess, get_json, serving
 
 
 @contextlib.contextmanager
@@ -60,12 +44,6 @@ def together(work, *arguments):
         list(pool.map(work, arguments))
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def processes_with(argument):
     """Pids whose command line holds exactly this argument; zombies have none."""
     found = set()
@@ -88,72 +66,10 @@ def processes_in(folder):
     return found
 
 
-class Gateway:
-    """One gateway process. Without a `config` it runs its embedded demonstration."""
-
-    def __init__(self, folder, config=None):
-        binary = os.environ.get("ROUSE_GATEWAY")
-        assert binary, "ROUSE_GATEWAY must name the built rouse-gateway; `make test-engines` sets it"
-        self.log = folder / "gateway.log"
-        self.api = f"http://127.0.0.1:{free_port()}"
-        self.admin = f"http://127.0.0.1:{free_port()}"
-        command = [binary] if config is not None else [binary, "demo"]
-        command += ["--api", self.api.removeprefix("http://"), "--admin", self.admin.removeprefix("http://")]
-        if config is not None:
-            path = folder / "rouse.yaml"
-            path.write_text(yaml.safe_dump({**config, "state": str(folder / "state")}))
-            command += ["--config", str(path)]
-        # The demonstration keeps its state here too: one that the same person has running is none of our business.
-        environment = {**os.environ, "XDG_STATE_HOME": str(folder)}
-        environment.pop("STATE_DIRECTORY", None)
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT
-            )
-
-    def wait_ready(self):
-        def ready():
-            assert self.process.poll() is None, f"the gateway exited with {self.process.returncode}\n{self.tail()}"
-            return self.answers(self.api + "/readyz")
-
-        until(ready, READY_WITHIN, "/readyz")
-
-    def stop(self):
-        """As an operator would; the return code."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(STOPPED_WITHIN)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            raise
-
+class Gateway(GatewayProcess):
     def models(self):
         """Name to state, as any client may read it."""
         return {model["id"]: model["state"] for model in get_json(self.api + "/v1/models")["data"]}
-
-    def fleet(self):
-        return get_json(self.admin + "/admin/v1/fleet")
-
-    def explain(self, model):
-        return get_json(f"{self.admin}/admin/v1/models/{model}/explain")
-
-    def tail(self):
-        return self.log.read_text(errors="replace")[-4000:]
-
-    @staticmethod
-    def answers(url):
-        try:
-            with urllib.request.urlopen(url, timeout=2) as response:
-                return response.status == 200
-        except OSError:
-            return False
-
-
-def get_json(url):
-    with urllib.request.urlopen(url, timeout=10) as response:
-        return json.load(response)
 
 
 @pytest.fixture
@@ -162,20 +78,8 @@ def gateway(tmp_path, llama_model):
 
     It asks for `llama_model` so that it ends first, and what is still there afterwards was left behind.
     """
-    started = []
-
-    def start(config=None):
-        started.append(Gateway(tmp_path, config))
-        started[-1].wait_ready()
-        return started[-1]
-
-    yield start
-    for one in started:
-        try:
-            code = one.stop()
-        finally:
-            print(one.tail())
-        assert code == 0, "a gateway told to stop ends its streams and its engines, and exits 0"
+    with contextlib.ExitStack() as started:
+        yield lambda config=None: started.enter_context(serving(Gateway(tmp_path, config)))
     assert_gone(processes_in(tmp_path))
 
 

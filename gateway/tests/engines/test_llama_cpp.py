@@ -4,7 +4,8 @@ import time
 
 import openai
 
-from conftest import together, until, watching
+from conftest import together, watching
+from harness import until
 
 TOKENS = 12
 

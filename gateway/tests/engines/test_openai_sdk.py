@@ -1,12 +1,12 @@
 """PyPI `openai`, exactly as its users have it, while models swap and against the embedded demonstration."""
 
-import os
 import time
 
 import openai
 import pytest
 
 from conftest import together, watching
+from harness import program
 
 # Two turns of everyone under steady load: a few of the longest turns, and the swaps between them.
 LONGEST_TURN = 5
@@ -15,7 +15,7 @@ EVERYONE_TWICE_WITHIN = 180
 
 def pretended(name, accelerators, awake, start):
     """A model of engine-sim, which is part of the gateway's program."""
-    command = [os.environ["ROUSE_GATEWAY"], "demo-engine", "--host", "${HOST}", "--port", "${PORT}", "--model", name]
+    command = [program("ROUSE_GATEWAY"), "demo-engine", "--host", "${HOST}", "--port", "${PORT}", "--model", name]
     command += ["--enable-sleep-mode", "--gpu-memory-utilization", "${MEMORY_FRACTION}"]
     command += ["--start-time", start, "--wake-time", "400ms", "--sleep-time", "200ms", "--ttft", "80ms", "--itl", "25ms"]
     return {

@@ -5,6 +5,8 @@ ENGINE_DEVICE=cpu do the tests run without: then a fake NVML stands in (fake_nvm
 for whoever changes these tests, and says nothing about GPUs.
 
 ROUSE_GPU_RESULTS names a folder that gets the measured figures and all logs.
+
+These tests run on another machine from a copy of this folder with the folder `harness` beside it.
 """
 
 import collections
@@ -18,54 +20,27 @@ import pathlib
 import platform
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 
 import pytest
 
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "harness"))
+
+from harness import GatewayProcess, get_json, program, until
+
 GIB, MIB = 1 << 30, 1 << 20
-HERE = pathlib.Path(__file__).parent
 ENGINE = [sys.executable, str(HERE / "engine.py")]
 DRY = os.environ.get("ENGINE_DEVICE") == "cpu"
 # No test waits longer for anything, but for an engine that starts: the first import of torch reads gigabytes.
 WITHIN = 60
 STARTS_WITHIN = 100
-READY_WITHIN = 30
 
 Sample = collections.namedtuple("Sample", "begun ended used by_pid")
-
-
-def until(condition, within, what, every=0.02):
-    """Polls from outside, where no event can be had; the result of `condition`, once true."""
-    deadline = time.monotonic() + within
-    while True:
-        result = condition()
-        if result:
-            return result
-        assert time.monotonic() < deadline, f"not within {within} s: {what}"
-        time.sleep(every)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def program(variable):
-    path = os.environ.get(variable)
-    assert path, f"{variable} must name the built program; `make test-gpu` sets it"
-    return os.path.abspath(path)
-
-
-def get_json(url):
-    with urllib.request.urlopen(url, timeout=10) as response:
-        return json.load(response)
 
 
 def gib(size):
@@ -189,47 +164,17 @@ class Model:
         return [*intervals, (since, float("inf"))] if since is not None else intervals
 
 
-class Gateway:
+class Gateway(GatewayProcess):
     """One gateway process with the models that take turns."""
 
     def __init__(self, folder, config):
-        self.folder = folder
-        self.log, self.journal, self.access = folder / "gateway.log", folder / "journal", folder / "access.log"
-        self.api = f"http://127.0.0.1:{free_port()}"
-        self.admin = f"http://127.0.0.1:{free_port()}"
-        self.config = folder / "rouse.yaml"
-        # JSON is YAML.
-        config = {**config, "state": str(folder / "state"), "logs": {"access": str(self.access)}}
-        self.config.write_text(json.dumps(config, indent=1))
-        command = [program("ROUSE_GATEWAY"), "--config", str(self.config), "--journal", str(self.journal)]
-        command += ["--api", self.api.removeprefix("http://"), "--admin", self.admin.removeprefix("http://")]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("ROUSE_")}
-        environment.pop("STATE_DIRECTORY", None)
-        environment["ROUSE_LOG"] = os.environ.get("ROUSE_LOG", "debug")
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT
-            )
+        self.journal, self.access = folder / "journal", folder / "access.log"
+        config = {**config, "logs": {"access": str(self.access)}}
+        super().__init__(folder, config, ["--journal", str(self.journal)])
 
-    def wait_ready(self):
-        def ready():
-            assert self.process.poll() is None, f"the gateway exited with {self.process.returncode}\n{self.tail()}"
-            with contextlib.suppress(OSError):
-                with urllib.request.urlopen(self.api + "/readyz", timeout=2) as response:
-                    return response.status == 200
-
-        until(ready, READY_WITHIN, "/readyz")
-
-    def stop(self):
-        """As an operator would; the return code."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(45)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            raise
+    def environment(self):
+        inherited = {name: value for name, value in super().environment().items() if not name.startswith("ROUSE_")}
+        return {**inherited, "ROUSE_LOG": os.environ.get("ROUSE_LOG", "debug")}
 
     def run(self, *arguments):
         """One of the gateway's own commands, asked of this gateway; what it printed."""
@@ -253,7 +198,7 @@ class Gateway:
         return next(one["state"] for one in self.ps()["models"] if one["name"] == model.name)
 
     def explain(self, model):
-        return get_json(f"{self.admin}/admin/v1/models/{model.name}/explain")
+        return super().explain(model.name)
 
     def order(self, model, order):
         """An operator's order, until it is carried out."""
@@ -342,12 +287,7 @@ class Gateway:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def metric(self, name):
-        with urllib.request.urlopen(self.admin + "/metrics", timeout=10) as response:
-            lines = response.read().decode().splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.split("{")[0].split(" ")[0] == name)
-
-    def tail(self, size=6000):
-        return self.log.read_text(errors="replace")[-size:] if self.log.exists() else "no log"
+        return sum(self.metrics(name).values())
 
 
 def output_of(*command):

@@ -11,7 +11,8 @@ import statistics
 import threading
 import time
 
-from conftest import DRY, GIB, MIB, WITHIN, Sampler, gib, output_of, until
+from conftest import DRY, GIB, MIB, WITHIN, Sampler, gib, output_of
+from harness import until
 
 # What a model's memory may differ from one reading to the next: caches of cuBLAS, pages of the driver.
 TOLERANCE = 256 * MIB

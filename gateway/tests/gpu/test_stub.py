@@ -11,7 +11,8 @@ import urllib.request
 
 import pytest
 
-from conftest import DRY, ENGINE, MIB, WITHIN, get_json, output_of, program, until
+from conftest import DRY, ENGINE, MIB, WITHIN, output_of
+from harness import get_json, program, until
 
 
 class Stub:

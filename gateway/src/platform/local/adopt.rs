@@ -65,7 +65,7 @@ async fn adopt_one(
 ) -> Option<AdoptedProcess> {
     match examine(shared, &engine, &entry).await {
         Ok((tenant, process, start, asleep)) => {
-            shared.reserve_port(entry.address.port());
+            shared.reserve_port(entry.address.port(), None);
             let ready = start != LocalEngineStart::Starting;
             tracing::info!(%engine, pid = entry.pid, ?start, "engine adopted");
             // An engine that was ready and is silent now gets a whole start timeout, not the rest of its own.

@@ -143,15 +143,16 @@ pub(super) fn mark(shared: &LocalContext, engine: &EngineId, generation: Generat
     format!("{}|{engine}|{generation}", shared.store.folder().display())
 }
 
-/// Reserves a free loopback port.
+/// Reserves a free loopback port, which no other gateway of this machine chooses meanwhile.
 ///
 /// If another program takes the port before the engine does, the engine's start fails with that cause, and the next
 /// start takes another port.
 fn free_address(shared: &LocalContext) -> io::Result<SocketAddr> {
     loop {
-        let port = rouse_net::port::free()?;
-        // The system may offer the port again while a starting engine has not bound it yet.
-        if shared.reserve_port(port) {
+        let claimed = rouse_net::port::claim()?;
+        let port = claimed.number();
+        // An adopted engine that still starts has neither a claim nor bound its port.
+        if shared.reserve_port(port, Some(claimed)) {
             return Ok((Ipv4Addr::LOCALHOST, port).into());
         }
     }
