@@ -11,6 +11,10 @@ pub(in crate::fleet) mod leadership;
 pub(in crate::fleet) mod operations;
 pub(in crate::fleet) mod place;
 
+mod deadlines;
+mod model_record;
+mod verdicts;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -18,12 +22,13 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+pub(in crate::fleet) use self::model_record::ModelRecord;
+pub use self::verdicts::WaiterVerdicts;
 use crate::{
-    engine::{Admission, Engine, TRIAL_IN_FLIGHT, state::LifecycleState},
-    fault::{FailureCause, Fault, WaitDetails, WaitLimit},
+    engine::{Admission, Engine, state::LifecycleState},
     fleet::{
         command::Command,
-        event::{LearnedMeasurements, OperationId, Waiter},
+        event::OperationId,
         explain::ModelReason,
         plan::{
             admit::closure::ClosureAttempt, leadership::LeadershipRole, operations::OperatorOperation,
@@ -89,20 +94,6 @@ pub struct Planner {
     pub(in crate::fleet) unconfirmed_engines: BTreeSet<EngineId>,
 }
 
-/// A model's configuration, operator overrides and measurements.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(in crate::fleet) struct ModelRecord {
-    /// `None`: the model is no longer configured and on its way out.
-    pub(in crate::fleet) spec: Option<Arc<ModelSpec>>,
-    /// An operator's pin or unpin.
-    pub(in crate::fleet) pin_override: Option<bool>,
-    pub(in crate::fleet) learned: LearnedMeasurements,
-    /// The usual pause between two uses, learned from the model's own requests.
-    pub(in crate::fleet) usual_gap: Option<Millis>,
-    /// When the model was configured or pinned. It queues from here if it is wanted without waiters.
-    pub(in crate::fleet) wanted_since: Tick,
-}
-
 /// Numbers of one model's queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueDemand {
@@ -145,48 +136,6 @@ pub(in crate::fleet) struct ReportInputs {
     pub(in crate::fleet) reasons: Arc<BTreeMap<ModelName, ModelReason>>,
     pub(in crate::fleet) demand: BTreeMap<ModelName, QueueDemand>,
     pub(in crate::fleet) now: Tick,
-}
-
-/// The plan's verdicts on waiters.
-pub struct WaiterVerdicts {
-    reasons: Arc<BTreeMap<ModelName, ModelReason>>,
-    models: Arc<BTreeMap<ModelName, ModelRecord>>,
-    max_wait: Millis,
-    can_explain: bool,
-    shutdown: bool,
-    now: Tick,
-}
-
-impl ModelRecord {
-    pub(in crate::fleet) fn pinned(&self) -> bool {
-        self.pin_override.unwrap_or_else(|| self.spec.as_ref().is_some_and(|s| s.pinned))
-    }
-
-    /// How many of its engines run without demand. An operator's unpin lifts this too.
-    pub(in crate::fleet) fn min_running(&self) -> u32 {
-        if self.pin_override == Some(false) { 0 } else { self.spec.as_ref().map_or(0, |s| s.min_replicas) }
-    }
-
-    /// Whether this replica is kept awake without demand, and never evicted.
-    pub(in crate::fleet) fn keeps_awake(&self, replica: u32) -> bool {
-        self.pinned() || replica < self.min_running()
-    }
-
-    /// Amount that one awake engine takes on each of its accelerators, or of its pool.
-    pub(in crate::fleet) fn needed_amount(&self, spec: &ModelSpec, largest: Bytes) -> ResourceAmount {
-        let declared = spec.accelerators.bytes_per_account(spec.memory.awake);
-        let bytes = match self.learned.peak.map(|peak| spec.accelerators.bytes_per_account(peak)) {
-            // A peak beyond every accelerator is a misreading (another program's memory); it must not bar the model.
-            Some(peak) if peak <= largest => declared.max(peak),
-            _ => declared,
-        };
-        ResourceAmount { bytes, units: spec.accelerators.units().unwrap_or(1) }
-    }
-
-    /// Memory that an asleep engine keeps on each of its accelerators.
-    pub(in crate::fleet) fn residue(&self, spec: &ModelSpec) -> Bytes {
-        spec.memory.asleep.max(self.learned.residue.unwrap_or_default()).min(spec.memory.awake)
-    }
 }
 
 impl<'a> PlanBuilder<'a> {
@@ -250,17 +199,6 @@ impl<'a> PlanBuilder<'a> {
         std::mem::take(&mut self.commands)
     }
 
-    pub(in crate::fleet) fn verdicts(&self) -> WaiterVerdicts {
-        WaiterVerdicts {
-            reasons: Arc::clone(&self.reasons),
-            models: Arc::clone(&self.planner.models),
-            max_wait: self.planner.settings.queue.max_wait,
-            can_explain: self.planner.can_explain(),
-            shutdown: self.planner.shutdown.is_some(),
-            now: self.now,
-        }
-    }
-
     pub(in crate::fleet) fn max_waiting(&self) -> usize {
         self.planner.settings.queue.max_waiting as usize
     }
@@ -294,55 +232,6 @@ impl<'a> PlanBuilder<'a> {
 
     pub(in crate::fleet) fn into_reasons(self) -> Arc<BTreeMap<ModelName, ModelReason>> {
         self.reasons
-    }
-}
-
-impl WaiterVerdicts {
-    /// Wait details of a model, without each waiter's own values.
-    pub(in crate::fleet) fn wait_details(&self, model: &ModelName) -> WaitDetails {
-        self.reasons
-            .get(model)
-            .map_or_else(|| ModelReason::at_capacity().wait_details(self.now), |r| r.wait_details(self.now))
-    }
-
-    /// Which limit set this waiter's deadline.
-    pub(in crate::fleet) fn wait_limit(&self, waiter: &Waiter) -> WaitLimit {
-        let spec = self.models.get(&waiter.model).and_then(|model| model.spec.as_ref());
-        let longest = spec.and_then(|spec| spec.queue.max_wait).unwrap_or(self.max_wait);
-        let shorter = waiter.deadline.since(waiter.arrived) < longest;
-        if shorter { WaitLimit::Request } else { WaitLimit::Queue }
-    }
-
-    fn is_configured(&self, model: &ModelName) -> bool {
-        self.models.get(model).is_some_and(|model| model.spec.is_some())
-    }
-
-    /// Whether all waiters of this model are refused.
-    pub(in crate::fleet) fn refuses(&self, model: &ModelName) -> bool {
-        let refused = |reason: &ModelReason| reason.is_final();
-        self.shutdown || !self.is_configured(model) || self.reasons.get(model).is_some_and(refused)
-    }
-
-    /// The fault for all waiters of this model, if they are refused.
-    pub(in crate::fleet) fn refusal(&self, model: &ModelName, wait: &WaitDetails) -> Option<Fault> {
-        if self.shutdown {
-            return Some(Fault::ShuttingDown);
-        }
-        if !self.is_configured(model) {
-            return Some(Fault::ModelNotFound { model: model.to_string(), suggestions: Vec::new() });
-        }
-        self.reasons.get(model)?.refusal(model, wait)
-    }
-
-    /// The fault of a waiter whose deadline has passed.
-    pub(in crate::fleet) fn deadline_fault(&self, model: &ModelName, wait: WaitDetails) -> Fault {
-        match self.reasons.get(model) {
-            Some(reason) => reason.deadline_fault(model, wait),
-            None if !self.can_explain => {
-                Fault::ModelNotReady { model: model.clone(), cause: FailureCause::Deadline, wait }
-            }
-            None => Fault::QueueFull { message: format!("'{model}' is at its maxConcurrency"), wait },
-        }
     }
 }
 
@@ -419,12 +308,6 @@ impl Planner {
             .find(|a| self.ledger.accelerators.get(a).is_none_or(|account| !account.healthy))
     }
 
-    /// Whether the engine has missed the deadline of its state.
-    pub(in crate::fleet) fn is_overdue(&self, id: &EngineId, now: Tick) -> bool {
-        let Some(e) = self.engines.get(id) else { return false };
-        self.overdue_at(e, self.spec(&id.model)).is_some_and(|at| at <= now)
-    }
-
     /// Whether the engine is outdated, its model is no longer configured, or shutdown stops all engines.
     pub(in crate::fleet) fn is_unwanted(&self, id: &EngineId) -> bool {
         let Some(e) = self.engines.get(id) else { return false };
@@ -450,109 +333,5 @@ impl Planner {
             Some(true) if self.role.decides() => self.engines.values().all(|e| !e.state.has_process()),
             Some(_) => self.engines.values().all(|e| e.admission == Admission::Closed && e.leases == 0),
         }
-    }
-
-    /// Applies what time alone changes: ends back-offs, resets old failures, removes engines and models that are gone.
-    pub(in crate::fleet) fn advance_time(&mut self, now: Tick) {
-        self.last_planned = self.last_planned.max(now);
-        let decides = self.role.decides();
-        let rested = |engine: &Engine| {
-            decides && matches!(engine.state, LifecycleState::Backoff { until, .. } if until <= now)
-        };
-        for id in self.engines.time_driven() {
-            // Checked first, because a change copies what other copies still share.
-            if !self
-                .engines
-                .get(&id)
-                .is_some_and(|engine| rested(engine) || (engine.failures > 0 && engine.has_recovered(now)))
-            {
-                continue;
-            }
-            self.engines.change(&id, |engine| {
-                if rested(engine) {
-                    engine.transition_to(LifecycleState::Cold, now);
-                }
-                if engine.has_recovered(now) {
-                    engine.failures = 0;
-                }
-            });
-        }
-        let models = &self.models;
-        let left = self.engines.retain(|engine| {
-            let spec = models.get(&engine.id.model).and_then(|m| m.spec.as_ref());
-            let wanted = spec.is_some_and(|s| engine.id.replica < s.replicas);
-            wanted
-                || engine.state.has_process()
-                || engine.unclosed_gate.is_some()
-                || engine.pending_reservation.is_some()
-        });
-        for engine in &left {
-            self.last_generation = self.last_generation.max(engine.generation);
-            self.remove_model_if_unused(&engine.id.model);
-        }
-    }
-
-    /// Removes a model that is not configured and has no engine left.
-    pub(in crate::fleet) fn remove_model_if_unused(&mut self, name: &ModelName) {
-        let gone = self.models.get(name).is_some_and(|model| model.spec.is_none())
-            && self.engines.of_model(name).next().is_none();
-        if gone {
-            Arc::make_mut(&mut self.models).remove(name);
-        }
-    }
-
-    /// The first moment after `after` at which a decision may change. One too many is harmless; a missing one is a
-    /// stall.
-    pub(in crate::fleet) fn deadline_after(&self, after: Tick) -> Option<Tick> {
-        let awaited = self.ledger.accelerators.awaiting_reading();
-        let lost = awaited.flat_map(|(_, a)| a.reading_timeout_at().into_iter().chain(a.recovery_check_at()));
-        let orders = self.operations.values().map(|op| op.issued_at + self.max_wait_of(&op.model));
-        let mut engines = None;
-        self.each_model(|model, of| {
-            let spec = model.and_then(|m| m.spec.as_deref());
-            let first = of.iter().flat_map(|e| self.deadlines_of(e, spec)).filter(|at| *at > after).min();
-            engines = engines.into_iter().chain(first).min();
-        });
-        lost.chain(orders).filter(|at| *at > after).chain(engines).min()
-    }
-
-    fn deadlines_of(&self, e: &Engine, spec: Option<&ModelSpec>) -> impl Iterator<Item = Tick> + use<> {
-        let idle = spec.map(|s| s.idle);
-        let turns = &self.settings.turns;
-        let timeouts = &self.settings.timeouts;
-        let own: [Option<Tick>; 5] = match &e.state {
-            LifecycleState::Awake => [
-                self.protection_end(e, self.wake_time_of(&e.id.model)),
-                self.protection_end(e, self.start_time_of(&e.id.model)),
-                Some(e.turn_start + turns.max_turn),
-                idle.and_then(|i| self.idle_at(e, i.sleep_after?)),
-                idle.and_then(|i| self.idle_at(e, i.stop_after?)),
-            ],
-            LifecycleState::Draining { .. } => [Some(e.since + turns.drain_deadline), None, None, None, None],
-            LifecycleState::Asleep { .. } => {
-                let stops = idle.and_then(|i| i.stop_after).map(|after| e.idle_since().max(e.since) + after);
-                [stops, None, None, None, None]
-            }
-            LifecycleState::Backoff { until, .. } => [Some(*until), None, None, None, None],
-            LifecycleState::Cold => [Some(e.spare_start_at()), None, None, None, None],
-            LifecycleState::Stopping { .. } => [Some(e.stop_retry_at), None, None, None, None],
-            _ => [None; 5],
-        };
-        let any: [Option<Tick>; 5] = [
-            self.overdue_at(e, spec),
-            e.hung_at(timeouts),
-            // Only a serving engine gets a trial request; any other is checked again when it serves.
-            e.ejected_until.filter(|at| *at != TRIAL_IN_FLIGHT && e.serves()),
-            e.releasing_since.map(|at| at + timeouts.meter_lag),
-            e.releasing_since.map(|at| at + Millis(timeouts.meter_lag.0 * 5)),
-        ];
-        own.into_iter().chain(any).flatten()
-    }
-
-    /// The deadline of the engine's present state.
-    fn overdue_at(&self, e: &Engine, spec: Option<&ModelSpec>) -> Option<Tick> {
-        // The reservation is looked up only if its size matters.
-        let held = if e.state.moves_memory() { self.ledger.booked_bytes(&e.id) } else { Bytes::ZERO };
-        e.deadline(spec, held, &self.settings.timeouts)
     }
 }

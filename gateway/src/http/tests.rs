@@ -1,22 +1,25 @@
 //! Tests the responses of the inference API, and its requests to engines.
+//!
+//! This file has the requests that wait. `requests` has what is read of a request and what an engine gets of it,
+//! `engine_failures` engines that fail and clients that leave, and `backend` backends that another party runs.
 
 use std::{sync::Arc, time::Duration};
 
 use rouse::{
     fault::{FailureCause, Fault, WaitDetails},
-    units::{Bytes, Millis},
+    units::Millis,
 };
-use rouse_config::OnDisconnect;
 use tokio::time::Instant;
 
 use super::testing::{
-    CannedEngine, InProcessGateway, MODEL, RawHttpClient, RawHttpResponse, SERVED_NAME, change_model,
-    completion_request, json_response, raw_request, refused_address, sse_response, wait_until_lease_ended,
-    wait_until_no_leases,
+    CannedEngine, InProcessGateway, MODEL, RawHttpResponse, change_model, completion_request, json_response,
+    raw_request, refused_address, sse_response, wait_until_lease_ended, wait_until_no_leases,
 };
 use crate::keys;
 
 mod backend;
+mod engine_failures;
+mod requests;
 
 async fn ask(gateway: &InProcessGateway, request: &str) -> RawHttpResponse {
     let mut client = gateway.connect().await;
@@ -34,45 +37,6 @@ fn not_ready() -> Fault {
 }
 
 #[tokio::test]
-async fn every_refusal_of_a_request_has_its_status_code_type_and_headers() {
-    let gateway = InProcessGateway::start(|_| {});
-    let chat = |headers: &str, body: &str| raw_request("POST /v1/chat/completions", headers, body);
-    for (request, status, code, kind) in [
-        (chat("", "not json"), 400, "invalid_request", "invalid_request_error"),
-        (chat("", "{}"), 400, "invalid_request", "invalid_request_error"),
-        (chat("", ""), 400, "invalid_request", "invalid_request_error"),
-        (chat("", "[]"), 400, "invalid_request", "invalid_request_error"),
-        (chat("", r#"{"model":"a","model":"b"}"#), 400, "invalid_request", "invalid_request_error"),
-        (chat("x-request-timeout: soon\r\n", "{}"), 400, "invalid_request", "invalid_request_error"),
-        (chat("x-rouse-heartbeat: 0\r\n", "{}"), 400, "invalid_request", "invalid_request_error"),
-        (chat("api-key: a\r\nx-api-key: b\r\n", "{}"), 400, "invalid_request", "invalid_request_error"),
-        (chat("content-encoding: gzip\r\n", "{}"), 415, "unsupported_encoding", "invalid_request_error"),
-        (chat("", r#"{"model":"nobody"}"#), 404, "model_not_found", "invalid_request_error"),
-        (raw_request("POST /v1/unknown", "", "{}"), 404, "route_not_found", "invalid_request_error"),
-        (raw_request("GET /v1/models/nobody", "", ""), 404, "model_not_found", "invalid_request_error"),
-        (raw_request("PUT /v1/embeddings", "", "{}"), 405, "method_not_allowed", "invalid_request_error"),
-        (raw_request("TRACE /v1/models", "", ""), 405, "method_not_allowed", "invalid_request_error"),
-        (
-            raw_request("GET /v1/models", "connection: upgrade\r\nupgrade: websocket\r\n", ""),
-            501,
-            "not_implemented",
-            "server_error",
-        ),
-    ] {
-        let answer = ask(&gateway, &request).await;
-        let error = answer.error();
-        assert_eq!((answer.status, error["code"].as_str()), (status, Some(code)), "{request}");
-        assert_eq!(error["type"], kind, "{request}");
-        assert_eq!(answer.header("content-type"), Some("application/json"));
-        assert_eq!(answer.header("x-should-retry"), Some("false"), "{request}");
-        assert!(answer.header("x-request-id").is_some_and(|id| !id.is_empty()));
-        assert_eq!(answer.header("allow").is_some(), status == 405, "{request}");
-    }
-    let connect = ask(&gateway, "CONNECT example.com:443 HTTP/1.1\r\nhost: example.com\r\n\r\n").await;
-    assert_eq!(connect.status, 405);
-}
-
-#[tokio::test]
 async fn a_refusal_of_the_queue_keeps_its_status_and_details() {
     let mut gateway = InProcessGateway::start(|_| {});
     let mut client = gateway.connect().await;
@@ -85,90 +49,6 @@ async fn a_refusal_of_the_queue_keeps_its_status_and_details() {
     assert_eq!(answer.header("x-should-retry"), Some("true"));
     assert_eq!(answer.error()["code"], "model_not_ready");
     assert!(answer.error()["details"].is_object());
-}
-
-#[tokio::test]
-async fn models_are_listed_with_aliases_and_found_by_escaped_names() {
-    let gateway = InProcessGateway::start(|_| {});
-    let list = ask(&gateway, &raw_request("GET /v1/models", "", "")).await;
-    let list: serde_json::Value = serde_json::from_slice(&list.body).unwrap();
-    assert_eq!(list["object"], "list");
-    let ids: Vec<_> = list["data"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap()).collect();
-    assert_eq!(ids, ["alias", MODEL]);
-    for name in ["org/m", "org%2Fm", "org%2fm"] {
-        let one = ask(&gateway, &raw_request(&format!("GET /v1/models/{name}"), "", "")).await;
-        let one: serde_json::Value = serde_json::from_slice(&one.body).unwrap();
-        assert_eq!((one["id"].as_str(), one["state"].as_str()), (Some(MODEL), Some("awake")));
-        assert_eq!((one["object"].as_str(), one["owned_by"].as_str()), (Some("model"), Some("rouse")));
-    }
-}
-
-#[tokio::test]
-async fn the_engine_gets_its_own_name_and_key_and_the_bytes_around_them_unchanged() {
-    let gateway = InProcessGateway::start(|_| {});
-    let mut engine = CannedEngine::start(json_response("{}")).await;
-    let gate = gateway.open_gate();
-    gateway.set_endpoints(&[(engine.address, &gate)]);
-    let body = |name: &str| format!("{{ \"n\" : 1.0,\"model\":\"{name}\" ,\"x\":[ ] }}");
-    let headers = "authorization: Bearer client\r\nx-request-id: mine.1\r\ntraceparent: 00-a-b-01\r\n\
-                   cookie: c\r\nx-rouse-gate: forged\r\n";
-    let answer = ask(&gateway, &raw_request("POST /v1/embeddings?q=1", headers, &body("alias"))).await;
-    assert_eq!((answer.status, answer.header("x-request-id")), (200, Some("mine.1")));
-    let seen = engine.requests.recv().await.unwrap();
-    assert!(seen.starts_with("POST /v1/embeddings?q=1 HTTP/1.1\r\n"), "{seen}");
-    assert!(seen.ends_with(&body(SERVED_NAME)), "{seen}");
-    for has in ["authorization: Bearer engine-key", "x-request-id: mine.1", "traceparent: 00-a-b-01"] {
-        assert!(seen.contains(has), "{has} in {seen}");
-    }
-    for has_not in ["client", "cookie", "x-rouse-gate"] {
-        assert!(!seen.contains(has_not), "{has_not} in {seen}");
-    }
-    wait_until_no_leases(&gate).await;
-}
-
-#[tokio::test]
-async fn a_request_is_told_to_the_engine_that_it_gets_and_not_to_the_one_that_was_configured_when_it_came() {
-    let mut gateway = InProcessGateway::start(|_| {});
-    let mut engine = CannedEngine::start(json_response("{}")).await;
-    let gate = gateway.open_gate();
-    let (first, second) = (gateway.config.load_full(), {
-        let mut config = (*gateway.config.load_full()).clone();
-        config.former_engines = vec![Arc::clone(&config.engines[MODEL])];
-        change_model(&mut config, |model| {
-            (model.served_name, model.fingerprint) = ("served-anew".into(), 1);
-            model.api_key = Some("other-key".into());
-        });
-        Arc::new(config)
-    });
-    // The engine may have been started with the new entry, or run since before.
-    for (fingerprint, name, key) in [(1, "served-anew", "other-key"), (0, SERVED_NAME, "engine-key")] {
-        gateway.config.store(Arc::clone(&first));
-        let mut client = gateway.connect().await;
-        client.send(completion_request(false)).await;
-        let parked = gateway.next_parked().await;
-        gateway.config.store(Arc::clone(&second));
-        let granted = crate::driver::GrantedLease { fingerprint, ..gateway.grant(engine.address, &gate) };
-        drop(parked.answer.send(Ok(granted)));
-        assert_eq!(client.read_response().await.status, 200);
-        let seen = engine.requests.recv().await.unwrap();
-        assert!(seen.contains(&format!("\"{name}\"")), "{seen}");
-        assert!(seen.contains(&format!("authorization: Bearer {key}\r\n")), "{seen}");
-        wait_until_no_leases(&gate).await;
-    }
-}
-
-#[tokio::test]
-async fn a_client_cannot_take_away_what_the_gateway_adds() {
-    let gateway = InProcessGateway::start(|_| {});
-    let mut engine = CannedEngine::start(json_response("{}")).await;
-    let gate = gateway.open_gate();
-    gateway.set_endpoints(&[(engine.address, &gate)]);
-    let named = "connection: x-request-id, x-hop, content-length, authorization, host\r\nx-request-id: mine\r\nx-hop: 1\r\n";
-    let request = completion_request(false).replacen("\r\n", &format!("\r\n{named}"), 1);
-    assert_eq!(ask(&gateway, &request).await.status, 200);
-    let seen = engine.requests.recv().await.unwrap();
-    assert!(seen.contains("x-request-id: mine\r\n") && !seen.contains("x-hop"), "{seen}");
-    assert!(seen.contains("authorization: Bearer engine-key\r\n") && seen.contains("host: "), "{seen}");
 }
 
 #[tokio::test]
@@ -409,186 +289,4 @@ async fn an_engine_without_a_stub_cannot_park_anybody_by_calling_itself_one() {
         assert_eq!((answer.status, answer.header(mark)), (503, None));
         assert!(gateway.parked.try_recv().is_err() && gateway.driver.gated.lock().unwrap().is_empty());
     }
-}
-
-#[tokio::test]
-async fn a_request_that_meets_two_dead_engines_is_refused() {
-    let mut gateway = InProcessGateway::start(|_| {});
-    let (dead, gate) = (gateway.open_gate(), gateway.open_gate());
-    let mut client = gateway.connect().await;
-    client.send(completion_request(false)).await;
-    let parked = gateway.next_parked().await;
-    let grant = gateway.grant(refused_address(), &dead);
-    dead.close();
-    drop(parked.answer.send(Ok(grant)));
-    let parked = gateway.next_parked().await;
-    drop(parked.answer.send(Ok(gateway.grant(refused_address(), &gate))));
-    let answer = client.read_response().await;
-    assert_eq!((answer.status, answer.error()["code"].as_str()), (502, Some("engine_unreachable")));
-    assert_eq!(answer.header("x-should-retry"), Some("true"));
-    wait_until_no_leases(&gate).await;
-    wait_until_no_leases(&dead).await;
-}
-
-#[tokio::test]
-async fn a_request_that_an_engine_may_have_begun_fails_with_it() {
-    let mut gateway = InProcessGateway::start(|_| {});
-    let mut silent = CannedEngine::start("").await;
-    for (cause, status, code) in
-        [(FailureCause::Killed(9), 502, "engine_closed"), (FailureCause::Hung, 503, "engine_failed")]
-    {
-        let dying = gateway.open_gate();
-        gateway.set_endpoints(&[(silent.address, &dying)]);
-        let mut client = gateway.connect().await;
-        client.send(completion_request(false)).await;
-        silent.requests.recv().await.unwrap();
-        dying.close();
-        dying.revoke(Fault::EngineFailed { model: MODEL.into(), cause, wait: None });
-        let answer = client.read_response().await;
-        assert_eq!((answer.status, answer.error()["code"].as_str()), (status, Some(code)));
-        let again = if status == 502 { "true" } else { "false" };
-        assert_eq!(answer.header("x-should-retry"), Some(again));
-        assert_eq!(gateway.next_ended().await.retries, 0);
-    }
-    for begun in ["connection: close", "HTTP/1.1 200 OK\r\nconnection: close\r\n"] {
-        let mut closing = CannedEngine::start(begun).await;
-        let gate = gateway.open_gate();
-        gateway.set_endpoints(&[(closing.address, &gate)]);
-        let answer = ask(&gateway, &completion_request(false)).await;
-        assert_eq!((answer.status, answer.error()["code"].as_str()), (502, Some("engine_closed")));
-        closing.requests.recv().await.unwrap();
-        assert!(closing.requests.try_recv().is_err(), "sent twice");
-    }
-}
-
-#[tokio::test]
-async fn an_engine_that_does_not_answer_in_time_is_a_timeout_that_is_not_tried_again() {
-    let gateway = InProcessGateway::start(|config| config.timeouts.non_stream = Millis(100));
-    let engine = CannedEngine::start("").await;
-    let gate = gateway.open_gate();
-    gateway.set_endpoints(&[(engine.address, &gate)]);
-    let answer = ask(&gateway, &completion_request(false)).await;
-    assert_eq!((answer.status, answer.error()["code"].as_str()), (504, Some("engine_timeout")));
-    assert_eq!(answer.header("x-should-retry"), Some("false"));
-}
-
-#[tokio::test]
-async fn the_newest_body_is_refused_when_all_together_are_too_large() {
-    let mut gateway = InProcessGateway::start(|config| config.limits.body_total = Bytes(1500));
-    let body = format!("{{\"model\":\"{MODEL}\",\"pad\":\"{}\"}}", "p".repeat(1000));
-    let request = raw_request("POST /v1/completions", "", &body);
-    let mut first = gateway.connect().await;
-    first.send(&request).await;
-    let parked = gateway.next_parked().await;
-    let second = ask(&gateway, &request).await;
-    assert_eq!((second.status, second.error()["code"].as_str()), (429, Some("busy")));
-    assert!(second.header("retry-after").is_some());
-    assert_eq!(second.header("x-should-retry"), Some("true"));
-    drop(parked.answer.send(Err(not_ready())));
-    assert_eq!(first.read_response().await.status, 503);
-    // The first request's charge was released.
-    first.send(&request).await;
-    gateway.next_parked().await;
-}
-
-#[tokio::test]
-async fn one_client_may_hold_a_part_of_all_bodies_and_others_are_served() {
-    let mut gateway = InProcessGateway::start(|config| {
-        (config.limits.body, config.limits.body_total) = (Bytes(1500), Bytes(8000));
-    });
-    let body = format!("{{\"model\":\"{MODEL}\",\"pad\":\"{}\"}}", "p".repeat(1000));
-    let request = raw_request("POST /v1/completions", "", &body);
-    let mut first = gateway.connect().await;
-    first.send(&request).await;
-    let parked = gateway.next_parked().await;
-    let refused = ask(&gateway, &request).await;
-    assert_eq!((refused.status, refused.error()["code"].as_str()), (429, Some("busy")));
-    assert!(refused.error()["message"].as_str().unwrap().contains("this client"), "{refused:?}");
-    let mut other = RawHttpClient::connect_from("127.0.0.2:0", gateway.address).await;
-    other.send(&request).await;
-    gateway.next_parked().await;
-    drop(parked.answer.send(Err(not_ready())));
-    assert_eq!(first.read_response().await.status, 503);
-    first.send(&request).await;
-    gateway.next_parked().await;
-}
-
-#[tokio::test]
-async fn an_engine_that_must_not_be_interrupted_is_read_to_its_end_for_nobody() {
-    let mut gateway = InProcessGateway::start(|config| {
-        change_model(config, |model| model.on_disconnect = OnDisconnect::Drain);
-    });
-    let mut engine = CannedEngine::start(sse_response("{}")).await;
-    let gate = gateway.open_gate();
-    gateway.set_endpoints(&[(engine.address, &gate)]);
-    let mut client = gateway.connect().await;
-    client.send(completion_request(true)).await;
-    client.read_until(b"data: {}\n\n").await;
-    drop(client);
-    gateway.wait_until_connected(0).await;
-    // The response's body owns the lease and the engine's socket.
-    assert_eq!(gate.leases(), 1, "interrupted");
-    assert!(engine.closed_at.try_recv().is_err(), "interrupted");
-    // A request that is still parked has no response to drain.
-    gateway.set_endpoints(&[]);
-    let mut client = gateway.connect().await;
-    client.send(completion_request(true)).await;
-    let mut parked = gateway.next_parked().await;
-    drop(client);
-    tokio::time::timeout(Duration::from_millis(500), parked.answer.closed()).await.expect("still parked");
-}
-
-#[tokio::test]
-async fn a_request_that_outlives_its_client_keeps_its_share_of_the_bodies_and_queues_no_more() {
-    let mut gateway = InProcessGateway::start(|config| {
-        config.limits.body_total = Bytes(1500);
-        change_model(config, |model| model.on_disconnect = OnDisconnect::Drain);
-    });
-    let mut silent = CannedEngine::start("").await;
-    let gate = gateway.open_gate();
-    gateway.set_endpoints(&[(silent.address, &gate)]);
-    let body = format!("{{\"model\":\"{MODEL}\",\"pad\":\"{}\"}}", "p".repeat(1000));
-    let request = raw_request("POST /v1/completions", "", &body);
-    let mut client = gateway.connect().await;
-    client.send(&request).await;
-    silent.requests.recv().await.unwrap();
-    drop(client);
-    gateway.wait_until_connected(0).await;
-    assert_eq!(ask(&gateway, &request).await.status, 429, "the body is held and not counted");
-    gate.close();
-    gate.revoke(Fault::EngineFailed { model: MODEL.into(), cause: FailureCause::Killed(9), wait: None });
-    wait_until_no_leases(&gate).await;
-    gateway.set_endpoints(&[]);
-    gateway.wait_until_idle().await;
-    assert!(gateway.parked.try_recv().is_err(), "queued for nobody");
-    let mut client = gateway.connect().await;
-    client.send(&request).await;
-    gateway.next_parked().await;
-}
-
-#[tokio::test]
-async fn an_engine_that_dies_in_a_stream_leaves_an_error_event_and_an_unclean_end() {
-    let gateway = InProcessGateway::start(|_| {});
-    let dies = sse_response("{}").replace("200 OK\r\n", "200 OK\r\nconnection: close\r\n");
-    let engine = CannedEngine::start(dies).await;
-    let gate = gateway.open_gate();
-    gateway.set_endpoints(&[(engine.address, &gate)]);
-    let mut client = gateway.connect().await;
-    client.send(completion_request(true)).await;
-    let rest = String::from_utf8(client.read_to_end().await).unwrap();
-    assert!(rest.contains("data: {}\n\n") && rest.contains("\"code\":\"engine_failed\""), "{rest}");
-    assert!(!rest.contains("[DONE]") && !rest.ends_with("0\r\n\r\n"), "{rest}");
-}
-
-#[tokio::test]
-async fn a_large_body_is_understood_away_from_the_streams() {
-    let gateway = InProcessGateway::start(|config| config.limits.body = Bytes::mib(8));
-    let mut engine = CannedEngine::start(json_response("{}")).await;
-    let gate = gateway.open_gate();
-    gateway.set_endpoints(&[(engine.address, &gate)]);
-    let body = format!("{{\"pad\":\"{}\",\"model\":\"{MODEL}\"}}", "p".repeat(3 << 20));
-    let answer = ask(&gateway, &raw_request("POST /v1/completions", "", &body)).await;
-    assert_eq!(answer.status, 200);
-    let seen = engine.requests.recv().await.unwrap();
-    assert!(seen.ends_with(&body.replace(MODEL, SERVED_NAME)));
 }

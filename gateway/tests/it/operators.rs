@@ -1,8 +1,10 @@
 //! The operators' API and its command line: orders, reasons, events, logs, metrics.
+//!
+//! This file has the orders, the command line and the metrics. `admin_api` has access, events and logs, and `reasons`
+//! what operators learn of a model.
 
 use std::{
-    io::{BufRead as _, BufReader},
-    process::{Command, Output, Stdio},
+    process::{Command, Output},
     time::Duration,
 };
 
@@ -11,10 +13,11 @@ use serde_json::{Value, json};
 
 use crate::{
     live::{EngineUnderTest, PendingExchange},
-    support::{GatewayFixture, GatewayProcess, SimModel, TestResponse, pause},
+    support::{GatewayFixture, GatewayProcess, SimModel, pause},
 };
 
-const TURNS: &str = "turns: {residency: 1s, maxTurn: 2s, drain: {deadline: 2s, onDeadline: cut}}";
+mod admin_api;
+mod reasons;
 
 #[test]
 fn orders_are_accepted_and_their_outcome_is_found_under_their_id() {
@@ -85,319 +88,12 @@ fn an_order_that_comes_to_nothing_says_why() {
 }
 
 #[test]
-fn what_became_of_a_model_is_remembered_told_the_same_from_both_sides_and_logged() {
-    let broken = "  - name: broken\n    engine: {kind: custom, command: [sh, -c, \"echo No module named llama_cpp >&2; \
-                  exit 1\", \"${PORT}\"]}\n    memory: {awake: 64Mi}\n";
-    let gateway = GatewayFixture::new(&["1200Mi"])
-        .settings("turns: {residency: 0s, maxTurn: 1h}")
-        .model(&SimModel::new("first"))
-        .model(&SimModel::new("second"))
-        .model_yaml(broken)
-        .start();
-    let why = |model: &str| {
-        let explained = gateway.admin().get(&format!("/admin/v1/models/{model}/explain")).json();
-        explained["reason"].as_str().unwrap().to_owned()
-    };
-    let model = |name: &str| gateway.client().get(&format!("/v1/models/{name}")).json();
-    // A start that fails: clients see its class, and operators see its last lines, until the model serves.
-    let refused = gateway.client().chat("broken", false, 1);
-    let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
-    assert!(message.contains("exit status 1 (exited:1), 2 failures in a row"), "{message}");
-    assert!(
-        message.contains("'rouse-gateway logs broken'") && !refused.text().contains("llama_cpp"),
-        "{message}"
-    );
-    gateway.until("left alone no more", Duration::from_secs(5), || why("broken").starts_with("not running"));
-    let reason = why("broken");
-    assert!(reason.contains("last start failed") && reason.contains("No module named llama_cpp"), "{reason}");
-    let listed = model("broken");
-    assert_eq!((&listed["state"], &listed["last_failure"]["cause"]), (&json!("failed"), &json!("exited:1")));
-    assert_eq!(listed["last_failure"]["count"], 2);
-    let metrics = gateway.admin().get("/metrics").text();
-    let failed_at = format!(
-        "rouse_model_last_failure_timestamp_seconds{{cause=\"exited:1\",model=\"broken\"}} {}",
-        listed["last_failure"]["at"]
-    );
-    for line in [
-        "rouse_model_state{model=\"broken\",state=\"failed\"} 1",
-        "rouse_model_failures{model=\"broken\"} 2",
-        &failed_at,
-    ] {
-        assert!(metrics.lines().any(|found| found == line), "{line} in\n{metrics}");
-    }
-    // One model holds the memory that the other waits for.
-    let holding = PendingExchange::streaming(&gateway.client(), "first", 100_000);
-    let waits = PendingExchange::chat(&gateway.client(), "second", false, 1);
-    gateway.until("held", Duration::from_secs(5), || why("second").contains("held by first"));
-    let (held, holds) = (why("second"), why("first"));
-    let (_, until) = held.split_once("held by first, ").unwrap();
-    assert!(holds.contains(until) && holds.contains("'second' waits for its memory"), "{held}\n{holds}");
-    drop(holding);
-    assert_eq!(waits.rest().status, 200);
-    assert!(why("first").contains("for second"), "{}", why("first"));
-    // An engine that dies.
-    EngineUnderTest::of(&gateway, "second#0").signal(nix::sys::signal::Signal::SIGKILL);
-    gateway.until("dead", Duration::from_secs(5), || why("second").contains("killed by signal 9"));
-    assert!(why("second").contains("failed while serving"), "{}", why("second"));
-    for (level, words) in [
-        ("INFO", "launching engine engine=first#0 accelerators=\"gpu-0\" memory=1Gi"),
-        ("INFO", "engine ready engine=first#0 transition=\"launch\" duration="),
-        ("INFO", "engine evicted, draining engine=first#0 successor=second#0"),
-        ("INFO", "engine asleep engine=first#0 level=1 reason=\"evicted at "),
-        ("WARN", "exit status 1 (exited:1), 2 failures in a row; last output: No module named llama_cpp"),
-        ("WARN", "No module named llama_cpp; see 'rouse-gateway logs broken'"),
-        ("WARN", "killed by signal 9 (killed:9)"),
-    ] {
-        let logged = || gateway.log().lines().any(|line| line.contains(level) && line.contains(words));
-        gateway.until(words, Duration::from_secs(2), logged);
-    }
-}
-
-#[test]
-fn what_waits_for_memory_still_tells_how_its_last_start_failed() {
-    let gateway = GatewayFixture::new(&["1200Mi"])
-        .settings("turns: {residency: 0s, maxTurn: 1h}")
-        .model(&SimModel::new("first"))
-        .model(&SimModel { flags: "--fault exit-at-start=3", ..SimModel::new("broken") })
-        .start();
-    let why = || {
-        let explained = gateway.admin().get("/admin/v1/models/broken/explain").json();
-        explained["reason"].as_str().unwrap().to_owned()
-    };
-    assert_eq!(gateway.client().chat("broken", false, 1).status, 503);
-    gateway.until("left alone no more", Duration::from_secs(5), || why().starts_with("not running"));
-    let holding = PendingExchange::streaming(&gateway.client(), "first", 100_000);
-    let waits = PendingExchange::chat(&gateway.client(), "broken", false, 1);
-    gateway.until("it waits", Duration::from_secs(5), || why().contains("held by first"));
-    let reason = why();
-    assert!(reason.contains("; last start failed at "), "{reason}");
-    assert!(reason.contains(": exit status 3 (exited:3), 2 failures in a row"), "{reason}");
-    drop((holding, waits));
-}
-
-#[test]
-fn each_step_of_an_engine_is_one_line_of_the_log_with_why_and_how_long() {
-    let gateway = GatewayFixture::new(&["1200Mi"])
-        .model(&SimModel { keys: "idle: {sleepAfter: 200ms, stopAfter: 1s}", ..SimModel::new("idle") })
-        .model(&SimModel { asleep: "600Mi", ..SimModel::new("sleeper") })
-        .model(&SimModel::new("next"))
-        .start();
-    assert!(gateway.client().chat("idle", true, 1).is_whole_stream());
-    gateway.until("stopped", Duration::from_secs(10), || gateway.engine("idle#0")["state"] == "Cold");
-    for order in ["wake", "sleep", "wake", "sleep"] {
-        assert_eq!(outcome(&gateway, "sleeper", order)["state"], "done", "{order}");
-    }
-    // The next model has no room beside the sleeper's residue.
-    assert!(gateway.client().chat("next", true, 1).is_whole_stream());
-    for [begins, goes_on] in [
-        [
-            "launching engine engine=idle#0 accelerators=\"gpu-0\" memory=1Gi",
-            " reason=\"1 request waiting for the model\"",
-        ],
-        ["engine ready engine=idle#0 transition=\"launch\"", " duration="],
-        ["engine asleep engine=idle#0 level=1 reason=\"deactivated at ", ", idle\" duration="],
-        ["engine stopped engine=idle#0 reason=\"deactivated at ", ", idle\" duration="],
-        [
-            "launching engine engine=sleeper#0",
-            " reason=\"the model needs a ready engine, and no request waits at this gateway\"",
-        ],
-        ["engine asleep engine=sleeper#0 level=1 reason=\"deactivated at ", " by an operator\" duration="],
-        [
-            "waking engine engine=sleeper#0 level=1",
-            " reason=\"the model needs a ready engine, and no request waits at this gateway\"",
-        ],
-        ["engine ready engine=sleeper#0 transition=\"wake\"", " duration="],
-        ["engine evicted, stopping engine=sleeper#0", " successor=next#0"],
-        ["engine stopped engine=sleeper#0 reason=\"evicted at ", " for next\" duration="],
-    ] {
-        let said = |line: &str| {
-            line.contains(" INFO ") && line.split_once(begins).is_some_and(|(_, rest)| rest.contains(goes_on))
-        };
-        let logged = || gateway.log().lines().any(said);
-        gateway.until(&format!("{begins}…{goes_on}"), Duration::from_secs(2), logged);
-    }
-    let failed = |line: &str| line.contains(" WARN ") && line.contains(" engine=");
-    assert!(!gateway.log().lines().any(failed), "nothing has failed: {}", gateway.log());
-}
-
-#[test]
 fn a_stop_tells_the_streams_that_it_ends() {
     let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
     let stream = PendingExchange::streaming(&gateway.client(), "m", 100_000);
     assert_eq!(outcome(&gateway, "m", "stop")["state"], "done");
     let told = stream.rest();
     assert!(told.broke_off_with("engine_failed"), "{}", told.text());
-}
-
-#[test]
-fn with_a_token_nobody_asks_without_it() {
-    let gateway = GatewayFixture::new(&["2Gi"])
-        .settings("admin: {token: secret, metrics: token}")
-        .model(&SimModel::new("m"))
-        .start();
-    let ask = |method: &str, path: &str, headers: &str| {
-        gateway.admin().raw(&format!(
-            "{method} {path} HTTP/1.1\r\nHost: elsewhere.example\r\nConnection: close\r\n{headers}\r\n"
-        ))
-    };
-    for path in ["/admin/v1/fleet", "/admin/v1/events", "/admin/v1/models/m/explain", "/metrics"] {
-        for headers in ["", "Authorization: Bearer secre\r\n", "Authorization: Basic secret\r\n"] {
-            let refused = ask("GET", path, headers);
-            assert_eq!(
-                (refused.status, refused.header("www-authenticate")),
-                (401, "Bearer realm=\"admin\""),
-                "{path}"
-            );
-        }
-    }
-    let wake = "/admin/v1/models/m/wake";
-    let none = "Content-Length: 0\r\n";
-    assert_eq!(ask("POST", wake, none).status, 401);
-    assert_eq!(gateway_state(&ask("GET", "/admin/v1/fleet", "Authorization: Bearer secret\r\n")), "Cold");
-    assert_eq!(ask("POST", wake, &format!("Authorization: Bearer secret\r\n{none}")).status, 202);
-    assert_eq!(ask("GET", "/metrics", "Authorization: Bearer secret\r\n").status, 200);
-    for open in ["/healthz", "/readyz"] {
-        assert_eq!(ask("GET", open, "").status, 200);
-    }
-    let with = |token: Option<&str>| {
-        let mut command = cli(&gateway, &["ps"]);
-        command.env_remove("ROUSE_ADMIN_TOKEN").envs(token.map(|token| ("ROUSE_ADMIN_TOKEN", token)));
-        command.output().unwrap()
-    };
-    assert_eq!(with(None).status.code(), Some(1));
-    assert!(text(&with(None).stderr).contains("ROUSE_ADMIN_TOKEN"), "{}", text(&with(None).stderr));
-    assert_eq!(with(Some("secret")).status.code(), Some(0));
-}
-
-#[test]
-fn without_a_token_only_loopback_names_and_no_foreign_pages() {
-    let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
-    let ask = |method: &str, path: &str, headers: &str| {
-        let head =
-            format!("{method} {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: 0\r\n{headers}\r\n");
-        gateway.admin().raw(&head)
-    };
-    assert_eq!(ask("GET", "/admin/v1/fleet", "Host: rebound.example\r\n").status, 403);
-    assert_eq!(ask("GET", "/admin/v1/fleet", "Host: localhost\r\n").status, 200);
-    let wake = "/admin/v1/models/m/wake";
-    let foreign = ask("POST", wake, "Host: localhost\r\nOrigin: https://evil.example\r\n");
-    assert_eq!((foreign.status, &foreign.json()["error"]["code"]), (403, &json!("foreign_origin")));
-    assert_eq!(gateway.engine("m#0")["state"], "Cold");
-    assert_eq!(ask("POST", wake, "Host: localhost\r\nOrigin: http://localhost:1\r\n").status, 202);
-}
-
-#[test]
-fn events_are_the_journal_as_it_happens() {
-    let gateway =
-        GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).model(&SimModel::new("other")).start();
-    let get = "GET /admin/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    let open = PendingExchange::raw(&gateway.admin(), get).until("text/event-stream");
-    let mut printing = cli(&gateway, &["events"]).stdout(Stdio::piped()).spawn().unwrap();
-    let printed = BufReader::new(printing.stdout.take().unwrap()).lines().map(Result::unwrap);
-    let (tell, lines) = std::sync::mpsc::channel();
-    std::thread::spawn(move || printed.for_each(|line| tell.send(line).unwrap_or_default()));
-    // The command's subscription belongs to another process. The subscription exists once the command prints an event
-    // of another model.
-    gateway.until("the command listens", Duration::from_secs(30), || {
-        outcome(&gateway, "other", "stop");
-        lines.recv_timeout(Duration::from_millis(20)).is_ok()
-    });
-    assert!(gateway.client().chat("m", true, 4).is_whole_stream());
-    let open = open.until(r#""event":"ready""#).until(r#""event":"canary""#);
-    let told = open.sse_data();
-    let events: Vec<Value> = told.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert!(events.iter().all(|turn| turn["at"].is_u64() && turn["events"].is_array()), "{events:?}");
-    drop(open);
-    assert_eq!(outcome(&gateway, "m", "stop")["state"], "done");
-    for words in ["a stream for m", "m#0 is ready", "order ", "m#0 is gone"] {
-        let mut printed = std::iter::from_fn(|| lines.recv_timeout(Duration::from_secs(30)).ok());
-        assert!(printed.any(|line| line.contains(words)), "{words} in this order");
-    }
-    printing.kill().unwrap();
-    printing.wait().unwrap();
-}
-
-#[test]
-fn logs_are_the_engines_output_and_can_be_followed() {
-    let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
-    assert_eq!(gateway.admin().get("/admin/v1/models/m/logs").status, 404);
-    assert!(gateway.client().chat("m", true, 4).is_whole_stream());
-    let logs = gateway.admin().get("/admin/v1/models/m/logs");
-    assert!(logs.text().contains("generation 1") && logs.text().contains("listening on"), "{}", logs.text());
-    let printed = cli(&gateway, &["logs", "m"]).output().unwrap();
-    assert_eq!((printed.status.code(), text(&printed.stdout)), (Some(0), logs.text()));
-    let get = "GET /admin/v1/models/m/logs?follow=true HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    let following = PendingExchange::raw(&gateway.admin(), get).until("generation 1");
-    assert_eq!(outcome(&gateway, "m", "stop")["state"], "done");
-    assert!(gateway.client().chat("m", true, 4).is_whole_stream());
-    drop(following.until("generation 2"));
-}
-
-#[test]
-fn each_engine_of_a_model_has_its_output() {
-    let gateway = GatewayFixture::new(&["2Gi", "2Gi"])
-        .model(&SimModel { keys: "replicas: 2", ..SimModel::new("m") })
-        .start();
-    assert!(gateway.client().chat("m", true, 1).is_whole_stream());
-    // Before the engine is awake, it writes to this file itself.
-    gateway
-        .until("the second is awake", Duration::from_secs(10), || gateway.engine("m#1")["state"] == "Awake");
-    std::fs::write(gateway.dir.join("state/logs/m-1.log"), "the second\n").unwrap();
-    let logs = |query: &str| gateway.admin().get(&format!("/admin/v1/models/m/logs{query}"));
-    assert!(logs("").text().contains("generation 1"));
-    assert_eq!(logs("").text(), logs("?replica=0").text());
-    assert_eq!(logs("?replica=1").text(), "the second\n");
-    assert_eq!((logs("?replica=2").status, logs("?replica=-1").status), (404, 400));
-    let printed = cli(&gateway, &["logs", "m", "--replica", "1"]).output().unwrap();
-    assert_eq!(text(&printed.stdout), "the second\n");
-}
-
-#[test]
-fn explain_says_at_each_moment_of_a_swap_why() {
-    let slow = "--start-time 400ms --sleep-time 400ms --wake-time 400ms --itl 10ms";
-    // The engines' own steps last until the test has seen them.
-    let (sleeps, starts) = (format!("{slow} --fault hang-sleep"), format!("{slow} --fault hang"));
-    let gateway = GatewayFixture::new(&["1200Mi"])
-        .settings(TURNS)
-        .model(&SimModel { flags: &sleeps, ..SimModel::new("first") })
-        .model(&SimModel { flags: &starts, ..SimModel::new("second") })
-        .start();
-    let explain = || -> Value { gateway.admin().get("/admin/v1/models/second/explain").json() };
-    assert_eq!(explain()["state"], "cold");
-    let stream = PendingExchange::streaming(&gateway.client(), "first", 100_000);
-    let waiter = PendingExchange::chat(&gateway.client(), "second", true, 4);
-    let mut reasons: Vec<String> = Vec::new();
-    gateway.until("second is awake", Duration::from_secs(10), || {
-        let now = explain();
-        let line = format!("{}: {}", now["state"].as_str().unwrap(), now["reason"].as_str().unwrap());
-        if now["reason"].as_str().unwrap().contains("held by first") {
-            assert_eq!(now["wait"]["holders"][0]["model"], "first", "{now}");
-            let printed = cli(&gateway, &["explain", "second"]).output().unwrap();
-            assert_eq!(printed.status.code(), Some(0));
-            assert!(text(&printed.stdout).starts_with("second: "), "{}", text(&printed.stdout));
-        }
-        if line.contains("FallingAsleep(1)") {
-            gateway.fault("first#0", r#"{"hang-sleep": null}"#);
-        } else if line.contains("(Loading)") {
-            gateway.fault("second#0", r#"{"hang": null}"#);
-        }
-        if reasons.last() != Some(&line) {
-            reasons.push(line);
-        }
-        now["state"] == "awake"
-    });
-    println!("{}", reasons.join("\n"));
-    assert!(waiter.rest().is_whole_stream());
-    let cut = stream.rest();
-    assert!(!cut.is_whole_stream(), "{}", cut.text());
-    for words in [
-        "cold: waiting for gpu-0: held by first, 1 lease, its turn ends at ",
-        "cold: waiting for gpu-0: held by first, 1 lease, drain deadline at ",
-        "FallingAsleep(1)",
-        "launching: the engine is being launched (Loading)",
-    ] {
-        assert!(reasons.iter().any(|reason| reason.contains(words)), "{words}: {reasons:?}");
-    }
 }
 
 #[test]
@@ -522,10 +218,6 @@ fn outcome(gateway: &GatewayProcess, model: &str, order: &str) -> Value {
         last["state"] != "running"
     });
     last
-}
-
-fn gateway_state(fleet: &TestResponse) -> String {
-    fleet.json()["engines"][0]["state"].as_str().unwrap().to_owned()
 }
 
 /// The command line of this build, for this gateway.

@@ -1,36 +1,37 @@
 //! Forwards the engine's response body to the client, and ends the exchange.
+//!
+//! `upstream` reads the body from the engine's connection, `stream_tracker` follows its events, and `scratch_frame` is
+//! a piece of it.
+
+mod scratch_frame;
+mod stream_tracker;
+mod upstream;
 
 use std::{
     future::Future,
-    ops::Range,
     pin::Pin,
     task::{Context, Poll, ready},
 };
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use http::Response;
 use http_body::{Body, Frame, SizeHint};
-use pin_project_lite::pin_project;
 use tokio::time::{Instant, Sleep, sleep};
 
+pub use self::scratch_frame::ScratchFrame;
+pub(super) use self::upstream::UpstreamStream;
+use self::{
+    stream_tracker::{StreamTracker, error_event},
+    upstream::broken_off_fault,
+};
 use super::{
-    ConnectionPool, ExchangeOutcome, GatedByStub, RelayObserver, RelayTimeouts, ResponseInspection,
-    abort_watch::{AbortWatch, ExchangeDeadline},
-    connection::UpstreamConnection,
-    decode::BodyDecoder,
-    guard::RelayGuard,
-    head::UpstreamResponseHead,
-    headers,
-    payload::UnsentRequest,
-    pool::ConnectionKey,
-    stream_tail::StreamTail,
+    ExchangeOutcome, GatedByStub, RelayObserver, RelayTimeouts, ResponseInspection,
+    abort_watch::ExchangeDeadline, decode::BodyDecoder, guard::RelayGuard, head::UpstreamResponseHead,
+    headers, stream_tail::StreamTail,
 };
-use crate::{
-    lease::Lease,
-    openai::{ApiSchema, error, sse::ResponseScanner},
-};
+use crate::openai::{ApiSchema, sse::ResponseScanner};
 use rouse::{
-    fault::{ExchangeTimeout, FailureCause, Fault},
+    fault::{ExchangeTimeout, Fault},
     model::ModelName,
     units::Millis,
 };
@@ -59,15 +60,6 @@ pub struct RelayBody<O: RelayObserver> {
     last_frame_at: Option<Instant>,
 }
 
-/// One piece of the body.
-#[derive(Debug)]
-pub enum ScratchFrame {
-    /// A range of the borrowed memory.
-    InScratch(Range<usize>),
-    /// Owns its memory: it arrived with the head, or is the error event of a broken stream.
-    Owned(Bytes),
-}
-
 /// The exchange broke: the client must not take the received bytes for the whole response. The stream ends with an
 /// error event where that was possible.
 #[derive(Debug, thiserror::Error)]
@@ -80,15 +72,6 @@ pub(super) struct ResponseOptions {
     pub(super) stream: bool,
     pub(super) inspection: ResponseInspection,
     pub(super) schema: ApiSchema,
-}
-
-/// Follows a response as it passes.
-#[derive(Debug)]
-enum StreamTracker {
-    /// The events of a stream, or one JSON document.
-    Events(ResponseScanner),
-    /// Only the position in the stream.
-    Tail(StreamTail),
 }
 
 #[derive(Debug)]
@@ -104,21 +87,6 @@ enum RelayBodyState {
     DelayedClose(Pin<Box<Sleep>>, Box<Fault>),
     Broken(Box<Fault>),
     Ended,
-}
-
-pin_project! {
-    /// An exchange's abort watch, and its connection once the response head has arrived. One allocation, made when the
-    /// exchange begins and never moved.
-    pub(super) struct UpstreamStream {
-        #[pin]
-        abort_watch: AbortWatch,
-        pool: ConnectionPool,
-        connection: Option<UpstreamConnection>,
-        // The part of the request that the engine had not read when it began to answer.
-        unsent: UnsentRequest,
-        // The pool key to return the connection under; `None` when it cannot be reused.
-        pool_key: Option<ConnectionKey>,
-    }
 }
 
 impl<O: RelayObserver + Unpin> RelayBody<O> {
@@ -364,169 +332,4 @@ impl<O: RelayObserver + Unpin> Body for RelayBody<O> {
             | RelayBodyState::Broken(_) => SizeHint::default(),
         }
     }
-}
-
-impl UpstreamStream {
-    pub(super) fn new(watch: AbortWatch, pool: ConnectionPool) -> Pin<Box<Self>> {
-        Box::pin(Self {
-            abort_watch: watch,
-            pool,
-            connection: None,
-            unsent: UnsentRequest::empty(),
-            pool_key: None,
-        })
-    }
-
-    pub(super) fn abort_watch(self: Pin<&mut Self>) -> Pin<&mut AbortWatch> {
-        self.project().abort_watch
-    }
-
-    /// Attaches the connection over which the response head arrived.
-    pub(super) fn attach_connection(
-        self: Pin<&mut Self>,
-        connection: UpstreamConnection,
-        unsent: UnsentRequest,
-        home: Option<ConnectionKey>,
-    ) {
-        let this = self.project();
-        *this.connection = Some(connection);
-        *this.unsent = unsent;
-        *this.pool_key = home;
-    }
-
-    fn close_connection(self: Pin<&mut Self>) {
-        *self.project().connection = None;
-    }
-
-    /// Polls the next piece of payload; `None` at the end.
-    fn poll_next(
-        self: Pin<&mut Self>,
-        decoder: &mut BodyDecoder,
-        lease: &Lease,
-        model: &ModelName,
-        memory: &mut [u8],
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<Option<ScratchFrame>, Fault>> {
-        if let Some(fault) = lease.revoked() {
-            return Poll::Ready(Err(fault.clone()));
-        }
-        let this = self.project();
-        let Some(connection) = this.connection else {
-            return Poll::Ready(Err(Fault::Internal));
-        };
-        let held = &mut connection.read_buffer;
-        if !held.is_empty() {
-            let payload = decoder.decode_buffered(held).map_err(|_| broken_off_fault(model))?;
-            if !payload.is_empty() {
-                return Poll::Ready(Ok(Some(ScratchFrame::Owned(payload))));
-            }
-        }
-        while !decoder.is_done() {
-            if let Poll::Ready(Err(_)) = connection.poll_send(this.unsent, cx) {
-                connection.must_close = true;
-                this.unsent.abandon();
-                if let Some(fault) = this.unsent.take_fault() {
-                    return Poll::Ready(Err(fault));
-                }
-            }
-            let read = match connection.poll_read(memory, cx) {
-                Poll::Ready(Ok(0)) if matches!(decoder, BodyDecoder::UntilClose) => break,
-                Poll::Ready(Ok(read @ 1..)) => read,
-                Poll::Ready(_) => return Poll::Ready(Err(broken_off_fault(model))),
-                Poll::Pending => return this.abort_watch.poll(lease, model, cx).map(Err),
-            };
-            let Some(Ok(found)) = memory.get_mut(..read).map(|read| decoder.decode(read)) else {
-                return Poll::Ready(Err(broken_off_fault(model)));
-            };
-            // The engine sent more than one response.
-            connection.must_close |= found.used < read;
-            if !found.payload.is_empty() {
-                return Poll::Ready(Ok(Some(ScratchFrame::InScratch(found.payload))));
-            }
-        }
-        Poll::Ready(Ok(None))
-    }
-
-    /// Returns the connection of a complete response to the pool, if it can be reused.
-    fn finish(self: Pin<&mut Self>, now: Instant) {
-        let this = self.project();
-        let Some(connection) = this.connection.take() else { return };
-        let clean = this.unsent.is_empty() && connection.read_buffer.is_empty() && !connection.must_close;
-        if let (Some(key), true) = (*this.pool_key, clean) {
-            this.pool.put(key, connection, now);
-        }
-    }
-}
-
-impl StreamTracker {
-    /// Reports whether the stream has reached its own end, or an error event of the engine's.
-    fn is_over(&self) -> bool {
-        match self {
-            Self::Events(scanner) => scanner.facts().done || scanner.facts().error,
-            Self::Tail(tail) => tail.is_over(),
-        }
-    }
-}
-
-impl ScratchFrame {
-    /// Length in bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        match self {
-            Self::InScratch(range) => range.len(),
-            Self::Owned(bytes) => bytes.len(),
-        }
-    }
-
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Returns the bytes. `memory`: the memory that was lent to the poll.
-    #[must_use]
-    pub fn bytes<'a>(&'a self, memory: &'a [u8]) -> &'a [u8] {
-        match self {
-            Self::InScratch(range) => memory.get(range.clone()).unwrap_or_default(),
-            Self::Owned(bytes) => bytes,
-        }
-    }
-
-    /// As [`Self::bytes`], but owned.
-    #[must_use]
-    pub fn into_bytes(self, memory: &[u8]) -> Bytes {
-        match self {
-            Self::InScratch(range) => Bytes::copy_from_slice(memory.get(range).unwrap_or_default()),
-            Self::Owned(bytes) => bytes,
-        }
-    }
-}
-
-impl std::fmt::Debug for UpstreamStream {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("UpstreamStream").field("connection", &self.connection).finish_non_exhaustive()
-    }
-}
-
-/// Fault for an engine that died or no longer sends HTTP. The supervisor determines why it died.
-fn broken_off_fault(model: &ModelName) -> Fault {
-    Fault::EngineFailed { model: model.clone(), cause: FailureCause::ConnectionBroken, wait: None }
-}
-
-/// Renders the error event. An unfinished event of the engine is ended first, so that the error does not become part of
-/// it.
-fn error_event(fault: &Fault, form: ApiSchema, stream: &StreamTracker) -> Bytes {
-    let (events, at_border) = match stream {
-        StreamTracker::Events(scanner) => (scanner.facts().events, scanner.at_event_boundary()),
-        // Only the events of the responses API are numbered, and those are tracked with a scanner.
-        StreamTracker::Tail(tail) => (0, tail.at_event_boundary()),
-    };
-    let event = error::event_after(fault, form, events);
-    if at_border {
-        return event;
-    }
-    let mut out = BytesMut::with_capacity(event.len() + 2);
-    out.put_slice(b"\n\n");
-    out.put(event);
-    out.freeze()
 }

@@ -6,23 +6,24 @@
 pub(in crate::fleet) mod closure;
 pub(in crate::fleet) mod turn_order;
 
-use std::{collections::BTreeSet, sync::Arc};
+mod make_room;
+mod reserve;
+
+use std::sync::Arc;
 
 use crate::{
     engine::state::LifecycleState,
     fault::FailureCause,
     fleet::{
-        command::{AfterDrain, CloseReason, Command},
         explain::ModelReason,
         plan::{
             PlanBuilder,
             evict::Victim,
             place::{PlacementCandidate, PlacementStatus},
         },
-        state::ledger::amount::ResourceAmount,
     },
     model::{AcceleratorId, EngineId, ModelSpec, QueuePolicy},
-    units::{Bytes, Millis, Tick},
+    units::Tick,
 };
 
 /// Result of an engine's turn in line.
@@ -216,218 +217,6 @@ impl PlanBuilder<'_> {
         policy == QueuePolicy::Reject
     }
 
-    /// Reserves a candidate that has room.
-    fn place(&mut self, id: &EngineId, spec: &ModelSpec, candidate: &PlacementCandidate) -> AdmitOutcome {
-        if self.is_dry_run() {
-            self.claim(id, candidate);
-            let root = self.on_behalf_of(id).model.clone();
-            let text = format!("there is room for it; its memory is reserved together with that of '{root}'");
-            self.set_reason(id, ModelReason::starting(&text).naming(&root));
-            return AdmitOutcome::Placed;
-        }
-        let asleep = self.engine(id).is_some_and(|e| e.state.has_process());
-        // Engines that are reserved together wait for neighbouring wakes later.
-        if !asleep
-            && spec.profiles_memory()
-            && self.closure_attempt.is_none()
-            && self.reserve_waiting_wakes(id, candidate)
-        {
-            self.set_reason(
-                id,
-                ModelReason::starting("waiting for a wake on the same accelerator, which goes first"),
-            );
-            return AdmitOutcome::RoomPending;
-        }
-        self.reserve(id, candidate);
-        AdmitOutcome::Placed
-    }
-
-    fn reserve(&mut self, id: &EngineId, candidate: &PlacementCandidate) {
-        let asleep = self.engine(id).is_some_and(|e| e.state.has_process());
-        let generation = self.generation(id);
-        self.emit(Command::Reserve {
-            engine: id.clone(),
-            generation: if asleep { generation } else { generation.next() },
-            accelerators: candidate.accelerators.clone(),
-            bytes: candidate.need.bytes,
-            host: Bytes::ZERO,
-        });
-        self.set_reason(id, ModelReason::starting("its memory is being reserved"));
-    }
-
-    /// Reserves the wakes that fit beside a launch and go first.
-    ///
-    /// A launch keeps its accelerators to itself for long; a wake takes a moment.
-    fn reserve_waiting_wakes(&mut self, id: &EngineId, candidate: &PlacementCandidate) -> bool {
-        let near = self.planner.engines.on_accelerators(&candidate.accelerators).into_iter();
-        let sleepers = near.filter(|e| {
-            e.id != *id
-                && matches!(e.state, LifecycleState::Asleep { .. })
-                && e.pending_reservation.is_none()
-                && e.releasing_since.is_none()
-                && e.accelerators.iter().any(|a| candidate.accelerators.contains(a))
-                && self.is_independent(&e.id)
-        });
-        let mut behind: Vec<(usize, EngineId)> =
-            sleepers.filter_map(|e| Some((*self.turn_positions.get(&e.id)?, e.id.clone()))).collect();
-        behind.sort_unstable();
-        let claims = self.claims.clone();
-        self.claim(id, candidate);
-        let mut first = false;
-        for (_, sleeper) in behind {
-            let Some(spec) = self.planner.shared_spec(&sleeper.model) else {
-                continue;
-            };
-            let Some(own) = self.candidates(&sleeper, &spec, true).into_iter().next() else {
-                continue;
-            };
-            match self.placement_status(&sleeper, &spec, &own) {
-                PlacementStatus::Ready => {
-                    self.reserve(&sleeper, &own);
-                    first = true;
-                }
-                PlacementStatus::MeterStale { .. } => {
-                    let room = self.placement_status(&sleeper, &spec, &own);
-                    self.await_room(&sleeper, &own, &room);
-                    first = true;
-                }
-                _ => {}
-            }
-        }
-        if !first {
-            self.claims = claims;
-        }
-        first
-    }
-
-    /// Stops an asleep engine to start it where there is room now.
-    ///
-    /// Only if its own accelerators will not have room within the time of a cold start.
-    fn relocate(&mut self, id: &EngineId, spec: &ModelSpec, candidates: &[PlacementCandidate]) -> bool {
-        if !self.engine(id).is_some_and(|e| matches!(e.state, LifecycleState::Asleep { .. })) {
-            return false;
-        }
-        let by = self.now + self.planner.start_time_of(&id.model);
-        if candidates.iter().any(|c| self.is_reachable(id, c) && self.earliest_eviction(id, c) <= by) {
-            return false;
-        }
-        let places = self.relocation_candidates(id, spec);
-        let at = |wanted: fn(&PlacementStatus) -> bool| {
-            places.iter().map(|c| (c, self.placement_status(id, spec, c))).find(|(_, room)| wanted(room))
-        };
-        if let Some((place, _)) = at(|room| *room == PlacementStatus::Ready) {
-            let text =
-                format!("moving to {}, which has room: the engine stops first", accelerator_list(place));
-            let place = place.clone();
-            self.claim(id, &place);
-            self.stop(id);
-            self.set_reason(id, ModelReason::starting(&text));
-            return true;
-        }
-        if let Some((place, room)) = at(|room| matches!(room, PlacementStatus::MeterStale { .. })) {
-            let place = place.clone();
-            self.await_room(id, &place, &room);
-            return true;
-        }
-        false
-    }
-
-    /// Requests readings where the meter shows other programs' memory, which only the meter can show as freed.
-    fn reread_meters(&mut self, candidates: &[PlacementCandidate]) {
-        let accounts = &self.planner.ledger.accelerators;
-        let settled = |a: &AcceleratorId| {
-            accounts.get(a).is_some_and(crate::fleet::state::ledger::AcceleratorAccount::is_usage_confirmed)
-        };
-        let wanted: BTreeSet<AcceleratorId> =
-            candidates.iter().flat_map(|c| &c.accelerators).filter(|a| settled(a)).cloned().collect();
-        for accelerator in wanted {
-            self.request_reading(&accelerator, Millis::secs(1));
-        }
-    }
-
-    /// Waits for room that exists or is being freed; the next readings or events decide.
-    fn await_room(
-        &mut self,
-        id: &EngineId,
-        candidate: &PlacementCandidate,
-        room: &PlacementStatus,
-    ) -> AdmitOutcome {
-        self.claim(id, candidate);
-        match room {
-            PlacementStatus::MeterStale { accelerator } => {
-                for accelerator in &candidate.accelerators {
-                    let fresh = self
-                        .planner
-                        .ledger
-                        .accelerators
-                        .get(accelerator)
-                        .is_none_or(|a| a.is_fresh(self.now));
-                    if !fresh {
-                        self.request_reading(accelerator, Millis::ZERO);
-                    }
-                }
-                let text = format!("reading the memory use of {accelerator}");
-                self.set_memory_reason(id, candidate, text);
-            }
-            PlacementStatus::AwaitingRelease { accelerator, after, missing: short } => {
-                self.request_reading(accelerator, *after);
-                let text = format!(
-                    "waiting for memory on {accelerator} to be released: the meter does not show {short} as free yet"
-                );
-                self.set_memory_reason(id, candidate, text);
-            }
-            PlacementStatus::Blocked { by } => {
-                let text = format!("waiting for {by} to finish allocating memory on the same accelerator");
-                self.set_reason(id, ModelReason::starting(&text).naming(&by.model));
-            }
-            _ => {
-                self.commit_idle_drains(id, candidate);
-                let reason = self.memory_reason(id, candidate);
-                self.set_reason(id, reason);
-            }
-        }
-        AdmitOutcome::RoomPending
-    }
-
-    /// Makes idle drains that this model relies on irrevocable.
-    fn commit_idle_drains(&mut self, id: &EngineId, candidate: &PlacementCandidate) {
-        let near = self.planner.engines.on_accelerators(&candidate.accelerators);
-        let idle = near.into_iter().filter(|e| {
-            e.id != *id
-                && matches!(e.state, LifecycleState::Draining { reason: CloseReason::Idle, .. })
-                && e.accelerators.iter().any(|a| candidate.accelerators.contains(a))
-        });
-        let drains: Vec<(EngineId, AfterDrain)> = idle
-            .filter_map(|e| match e.state {
-                LifecycleState::Draining { after_drain: then, .. } => Some((e.id.clone(), then)),
-                _ => None,
-            })
-            .collect();
-        for (engine, then) in drains {
-            self.close_gate_for(&engine, then, id);
-        }
-    }
-
-    fn evict(&mut self, id: &EngineId, candidate: &PlacementCandidate, victims: &[Victim]) {
-        for victim in victims {
-            // The victim goes once its dependents are asleep or gone.
-            if self.engine(&victim.engine).is_some_and(|e| self.planner.keeping_dependent(e).is_some()) {
-                continue;
-            }
-            if victim.needs_no_drain() {
-                self.stop_for(&victim.engine, id);
-            } else {
-                self.close_gate_for(&victim.engine, victim.after_drain, id);
-            }
-        }
-        self.commit_idle_drains(id, candidate);
-        self.claim(id, candidate);
-        let names: Vec<String> =
-            victims.iter().map(|v| format!("{} is {}", v.display_name(), v.action_text())).collect();
-        let text = format!("making room on {}: {}", accelerator_list(candidate), names.join(", "));
-        self.set_memory_reason(id, candidate, text);
-    }
-
     /// Keeps the model's place in line for the candidate, when no engine may be evicted yet.
     fn wait_for_turn(&mut self, id: &EngineId, candidate: &PlacementCandidate) {
         let mut reason = self.memory_reason(id, candidate);
@@ -437,30 +226,6 @@ impl PlanBuilder<'_> {
             self.claim(id, candidate);
         }
         self.set_reason(id, reason);
-    }
-
-    /// When an engine in the way of a candidate may first be evicted.
-    fn earliest_eviction(&self, id: &EngineId, candidate: &PlacementCandidate) -> Tick {
-        let near = self.planner.engines.on_accelerators(&candidate.accelerators);
-        let in_the_way = near.into_iter().filter(|e| {
-            e.id != *id
-                && e.state.has_process()
-                && e.accelerators.iter().any(|a| candidate.accelerators.contains(a))
-        });
-        in_the_way.filter_map(|e| self.evictable_at(e)).min().unwrap_or(Tick(u64::MAX))
-    }
-
-    /// Claims the candidate's memory against models behind in line, without reserving it.
-    fn claim(&mut self, id: &EngineId, candidate: &PlacementCandidate) {
-        for accelerator in &candidate.accelerators {
-            let account = self.planner.ledger.accelerators.get(accelerator);
-            let has = account.map_or_else(ResourceAmount::default, |account| account.amount_of(id));
-            let claim = self.claims.entry(accelerator.clone()).or_default();
-            *claim = *claim + candidate.need.saturating_sub(has);
-        }
-        if let Some(together) = &mut self.closure_attempt {
-            together.claimed.insert(id.clone(), candidate.clone());
-        }
     }
 
     pub(in crate::fleet) fn set_reason(&mut self, id: &EngineId, reason: ModelReason) {
@@ -494,9 +259,4 @@ impl PlanBuilder<'_> {
         let refuse = (e.failures_since_serving >= MAX_FAILED_STARTS || cause.is_permanent()) && !others_serve;
         ModelReason::failed(e, spec, cause, until, refuse)
     }
-}
-
-fn accelerator_list(candidate: &PlacementCandidate) -> String {
-    let names: Vec<&str> = candidate.accelerators.iter().map(crate::model::AcceleratorId::as_str).collect();
-    names.join(", ")
 }

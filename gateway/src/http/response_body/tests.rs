@@ -1,7 +1,11 @@
 //! Tests an engine's response that its client does not read to the end, and the last event of a broken response.
 
+use std::{cell::RefCell, future::poll_fn, time::Duration};
+
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use rouse_config::OnDisconnect;
+use rouse_net::openai::ApiSchema;
 use tokio::{
     io::AsyncWrite,
     net::{TcpListener, TcpStream},
@@ -13,7 +17,7 @@ use crate::{
         NoopMetricsSink,
         testing::{CannedEngine, InProcessGateway, change_model, completion_request, sse_response},
     },
-    serve::{LocalExecutor, ShutdownStage},
+    serve::{LocalExecutor, ShutdownStage, socket::ClientSocket},
 };
 
 fn draining() -> InProcessGateway {

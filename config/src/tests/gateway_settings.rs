@@ -1,0 +1,107 @@
+//! Tests the settings of the gateway itself: platform, addresses, certificates, streams and shutdown.
+//!
+//! Apart from the models, because none of these concerns an engine.
+
+use rouse::units::Millis;
+
+use super::{MachineDefaults, PlatformKind, diff, errors, machine, parse_with, read};
+
+/// The gateway needs part of the grace period after its streams end. Kubernetes kills 30 seconds after SIGTERM.
+#[test]
+fn the_grace_of_a_gateway_in_a_pod_is_below_the_pods() {
+    let within =
+        |text: &str, pod: Option<u64>| read(text).unwrap().shutdown.effective_grace(pod.map(Millis::secs));
+    let pod = "platform: kubernetes\nkubernetes: {stubImage: s}\n";
+    let long = format!("{pod}shutdown: {{grace: 5m}}\n");
+    // The Pod could not be read.
+    assert_eq!((within("keys: none\n", None), within(pod, None)), (Millis::secs(30), Millis::secs(20)));
+    assert_eq!(within(&long, None), Millis::secs(300));
+    for (killed, most) in [(30, 20_000), (45, 35_000), (12, 6_000), (0, 0)] {
+        for text in [pod, &long] {
+            assert_eq!(within(text, Some(killed)), Millis(most), "{text}: killed after {killed} s");
+        }
+    }
+    assert_eq!(within(&long, Some(600)), Millis::secs(300), "as the file says");
+}
+
+#[test]
+fn the_command_line_says_where_engines_run_in_place_of_the_file() {
+    let on =
+        |platform, text: &str| parse_with(&MachineDefaults { platform, ..machine() }, text, "rouse.yaml");
+    let cluster = "kubernetes: {stubImage: s}\n";
+    assert!(on(Some(PlatformKind::Kubernetes), cluster).unwrap().kubernetes.is_some());
+    assert!(on(Some(PlatformKind::Kubernetes), &format!("platform: local\n{cluster}")).is_ok());
+    let alone = on(Some(PlatformKind::Local), "platform: kubernetes\n").unwrap();
+    assert!(alone.kubernetes.is_none());
+    assert!(on(None, cluster).is_err());
+}
+
+#[test]
+fn a_prometheus_is_an_address_and_the_rest_has_defaults() {
+    let text = |prometheus: &str| {
+        format!("platform: kubernetes\nkubernetes: {{stubImage: s, prometheus: {prometheus}}}\n")
+    };
+    let read = |prometheus: &str| read(&text(prometheus)).unwrap().kubernetes.unwrap().prometheus.unwrap();
+    let plain = read("{url: 'http://prometheus.monitoring:9090/base'}");
+    assert_eq!(plain.url.to_string(), "http://prometheus.monitoring:9090/base");
+    assert_eq!((plain.interval, plain.timeout), (Millis::secs(15), Millis::secs(5)));
+    assert_eq!((plain.token_file, plain.ca_file), (None, None));
+    let full = read("{url: 'https://p', tokenFile: /t, caFile: /c, interval: 30s, timeout: 2s}");
+    assert_eq!((full.interval, full.timeout), (Millis::secs(30), Millis::secs(2)));
+    assert_eq!((full.token_file, full.ca_file), (Some("/t".into()), Some("/c".into())));
+    insta::assert_snapshot!(errors(&text("{}")), @"rouse.yaml:2:40: kubernetes.prometheus: 'url' is missing");
+    insta::assert_snapshot!(errors(&text("{url: 'prometheus:9090'}")), @"rouse.yaml:2:46: kubernetes.prometheus.url: 'prometheus:9090' is not a URL: write http://HOST:9090");
+    insta::assert_snapshot!(errors(&text("{url: 'http://me:secret@p'}")), @"rouse.yaml:2:46: kubernetes.prometheus.url: the URL contains credentials: put a bearer token into a file, and set tokenFile");
+    insta::assert_snapshot!(errors(&text("{url: 'http://p/api/v1/query?x=y', interval: 0s}")), @r"
+    rouse.yaml:2:46: kubernetes.prometheus.url: the URL has a query: write only the part before /api/v1, like http://HOST:9090
+    rouse.yaml:2:85: kubernetes.prometheus.interval: must be longer than 0
+    ");
+}
+
+#[test]
+fn heartbeats_of_responses_are_comments_unless_asked_otherwise() {
+    assert!(!read("stream: {responsesHeartbeat: comment}\n").unwrap().stream.responses_heartbeat_events);
+    assert!(read("stream: {responsesHeartbeat: event}\n").unwrap().stream.responses_heartbeat_events);
+}
+
+#[test]
+fn streams_are_taken_over_unless_asked_otherwise() {
+    assert!(read("stream: {takeOver: true}\n").unwrap().stream.bypass_hyper);
+    assert!(!read("stream: {takeOver: false}\n").unwrap().stream.bypass_hyper);
+    assert!(read("{}\n").unwrap().stream.bypass_hyper);
+}
+
+#[test]
+fn certificates_come_in_pairs_and_origins_are_origins() {
+    insta::assert_snapshot!(errors(
+        "tls: {cert: a.pem}\napi: {cors: {origins: [https://a.example/path, a.example, \"https://*.a.example\", \"null\"]}}\n"
+    ), @r###"
+    rouse.yaml:1:6: tls: both cert and key are needed
+    rouse.yaml:2:24: api.cors.origins[0]: 'https://a.example/path' is not an origin: write scheme://host or scheme://host:port, without a path, or "*"
+    rouse.yaml:2:48: api.cors.origins[1]: 'a.example' is not an origin: write scheme://host or scheme://host:port, without a path, or "*"
+    rouse.yaml:2:59: api.cors.origins[2]: 'https://*.a.example' is not an origin: write scheme://host or scheme://host:port, without a path, or "*"
+    rouse.yaml:2:82: api.cors.origins[3]: 'null' is not an origin: write scheme://host or scheme://host:port, without a path, or "*"
+    "###);
+    let config = read("api: {cors: {origins: [\"HTTP://App.example:8080\", \"*\"]}}\n").unwrap();
+    assert_eq!(
+        (config.cors.origins.as_slice(), config.cors.any),
+        (&["http://app.example:8080".to_owned()][..], true)
+    );
+    for threads in [0, 257] {
+        let refused = errors(&format!("api: {{threads: {threads}}}\n"));
+        assert_eq!(refused, "rouse.yaml:1:16: api.threads: must be between 1 and 256");
+    }
+    assert_eq!(read("api: {threads: 3, cors: {origins: []}}\n").unwrap().threads, Some(3));
+    insta::assert_snapshot!(errors("admin: {tls: true}\n"), @"rouse.yaml:1:14: admin.tls: there is no certificate to use: configure tls.cert and tls.key");
+    let files = |text: &str| diff(&read("").unwrap(), &read(text).unwrap()).to_string();
+    assert_eq!(files("tls: {cert: a, key: b}\nadmin: {tls: true}"), "restart needed for tls, admin.tls");
+}
+
+#[test]
+fn an_admin_api_for_others_needs_a_token() {
+    insta::assert_snapshot!(errors("listen: {admin: 0.0.0.0:8180}\n"), @r###"rouse.yaml:1:17: listen.admin: 0.0.0.0:8180 is not loopback: set admin.token, or listen on loopback"###);
+    let config =
+        read("listen: {admin: 0.0.0.0:8180}\nadmin: {token: \"${env:TOKEN}\", metrics: token}\n").unwrap();
+    assert_eq!(config.admin.token.as_deref(), Some("s3cret"));
+    assert!(!format!("{config:?}").contains("s3cret"));
+}

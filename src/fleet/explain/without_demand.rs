@@ -1,0 +1,128 @@
+//! Reasons of models that no request waits for: the state, and what happens next.
+//!
+//! Apart from the reasons of waiting models, because these follow from the recorded state and not from a plan.
+
+use std::{cmp::Reverse, collections::BTreeMap};
+
+use super::ModelReason;
+use crate::{
+    engine::{
+        Engine,
+        last_outcome::{LastOutcome, logs_hint},
+        state::LifecycleState,
+    },
+    fleet::plan::Planner,
+    model::{ModelName, ModelSpec},
+};
+
+impl Planner {
+    /// Reason of a model without waiters: its state, and what happens next.
+    pub(in crate::fleet) fn explain_without_demand(&self, model: &ModelName) -> ModelReason {
+        if self.role.decides() && !self.adopted {
+            return ModelReason::starting("the gateway is looking for engines that are already running");
+        }
+        if let Some(since) =
+            self.api_unreachable_since.filter(|_| !self.engines_of(model).any(Engine::serves))
+        {
+            return ModelReason::api_unreachable(since);
+        }
+        // The engine that says most about the model: of awake engines, the last used one.
+        let telling = |e: &&Engine| (!e.serves(), !e.state.is_starting(), Reverse(e.idle_since()));
+        let Some(e) = self.engines_of(model).min_by_key(telling) else {
+            return ModelReason::starting("removed");
+        };
+        let spec = self.spec(model);
+        let idle = spec.map(|s| s.idle);
+        let serving = || self.engines_of(model).filter(|e| e.serves());
+        let awake = match spec.map_or(1, |s| s.replicas) {
+            1 => "awake".to_owned(),
+            replicas => format!("{} of {replicas} engines awake", serving().count()),
+        };
+        let limit = spec.and_then(|s| s.max_concurrency);
+        let text = match &e.state {
+            LifecycleState::Awake if e.stub_gate_closed => format!("{awake}; its stub has closed the gate"),
+            LifecycleState::Awake if self.is_kept_awake(&e.id) => {
+                format!("{awake}; {}", self.kept_text(&e.id))
+            }
+            LifecycleState::Awake if self.keeping_dependent(e).is_some() => {
+                format!("{awake}; {}", self.needed_by_text(e))
+            }
+            LifecycleState::Awake if limit.is_some_and(|n| serving().all(|e| e.leases >= n)) => {
+                format!("{awake}; at maxConcurrency")
+            }
+            LifecycleState::Awake if serving().any(|e| self.in_use_count(e) > 0) => {
+                format!("{awake}; in use")
+            }
+            LifecycleState::Awake => match idle.and_then(|i| i.sleep_after) {
+                Some(after) => match self.idle_at(e, after) {
+                    Some(at) => format!("{awake}; idle since {}, idle timeout at {at}", e.idle_since()),
+                    None => format!("{awake}; idle at this gateway, use at other gateways is unknown"),
+                },
+                None => format!("{awake}; no idle timeout"),
+            },
+            LifecycleState::Cold | LifecycleState::Asleep { .. } if e.pending_reservation.is_some() => {
+                let lacks = self
+                    .first_missing(model)
+                    .map_or_else(String::new, |m| format!("; waits for its dependency '{m}'"));
+                format!("its memory is reserved{lacks}")
+            }
+            LifecycleState::Asleep { level } => {
+                let since =
+                    e.last_outcome.as_ref().map(|past| format!("; {}", past.describe())).unwrap_or_default();
+                let stopped =
+                    idle.and_then(|i| i.stop_after).map(|after| e.idle_since().max(e.since) + after);
+                let stopped = stopped.map(|at| format!("; will be stopped at {at}")).unwrap_or_default();
+                let never = self.impossible_reason(model).map(|why| format!("; can never wake: {why}"));
+                format!("asleep at level {}{since}{}{stopped}", level.number(), never.unwrap_or_default())
+            }
+            LifecycleState::Cold => return self.explain_cold(e, spec),
+            LifecycleState::Backoff { cause, .. } if !self.role.decides() => {
+                format!("failed ({cause}); the leader will retry")
+            }
+            LifecycleState::Backoff { .. } if self.impossible_reason(model).is_some() => {
+                return self.explain_cold(e, spec);
+            }
+            LifecycleState::Backoff { until, cause } => match spec {
+                Some(spec) => return ModelReason::failed(e, spec, cause.clone(), *until, false),
+                None => "removed".to_owned(),
+            },
+            state => format!("{state} since {}", e.since),
+        };
+        ModelReason { admin_details: e.diagnostics.describe(), ..ModelReason::starting(&text) }
+    }
+
+    /// Reason of a model without a process: its last outcome, and what a request would do.
+    fn explain_cold(&self, e: &Engine, spec: Option<&ModelSpec>) -> ModelReason {
+        let Some(spec) = spec else { return ModelReason::starting("removed") };
+        if let Some(why) = self.impossible_reason(&spec.name) {
+            return ModelReason::starting(&format!("can never start: {why}"));
+        }
+        let Some(past) = &e.last_outcome else {
+            return ModelReason::starting("not running; starts on the next request");
+        };
+        let logs = if e.failure().is_some() { logs_hint(spec) } else { String::new() };
+        let text = format!("not running: {}; starts on the next request{logs}", past.describe());
+        ModelReason { admin_details: past.diagnostics(), ..ModelReason::starting(&text) }
+    }
+
+    /// Reason of a model that holds memory that another model waits for.
+    ///
+    /// It uses the words of that model's reason.
+    pub(in crate::fleet) fn explain_contended(
+        &self,
+        model: &ModelName,
+        reasons: &BTreeMap<ModelName, ModelReason>,
+    ) -> Option<ModelReason> {
+        let of = |reason: &'_ ModelReason| {
+            reason.notes_for_holders.iter().find(|(holder, _)| holder == model).cloned()
+        };
+        let (asker, (_, held)) = reasons.iter().find_map(|(asker, reason)| Some((asker, of(reason)?)))?;
+        let state = self.model_state(model).as_str();
+        Some(ModelReason::starting(&format!("{state}; {held}: '{asker}' waits for its memory")).naming(asker))
+    }
+
+    /// The latest outcome of an engine of this model that has not served since.
+    pub(in crate::fleet) fn last_outcome_of(&self, model: &ModelName) -> Option<&LastOutcome> {
+        self.engines_of(model).filter_map(|e| e.last_outcome.as_ref()).max_by_key(|past| past.at)
+    }
+}

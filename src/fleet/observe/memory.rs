@@ -1,0 +1,67 @@
+//! Records the meters' readings, and learns from them how much memory an engine takes.
+//!
+//! Apart from the other observations, because a reading is of an accelerator, which several engines may share.
+
+use crate::{
+    engine::{Engine, state::LifecycleState},
+    fleet::{plan::Planner, state::ledger::MeterReading},
+    model::{AcceleratorId, EngineId},
+    units::{Bytes, Tick},
+};
+
+impl Planner {
+    pub(super) fn record_reading(&mut self, accelerator: &AcceleratorId, reading: MeterReading, now: Tick) {
+        if self.ledger.accelerators.get(accelerator).is_none() {
+            return;
+        }
+        for (id, bytes) in reading.by_engine.iter().flatten() {
+            let settled = self.engines.get(id).is_some_and(|e| e.state == LifecycleState::Awake);
+            let each =
+                self.spec(&id.model).map_or(*bytes, |spec| spec.accelerators.bytes_per_accelerator(*bytes));
+            if settled {
+                self.update_learned(&id.model, |learned| {
+                    learned.peak = Some(learned.peak.unwrap_or_default().max(each));
+                });
+            }
+        }
+        self.ledger.accelerators.change(accelerator, |account| account.record_reading(reading));
+        self.learn_peak_from_growth(accelerator, now);
+    }
+
+    /// Learns the peak of an engine that started alone, from the first reading after it serves.
+    ///
+    /// Later readings may include memory that another program has allocated since.
+    fn learn_peak_from_growth(&mut self, accelerator: &AcceleratorId, now: Tick) {
+        let Some(account) = self.ledger.accelerators.get(accelerator) else { return };
+        let found = account.booked.iter().find_map(|(id, _)| {
+            let e =
+                self.engines.get(id).filter(|e| e.state == LifecycleState::Awake && e.turn_start <= now)?;
+            let (_, before) = e.memory_baseline.iter().find(|(on, _)| on == accelerator)?;
+            Some((id.clone(), *before))
+        });
+        let Some((id, before)) = found else { return };
+        let used = account.used_if_alone(&id, now);
+        self.engines.change(&id, |e| e.memory_baseline.retain(|(on, _)| on != accelerator));
+        let Some(own) = used.map(|used| used.saturating_sub(before)) else { return };
+        let each = self.spec(&id.model).map_or(own, |spec| spec.accelerators.bytes_per_accelerator(own));
+        self.update_learned(&id.model, |learned| {
+            learned.peak = Some(learned.peak.unwrap_or_default().max(each));
+        });
+    }
+
+    pub(super) fn record_usage(&mut self, id: &EngineId, used: Bytes) {
+        let asleep = |e: &Engine| {
+            matches!(e.state, LifecycleState::FallingAsleep { .. } | LifecycleState::Asleep { .. })
+        };
+        if self.engines.get(id).is_some_and(|e| e.state.has_process() && !asleep(e)) {
+            self.update_learned(&id.model, |known| known.observed = known.observed.max(Some(used)));
+        }
+    }
+
+    pub(super) fn set_accelerator_health(&mut self, accelerator: &AcceleratorId, healthy: bool, now: Tick) {
+        self.ledger.accelerators.change(accelerator, |account| {
+            account.healthy = healthy;
+            (account.reading_requested, account.last_attempt) = (None, now);
+        });
+    }
+}

@@ -1,0 +1,172 @@
+//! Makes room for a candidate that has none: by eviction, by a move to other accelerators, or by waiting for a release.
+//!
+//! Apart from the order of turns: the turn decides whether room may be made for a model, and this file how.
+
+use std::collections::BTreeSet;
+
+use super::AdmitOutcome;
+use crate::{
+    engine::state::LifecycleState,
+    fleet::{
+        command::{AfterDrain, CloseReason},
+        explain::ModelReason,
+        plan::{
+            PlanBuilder,
+            evict::Victim,
+            place::{PlacementCandidate, PlacementStatus},
+        },
+    },
+    model::{AcceleratorId, EngineId, ModelSpec},
+    units::{Millis, Tick},
+};
+
+impl PlanBuilder<'_> {
+    /// Stops an asleep engine to start it where there is room now.
+    ///
+    /// Only if its own accelerators will not have room within the time of a cold start.
+    pub(super) fn relocate(
+        &mut self,
+        id: &EngineId,
+        spec: &ModelSpec,
+        candidates: &[PlacementCandidate],
+    ) -> bool {
+        if !self.engine(id).is_some_and(|e| matches!(e.state, LifecycleState::Asleep { .. })) {
+            return false;
+        }
+        let by = self.now + self.planner.start_time_of(&id.model);
+        if candidates.iter().any(|c| self.is_reachable(id, c) && self.earliest_eviction(id, c) <= by) {
+            return false;
+        }
+        let places = self.relocation_candidates(id, spec);
+        let at = |wanted: fn(&PlacementStatus) -> bool| {
+            places.iter().map(|c| (c, self.placement_status(id, spec, c))).find(|(_, room)| wanted(room))
+        };
+        if let Some((place, _)) = at(|room| *room == PlacementStatus::Ready) {
+            let text =
+                format!("moving to {}, which has room: the engine stops first", accelerator_list(place));
+            let place = place.clone();
+            self.claim(id, &place);
+            self.stop(id);
+            self.set_reason(id, ModelReason::starting(&text));
+            return true;
+        }
+        if let Some((place, room)) = at(|room| matches!(room, PlacementStatus::MeterStale { .. })) {
+            let place = place.clone();
+            self.await_room(id, &place, &room);
+            return true;
+        }
+        false
+    }
+
+    /// Requests readings where the meter shows other programs' memory, which only the meter can show as freed.
+    pub(super) fn reread_meters(&mut self, candidates: &[PlacementCandidate]) {
+        let accounts = &self.planner.ledger.accelerators;
+        let settled = |a: &AcceleratorId| {
+            accounts.get(a).is_some_and(crate::fleet::state::ledger::AcceleratorAccount::is_usage_confirmed)
+        };
+        let wanted: BTreeSet<AcceleratorId> =
+            candidates.iter().flat_map(|c| &c.accelerators).filter(|a| settled(a)).cloned().collect();
+        for accelerator in wanted {
+            self.request_reading(&accelerator, Millis::secs(1));
+        }
+    }
+
+    /// Waits for room that exists or is being freed; the next readings or events decide.
+    pub(super) fn await_room(
+        &mut self,
+        id: &EngineId,
+        candidate: &PlacementCandidate,
+        room: &PlacementStatus,
+    ) -> AdmitOutcome {
+        self.claim(id, candidate);
+        match room {
+            PlacementStatus::MeterStale { accelerator } => {
+                for accelerator in &candidate.accelerators {
+                    let fresh = self
+                        .planner
+                        .ledger
+                        .accelerators
+                        .get(accelerator)
+                        .is_none_or(|a| a.is_fresh(self.now));
+                    if !fresh {
+                        self.request_reading(accelerator, Millis::ZERO);
+                    }
+                }
+                let text = format!("reading the memory use of {accelerator}");
+                self.set_memory_reason(id, candidate, text);
+            }
+            PlacementStatus::AwaitingRelease { accelerator, after, missing: short } => {
+                self.request_reading(accelerator, *after);
+                let text = format!(
+                    "waiting for memory on {accelerator} to be released: the meter does not show {short} as free yet"
+                );
+                self.set_memory_reason(id, candidate, text);
+            }
+            PlacementStatus::Blocked { by } => {
+                let text = format!("waiting for {by} to finish allocating memory on the same accelerator");
+                self.set_reason(id, ModelReason::starting(&text).naming(&by.model));
+            }
+            _ => {
+                self.commit_idle_drains(id, candidate);
+                let reason = self.memory_reason(id, candidate);
+                self.set_reason(id, reason);
+            }
+        }
+        AdmitOutcome::RoomPending
+    }
+
+    /// Makes idle drains that this model relies on irrevocable.
+    fn commit_idle_drains(&mut self, id: &EngineId, candidate: &PlacementCandidate) {
+        let near = self.planner.engines.on_accelerators(&candidate.accelerators);
+        let idle = near.into_iter().filter(|e| {
+            e.id != *id
+                && matches!(e.state, LifecycleState::Draining { reason: CloseReason::Idle, .. })
+                && e.accelerators.iter().any(|a| candidate.accelerators.contains(a))
+        });
+        let drains: Vec<(EngineId, AfterDrain)> = idle
+            .filter_map(|e| match e.state {
+                LifecycleState::Draining { after_drain: then, .. } => Some((e.id.clone(), then)),
+                _ => None,
+            })
+            .collect();
+        for (engine, then) in drains {
+            self.close_gate_for(&engine, then, id);
+        }
+    }
+
+    pub(super) fn evict(&mut self, id: &EngineId, candidate: &PlacementCandidate, victims: &[Victim]) {
+        for victim in victims {
+            // The victim goes once its dependents are asleep or gone.
+            if self.engine(&victim.engine).is_some_and(|e| self.planner.keeping_dependent(e).is_some()) {
+                continue;
+            }
+            if victim.needs_no_drain() {
+                self.stop_for(&victim.engine, id);
+            } else {
+                self.close_gate_for(&victim.engine, victim.after_drain, id);
+            }
+        }
+        self.commit_idle_drains(id, candidate);
+        self.claim(id, candidate);
+        let names: Vec<String> =
+            victims.iter().map(|v| format!("{} is {}", v.display_name(), v.action_text())).collect();
+        let text = format!("making room on {}: {}", accelerator_list(candidate), names.join(", "));
+        self.set_memory_reason(id, candidate, text);
+    }
+
+    /// When an engine in the way of a candidate may first be evicted.
+    pub(super) fn earliest_eviction(&self, id: &EngineId, candidate: &PlacementCandidate) -> Tick {
+        let near = self.planner.engines.on_accelerators(&candidate.accelerators);
+        let in_the_way = near.into_iter().filter(|e| {
+            e.id != *id
+                && e.state.has_process()
+                && e.accelerators.iter().any(|a| candidate.accelerators.contains(a))
+        });
+        in_the_way.filter_map(|e| self.evictable_at(e)).min().unwrap_or(Tick(u64::MAX))
+    }
+}
+
+fn accelerator_list(candidate: &PlacementCandidate) -> String {
+    let names: Vec<&str> = candidate.accelerators.iter().map(AcceleratorId::as_str).collect();
+    names.join(", ")
+}

@@ -1,0 +1,125 @@
+//! What time alone changes, and the next moment at which a decision may change.
+//!
+//! Apart from the plan, because the two belong together: a state that ends by time needs a deadline here, or the fleet
+//! stalls.
+
+use std::sync::Arc;
+
+use crate::{
+    engine::{Engine, TRIAL_IN_FLIGHT, state::LifecycleState},
+    fleet::plan::Planner,
+    model::{EngineId, ModelName, ModelSpec},
+    units::{Bytes, Millis, Tick},
+};
+
+impl Planner {
+    /// Applies what time alone changes: ends back-offs, resets old failures, removes engines and models that are gone.
+    pub(in crate::fleet) fn advance_time(&mut self, now: Tick) {
+        self.last_planned = self.last_planned.max(now);
+        let decides = self.role.decides();
+        let rested = |engine: &Engine| {
+            decides && matches!(engine.state, LifecycleState::Backoff { until, .. } if until <= now)
+        };
+        for id in self.engines.time_driven() {
+            // Checked first, because a change copies what other copies still share.
+            if !self
+                .engines
+                .get(&id)
+                .is_some_and(|engine| rested(engine) || (engine.failures > 0 && engine.has_recovered(now)))
+            {
+                continue;
+            }
+            self.engines.change(&id, |engine| {
+                if rested(engine) {
+                    engine.transition_to(LifecycleState::Cold, now);
+                }
+                if engine.has_recovered(now) {
+                    engine.failures = 0;
+                }
+            });
+        }
+        let models = &self.models;
+        let left = self.engines.retain(|engine| {
+            let spec = models.get(&engine.id.model).and_then(|m| m.spec.as_ref());
+            let wanted = spec.is_some_and(|s| engine.id.replica < s.replicas);
+            wanted
+                || engine.state.has_process()
+                || engine.unclosed_gate.is_some()
+                || engine.pending_reservation.is_some()
+        });
+        for engine in &left {
+            self.last_generation = self.last_generation.max(engine.generation);
+            self.remove_model_if_unused(&engine.id.model);
+        }
+    }
+
+    /// Removes a model that is not configured and has no engine left.
+    pub(in crate::fleet) fn remove_model_if_unused(&mut self, name: &ModelName) {
+        let gone = self.models.get(name).is_some_and(|model| model.spec.is_none())
+            && self.engines.of_model(name).next().is_none();
+        if gone {
+            Arc::make_mut(&mut self.models).remove(name);
+        }
+    }
+
+    /// The first moment after `after` at which a decision may change. One too many is harmless; a missing one is a
+    /// stall.
+    pub(in crate::fleet) fn deadline_after(&self, after: Tick) -> Option<Tick> {
+        let awaited = self.ledger.accelerators.awaiting_reading();
+        let lost = awaited.flat_map(|(_, a)| a.reading_timeout_at().into_iter().chain(a.recovery_check_at()));
+        let orders = self.operations.values().map(|op| op.issued_at + self.max_wait_of(&op.model));
+        let mut engines = None;
+        self.each_model(|model, of| {
+            let spec = model.and_then(|m| m.spec.as_deref());
+            let first = of.iter().flat_map(|e| self.deadlines_of(e, spec)).filter(|at| *at > after).min();
+            engines = engines.into_iter().chain(first).min();
+        });
+        lost.chain(orders).filter(|at| *at > after).chain(engines).min()
+    }
+
+    fn deadlines_of(&self, e: &Engine, spec: Option<&ModelSpec>) -> impl Iterator<Item = Tick> + use<> {
+        let idle = spec.map(|s| s.idle);
+        let turns = &self.settings.turns;
+        let timeouts = &self.settings.timeouts;
+        let own: [Option<Tick>; 5] = match &e.state {
+            LifecycleState::Awake => [
+                self.protection_end(e, self.wake_time_of(&e.id.model)),
+                self.protection_end(e, self.start_time_of(&e.id.model)),
+                Some(e.turn_start + turns.max_turn),
+                idle.and_then(|i| self.idle_at(e, i.sleep_after?)),
+                idle.and_then(|i| self.idle_at(e, i.stop_after?)),
+            ],
+            LifecycleState::Draining { .. } => [Some(e.since + turns.drain_deadline), None, None, None, None],
+            LifecycleState::Asleep { .. } => {
+                let stops = idle.and_then(|i| i.stop_after).map(|after| e.idle_since().max(e.since) + after);
+                [stops, None, None, None, None]
+            }
+            LifecycleState::Backoff { until, .. } => [Some(*until), None, None, None, None],
+            LifecycleState::Cold => [Some(e.spare_start_at()), None, None, None, None],
+            LifecycleState::Stopping { .. } => [Some(e.stop_retry_at), None, None, None, None],
+            _ => [None; 5],
+        };
+        let any: [Option<Tick>; 5] = [
+            self.overdue_at(e, spec),
+            e.hung_at(timeouts),
+            // Only a serving engine gets a trial request; any other is checked again when it serves.
+            e.ejected_until.filter(|at| *at != TRIAL_IN_FLIGHT && e.serves()),
+            e.releasing_since.map(|at| at + timeouts.meter_lag),
+            e.releasing_since.map(|at| at + Millis(timeouts.meter_lag.0 * 5)),
+        ];
+        own.into_iter().chain(any).flatten()
+    }
+
+    /// The deadline of the engine's present state.
+    fn overdue_at(&self, e: &Engine, spec: Option<&ModelSpec>) -> Option<Tick> {
+        // The reservation is looked up only if its size matters.
+        let held = if e.state.moves_memory() { self.ledger.booked_bytes(&e.id) } else { Bytes::ZERO };
+        e.deadline(spec, held, &self.settings.timeouts)
+    }
+
+    /// Whether the engine has missed the deadline of its state.
+    pub(in crate::fleet) fn is_overdue(&self, id: &EngineId, now: Tick) -> bool {
+        let Some(e) = self.engines.get(id) else { return false };
+        self.overdue_at(e, self.spec(&id.model)).is_some_and(|at| at <= now)
+    }
+}
