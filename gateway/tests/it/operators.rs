@@ -10,7 +10,7 @@ use rouse_testing::port::ReservedPort;
 use serde_json::{Value, json};
 
 use crate::{
-    live::{EngineUnderTest, PendingExchange},
+    live::EngineUnderTest,
     support::{GatewayFixture, GatewayProcess, SimModel, TestResponse, pause},
 };
 
@@ -126,8 +126,8 @@ fn what_became_of_a_model_is_remembered_told_the_same_from_both_sides_and_logged
         assert!(metrics.lines().any(|found| found == line), "{line} in\n{metrics}");
     }
     // One model holds the memory that the other waits for.
-    let holding = PendingExchange::streaming(&gateway.client(), "first", 100_000);
-    let waits = PendingExchange::chat(&gateway.client(), "second", false, 1);
+    let holding = gateway.client().open_stream("first", 100_000);
+    let waits = gateway.client().open_chat("second", false, 1);
     gateway.until("held", Duration::from_secs(5), || why("second").contains("held by first"));
     let (held, holds) = (why("second"), why("first"));
     let (_, until) = held.split_once("held by first, ").unwrap();
@@ -166,8 +166,8 @@ fn what_waits_for_memory_still_tells_how_its_last_start_failed() {
     };
     assert_eq!(gateway.client().chat("broken", false, 1).status, 503);
     gateway.until("left alone no more", Duration::from_secs(5), || why().starts_with("not running"));
-    let holding = PendingExchange::streaming(&gateway.client(), "first", 100_000);
-    let waits = PendingExchange::chat(&gateway.client(), "broken", false, 1);
+    let holding = gateway.client().open_stream("first", 100_000);
+    let waits = gateway.client().open_chat("broken", false, 1);
     gateway.until("it waits", Duration::from_secs(5), || why().contains("held by first"));
     let reason = why();
     assert!(reason.contains("; last start failed at "), "{reason}");
@@ -223,7 +223,7 @@ fn each_step_of_an_engine_is_one_line_of_the_log_with_why_and_how_long() {
 #[test]
 fn a_stop_tells_the_streams_that_it_ends() {
     let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
-    let stream = PendingExchange::streaming(&gateway.client(), "m", 100_000);
+    let stream = gateway.client().open_stream("m", 100_000);
     assert_eq!(outcome(&gateway, "m", "stop")["state"], "done");
     let told = stream.rest();
     assert!(told.broke_off_with("engine_failed"), "{}", told.text());
@@ -291,7 +291,8 @@ fn events_are_the_journal_as_it_happens() {
     let gateway =
         GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).model(&SimModel::new("other")).start();
     let get = "GET /admin/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    let open = PendingExchange::raw(&gateway.admin(), get).until("text/event-stream");
+    let mut open = gateway.admin().open(get);
+    open.until("text/event-stream");
     let mut printing = cli(&gateway, &["events"]).stdout(Stdio::piped()).spawn().unwrap();
     let printed = BufReader::new(printing.stdout.take().unwrap()).lines().map(Result::unwrap);
     let (tell, lines) = std::sync::mpsc::channel();
@@ -303,9 +304,13 @@ fn events_are_the_journal_as_it_happens() {
         lines.recv_timeout(Duration::from_millis(20)).is_ok()
     });
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
-    let open = open.until(r#""event":"ready""#).until(r#""event":"canary""#);
-    let told = open.sse_data();
-    let events: Vec<Value> = told.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    open.until(r#""event":"ready""#);
+    open.until(r#""event":"canary""#);
+    // The last event may not be complete.
+    let told = open.text();
+    let whole = told.rsplit_once("\n\n").map_or("", |(whole, _)| whole);
+    let told = whole.lines().filter_map(|line| line.strip_prefix("data: "));
+    let events: Vec<Value> = told.map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(events.iter().all(|turn| turn["at"].is_u64() && turn["events"].is_array()), "{events:?}");
     drop(open);
     assert_eq!(outcome(&gateway, "m", "stop")["state"], "done");
@@ -327,10 +332,11 @@ fn logs_are_the_engines_output_and_can_be_followed() {
     let printed = cli(&gateway, &["logs", "m"]).output().unwrap();
     assert_eq!((printed.status.code(), text(&printed.stdout)), (Some(0), logs.text()));
     let get = "GET /admin/v1/models/m/logs?follow=true HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    let following = PendingExchange::raw(&gateway.admin(), get).until("generation 1");
+    let mut following = gateway.admin().open(get);
+    following.until("generation 1");
     assert_eq!(outcome(&gateway, "m", "stop")["state"], "done");
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
-    drop(following.until("generation 2"));
+    following.until("generation 2");
 }
 
 #[test]
@@ -364,8 +370,8 @@ fn explain_says_at_each_moment_of_a_swap_why() {
         .start();
     let explain = || -> Value { gateway.admin().get("/admin/v1/models/second/explain").json() };
     assert_eq!(explain()["state"], "cold");
-    let stream = PendingExchange::streaming(&gateway.client(), "first", 100_000);
-    let waiter = PendingExchange::chat(&gateway.client(), "second", true, 4);
+    let stream = gateway.client().open_stream("first", 100_000);
+    let waiter = gateway.client().open_chat("second", true, 4);
     let mut reasons: Vec<String> = Vec::new();
     gateway.until("second is awake", Duration::from_secs(10), || {
         let now = explain();
@@ -474,7 +480,7 @@ fn an_unused_model_scales_to_zero_and_the_metrics_show_it_under_the_seeds_names(
     // A long stream is not idle, and this stream ends once the test has seen that.
     gateway.wake("m");
     gateway.stall("m#0", true);
-    let long = PendingExchange::chat(&gateway.client(), "m", true, 300);
+    let long = gateway.client().open_chat("m", true, 300);
     gateway.until("it streams", Duration::from_secs(5), || gateway.leases() == 1);
     pause(Duration::from_millis(1000));
     assert_eq!(gateway.engine("m#0")["state"], "Awake");
