@@ -193,8 +193,10 @@ pub(super) async fn run_probe(
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
+    use rouse_testing::scripted_engine::{read_head, serve};
     use serde_json::json;
-    use tokio::net::TcpListener;
 
     use super::*;
 
@@ -207,18 +209,14 @@ mod tests {
     }
 
     /// Answers each connection with the next of these responses, then repeats the last.
-    async fn server(answers: &'static [&'static str]) -> u16 {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
-        tokio::spawn(async move {
-            for n in 0.. {
-                let (mut stream, _) = listener.accept().await.unwrap();
-                let mut room = [0; 1024];
-                let _ = stream.read(&mut room).await.unwrap();
-                stream.write_all(answers[answers.len().min(n + 1) - 1].as_bytes()).await.unwrap();
-            }
+    fn server(answers: &'static [&'static str]) -> u16 {
+        let mut served = 0;
+        let address = serve(move |mut stream| {
+            read_head(&mut stream).unwrap();
+            stream.write_all(answers[served].as_bytes()).unwrap();
+            served = answers.len().min(served + 2) - 1;
         });
-        port
+        address.port()
     }
 
     #[tokio::test]
@@ -232,7 +230,7 @@ mod tests {
             ("hello\r\n", false),
             ("", false),
         ] {
-            let port = server(Box::leak(Box::new([answer]))).await;
+            let port = server(Box::leak(Box::new([answer])));
             let ports: Vec<ContainerPort> =
                 serde_json::from_value(json!([{ "name": "web", "containerPort": port }])).unwrap();
             let asked = probe(json!({ "httpGet": { "port": "web", "path": "/ready" } }));
@@ -245,7 +243,7 @@ mod tests {
     async fn a_verdict_changes_at_its_threshold_and_not_before() {
         const GOOD: &str = "HTTP/1.1 200 OK\r\n\r\n";
         const BAD: &str = "HTTP/1.1 503 x\r\n\r\n";
-        let port = server(&[GOOD, BAD, GOOD, BAD, BAD, GOOD]).await;
+        let port = server(&[GOOD, BAD, GOOD, BAD, BAD, GOOD]);
         let asked = json!({
             "httpGet": { "port": port }, "periodSeconds": 1, "failureThreshold": 2, "successThreshold": 1,
         });

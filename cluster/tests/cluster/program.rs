@@ -10,6 +10,7 @@ use std::{
 };
 
 use rouse_cluster::podrunner::PodImage;
+use rouse_testing::raw_client::TestClient;
 use serde_json::{Value, json};
 
 const RUNS: &str = "ROUSE_CLUSTER_PROGRAM";
@@ -64,10 +65,6 @@ fn answer(mut stream: TcpStream, statuses: &mut BTreeMap<String, String>) {
 
 /// Sets the status that the program at this address answers for a path from now on.
 pub(crate) fn tell(ip: &str, path: &str) {
-    let at = SocketAddr::new(ip.parse().unwrap(), PORT);
-    let mut stream = TcpStream::connect(at).unwrap();
-    stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n").as_bytes()).unwrap();
-    let mut said = String::new();
-    stream.read_to_string(&mut said).unwrap();
-    assert!(said.starts_with("HTTP/1.1 200"), "{said}");
+    let answer = TestClient::new(SocketAddr::new(ip.parse().unwrap(), PORT)).get(path);
+    assert_eq!(answer.status, 200, "{}", answer.text());
 }

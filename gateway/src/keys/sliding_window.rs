@@ -160,22 +160,14 @@ impl SlidingWindow {
 
 #[cfg(test)]
 mod tests {
+    use rouse_testing::random::TestRng;
+
     use super::*;
-
-    /// A small deterministic generator, so that a failure can be reproduced.
-    struct Random(u64);
-
-    impl Random {
-        fn below(&mut self, limit: u64) -> u64 {
-            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (self.0 >> 33) % limit
-        }
-    }
 
     #[test]
     fn in_no_minute_is_more_taken_than_the_limit_and_a_wait_is_as_long_as_it_says() {
         for seed in 0..40 {
-            let mut random = Random(seed);
+            let mut random = TestRng(seed);
             let limit = 1 + random.below(5000);
             let (mut window, mut now) = (SlidingWindow::new(), Tick(1_700_000_000_000 + random.below(1000)));
             let mut taken: Vec<(Tick, u64)> = Vec::new();
@@ -240,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_window_is_empty_when_there_is_room_for_all_of_it() {
-        let (limit, mut random) = (50, Random(7));
+        let (limit, mut random) = (50, TestRng(7));
         let (mut window, mut now) = (SlidingWindow::new(), Tick(1_700_000_000_000));
         for _ in 0..3000 {
             now = now + Millis(random.below(60) * random.below(60) * 20);

@@ -5,9 +5,6 @@
 mod alone;
 mod audit;
 mod books;
-#[path = "../it/support/client.rs"]
-#[allow(dead_code, reason = "shared with the tests of one machine")]
-mod client;
 mod columns;
 mod crashes;
 mod crowd;
@@ -50,3 +47,5 @@ mod strangers;
 mod streams;
 mod support;
 mod tokens;
+
+use rouse_testing::raw_client as client;

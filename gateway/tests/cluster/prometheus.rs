@@ -2,14 +2,14 @@
 
 use std::{
     fs,
-    io::{Read as _, Write as _},
-    net::{SocketAddr, TcpListener},
+    io::Write as _,
+    net::SocketAddr,
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
-    thread,
 };
 
 use rouse_cluster::wait::WAIT_TIMEOUT;
+use rouse_testing::scripted_engine::scripted;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::time::{Duration, sleep, timeout};
@@ -156,24 +156,13 @@ pub(crate) struct DcgmExporterStub {
 
 impl DcgmExporterStub {
     pub(crate) fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
         let text: Arc<Mutex<String>> = Arc::default();
         let served = Arc::clone(&text);
-        // The thread ends with the test's process.
-        thread::spawn(move || {
-            for stream in listener.incoming() {
-                let mut stream = stream.unwrap();
-                let mut head = Vec::new();
-                let mut byte = [0];
-                while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).is_ok_and(|read| read == 1) {
-                    head.push(byte[0]);
-                }
-                let body = served.lock().unwrap().clone();
-                let head = "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nConnection: close";
-                // A client that has disconnected gets no answer.
-                drop(write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()));
-            }
+        let address = scripted(move |mut stream, _| {
+            let body = served.lock().unwrap().clone();
+            let head = "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nConnection: close";
+            // A client that has disconnected gets no answer.
+            drop(write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()));
         });
         Self { address, text }
     }

@@ -1,17 +1,11 @@
 //! Streams that a test holds open during an event.
 
-use std::{
-    io::{Read as _, Write as _},
-    net::{Shutdown, TcpStream},
-};
+use std::net::{Shutdown, TcpStream};
 
 use futures_util::future::join_all;
 use tokio::{sync::oneshot, task::JoinHandle};
 
-use crate::{
-    client::{TestResponse, chat_body, request},
-    installation::ClusterGateway,
-};
+use crate::{client::TestResponse, installation::ClusterGateway};
 
 /// A running stream.
 pub(crate) struct HeldClientStream {
@@ -22,26 +16,18 @@ pub(crate) struct HeldClientStream {
 impl HeldClientStream {
     /// Opens a stream, and returns once it has begun.
     pub(crate) async fn open(gateway: &ClusterGateway, model: &'static str, tokens: u32) -> Self {
-        let mut socket = gateway.client().connect();
-        let own = socket.try_clone().unwrap();
+        let mut open = gateway.client().open_chat(model, true, tokens);
+        let socket = open.socket().try_clone().unwrap();
         let (tell, begun) = oneshot::channel();
-        let mut tell = Some(tell);
         let ended = tokio::task::spawn_blocking(move || {
-            let text = request("/v1/chat/completions", "", &chat_body(model, true, tokens));
-            socket.write_all(text.as_bytes()).unwrap();
-            let (mut bytes, mut room) = (Vec::new(), [0; 16 << 10]);
-            while let Ok(n @ 1..) = socket.read(&mut room) {
-                bytes.extend_from_slice(&room[..n]);
-                if bytes.windows(6).any(|piece| piece == b"data: ")
-                    && let Some(tell) = tell.take()
-                {
-                    tell.send(()).unwrap();
-                }
-            }
-            TestResponse::parse(&bytes)
+            open.until("data: ");
+            tell.send(()).unwrap();
+            // The gateway may reset the connection, and the test may close it.
+            while open.try_more().unwrap_or(false) {}
+            TestResponse::parse(&open.received)
         });
         begun.await.unwrap();
-        Self { ended, socket: own }
+        Self { ended, socket }
     }
 
     /// Opens `each` streams through each gateway.

@@ -5,8 +5,11 @@ use std::{thread, time::Duration};
 use nix::sys::signal::Signal;
 
 use crate::{
-    live::{EngineUnderTest, PendingExchange},
-    support::{GatewayFixture, GatewayProcess, SimModel, client::chat_body},
+    live::EngineUnderTest,
+    support::{
+        GatewayFixture, GatewayProcess, SimModel,
+        client::{TestExchange, chat_body, request},
+    },
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -71,8 +74,7 @@ fn a_conversation_and_a_session_stay_on_their_engine_and_many_of_them_use_all() 
 #[test]
 fn one_beginning_for_all_does_not_fill_one_engine() {
     let gateway = three();
-    let streams: Vec<_> =
-        (0..30).map(|_| PendingExchange::streaming(&gateway.client(), "m", 100_000)).collect();
+    let streams: Vec<_> = (0..30).map(|_| gateway.client().open_stream("m", 100_000)).collect();
     let leases: Vec<u64> =
         (0..3).map(|n| gateway.engine(&format!("m#{n}"))["leases"].as_u64().unwrap()).collect();
     // The limit is a quarter above the mean, plus one.
@@ -92,10 +94,10 @@ fn an_engine_killed_under_load_takes_only_its_own_requests_along() {
     });
     // The engines stall, so no stream ends before the engine dies.
     (0..3).for_each(|n| gateway.stall(&format!("m#{n}"), true));
-    let streams: Vec<PendingExchange> = (0..12)
+    let streams: Vec<TestExchange> = (0..12)
         .map(|n| {
             let body = chat_body("m", true, 400).replace("hello", &format!("hello {n}"));
-            PendingExchange::raw(&gateway.client(), &crate::support::client::request(CHAT, "", &body))
+            gateway.client().open(request(CHAT, "", &body))
         })
         .collect();
     gateway.until("all have an engine", Duration::from_secs(10), || gateway.leases() == 12);
@@ -114,7 +116,7 @@ fn an_engine_killed_under_load_takes_only_its_own_requests_along() {
     // Of the requests that arrive meanwhile, only those fail that had reached the engine when it died.
     let failed: u64 = clients.into_iter().map(|client| client.join().unwrap()).sum();
     assert!(failed <= 4, "{failed}");
-    let broken = streams.into_iter().map(PendingExchange::rest).filter(|a| !a.is_whole_stream()).count();
+    let broken = streams.into_iter().map(TestExchange::rest).filter(|a| !a.is_whole_stream()).count();
     assert_eq!(broken as u64, held);
     (0..20).for_each(|n| assert_eq!(gateway.client().post(CHAT, &turn(n, 0)).status, 200));
 }

@@ -3,7 +3,7 @@
 use std::{fs, time::Duration};
 
 use crate::{
-    live::{PendingExchange, UNLIMITED_CONNECTIONS},
+    live::UNLIMITED_CONNECTIONS,
     support::{GatewayFixture, GatewayProcess, SimModel},
 };
 
@@ -18,9 +18,8 @@ fn two_hundred_streams_are_served_by_all_threads_and_are_whole() {
         .model(&SimModel { flags: "--itl 20ms", ..SimModel::new("m") })
         .start();
     assert!(gateway.client().chat("m", true, 1).is_whole_stream());
-    let streams: Vec<_> =
-        (0..STREAMS).map(|_| PendingExchange::chat(&gateway.client(), "m", true, 400)).collect();
-    let streams: Vec<_> = streams.into_iter().map(|stream| stream.until("data: ")).collect();
+    let mut streams: Vec<_> = (0..STREAMS).map(|_| gateway.client().open_chat("m", true, 400)).collect();
+    streams.iter_mut().for_each(|stream| stream.until("data: "));
     let before = leaves(&gateway);
     assert_eq!(before.len(), THREADS);
     gateway.until("at work on every thread", Duration::from_secs(5), || {

@@ -5,10 +5,11 @@ use std::{path::Path, process::Stdio};
 use rouse::units::Bytes;
 use rouse_gateway::demo;
 use tokio::{
-    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
-    net::TcpStream,
+    io::{AsyncBufReadExt as _, BufReader},
     process::Command,
 };
+
+use crate::support::TestClient;
 
 #[tokio::test]
 async fn an_engine_of_the_demonstration_starts_from_its_command_and_is_accounted() {
@@ -29,13 +30,14 @@ async fn an_engine_of_the_demonstration_starts_from_its_command_and_is_accounted
     let address = loop {
         let line = lines.next_line().await.unwrap().expect("it starts");
         if let Some((_, address)) = line.split_once("listening on ") {
-            break address.trim_start_matches("http://").to_owned();
+            break address.trim_start_matches("http://").parse().unwrap();
         }
     };
 
-    let models = get(&address, "/v1/models").await;
+    let client = TestClient::new(address);
+    let models = client.get("/v1/models").text();
     assert!(models.contains("tiny-qwen"), "{models}");
-    let asleep = get(&address, "/is_sleeping").await;
+    let asleep = client.get("/is_sleeping").text();
     assert!(asleep.contains("false"), "{asleep}");
     let meter = &config.meters["sim-1"];
     let usage = engine_sim::accelerator::AcceleratorFile::open(meter).unwrap().usage().unwrap();
@@ -60,16 +62,7 @@ async fn the_demonstration_is_started_by_its_name() {
         .unwrap();
     let mut lines = BufReader::new(gateway.stdout.take().unwrap()).lines();
     let first = lines.next_line().await.unwrap().expect("it says where it listens");
-    let address = first.strip_prefix("inference API  http://").unwrap().trim_end_matches("/v1").to_owned();
-    assert!(get(&address, "/v1/models").await.contains("tiny-llama"));
+    let address = first.strip_prefix("inference API  http://").unwrap().trim_end_matches("/v1");
+    assert!(TestClient::new(address.parse().unwrap()).get("/v1/models").text().contains("tiny-llama"));
     gateway.kill().await.unwrap();
-}
-
-async fn get(address: &str, path: &str) -> String {
-    let mut stream = TcpStream::connect(address).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    answer
 }

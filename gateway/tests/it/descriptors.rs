@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    live::{PendingExchange, UNLIMITED_CONNECTIONS},
+    live::UNLIMITED_CONNECTIONS,
     support::{GatewayFixture, SimModel},
 };
 
@@ -21,10 +21,10 @@ fn hundreds_who_follow_events_keep_no_request_from_being_served_where_descriptor
     let gateway = fixture.start_as(|command| limit(command, &log));
     let follow = "GET /admin/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n";
     // The subscriptions stay open, whether the gateway accepts or refuses them.
-    let followers: Vec<_> = (0..600).map(|_| PendingExchange::raw(&gateway.admin(), follow)).collect();
+    let followers: Vec<_> = (0..600).map(|_| gateway.admin().open(follow)).collect();
     // A cold start, and many streams at once: each stream takes two descriptors.
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
-    let streams: Vec<_> = (0..80).map(|_| PendingExchange::streaming(&gateway.client(), "m", 1000)).collect();
+    let streams: Vec<_> = (0..80).map(|_| gateway.client().open_stream("m", 1000)).collect();
     assert_eq!(gateway.client().get("/healthz").status, 200);
     for stream in streams {
         assert!(stream.rest().is_whole_stream());

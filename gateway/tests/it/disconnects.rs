@@ -9,10 +9,11 @@ use std::{
     time::Duration,
 };
 
+use rouse_testing::random::TestRng;
 use tokio::time::Instant;
 
 use crate::{
-    live::{EngineUnderTest, PendingExchange, UNLIMITED_CONNECTIONS},
+    live::{EngineUnderTest, UNLIMITED_CONNECTIONS},
     support::{
         GatewayFixture, GatewayProcess, SimModel, TestClient,
         client::{chat_body, request},
@@ -53,7 +54,7 @@ fn nothing_is_left_of_ten_thousand_clients_that_left() {
         assert!(gateway.client().chat(name, true, 4).is_whole_stream());
     }
     // The engine of this model starts for as long as this test runs.
-    let first = PendingExchange::chat(&gateway.client(), "parks", true, 4);
+    let first = gateway.client().open_chat("parks", true, 4);
     gateway.until("launching", TEST_TIMEOUT, || gateway.engine("parks#0")["state"] == "Loading");
     drop(first);
     until_settled(&gateway, usize::MAX);
@@ -179,9 +180,9 @@ fn timed(gateway: &GatewayProcess, model: &str) -> Vec<u64> {
         let streaming = chance.below(2) == 0;
         let stray = if chance.below(2) == 0 { "\r\n" } else { "" };
         let text = request("/v1/chat/completions", "", &chat_body(model, streaming, 10_000)) + stray;
-        let mut open = PendingExchange::raw(&gateway.client(), &text);
+        let mut open = gateway.client().open(text);
         if streaming {
-            open = open.until("data: ");
+            open.until("data: ");
         } else {
             gateway.until("it runs", TEST_TIMEOUT, || engine.counters()["running"] == 1);
         }
@@ -237,17 +238,4 @@ pub(crate) fn reset_on_close(socket: &TcpStream) {
 pub(crate) fn engine_sim_now() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     u64::try_from(now.as_micros()).unwrap()
-}
-
-/// A splitmix64 generator: the same seed gives the same numbers.
-pub(crate) struct TestRng(pub(crate) u64);
-
-impl TestRng {
-    pub(crate) fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % n
-    }
 }

@@ -12,13 +12,14 @@ use std::{
     time::Duration,
 };
 
+use rouse_testing::random::TestRng;
 use rustls::ClientConfig;
 use tokio::time::Instant;
 
 use crate::{
     disconnects::{
-        MAX_ABORT_DELAY_US, MAX_TRIES, TEST_TIMEOUT, TIMED_MODELS, TestRng, assert_left_in_phases,
-        descriptors, engine_sim_now, print_quantiles, reset_on_close, until_settled, while_others_disconnect,
+        MAX_ABORT_DELAY_US, MAX_TRIES, TEST_TIMEOUT, TIMED_MODELS, assert_left_in_phases, descriptors,
+        engine_sim_now, print_quantiles, reset_on_close, until_settled, while_others_disconnect,
     },
     live::{EngineUnderTest, UNLIMITED_CONNECTIONS},
     support::{

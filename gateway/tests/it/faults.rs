@@ -8,8 +8,10 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::{
-    live::{EngineUnderTest, PendingExchange},
-    support::{GatewayFixture, GatewayProcess, SimModel, TestClient, TestResponse, pause, read},
+    live::EngineUnderTest,
+    support::{
+        GatewayFixture, GatewayProcess, SimModel, TestClient, TestResponse, client::TestExchange, pause, read,
+    },
 };
 
 const TURNS: &str = "turns: {residency: 200ms, maxTurn: 1s, drain: {deadline: 2s, onDeadline: cut}}";
@@ -33,7 +35,7 @@ fn asked(client: TestClient, stream: bool, tokens: u32) -> TestResponse {
 #[test]
 fn an_engine_killed_mid_stream_ends_the_stream_with_an_error_event_and_the_next_request_succeeds() {
     let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
-    let stream = PendingExchange::streaming(&gateway.client(), "m", 100_000);
+    let stream = gateway.client().open_stream("m", 100_000);
     let engine = EngineUnderTest::of(&gateway, "m#0");
     engine.signal(Signal::SIGKILL);
     let broken = stream.rest();
@@ -70,7 +72,7 @@ fn a_stopped_engine_is_out_of_rotation_in_fifteen_seconds_whether_idle_or_stream
         .model(&SimModel::new("busy"))
         .start();
     assert!(gateway.client().chat("idle", true, 4).is_whole_stream());
-    let stream = PendingExchange::streaming(&gateway.client(), "busy", 100_000);
+    let stream = gateway.client().open_stream("busy", 100_000);
     let engines = ["idle#0", "busy#0"].map(|id| EngineUnderTest::of(&gateway, id));
     engines.iter().for_each(|engine| engine.signal(Signal::SIGSTOP));
     let stopped = Instant::now();
@@ -139,11 +141,10 @@ fn a_hung_engine_with_open_streams_keeps_its_memory_until_its_process_is_gone() 
         .flag("--journal")
         .flag(journal.to_str().unwrap())
         .start();
-    let streams: Vec<PendingExchange> =
-        (0..3).map(|_| PendingExchange::streaming(&gateway.client(), "hangs", 100_000)).collect();
+    let streams: Vec<TestExchange> = (0..3).map(|_| gateway.client().open_stream("hangs", 100_000)).collect();
     let engine = EngineUnderTest::of(&gateway, "hangs#0");
     engine.faults(r#"{"hang": true}"#);
-    let second = PendingExchange::chat(&gateway.client(), "waits", true, 4);
+    let second = gateway.client().open_chat("waits", true, 4);
     while engine.lives() {
         let fleet = gateway.fleet();
         let account = &fleet["accelerators"][0];
@@ -216,7 +217,7 @@ fn an_engine_that_takes_the_order_to_sleep_and_stays_awake_serves_who_comes_mean
     gateway.until("told to sleep", Duration::from_secs(10), || {
         gateway.engine("m#0")["state"] == "FallingAsleep(1)"
     });
-    let comes = PendingExchange::chat(&gateway.client(), "m", true, 4);
+    let comes = gateway.client().open_chat("m", true, 4);
     gateway.until("it waits", Duration::from_secs(10), || gateway.fleet()["models"][0]["waiting"] == 1);
     gateway.fault("m#0", r#"{"hang-sleep": null}"#);
     let began = Instant::now();

@@ -12,7 +12,7 @@ use rouse_testing::port::ReservedPort;
 use serde_json::{Value, json};
 
 use crate::{
-    live::{EngineUnderTest, PendingExchange},
+    live::EngineUnderTest,
     support::{GatewayFixture, GatewayProcess, SimModel, pause},
 };
 
@@ -90,7 +90,7 @@ fn an_order_that_comes_to_nothing_says_why() {
 #[test]
 fn a_stop_tells_the_streams_that_it_ends() {
     let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
-    let stream = PendingExchange::streaming(&gateway.client(), "m", 100_000);
+    let stream = gateway.client().open_stream("m", 100_000);
     assert_eq!(outcome(&gateway, "m", "stop")["state"], "done");
     let told = stream.rest();
     assert!(told.broke_off_with("engine_failed"), "{}", told.text());
@@ -170,7 +170,7 @@ fn an_unused_model_scales_to_zero_and_the_metrics_show_it_under_the_seeds_names(
     // A long stream is not idle, and this stream ends once the test has seen that.
     gateway.wake("m");
     gateway.stall("m#0", true);
-    let long = PendingExchange::chat(&gateway.client(), "m", true, 300);
+    let long = gateway.client().open_chat("m", true, 300);
     gateway.until("it streams", Duration::from_secs(5), || gateway.leases() == 1);
     pause(Duration::from_millis(1000));
     assert_eq!(gateway.engine("m#0")["state"], "Awake");

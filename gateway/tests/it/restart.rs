@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
 use crate::{
-    live::{EngineUnderTest, PendingExchange, is_alive},
+    live::{EngineUnderTest, is_alive},
     support::{GatewayFixture, GatewayProcess, SimModel, pause, read},
 };
 
@@ -85,7 +85,7 @@ fn a_stream_that_ran_when_the_gateway_was_killed_counts_as_use_and_leaves_nothin
     let mut gateway = GatewayFixture::new(&["2Gi"])
         .model(&SimModel { keys: "idle: {sleepAfter: 5s}", ..SimModel::new("m") })
         .start();
-    let stream = PendingExchange::streaming(&gateway.client(), "m", 100_000);
+    let stream = gateway.client().open_stream("m", 100_000);
     let engine = EngineUnderTest::of(&gateway, "m#0");
     pause(Duration::from_secs(6));
     kill(&mut gateway);
@@ -118,7 +118,7 @@ fn a_gateway_killed_while_an_engine_falls_asleep_or_wakes_serves_it_afterwards()
     assert!(again.client().chat("m", true, 4).is_whole_stream());
     sleep(&again, "m");
     again.fault("m#0", r#"{"hang-wake": true}"#);
-    let waiter = PendingExchange::chat(&again.client(), "m", true, 4);
+    let waiter = again.client().open_chat("m", true, 4);
     again.until("on its way", Duration::from_secs(5), || again.engine("m#0")["state"] == "Waking(1)");
     again.fault("m#0", r#"{"hang-wake": null}"#);
     pause(Duration::from_millis(300));
@@ -134,7 +134,7 @@ fn a_gateway_killed_during_a_launch_adopts_what_is_still_starting() {
     let mut gateway = GatewayFixture::new(&["2Gi"])
         .model(&SimModel { flags: "--start-time 2s", ..SimModel::new("m") })
         .start();
-    let waiting = PendingExchange::chat(&gateway.client(), "m", true, 4);
+    let waiting = gateway.client().open_chat("m", true, 4);
     let engine = EngineUnderTest::of(&gateway, "m#0");
     kill(&mut gateway);
     drop(waiting);
@@ -213,7 +213,7 @@ fn sigterm_lets_a_stream_finish_and_then_ends_the_engines() {
     let engine = EngineUnderTest::of(&gateway, "m#0");
     // The gateway lives as long as the stream, and the stream ends once the test has checked the gateway.
     gateway.stall("m#0", true);
-    let stream = PendingExchange::chat(&client, "m", true, 100);
+    let stream = client.open_chat("m", true, 100);
     gateway.until("it streams", Duration::from_secs(5), || engine.counters()["running"] == 1);
     gateway.signal(Signal::SIGTERM);
     gateway.until("not ready any more", Duration::from_secs(2), || admin.get("/readyz").status == 503);
@@ -233,9 +233,10 @@ fn after_the_grace_streams_and_waiters_are_told_that_the_gateway_goes() {
         .model(&SimModel::new("m"))
         .model(&SimModel { flags: "--start-time 1m", ..SimModel::new("starts") })
         .start();
-    let running = PendingExchange::streaming(&gateway.client(), "m", 100_000);
-    let begun = PendingExchange::chat(&gateway.client(), "starts", true, 4).until(":");
-    let plain = PendingExchange::chat(&gateway.client(), "starts", false, 4);
+    let running = gateway.client().open_stream("m", 100_000);
+    let mut begun = gateway.client().open_chat("starts", true, 4);
+    begun.until(":");
+    let plain = gateway.client().open_chat("starts", false, 4);
     gateway.until("both wait", Duration::from_secs(5), || {
         gateway.fleet()["models"].as_array().unwrap().iter().any(|model| model["waiting"] == 2)
     });
@@ -258,7 +259,7 @@ fn after_the_grace_streams_and_waiters_are_told_that_the_gateway_goes() {
 fn a_second_sigterm_means_now() {
     let mut gateway =
         GatewayFixture::new(&["2Gi"]).settings("shutdown: {grace: 1m}").model(&SimModel::new("m")).start();
-    let stream = PendingExchange::streaming(&gateway.client(), "m", 100_000);
+    let stream = gateway.client().open_stream("m", 100_000);
     gateway.signal(Signal::SIGTERM);
     // The gateway would miss a second signal that arrives before it took the first.
     gateway.until("it goes", Duration::from_secs(5), || gateway.admin().get("/readyz").status == 503);
@@ -307,8 +308,8 @@ fn a_reload_touches_what_changed_and_nothing_else() {
     }
     let [kept, changed, removed] =
         ["kept#0", "changed#0", "removed#0"].map(|id| EngineUnderTest::of(&gateway, id));
-    let stream = PendingExchange::streaming(&gateway.client(), "kept", 300);
-    let waiter = PendingExchange::chat(&gateway.client(), "awaited", false, 4);
+    let stream = gateway.client().open_stream("kept", 300);
+    let waiter = gateway.client().open_chat("awaited", false, 4);
     let awaited = EngineUnderTest::of(&gateway, "awaited#0");
     let file = gateway.dir.join("rouse.yaml");
     let text = without(&without(&read(&file), "removed"), "awaited");

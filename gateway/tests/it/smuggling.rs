@@ -247,6 +247,8 @@ fn forwarded(seen: &[String], row: &SmugglingCase) -> Result<(), String> {
     Ok(())
 }
 
+/// Reads more bytes. Returns false at the end. Unlike for a `TestExchange`, a gateway that stays silent for the read
+/// timeout has ended the connection too: a case that it does not answer is a failed row and no panic.
 fn more(stream: &mut TcpStream, bytes: &mut Vec<u8>) -> bool {
     let mut buffer = [0; 16 << 10];
     match stream.read(&mut buffer) {

@@ -3,14 +3,15 @@
 use std::{
     collections::BTreeMap,
     fs,
-    io::{BufRead as _, BufReader, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream},
+    io::Write as _,
+    net::{SocketAddr, TcpStream},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     time::Duration,
 };
 
+use rouse_testing::scripted_engine::scripted;
 use tokio::time::Instant;
 
 use crate::support::{GatewayFixture, GatewayProcess, SimModel, pause, read};
@@ -81,18 +82,13 @@ fn a_start_that_fails_for_a_port_or_the_lock_changes_nothing_on_disk() {
 /// Starts an API server that knows the key of the stubs and nothing else. With that key a gateway gets as far as its
 /// journal, and then waits for its lists.
 fn api_server_with_stub_key() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    std::thread::spawn(move || listener.incoming().flatten().for_each(|stream| drop(answer(&stream))));
-    address
+    scripted(|stream, request| drop(answer(stream, &String::from_utf8_lossy(&request))))
 }
 
 /// Answers one request.
-fn answer(mut stream: &TcpStream) -> std::io::Result<()> {
-    let mut lines = BufReader::new(stream).lines();
-    let request = lines.next().transpose()?.unwrap_or_default();
-    while lines.next().transpose()?.is_some_and(|line| !line.is_empty()) {}
-    let (status, body) = if request.contains("/secrets/rouse-stub-key") {
+fn answer(mut stream: TcpStream, request: &str) -> std::io::Result<()> {
+    let line = request.lines().next().unwrap_or_default();
+    let (status, body) = if line.contains("/secrets/rouse-stub-key") {
         // 32 bytes.
         let key = format!("{}=", "A".repeat(43));
         let secret = serde_json::json!({"apiVersion": "v1", "kind": "Secret",

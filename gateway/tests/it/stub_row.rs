@@ -15,9 +15,8 @@ use nix::{
 
 use crate::support::{
     GatewayFixture, GatewayProcess, SimModel, TestClient, TestResponse,
-    client::{chat_body, request},
+    client::{TestExchange, chat_body, request},
     forms::{self, FormFraming},
-    open::OpenExchange,
     row,
 };
 
@@ -65,7 +64,7 @@ impl GatewayWithStub {
         row::stub_request(self.admin, "GET", "/v1/gate", "").json()["leases"].clone()
     }
 
-    fn ask(&self, stream: bool, tokens: u32) -> OpenExchange {
+    fn ask(&self, stream: bool, tokens: u32) -> TestExchange {
         self.gateway.client().open(request(CHAT, "", &chat_body("small", stream, tokens)))
     }
 
@@ -100,13 +99,13 @@ fn nobody_is_lost_or_refused_by_a_stub_that_closes_its_gate_over_fifty_requests(
     assert!(is_whole(&row.ask(false, 1).rest()));
     // The test stalls the engine past its stub, so no answer ends before all have begun, whatever the gate does.
     told.fault(r#"{"stall-streams": true}"#);
-    let under_way: Vec<OpenExchange> = (0..50).map(|n| row.ask(n % 2 == 0, 40)).collect();
+    let under_way: Vec<TestExchange> = (0..50).map(|n| row.ask(n % 2 == 0, 40)).collect();
     // The gateway counts its own leases before the stub counts its.
     row.gateway.until("fifty are under way", Duration::from_secs(10), || row.leases() == 50);
     assert_eq!(row.gateway.leases(), 50);
     assert_eq!(row.close()["leases"], 50);
 
-    let late: Vec<OpenExchange> = (0..20).map(|n| row.ask(n % 2 == 0, 3)).collect();
+    let late: Vec<TestExchange> = (0..20).map(|n| row.ask(n % 2 == 0, 3)).collect();
     row.until_waiting(20);
     let reason = row.model()["reason"].as_str().unwrap().to_owned();
     assert!(reason.contains("its stub has closed the gate"), "{reason}");
@@ -221,13 +220,13 @@ fn clients_notice_nothing_of_a_stub_that_was_not_told_yet_where_its_engine_is() 
     );
     // Requests, not the gateway's probes, discover the missing target.
     let row = GatewayWithStub::behind(place, "timeouts: {health: {every: 1h}}", "", "");
-    let served = |open: OpenExchange| {
+    let served = |open: TestExchange| {
         let answer = open.rest();
         assert!(is_whole(&answer), "{} {}", answer.status, answer.text());
         assert_eq!(answer.header("x-rouse-not-ready"), "");
     };
 
-    let early: Vec<OpenExchange> = (0..10).map(|n| row.ask(n % 2 == 0, 3)).collect();
+    let early: Vec<TestExchange> = (0..10).map(|n| row.ask(n % 2 == 0, 3)).collect();
     told.listens(&row);
     let direct = || TestClient::new(told.address("relay").unwrap()).post(CHAT, &chat_body("small", false, 1));
     let (first, mark) = (direct(), "x-rouse-not-ready");
@@ -240,7 +239,7 @@ fn clients_notice_nothing_of_a_stub_that_was_not_told_yet_where_its_engine_is() 
     let seen = told.seen();
     told.restart(&row);
     assert_eq!((direct().status, direct().header(mark)), (503, "1"));
-    let late: Vec<OpenExchange> = (0..20).map(|n| row.ask(n % 2 == 0, 3)).collect();
+    let late: Vec<TestExchange> = (0..20).map(|n| row.ask(n % 2 == 0, 3)).collect();
     row.until_waiting(20);
     let reason = row.model()["reason"].as_str().unwrap().to_owned();
     assert!(reason.contains("its stub has closed the gate"), "{reason}");

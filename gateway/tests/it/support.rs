@@ -9,18 +9,20 @@ use std::{
     time::Duration,
 };
 
+use rouse_testing::wait::holds_within;
 use tempfile::TempDir;
 
-pub(crate) mod client;
 pub(crate) mod engine;
 pub(crate) mod forms;
 pub(crate) mod frames;
-pub(crate) mod open;
 pub(crate) mod row;
 pub(crate) mod threads;
 pub(crate) mod tls;
 
-pub(crate) use client::{TestClient, TestResponse};
+pub(crate) use rouse_testing::{
+    raw_client::{self as client, TestClient, TestResponse},
+    wait::pause,
+};
 
 /// Builds a configuration. Accelerators are simulated and enforce their memory.
 pub(crate) struct GatewayFixture {
@@ -297,12 +299,9 @@ impl GatewayProcess {
     }
 
     /// Polls until a condition holds, because the event happens in another process.
-    pub(crate) fn until(&self, what: &str, within: Duration, mut is_so: impl FnMut() -> bool) {
-        let end = tokio::time::Instant::now() + within;
-        while !is_so() {
-            assert!(tokio::time::Instant::now() < end, "not so within {within:?}: {what}\n{}", self.log());
-            pause(Duration::from_millis(10));
-        }
+    pub(crate) fn until(&self, what: &str, within: Duration, is_so: impl FnMut() -> bool) {
+        let holds = holds_within(within, Duration::from_millis(10), is_so);
+        assert!(holds, "not so within {within:?}: {what}\n{}", self.log());
     }
 
     pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
@@ -339,10 +338,4 @@ fn find_pid(json: &serde_json::Value, id: &str) -> Option<i64> {
 
 pub(crate) fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
-}
-
-/// Sleeps between polls of another process, which sends no event.
-#[expect(clippy::disallowed_methods, reason = "a test polls another process")]
-pub(crate) fn pause(span: Duration) {
-    std::thread::sleep(span);
 }

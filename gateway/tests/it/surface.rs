@@ -13,7 +13,7 @@ use crate::{
 mod upload;
 mod waits;
 
-use upload::{MULTIPART, form};
+use upload::{MULTIPART, form, post_form};
 
 pub(crate) const MESSAGES: &str = "/v1/messages";
 pub(crate) const RESPONSES: &str = "/v1/responses";
@@ -94,8 +94,8 @@ fn every_route_passes_the_engines_answer_byte_for_byte_under_every_name() {
     for path in [TRANSCRIPTIONS, "/v1/audio/translations"] {
         for stream in ["false", "true"] {
             let fields = |model| form(&[("model", model), ("stream", stream)], b"RIFF\r\n--not a boundary");
-            let direct = engine.upload(path, MULTIPART, &fields("engines-own"));
-            let through = client.upload(path, MULTIPART, &fields("org/nick"));
+            let direct = post_form(engine, path, MULTIPART, &fields("engines-own"));
+            let through = post_form(client, path, MULTIPART, &fields("org/nick"));
             assert_eq!((direct.status, through.status), (200, 200), "{path} {}", through.text());
             assert!(through.body == direct.body, "{path} {}", through.text());
         }
@@ -111,8 +111,8 @@ fn every_route_is_counted_under_its_label() {
     for (path, _, template) in JSON {
         assert_eq!(ask(&client, path, &body(template, "small", false)).status, 200, "{path}");
     }
-    client.upload(TRANSCRIPTIONS, MULTIPART, &form(&[("model", "small")], b"x"));
-    client.upload("/v1/audio/translations", MULTIPART, &form(&[("model", "small")], b"x"));
+    post_form(client, TRANSCRIPTIONS, MULTIPART, &form(&[("model", "small")], b"x"));
+    post_form(client, "/v1/audio/translations", MULTIPART, &form(&[("model", "small")], b"x"));
     client.get("/engines/small/version");
     let metrics = || gateway.admin().get("/metrics").text();
     let labels = JSON.iter().map(|(_, label, _)| *label).chain(["transcriptions", "translations", "engines"]);
@@ -168,7 +168,7 @@ fn refusals_are_in_the_words_of_the_api_whenever_they_come() {
     let passed = client.post("/engines/small/v1/responses", r#"{"input":"a","background":true}"#);
     refusal(&passed, 400, "invalid_request");
     for kind in ["application/json", "multipart/mixed; boundary=b", "text/plain", ""] {
-        refusal(&client.upload(TRANSCRIPTIONS, kind, b"{}"), 415, "unsupported_media_type");
+        refusal(&post_form(client, TRANSCRIPTIONS, kind, b"{}"), 415, "unsupported_media_type");
     }
     for (kind, body) in [
         ("multipart/form-data", &b"--b--\r\n"[..]),
@@ -176,10 +176,10 @@ fn refusals_are_in_the_words_of_the_api_whenever_they_come() {
         (MULTIPART, &form(&[], b"x")),
         (MULTIPART, &form(&[("model", "small"), ("model", "small")], b"x")),
     ] {
-        refusal(&client.upload(TRANSCRIPTIONS, kind, body), 400, "invalid_request");
+        refusal(&post_form(client, TRANSCRIPTIONS, kind, body), 400, "invalid_request");
     }
     refusal(
-        &client.upload(TRANSCRIPTIONS, MULTIPART, &form(&[("model", "x")], b"x")),
+        &post_form(client, TRANSCRIPTIONS, MULTIPART, &form(&[("model", "x")], b"x")),
         404,
         "model_not_found",
     );

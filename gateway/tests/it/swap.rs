@@ -4,10 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::{
-    live::PendingExchange,
-    support::{GatewayFixture, SimModel, client::chat_body, read},
-};
+use crate::support::{GatewayFixture, SimModel, client::chat_body, read};
 
 const TURNS: &str = "turns: {residency: 200ms, maxTurn: 1s, drain: {deadline: 2s, onDeadline: cut}}";
 
@@ -44,7 +41,7 @@ fn a_model_gives_up_its_place_as_soon_as_its_last_stream_ends() {
     let client = gateway.client();
     let stream = std::thread::spawn(move || client.chat("first", true, 300));
     gateway.until("first is in use", Duration::from_secs(5), || gateway.engine("first#0")["leases"] == 1);
-    let second = PendingExchange::chat(&gateway.client(), "second", true, 1);
+    let second = gateway.client().open_chat("second", true, 1);
     let waits = || gateway.fleet()["models"].as_array().unwrap().iter().any(|model| model["waiting"] == 1);
     gateway.until("second waits", Duration::from_secs(5), waits);
     let began = Instant::now();
@@ -74,7 +71,7 @@ fn another_limit_on_concurrency_holds_from_the_reload_on() {
         .start();
     assert!(gateway.client().chat("small", true, 1).is_whole_stream());
     // This stream outlasts any test: a request that is served before its end has a place beside it.
-    let long = PendingExchange::streaming(&gateway.client(), "small", 100_000);
+    let long = gateway.client().open_stream("small", 100_000);
     let file = gateway.dir.join("rouse.yaml");
     let yaml = read(&file).replace("maxConcurrency: 1", "maxConcurrency: 2");
     std::fs::write(&file, yaml).unwrap();

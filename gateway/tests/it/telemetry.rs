@@ -6,13 +6,10 @@ use nix::sys::signal::Signal;
 use opentelemetry_proto::tonic::trace::v1::{Span, span::SpanKind, status::StatusCode};
 use serde_json::Value;
 
-use crate::{
-    live::PendingExchange,
-    support::{
-        GatewayFixture, GatewayProcess, SimModel,
-        client::{chat_body, request},
-        read,
-    },
+use crate::support::{
+    GatewayFixture, GatewayProcess, SimModel,
+    client::{chat_body, request},
+    read,
 };
 
 mod collector;
@@ -115,7 +112,7 @@ fn a_refusal_and_a_client_that_left_say_so_in_their_spans() {
     assert_eq!(own.status.unwrap().code, StatusCode::Error as i32);
 
     let text_of = request(CHAT, "x-request-id: left\r\n", &chat_body("parks", false, 1));
-    let open = PendingExchange::raw(&gateway.client(), &text_of);
+    let open = gateway.client().open(text_of);
     parked(&gateway, "parks");
     drop(open);
     let (own, below) = collector.tree(&gateway, "left");
@@ -314,18 +311,20 @@ fn a_client_that_left_is_499_with_the_phase_it_left_in() {
         request(CHAT, &headers, &chat_body(model, stream, tokens))
     };
     let whole = ask("sending", "m", true, 1);
-    drop(PendingExchange::raw(&client, whole.get(..whole.len() - 2).unwrap()));
+    drop(client.open(whole.get(..whole.len() - 2).unwrap()));
 
-    let open = PendingExchange::raw(&client, &ask("parked", "parks", false, 1));
+    let open = client.open(ask("parked", "parks", false, 1));
     parked(&gateway, "parks");
     drop(open);
 
     // Not a stream: its head comes with the last token.
-    let open = PendingExchange::raw(&client, &ask("headers", "m", false, 10_000));
+    let open = client.open(ask("headers", "m", false, 10_000));
     gateway.until("it runs", Duration::from_secs(5), || gateway.counters("m#0")["running"] == 1);
     drop(open);
 
-    drop(PendingExchange::raw(&client, &ask("streaming", "m", true, 10_000)).until("data: "));
+    let mut open = client.open(ask("streaming", "m", true, 10_000));
+    open.until("data: ");
+    drop(open);
 
     for (id, phase) in
         [("sending", "connecting"), ("parked", "parked"), ("headers", "headers"), ("streaming", "streaming")]

@@ -4,9 +4,6 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
-#[path = "../it/support/client.rs"]
-#[allow(dead_code, reason = "shared with the tests of one machine")]
-mod client;
 mod dual;
 mod ends;
 mod external;
@@ -29,3 +26,5 @@ mod site;
 #[path = "../cluster/support.rs"]
 #[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
 mod support;
+
+use rouse_testing::raw_client as client;

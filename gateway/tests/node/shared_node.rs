@@ -1,11 +1,7 @@
 //! The node, the pool and the gateway that all tests share: a node can be in one pool only, and a pool has one leader.
 //! Each test has models of its own.
 
-use std::{
-    io::{Read as _, Write as _},
-    net::TcpStream,
-    sync::LazyLock,
-};
+use std::sync::LazyLock;
 
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Node as NodeObject, core::v1::Pod};
 use kube::{
@@ -18,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::{runtime::Runtime, sync::OnceCell};
 
 use crate::{
-    client::{TestClient, TestResponse, chat_body, request},
+    client::{TestExchange, TestResponse},
     installation::{ClusterGateway, Installation, blocking, reason},
     pages,
     site::GatewayNamespace,
@@ -113,8 +109,13 @@ impl NodeInstallation<'_> {
 
     /// Opens a stream of this many tokens, and returns once the first has arrived.
     pub(crate) async fn stream(&self, model: &str, tokens: u32) -> NodeClientStream {
-        let (client, body) = (self.gateway.client(), chat_body(model, true, tokens));
-        blocking(move || NodeClientStream::begin(client, &body)).await
+        let (client, model) = (self.gateway.client(), model.to_owned());
+        blocking(move || {
+            let mut open = client.open_chat(&model, true, tokens);
+            open.until("\"content\"");
+            NodeClientStream(open)
+        })
+        .await
     }
 
     fn list_params(&self, model: &str) -> ListParams {
@@ -178,35 +179,14 @@ pub(crate) fn simulator_pid(processes: &[i32]) -> i32 {
 }
 
 /// A stream whose answer the test is still reading.
-pub(crate) struct NodeClientStream {
-    socket: TcpStream,
-    bytes: Vec<u8>,
-}
+pub(crate) struct NodeClientStream(TestExchange);
 
 impl NodeClientStream {
-    fn begin(client: TestClient, body: &str) -> Self {
-        let mut socket = client.connect();
-        socket.write_all(request("/v1/chat/completions", "", body).as_bytes()).unwrap();
-        let mut begun = Self { socket, bytes: Vec::new() };
-        while !begun.bytes.windows(9).any(|part| part == b"\"content\"") {
-            begun.read();
-        }
-        begun
-    }
-
-    /// Reads more bytes. Returns false at the end.
-    fn read(&mut self) -> bool {
-        let mut buffer = [0; 4096];
-        let read = self.socket.read(&mut buffer).unwrap();
-        self.bytes.extend_from_slice(&buffer[..read]);
-        read > 0
-    }
-
-    /// Reads to the end and returns the answer.
+    /// Reads to the end and returns the answer. The connection must not be reset.
     pub(crate) async fn ended(mut self) -> TestResponse {
         blocking(move || {
-            while self.read() {}
-            TestResponse::parse(&self.bytes).unwrap()
+            while self.0.try_more().unwrap() {}
+            self.0.rest()
         })
         .await
     }

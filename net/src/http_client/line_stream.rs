@@ -122,10 +122,10 @@ async fn drive_while<T>(connection: &mut Option<HyperClientConnection>, what: im
 
 #[cfg(test)]
 mod tests {
-    use tokio::{
-        io::{AsyncReadExt as _, AsyncWriteExt as _},
-        net::TcpListener,
-    };
+    use std::io::Write as _;
+
+    use rouse_testing::scripted_engine::scripted;
+    use tokio::net::TcpListener;
 
     use super::super::HttpClient;
     use super::*;
@@ -135,17 +135,12 @@ mod tests {
 
     /// Lines of a response whose bytes arrive in these pieces, with a limit of ten bytes per line.
     async fn lines(pieces: &'static [&'static str]) -> LineStream {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let caller = HttpClient::new(listener.local_addr().unwrap(), None);
-        tokio::spawn(async move {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            let mut asked = [0; 1024];
-            assert!(stream.read(&mut asked).await.unwrap() > 0);
+        let address = scripted(move |mut stream, _| {
             for piece in pieces {
-                stream.write_all(piece.as_bytes()).await.unwrap();
+                stream.write_all(piece.as_bytes()).unwrap();
             }
         });
-        caller.stream_lines("/", None, LONG, 10).await.unwrap()
+        HttpClient::new(address, None).stream_lines("/", None, LONG, 10).await.unwrap()
     }
 
     #[tokio::test]

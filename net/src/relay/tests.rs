@@ -13,6 +13,7 @@ use std::{
 use bytes::Bytes;
 use http::Response;
 use http_body_util::BodyExt;
+use rouse_testing::scripted_engine::request_length;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -114,16 +115,8 @@ impl Peer {
         let mut seen = Vec::new();
         loop {
             assert_ne!(self.0.read_buf(&mut seen).await.unwrap(), 0, "closed inside a request");
-            let text = String::from_utf8_lossy(&seen);
-            let Some((head, body)) = text.split_once("\r\n\r\n") else {
-                continue;
-            };
-            let length: usize = head
-                .lines()
-                .find_map(|line| line.strip_prefix("content-length: "))
-                .map_or(0, |length| length.parse().unwrap());
-            if body.len() >= length {
-                return text.into_owned();
+            if request_length(&seen).is_some() {
+                return String::from_utf8_lossy(&seen).into_owned();
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-use crate::support::{StubProcess, StubTestExchange, client::chat, engine::sim, stub, stub_before, until};
+use crate::support::{StubProcess, TestExchange, client::chat, engine::sim, stub, stub_before, until};
 
 /// Limits in KiB.
 const IDLE: u64 = 15 << 10;
@@ -10,10 +10,10 @@ const BUSY: u64 = 64 << 10;
 /// A requester's memory limit in the documentation's example, in KiB.
 const EXAMPLE: u64 = 250 << 10;
 
-fn streams(stub: &StubProcess, count: usize) -> Vec<StubTestExchange> {
+fn streams(stub: &StubProcess, count: usize) -> Vec<TestExchange> {
     let relay = stub.relay();
     let asked = relay.request("POST", "/v1/chat/completions", "", &chat(1_000_000));
-    let mut open: Vec<StubTestExchange> = (0..count).map(|_| relay.open(&asked)).collect();
+    let mut open: Vec<TestExchange> = (0..count).map(|_| relay.open(&asked)).collect();
     open.iter_mut().for_each(|open| open.until("data: "));
     open
 }

@@ -8,11 +8,12 @@ use std::{
     time::Duration,
 };
 
+use rouse_testing::scripted_engine::scripted;
 use tokio::time::Instant;
 
 use crate::{
     lock_timed_tests,
-    support::{StubProcess, StubTestExchange, client::chat, engine::scripted, stub_before, until},
+    support::{StubProcess, TestExchange, client::chat, stub_before, until},
 };
 
 const AT_ONCE: Duration = Duration::from_millis(50);
@@ -43,7 +44,7 @@ fn soon(mut once: impl FnMut() -> Duration) -> Duration {
 }
 
 /// The ways in which a client disconnects.
-const WAYS: [fn(StubTestExchange) -> Option<StubTestExchange>; 2] = [
+const WAYS: [fn(TestExchange) -> Option<TestExchange>; 2] = [
     |open| {
         drop(open);
         None

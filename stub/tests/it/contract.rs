@@ -3,8 +3,9 @@
 use std::{net::TcpListener, process::Command};
 
 use nix::sys::signal::Signal;
+use rouse_testing::scripted_engine::scripted;
 
-use crate::support::{ReservedPort, StubBuilder, StubTestClient, engine::scripted, stub, until};
+use crate::support::{ReservedPort, StubBuilder, StubTestClient, stub, until};
 
 const GATE: [&str; 6] = ["cut", "deadline", "epoch", "gated", "generation", "leases"];
 

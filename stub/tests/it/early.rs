@@ -7,12 +7,9 @@ use std::{
     sync::mpsc,
 };
 
-use crate::support::{
-    StubTestClient, StubTestResponse,
-    client::chat,
-    engine::{scripted, sim},
-    stub_before,
-};
+use rouse_testing::scripted_engine::scripted;
+
+use crate::support::{StubTestClient, TestResponse, client::chat, engine::sim, stub_before};
 
 const PATH: &str = "/v1/chat/completions";
 const LENGTH: &str = "HTTP/1.1 413 Payload Too Large\r\nContent-Length: 9\r\n\r\ntoo large";
@@ -67,7 +64,7 @@ fn request(size: usize, chunked: bool) -> Vec<u8> {
 }
 
 /// Sends the whole request before it reads, like simple clients. The connection must not break before its end.
-fn asked(relay: &StubTestClient, request: &[u8]) -> StubTestResponse {
+fn asked(relay: &StubTestClient, request: &[u8]) -> TestResponse {
     let mut open = relay.open("");
     assert!(open.try_write(request), "the client can send all of it");
     while open.try_more().expect("the connection ends, and is not reset") {}

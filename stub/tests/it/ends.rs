@@ -1,16 +1,12 @@
 //! SIGTERM, with and without a hold.
 
-use std::{
-    io::{Read as _, Write as _},
-    net::TcpStream,
-    time::Duration,
-};
+use std::{net::TcpStream, time::Duration};
 
 use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
 use crate::support::{
-    StubBuilder, StubProcess, StubTestExchange, TEST_TIMEOUT,
+    StubBuilder, StubProcess, TEST_TIMEOUT, TestExchange,
     client::chat,
     engine::{SimEngineProcess, sim},
     stub_before, until, within,
@@ -131,7 +127,7 @@ fn close(stub: &StubProcess, more: &str) {
 }
 
 /// Asserts that the stream was cut, with an error in it.
-fn is_cut(stream: StubTestExchange) {
+fn is_cut(stream: TestExchange) {
     let text = stream.all();
     assert!(text.contains("turn_over") && !text.contains("[DONE]"), "{text}");
 }
@@ -228,8 +224,8 @@ fn an_order_after_the_signal_hastens_the_end_and_puts_it_off_in_no_way() {
         let left = stub.gate()["deadline"].as_u64().unwrap();
         assert!(left > 0 && left <= 3_600_000, "{more}: {left} ms are left");
     }
-    let seen = stream.seen.len();
-    while stream.seen.len() == seen {
+    let seen = stream.received.len();
+    while stream.received.len() == seen {
         assert!(stream.more() && !stream.has("turn_over"));
     }
     close(&stub, r#","drainDeadline":0,"onDeadline":"cut""#);
@@ -268,15 +264,13 @@ fn without_the_hold_a_drain_keeps_its_deadline_too() {
 #[test]
 fn the_answer_that_is_being_given_is_waited_for() {
     let mut stub = StubBuilder::new().start();
-    let mut stream = TcpStream::connect(stub.address("spi")).unwrap();
     let head = "POST /v1/set-log?startPos=0 HTTP/1.1\r\nhost: stub\r\nconnection: close\r\ncontent-length: 6\r\n\r\n";
-    stream.write_all(format!("{head}one").as_bytes()).unwrap();
+    let mut open = stub.spi().open(format!("{head}one"));
     within("half of it is there", Duration::from_secs(5), || stub.output() == "one");
     stub.signal(Signal::SIGTERM);
-    stream.write_all(b"two").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    open.write("two");
+    while open.try_more().unwrap() {}
+    assert!(open.text().starts_with("HTTP/1.1 200 "), "{}", open.text());
     assert_eq!(stub.output(), "onetwo");
     assert_eq!(stub.wait_exit_within(Duration::from_secs(10)).code(), Some(0));
 }
@@ -311,12 +305,10 @@ fn so_many_clients_are_connected_and_the_next_when_one_has_left() {
     let stub = stub_before(engine.address, &["--max-connections=1"]);
     let relay = stub.relay();
     let first = relay.stream(100_000);
-    let mut second = TcpStream::connect(relay.address).unwrap();
-    second.write_all(relay.request("POST", "/v1/chat/completions", "", &chat(1)).as_bytes()).unwrap();
-    second.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-    let mut byte = [0];
-    assert!(second.read(&mut byte).is_err(), "two are served");
+    let mut second = relay.open(relay.request("POST", "/v1/chat/completions", "", &chat(1)));
+    second.socket().set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    assert!(second.try_more().is_err(), "two are served");
     drop(first);
-    second.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
-    second.read_exact(&mut byte).unwrap();
+    second.socket().set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+    assert!(second.try_more().unwrap());
 }

@@ -11,19 +11,21 @@ use std::{
     time::Duration,
 };
 
+use rouse_testing::scripted_engine::scripted;
+
 use crate::support::{
-    StubProcess, StubTestClient, StubTestExchange, TEST_TIMEOUT,
+    StubProcess, StubTestClient, TEST_TIMEOUT, TestExchange,
     client::chat,
-    engine::{SimEngineProcess, scripted, sim},
+    engine::{SimEngineProcess, sim},
     stub_before, until,
 };
 
 const STREAMS: usize = 100;
 
-fn streams(stub: &StubProcess, count: usize, tokens: u64) -> Vec<StubTestExchange> {
+fn streams(stub: &StubProcess, count: usize, tokens: u64) -> Vec<TestExchange> {
     let relay = stub.relay();
     let asked = relay.request("POST", "/v1/chat/completions", "Connection: close\r\n", &chat(tokens));
-    let mut open: Vec<StubTestExchange> = (0..count).map(|_| relay.open(&asked)).collect();
+    let mut open: Vec<TestExchange> = (0..count).map(|_| relay.open(&asked)).collect();
     open.iter_mut().for_each(|open| open.until("data: "));
     open
 }
@@ -182,9 +184,9 @@ fn what_is_kept_at_the_deadline_goes_on_behind_a_closed_gate_until_it_is_cut_aft
     let kept = spi.post("/v1/gate?wait=true", r#"{"epoch":1,"generation":1,"drainDeadline":50}"#);
     assert_eq!((kept.status, &kept.json()["leases"], &kept.json()["gated"]), (200, &2.into(), &true.into()));
     assert_eq!(kept.json()["cut"], serde_json::Value::Null);
-    let seen: Vec<usize> = open.iter().map(|open| open.seen.len()).collect();
+    let seen: Vec<usize> = open.iter().map(|open| open.received.len()).collect();
     open.iter_mut().zip(seen).for_each(|(open, seen)| {
-        while open.seen.len() == seen {
+        while open.received.len() == seen {
             assert!(open.more())
         }
     });
@@ -257,7 +259,7 @@ fn what_one_drain_cut_is_never_counted_for_the_next() {
     // Its log shows that; such a round proves nothing and is repeated with three new clients.
     let mut cut_and_opened_again = |mut generation: u64| {
         for _ in 0..20 {
-            let stalled: Vec<StubTestExchange> = (0..3).map(|_| relay.open(&asked)).collect();
+            let stalled: Vec<TestExchange> = (0..3).map(|_| relay.open(&asked)).collect();
             let held: Vec<TcpStream> =
                 stalled.iter().map(|_| stuck.recv_timeout(TEST_TIMEOUT).unwrap()).collect();
             let order =

@@ -2,10 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::support::{
-    engine::{scripted, sim},
-    stub_before,
-};
+use rouse_testing::scripted_engine::scripted;
+
+use crate::support::{engine::sim, stub_before};
 
 const MANAGEMENT: [&str; 40] = [
     "/sleep",

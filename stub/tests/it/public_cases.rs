@@ -8,14 +8,11 @@ use std::{
 };
 
 use nix::sys::signal::Signal;
+use rouse_testing::scripted_engine::head_length;
 
 use crate::{
     set_log::send,
-    support::{
-        ReservedPort, StubBuilder, StubProcess, StubTestClient,
-        engine::{echo, head_length},
-        stub_before, within,
-    },
+    support::{ReservedPort, StubBuilder, StubProcess, StubTestClient, engine::echo, stub_before, within},
 };
 
 const CONFIG: &str = "/v1/proxy/config";

@@ -2,10 +2,12 @@
 
 use std::io::{Read as _, Write as _};
 
+use rouse_testing::scripted_engine::{head_length, scripted};
+
 use crate::support::{
-    ReservedPort, StubTestResponse,
+    ReservedPort, TestResponse,
     client::chat,
-    engine::{echo, head_length, scripted, sim},
+    engine::{echo, sim},
     stub, stub_before,
 };
 
@@ -44,7 +46,7 @@ fn answers(bytes: &'static str) -> std::net::SocketAddr {
     scripted(move |mut stream, _| stream.write_all(bytes.as_bytes()).unwrap())
 }
 
-fn answer(method: &str, bytes: &'static str) -> StubTestResponse {
+fn answer(method: &str, bytes: &'static str) -> TestResponse {
     let stub = stub_before(answers(bytes), &[]);
     stub.relay().send(method, if method == "POST" { PATH } else { "/v1/models" }, "")
 }
@@ -58,7 +60,11 @@ fn every_framing_of_an_answer_passes() {
         "POST",
         "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2;x=y\r\nhe\r\n3\r\nllo\r\n0\r\nt: 1\r\n\r\n",
     );
-    assert_eq!((chunked.text().as_str(), chunked.complete), ("hello", true));
+    assert_eq!(
+        (chunked.text().as_str(), chunked.complete, chunked.trailers.as_str()),
+        ("hello", true, "\r\n"),
+        "trailers are dropped"
+    );
     let closed = answer("POST", "HTTP/1.1 200 OK\r\n\r\nhello");
     assert_eq!((closed.text().as_str(), closed.complete), ("hello", true));
     let old = answer("POST", "HTTP/1.0 200 OK\r\n\r\nhello");
@@ -78,7 +84,7 @@ fn an_answer_that_breaks_off_never_looks_whole() {
     let stub = stub_before(answers("HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhello"), &[]);
     let short = stub.relay();
     let came = short.open(short.request("POST", PATH, "Connection: close\r\n", "")).all();
-    assert!(StubTestResponse::parse(came.as_bytes()).is_none_or(|answer| !answer.complete), "{came}");
+    assert!(TestResponse::parse(came.as_bytes()).is_none_or(|answer| !answer.complete), "{came}");
     let chunked = answer("POST", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n");
     assert!(!chunked.complete);
     let events = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: {}\n\ndata: {\"half";

@@ -4,9 +4,9 @@ use std::{fs::File, io::Write as _, net::TcpStream, time::Duration};
 
 use nix::sys::signal::Signal;
 
-use crate::support::{StubBuilder, StubProcess, StubTestResponse, within};
+use crate::support::{StubBuilder, StubProcess, TestResponse, within};
 
-pub(crate) fn send(stub: &StubProcess, start: &str, piece: &str) -> StubTestResponse {
+pub(crate) fn send(stub: &StubProcess, start: &str, piece: &str) -> TestResponse {
     let answer = stub.post(&format!("/v1/set-log?startPos={start}"), piece);
     assert!(answer.text().ends_with("\r\n"), "{answer:?}");
     answer
@@ -28,11 +28,10 @@ fn many_copies_of_one_long_log_at_once_are_one_log() {
 #[test]
 fn a_body_that_breaks_off_is_kept_as_far_as_it_came_and_goes_on_from_there() {
     let stub = StubBuilder::new().start();
-    let mut stream = TcpStream::connect(stub.address("spi")).unwrap();
     let head = "POST /v1/set-log?startPos=0 HTTP/1.1\r\nhost: stub\r\ncontent-length: 100\r\n\r\n";
-    stream.write_all(format!("{head}the first half, ").as_bytes()).unwrap();
+    let open = stub.spi().open(format!("{head}the first half, "));
     within("it is there", Duration::from_secs(5), || stub.output() == "the first half, ");
-    drop(stream);
+    drop(open);
     assert_eq!(send(&stub, "4", "first half, the second").status, 200);
     assert_eq!(stub.output(), "the first half, the second");
 }

@@ -16,16 +16,19 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use rouse_testing::wait::holds_within;
 use tempfile::TempDir;
-use tokio::time::Instant;
 
 pub(crate) mod client;
 pub(crate) mod engine;
 pub(crate) mod nvml;
 pub(crate) mod run_queue_meter;
 
-pub(crate) use client::{StubTestClient, StubTestExchange, StubTestResponse};
-pub(crate) use rouse_testing::port::ReservedPort;
+pub(crate) use client::StubTestClient;
+pub(crate) use rouse_testing::{
+    port::ReservedPort,
+    raw_client::{TestExchange, TestResponse},
+};
 
 /// Longer than any wait takes.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
@@ -227,12 +230,12 @@ impl StubProcess {
         self.port("relay")
     }
 
-    pub(crate) fn get(&self, port: &str, path: &str) -> StubTestResponse {
+    pub(crate) fn get(&self, port: &str, path: &str) -> TestResponse {
         self.port(port).get(path)
     }
 
     /// Posts an order to the SPI.
-    pub(crate) fn post(&self, path: &str, body: &str) -> StubTestResponse {
+    pub(crate) fn post(&self, path: &str, body: &str) -> TestResponse {
         self.spi().post(path, body)
     }
 
@@ -320,11 +323,6 @@ pub(crate) fn until(what: &str, is_so: impl FnMut() -> bool) {
 }
 
 /// Polls until the condition holds, at most for `span`.
-#[expect(clippy::disallowed_methods, reason = "a test polls another process, which sends no event")]
-pub(crate) fn within(what: &str, span: Duration, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + span;
-    while !is_so() {
-        assert!(Instant::now() < end, "not so within {span:?}: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+pub(crate) fn within(what: &str, span: Duration, is_so: impl FnMut() -> bool) {
+    assert!(holds_within(span, Duration::from_millis(1), is_so), "not so within {span:?}: {what}");
 }

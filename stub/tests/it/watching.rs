@@ -5,10 +5,12 @@ use std::{
     sync::{Arc, Mutex, mpsc},
 };
 
+use rouse_testing::scripted_engine::scripted;
+
 use crate::support::{
     StubBuilder,
     client::chat,
-    engine::{ProbedHttpServer, scripted, sim},
+    engine::{ProbedHttpServer, sim},
     stub_before, until,
 };
 

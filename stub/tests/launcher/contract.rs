@@ -1,18 +1,19 @@
 //! Every path with every status, as the public launcher's clients know them. The tests have the names of its own tests.
 
+use rouse_testing::raw_client::TestResponse;
 use serde_json::{Value, json};
 
-use crate::support::{LauncherTestResponse, launcher, start};
+use crate::support::{launcher, start};
 
 const INSTANCES: &str = "/v2/vllm/instances";
 
-fn is_json(answer: &LauncherTestResponse, status: u16) {
+fn is_json(answer: &TestResponse, status: u16) {
     assert_eq!(answer.status, status, "{}", answer.text());
-    assert_eq!(answer.header("content-type"), Some("application/json"));
+    assert_eq!(answer.find_header("content-type"), Some("application/json"));
 }
 
 /// Asserts that an error describes itself in `detail`.
-fn refused(answer: &LauncherTestResponse, status: u16, what: &str) {
+fn refused(answer: &TestResponse, status: u16, what: &str) {
     is_json(answer, status);
     let detail = answer.json()["detail"].to_string();
     assert!(detail.contains(what), "{detail}");
@@ -333,7 +334,7 @@ fn with_a_token_file_all_but_the_probes_demand_it() {
     ] {
         let answer = launcher.request(method, path, "authorization: Bearer secreT\r\n", "");
         refused(&answer, 401, "token");
-        assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
+        assert_eq!(answer.find_header("www-authenticate"), Some("Bearer"));
     }
     let listed = || launcher.request("GET", INSTANCES, "authorization: Bearer secret\r\n", "").status;
     assert_eq!(listed(), 200);

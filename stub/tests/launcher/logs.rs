@@ -1,8 +1,10 @@
 //! Logs: an instance's output, by offset.
 
-use crate::support::{LauncherProcess, LauncherTestResponse, launcher, start, until};
+use rouse_testing::raw_client::TestResponse;
 
-fn range(launcher: &LauncherProcess, range: &str) -> LauncherTestResponse {
+use crate::support::{LauncherProcess, launcher, start, until};
+
+fn range(launcher: &LauncherProcess, range: &str) -> TestResponse {
     launcher.request("GET", "/v2/vllm/instances/test-id/log", &format!("range: {range}\r\n"), "")
 }
 
@@ -19,18 +21,18 @@ fn get_instance_logs_endpoint() {
     let answer = with_log().get("/v2/vllm/instances/test-id/log");
     assert_eq!(answer.status, 200);
     assert_eq!(answer.text(), "Log line 1Log line 2Log line 3");
-    assert_eq!(answer.header("content-type"), Some("application/octet-stream"));
-    assert_eq!(answer.header("content-range"), Some("bytes 0-29/30"));
-    assert_eq!(answer.header("accept-ranges"), Some("bytes"));
-    assert_eq!(answer.header("content-length"), Some("30"));
+    assert_eq!(answer.find_header("content-type"), Some("application/octet-stream"));
+    assert_eq!(answer.find_header("content-range"), Some("bytes 0-29/30"));
+    assert_eq!(answer.find_header("accept-ranges"), Some("bytes"));
+    assert_eq!(answer.find_header("content-length"), Some("30"));
 }
 
 #[test]
 fn get_instance_logs_partial_content_206() {
     let answer = range(&with_log(), "bytes=10-14");
     assert_eq!((answer.status, &*answer.text()), (206, "Log l"));
-    assert_eq!(answer.header("content-range"), Some("bytes 10-14/30"));
-    assert_eq!(answer.header("accept-ranges"), Some("bytes"));
+    assert_eq!(answer.find_header("content-range"), Some("bytes 10-14/30"));
+    assert_eq!(answer.find_header("accept-ranges"), Some("bytes"));
 }
 
 #[test]
@@ -38,9 +40,9 @@ fn get_instance_logs_open_ended_range() {
     let launcher = with_log();
     let answer = range(&launcher, "bytes=20-");
     assert_eq!((answer.status, &*answer.text()), (206, "Log line 3"));
-    assert_eq!(answer.header("content-range"), Some("bytes 20-29/30"));
+    assert_eq!(answer.find_header("content-range"), Some("bytes 20-29/30"));
     let answer = range(&launcher, "bytes=20-999");
-    assert_eq!(answer.header("content-range"), Some("bytes 20-29/30"));
+    assert_eq!(answer.find_header("content-range"), Some("bytes 20-29/30"));
 }
 
 #[test]
@@ -49,12 +51,12 @@ fn get_instance_logs_range_not_available() {
     for text in ["bytes=30-", "bytes=5000-", "bytes=30-31"] {
         let answer = range(&launcher, text);
         assert_eq!((answer.status, answer.body.len()), (416, 0), "{text}");
-        assert_eq!(answer.header("content-range"), Some("bytes */30"));
-        assert_eq!(answer.header("content-type"), Some("application/octet-stream"));
+        assert_eq!(answer.find_header("content-range"), Some("bytes */30"));
+        assert_eq!(answer.find_header("content-type"), Some("application/octet-stream"));
     }
     launcher.run("empty", "exec sleep 100");
     let answer = launcher.get("/v2/vllm/instances/empty/log");
-    assert_eq!((answer.status, answer.header("content-range")), (416, Some("bytes */0")));
+    assert_eq!((answer.status, answer.find_header("content-range")), (416, Some("bytes */0")));
 }
 
 #[test]
@@ -89,14 +91,14 @@ fn a_long_log_is_kept_within_its_cap_and_its_offsets_hold() {
     launcher.run("test-id", &format!("seq -f %07g 1 {lines}; exec sleep 100"));
     let total = format!("/{}", lines * 8);
     let whole = || launcher.get("/v2/vllm/instances/test-id/log");
-    let first = |answer: &LauncherTestResponse| {
-        let range = answer.header("content-range").unwrap().strip_prefix("bytes ").unwrap().to_owned();
+    let first = |answer: &TestResponse| {
+        let range = answer.find_header("content-range").unwrap().strip_prefix("bytes ").unwrap().to_owned();
         range.split('-').next().unwrap().parse::<u64>().unwrap()
     };
     until("the log is written and its head is given back", || {
         let answer = whole();
         answer.status == 200
-            && answer.header("content-range").unwrap().ends_with(&total)
+            && answer.find_header("content-range").unwrap().ends_with(&total)
             && first(&answer) >= lines * 8 - (1 << 20)
     });
     let start = first(&whole());
@@ -107,7 +109,7 @@ fn a_long_log_is_kept_within_its_cap_and_its_offsets_hold() {
     let across = range(&launcher, &format!("bytes=0-{}", start + 7));
     assert_eq!((across.status, across.text()), (206, format!("{:07}\n", start / 8 + 1)));
     let gone = range(&launcher, "bytes=0-7");
-    assert_eq!((gone.status, gone.header("x-rouse-log-start")), (416, Some(&*start.to_string())));
+    assert_eq!((gone.status, gone.find_header("x-rouse-log-start")), (416, Some(&*start.to_string())));
     // A range with an end is not limited to one mebibyte; a range without an end is.
     assert!(whole().body.len() <= 1 << 20);
 }
@@ -125,7 +127,7 @@ fn an_answer_that_is_overtaken_by_the_cap_ends_early_and_has_no_other_bytes() {
     let last = |total: u64| format!("bytes {}-{}/{total}", total - 8, total - 1);
     let written = |total: u64| {
         let answer = range(&launcher, &format!("bytes={}-", total - 8));
-        answer.header("content-range") == Some(&*last(total))
+        answer.find_header("content-range") == Some(&*last(total))
     };
     until("the first half is written", || written(HALF));
     let headers = format!("range: bytes=0-{}\r\n", HALF - 1);

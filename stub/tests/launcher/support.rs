@@ -15,6 +15,10 @@ use nix::{
     unistd::Pid,
 };
 use rouse_net::process::table;
+use rouse_testing::{
+    raw_client::{TestClient, TestResponse},
+    wait::holds_within,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::Instant;
@@ -30,12 +34,6 @@ pub(crate) struct LauncherProcess {
     pub(crate) address: SocketAddr,
     pub(crate) dir: TempDir,
     mark: String,
-}
-
-pub(crate) struct LauncherTestResponse {
-    pub(crate) status: u16,
-    head: String,
-    pub(crate) body: Vec<u8>,
 }
 
 /// A response whose body is not read yet.
@@ -103,13 +101,7 @@ impl LauncherProcess {
         i32::try_from(self.child.id()).unwrap()
     }
 
-    pub(crate) fn request(
-        &self,
-        method: &str,
-        path: &str,
-        headers: &str,
-        body: &str,
-    ) -> LauncherTestResponse {
+    pub(crate) fn request(&self, method: &str, path: &str, headers: &str, body: &str) -> TestResponse {
         request(self.address, method, path, headers, body)
     }
 
@@ -122,15 +114,15 @@ impl LauncherProcess {
         UnreadResponse { head, stream }
     }
 
-    pub(crate) fn get(&self, path: &str) -> LauncherTestResponse {
+    pub(crate) fn get(&self, path: &str) -> TestResponse {
         self.request("GET", path, "", "")
     }
 
-    pub(crate) fn delete(&self, path: &str) -> LauncherTestResponse {
+    pub(crate) fn delete(&self, path: &str) -> TestResponse {
         self.request("DELETE", path, "", "")
     }
 
-    pub(crate) fn put(&self, id: &str, body: &Value) -> LauncherTestResponse {
+    pub(crate) fn put(&self, id: &str, body: &Value) -> TestResponse {
         self.request("PUT", &format!("/v2/vllm/instances/{id}"), "", &body.to_string())
     }
 
@@ -212,20 +204,6 @@ impl Drop for LauncherProcess {
     }
 }
 
-impl LauncherTestResponse {
-    pub(crate) fn text(&self) -> String {
-        String::from_utf8_lossy(&self.body).into_owned()
-    }
-
-    pub(crate) fn json(&self) -> Value {
-        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
-    }
-
-    pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        header(&self.head, name)
-    }
-}
-
 impl UnreadResponse {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         header(&self.head, name)
@@ -280,9 +258,7 @@ fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
 }
 
 fn connect(address: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
-    stream
+    TestClient::new(address).with_read_timeout(TEST_TIMEOUT).connect()
 }
 
 fn send(stream: &mut TcpStream, method: &str, path: &str, headers: &str, body: &str) {
@@ -310,27 +286,25 @@ pub(crate) fn request(
     path: &str,
     headers: &str,
     body: &str,
-) -> LauncherTestResponse {
+) -> TestResponse {
     let mut stream = connect(address);
     send(&mut stream, method, path, headers, body);
     answer(stream)
 }
 
 /// Deletes with a timeout longer than the launcher's wait for a killed engine.
-pub(crate) fn delete_with_long_timeout(address: SocketAddr, path: &str) -> LauncherTestResponse {
+pub(crate) fn delete_with_long_timeout(address: SocketAddr, path: &str) -> TestResponse {
     let mut stream = connect(address);
     stream.set_read_timeout(Some(TEST_TIMEOUT * 3)).unwrap();
     send(&mut stream, "DELETE", path, "", "");
     answer(stream)
 }
 
-fn answer(mut stream: TcpStream) -> LauncherTestResponse {
+/// Reads to the end of the connection, which must not be a reset.
+fn answer(mut stream: TcpStream) -> TestResponse {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
-    let end = bytes.windows(4).position(|window| window == b"\r\n\r\n").expect("an answer");
-    let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
-    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    LauncherTestResponse { status, head, body: bytes[end + 4..].to_vec() }
+    TestResponse::parse(&bytes).expect("an answer")
 }
 
 /// The first number that an instance logs.
@@ -339,10 +313,7 @@ pub(crate) fn first_logged_number(launcher: &LauncherProcess, id: &str) -> i32 {
 }
 
 /// Polls for a condition that no event reports.
-pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + TEST_TIMEOUT;
-    while !is_so() {
-        assert!(Instant::now() < end, "not so within {TEST_TIMEOUT:?}: {what}");
-        thread::park_timeout(Duration::from_millis(5));
-    }
+pub(crate) fn until(what: &str, is_so: impl FnMut() -> bool) {
+    let holds = holds_within(TEST_TIMEOUT, Duration::from_millis(5), is_so);
+    assert!(holds, "not so within {TEST_TIMEOUT:?}: {what}");
 }

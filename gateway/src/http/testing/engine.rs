@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use rouse_testing::port::ReservedPort;
+use rouse_testing::{port::ReservedPort, scripted_engine::request_length};
 use rustls::ServerConfig;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -73,20 +73,14 @@ async fn serve_connection(
 ) {
     let mut bytes = Vec::new();
     loop {
-        let text = String::from_utf8_lossy(&bytes).into_owned();
-        if let Some((head, body)) = text.split_once("\r\n\r\n") {
-            let length = head.lines().find_map(|l| l.strip_prefix("content-length: ")).unwrap_or("0");
-            if body.len() >= length.parse().unwrap() {
-                bytes.clear();
-                saw.send(text).unwrap_or_default();
-                let dies = String::from_utf8_lossy(&answer).contains("connection: close");
-                if stream.write_all(&answer).await.is_err() || dies {
-                    break;
-                }
-                continue;
+        if request_length(&bytes).is_some() {
+            saw.send(String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+            bytes.clear();
+            let dies = String::from_utf8_lossy(&answer).contains("connection: close");
+            if stream.write_all(&answer).await.is_err() || dies {
+                break;
             }
-        }
-        if !stream.read_buf(&mut bytes).await.is_ok_and(|n| n > 0) {
+        } else if !stream.read_buf(&mut bytes).await.is_ok_and(|n| n > 0) {
             break;
         }
     }

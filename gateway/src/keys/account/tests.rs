@@ -3,6 +3,8 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
+use rouse_testing::random::TestRng;
+
 use super::*;
 
 const NOW: Tick = Tick(1_700_000_000_000);
@@ -169,7 +171,7 @@ fn what_was_taken_while_it_ran_is_given_back_from_where_it_was_taken() {
 #[test]
 fn nothing_is_lost_and_nothing_leaks_however_requests_overlap() {
     for seed in 0..200 {
-        let mut random = Random(seed);
+        let mut random = TestRng(seed);
         let limits = limits(Some(10_000), Some(2_000 + random.below(40_000)));
         let (account, mut now) = (QuotaAccount::new(), NOW + Millis(random.below(500)));
         let mut running: Vec<QuotaReservation> = Vec::new();
@@ -208,14 +210,5 @@ fn nothing_is_lost_and_nothing_leaks_however_requests_overlap() {
             let state = account.lock_at(&limits, now);
             assert_eq!((state.requests.used(), state.tokens.used()), (requests, expected), "seed {seed}");
         }
-    }
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{cli, outcome, text};
 use crate::{
-    live::{EngineUnderTest, PendingExchange},
+    live::EngineUnderTest,
     support::{GatewayFixture, SimModel},
 };
 
@@ -56,8 +56,8 @@ fn what_became_of_a_model_is_remembered_told_the_same_from_both_sides_and_logged
         assert!(metrics.lines().any(|found| found == line), "{line} in\n{metrics}");
     }
     // One model holds the memory that the other waits for.
-    let holding = PendingExchange::streaming(&gateway.client(), "first", 100_000);
-    let waits = PendingExchange::chat(&gateway.client(), "second", false, 1);
+    let holding = gateway.client().open_stream("first", 100_000);
+    let waits = gateway.client().open_chat("second", false, 1);
     gateway.until("held", Duration::from_secs(5), || why("second").contains("held by first"));
     let (held, holds) = (why("second"), why("first"));
     let (_, until) = held.split_once("held by first, ").unwrap();
@@ -96,8 +96,8 @@ fn what_waits_for_memory_still_tells_how_its_last_start_failed() {
     };
     assert_eq!(gateway.client().chat("broken", false, 1).status, 503);
     gateway.until("left alone no more", Duration::from_secs(5), || why().starts_with("not running"));
-    let holding = PendingExchange::streaming(&gateway.client(), "first", 100_000);
-    let waits = PendingExchange::chat(&gateway.client(), "broken", false, 1);
+    let holding = gateway.client().open_stream("first", 100_000);
+    let waits = gateway.client().open_chat("broken", false, 1);
     gateway.until("it waits", Duration::from_secs(5), || why().contains("held by first"));
     let reason = why();
     assert!(reason.contains("; last start failed at "), "{reason}");
@@ -162,8 +162,8 @@ fn explain_says_at_each_moment_of_a_swap_why() {
         .start();
     let explain = || -> Value { gateway.admin().get("/admin/v1/models/second/explain").json() };
     assert_eq!(explain()["state"], "cold");
-    let stream = PendingExchange::streaming(&gateway.client(), "first", 100_000);
-    let waiter = PendingExchange::chat(&gateway.client(), "second", true, 4);
+    let stream = gateway.client().open_stream("first", 100_000);
+    let waiter = gateway.client().open_chat("second", true, 4);
     let mut reasons: Vec<String> = Vec::new();
     gateway.until("second is awake", Duration::from_secs(10), || {
         let now = explain();

@@ -5,10 +5,12 @@
 //! [`echo`].
 
 use std::{
-    io::{Read as _, Write as _},
+    io::Write as _,
     net::{SocketAddr, TcpListener, TcpStream},
     time::Duration,
 };
+
+use rouse_testing::scripted_engine::read_request;
 
 use super::{GatewayFixture, GatewayProcess, TestClient, client, read, row};
 
@@ -133,24 +135,4 @@ fn answer(mut stream: TcpStream, listener: &mut Option<TcpListener>) {
     }
     // The gateway may have closed the connection, and then no client waits for this answer.
     drop(stream.write_all(&[head.as_bytes(), &request].concat()));
-}
-
-/// Reads a request with its body, which needs a Content-Length.
-pub(super) fn read_request(stream: &mut TcpStream) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let mut buffer = [0; 4096];
-    loop {
-        if let Some(at) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
-            let head = String::from_utf8_lossy(bytes.get(..at)?).into_owned();
-            let length = head.lines().find_map(|l| l.strip_prefix("content-length: "));
-            let length: usize = length.map_or(0, |length| length.parse().unwrap());
-            if bytes.len() >= at + 4 + length {
-                return Some(bytes);
-            }
-        }
-        match stream.read(&mut buffer) {
-            Ok(0) | Err(_) => return None,
-            Ok(n) => bytes.extend_from_slice(buffer.get(..n)?),
-        }
-    }
 }

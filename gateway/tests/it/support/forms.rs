@@ -10,7 +10,9 @@ use std::{
     time::Duration,
 };
 
-use super::{GatewayFixture, engine::read_request, pause, row};
+use rouse_testing::scripted_engine::read_request;
+
+use super::{GatewayFixture, pause, row};
 
 /// The header with the index into [`all_forms`].
 pub(crate) const FORM_HEADER: &str = "x-form";

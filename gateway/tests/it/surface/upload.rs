@@ -20,19 +20,17 @@ pub(crate) fn form(fields: &[(&str, &str)], file: &[u8]) -> Vec<u8> {
     body
 }
 
-impl TestClient {
-    /// Posts these bytes with this content type.
-    pub(crate) fn upload(&self, path: &str, kind: &str, body: &[u8]) -> TestResponse {
-        let length = body.len();
-        let kind = if kind.is_empty() { String::new() } else { format!("Content-Type: {kind}\r\n") };
-        let head = format!(
-            "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{kind}Content-Length: {length}\r\n\r\n"
-        );
-        let mut open = self.open(head);
-        // A server may refuse and close before the client has written everything.
-        open.try_write(body);
-        open.rest()
-    }
+/// Posts these bytes with this content type.
+pub(crate) fn post_form(client: TestClient, path: &str, kind: &str, body: &[u8]) -> TestResponse {
+    let length = body.len();
+    let kind = if kind.is_empty() { String::new() } else { format!("Content-Type: {kind}\r\n") };
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{kind}Content-Length: {length}\r\n\r\n"
+    );
+    let mut open = client.open(head);
+    // A server may refuse and close before the client has written everything.
+    open.try_write(body);
+    open.rest()
 }
 
 /// One line of the gateway's `/proc` memory status, in bytes.
@@ -59,9 +57,9 @@ fn an_upload_is_held_once_however_large_and_charged_for_once() {
     let body = form(&[("model", "small")], &file);
     let client = gateway.client();
     // A first request keeps the gateway's one-time costs out of the measurement.
-    client.upload("/v1/audio/transcriptions", MULTIPART, &form(&[("model", "small")], b"x"));
+    post_form(client, "/v1/audio/transcriptions", MULTIPART, &form(&[("model", "small")], b"x"));
     let before = memory(gateway.pid(), "VmRSS");
-    let answer = client.upload("/v1/audio/transcriptions", MULTIPART, &body);
+    let answer = post_form(client, "/v1/audio/transcriptions", MULTIPART, &body);
     assert_eq!(answer.status, 200, "{}", answer.text());
     let heard = format!("{SIZE} bytes, FNV-1a {:016x}", engine_sim::content::hash(&file));
     assert_eq!(answer.json()["text"], heard);

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{
     MESSAGES, RESPONSES, anthropic, events,
-    upload::{MULTIPART, form},
+    upload::{MULTIPART, form, post_form},
 };
 use crate::support::{GatewayFixture, GatewayProcess, SimModel, TestResponse, client::request};
 
@@ -72,7 +72,7 @@ fn a_parked_stream_beats_in_its_apis_form_and_then_says_what_the_engine_says() {
 fn an_upload_that_wants_a_stream_waits_as_one() {
     let gateway = one(QUICK, "--start-time 500ms");
     let body = form(&[("stream", "true"), ("model", "slow")], b"sound");
-    let answer = gateway.client().upload("/v1/audio/transcriptions", MULTIPART, &body);
+    let answer = post_form(gateway.client(), "/v1/audio/transcriptions", MULTIPART, &body);
     let text = answer.text();
     let (count, rest) = beats(&answer, " \n", &text);
     assert!(count >= 2 && rest.contains("transcript.text.done") && answer.is_whole_stream(), "{text}");

@@ -2,8 +2,8 @@
 
 use std::{
     collections::BTreeMap,
-    io::{Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream},
+    io::Write as _,
+    net::{SocketAddr, TcpStream},
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -14,6 +14,7 @@ use opentelemetry_proto::tonic::{
     trace::v1::Span,
 };
 use prost::Message as _;
+use rouse_testing::scripted_engine::{head_length, read_request, serve};
 
 use crate::support::{GatewayProcess, pause};
 
@@ -34,11 +35,14 @@ struct CollectedSpans {
 
 impl Collector {
     pub(super) fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let collector = Self { address: listener.local_addr().unwrap(), collected: Arc::default() };
-        let own = collector.clone();
-        std::thread::spawn(move || listener.incoming().for_each(|stream| own.take(stream.unwrap())));
-        collector
+        let collected: Arc<Mutex<CollectedSpans>> = Arc::default();
+        let own = Arc::clone(&collected);
+        let address = serve(move |mut stream| {
+            if let Some(request) = read_request(&mut stream) {
+                own.lock().unwrap().take(&request, stream);
+            }
+        });
+        Self { address, collected }
     }
 
     pub(super) fn url(&self) -> String {
@@ -80,35 +84,22 @@ impl Collector {
     pub(super) fn asked(&self, path: &str) -> bool {
         self.collected.lock().unwrap().spans.iter().any(|span| text(span, "url.path") == path)
     }
+}
 
-    fn take(&self, mut stream: TcpStream) {
-        let mut bytes = Vec::new();
-        let mut buffer = [0; 16 << 10];
-        let (head, body) = loop {
-            let end = bytes.windows(4).position(|window| window == b"\r\n\r\n").map(|at| at + 4);
-            if let Some(end) = end {
-                let head = String::from_utf8_lossy(bytes.get(..end).unwrap()).to_lowercase();
-                let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
-                if bytes.len() >= end + length.unwrap().parse::<usize>().unwrap() {
-                    break (head, bytes.split_off(end));
-                }
-            }
-            match stream.read(&mut buffer).unwrap() {
-                0 => return,
-                n => bytes.extend_from_slice(buffer.get(..n).unwrap()),
-            }
-        };
-        let mut got = self.collected.lock().unwrap();
-        got.heads.push(head);
-        if got.refuse {
+impl CollectedSpans {
+    /// Takes an export, and answers it.
+    fn take(&mut self, request: &[u8], mut stream: TcpStream) {
+        let (head, body) = request.split_at(head_length(request).unwrap());
+        self.heads.push(String::from_utf8_lossy(head).to_lowercase());
+        if self.refuse {
             stream.write_all(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n").unwrap();
             return;
         }
-        let request = ExportTraceServiceRequest::decode(body.as_slice()).unwrap();
+        let request = ExportTraceServiceRequest::decode(body).unwrap();
         for resource in request.resource_spans {
             let attributes = resource.resource.unwrap().attributes;
-            got.resource = attributes.iter().map(|pair| (pair.key.clone(), shown(pair))).collect();
-            got.spans.extend(resource.scope_spans.into_iter().flat_map(|scope| scope.spans));
+            self.resource = attributes.iter().map(|pair| (pair.key.clone(), shown(pair))).collect();
+            self.spans.extend(resource.scope_spans.into_iter().flat_map(|scope| scope.spans));
         }
         stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
     }

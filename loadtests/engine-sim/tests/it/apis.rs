@@ -10,7 +10,7 @@ use crate::support::*;
 const MESSAGES: &str = "/v1/messages";
 const RESPONSES: &str = "/v1/responses";
 
-fn parsed(answer: &SimTestResponse) -> Vec<Value> {
+fn parsed(answer: &TestResponse) -> Vec<Value> {
     let events = answer.events();
     events
         .iter()
@@ -141,7 +141,7 @@ fn a_document_that_fits_the_schema_is_the_answer_where_one_is_asked_for() {
     let said = whole["choices"][0]["message"]["content"].as_str().unwrap();
     fits(said);
     assert_eq!(whole["choices"][0]["finish_reason"], "stop");
-    assert_eq!(engine.post(CHAT, &with(&ask, json!({"stream": true}))).chat_text(), said);
+    assert_eq!(chat_text(&engine.post(CHAT, &with(&ask, json!({"stream": true})))), said);
     let format = json!({"format": {"type": "json_schema", "name": "trip", "schema": schema()}});
     let ask = json!({"model": "m", "input": "hi", "text": format, "previous_response_id": "resp-1"});
     let whole = engine.post(RESPONSES, &ask.to_string()).json();
@@ -182,7 +182,7 @@ fn what_is_compared_is_scored_and_ranked() {
 fn speech_is_sound_and_images_are_text() {
     let engine = start("");
     let speech = engine.post("/v1/audio/speech", r#"{"model":"m","input":"hi","voice":"any"}"#);
-    assert_eq!((speech.header("content-type"), speech.body.len()), (Some("audio/mpeg"), 24 << 10));
+    assert_eq!((speech.find_header("content-type"), speech.body.len()), (Some("audio/mpeg"), 24 << 10));
     assert_eq!(speech.body, content::binary("m", "hi", 24 << 10));
     let images = engine.post("/v1/images/generations", r#"{"model":"m","prompt":"hi","n":2}"#).json();
     let images: Vec<usize> =
@@ -200,7 +200,7 @@ fn form(fields: &[(&str, &str)], file: &[u8]) -> Vec<u8> {
     [&body, head.as_bytes(), file, b"\r\n--b--\r\n"].concat()
 }
 
-fn upload(engine: &EngineSimProcess, path: &str, body: &[u8]) -> SimTestResponse {
+fn upload(engine: &EngineSimProcess, path: &str, body: &[u8]) -> TestResponse {
     let mut io = connect(engine.addr);
     let length = body.len();
     write!(

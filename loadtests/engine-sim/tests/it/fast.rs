@@ -6,7 +6,7 @@ use engine_sim::fast::wire::{self, FastResponses, monotonic_ns};
 use tokio::time::Instant;
 
 use crate::support::{
-    CHAT, EngineSimProcess, SimTestResponse, connect, raw, read, request, spawn, wait_until_listening,
+    CHAT, EngineSimProcess, TestResponse, connect, raw, read, request, spawn, wait_until_listening,
 };
 
 fn fast() -> EngineSimProcess {
@@ -45,9 +45,9 @@ fn an_answer_is_the_promised_one_however_the_body_comes() {
         second.len()
     );
     for answer in [engine.post(CHAT, "{}"), engine.post(CHAT, &body), raw(engine.addr, &chunked)] {
-        assert_eq!((answer.status, answer.whole), (200, true));
+        assert_eq!((answer.status, answer.complete), (200, true));
         assert_eq!(answer.body, expected);
-        assert!(answer.header("date").is_some_and(|date| date.ends_with(" GMT")));
+        assert!(answer.find_header("date").is_some_and(|date| date.ends_with(" GMT")));
         assert_eq!(answer.json()["usage"]["completion_tokens"], 64);
     }
 }
@@ -74,9 +74,9 @@ fn events_are_stamped_and_come_at_their_interval() {
     let engine = fast();
     let before = monotonic_ns();
     let body = asks("engine=60ms,interval=20ms", 10, true, "hi");
-    let answer: SimTestResponse = engine.post(CHAT, &body);
+    let answer: TestResponse = engine.post(CHAT, &body);
     let after = monotonic_ns();
-    assert!(answer.whole);
+    assert!(answer.complete);
     let body = answer.body.strip_suffix(wire::DONE).unwrap();
     assert_eq!(body.len(), 10 * wire::EVENT_BYTES);
     let event = wire::StampedEvent::new("m");

@@ -33,7 +33,7 @@ fn hang_answers_nothing_until_it_is_cleared() {
     assert!(silent(&mut health) && silent(&mut stream));
     engine.set(r#"{"hang": null}"#);
     assert_eq!(read(&mut health).status, 200);
-    assert_eq!(read(&mut stream).chat_text(), content::text("m", "a", 0, 1));
+    assert_eq!(chat_text(&read(&mut stream)), content::text("m", "a", 0, 1));
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn health_while_dead_is_healthy_and_answers_nothing() {
 fn die_mid_stream_ends_the_process_after_so_many_events() {
     let engine = start("--fault die-mid-stream=3");
     let answer = engine.post(CHAT, &chat("a", 10, true));
-    assert_eq!((answer.events().len(), answer.whole), (3, false));
+    assert_eq!((answer.events().len(), answer.complete), (3, false));
     assert_eq!(engine.exit().0.code(), Some(1));
 }
 
@@ -74,7 +74,7 @@ fn cut_and_fin_mid_stream_end_that_connection_only() {
         let reset = io.read_to_end(&mut bytes).is_err();
         assert_eq!(reset, fault == "cut-mid-stream");
         let answer = parse(&bytes);
-        assert_eq!((answer.events().len(), answer.whole), (2, false));
+        assert_eq!((answer.events().len(), answer.complete), (2, false));
         let counters = engine.counters();
         assert_eq!((&counters["failed"], &counters["aborts"]), (&json!(1), &json!(0)));
     }
@@ -100,9 +100,9 @@ fn gzip_is_for_those_who_accept_it_and_gzip_always_for_all() {
         let engine = start(&format!("--fault {fault}"));
         for stream in [false, true] {
             let answer = raw(engine.addr, &request("POST", CHAT, &chat("a", 2, stream), more));
-            assert_eq!(answer.header("content-encoding") == Some("gzip"), coded, "{fault} {more}");
+            assert_eq!(answer.find_header("content-encoding") == Some("gzip"), coded, "{fault} {more}");
             assert_eq!(answer.body.starts_with(&[0x1f, 0x8b]), coded);
-            assert!(answer.whole);
+            assert!(answer.complete);
             if coded {
                 let plain = gunzip(&answer.body);
                 assert!(plain.contains(&content::token(content::key("m", "a", 0), 1)), "{plain}");
@@ -135,7 +135,7 @@ fn trailers_follow_the_last_chunk() {
     let engine = start("--fault trailers");
     for stream in [false, true] {
         let answer = engine.post(CHAT, &chat("a", 1, stream));
-        assert_eq!((answer.trailers.as_str(), answer.whole), ("x-sim-trailer: yes\r\n\r\n", true));
+        assert_eq!((answer.trailers.as_str(), answer.complete), ("x-sim-trailer: yes\r\n\r\n", true));
     }
 }
 
@@ -144,7 +144,7 @@ fn an_early_response_does_not_wait_for_the_body() {
     let engine = start("--fault early-response");
     let head = format!("POST {CHAT} HTTP/1.1\r\nhost: e\r\ncontent-length: 100000000\r\n\r\n{{");
     let answer = raw(engine.addr, &head);
-    assert_eq!((answer.status, answer.header("connection")), (400, Some("close")));
+    assert_eq!((answer.status, answer.find_header("connection")), (400, Some("close")));
 }
 
 #[test]
@@ -152,7 +152,10 @@ fn close_delimited_has_neither_length_nor_chunks() {
     let engine = start("--fault close-delimited");
     for stream in [false, true] {
         let answer = raw(engine.addr, &request("POST", CHAT, &chat("a", 3, stream), ""));
-        assert_eq!((answer.header("content-length"), answer.header("transfer-encoding")), (None, None));
+        assert_eq!(
+            (answer.find_header("content-length"), answer.find_header("transfer-encoding")),
+            (None, None)
+        );
         let last = if stream { "data: [DONE]\n\n" } else { "}" };
         assert!(answer.text().ends_with(last));
     }
@@ -192,7 +195,7 @@ fn a_wrong_name_is_served() {
 fn answers_can_be_errors_always_or_at_a_rate() {
     let engine = start("--fault 429");
     let status = || engine.post(CHAT, &chat("a", 1, false));
-    assert_eq!((status().status, status().header("retry-after")), (429, Some("1")));
+    assert_eq!((status().status, status().find_header("retry-after")), (429, Some("1")));
     engine.set(r#"{"429": null, "status": 503}"#);
     assert_eq!(status().status, 503);
     engine.set(r#"{"status": null, "error-rate": 0.25}"#);
@@ -209,7 +212,7 @@ fn a_long_prefill_sends_no_byte_while_its_counters_move() {
     let before = engine.counter("prompt_tokens");
     assert!(silent(&mut io));
     assert!(engine.counter("prompt_tokens") > before);
-    assert_eq!(read(&mut io).chat_text(), content::text("m", "a", 0, 2));
+    assert_eq!(chat_text(&read(&mut io)), content::text("m", "a", 0, 2));
 }
 
 #[test]

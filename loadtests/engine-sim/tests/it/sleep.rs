@@ -11,7 +11,7 @@ use crate::support::*;
 const FAST: &str = "--enable-sleep-mode --sleep-time 5ms --wake-time 5ms --itl 1ms";
 
 fn says(engine: &EngineSimProcess) -> String {
-    engine.post(CHAT, &chat("a", 3, true)).chat_text()
+    chat_text(&engine.post(CHAT, &chat("a", 3, true)))
 }
 
 fn right() -> String {
@@ -91,7 +91,7 @@ fn a_sleep_that_waits_lets_streams_finish() {
     engine.wait_for_counter("running", 1);
     let addr = engine.addr;
     let sleep = thread::spawn(move || call(addr, "POST", "/sleep?level=1&mode=wait", "").status);
-    assert_eq!(read(&mut stream).chat_text(), content::text("m", "a", 0, 10));
+    assert_eq!(chat_text(&read(&mut stream)), content::text("m", "a", 0, 10));
     assert_eq!(sleep.join().unwrap(), 200);
     assert_eq!(engine.counter("aborted_by_sleep"), 0);
 }
@@ -198,6 +198,6 @@ fn a_sleep_aborts_what_waits_as_well_as_what_runs() {
     engine.wait_for_counter("waiting", 1);
     assert_eq!(engine.post("/sleep?mode=abort", "").status, 200);
     let answer = read(&mut waiting);
-    assert!(answer.whole && answer.text().contains(r#""finish_reason":"abort""#), "{answer:?}");
+    assert!(answer.complete && answer.text().contains(r#""finish_reason":"abort""#), "{answer:?}");
     assert_eq!(engine.counter("aborted_by_sleep"), 2);
 }

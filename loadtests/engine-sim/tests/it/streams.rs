@@ -11,9 +11,9 @@ fn a_chat_stream_is_what_content_says() {
     let body = r#"{"model":"m","messages":[{"role":"system","content":"be brief"},{"role":"user","content":[{"type":"text","text":"hello"}]}],
         "max_completion_tokens":5,"stream":true,"seed":7,"stream_options":{"include_usage":true},"tools":[{"x":1}]}"#;
     let answer = engine.post(CHAT, body);
-    assert_eq!(answer.header("content-type"), Some("text/event-stream; charset=utf-8"));
-    assert!(answer.whole);
-    assert_eq!(answer.chat_text(), content::text("m", "hello", 7, 5));
+    assert_eq!(answer.find_header("content-type"), Some("text/event-stream; charset=utf-8"));
+    assert!(answer.complete);
+    assert_eq!(chat_text(&answer), content::text("m", "hello", 7, 5));
     let events = answer.events();
     let event = |i: usize| serde_json::from_str::<Value>(&events[i]).unwrap();
     assert_eq!(events.len(), 1 + 5 + 1 + 1);
@@ -130,7 +130,7 @@ fn more_requests_than_may_run_wait_and_are_gauged() {
     let metrics = engine.get("/metrics").text();
     assert!(metrics.contains("vllm:num_requests_running{engine=\"0\",model_name=\"m\"} 1.0"), "{metrics}");
     assert!(metrics.contains("vllm:num_requests_waiting{engine=\"0\",model_name=\"m\"} 1.0"), "{metrics}");
-    assert_eq!(read(&mut second).chat_text(), content::text("m", "b", 0, 2));
+    assert_eq!(chat_text(&read(&mut second)), content::text("m", "b", 0, 2));
 }
 
 #[test]

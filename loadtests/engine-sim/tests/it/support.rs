@@ -7,6 +7,8 @@ use std::{
     time::Duration,
 };
 
+use rouse_testing::raw_client::TestClient;
+pub(crate) use rouse_testing::raw_client::TestResponse;
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -51,11 +53,11 @@ impl EngineSimProcess {
         self.child.id()
     }
 
-    pub(crate) fn get(&self, path: &str) -> SimTestResponse {
+    pub(crate) fn get(&self, path: &str) -> TestResponse {
         call(self.addr, "GET", path, "")
     }
 
-    pub(crate) fn post(&self, path: &str, body: &str) -> SimTestResponse {
+    pub(crate) fn post(&self, path: &str, body: &str) -> TestResponse {
         call(self.addr, "POST", path, body)
     }
 
@@ -100,48 +102,11 @@ impl Drop for EngineSimProcess {
     }
 }
 
-#[derive(Debug)]
-pub(crate) struct SimTestResponse {
-    pub(crate) status: u16,
-    /// The final head, after the informational ones.
-    pub(crate) head: String,
-    /// Status codes of the informational responses.
-    pub(crate) interim: Vec<u16>,
-    /// The body without its chunked framing.
-    pub(crate) body: Vec<u8>,
-    /// Whether the body ended as its framing says.
-    pub(crate) whole: bool,
-    pub(crate) trailers: String,
-}
-
-impl SimTestResponse {
-    pub(crate) fn text(&self) -> String {
-        String::from_utf8(self.body.clone()).unwrap()
-    }
-
-    pub(crate) fn json(&self) -> Value {
-        serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("no JSON: {self:?}"))
-    }
-
-    pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        self.head.lines().filter_map(|l| l.split_once(": ")).find(|(n, _)| *n == name).map(|(_, v)| v)
-    }
-
-    /// The data of each server-sent event.
-    pub(crate) fn events(&self) -> Vec<String> {
-        let text = self.text();
-        let events = text.split_terminator("\n\n");
-        events
-            .map(|e| e.lines().find_map(|l| l.strip_prefix("data: ")).unwrap_or_default().to_owned())
-            .collect()
-    }
-
-    /// The streamed chat text.
-    pub(crate) fn chat_text(&self) -> String {
-        let parse = |event: &String| serde_json::from_str::<Value>(event).ok();
-        let content = |event: Value| event["choices"][0]["delta"]["content"].as_str().map(str::to_owned);
-        self.events().iter().filter_map(parse).filter_map(content).collect()
-    }
+/// The streamed chat text.
+pub(crate) fn chat_text(answer: &TestResponse) -> String {
+    let parse = |event: &String| serde_json::from_str::<Value>(event).ok();
+    let content = |event: Value| event["choices"][0]["delta"]["content"].as_str().map(str::to_owned);
+    answer.events().iter().filter_map(parse).filter_map(content).collect()
 }
 
 pub(crate) fn request(method: &str, path: &str, body: &str, more: &str) -> String {
@@ -149,12 +114,12 @@ pub(crate) fn request(method: &str, path: &str, body: &str, more: &str) -> Strin
     format!("{method} {path} HTTP/1.1\r\nhost: engine\r\ncontent-length: {length}\r\n{more}\r\n{body}")
 }
 
-pub(crate) fn call(addr: SocketAddr, method: &str, path: &str, body: &str) -> SimTestResponse {
+pub(crate) fn call(addr: SocketAddr, method: &str, path: &str, body: &str) -> TestResponse {
     raw(addr, &request(method, path, body, "connection: close\r\n"))
 }
 
 /// Sends bytes as they are and reads until the connection ends.
-pub(crate) fn raw(addr: SocketAddr, bytes: &str) -> SimTestResponse {
+pub(crate) fn raw(addr: SocketAddr, bytes: &str) -> TestResponse {
     let mut io = connect(addr);
     // An engine may close before it has read the whole request.
     io.write_all(bytes.as_bytes()).ok();
@@ -162,63 +127,18 @@ pub(crate) fn raw(addr: SocketAddr, bytes: &str) -> SimTestResponse {
 }
 
 pub(crate) fn connect(addr: SocketAddr) -> TcpStream {
-    let io = TcpStream::connect(addr).unwrap();
-    io.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
-    io
+    TestClient::new(addr).with_read_timeout(TEST_TIMEOUT).connect()
 }
 
 /// Reads a response until its connection ends, even by a reset.
-pub(crate) fn read(io: &mut TcpStream) -> SimTestResponse {
+pub(crate) fn read(io: &mut TcpStream) -> TestResponse {
     let mut bytes = Vec::new();
     io.read_to_end(&mut bytes).ok();
     parse(&bytes)
 }
 
-pub(crate) fn parse(mut bytes: &[u8]) -> SimTestResponse {
-    let mut interim = Vec::new();
-    loop {
-        let end =
-            bytes.windows(4).position(|w| w == b"\r\n\r\n").unwrap_or_else(|| panic!("no head: {bytes:?}"));
-        let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
-        bytes = &bytes[end + 4..];
-        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        if status < 200 {
-            interim.push(status);
-            continue;
-        }
-        let mut answer = SimTestResponse {
-            status,
-            head,
-            interim,
-            body: bytes.to_vec(),
-            whole: true,
-            trailers: String::new(),
-        };
-        if answer.header("transfer-encoding") == Some("chunked") {
-            (answer.body, answer.whole, answer.trailers) = unchunk(bytes);
-        } else if let Some(length) = answer.header("content-length") {
-            answer.whole = length.parse() == Ok(bytes.len());
-        }
-        return answer;
-    }
-}
-
-fn unchunk(mut bytes: &[u8]) -> (Vec<u8>, bool, String) {
-    let mut body = Vec::new();
-    while let Some(end) = bytes.windows(2).position(|w| w == b"\r\n") {
-        let digits = String::from_utf8(bytes[..end].to_vec()).unwrap();
-        let size = usize::from_str_radix(&digits, 16).unwrap();
-        bytes = &bytes[end + 2..];
-        if size == 0 {
-            return (body, bytes.ends_with(b"\r\n"), String::from_utf8(bytes.to_vec()).unwrap());
-        }
-        if bytes.len() < size + 2 {
-            break;
-        }
-        body.extend_from_slice(&bytes[..size]);
-        bytes = &bytes[size + 2..];
-    }
-    (body, false, String::new())
+pub(crate) fn parse(bytes: &[u8]) -> TestResponse {
+    TestResponse::parse(bytes).unwrap_or_else(|| panic!("no head: {bytes:?}"))
 }
 
 pub(crate) fn chat(prompt: &str, tokens: u64, stream: bool) -> String {

@@ -1,9 +1,9 @@
-//! Test engines: engine-sim in its own process, which is this test binary filtered to run only [`engine`]; a scripted
-//! engine; and an engine that only answers readiness probes.
+//! Test engines: engine-sim in its own process, which is this test binary filtered to run only [`engine`]; an engine
+//! that echoes requests; and one that only answers readiness probes, on a listener and with a thread that tests know.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpListener},
     process::{Child, Command, ExitCode, Stdio},
     sync::{
         Arc, Mutex,
@@ -12,6 +12,7 @@ use std::{
 };
 
 use clap::Parser;
+use rouse_testing::scripted_engine::{read_rest_of_request, scripted};
 use tokio::time::Instant;
 
 use super::{StubTestClient, run_queue_meter::ProcThread};
@@ -76,51 +77,15 @@ impl Drop for SimEngineProcess {
     }
 }
 
-/// An engine that runs this script for each connection, with the bytes received so far: at least a whole head.
-pub(crate) fn scripted(script: impl Fn(TcpStream, Vec<u8>) + Send + Sync + Clone + 'static) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    std::thread::spawn(move || {
-        while let Ok((mut stream, _)) = listener.accept() {
-            let script = script.clone();
-            std::thread::spawn(move || {
-                let mut came = Vec::new();
-                let mut buffer = [0; 16 << 10];
-                while head_length(&came).is_none() {
-                    match stream.read(&mut buffer) {
-                        Ok(read @ 1..) => came.extend_from_slice(buffer.get(..read).unwrap()),
-                        _ => return,
-                    }
-                }
-                script(stream, came);
-            });
-        }
-    });
-    address
-}
-
-/// The length of the head once it is complete.
-pub(crate) fn head_length(came: &[u8]) -> Option<usize> {
-    Some(came.windows(4).position(|window| window == b"\r\n\r\n")? + 4)
-}
-
 /// An engine that echoes each request, head and body.
 pub(crate) fn echo() -> SocketAddr {
-    scripted(|mut stream, mut came| {
-        let head = head_length(&came).unwrap();
-        let text = String::from_utf8_lossy(came.get(..head).unwrap()).to_lowercase();
-        let length = text.lines().find_map(|line| line.strip_prefix("content-length:"));
-        let whole = length.map(|length| head + length.trim().parse::<usize>().unwrap());
-        let mut buffer = vec![0; 1 << 16];
-        while whole.map_or_else(|| !came.ends_with(b"0\r\n\r\n"), |whole| came.len() < whole) {
-            match stream.read(&mut buffer) {
-                Ok(read @ 1..) => came.extend_from_slice(buffer.get(..read).unwrap()),
-                // The client has disconnected.
-                _ => return,
-            }
-        }
-        write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", came.len()).unwrap();
-        stream.write_all(&came).unwrap();
+    scripted(|mut stream, came| {
+        let Some(request) = read_rest_of_request(&mut stream, came) else {
+            // The client has disconnected.
+            return;
+        };
+        write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", request.len()).unwrap();
+        stream.write_all(&request).unwrap();
     })
 }
 
