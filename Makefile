@@ -106,10 +106,10 @@ size: ## The size of the shipped programs and their memory when idle (a release 
 	cargo build --release --locked -p rouse-gateway -p rouse-stub
 	gateway/benches/size "$(TARGET)/release"
 
-# What the cluster tests run is built once and kept in the cache; cluster/build says what and how.
+# What the cluster tests run is built once and kept in the cache; testing/cluster/build says what and how.
 .PHONY: cluster
 cluster: ## Build the test cluster: etcd and Kubernetes from pinned Go modules, once (RINGS="ring1 ring2")
-	cluster/build $(RINGS)
+	testing/cluster/build $(RINGS)
 
 # One control plane for all tests, which are processes: `with-cluster` starts it and says where it is.
 .PHONY: test-cluster

@@ -11,10 +11,7 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{cli, outcome, text};
-use crate::{
-    live::PendingExchange,
-    support::{GatewayFixture, SimModel, TestResponse},
-};
+use crate::support::{GatewayFixture, SimModel, TestResponse};
 
 #[test]
 fn with_a_token_nobody_asks_without_it() {

@@ -26,7 +26,7 @@ pub(super) async fn start(
 ) -> Result<ServerProcess> {
     let (ground, users) = (&inner.resources, &inner.users);
     let program =
-        binaries::find("ring2")?.remove("kubelet").context("cluster/build does not list kubelet")?;
+        binaries::find("ring2")?.remove("kubelet").context("testing/cluster/build does not list kubelet")?;
     users.issue_server_certificate(SERVING_CERTIFICATE, &[ground.node_address()], &[name])?;
     // The user and group name by which the API server authorizes a node.
     let user = users.issue_user(&format!("system:node:{name}"), Some("system:nodes"))?;

@@ -1,4 +1,4 @@
-//! Locates the servers' programs by running `cluster/build`, the only place that knows their names.
+//! Locates the servers' programs by running `testing/cluster/build`, the only place that knows their names.
 
 use std::{collections::BTreeMap, path::PathBuf, process::Command};
 
@@ -14,7 +14,7 @@ pub(crate) fn find(ring: &str) -> Result<BTreeMap<String, PathBuf>> {
     if !asked.status.success() {
         bail!("{}", String::from_utf8_lossy(&asked.stderr).trim());
     }
-    let listed = String::from_utf8(asked.stdout).context("cluster/build --list")?;
+    let listed = String::from_utf8(asked.stdout).context("testing/cluster/build --list")?;
     Ok(listed
         .lines()
         .filter_map(|line| line.split_once(' '))

@@ -1,7 +1,7 @@
 //! The environment of cluster tests: a real Kubernetes control plane on loopback, and Pods that are processes.
 //!
 //! Nothing is mocked where real Kubernetes can run. etcd, kube-apiserver and kube-controller-manager are built by
-//! `cluster/build` from pinned Go modules and run as child processes. Scheduling and running Pods is our code
+//! `testing/cluster/build` from pinned Go modules and run as child processes. Scheduling and running Pods is our code
 //! ([`podrunner`]), because a kubelet needs root, cgroups and a container runtime, and cannot be made to misbehave on
 //! command. On machines that have these, [`node`] runs a real kubelet.
 //!

@@ -15,7 +15,7 @@ pub(super) fn start(inner: &Arc<ClusterInner>) -> Result<ServerProcess> {
     let (ground, users) = (&inner.resources, &inner.users);
     let program = binaries::find("ring2")?
         .remove("kube-scheduler")
-        .context("cluster/build does not list kube-scheduler")?;
+        .context("testing/cluster/build does not list kube-scheduler")?;
     let admin = users.kubeconfig(users.admin(), inner.api_server)?.display().to_string();
     let args = flags(&[
         ("kubeconfig", admin.clone()),

@@ -46,7 +46,7 @@ impl ControlPlane {
         let programs = binaries::find("ring1")?;
         let made = |name: &'static str, args| -> Result<Mutex<ServerProcess>> {
             let program =
-                programs.get(name).with_context(|| format!("cluster/build does not list {name}"))?;
+                programs.get(name).with_context(|| format!("testing/cluster/build does not list {name}"))?;
             Ok(Mutex::new(ServerProcess::new(ground, name, program.clone(), args)))
         };
         let plane = Self {
