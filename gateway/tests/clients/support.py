@@ -72,7 +72,7 @@ class Gateway(GatewayProcess):
     def engine(self, model):
         """The engine's own address, past the gateway."""
         def address():
-            engines = json.loads((self.state / "engines.json").read_text())["engines"]
+            engines = json.loads((self.state_folder / "engines.json").read_text())["engines"]
             return engines.get(f"{model}#0", {}).get("address")
 
         return Engine("http://" + until(address, 10, f"{model} has an address"))

@@ -50,13 +50,13 @@ class GatewayProcess:
 
     def __init__(self, folder, config=None, arguments=()):
         self.folder, self.config = folder, folder / "rouse.yaml"
-        self.state, self.log = folder / "state", folder / "gateway.log"
+        self.state_folder, self.log = folder / "state", folder / "gateway.log"
         command = [program("ROUSE_GATEWAY")]
         if config is None:
             command += ["demo"]
         else:
             # JSON is YAML.
-            self.config.write_text(json.dumps({"state": str(self.state), **config}, indent=1))
+            self.config.write_text(json.dumps({"state": str(self.state_folder), **config}, indent=1))
             command += ["--config", str(self.config)]
         command += ["--api", "127.0.0.1:0", "--admin", "127.0.0.1:0", *arguments]
         self.printed = []
